@@ -1,0 +1,29 @@
+"""Launches: a function run on N ranks under a strategy, from a warm server, with proof of the strategy.
+
+::
+
+    from pytest_trlcompat.launch import Launcher
+
+    with Launcher(device="software") as launch:
+        result = launch(train, strategy="zero3", world_size=2)
+        assert result.values[0]["loss"] == result.values[1]["loss"]
+"""
+
+from __future__ import annotations
+
+from pytest_trlcompat.launch.client import DEFAULT_TIMEOUT, Launcher
+from pytest_trlcompat.launch.result import Failure, LaunchError, LaunchResult, RankResult
+from pytest_trlcompat.launch.strategy import NAMES, Strategy, StrategyError, strategy
+
+__all__ = [
+    "DEFAULT_TIMEOUT",
+    "NAMES",
+    "Failure",
+    "LaunchError",
+    "LaunchResult",
+    "Launcher",
+    "RankResult",
+    "Strategy",
+    "StrategyError",
+    "strategy",
+]

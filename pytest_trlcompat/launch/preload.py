@@ -1,0 +1,91 @@
+"""What the warm server imports before it forks: the stack, and the modules that the stack imports late.
+
+Imports of the stack take ten seconds, a launch half a second: what is missing here is paid again in every launch.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+import time
+
+__all__ = ["preload"]
+
+_MODULES = (
+    "torch",
+    "torch._dynamo",
+    "torch.profiler._cupti_monitor",
+    "torch.distributed.algorithms.ddp_comm_hooks",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.tensor",
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
+    "torch.nn.parallel.distributed",
+    "torch.utils.checkpoint",
+    "torch.utils.tensorboard",
+    "numpy.ctypeslib",
+    "datasets",
+    "datasets.arrow_dataset",
+    "accelerate",
+    "accelerate.utils.fsdp_utils",
+    "accelerate.utils.deepspeed",
+    "peft",
+    "transformers",
+    "transformers.trainer",
+    "transformers.generation.utils",
+    "transformers.integrations.deepspeed",
+    "transformers.integrations.fsdp",
+    "transformers.integrations.integration_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen2.tokenization_qwen2_fast",
+    "transformers.models.mistral.modeling_mistral",
+    "transformers.tokenization_utils_fast",
+    "deepspeed",
+    "deepspeed.runtime.engine",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    # DeepSpeed 0.19 imports it at engine construction, and torch inductor with it: five seconds.
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "trl",
+    "trl.models.utils",
+    "trl.trainer.grpo_trainer",
+    "trl.trainer.grpo_config",
+    "pytest_trlcompat.tiny",
+    "pytest_trlcompat.trainers",
+    "pytest_trlcompat.launch.proof",
+)
+
+
+def preload(modules: tuple[str, ...] = _MODULES) -> dict[str, str]:
+    """Import every module and freeze the heap; return the error texts of those that could not be imported.
+
+    A broken combination of versions must not stop the server: its ranks meet the same error in the test's own code.
+    """
+    errors = {}
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            errors[name] = f"{type(error).__name__}: {error}"
+    _load_auto_mapping()
+    # Ranks then neither scan nor copy the stack's objects; DeepSpeed's see_memory_usage runs full collections.
+    gc.collect()
+    gc.freeze()
+    return errors
+
+
+def _load_auto_mapping() -> None:
+    """Load the two hundred configuration modules that the first look-up of an auto class loads."""
+    auto = sys.modules.get("transformers.models.auto.modeling_auto")
+    if auto is not None:
+        list(auto.AutoModelForCausalLM._model_mapping.keys())
+
+
+if __name__ == "__main__":
+    started = time.monotonic()
+    for _name, _error in preload().items():
+        print(f"{_name}: {_error}")
+    print(f"{time.monotonic() - started:.1f} s")

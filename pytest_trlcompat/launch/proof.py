@@ -1,0 +1,204 @@
+"""Proof, from inside a rank, that the launch is what was asked for: no silent downgrade.
+
+Accelerate on plain CPU turns FSDP into DDP, and newer releases into one process. So each rank records every engine
+that its function builds (DDP, FSDP1, FSDP2, DeepSpeed), and the launch fails unless world size, distributed type,
+device and sharding are those asked for. Imports torch only inside functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pytest_trlcompat.launch.strategy import Strategy
+
+__all__ = ["NotProved", "Observer", "check", "expectation"]
+
+_DEVICE_TYPES = {"software": "npu", "cuda": "cuda", "cpu": "cpu"}
+_DDP_TYPES = {"software": "MULTI_NPU", "cuda": "MULTI_GPU", "cpu": "MULTI_CPU"}
+
+
+class NotProved(RuntimeError):
+    """A rank ran under another strategy, world size or device than the launch asked for."""
+
+
+def expectation(strategy: Strategy, world_size: int, device: str, sharded: bool) -> dict[str, Any]:
+    """What :func:`check` demands of every rank.
+
+    Args:
+        sharded: demand that the function built an engine of the strategy; ``False`` for functions that only use
+            collectives or only construct things.
+    """
+    distributed = "NO"
+    if strategy.config is not None:
+        distributed = "DEEPSPEED"
+    elif strategy.fsdp is not None:
+        distributed = "FSDP"
+    elif strategy.name == "ddp":
+        distributed = _DDP_TYPES[device]
+    return {
+        "strategy": strategy.name,
+        "world_size": world_size,
+        "device_type": _DEVICE_TYPES[device],
+        "distributed_type": distributed,
+        "engine": None if strategy.name == "single" or not sharded else _engine_name(strategy),
+        "zero_stage": strategy.zero_stage,
+        "parameters_sharded": strategy.shards_parameters and world_size > 1,
+    }
+
+
+def _engine_name(strategy: Strategy) -> str:
+    if strategy.config is not None:
+        return "deepspeed"
+    return strategy.name
+
+
+class Observer:
+    """Records the engines that are built in this process from :meth:`install` on. It keeps them alive."""
+
+    def __init__(self) -> None:
+        self._engines: list[tuple[str, Any]] = []
+
+    def install(self) -> None:
+        """Wrap the constructors of the engines; forked ranks do so in their own memory only."""
+        for name, module, path in (
+            ("ddp", "torch.nn.parallel.distributed", "DistributedDataParallel"),
+            ("fsdp1", "torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),
+            ("fsdp2", "torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup"),
+            ("deepspeed", "deepspeed.runtime.engine", "DeepSpeedEngine"),
+        ):
+            # What the server could not import, the function cannot build either, or it builds it unobserved and the
+            # check then fails loudly.
+            if module in sys.modules:
+                self._observe(name, getattr(sys.modules[module], path))
+
+    def _observe(self, name: str, engine: type) -> None:
+        build: Callable[..., None] = engine.__init__  # type: ignore[misc]
+
+        @functools.wraps(build)
+        def observed(instance: Any, *args: Any, **kwargs: Any) -> None:
+            build(instance, *args, **kwargs)
+            self._engines.append((name, instance))
+
+        engine.__init__ = observed  # type: ignore[misc]
+
+    def seen(self) -> dict[str, Any]:
+        """World size, device, distributed type, and per kind of engine how many and how much of it is here.
+
+        ``local`` and ``total`` are numbers of parameter elements: on this rank, and of the whole model.
+        """
+        seen: dict[str, Any] = {"engines": {}}
+        if "torch" in sys.modules:
+            distributed = sys.modules["torch"].distributed
+            ready = distributed.is_available() and distributed.is_initialized()
+            seen["initialized"] = ready
+            seen["world_size"] = distributed.get_world_size() if ready else 1
+            if ready:
+                seen["backend"] = distributed.get_backend()
+        seen |= _accelerate_state()
+        for name, engine in self._engines:
+            entry = seen["engines"].setdefault(name, {"count": 0, "local": 0, "total": 0})
+            entry["count"] += 1
+            _MEASURES[name](engine, entry)
+        return seen
+
+
+def _accelerate_state() -> dict[str, Any]:
+    if "accelerate.state" not in sys.modules:
+        return {}
+    state = sys.modules["accelerate.state"]
+    partial, full = state.PartialState._shared_state, state.AcceleratorState._shared_state
+    shared = {**partial, **full}
+    if "distributed_type" not in shared:
+        return {}
+    kind = shared["distributed_type"]
+    return {"distributed_type": getattr(kind, "value", str(kind)), "device_type": shared["device"].type}
+
+
+def _measure_ddp(engine: Any, entry: dict[str, Any]) -> None:
+    count = sum(parameter.numel() for parameter in engine.module.parameters())
+    entry["local"] += count
+    entry["total"] += count
+    entry["device_type"] = engine.device.type if engine.device is not None else None
+
+
+def _measure_fsdp1(engine: Any, entry: dict[str, Any]) -> None:
+    handle = getattr(engine, "_handle", None)
+    if handle is None:  # a root whose parameters all belong to nested units
+        return
+    flat = handle.flat_param
+    sharded = getattr(flat, "_local_shard", flat)
+    entry["local"] += sharded.numel()
+    entry["total"] += int(flat._unpadded_unsharded_size.numel())
+    entry["device_type"] = handle.device.type
+    entry["sharding_strategy"] = handle._sharding_strategy.name
+
+
+def _measure_fsdp2(engine: Any, entry: dict[str, Any]) -> None:
+    for parameter in engine.fsdp_params:
+        entry["local"] += parameter.sharded_size.numel()
+        entry["total"] += parameter._orig_size.numel()
+    entry["device_type"] = engine.device.type
+
+
+def _measure_deepspeed(engine: Any, entry: dict[str, Any]) -> None:
+    entry["zero_stage"] = max(entry.get("zero_stage", 0), engine.zero_optimization_stage())
+    for parameter in engine.module.parameters():
+        whole = getattr(parameter, "ds_numel", None)
+        entry["local"] += parameter.numel() if whole is None else parameter.ds_tensor.numel()
+        entry["total"] += parameter.numel() if whole is None else whole
+    entry["device_type"] = engine.device.type
+
+
+_MEASURES: dict[str, Callable[[Any, dict[str, Any]], None]] = {
+    "ddp": _measure_ddp,
+    "fsdp1": _measure_fsdp1,
+    "fsdp2": _measure_fsdp2,
+    "deepspeed": _measure_deepspeed,
+}
+
+
+def check(wanted: Mapping[str, Any], seen: Mapping[str, Any], rank: int) -> None:
+    """Compare what a rank saw with what was asked for.
+
+    Raises:
+        NotProved: with every difference.
+    """
+    differences = [*_process_differences(wanted, seen), *_engine_differences(wanted, seen)]
+    if differences:
+        raise NotProved(
+            f"rank {rank} did not run under strategy {wanted['strategy']!r} as asked: " + "; ".join(differences)
+        )
+
+
+def _process_differences(wanted: Mapping[str, Any], seen: Mapping[str, Any]) -> list[str]:
+    found = []
+    if seen.get("world_size", 1) != wanted["world_size"]:
+        found.append(f"world size {wanted['world_size']} was asked for, {seen.get('world_size', 1)} was found")
+    if wanted["strategy"] != "single" and not seen.get("initialized", False):
+        found.append("no process group was initialised")
+    for key in ("distributed_type", "device_type"):  # known only where the function used Accelerate
+        if key in seen and seen[key] != wanted[key]:
+            found.append(f"Accelerate's {key.replace('_', ' ')} {wanted[key]} was asked for, {seen[key]} was found")
+    return found
+
+
+def _engine_differences(wanted: Mapping[str, Any], seen: Mapping[str, Any]) -> list[str]:
+    engines, name = seen["engines"], wanted["engine"]
+    if name is None:
+        return []
+    if name not in engines:
+        built = ", ".join(sorted(engines)) or "none"
+        return [f"no {name} engine was built (built: {built}); pass sharded=False where the function needs none"]
+    found, entry = [], engines[name]
+    if entry["total"] == 0:
+        found.append(f"the {name} engine holds no parameters")
+    if entry.get("device_type", wanted["device_type"]) != wanted["device_type"]:
+        found.append(f"the {name} engine is on {entry['device_type']}, not on {wanted['device_type']}")
+    if wanted["zero_stage"] is not None and entry["zero_stage"] != wanted["zero_stage"]:
+        found.append(f"ZeRO stage {wanted['zero_stage']} was asked for, {entry['zero_stage']} was found")
+    if wanted["parameters_sharded"] and entry["local"] >= entry["total"]:
+        found.append(f"parameters are not sharded: {entry['local']} of {entry['total']} elements are on this rank")
+    return found

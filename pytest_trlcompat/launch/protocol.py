@@ -1,0 +1,68 @@
+"""Framed messages between the test process, its server and the ranks, over inherited socket pairs.
+
+Nothing here has a name in the file system or a port, so nobody else can write what is unpickled. Imports only the
+standard library.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+from typing import Any
+
+__all__ = ["Buffer", "receive", "send"]
+
+_HEADER = struct.Struct("!Q")
+
+
+def send(channel: socket.socket, message: Any) -> None:
+    """Send one message, whole.
+
+    Raises:
+        OSError: the other side is gone.
+    """
+    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    channel.sendall(_HEADER.pack(len(data)))
+    channel.sendall(data)
+
+
+def receive(channel: socket.socket) -> Any:
+    """Wait for one message.
+
+    Raises:
+        EOFError: the other side closed before a whole message came.
+        TimeoutError: the socket's timeout passed.
+    """
+    (length,) = _HEADER.unpack(_exactly(channel, _HEADER.size))
+    return pickle.loads(_exactly(channel, length))
+
+
+def _exactly(channel: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        part = channel.recv(min(count - len(parts), 1 << 20))
+        if not part:
+            raise EOFError("the other side closed the connection")
+        parts += part
+    return bytes(parts)
+
+
+class Buffer:
+    """Collects what arrives on a non-blocking socket until messages are whole."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[Any]:
+        """Add bytes; return the messages that they completed."""
+        self._data += data
+        messages = []
+        while len(self._data) >= _HEADER.size:
+            (length,) = _HEADER.unpack_from(self._data)
+            end = _HEADER.size + length
+            if len(self._data) < end:
+                break
+            messages.append(pickle.loads(bytes(self._data[_HEADER.size : end])))
+            del self._data[:end]
+        return messages

@@ -1,0 +1,154 @@
+"""What a launch returns: one result per rank, and one error that tells the root cause first.
+
+Imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Failure", "LaunchError", "LaunchResult", "RankResult", "describe_exit"]
+
+_OUTPUT_LINES = 25
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception that a rank's function raised.
+
+    Attributes:
+        type_name: the class's own name, ``RuntimeError``.
+        mro: the names of the class and of its bases.
+        traceback: the whole formatted traceback, as text.
+    """
+
+    type_name: str
+    message: str
+    traceback: str
+    mro: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """One rank of a launch.
+
+    Attributes:
+        value: what the function returned; ``None`` when it did not return.
+        failure: the exception it raised, if it did.
+        exit_status: as :attr:`subprocess.Popen.returncode`: negative is the number of the signal that ended it.
+        ended_by_launcher: why the launcher ended this rank (a timeout, another rank's failure), else ``None``.
+        seconds: from fork to the function's end, or to the rank's exit.
+        ended_at: ``time.monotonic()`` of that end, comparable among the ranks of a launch.
+        peak_bytes: peak resident memory of the process.
+        proof: what the rank saw of its world size, device, distributed type and sharding.
+    """
+
+    rank: int
+    value: Any = None
+    failure: Failure | None = None
+    exit_status: int = 0
+    ended_by_launcher: str | None = None
+    stdout: str = ""
+    stderr: str = ""
+    seconds: float = 0.0
+    ended_at: float = 0.0
+    peak_bytes: int = 0
+    returned: bool = False
+    proof: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return self.returned and self.failure is None and self.exit_status == 0 and self.ended_by_launcher is None
+
+    def describe(self) -> str:
+        """One line on how this rank ended."""
+        if self.failure is not None:
+            return f"rank {self.rank} raised {self.failure.type_name} after {self.seconds:.1f} s"
+        if self.ended_by_launcher is not None:
+            return f"rank {self.rank} was ended by the launcher after {self.seconds:.1f} s: {self.ended_by_launcher}"
+        if not self.returned or self.exit_status != 0:
+            return f"rank {self.rank} {describe_exit(self.exit_status)} after {self.seconds:.1f} s"
+        return f"rank {self.rank} returned after {self.seconds:.1f} s"
+
+
+@dataclass(frozen=True)
+class LaunchResult:
+    """All ranks of a launch, in the order of rank."""
+
+    name: str
+    strategy: str
+    device: str
+    ranks: tuple[RankResult, ...]
+    timed_out: bool = False
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return not self.timed_out and all(rank.ok for rank in self.ranks)
+
+    @property
+    def values(self) -> list[Any]:
+        """The functions' return values, one per rank."""
+        return [rank.value for rank in self.ranks]
+
+    @property
+    def root_cause(self) -> RankResult | None:
+        """The first failure by time; ranks that the launcher had to end come after those that failed on their own."""
+        failed = [rank for rank in self.ranks if not rank.ok]
+        return min(failed, key=lambda rank: (rank.ended_by_launcher is not None, rank.ended_at), default=None)
+
+    def describe(self) -> str:
+        """The whole story of a failed launch: root cause first, then the other ranks."""
+        what = f"{self.name} under {self.strategy} on {len(self.ranks)} rank(s), device {self.device}"
+        cause = self.root_cause
+        if cause is None:
+            return f"launch of {what} succeeded"
+        verb = "timed out" if self.timed_out else "failed"
+        lines = [f"launch of {what} {verb}; first observed failure: {cause.describe()}"]
+        if cause.failure is not None:
+            lines.append(cause.failure.traceback.rstrip())
+        for rank in self.ranks:
+            if rank is not cause:
+                lines.append(rank.describe())
+                if rank.failure is not None and not _same(rank.failure, cause.failure):
+                    lines.append(rank.failure.traceback.rstrip())
+        shown = self.ranks if self.timed_out else (cause,)
+        for rank in shown:
+            for name in ("stdout", "stderr"):
+                tail = getattr(rank, name).rstrip().splitlines()[-_OUTPUT_LINES:]
+                if tail:
+                    lines += [f"--- {name} of rank {rank.rank}, last {len(tail)} line(s)", *tail]
+        return "\n".join(lines)
+
+
+class LaunchError(Exception):
+    """A launch failed. ``result`` holds every rank's story; ``None`` when no rank was started."""
+
+    def __init__(self, message: str, result: LaunchResult | None = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+    @property
+    def failure(self) -> Failure | None:
+        """The root cause's exception, where there is one."""
+        cause = None if self.result is None else self.result.root_cause
+        return None if cause is None else cause.failure
+
+
+def describe_exit(status: int) -> str:
+    """``-9`` -> ``died of SIGKILL (out of memory?)``; ``0`` -> it left without a result."""
+    if status == 0:
+        return "exited with status 0 before its function returned"
+    if status > 0:
+        return f"exited with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return f"died of {name}" + (" (often: out of memory)" if name == "SIGKILL" else "")
+
+
+def _same(one: Failure, other: Failure | None) -> bool:
+    return other is not None and (one.type_name, one.message) == (other.type_name, other.message)

@@ -1,0 +1,64 @@
+"""The warm server: imports the stack once, then forks fresh ranks for every launch until its client goes away.
+
+Started by :mod:`pytest_trlcompat.launch.client` with one end of a socket pair. It must stay single-threaded and must
+not touch CUDA, because both do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from typing import Any
+
+from pytest_trlcompat.launch import protocol
+
+__all__ = ["main"]
+
+
+def main(descriptor: int) -> None:
+    """Serve the client at ``descriptor`` until it closes its side."""
+    client = socket.socket(fileno=descriptor)
+    client.set_inheritable(False)
+    try:
+        _serve(client, _prepare(protocol.receive(client), client))
+    except (EOFError, ConnectionError):
+        return
+
+
+def _prepare(hello: dict[str, Any], client: socket.socket) -> dict[str, Any]:
+    """Import the stack; return what that put on the path and into the environment, which the ranks need as well."""
+    started = time.monotonic()
+    environment = dict(os.environ)
+    sys.path[:] = hello["sys_path"]
+    try:
+        if hello["device"] == "software":
+            from pytest_trlcompat import accelerator
+
+            accelerator.activate(devices=hello["devices"])
+        from pytest_trlcompat.launch.preload import preload
+
+        errors = preload()
+    except Exception as error:
+        protocol.send(client, {"kind": "refused", "error": f"{type(error).__name__}: {error}"})
+        raise SystemExit(1) from error
+    protocol.send(client, {"kind": "ready", "seconds": time.monotonic() - started, "errors": errors, "pid": os.getpid()})
+    return {
+        "extra_path": [entry for entry in sys.path if entry not in hello["sys_path"]],
+        "extra_environment": {key: value for key, value in os.environ.items() if environment.get(key) != value},
+    }
+
+
+def _serve(client: socket.socket, extra: dict[str, Any]) -> None:
+    from pytest_trlcompat.launch.supervise import Cancelled, launch
+
+    while True:
+        spec = {**protocol.receive(client), **extra}
+        try:
+            answer = {"kind": "done", **launch(spec, client)}
+        except Cancelled:
+            return
+        except OSError as error:  # no processes, descriptors or disk left: this launch fails, the next may not
+            answer = {"kind": "refused", "error": f"{type(error).__name__}: {error}"}
+        protocol.send(client, answer)

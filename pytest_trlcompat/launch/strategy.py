@@ -1,0 +1,166 @@
+"""Strategies: how ranks share a model, as the environment variables that ``accelerate launch`` sets for each.
+
+A body that works under ``accelerate launch`` therefore works unchanged in a launch. Imports no package of the stack.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["DEEPSPEED_CONFIG_NAME", "NAMES", "Strategy", "StrategyError", "strategy"]
+
+NAMES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
+DEEPSPEED_CONFIG_NAME = "deepspeed_config.json"
+
+_DEEPSPEED_DEFAULTS: dict[str, Any] = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "zero_allow_untested_optimizer": True,
+}
+# At DeepSpeed's default threshold the parameters of a tiny model are never partitioned, and a broken save looks right.
+_ZERO3_DEFAULTS = {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
+
+_FSDP_DEFAULTS: dict[str, Any] = {
+    "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+    "offload_params": False,
+    "activation_checkpointing": False,
+    "cpu_ram_efficient_loading": False,
+}
+_FSDP1_DEFAULTS: dict[str, Any] = {
+    "sharding_strategy": "FULL_SHARD",
+    "state_dict_type": "FULL_STATE_DICT",
+    "use_orig_params": True,
+    "sync_module_states": True,
+    "forward_prefetch": False,
+    "backward_prefetch": "BACKWARD_PRE",
+}
+# The first releases of Accelerate that know FSDP2 refuse any other type of state dict.
+_FSDP2_DEFAULTS: dict[str, Any] = {"reshard_after_forward": True, "state_dict_type": "SHARDED_STATE_DICT"}
+_FSDP_MORE = {"min_num_params", "transformer_cls_to_wrap", "activation_checkpointing_offload", "ignored_modules"}
+
+
+class StrategyError(ValueError):
+    """A strategy's name or options make no sense."""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to share a model among ranks.
+
+    Attributes:
+        name: one of :data:`NAMES`.
+        config: the DeepSpeed configuration of ``zero1`` to ``zero3``, else ``None``.
+        fsdp: the ``FSDP_*`` settings of ``fsdp1`` and ``fsdp2`` without their prefix, lower case, else ``None``.
+    """
+
+    name: str
+    config: dict[str, Any] | None = None
+    fsdp: dict[str, Any] | None = field(default=None)
+
+    @property
+    def zero_stage(self) -> int | None:
+        return None if self.config is None else int(self.config["zero_optimization"]["stage"])
+
+    @property
+    def fsdp_version(self) -> int | None:
+        return None if self.fsdp is None else int(self.name[-1])
+
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether each rank keeps only its part of every parameter, so that a full copy would be a downgrade."""
+        if self.fsdp is not None:
+            return self.name == "fsdp2" or str(self.fsdp["sharding_strategy"]).upper() in ("FULL_SHARD", "1")
+        return self.zero_stage == 3
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """The variables for every rank; writes the DeepSpeed configuration into ``folder`` where there is one.
+
+        Source: ``accelerate/utils/launch.py``, ``prepare_multi_gpu_env`` and ``prepare_deepspeed_cmd_env``.
+        """
+        if self.config is not None:
+            path = folder / DEEPSPEED_CONFIG_NAME
+            path.write_text(json.dumps(self.config, indent=1))
+            return {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(path)}
+        if self.fsdp is not None:
+            variables = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": str(self.fsdp_version)}
+            variables |= {f"FSDP_{key.upper()}": _text(value) for key, value in self.fsdp.items()}
+            return variables
+        return {}
+
+
+def strategy(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
+    """Make a strategy from its name and options.
+
+    Args:
+        name: one of :data:`NAMES`.
+        options: for ``zero*`` DeepSpeed configuration, merged into the defaults key by key (``config`` may also be
+            a path to a JSON file: ``{"config": "ds.json"}``); for ``fsdp*`` the names of Accelerate's FSDP settings
+            in lower case and without ``FSDP_`` (``sharding_strategy="NO_SHARD"``); for the others none.
+
+    Raises:
+        StrategyError: unknown name, unknown option, or options where none are taken.
+    """
+    given = dict(options or {})
+    if name not in NAMES:
+        raise StrategyError(f"unknown strategy {name!r}; known are {', '.join(NAMES)}")
+    if name.startswith("zero"):
+        return Strategy(name, config=_deepspeed_config(int(name[-1]), given))
+    if name.startswith("fsdp"):
+        return Strategy(name, fsdp=_fsdp_settings(name, given))
+    if given:
+        raise StrategyError(f"strategy {name!r} takes no options, but was given {', '.join(sorted(given))}")
+    return Strategy(name)
+
+
+def _deepspeed_config(stage: int, options: dict[str, Any]) -> dict[str, Any]:
+    config = copy.deepcopy(_DEEPSPEED_DEFAULTS)
+    config["zero_optimization"] = {"stage": stage, **(_ZERO3_DEFAULTS if stage == 3 else {})}
+    source = options.pop("config", None)
+    if source is not None:
+        config = _merge(config, _read_config(source))
+    config = _merge(config, options)
+    found = config["zero_optimization"].get("stage") if isinstance(config["zero_optimization"], dict) else None
+    if found != stage:
+        raise StrategyError(f"strategy 'zero{stage}' was given a DeepSpeed configuration of ZeRO stage {found!r}")
+    return config
+
+
+def _read_config(source: Any) -> dict[str, Any]:
+    if isinstance(source, Mapping):
+        return dict(source)
+    try:
+        config = json.loads(Path(source).read_text())
+    except (OSError, TypeError, ValueError) as error:
+        raise StrategyError(f"the DeepSpeed configuration {source!r} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise StrategyError(f"the DeepSpeed configuration {source!r} must be a JSON object")
+    return config
+
+
+def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else copy.deepcopy(value)
+    return merged
+
+
+def _fsdp_settings(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    own = _FSDP1_DEFAULTS if name == "fsdp1" else _FSDP2_DEFAULTS
+    known = set(_FSDP_DEFAULTS) | set(own) | _FSDP_MORE
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise StrategyError(f"unknown option of {name}: {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    return {**_FSDP_DEFAULTS, **own, **options}
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,80 @@
+"""The stack: which of the packages under test are installed, and whether version ranges hold.
+
+Reads distribution metadata only. Must not import any package of the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import metadata
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+__all__ = ["PACKAGES", "RangeError", "check_ranges", "describe", "installed", "satisfied"]
+
+PACKAGES = ("torch", "transformers", "trl", "accelerate", "deepspeed", "peft", "datasets")
+
+
+class RangeError(ValueError):
+    """A version range names an unknown package or is not a range."""
+
+
+def installed() -> dict[str, str]:
+    """Versions of the stack's installed packages, in the order of :data:`PACKAGES`; what is missing is left out."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def check_ranges(ranges: Mapping[str, object]) -> dict[str, SpecifierSet]:
+    """Parse ``{"trl": ">=0.15,<0.18"}``.
+
+    Raises:
+        RangeError: for a package outside :data:`PACKAGES` or a text that is no :pep:`440` specifier set.
+    """
+    parsed = {}
+    for package, text in ranges.items():
+        if package not in PACKAGES:
+            raise RangeError(f"unknown package {package!r} in a version range; known are {', '.join(PACKAGES)}")
+        if not isinstance(text, str):
+            raise RangeError(f"the version range of {package} must be a string like '>=0.15,<0.18', not {text!r}")
+        try:
+            parsed[package] = SpecifierSet(text)
+        except InvalidSpecifier as error:
+            raise RangeError(
+                f"malformed version range {text!r} for {package}; write it like '>=0.15,<0.18' or '==4.48.*'"
+            ) from error
+    return parsed
+
+
+def satisfied(ranges: Mapping[str, str], versions: Mapping[str, str]) -> bool:
+    """Whether every range holds for ``versions``; a package that is not there satisfies no range.
+
+    Pre-releases and local builds (``2.13.0+cpu``) are compared like releases.
+
+    Raises:
+        RangeError: as :func:`check_ranges`, also when an installed version cannot be parsed.
+    """
+    for package, specifier in check_ranges(ranges).items():
+        found = versions.get(package)
+        if found is None:
+            return False
+        try:
+            version = Version(found)
+        except InvalidVersion as error:
+            raise RangeError(f"the version {found!r} of {package} is not a PEP 440 version") from error
+        if not specifier.contains(version, prereleases=True):
+            return False
+    return True
+
+
+def describe(versions: Mapping[str, str]) -> str:
+    """One line for people: ``torch 2.13.0, transformers 4.48.3, ...``."""
+    if not versions:
+        return "none of " + ", ".join(PACKAGES) + " is installed"
+    return ", ".join(f"{package} {version}" for package, version in versions.items())

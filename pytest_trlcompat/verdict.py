@@ -1,0 +1,155 @@
+"""Verdicts, and the JSON line that carries one from a cell to the report.
+
+Both sides of a cell use it: pytest inside the environment, the matrix and the report outside. Imports only the
+standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Record", "RecordError", "Verdict", "append_record", "read_records"]
+
+
+class Verdict(str, Enum):
+    """The answer of one suite for one subject under one strategy."""
+
+    OK = "ok"
+    """Right result at the right cost."""
+    BROKEN = "broken"
+    """The known symptom was seen."""
+    SILENT = "silent"
+    """No error, wrong result."""
+    WASTEFUL = "wasteful"
+    """Right result, wrong cost."""
+    ERROR = "error"
+    """Another failure than the known one."""
+    HANG = "hang"
+    """Did not end in time."""
+    ABSENT = "absent"
+    """This release has no such trainer or strategy."""
+    UNTESTABLE = "untestable"
+    """The environment cannot be built."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class RecordError(ValueError):
+    """A line of a results file is not a verdict."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One verdict with its evidence.
+
+    Attributes:
+        expected: what the catalogue predicts; ``None`` where it says nothing.
+        evidence: numbers and texts that were measured, JSON values only.
+        seconds: wall-clock time of the measurement.
+    """
+
+    issue: str
+    subject: str
+    strategy: str
+    verdict: Verdict
+    expected: Verdict | None = None
+    evidence: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return (self.issue, self.subject, self.strategy)
+
+    @property
+    def as_predicted(self) -> bool:
+        return self.expected is None or self.verdict is self.expected
+
+    def to_json(self) -> str:
+        """One line without a line break; NaN and infinity are kept as strings so that the line stays valid JSON."""
+        return json.dumps(
+            {
+                "issue": self.issue,
+                "subject": self.subject,
+                "strategy": self.strategy,
+                "verdict": self.verdict.value,
+                "expected": None if self.expected is None else self.expected.value,
+                "evidence": _finite(self.evidence),
+                "seconds": round(self.seconds, 3),
+            },
+            allow_nan=False,
+        )
+
+    @classmethod
+    def from_json(cls, line: str) -> Record:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            RecordError: when the line is not JSON, or lacks a field, or names an unknown verdict.
+        """
+        try:
+            raw = json.loads(line)
+            expected = raw["expected"]
+            return cls(
+                issue=raw["issue"],
+                subject=raw["subject"],
+                strategy=raw["strategy"],
+                verdict=Verdict(raw["verdict"]),
+                expected=None if expected is None else Verdict(expected),
+                evidence=dict(raw["evidence"]),
+                seconds=float(raw["seconds"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordError(f"not a verdict line ({error!r}): {line[:200]!r}") from error
+
+
+def append_record(path: Path, record: Record) -> None:
+    """Append one line with a single write, so that parallel pytest workers do not tear each other's lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = (record.to_json() + "\n").encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        written = os.write(descriptor, data)
+        if written != len(data):
+            raise OSError(f"{path}: only {written} of {len(data)} bytes of a verdict were written; is the disk full?")
+    finally:
+        os.close(descriptor)
+
+
+def read_records(path: Path) -> list[Record]:
+    """All verdicts of a results file, the newest of each key; a torn last line of a killed run is passed over.
+
+    Raises:
+        RecordError: for any other line that is no verdict, with its number.
+    """
+    try:
+        lines = path.read_text().split("\n")
+    except FileNotFoundError:
+        return []
+    newest: dict[tuple[str, str, str], Record] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = Record.from_json(line)
+        except RecordError as error:
+            if number == len(lines):
+                continue
+            raise RecordError(f"{path}, line {number}: {error}") from error
+        newest[record.key] = record
+    return list(newest.values())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    return value

@@ -1,0 +1,162 @@
+"""GRPO bodies that the suites launch: they run inside the ranks and return plain numbers.
+
+Imports the stack only inside functions, so that the test process stays light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat.tiny import TinyModel
+
+SEQUENCE_LENGTH, COMPLETION_LENGTH = 20, 5
+PROMPT_LENGTH = SEQUENCE_LENGTH - COMPLETION_LENGTH
+ROWS = 4
+"""Completions per step over all ranks, in groups of two."""
+STEPS = 3
+
+
+def trainer_class(subject: str) -> type:
+    """TRL's ``GRPOTrainer``, or the corrected one."""
+    if subject == "corrected":
+        from pytest_trlcompat.trainers import GRPOTrainer
+    else:
+        from trl import GRPOTrainer
+    return GRPOTrainer  # type: ignore[no-any-return]
+
+
+def build_trainer(subject: str, model: TinyModel, cls: type | None = None, **settings: Any) -> Any:
+    """A GRPO trainer on a fresh tiny model: 3 steps, a KL term that matters, no dropout, no saving."""
+    from transformers import AutoModelForCausalLM
+
+    policy = AutoModelForCausalLM.from_pretrained(model.path, attn_implementation="eager")
+    return (cls or trainer_class(subject))(
+        model=policy,
+        reward_funcs=reward,
+        args=_config(**settings),
+        train_dataset=_prompts(),
+        processing_class=model.tokenizer,
+    )
+
+
+def _config(**settings: Any) -> Any:
+    import inspect
+    import os
+    import tempfile
+
+    import trl
+    import trl.trainer.utils
+    from packaging.version import Version
+
+    rows = ROWS // int(os.environ.get("WORLD_SIZE", "1"))
+    # 0.14 counts prompts where later releases count completions.
+    counted = rows // 2 if Version(trl.__version__) < Version("0.15") else rows
+    values = {
+        "output_dir": tempfile.mkdtemp(prefix="trlcompat-"),
+        "per_device_train_batch_size": counted,
+        "num_generations": 2,
+        "max_prompt_length": PROMPT_LENGTH,
+        "max_completion_length": COMPLETION_LENGTH,
+        "gradient_accumulation_steps": 1,
+        "max_steps": STEPS,
+        "beta": 0.5,
+        "temperature": 1.0,
+        "learning_rate": 2e-2,
+        "lr_scheduler_type": "constant",
+        "loss_type": "grpo",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "seed": 7,
+    }
+    if hasattr(trl.trainer.utils, "create_model_from_path"):
+        # These releases place the reference model with device_map="auto" unless the distributed type is MULTI_GPU or
+        # DEEPSPEED. On the software accelerator, which is MULTI_NPU, that is no finding about GPUs.
+        values["model_init_kwargs"] = {"device_map": None}
+    known = inspect.signature(trl.GRPOConfig.__init__).parameters
+    return trl.GRPOConfig(**{key: value for key, value in {**values, **settings}.items() if key in known})
+
+
+def _prompts() -> Any:
+    """Prompts of equal length, so that nothing is padded."""
+    from datasets import Dataset
+
+    texts = [" ".join(f"w{(row * 7 + column) % 61}" for column in range(PROMPT_LENGTH)) for row in range(16)]
+    return Dataset.from_dict({"prompt": texts})
+
+
+def reward(completions: list[str], **_: Any) -> list[float]:
+    """Depends on the text alone, so that it is the same on however many ranks the rows are."""
+    return [float(sum(map(ord, completion)) % 7) for completion in completions]
+
+
+def fix_completions(vocab_size: int) -> list[torch.Tensor]:
+    """Let generation run for real, then replace its tokens by ones that depend on the global row alone.
+
+    Sampling differs with the number of ranks; so the losses of one process and of several could not be compared.
+
+    Returns:
+        A list that grows by the returned ids, ``(B, S)``, with every call.
+    """
+    import os
+
+    import torch
+    from transformers.generation import GenerationMixin
+
+    generate: Callable[..., torch.Tensor] = GenerationMixin.generate
+    returned: list[torch.Tensor] = []
+
+    def fixed(self: Any, inputs: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+        prompts = inputs if inputs is not None else kwargs["input_ids"]
+        generated = generate(self, inputs, **kwargs)  # a prompt may come back as several rows
+        rows = generated.shape[0]
+        first = int(os.environ.get("RANK", "0")) * rows
+        call = len(returned)
+        tokens = torch.tensor(
+            [
+                [3 + (call * 11 + (first + row) * 17 + column * 5) % (vocab_size - 3) for column in range(COMPLETION_LENGTH)]
+                for row in range(rows)
+            ],
+            device=generated.device,
+            dtype=generated.dtype,
+        )
+        returned.append(torch.cat([generated[:, : prompts.shape[1]], tokens], dim=1))
+        return returned[-1]
+
+    GenerationMixin.generate = fixed  # the rank is a process of its own and ends with the launch
+    return returned
+
+
+def logps_method() -> str | None:
+    """The name of the method that TRL's GRPO trainer calls for log-probabilities; 0.14 has none."""
+    from trl import GRPOTrainer
+
+    names = ("_get_per_token_logps_and_entropies", "_get_per_token_logps")
+    return next((name for name in names if hasattr(GRPOTrainer, name)), None)
+
+
+def per_token_logps(trainer: Any, method: str, ids: torch.Tensor) -> torch.Tensor:
+    """The log-probabilities ``(B, K)`` that this trainer computes for the last K tokens of ``ids``, ``(B, S)``."""
+    import torch
+
+    answer = getattr(trainer, method)(trainer.model, ids, torch.ones_like(ids), COMPLETION_LENGTH)
+    if isinstance(answer, dict):
+        answer = answer["logps"]
+    logps: torch.Tensor = answer[0] if isinstance(answer, tuple) else answer
+    return logps.detach()
+
+
+def reference_logps(model: Any, ids: torch.Tensor, temperature: float) -> torch.Tensor:
+    """The truth, ``(B, K)``: a plain full forward pass, without any keyword, in float32."""
+    import torch
+
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float() / temperature
+    logps = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+    return logps[:, -COMPLETION_LENGTH:]
