@@ -1,0 +1,88 @@
+"""The marker ``versions``: a test says which releases of the stack it needs, and is skipped on others.
+
+Imports nothing of the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_trlcompat import stack
+
+if TYPE_CHECKING:
+    import pytest
+
+__all__ = ["LINE", "MarkerError", "Requirement", "parse_mark", "skip_reason"]
+
+LINE = (
+    "versions(trl='>=0.15', transformers='<4.50', ..., reason=None, issue=None): "
+    f"skip unless every range holds for the installed version; packages are {', '.join(stack.PACKAGES)}; "
+    "reason and issue are texts that the skip shows"
+)
+"""The marker's registration, shown by ``pytest --markers``."""
+
+
+class MarkerError(ValueError):
+    """A ``versions`` marker that makes no sense."""
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """What one ``versions`` marker asks for."""
+
+    ranges: Mapping[str, str]
+    reason: str | None = None
+    issue: str | None = None
+
+    def unmet(self, versions: Mapping[str, str]) -> str | None:
+        """Why a test with this marker is skipped, or ``None`` when all its ranges hold."""
+        missed = {
+            package: text for package, text in self.ranges.items() if not stack.satisfied({package: text}, versions)
+        }
+        if not missed:
+            return None
+        needs = ", ".join(f"{package}{text}" for package, text in missed.items())
+        found = ", ".join(f"{package} {versions[package]}" for package in missed if package in versions)
+        absent = ", ".join(f"no {package}" for package in missed if package not in versions)
+        text = f"needs {needs}; found {', '.join(filter(None, (found, absent)))}"
+        if self.reason:
+            text += f": {self.reason}"
+        return f"{text} [{self.issue}]" if self.issue else text
+
+
+def parse_mark(mark: pytest.Mark) -> Requirement:
+    """Check a ``versions`` marker and take it apart.
+
+    Raises:
+        MarkerError: positional arguments, no range at all, an unknown package, a malformed range, or a reason or an
+            issue that is no text.
+    """
+    if mark.args:
+        raise MarkerError(f"takes ranges by package, versions(trl='>=0.15'), not positional {mark.args!r}")
+    texts = {}
+    for name in ("reason", "issue"):
+        texts[name] = mark.kwargs.get(name)
+        if not isinstance(texts[name], (str, type(None))):
+            raise MarkerError(f"{name} must be a text, not {texts[name]!r}")
+    ranges = {package: text for package, text in mark.kwargs.items() if package not in texts}
+    if not ranges:
+        raise MarkerError("has no range; give at least one, versions(trl='>=0.15')")
+    try:
+        stack.check_ranges(ranges)
+    except stack.RangeError as error:
+        raise MarkerError(str(error)) from error
+    return Requirement(ranges, **texts)
+
+
+def skip_reason(marks: Iterable[pytest.Mark], versions: Mapping[str, str]) -> str | None:
+    """Why a test with these ``versions`` markers is skipped; ``None`` when it runs. The closest marker speaks first.
+
+    All markers are checked, also when the first one skips already.
+
+    Raises:
+        MarkerError: as :func:`parse_mark`.
+    """
+    requirements = [parse_mark(mark) for mark in marks]
+    return next(filter(None, (requirement.unmet(versions) for requirement in requirements)), None)

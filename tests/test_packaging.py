@@ -1,0 +1,126 @@
+"""The wheel and the sdist: what a user without the checkout gets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from pytest_trlcompat import __version__
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def members(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+@pytest.fixture(scope="session")
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        return Parser().parsestr(archive.read(f"pytest_trlcompat-{__version__}.dist-info/METADATA").decode())
+
+
+def sources(folder: str) -> set[str]:
+    """Files of a folder of the checkout, without what Python leaves there."""
+    return {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_the_wheel_is_pure_and_holds_nothing_but_the_package(wheel: Path, members: set[str]) -> None:
+    assert wheel.name == f"pytest_trlcompat-{__version__}-py3-none-any.whl"
+    assert {name.split("/")[0] for name in members} == {
+        "pytest_trlcompat",
+        f"pytest_trlcompat-{__version__}.dist-info",
+    }
+    assert "pytest_trlcompat/py.typed" in members
+    assert f"pytest_trlcompat-{__version__}.dist-info/licenses/LICENSE" in members
+
+
+def test_the_wheel_holds_every_source_file_the_suites_and_the_fixtures(members: set[str]) -> None:
+    assert sources("pytest_trlcompat") <= members
+    for folder in ("suites", "fixtures"):
+        assert {f"pytest_trlcompat/{name}" for name in sources(folder)} <= members
+    assert "pytest_trlcompat/suites/conftest.py" in members
+    assert "pytest_trlcompat/fixtures/matrix.toml" in members
+    assert "pytest_trlcompat/accelerator/csrc/allocator.cpp" in members
+
+
+def test_the_plugin_is_registered_by_name(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read(f"pytest_trlcompat-{__version__}.dist-info/entry_points.txt").decode()
+    assert text.split("\n") == ["[pytest11]", "trlcompat = pytest_trlcompat.plugin", ""]
+
+
+def test_the_stack_is_an_extra_and_nothing_heavy_is_required(metadata: Message) -> None:
+    required = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
+    plain = {each.name for each in required if each.marker is None or "extra" not in str(each.marker)}
+    assert plain == {"pytest", "packaging", "cloudpickle", "tomli"}
+    stack = {each.name for each in required if "extra == 'stack'" in str(each.marker).replace('"', "'")}
+    assert stack == {"torch", "transformers", "trl", "accelerate", "deepspeed", "peft", "datasets"}
+    assert metadata["Requires-Python"] == ">=3.10"
+    assert metadata["License-Expression"] == "Apache-2.0"
+
+
+def test_the_sdist_is_complete(distributions: Path, wheel: Path, members: set[str], tmp_path: Path) -> None:
+    (sdist,) = distributions.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    for name in ("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "noxfile.py", ".ci/run", "pyproject.toml"):
+        assert (unpacked / name).is_file(), name
+    assert {name for name in sources("tests") if name.endswith(".py")} <= {
+        path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*.py")
+    }
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=unpacked, check=True, capture_output=True)
+    with zipfile.ZipFile(tmp_path / wheel.name) as archive:
+        assert set(archive.namelist()) == members
+
+
+RunInstalled = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_the_plugin_loads_once_by_name_from_the_wheel(run_installed: RunInstalled, tmp_path: Path) -> None:
+    (tmp_path / "project" / "test_it.py").write_text(
+        "import sys\n"
+        "from pytest_trlcompat import _data\n"
+        "def test_it(pytestconfig):\n"
+        "    assert pytestconfig.pluginmanager.has_plugin('trlcompat')\n"
+        "    print('from', _data.fixtures(), _data.suites())\n"
+        f"    assert {str(ROOT)!r} not in sys.path\n"
+    )
+    package = tmp_path / "site" / "pytest_trlcompat"
+    for autoload in ([], ["-p", "trlcompat"]):  # once more by name, as with autoload on
+        run = run_installed("-s", *autoload)
+        assert run.returncode == 0, run.stdout + run.stderr
+        assert f"from {package / 'fixtures'} {package / 'suites'}\n" in run.stdout
+        assert run.stdout.count("trlcompat: device ") == 1
+
+
+def test_the_suites_run_from_the_wheel_with_one_command(run_installed: RunInstalled) -> None:
+    run = run_installed("--pyargs", "pytest_trlcompat.suites", "--collect-only", "-q", "--strict-markers")
+    assert run.returncode == 0, run.stdout + run.stderr
+    for subject in ("upstream", "corrected"):
+        assert f"test_grpo_logits_to_keep.py::test_single[{subject}]" in run.stdout
+
+
+def test_autoload_and_the_option_together_do_not_clash(run_installed: RunInstalled, tmp_path: Path) -> None:
+    (tmp_path / "project" / "test_it.py").write_text("def test_it(version_matrix): pass\n")
+    run = run_installed(autoload=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("trlcompat: device ") == 1
+    assert f"trlcompat-{__version__}" in next(line for line in run.stdout.splitlines() if line.startswith("plugins:"))
