@@ -1,0 +1,118 @@
+"""The room ``catalog``: its schema, and what it predicts for the combinations that were measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_trlcompat import _data, catalog
+from pytest_trlcompat.verdict import Verdict
+
+ENTRY = """
+schema = 1
+[[issue]]
+id = "one"
+title = "t"
+upstream = ["https://example.org/1"]
+suite = "test_one.py"
+cure = "pytest_trlcompat.trainers.one"
+cured_in = "trl 1.0"
+[[issue.symptom]]
+type = "RuntimeError"
+text = "on the same device"
+[[issue.prediction]]
+verdict = "broken"
+subject = "upstream"
+when = { trl = "<1.0" }
+strategies = ["fsdp1"]
+why = "w"
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "catalog.toml"
+    path.write_text(text)
+    return path
+
+
+def test_each_issue_has_a_suite_links_and_a_cure() -> None:
+    issues = catalog.load()
+    assert set(issues) >= {"grpo-logits-to-keep", "grpo-fsdp-ref-model"}
+    for issue in issues.values():
+        assert (_data.suites() / issue.suite).is_file()
+        assert f'known_issue("{issue.id}")' in (_data.suites() / issue.suite).read_text()
+        assert issue.upstream
+        assert all(link.startswith("https://github.com/") for link in issue.upstream)
+        assert (Path(catalog.__file__).parents[1] / (issue.cure.replace(".", "/") + ".py")).is_file()
+
+
+@pytest.mark.parametrize(
+    ("trl", "transformers", "verdict"),
+    [
+        ("0.14.0", "4.48.3", Verdict.OK),
+        ("0.14.0", "4.51.3", Verdict.OK),
+        ("0.14.0", "4.52.4", Verdict.SILENT),
+        ("0.15.2", "4.48.3", Verdict.WASTEFUL),
+        ("0.15.2", "4.49.0", Verdict.OK),
+        ("1.16.0", "5.23.0", Verdict.OK),
+    ],
+)
+def test_predictions_for_logits_to_keep(trl: str, transformers: str, verdict: Verdict) -> None:
+    issue = catalog.load().get_issue("grpo-logits-to-keep")
+    prediction = issue.predict("upstream", "single", {"trl": trl, "transformers": transformers})
+    assert prediction is not None
+    assert prediction.verdict is verdict
+
+
+def test_corrected_is_ok_unless_the_catalogue_says_otherwise(tmp_path: Path) -> None:
+    issue = catalog.load(write(tmp_path, ENTRY)).get_issue("one")
+    prediction = issue.predict("corrected", "fsdp1", {"trl": "0.1"})
+    assert prediction is not None
+    assert prediction.verdict is Verdict.OK
+
+
+def test_strategy_and_range_limit_a_prediction(tmp_path: Path) -> None:
+    issue = catalog.load(write(tmp_path, ENTRY)).get_issue("one")
+    prediction = issue.predict("upstream", "fsdp1", {"trl": "0.18.2"})
+    assert prediction is not None
+    assert prediction.describe() == "broken for upstream under fsdp1 with trl <1.0 (w)"
+    assert issue.predict("upstream", "fsdp2", {"trl": "0.18.2"}) is None
+    assert issue.predict("upstream", "fsdp1", {"trl": "1.0"}) is None
+
+
+def test_a_symptom_is_a_type_and_a_text(tmp_path: Path) -> None:
+    issue = catalog.load(write(tmp_path, ENTRY)).get_issue("one")
+    assert issue.shows(("OutOfMemoryError", "RuntimeError", "Exception"), "all tensors to be on the same device")
+    assert not issue.shows(("ValueError", "Exception"), "all tensors to be on the same device")
+    assert not issue.shows(("RuntimeError",), "another text")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ('subject = "upstream"', 'subject = "ours"', "issue one: unknown subject 'ours'"),
+        ('verdict = "broken"', 'verdict = "bad"', "issue one: 'bad' is not a valid Verdict"),
+        ('trl = "<1.0"', 'trl = "before 1.0"', "issue one: malformed version range 'before 1.0' for trl"),
+        ('trl = "<1.0"', 'tlr = "<1.0"', "issue one: unknown package 'tlr'"),
+        ('cured_in = "trl 1.0"', "", "issue one: missing key 'cured_in'"),
+        ('title = "t"', 'titel = "t"', "issue one: unknown key titel"),
+        ('text = "on', 'text = "(on', "issue one: missing \\)"),
+        ("schema = 1", "schema = 2", "schema 1 was expected, 2 was found"),
+        ("schema = 1", "schema =", "Invalid value"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, old: str, new: str, text: str) -> None:
+    assert old in ENTRY
+    with pytest.raises(catalog.CatalogError, match=text):
+        catalog.load(write(tmp_path, ENTRY.replace(old, new, 1)))
+
+
+def test_an_issue_stands_there_once(tmp_path: Path) -> None:
+    with pytest.raises(catalog.CatalogError, match="issue one stands there twice"):
+        catalog.load(write(tmp_path, ENTRY + ENTRY.replace("schema = 1", "")))
+
+
+def test_an_unknown_issue_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(catalog.CatalogError, match="unknown issue 'grpo'; known are grpo-fsdp-ref-model, "):
+        catalog.load().get_issue("grpo")

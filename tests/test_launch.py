@@ -1,0 +1,276 @@
+"""The room ``launch`` without the stack: fresh processes, root causes, timeouts, and nothing left behind.
+
+What needs torch is in tests/stack/test_launch.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_trlcompat.launch import Launcher, LaunchError, StrategyError
+from pytest_trlcompat.launch.protocol import Buffer
+
+GREETING = "hello"
+
+
+@pytest.fixture(scope="module")
+def launch() -> Iterator[Launcher]:
+    with Launcher(device="cpu", timeout=20) as launcher:
+        yield launcher
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "zombie" not in Path(f"/proc/{pid}/status").read_text()
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while alive(pid):
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.02)
+
+
+def return_arguments(*args: object, **kwargs: object) -> object:
+    print(GREETING)  # a global of the test module, which goes along by value
+    print("to stderr", file=sys.stderr)
+    return args, kwargs, os.getpid()
+
+
+def test_value_output_and_a_fresh_process(launch: Launcher) -> None:
+    first = launch(return_arguments, 1, strategy="single", b=[2]).ranks[0]
+    second = launch(return_arguments, strategy="single").ranks[0]
+    assert first.value[:2] == ((1,), {"b": [2]})
+    assert first.value[2] not in (second.value[2], os.getpid())
+    assert (first.stdout, first.stderr) == ("hello\n", "to stderr\n")
+    assert first.ok
+    assert first.exit_status == 0
+    assert 0 < first.seconds < 20
+    assert first.peak_bytes > 1 << 20
+
+
+def test_closures_and_lambdas(launch: Launcher) -> None:
+    number = 41
+    assert launch(lambda: number + 1, strategy="single").values == [42]
+
+
+def test_environment_directory_and_path_are_the_tests(
+    launch: Launcher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "trlcompat_local_module.py").write_text("NUMBER = 7\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRLCOMPAT_TEST_OUTER", "a")
+
+    def look() -> tuple[str | None, str | None, str, int, str]:
+        import random
+
+        import trlcompat_local_module
+
+        outer, inner = os.environ.get("TRLCOMPAT_TEST_OUTER"), os.environ.get("TRLCOMPAT_TEST_INNER")
+        os.environ["TRLCOMPAT_TEST_LEAK"] = "1"
+        return outer, inner, os.getcwd(), trlcompat_local_module.NUMBER, f"{random.random():.6f}"
+
+    answer = launch(look, strategy="single", env={"TRLCOMPAT_TEST_INNER": "b"}).values[0]
+    assert answer == ("a", "b", str(tmp_path), 7, "0.844422")  # random.seed(0)
+    monkeypatch.delenv("TRLCOMPAT_TEST_OUTER")
+    assert launch(look, strategy="single").values[0][:2] == (None, None)
+    assert launch(lambda: os.environ.get("TRLCOMPAT_TEST_LEAK"), strategy="single").values == [None]
+
+
+def raise_with_output() -> None:
+    print("before the end")
+    raise LookupError("no such thing")
+
+
+def test_an_exception_is_the_launchs_error(launch: Launcher) -> None:
+    with pytest.raises(LaunchError) as caught:
+        launch(raise_with_output, strategy="single")
+    text = str(caught.value)
+    assert "launch of raise_with_output under single on 1 rank(s), device cpu failed" in text
+    assert "first observed failure: rank 0 raised LookupError" in text
+    assert "LookupError: no such thing" in text
+    assert "before the end" in text
+    failure = caught.value.failure
+    assert failure is not None
+    assert failure.mro == ("LookupError", "Exception", "BaseException", "object")
+
+
+def test_check_false_returns_the_failure(launch: Launcher) -> None:
+    result = launch(raise_with_output, strategy="single", check=False)
+    assert not result.ok
+    assert result.root_cause is result.ranks[0]
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        (lambda: sys.exit(3), "rank 0 raised SystemExit"),
+        (lambda: os._exit(0), "rank 0 exited with status 0 before its function returned"),
+        (lambda: os._exit(7), "rank 0 exited with status 7"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "rank 0 died of SIGKILL (often: out of memory)"),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "rank 0 died of SIGSEGV"),
+        (lambda: (i for i in ()), "that cannot be pickled"),
+    ],
+    ids=["sys.exit", "os._exit(0)", "os._exit(7)", "SIGKILL", "SIGSEGV", "unpicklable"],
+)
+def test_every_other_end_is_a_failure_with_a_name(launch: Launcher, how: object, text: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        launch(how, strategy="single")  # type: ignore[arg-type]
+    assert text in str(caught.value)
+    assert launch(lambda: "next", strategy="single").values == ["next"]
+
+
+def test_a_timeout_ends_the_launch_and_shows_where_it_stood(launch: Launcher) -> None:
+    def sleep_for_ever() -> None:
+        while True:
+            time.sleep(0.01)
+
+    started = time.monotonic()
+    with pytest.raises(LaunchError) as caught:
+        launch(sleep_for_ever, strategy="single", timeout=0.5)
+    assert time.monotonic() - started < 15
+    assert caught.value.result is not None
+    assert caught.value.result.timed_out
+    assert "timed out" in str(caught.value)
+    assert "the launch's timeout of 0.5 s passed" in str(caught.value)
+    assert "in sleep_for_ever" in str(caught.value)
+    assert launch(lambda: "next", strategy="single").values == ["next"]
+
+
+def test_what_a_rank_leaves_behind_is_ended(launch: Launcher) -> None:
+    def leave_grandchild() -> int:
+        return subprocess.Popen(["sleep", "600"]).pid
+
+    wait_until_gone(launch(leave_grandchild, strategy="single").values[0])
+
+
+def test_much_output_is_cut_in_the_middle(launch: Launcher) -> None:
+    def talk() -> None:
+        for _ in range(1000):
+            sys.stdout.write("x" * 999 + "\n")
+        print("the end")
+
+    output = launch(talk, strategy="single").ranks[0].stdout
+    assert len(output) < 400_000
+    assert "bytes left out" in output
+    assert output.endswith("the end\n")
+
+
+def test_a_killed_server_is_told_and_replaced() -> None:
+    with Launcher(device="cpu") as launcher:
+        server = launcher(os.getppid, strategy="single").values[0]
+        os.kill(server, signal.SIGKILL)
+        with pytest.raises(LaunchError, match="the launch server died of SIGKILL"):
+            launcher(os.getppid, strategy="single")
+        assert launcher(os.getppid, strategy="single").values[0] != server
+
+
+def test_a_server_killed_in_the_middle_takes_its_ranks_along(tmp_path: Path) -> None:
+    def kill_server_and_wait(file: str) -> None:
+        Path(file).write_text(str(os.getpid()))
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+
+    with Launcher(device="cpu") as launcher:
+        with pytest.raises(LaunchError, match="the launch server died of SIGKILL"):
+            launcher(kill_server_and_wait, str(tmp_path / "pid"), strategy="single")
+        wait_until_gone(int((tmp_path / "pid").read_text()))
+
+
+def test_closing_ends_the_server() -> None:
+    with Launcher(device="cpu") as launcher:
+        server = launcher(os.getppid, strategy="single").values[0]
+    wait_until_gone(server)
+
+
+def test_descriptors_do_not_grow(launch: Launcher) -> None:
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    inside = launch(count, strategy="single").values[0]
+    outside = count()
+    for _ in range(20):
+        launch(lambda: None, strategy="single")
+        launch(raise_with_output, strategy="single", check=False)
+    assert count() == outside
+    assert launch(count, strategy="single").values[0] == inside
+
+
+def test_ctrl_c_in_a_launch_leaves_nothing_behind(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "from pytest_trlcompat.launch import Launcher\n"
+        "def body():\n"
+        f"    open({str(tmp_path / 'pids')!r}, 'w').write(f'{{os.getpid()}} {{os.getppid()}}')\n"
+        "    time.sleep(600)\n"
+        "with Launcher(device='cpu') as launch:\n"
+        "    launch(body, strategy='single')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "pids").exists() or not (tmp_path / "pids").read_text():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert "KeyboardInterrupt" in errors
+    for pid in (tmp_path / "pids").read_text().split():
+        wait_until_gone(int(pid))
+
+
+def test_two_launchers_do_not_meet() -> None:
+    with Launcher(device="cpu") as one, Launcher(device="cpu") as other:
+        assert one(os.getppid, strategy="single").values != other(os.getppid, strategy="single").values
+
+
+def test_what_cannot_be_sent_is_refused_before_a_server_starts() -> None:
+    launcher = Launcher(device="cpu")
+    with pytest.raises(LaunchError, match="cannot be sent to the ranks"):
+        launcher(lambda: None, (i for i in ()), strategy="single")
+    assert launcher._server is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"strategy": "zero4"}, StrategyError, "unknown strategy 'zero4'"),
+        ({"strategy": "ddp", "world_size": 9}, ValueError, "world_size must be 1 to 8, not 9"),
+        ({"strategy": "single", "world_size": 2}, ValueError, "strategy 'single' is one rank"),
+    ],
+)
+def test_bad_requests_are_refused(
+    launch: Launcher, arguments: dict[str, object], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        launch(lambda: None, **arguments)  # type: ignore[arg-type]
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown device 'tpu'; known are software, cuda, cpu"):
+        Launcher(device="tpu")
+
+
+def test_messages_survive_any_cutting() -> None:
+    import pickle
+    import struct
+
+    messages = [{"a": 1}, "b" * 3000, None]
+    raw = b"".join(struct.pack("!Q", len(pickle.dumps(m))) + pickle.dumps(m) for m in messages)
+    for step in (1, 7, len(raw)):
+        buffer = Buffer()
+        assert [m for start in range(0, len(raw), step) for m in buffer.feed(raw[start : start + step])] == messages

@@ -1,0 +1,114 @@
+"""Strategies: the environment variables of ``accelerate launch``, and what the ranks must prove."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_trlcompat.launch import NAMES, StrategyError, strategy
+from pytest_trlcompat.launch.proof import NotProved, check, expectation
+
+
+def test_every_name_makes_a_strategy() -> None:
+    assert [strategy(name).name for name in NAMES] == list(NAMES)
+    assert [strategy(name).zero_stage for name in NAMES] == [None, None, 1, 2, 3, None, None]
+    assert [strategy(name).fsdp_version for name in NAMES] == [None, None, None, None, None, 1, 2]
+    assert [strategy(name).shards_parameters for name in NAMES] == [False, False, False, False, True, True, True]
+
+
+def test_zero3_partitions_tiny_parameters_and_saves_whole(tmp_path: Path) -> None:
+    variables = strategy("zero3", {"gradient_clipping": 1.0, "zero_optimization": {"overlap_comm": False}}).environment(
+        tmp_path
+    )
+    assert variables["ACCELERATE_USE_DEEPSPEED"] == "true"
+    config = json.loads(Path(variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"]).read_text())
+    assert config["zero_optimization"] == {
+        "stage": 3,
+        "stage3_param_persistence_threshold": 0,
+        "stage3_gather_16bit_weights_on_model_save": True,
+        "overlap_comm": False,
+    }
+    assert config["gradient_clipping"] == 1.0
+    assert config["train_batch_size"] == "auto"
+
+
+def test_a_configuration_file_is_merged(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2, "reduce_bucket_size": 5}, "bf16": {"enabled": true}}')
+    config = strategy("zero2", {"config": str(tmp_path / "ds.json")}).config
+    assert config is not None
+    assert config["zero_optimization"] == {"stage": 2, "reduce_bucket_size": 5}
+    assert config["bf16"] == {"enabled": True}
+
+
+def test_fsdp_variables(tmp_path: Path) -> None:
+    variables = strategy("fsdp1", {"sharding_strategy": "NO_SHARD"}).environment(tmp_path)
+    assert variables["ACCELERATE_USE_FSDP"] == "true"
+    assert variables["FSDP_VERSION"] == "1"
+    assert variables["FSDP_SHARDING_STRATEGY"] == "NO_SHARD"
+    assert variables["FSDP_USE_ORIG_PARAMS"] == "true"
+    assert not strategy("fsdp1", {"sharding_strategy": "NO_SHARD"}).shards_parameters
+    assert strategy("fsdp2").environment(tmp_path)["FSDP_RESHARD_AFTER_FORWARD"] == "true"
+
+
+def test_plain_strategies_set_nothing(tmp_path: Path) -> None:
+    assert strategy("single").environment(tmp_path) == {}
+    assert strategy("ddp").environment(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        ("fsdp3", {}, "unknown strategy 'fsdp3'; known are single, ddp"),
+        ("ddp", {"bucket": 1}, "strategy 'ddp' takes no options, but was given bucket"),
+        ("fsdp2", {"sharding_strategy": "NO_SHARD"}, "unknown option of fsdp2: sharding_strategy; known are"),
+        ("zero3", {"zero_optimization": {"stage": 2}}, "strategy 'zero3' was given a DeepSpeed configuration of ZeRO stage 2"),
+        ("zero3", {"config": "/nowhere/ds.json"}, "the DeepSpeed configuration '/nowhere/ds.json' cannot be read"),
+    ],
+)
+def test_mistakes_are_named(name: str, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(StrategyError, match=text):
+        strategy(name, options)
+
+
+WANTED = expectation(strategy("zero3"), 2, "software", True)
+SEEN: dict[str, Any] = {
+    "initialized": True,
+    "world_size": 2,
+    "distributed_type": "DEEPSPEED",
+    "device_type": "npu",
+    "engines": {"deepspeed": {"count": 1, "local": 50, "total": 100, "zero_stage": 3, "device_type": "npu"}},
+}
+
+
+def engine(**changes: Any) -> dict[str, Any]:
+    return {"engines": {"deepspeed": {**SEEN["engines"]["deepspeed"], **changes}}}
+
+
+def test_what_was_asked_for_is_proved() -> None:
+    check(WANTED, SEEN, rank=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"world_size": 1}, "world size 2 was asked for, 1 was found"),
+        ({"initialized": False}, "no process group was initialised"),
+        ({"distributed_type": "MULTI_NPU"}, "distributed type DEEPSPEED was asked for, MULTI_NPU was found"),
+        ({"device_type": "cpu"}, "device type npu was asked for, cpu was found"),
+        ({"engines": {"ddp": {}}}, "no deepspeed engine was built \\(built: ddp\\)"),
+        (engine(zero_stage=2), "ZeRO stage 3 was asked for, 2 was found"),
+        (engine(local=100), "parameters are not sharded: 100 of 100 elements are on this rank"),
+        (engine(total=0, local=0), "the deepspeed engine holds no parameters"),
+        (engine(device_type="cpu"), "the deepspeed engine is on cpu, not on npu"),
+    ],
+)
+def test_each_downgrade_is_caught(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(NotProved, match=f"rank 1 did not run under strategy 'zero3' as asked: .*{text}"):
+        check(WANTED, {**SEEN, **changes}, rank=1)
+
+
+def test_without_sharding_asked_for_only_the_processes_count() -> None:
+    check(expectation(strategy("zero3"), 2, "software", False), {**SEEN, "engines": {}}, rank=0)

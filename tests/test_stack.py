@@ -1,0 +1,60 @@
+"""The room ``stack``: version ranges, compared as versions and never as strings."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_trlcompat import stack
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "holds"),
+    [
+        ("<4.50", "4.6.0", True),  # as strings, "4.6" > "4.50"
+        ("<4.50", "4.100.0", False),
+        ("<4.50", "5.0.0", False),
+        (">=0.15,<0.18", "0.17.0", True),
+        (">=0.15,<0.18", "0.18.0", False),
+        ("==2.13.0", "2.13.0+cpu", True),
+        (">=4.52", "4.53.0.dev0", True),
+        ("==4.48.*", "4.48.3", True),
+    ],
+)
+def test_ranges_compare_versions(text: str, version: str, holds: bool) -> None:
+    assert stack.satisfied({"transformers": text}, {"transformers": version}) is holds
+
+
+def test_every_range_must_hold() -> None:
+    versions = {"trl": "0.15.2", "transformers": "4.48.3"}
+    assert stack.satisfied({"trl": ">=0.15", "transformers": "<4.49"}, versions)
+    assert not stack.satisfied({"trl": ">=0.15", "transformers": ">=4.49"}, versions)
+    assert stack.satisfied({}, {})
+
+
+def test_a_missing_package_satisfies_nothing() -> None:
+    assert not stack.satisfied({"peft": ">=0"}, {"trl": "0.15.2"})
+
+
+@pytest.mark.parametrize(
+    ("ranges", "text"),
+    [
+        ({"tensorflow": ">=2"}, "unknown package 'tensorflow'"),
+        ({"trl": "about 0.15"}, "malformed version range 'about 0.15' for trl"),
+        ({"trl": 0.15}, "must be a string like '>=0.15,<0.18', not 0.15"),
+    ],
+)
+def test_bad_ranges_are_refused(ranges: dict[str, object], text: str) -> None:
+    with pytest.raises(stack.RangeError, match=text.replace("(", r"\(")):
+        stack.check_ranges(ranges)
+
+
+def test_an_unreadable_installed_version_is_refused() -> None:
+    with pytest.raises(stack.RangeError, match="version 'unknown' of trl is not a PEP 440 version"):
+        stack.satisfied({"trl": ">=0.15"}, {"trl": "unknown"})
+
+
+def test_description() -> None:
+    assert stack.describe({"torch": "2.13.0", "trl": "1.16.0"}) == "torch 2.13.0, trl 1.16.0"
+    assert stack.describe({}) == (
+        "none of torch, transformers, trl, accelerate, deepspeed, peft, datasets is installed"
+    )
