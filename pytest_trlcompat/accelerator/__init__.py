@@ -1,0 +1,96 @@
+"""A software accelerator: a PyTorch device in host memory, so that a machine without GPUs shows placement bugs.
+
+Tensors on it carry another device than the CPU's, kernels are the CPU's on the same memory, and collectives are
+gloo's, completed in order. It goes by the name ``npu``, with a stand-in for the package ``torch_npu``, because that
+makes Accelerate, Transformers and DeepSpeed take it for a real accelerator, unpatched: distributed type ``MULTI_NPU``,
+backend ``hccl``.
+
+``TRLCOMPAT_ACCELERATOR_TRACE=1`` makes the device print each operator that falls back to the CPU's kernel, on stderr.
+
+False friends. Upstream code treats an NPU in ways that a GPU does not see. Before a finding on this device is believed,
+look for such a branch:
+
+- TRL 1.16 sets ``device_map=None`` only for MULTI_GPU and DEEPSPEED. On MULTI_NPU rank 1 loads its model on ``npu:0``,
+  and FSDP1 then fails with ``Inconsistent compute device and device_id``.
+- Transformers 5 has mask code of its own for sdpa on an NPU. Use ``attn_implementation="eager"``, with which forward,
+  backward, AdamW and greedy generation equal the CPU's bitwise.
+
+This module and build.py must not import torch: importing the plugin must neither load torch nor the device. The device
+is loaded by ``activate`` and by ``environment`` in a child process, never otherwise.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from types import ModuleType
+
+from pytest_trlcompat.accelerator.build import AcceleratorError, build
+
+__all__ = ["AcceleratorError", "activate", "build", "environment"]
+
+DEVICES_VARIABLE = "TRLCOMPAT_ACCELERATOR_DEVICES"
+
+
+def environment(devices: int = 2) -> dict[str, str]:
+    """What to add to a child Python's environment variables so that it has ``devices`` software accelerators.
+
+    Builds the accelerator where that has not been done. ``import torch`` in the child loads it. Real GPUs are hidden
+    from the child, since PyTorch takes one kind of accelerator per process.
+    """
+    _check_count(devices)
+    path = [str(build()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        "PYTHONPATH": os.pathsep.join(path),
+        DEVICES_VARIABLE: str(devices),
+        "CUDA_VISIBLE_DEVICES": "",
+        "HIP_VISIBLE_DEVICES": "",
+    }
+
+
+def activate(devices: int = 2) -> None:
+    """Give the running process ``devices`` software accelerators, ``npu:0`` on. A second call changes nothing.
+
+    Processes that are forked from this one have them too, as long as it has run no backward pass itself: PyTorch's
+    backward threads do not survive a fork. Raises AcceleratorError where torch has a real accelerator.
+    """
+    _check_count(devices)
+    import torch
+
+    if not getattr(sys.modules.get("torch_npu"), "IS_SOFTWARE_ACCELERATOR", False):
+        folder = str(build())
+        _refuse_beside_real_accelerator(torch, folder)
+        os.environ[DEVICES_VARIABLE] = str(devices)
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        importlib.invalidate_caches()
+        importlib.import_module("torch_npu")
+    count = torch.npu.device_count()
+    if count != devices:
+        raise AcceleratorError(
+            f"{devices} software accelerators were asked for, and this process already has {count}: their number "
+            "cannot change in a process. Ask for the same number, or start another process."
+        )
+
+
+def _check_count(devices: int) -> None:
+    if not 1 <= devices <= 127:  # PyTorch counts devices in a signed byte
+        raise AcceleratorError(f"{devices} software accelerators were asked for; there can be 1 to 127 of them.")
+
+
+def _refuse_beside_real_accelerator(torch: ModuleType, standin: str) -> None:
+    """Two accelerators in a process would leave it to chance which one a test runs on."""
+    installed = importlib.util.find_spec("torch_npu")
+    if hasattr(torch, "npu") or (installed is not None and not str(installed.origin).startswith(standin)):
+        raise AcceleratorError(
+            "The software accelerator goes by the name npu, and this environment has a torch_npu of its own. "
+            "Test on that one (device auto), or in an environment without it."
+        )
+    if torch.accelerator.is_available():
+        found = torch.accelerator.current_accelerator()
+        raise AcceleratorError(
+            f"The software accelerator was asked for, and torch sees a real one ({found}). Test on that one "
+            f"(--trlcompat-device {found}), or hide it before Python starts, for CUDA with CUDA_VISIBLE_DEVICES=''."
+        )

@@ -1,0 +1,273 @@
+"""Compile the software accelerator once per torch, interpreter and source, into a cache folder.
+
+Must not import torch: the process that asks for a build may be a light one, such as the controller of a test run. What
+has to be known about torch is read from its files.
+
+The finished folder holds the stand-in package ``torch_npu`` with its shared object, and nothing else, so that a single
+entry on ``PYTHONPATH`` brings the device to the ranks, and to them alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["AcceleratorError", "Torch", "build", "cache_folder", "cache_key", "find_compiler", "find_torch"]
+
+HERE = Path(__file__).resolve().parent
+SOURCES = HERE / "csrc"
+STANDIN = HERE / "standin"
+LIBRARY = Path("torch_npu", "_C.so")
+COMPILERS = ("g++", "c++", "clang++")
+# -O1: the kernels are torch's own, and optimising the way to them harder only makes the first start longer.
+# -w: torch's headers warn by the hundred.
+FLAGS = (
+    "-std=c++20",
+    "-O1",
+    "-w",
+    "-fPIC",
+    "-shared",
+    "-pipe",
+    "-DTORCH_EXTENSION_NAME=_C",
+    "-DTORCH_API_INCLUDE_EXTENSION_H",
+    "-DUSE_DISTRIBUTED",
+)
+LIBRARIES = ("-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10")
+TAIL_LINES = 20
+DISK_FULL = os.strerror(errno.ENOSPC)
+
+Progress = Callable[[str], None]
+
+
+class AcceleratorError(RuntimeError):
+    """The software accelerator cannot be built or switched on; the text says what to do about it."""
+
+
+@dataclass(frozen=True)
+class Torch:
+    """An installed torch, seen from outside: nothing of it has been imported."""
+
+    folder: Path
+    version: str
+    fingerprint: str
+    """The text of ``torch/version.py``, in which two builds of one version (CPU, CUDA, a nightly) differ."""
+
+
+def build(*, cache: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Path:
+    """Compile the accelerator for this interpreter and its torch, unless the cache has it.
+
+    Returns the folder to put on ``sys.path`` or ``PYTHONPATH``. Any number of processes may call this at once: one
+    compiles, the others wait for it. ``progress`` gets a line whenever there is something to wait for (default: it is
+    printed on stderr). Raises AcceleratorError.
+    """
+    tell = progress or _print_progress
+    torch = find_torch()
+    root = (cache_folder() if cache is None else Path(cache).resolve()) / "accelerator"
+    target = root / cache_key(torch)
+    if _is_complete(target):
+        return target
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _locked(root / f"{target.name}.lock", tell):
+            if not _is_complete(target):
+                _build_into(target, torch, tell)
+    except OSError as error:
+        raise AcceleratorError(_explain(error, root)) from error
+    return target
+
+
+def cache_folder() -> Path:
+    """``$TRLCOMPAT_CACHE``, else ``$XDG_CACHE_HOME/pytest-trlcompat``, else ``~/.cache/pytest-trlcompat``."""
+    own = os.environ.get("TRLCOMPAT_CACHE")
+    if own:
+        return Path(own).expanduser().resolve()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "pytest-trlcompat"
+
+
+def cache_key(torch: Torch) -> str:
+    """A folder name that differs wherever the shared object or the stand-in would."""
+    digest = hashlib.sha256(repr((FLAGS, LIBRARIES, torch.fingerprint)).encode())
+    for path in (*_files(SOURCES), *_files(STANDIN)):
+        digest.update(f"\0{path.relative_to(HERE).as_posix()}\0".encode())
+        digest.update(path.read_bytes())
+    # SOABI names interpreter, architecture and C library: cpython-311-x86_64-linux-gnu.
+    return f"torch{torch.version}-{sysconfig.get_config_var('SOABI')}-{digest.hexdigest()[:12]}"
+
+
+def find_torch() -> Torch:
+    """Where the running interpreter would import torch from; raises AcceleratorError where there is none."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise AcceleratorError(
+            f"The software accelerator is compiled against torch, and {sys.executable} has no torch. "
+            "Install torch in this environment, or run in the environment that is to be tested."
+        )
+    folder = Path(spec.origin).parent
+    file = folder / "version.py"
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    version = re.search(r"^__version__\s*=\s*['\"]([\w.+-]+)['\"]", text, re.MULTILINE)
+    if version is None:
+        raise AcceleratorError(f"The torch in {folder} does not tell its version in version.py; reinstall it.")
+    return Torch(folder, version[1], text)
+
+
+def find_compiler() -> list[str]:
+    """The C++ compiler as a command: ``$CXX``, which may carry arguments, else the first of ``COMPILERS``."""
+    asked = shlex.split(os.environ.get("CXX", ""))
+    if asked and shutil.which(asked[0]) is None:
+        raise AcceleratorError(
+            f"CXX asks for the C++ compiler {asked[0]!r}, which is not there. "
+            f"Correct CXX, or unset it to use the first of {', '.join(COMPILERS)} on PATH."
+        )
+    if asked:
+        return asked
+    for name in COMPILERS:
+        if shutil.which(name) is not None:
+            return [name]
+    raise AcceleratorError(
+        "The software accelerator has to be compiled once, and no C++ compiler was found: "
+        f"CXX is not set, and none of {', '.join(COMPILERS)} is on PATH. "
+        "Install one (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; conda: conda install gxx), "
+        "or name one in CXX."
+    )
+
+
+def _files(top: Path) -> list[Path]:
+    """Every source file, in a fixed order; bytecode that an interpreter left behind is none."""
+    return sorted(path for path in top.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+
+
+def _is_complete(target: Path) -> bool:
+    # The folder gets its name when it is whole, so there is nothing else to check.
+    return (target / LIBRARY).is_file()
+
+
+def _build_into(target: Path, torch: Torch, tell: Progress) -> None:
+    """Build beside ``target``, then rename. Called under the lock."""
+    for leftover in (target, *target.parent.glob(f".{target.name}.*")):  # of a build that was killed
+        shutil.rmtree(leftover, ignore_errors=True)
+    compiler = find_compiler()
+    tell(f"compiling the software accelerator for torch {torch.version} with {compiler[0]}, once; about half a minute")
+    started = time.monotonic()
+    work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        _copy_standin(work)
+        _compile(compiler, torch, work, target.with_name(f"{target.name}.log"))
+        work.chmod(0o755)  # mkdtemp's 0700 would lock other users out of a shared cache
+        work.rename(target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    tell(f"compiled in {time.monotonic() - started:.0f} s, kept in {target}")
+
+
+def _copy_standin(work: Path) -> None:
+    for path in _files(STANDIN):
+        copy = work / path.relative_to(STANDIN)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)  # not its mode: an installed file may be read-only
+
+
+def _compile(compiler: Sequence[str], torch: Torch, work: Path, log: Path) -> None:
+    # One translation unit of all: the headers, which are most of the work, are read once.
+    unit = "".join(f'#include "{path.name}"\n' for path in _files(SOURCES) if path.suffix == ".cpp")
+    command = [*compiler, *FLAGS, *_include_flags(torch), "-x", "c++", "-", "-o", str(work / LIBRARY)]
+    # No rpath: the stand-in imports torch first, and its libraries are then found by name among those that are loaded.
+    # So one build serves every environment that has this torch.
+    command += [f"-L{torch.folder / 'lib'}", *LIBRARIES]
+    status, output = _run(command, unit, temporary=work)
+    log.write_text(f"{shlex.join(command)}\n{output}", encoding="utf-8")
+    if status != 0:
+        if DISK_FULL in output:
+            raise OSError(errno.ENOSPC, DISK_FULL)
+        tail = "\n".join(output.splitlines()[-TAIL_LINES:])
+        raise AcceleratorError(
+            f"{compiler[0]} could not compile the software accelerator for torch {torch.version} "
+            f"(exit status {status}). All of its output is in {log}; it ends with:\n{tail}"
+        )
+
+
+def _include_flags(torch: Torch) -> list[str]:
+    headers, python = torch.folder / "include", _python_headers()
+    if not (headers / "torch" / "library.h").is_file():
+        raise AcceleratorError(f"The torch in {torch.folder} has no C++ headers in {headers}; reinstall it with pip.")
+    if not (python / "Python.h").is_file():
+        raise AcceleratorError(
+            f"Python.h is not in {python}: the headers of this Python are needed to compile the software accelerator. "
+            "Install them (Debian, Ubuntu: apt-get install python3-dev; Fedora: dnf install python3-devel)."
+        )
+    return [f"-I{folder}" for folder in (SOURCES, headers, headers / "torch" / "csrc" / "api" / "include", python)]
+
+
+def _python_headers() -> Path:
+    return Path(sysconfig.get_path("include"))
+
+
+def _run(command: Sequence[str], source: str, temporary: Path) -> tuple[int, str]:
+    """Exit status and output of a compiler; when this process is interrupted, nothing of it is left running."""
+    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(temporary)}
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    )
+    try:
+        output, _ = process.communicate(source)
+    except BaseException:
+        _kill_with_children(process.pid)
+        process.wait()
+        raise
+    return process.returncode, output
+
+
+def _kill_with_children(pid: int) -> None:
+    """g++ is a driver, and the compiler proper, its child, would go on without it."""
+    with contextlib.suppress(OSError):  # no /proc, or the process has ended
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            _kill_with_children(int(child))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, tell: Progress) -> Iterator[None]:
+    """Hold an advisory lock. The kernel drops it with its process, so a killed build blocks nobody."""
+    with path.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell("waiting for another process, which is compiling the software accelerator")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _explain(error: OSError, root: Path) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"No space is left to build the software accelerator in {root}; it needs about 20 MB. "
+            "Make room, or let TRLCOMPAT_CACHE name a folder on another disk."
+        )
+    return f"The software accelerator cannot be built in {root}: {error}. Let TRLCOMPAT_CACHE name a writable folder."
+
+
+def _print_progress(line: str) -> None:
+    print(f"trlcompat: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,228 @@
+// Collectives: gloo's, on aliases of the device's memory, completing in the order in which they were started.
+//
+// NCCL orders collectives by stream; gloo does not, and callers that wait only for the last of several (DeepSpeed
+// before 0.19.8, its PR 8539) then read memory that is still being written. So each collective is waited for when it
+// starts. Point-to-point operations are apart: waiting at once for a send whose receive is posted later never ends.
+#include "collectives.h"
+
+#include "aliases.h"
+
+#include <ATen/core/List.h>
+
+#include <mutex>
+
+namespace trlcompat {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using TensorLists = std::vector<Tensors>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+Tensors flatten(const TensorLists& lists) {
+  Tensors all;
+  for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+
+// One collective on its way. `outputs` are on the device: DDP's reducer takes its bucket from the future's value.
+class Collective final : public c10d::Work {
+ public:
+  Collective(WorkPtr gloo, Tensors outputs, Tensors averaged, int64_t divisor)
+      : gloo_(std::move(gloo)), outputs_(std::move(outputs)), averaged_(std::move(averaged)), divisor_(divisor) {}
+
+  // Only once, since gloo's reduce_scatter copies its result out again at every wait().
+  void complete(std::chrono::milliseconds timeout = kNoTimeout) {
+    std::lock_guard<std::mutex> lock(completing_);
+    if (gloo_ == nullptr) return;
+    gloo_->wait(timeout);
+    for (auto& tensor : averaged_) tensor.div_(divisor_);
+    gloo_ = nullptr;
+  }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    complete(timeout);
+    return true;
+  }
+  void synchronize() override { complete(); }
+  bool isCompleted() override {
+    std::lock_guard<std::mutex> lock(completing_);
+    return gloo_ == nullptr || gloo_->isCompleted();
+  }
+  bool isSuccess() const override { return true; }  // a failure was thrown by wait()
+  Tensors result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    complete();
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    future->markCompleted(c10::IValue(c10::List<at::Tensor>(outputs_)));
+    return future;
+  }
+
+ private:
+  std::mutex completing_;
+  WorkPtr gloo_;
+  Tensors outputs_;
+  Tensors averaged_;
+  int64_t divisor_;
+};
+
+at::Tensor on_cpu(const at::Tensor& tensor) {
+  const auto type = tensor.device().type();
+  TORCH_CHECK(type == kDevice, "No backend type associated with device type ", type);
+  return Aliases().to_cpu(tensor);
+}
+Tensors on_cpu(const Tensors& tensors) {
+  Tensors result;
+  for (const auto& tensor : tensors) result.push_back(on_cpu(tensor));
+  return result;
+}
+TensorLists on_cpu(const TensorLists& lists) {
+  TensorLists result;
+  for (const auto& list : lists) result.push_back(on_cpu(list));
+  return result;
+}
+// NCCL compares numbers of elements where gloo compares shapes.
+at::Tensor on_cpu_flat(const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.is_contiguous(), "Tensors must be contiguous");
+  return on_cpu(tensor).view({-1});
+}
+
+class Backend final : public c10d::Backend {
+ public:
+  Backend(c10::intrusive_ptr<c10d::Backend> gloo, bool ordered)
+      : c10d::Backend(gloo->getRank(), gloo->getSize()), gloo_(std::move(gloo)), ordered_(ordered) {}
+
+  const std::string getBackendName() const override { return "hccl"; }
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    auto aliases = on_cpu(tensors);
+    return started(gloo_->broadcast(aliases, options), tensors);
+  }
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    auto aliases = on_cpu(tensors);
+    return started(gloo_->allreduce(aliases, summing(options)), tensors, averaged(options, aliases));
+  }
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
+    auto aliases = on_cpu(tensors);
+    return started(gloo_->allreduce_coalesced(aliases, summing(options)), tensors, averaged(options, aliases));
+  }
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    auto aliases = on_cpu(tensors);
+    auto work = gloo_->reduce(aliases, summing(options));
+    const bool receives = options.rootRank == getRank();
+    return started(std::move(work), tensors, receives ? averaged(options, aliases) : Tensors());
+  }
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    auto to = on_cpu(outputs);
+    auto from = on_cpu(inputs);
+    return started(gloo_->allgather(to, from, options), flatten(outputs));
+  }
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+    auto to = on_cpu_flat(output);
+    auto from = on_cpu_flat(input);
+    return started(gloo_->_allgather_base(to, from, options), {output});
+  }
+  WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    auto to = on_cpu(outputs);
+    auto from = on_cpu(inputs);
+    return started(gloo_->allgather_coalesced(to, from, options), flatten(outputs));
+  }
+  WorkPtr allgather_into_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    auto to = on_cpu(outputs);
+    auto from = on_cpu(inputs);
+    return started(gloo_->allgather_into_tensor_coalesced(to, from, options), outputs);
+  }
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
+    auto to = on_cpu(outputs);
+    auto from = on_cpu(inputs);
+    return started(gloo_->gather(to, from, options), flatten(outputs));
+  }
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) override {
+    auto to = on_cpu(outputs);
+    auto from = on_cpu(inputs);
+    return started(gloo_->scatter(to, from, options), outputs);
+  }
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& options) override {
+    auto to = on_cpu(outputs);
+    auto from = on_cpu(inputs);
+    return started(gloo_->reduce_scatter(to, from, summing(options)), outputs, averaged(options, to));
+  }
+  WorkPtr _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
+    auto to = on_cpu_flat(output);
+    auto from = on_cpu_flat(input);
+    return started(gloo_->_reduce_scatter_base(to, from, summing(options)), {output}, averaged(options, {to}));
+  }
+  WorkPtr reduce_scatter_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) override {
+    auto to = on_cpu(outputs);
+    auto from = on_cpu(inputs);
+    return started(gloo_->reduce_scatter_tensor_coalesced(to, from, summing(options)), outputs, averaged(options, to));
+  }
+  WorkPtr alltoall_base(
+      at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
+      const c10d::AllToAllOptions& options) override {
+    auto to = on_cpu(output);
+    auto from = on_cpu(input);
+    return started(gloo_->alltoall_base(to, from, output_splits, input_splits, options), {output});
+  }
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override {
+    auto to = on_cpu(outputs);
+    auto from = on_cpu(inputs);
+    return started(gloo_->alltoall(to, from, options), outputs);
+  }
+  WorkPtr barrier(const c10d::BarrierOptions& options) override {
+    auto anywhere = options;  // gloo knows nothing of the device that accelerators name here
+    anywhere.device_ids.clear();
+    anywhere.device = std::nullopt;
+    return started(gloo_->barrier(anywhere), {});
+  }
+
+  WorkPtr send(Tensors& tensors, int to, int tag) override {
+    auto aliases = on_cpu(tensors);
+    return gloo_->send(aliases, to, tag);
+  }
+  WorkPtr recv(Tensors& tensors, int from, int tag) override {
+    auto aliases = on_cpu(tensors);
+    return gloo_->recv(aliases, from, tag);
+  }
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override {
+    auto aliases = on_cpu(tensors);
+    return gloo_->recvAnysource(aliases, tag);
+  }
+
+  void setSequenceNumberForGroup() override { gloo_->setSequenceNumberForGroup(); }
+  uint64_t getSequenceNumberForGroup() override { return gloo_->getSequenceNumberForGroup(); }
+  void setTimeout(std::chrono::milliseconds timeout) override { gloo_->setTimeout(timeout); }
+  void abort() override { gloo_->abort(); }
+  void shutdown() override { gloo_->shutdown(); }
+
+ private:
+  c10::intrusive_ptr<c10d::Backend> gloo_;
+  bool ordered_;
+
+  WorkPtr started(WorkPtr gloo, Tensors outputs, Tensors averaged = {}) const {
+    auto work = c10::make_intrusive<Collective>(std::move(gloo), std::move(outputs), std::move(averaged), getSize());
+    if (ordered_) work->complete();
+    return work;
+  }
+
+  // gloo has no average: it sums, and the sum is divided when it is there.
+  template <class Options>
+  static Options summing(Options options) {
+    if (options.reduceOp == c10d::ReduceOp::AVG) options.reduceOp = c10d::ReduceOp::SUM;
+    return options;
+  }
+  template <class Options>
+  static Tensors averaged(const Options& options, Tensors aliases) {
+    return options.reduceOp == c10d::ReduceOp::AVG ? std::move(aliases) : Tensors();
+  }
+};
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> new_backend(const c10::intrusive_ptr<c10d::Backend>& gloo, bool ordered) {
+  return c10::make_intrusive<Backend>(gloo, ordered);
+}
+
+}  // namespace trlcompat

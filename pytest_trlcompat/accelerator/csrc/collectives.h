@@ -1,0 +1,12 @@
+// Collectives: see collectives.cpp.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+namespace trlcompat {
+
+// A backend for tensors on the device, which hands every collective to `gloo`. With `ordered` false they complete as
+// gloo's do: the project's own test shows with it what ordering is for.
+c10::intrusive_ptr<c10d::Backend> new_backend(const c10::intrusive_ptr<c10d::Backend>& gloo, bool ordered);
+
+}  // namespace trlcompat

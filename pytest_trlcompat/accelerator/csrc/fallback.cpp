@@ -1,0 +1,197 @@
+// The fallback: every operator that has no kernel of the device's own runs the CPU's, on aliases of the same memory.
+//
+// It first refuses what a GPU refuses. That check is the reason why this device exists.
+#include "aliases.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <initializer_list>
+#include <string_view>
+#include <utility>
+
+namespace trlcompat {
+namespace {
+
+using c10::IValue;
+using torch::jit::Stack;
+
+template <class Function>
+void for_each_tensor(const IValue& value, Function function) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) function(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector())
+      if (tensor.defined()) function(tensor);
+  } else if (value.isOptionalTensorList()) {
+    for (const auto& tensor : value.toOptionalTensorVector())
+      if (tensor && tensor->defined()) function(*tensor);
+  }
+}
+
+// Replaces each tensor in `value` by what `function` makes of it.
+template <class Function>
+void map_tensors(IValue& value, Function function) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) value = IValue(function(value.toTensor()));
+  } else if (value.isTensorList()) {
+    auto tensors = value.toTensorVector();
+    for (auto& tensor : tensors)
+      if (tensor.defined()) tensor = function(tensor);
+    value = IValue(c10::List<at::Tensor>(std::move(tensors)));
+  } else if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> tensors;
+    for (const auto& tensor : value.toOptionalTensorVector())
+      tensors.push_back(tensor && tensor->defined() ? std::optional(function(*tensor)) : tensor);
+    value = IValue(std::move(tensors));
+  }
+}
+
+// The arguments of one call: the last values of the stack.
+struct Arguments {
+  const c10::FunctionSchema& schema;
+  IValue* values;
+  size_t size;
+
+  Arguments(const c10::FunctionSchema& s, Stack& stack)
+      : schema(s), values(stack.data() + stack.size() - s.arguments().size()), size(s.arguments().size()) {}
+
+  const std::string& name(size_t i) const { return schema.arguments()[i].name(); }
+  const c10::AliasInfo* alias_info(size_t i) const { return schema.arguments()[i].alias_info(); }
+  bool is_written(size_t i) const { return alias_info(i) != nullptr && alias_info(i)->isWrite(); }
+  IValue* begin() const { return values; }
+  IValue* end() const { return values + size; }
+};
+
+// Where the call takes place. A tensor with dimensions decides, then a number on the device, then what is asked for.
+struct Place {
+  c10::Device device;
+  bool has_tensors;  // false for factories: arange, randperm
+};
+
+Place find_place(const Arguments& arguments) {
+  std::optional<c10::Device> of_tensor, of_number, asked;
+  for (const IValue& value : arguments) {
+    for_each_tensor(value, [&](const at::Tensor& tensor) {
+      if (tensor.device().type() != kDevice) return;
+      auto& found = tensor.dim() != 0 ? of_tensor : of_number;
+      if (!found) found = tensor.device();
+    });
+    if (value.isDevice() && value.toDevice().type() == kDevice && !asked) asked = value.toDevice();
+    if (value.isGenerator() && value.toGenerator().device().type() == kDevice && !asked)
+      asked = value.toGenerator().device();
+  }
+  const bool has_tensors = of_tensor || of_number;
+  return {resolve(of_tensor ? of_tensor : of_number ? of_number : asked), has_tensors};
+}
+
+// Indexing takes CPU indices on every device.
+bool accepts_cpu_indices(std::string_view method) {
+  return method == "aten::index" || method == "aten::index_put" || method == "aten::index_put_" ||
+      method == "aten::_index_put_impl_";
+}
+
+void check_devices(const Arguments& arguments, const Place& place) {
+  const std::string& method = arguments.schema.name();
+  for (size_t i = 0; i < arguments.size; ++i) {
+    const IValue& value = arguments.values[i];
+    TORCH_CHECK(!value.isGenerator() || value.toGenerator().device().type() == kDevice, "Expected a '", place.device,
+                "' device type for generator but found '", value.toGenerator().device(), "'");
+    if (!place.has_tensors) continue;
+    for_each_tensor(value, [&](const at::Tensor& tensor) {
+      const auto device = tensor.device();
+      if (device == place.device || device.type() == c10::DeviceType::Meta) return;
+      if (device.type() == c10::DeviceType::CPU) {
+        const bool is_number = tensor.dim() == 0 && !arguments.is_written(i);
+        if (is_number || (arguments.name(i) == "indices" && accepts_cpu_indices(method))) return;
+      }
+      TORCH_CHECK(false, "Expected all tensors to be on the same device, but got ", arguments.name(i), " is on ",
+                  device, ", different from other tensors on ", place.device,
+                  " (when checking argument in method ", method, ")");
+    });
+  }
+}
+
+using Written = std::vector<std::pair<at::Tensor, at::Tensor>>;  // an argument that is written to, and its alias
+
+Written move_arguments_to_cpu(const Arguments& arguments, const Place& place, Aliases& aliases) {
+  Written written;
+  for (size_t i = 0; i < arguments.size; ++i) {
+    IValue& value = arguments.values[i];
+    if (value.isDevice()) {
+      value = IValue(c10::Device(c10::DeviceType::CPU));
+    } else if (value.isGenerator()) {
+      value = IValue(cpu_generator(value.toGenerator()));
+    } else if (value.isNone()) {
+      // Without this the kernel would draw from the CPU's default generator, which torch.npu.manual_seed does not seed.
+      if (arguments.name(i) == "generator") value = IValue(cpu_generator(default_generator(place.device.index())));
+    } else {
+      map_tensors(value, [&](const at::Tensor& tensor) {
+        auto alias = aliases.to_cpu(tensor);
+        if (arguments.is_written(i)) written.emplace_back(tensor, alias);
+        return alias;
+      });
+    }
+  }
+  return written;
+}
+
+// The argument that the return value `result` stands for (`self` of add_, `out` of add.out), if there is one.
+std::optional<size_t> returned_argument(const Arguments& arguments, const c10::Argument& result) {
+  if (result.alias_info() == nullptr || !result.alias_info()->isWrite()) return std::nullopt;
+  for (size_t i = 0; i < arguments.size; ++i)
+    if (arguments.is_written(i) && arguments.alias_info(i)->beforeSets() == result.alias_info()->beforeSets()) return i;
+  return std::nullopt;
+}
+
+bool is_traced() {
+  static const bool traced = std::getenv("TRLCOMPAT_ACCELERATOR_TRACE") != nullptr;
+  return traced;
+}
+
+}  // namespace
+
+void fallback(const c10::OperatorHandle& op, Stack* stack) {
+  const auto& schema = op.schema();
+  if (is_traced()) std::fprintf(stderr, "[accelerator] %s.%s\n", schema.name().c_str(), schema.overload_name().c_str());
+  const Arguments arguments(schema, *stack);
+  const Place place = find_place(arguments);
+  check_devices(arguments, place);
+
+  const std::vector<IValue> originals(arguments.begin(), arguments.end());
+  // An argument may be named by a result; which one is looked up before the call takes the arguments from the stack.
+  c10::SmallVector<std::optional<size_t>, 4> returned;
+  for (const auto& result : schema.returns()) returned.push_back(returned_argument(arguments, result));
+
+  Aliases aliases;
+  const Written written = move_arguments_to_cpu(arguments, place, aliases);
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  if (!written.empty()) aliases.adopt_reallocated();
+  for (const auto& [tensor, alias] : written) aliases.adopt_shape(tensor, alias, schema.name().c_str());
+
+  IValue* results = stack->data() + stack->size() - returned.size();
+  for (size_t i = 0; i < returned.size(); ++i) {
+    if (returned[i])
+      results[i] = originals[*returned[i]];
+    else
+      map_tensors(results[i], [&](const at::Tensor& tensor) { return aliases.to_device(tensor, place.device); });
+  }
+}
+
+}  // namespace trlcompat
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&trlcompat::fallback>()); }
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  const auto use_fallback = [&m](std::initializer_list<const char*> names) {
+    for (const char* name : names) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&trlcompat::fallback>());
+  };
+  // torch offers these a composite of other operators besides the CPU's kernel, and a new device gets the composite,
+  // which rounds differently. Bitwise equality with the CPU needs the CPU's kernel.
+  use_fallback({"addr", "addr.out", "linalg__powsum", "mish_backward", "native_group_norm", "native_layer_norm",
+                "silu_backward"});
+  // These choose a kernel by the device of their arguments, and would find none for this one.
+  use_fallback({"convolution", "convolution_backward"});
+}

@@ -1,0 +1,32 @@
+// The Python module: what the stand-in package torch_npu calls.
+#include "accelerator.h"
+#include "collectives.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+namespace {
+
+using torch::wrap_pybind_function;
+
+int device_count() { return trlcompat::device_count(); }
+int current_device() { return trlcompat::current_device(); }
+void set_device(int index) { trlcompat::set_current_device(trlcompat::existing(index)); }
+at::Generator default_generator(int index) { return trlcompat::default_generator(trlcompat::existing(index)); }
+int64_t memory_allocated(int index) { return trlcompat::memory_counts(trlcompat::existing(index)).current; }
+int64_t max_memory_allocated(int index) { return trlcompat::memory_counts(trlcompat::existing(index)).peak; }
+void reset_peak_memory_stats(int index) { trlcompat::reset_peak_memory(trlcompat::existing(index)); }
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("register_hooks", wrap_pybind_function(trlcompat::register_hooks));
+  m.def("device_count", wrap_pybind_function(device_count));
+  m.def("current_device", wrap_pybind_function(current_device));
+  m.def("set_device", wrap_pybind_function(set_device));
+  m.def("default_generator", wrap_pybind_function(default_generator));
+  m.def("memory_allocated", wrap_pybind_function(memory_allocated));
+  m.def("max_memory_allocated", wrap_pybind_function(max_memory_allocated));
+  m.def("reset_peak_memory_stats", wrap_pybind_function(reset_peak_memory_stats));
+  m.def("new_backend", wrap_pybind_function(trlcompat::new_backend));
+}

@@ -1,0 +1,62 @@
+"""Random numbers of the devices: each has a generator, which draws what the CPU's draws from the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from torch_npu import _C
+from torch_npu.npu._index import Device, index_of
+
+__all__ = [
+    "get_rng_state",
+    "get_rng_state_all",
+    "initial_seed",
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_all",
+    "set_rng_state",
+    "set_rng_state_all",
+]
+
+default_generators = tuple(_C.default_generator(index) for index in range(_C.device_count()))
+
+
+def manual_seed(seed: int) -> None:
+    default_generators[_C.current_device()].manual_seed(int(seed))
+
+
+def manual_seed_all(seed: int) -> None:
+    for generator in default_generators:
+        generator.manual_seed(int(seed))
+
+
+def seed() -> None:
+    default_generators[_C.current_device()].seed()
+
+
+def seed_all() -> None:
+    manual_seed_all(default_generators[0].seed())
+
+
+def initial_seed() -> int:
+    return default_generators[_C.current_device()].initial_seed()
+
+
+def get_rng_state(device: Device = "npu") -> torch.Tensor:
+    return default_generators[index_of(device)].get_state()
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    return [generator.get_state() for generator in default_generators]
+
+
+def set_rng_state(new_state: torch.Tensor, device: Device = "npu") -> None:
+    default_generators[index_of(device)].set_state(new_state.cpu())
+
+
+def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+    for index, state in enumerate(new_states):
+        set_rng_state(state, index)

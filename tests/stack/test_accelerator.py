@@ -1,0 +1,384 @@
+"""The software accelerator computes what the CPU computes, refuses what a GPU refuses, and loads only when asked for.
+
+Whatever uses the device runs in a launch or in a child process, so that this process keeps a plain torch for others.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_trlcompat import accelerator, tiny
+from pytest_trlcompat.launch import Launcher
+
+MODEL = tiny.qwen2(seed=3)
+ROWS, LENGTH, STEPS = 4, 12, 3
+
+
+@pytest.fixture(scope="module")
+def launch() -> Iterator[Launcher]:
+    with Launcher(device="software") as launcher:
+        yield launcher
+
+
+# ---- it computes what the CPU computes
+
+
+def batch(torch: Any) -> Any:
+    """Token ids ``(ROWS, LENGTH)``, on the CPU."""
+    return torch.randint(3, MODEL.vocab_size, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
+
+
+def train_on(device: str) -> dict[str, Any]:
+    """Everything that a training run computes, as CPU tensors."""
+    import torch
+
+    model = MODEL.new_model().to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    computed: dict[str, Any] = {}
+    ids = batch(torch).to(device)
+    for step in range(STEPS):
+        output = model(input_ids=ids, labels=ids)
+        optimizer.zero_grad()
+        output.loss.backward()
+        computed[f"{step}/logits"] = output.logits
+        computed[f"{step}/loss"] = output.loss
+        computed |= {f"{step}/grad/{name}": parameter.grad.clone() for name, parameter in model.named_parameters()}
+        optimizer.step()
+        computed |= {f"{step}/weight/{name}": parameter.clone() for name, parameter in model.named_parameters()}
+    return {name: tensor.detach().cpu() for name, tensor in computed.items()}
+
+
+def generate_on(device: str) -> Any:
+    """Greedy generation from prompts of different lengths, padded on the left."""
+    import torch
+
+    ids = batch(torch)
+    mask = torch.ones_like(ids)
+    for row in range(ROWS):
+        ids[row, :row], mask[row, :row] = tiny.PAD_TOKEN_ID, 0
+    model = MODEL.new_model().to(device)
+    return model.generate(
+        input_ids=ids.to(device), attention_mask=mask.to(device), max_new_tokens=16, do_sample=False
+    ).cpu()
+
+
+def unequal(function: Callable[[str], dict[str, Any]]) -> tuple[int, list[str]]:
+    """How many tensors were compared, and the names of those that differ in a single bit."""
+    import torch
+
+    expected, found = function("cpu"), function("npu:1")
+    assert expected.keys() == found.keys()
+    return len(expected), [name for name in expected if not torch.equal(expected[name], found[name])]
+
+
+def test_forward_backward_and_adamw_equal_the_cpus_bitwise(launch: Launcher) -> None:
+    compared, different = launch(unequal, train_on, strategy="single").values[0]
+    assert different == []
+    parameters = 3 + 12 * MODEL.num_hidden_layers
+    assert compared == STEPS * (2 + 2 * parameters)
+
+
+def test_greedy_generation_equals_the_cpus(launch: Launcher) -> None:
+    def both() -> tuple[list[list[int]], list[list[int]]]:
+        return generate_on("cpu").tolist(), generate_on("npu").tolist()
+
+    expected, found = launch(both, strategy="single").values[0]
+    assert found == expected
+    assert len(expected[0]) == LENGTH + 16 or 1 in expected[0][LENGTH:]
+
+
+def test_random_numbers_are_the_cpus_from_the_same_seed(launch: Launcher) -> None:
+    def draw() -> list[bool]:
+        import torch
+
+        torch.manual_seed(7)  # once: each device has a generator of its own
+
+        def numbers(device: str) -> list[Any]:
+            drawn = torch.empty(64, device=device).uniform_()
+            permutation = torch.randperm(11, device=device)
+            return [drawn, permutation, torch.multinomial(drawn, 5), torch.randn(9, device=device)]
+
+        return [torch.equal(one, other.cpu()) for one, other in zip(numbers("cpu"), numbers("npu"), strict=True)]
+
+    assert launch(draw, strategy="single").values[0] == [True] * 4
+
+
+def test_no_operator_takes_a_composite_where_the_cpu_has_a_kernel(launch: Launcher) -> None:
+    """A composite of other operators rounds differently. Fails when a torch release brings another such operator."""
+
+    def composites() -> list[str]:
+        import torch
+
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        return sorted(
+            name
+            for name in torch._C._dispatch_get_all_op_names()
+            if has(name, "CPU")
+            and (has(name, "CompositeExplicitAutograd") or has(name, "CompositeImplicitAutograd"))
+            and not has(name, "PrivateUse1")
+        )
+
+    exact = {  # they move data, or reduce booleans: nothing is rounded
+        "aten::_stack",
+        "aten::_stack.out",
+        "aten::all.dims",
+        "aten::all.dims_out",
+        "aten::any.dims",
+        "aten::any.dims_out",
+        "aten::native_channel_shuffle",
+    }
+    assert set(launch(composites, strategy="single").values[0]) <= exact
+
+
+# ---- it refuses what a GPU refuses
+
+SAME_DEVICE = "Expected all tensors to be on the same device"
+NO_SUCH_DEVICE = "invalid device ordinal 9: the software accelerator has 8 device(s), npu:0 to npu:7"
+# n is on npu:0 and c on the CPU, both (4, 4) of floats; ni and ci are indices (4,); F is torch.nn.functional.
+REFUSED = {
+    "n + c": SAME_DEVICE,
+    "c + n": SAME_DEVICE,
+    "n - c": SAME_DEVICE,
+    "n * c": SAME_DEVICE,
+    "n / c": SAME_DEVICE,
+    "n**c": SAME_DEVICE,
+    "n == c": SAME_DEVICE,
+    "n < c": SAME_DEVICE,
+    "n @ c": SAME_DEVICE,
+    "n.add_(c)": SAME_DEVICE,
+    "c.add_(n)": SAME_DEVICE,
+    "n + n.to('npu:1')": SAME_DEVICE,
+    "torch.add(n, n, out=c)": SAME_DEVICE,
+    "torch.maximum(n, c)": SAME_DEVICE,
+    "torch.clamp(n, min=c)": SAME_DEVICE,
+    "torch.lerp(n, n, c)": SAME_DEVICE,
+    "torch.addcmul(n, n, c)": SAME_DEVICE,
+    "torch._foreach_add([n, n], [n, c])": SAME_DEVICE,
+    "torch.bmm(n[None], c[None])": SAME_DEVICE,
+    "torch.addmm(c, n, n)": SAME_DEVICE,
+    "torch.dot(n[0], c[0])": SAME_DEVICE,
+    "torch.einsum('ij,kj->ik', n, c)": SAME_DEVICE,
+    "torch.cat([n, c])": SAME_DEVICE,
+    "torch.stack([n, c])": SAME_DEVICE,
+    "torch.where(n > 0, n, c)": SAME_DEVICE,
+    "torch.where(c > 0, n, n)": SAME_DEVICE,
+    "torch.isin(ni, ci)": SAME_DEVICE,
+    "torch.searchsorted(n[0], c[0])": SAME_DEVICE,
+    "n.masked_fill(c > 0, 0.0)": SAME_DEVICE,
+    "n.masked_select(c > 0)": SAME_DEVICE,
+    "n.gather(1, ci[:, None])": SAME_DEVICE,
+    "n.scatter(1, ni[:, None], c)": SAME_DEVICE,
+    "n.index_select(0, ci)": SAME_DEVICE,
+    "n.index_put((ni,), c)": SAME_DEVICE,
+    "n.index_add(0, ni, c)": "self, index and source expected to be in the same device",
+    "c[ni]": "indices should be either on cpu or on the same device as the indexed tensor (cpu)",
+    "F.linear(n, c)": SAME_DEVICE,
+    "F.linear(n, n, c[0])": SAME_DEVICE,
+    "F.embedding(ci, n)": SAME_DEVICE,
+    "F.embedding(ni, c)": SAME_DEVICE,
+    "F.layer_norm(n, (4,), c[0])": SAME_DEVICE,
+    "F.conv1d(n[None], c[:, :, None])": SAME_DEVICE,
+    "F.mse_loss(n, c)": SAME_DEVICE,
+    "F.cross_entropy(n, ci)": SAME_DEVICE,
+    "F.scaled_dot_product_attention(n, n, n, attn_mask=c)": SAME_DEVICE,
+    "n.set_(c.untyped_storage())": 'a tensor on device "npu:0" to a storage on different device "cpu"',
+    "setattr(n, 'grad', c)": "ensure that the gradient and the tensor are on the same device",
+    "torch.randn(4, device='npu', generator=torch.Generator())": "Expected a 'npu:0' device type for generator",
+    "torch.arange(4, device='npu:9')": NO_SUCH_DEVICE,
+    "c.to('npu:9')": NO_SUCH_DEVICE,
+    "torch.npu.set_device(9)": NO_SUCH_DEVICE,
+}
+
+
+def evaluate_all(expressions: list[str]) -> dict[str, str]:
+    """What each expression raised, as text."""
+    import torch
+
+    def evaluate(expression: str) -> str:
+        names = {"torch": torch, "F": torch.nn.functional}
+        for prefix, device in (("n", "npu:0"), ("c", "cpu")):
+            names[prefix] = torch.rand(4, 4, device=device)
+            names[f"{prefix}i"] = torch.arange(4, device=device)
+        try:
+            return f"no error: {eval(expression, names)}"
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    return {expression: evaluate(expression) for expression in expressions}
+
+
+@pytest.fixture(scope="module")
+def raised(launch: Launcher) -> dict[str, str]:
+    found: dict[str, str] = launch(evaluate_all, list(REFUSED), strategy="single").values[0]
+    return found
+
+
+@pytest.mark.parametrize("expression", REFUSED)
+def test_mixed_devices_are_refused(raised: dict[str, str], expression: str) -> None:
+    assert raised[expression].startswith("RuntimeError: ")
+    assert REFUSED[expression] in raised[expression]
+
+
+def test_what_a_gpu_allows_between_devices(launch: Launcher) -> None:
+    def allowed() -> list[Any]:
+        import torch
+
+        n, c = torch.ones(4, 4, device="npu:0"), torch.full((4, 4), 2.0)
+        n[1] = c[1]  # copying
+        return [
+            (n + torch.tensor(1.0)).sum().item(),  # a number of the CPU
+            n[torch.tensor([0, 1])].sum().item(),  # indices of the CPU
+            n.to("npu:1").device.index,
+            torch.empty(4, 4).copy_(n).sum().item(),
+        ]
+
+    assert launch(allowed, strategy="single").values[0] == [36.0, 12.0, 1, 20.0]
+
+
+# ---- the rest of the device
+
+
+def test_memory_is_counted_per_device_in_bytes(launch: Launcher) -> None:
+    def count() -> dict[str, Any]:
+        import torch
+
+        npu = torch.npu
+        seen: dict[str, Any] = {"at first": npu.memory_allocated()}
+        kept = torch.ones(1000, device="npu:0")  # 4000 bytes of the device's own
+        result = kept.nonzero()  # 8000 that a CPU kernel allocated
+        other = torch.empty(10, dtype=torch.int64, device="npu:1")
+        seen["two tensors"] = npu.memory_allocated(), npu.max_memory_allocated()
+        seen["the other device"] = npu.memory_allocated(other.device), npu.max_memory_allocated("npu:1")
+        del result
+        seen["one freed"] = npu.memory_allocated(), npu.max_memory_allocated()
+        npu.reset_peak_memory_stats()
+        seen["reset"] = npu.max_memory_allocated(), torch.accelerator.max_memory_allocated()
+        kept.untyped_storage().resize_(0)
+        seen["resized"] = npu.memory_allocated()
+        return seen
+
+    assert launch(count, strategy="single").values[0] == {
+        "at first": 0,
+        "two tensors": (12000, 12000),
+        "the other device": (80, 80),
+        "one freed": (4000, 12000),
+        "reset": (4000, 4000),
+        "resized": 0,
+    }
+
+
+def test_convolutions_work(launch: Launcher) -> None:
+    def convolve(device: str) -> dict[str, Any]:
+        import torch
+
+        torch.manual_seed(0)
+        convolution = torch.nn.Conv1d(4, 6, 3)
+        values = torch.rand(2, 4, 9)
+        output = convolution.to(device)(values.to(device))
+        output.square().sum().backward()
+        return {"output": output.cpu(), "gradient": convolution.weight.grad.cpu()}
+
+    assert launch(unequal, convolve, strategy="single").values[0] == (2, [])
+
+
+def test_autocast_lowers_precision(launch: Launcher) -> None:
+    def dtypes() -> list[str]:
+        import torch
+
+        layer, values = torch.nn.Linear(4, 4).npu(), torch.rand(2, 4).npu()
+        with torch.autocast("npu", dtype=torch.bfloat16):
+            return [str(layer(values).dtype), str(torch.nn.functional.softmax(layer(values), -1).dtype)]
+
+    assert launch(dtypes, strategy="single").values[0] == ["torch.bfloat16", "torch.float32"]
+
+
+def test_streams_and_events(launch: Launcher) -> None:
+    def use() -> list[Any]:
+        import torch
+
+        npu = torch.npu
+        stream = npu.Stream(priority=-1)
+        start, end = npu.Event(enable_timing=True), npu.Event(enable_timing=True)
+        start.record()
+        with npu.stream(stream):
+            inside = npu.current_stream() == stream
+        time.sleep(0.02)
+        end.record()
+        return [inside, npu.current_stream() == npu.default_stream(), start.elapsed_time(end) >= 20.0, end.query()]
+
+    assert launch(use, strategy="single").values[0] == [True] * 4
+
+
+# ---- it loads only when it is asked for
+
+
+def run_python(code: str, **environment: str) -> str:
+    """Standard output of a fresh interpreter."""
+    finished = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.strip()
+
+
+def test_importing_the_plugin_or_the_room_loads_neither_torch_nor_the_device() -> None:
+    code = "import sys, pytest_trlcompat.plugin, pytest_trlcompat.accelerator\n"
+    code += "print({'torch', 'torch_npu'} & {*sys.modules})"
+    assert run_python(code) == "set()"
+
+
+def test_building_imports_no_torch() -> None:
+    code = "import sys; from pytest_trlcompat import accelerator; accelerator.build(); print('torch' in sys.modules)"
+    assert run_python(code) == "False"
+
+
+def test_a_child_has_the_devices_of_its_environment() -> None:
+    code = "import torch; print(torch.npu.device_count(), (torch.ones(1, device='npu:2') + 1).item())"
+    assert run_python(code, **accelerator.environment(devices=3)) == "3 2.0"
+
+
+ACTIVATE = """
+from pytest_trlcompat import accelerator
+try:
+    accelerator.activate(devices=2)
+    print("active")
+except accelerator.AcceleratorError as error:
+    print(error)
+"""
+
+
+def test_activating_twice_is_fine_but_for_another_number_of_devices() -> None:
+    again = ACTIVATE.replace("devices=2", "devices=3")
+    first, second, third = run_python(ACTIVATE + ACTIVATE + again).splitlines()
+    assert (first, second) == ("active", "active")
+    assert third.startswith("3 software accelerators were asked for, and this process already has 2")
+
+
+def test_activating_is_refused_where_torch_sees_a_real_accelerator() -> None:
+    pretend = "import torch\ntorch.accelerator.is_available = lambda: True\n"
+    pretend += "torch.accelerator.current_accelerator = lambda: torch.device('cuda')\n"
+    found = run_python(pretend + ACTIVATE + "print(hasattr(torch, 'npu'))").splitlines()
+    assert found[0].startswith("The software accelerator was asked for, and torch sees a real one (cuda).")
+    assert found[1] == "False"
+
+
+def test_activating_is_refused_beside_a_torch_npu_of_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "torch_npu.py").write_text("raise RuntimeError('must not be imported')\n")
+    found = run_python(ACTIVATE, PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))
+    assert "this environment has a torch_npu of its own" in found
+
+
+@pytest.mark.parametrize("count", ["0", "two"])
+def test_a_wrong_number_of_devices_is_refused_when_the_device_loads(count: str) -> None:
+    code = "import torch\ntry: import torch_npu\nexcept Exception as error: print(error)"
+    environment = {**accelerator.environment(), "TRLCOMPAT_ACCELERATOR_DEVICES": count}
+    found = run_python(code, **environment, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert f"TRLCOMPAT_ACCELERATOR_DEVICES must be a whole number from 1 to 127, not '{count}'" in found

@@ -1,0 +1,353 @@
+"""Building the software accelerator, with a stand-in for torch and for the compiler: neither is needed here."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_trlcompat.accelerator import AcceleratorError, build, environment
+from pytest_trlcompat.accelerator.build import cache_folder, cache_key, find_compiler, find_torch
+
+# Takes g++'s arguments: counts its calls, reads the source, and writes what it is asked to write with -o.
+COMPILER = """\
+#!{python}
+import pathlib, subprocess, sys, time
+with open({calls!r}, "a") as calls:
+    calls.write("called\\n")
+source = sys.stdin.read()
+{body}
+pathlib.Path(sys.argv[sys.argv.index("-o") + 1]).write_text(source)
+"""
+
+MODULE = importlib.import_module("pytest_trlcompat.accelerator.build")  # not the function of that name
+DRIVER = """\
+import importlib, sys
+from pathlib import Path
+root, cache = Path(sys.argv[1]), sys.argv[2]
+sys.path.insert(0, str(root))
+module = importlib.import_module("pytest_trlcompat.accelerator.build")
+module._python_headers = lambda: root / "python"
+print(module.build(cache=cache))
+"""
+
+
+class Workshop:
+    """A folder with a torch to compile against and a compiler to do it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.cache = root / "cache"
+        self.calls_file = root / "calls"
+        self.make_torch("2.99.0+cpu")
+        (root / "python").mkdir()
+        (root / "python" / "Python.h").touch()
+
+    def make_torch(self, version: str, git: str = "abc") -> None:
+        torch = self.root / "torch"
+        (torch / "include" / "torch").mkdir(parents=True, exist_ok=True)
+        (torch / "include" / "torch" / "library.h").touch()
+        (torch / "__init__.py").write_text("raise RuntimeError('a build must not import torch')\n")
+        (torch / "version.py").write_text(f"__version__ = '{version}'\ngit_version = '{git}'\n")
+
+    def compiler(self, body: str = "") -> str:
+        path = self.root / "compiler"
+        path.write_text(COMPILER.format(python=sys.executable, calls=str(self.calls_file), body=textwrap.dedent(body)))
+        path.chmod(0o755)
+        return str(path)
+
+    @property
+    def calls(self) -> int:
+        return len(self.calls_file.read_text().splitlines()) if self.calls_file.exists() else 0
+
+    def start(self) -> subprocess.Popen[str]:
+        """A build in a process of its own."""
+        return subprocess.Popen(
+            [sys.executable, "-c", DRIVER, str(self.root), str(self.cache)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+@pytest.fixture
+def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    made = Workshop(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(MODULE, "_python_headers", lambda: tmp_path / "python")
+    monkeypatch.setenv("CXX", made.compiler())
+    monkeypatch.setenv("TRLCOMPAT_CACHE", str(made.cache))
+    return made
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_a_build_is_one_folder_that_holds_the_standin_and_its_library(workshop: Workshop) -> None:
+    lines: list[str] = []
+    folder = build(progress=lines.append)
+    assert folder.parent == workshop.cache / "accelerator"
+    assert folder.name.startswith(f"torch2.99.0+cpu-{sysconfig.get_config_var('SOABI')}-")
+    assert (folder / "torch_npu" / "_C.so").read_text().startswith('#include "aliases.cpp"\n#include "allocator.cpp"\n')
+    assert (folder / "torch_npu" / "__init__.py").is_file()
+    assert (folder / "torch_npu" / "ascend" / "version.cfg").read_text() == "[Version]\nversion=8.0\n"
+    (metadata,) = folder.glob("*.dist-info")
+    assert "torch_npu:_autoload" in (metadata / "entry_points.txt").read_text()
+    assert oct(folder.stat().st_mode & 0o777) == "0o755"
+    assert lines[0].startswith("compiling the software accelerator for torch 2.99.0+cpu with ")
+    assert lines[1].startswith("compiled in ")
+
+
+def test_a_second_build_compiles_nothing_and_says_nothing(workshop: Workshop) -> None:
+    lines: list[str] = []
+    first = build()
+    assert build(progress=lines.append) == first
+    assert workshop.calls == 1
+    assert lines == []
+
+
+def test_progress_goes_to_stderr(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+    build()
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("trlcompat: compiling the software accelerator for torch 2.99.0+cpu with ")
+
+
+def test_no_leftovers_beside_a_build(workshop: Workshop) -> None:
+    name = build().name
+    found = sorted(path.name for path in (workshop.cache / "accelerator").iterdir())
+    assert found == [name, f"{name}.lock", f"{name}.log"]
+
+
+def test_the_key_follows_torch(workshop: Workshop) -> None:
+    first = cache_key(find_torch())
+    assert cache_key(find_torch()) == first
+    workshop.make_torch("2.99.0+cpu", git="another build of the same version")
+    second = cache_key(find_torch())
+    workshop.make_torch("3.0.0")
+    third = cache_key(find_torch())
+    assert len({first, second, third}) == 3
+    assert third.startswith("torch3.0.0-")
+
+
+def test_the_key_follows_the_sources_but_not_bytecode(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "room"
+    for folder in ("csrc", "standin"):
+        shutil.copytree(MODULE.HERE / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    original = cache_key(find_torch())
+    monkeypatch.setattr(MODULE, "HERE", copy)
+    monkeypatch.setattr(MODULE, "SOURCES", copy / "csrc")
+    monkeypatch.setattr(MODULE, "STANDIN", copy / "standin")
+    assert cache_key(find_torch()) == original
+    (copy / "standin" / "torch_npu" / "__pycache__").mkdir()
+    (copy / "standin" / "torch_npu" / "__pycache__" / "x.pyc").touch()
+    assert cache_key(find_torch()) == original
+    (copy / "csrc" / "aliases.h").write_text("// another")
+    assert cache_key(find_torch()) != original
+
+
+def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setenv("TRLCOMPAT_CACHE", str(tmp_path / "own"))
+    assert cache_folder() == tmp_path / "own"
+    monkeypatch.delenv("TRLCOMPAT_CACHE")
+    assert cache_folder() == tmp_path / "xdg" / "pytest-trlcompat"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == tmp_path / "home" / ".cache" / "pytest-trlcompat"
+
+
+# ---- several at once, and some that are killed
+
+
+def test_of_several_at_once_one_compiles(workshop: Workshop) -> None:
+    workshop.compiler("time.sleep(1)")
+    started = [workshop.start() for _ in range(4)]
+    outputs = [process.communicate(timeout=60) for process in started]
+    assert [process.returncode for process in started] == [0] * 4, outputs
+    assert len({out for out, _ in outputs}) == 1
+    assert workshop.calls == 1
+    assert sum("waiting for another process" in err for _, err in outputs) == 3
+
+
+def test_a_killed_build_blocks_no_later_one(workshop: Workshop) -> None:
+    workshop.compiler("time.sleep(20)")
+    process = workshop.start()
+    wait_for(lambda: workshop.calls == 1)
+    process.kill()
+    process.communicate()
+    (compiler,) = processes_that_run(workshop.root / "compiler")
+    os.kill(compiler, signal.SIGKILL)
+    half_built = [path for path in (workshop.cache / "accelerator").iterdir() if path.name.startswith(".")]
+    assert len(half_built) == 1
+    workshop.compiler()
+    lines: list[str] = []
+    folder = build(progress=lines.append)
+    assert (folder / "torch_npu" / "_C.so").is_file()
+    assert not half_built[0].exists()
+    assert "waiting" not in lines[0]
+
+
+def test_an_interrupted_build_leaves_nothing_running(workshop: Workshop) -> None:
+    """A compiler is a driver with children, which killing the driver does not end."""
+    seconds = f"20.{os.getpid()}"
+    workshop.compiler(f"subprocess.run(['sleep', '{seconds}'])")
+    process = workshop.start()
+    wait_for(lambda: processes_that_run(seconds))
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert "KeyboardInterrupt" in errors
+    wait_for(lambda: not processes_that_run(seconds), seconds=10)
+    assert [path.suffix for path in (workshop.cache / "accelerator").iterdir()] == [".lock"]
+
+
+def processes_that_run(argument: str | Path) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if str(argument).encode() in arguments and b"-c" not in arguments:
+            found.append(int(folder.name))
+    return found
+
+
+# ---- errors
+
+
+def test_no_compiler(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(workshop.root))
+    with pytest.raises(AcceleratorError) as raised:
+        build(progress=lambda line: pytest.fail(f"announced: {line}"))
+    text = str(raised.value)
+    assert "no C++ compiler was found: CXX is not set, and none of g++, c++, clang++ is on PATH" in text
+    assert "apt-get install g++" in text
+    assert list((workshop.cache / "accelerator").glob("*.lock")), "the lock was taken and let go"
+
+
+def test_a_compiler_of_the_path(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "")
+    monkeypatch.setenv("PATH", str(workshop.root))
+    (workshop.root / "compiler").rename(workshop.root / "clang++")
+    assert find_compiler() == ["clang++"]
+    (workshop.root / "g++").symlink_to("clang++")
+    assert find_compiler() == ["g++"]
+
+
+def test_cxx_may_carry_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", f"{sys.executable} -I 'two words'")
+    assert find_compiler() == [sys.executable, "-I", "two words"]
+
+
+def test_cxx_names_no_program(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler -O3")
+    with pytest.raises(AcceleratorError, match=r"asks for the C\+\+ compiler 'no-such-compiler', which is not there"):
+        build()
+
+
+def test_a_failing_compiler(workshop: Workshop) -> None:
+    workshop.compiler("print(*range(1, 101), sep='\\n'); sys.exit(3)")
+    with pytest.raises(AcceleratorError) as raised:
+        build()
+    text = str(raised.value)
+    assert "could not compile the software accelerator for torch 2.99.0+cpu (exit status 3)" in text
+    assert text.splitlines()[-20:] == [str(number) for number in range(81, 101)]
+    (log,) = (workshop.cache / "accelerator").glob("*.log")
+    assert str(log) in text
+    assert log.read_text().splitlines()[1:] == [str(number) for number in range(1, 101)]
+    workshop.compiler()
+    assert build().is_dir(), "a failure blocks no later build"
+
+
+def test_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(AcceleratorError, match=r"is compiled against torch, and .* has no torch"):
+        find_torch()
+
+
+def test_a_torch_without_a_version(workshop: Workshop) -> None:
+    (workshop.root / "torch" / "version.py").write_text("")
+    with pytest.raises(AcceleratorError, match=r"does not tell its version in version\.py"):
+        find_torch()
+
+
+def test_a_torch_without_headers(workshop: Workshop) -> None:
+    (workshop.root / "torch" / "include" / "torch" / "library.h").unlink()
+    with pytest.raises(AcceleratorError, match=r"has no C\+\+ headers in"):
+        build()
+
+
+def test_a_python_without_headers(workshop: Workshop) -> None:
+    (workshop.root / "python" / "Python.h").unlink()
+    with pytest.raises(AcceleratorError, match=r"Python\.h is not in .*apt-get install python3-dev"):
+        build()
+
+
+FULL = r"No space is left to build the software accelerator in .*TRLCOMPAT_CACHE"
+
+
+def test_a_full_disk_for_the_compiler(workshop: Workshop) -> None:
+    workshop.compiler("print('fatal error: error writing to x.o: No space left on device'); sys.exit(1)")
+    with pytest.raises(AcceleratorError, match=FULL):
+        build()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_for_the_standin(workshop: Workshop, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def fail(*_args: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(shutil, "copyfile", fail)
+    with pytest.raises(AcceleratorError, match=FULL):
+        build()
+
+
+def test_a_cache_that_cannot_be_written(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    (workshop.root / "file").touch()
+    monkeypatch.setenv("TRLCOMPAT_CACHE", str(workshop.root / "file"))
+    with pytest.raises(AcceleratorError, match=r"cannot be built in .*Let TRLCOMPAT_CACHE name a writable folder"):
+        build()
+
+
+# ---- the environment of a child
+
+
+def test_the_environment_of_a_child(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = build()
+    monkeypatch.setenv("PYTHONPATH", "one:two")
+    assert environment(devices=4) == {
+        "PYTHONPATH": f"{folder}:one:two",
+        "TRLCOMPAT_ACCELERATOR_DEVICES": "4",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HIP_VISIBLE_DEVICES": "",
+    }
+    monkeypatch.delenv("PYTHONPATH")
+    assert environment()["PYTHONPATH"] == str(folder)
+
+
+@pytest.mark.parametrize("devices", [0, 128])
+def test_a_wrong_number_of_devices(workshop: Workshop, devices: int) -> None:
+    with pytest.raises(AcceleratorError, match=f"{devices} software .* were asked for; there can be 1 to 127 of them"):
+        environment(devices=devices)
+    assert workshop.calls == 0
