@@ -1,0 +1,60 @@
+"""What the installed TRL can do, seen in its code rather than in its version, and how to lend it what it lacks.
+
+Imports TRL when asked, and nothing of this package.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from types import CodeType, ModuleType
+from typing import Any
+from unittest import mock
+
+__all__ = ["class_uses", "function_uses", "grpo_module", "replaced"]
+
+
+def grpo_module() -> ModuleType:
+    """The module that holds TRL's ``GRPOTrainer`` and the global names which its methods look up."""
+    return import_module("trl.trainer.grpo_trainer")
+
+
+def function_uses(function: Callable[..., Any], name: str) -> bool:
+    """Whether the code of ``function``, beneath decorators, uses a global, attribute or import called ``name``."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code is not None and _code_uses(code, name)
+
+
+def class_uses(cls: type, name: str) -> bool:
+    """Whether a method of ``cls`` or of its bases uses ``name``; classes of this package do not count."""
+    package = __name__.rpartition(".")[0]
+    return any(
+        function_uses(member, name)
+        for base in cls.__mro__
+        if not base.__module__.startswith(package)
+        for member in vars(base).values()
+        if inspect.isfunction(member)
+    )
+
+
+@contextmanager
+def replaced(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Lend TRL's GRPO module ``make(original)`` in place of its global ``name``, while the context lasts.
+
+    Does nothing where the installed TRL has no such name. The replacement is seen by all threads.
+    """
+    module = grpo_module()
+    original = getattr(module, name, None)
+    if original is None:
+        yield
+        return
+    with mock.patch.object(module, name, make(original)):
+        yield
+
+
+def _code_uses(code: CodeType, name: str) -> bool:
+    return name in code.co_names or any(
+        _code_uses(constant, name) for constant in code.co_consts if isinstance(constant, CodeType)
+    )

@@ -1,0 +1,50 @@
+"""Cure of reference models that are loaded onto other devices than the policy, on accelerators other than CUDA.
+
+From 0.26.0 on TRL loads models by name with ``device_map="auto"``, and tells itself otherwise only under DeepSpeed
+and, in later releases, ``MULTI_GPU``. On an NPU or XPU each of several ranks therefore loads its reference model, and
+its policy where a name is given, onto device 0, and FSDP1 refuses: ``Inconsistent compute device and `device_id```; a
+single process that sees several devices spreads its reference model over them and fails at the first KL term. No
+release up to 1.16.0 is free of it.
+
+Imports Accelerate, and of this package ``_upstream``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from accelerate import PartialState
+
+from pytest_trlcompat.trainers._upstream import replaced
+
+__all__ = ["OneDevicePerRankMixin"]
+
+
+class OneDevicePerRankMixin:
+    """Loads the models of a subclass of ``trl.GRPOTrainer`` onto one device per rank, where Accelerate puts them.
+
+    A policy that was itself spread over several devices, and a ``device_map`` in ``model_init_kwargs``, are respected.
+    Does nothing where TRL has no ``create_model_from_path`` (before 0.26.0).
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        policy = args[0] if args else kwargs.get("model")
+        with replaced("create_model_from_path", partial(_without_device_map, policy)):
+            super().__init__(*args, **kwargs)
+
+
+def _without_device_map(policy: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def create_model_from_path(*args: Any, **kwargs: Any) -> Any:
+        if PartialState().num_processes > 1 or _is_on_one_device(policy):
+            kwargs.setdefault("device_map", None)
+        return upstream(*args, **kwargs)
+
+    return create_model_from_path
+
+
+def _is_on_one_device(policy: Any) -> bool:
+    """Whether a policy is there already, and not spread over devices; one that is yet to be loaded by name is not."""
+    device_map = getattr(policy, "hf_device_map", {})
+    return not isinstance(policy, str) and len(set(device_map.values())) <= 1

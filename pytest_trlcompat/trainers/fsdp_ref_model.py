@@ -1,0 +1,140 @@
+"""Cure of ``grpo-fsdp-ref-model`` (trl 3348): a reference model sharded and placed like the policy.
+
+Under FSDP trl 0.14.0 to 0.17.0 leave the reference model whole and on the CPU of every rank, where its first forward
+fails: ``Expected all tensors to be on the same device``. trl 0.18.0 shards it, but knows FSDP2 only from 0.29.0 on;
+before, FSDP2 ends in ``KeyError: True``. Since then, FSDP2 with ``cpu_ram_efficient_loading`` shards weights that rank
+0 alone has loaded: the others keep what was in memory, and the loss becomes NaN, or merely wrong.
+
+Imports torch, Accelerate and, of this package, ``_upstream``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from pytest_trlcompat.trainers._upstream import function_uses, replaced
+
+__all__ = ["FSDPReferenceModelMixin", "fsdp_version", "is_sharded", "shard_reference_model"]
+
+# What preparing a model changes in the plugin. Accelerate 1.6 and 1.7 do not wrap the layers of the policy when the
+# reference model was prepared before it and left its own auto-wrap policy behind.
+_PLUGIN_STATE = ("activation_checkpointing", "auto_wrap_policy", "param_init_fn")
+
+
+def fsdp_version(accelerator: Any) -> int | None:
+    """Version of FSDP, 1 or 2, that ``accelerator`` prepares models with; ``None`` for another strategy.
+
+    Accelerate without a device that it can shard on (plain CPU) has FSDP settings and does not use them.
+    """
+    if accelerator.distributed_type != DistributedType.FSDP:
+        return None
+    return getattr(accelerator.state.fsdp_plugin, "fsdp_version", None) or 1
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether ``model`` is wrapped by FSDP1 or was sharded by FSDP2."""
+    module_type = getattr(torch.distributed.fsdp, "FSDPModule", None)  # torch 2.6 and later
+    return isinstance(model, FullyShardedDataParallel) or (module_type is not None and isinstance(model, module_type))
+
+
+def shard_reference_model(model: nn.Module, accelerator: Any) -> nn.Module:
+    """Shard a reference model as ``accelerator`` shards the policy: same wrapping, same precision, same device.
+
+    The parameters of ``model`` move into the result (FSDP1 returns a wrapper, FSDP2 the model itself): use nothing but
+    the result afterwards. ``accelerator`` does not count it among the models that it trains.
+
+    Args:
+        model: whole, on any one device, with or without gradients.
+        accelerator: the trainer's, configured for FSDP by arguments or by the environment.
+
+    Returns:
+        The sharded model, in eval mode, none of its parameters requiring a gradient.
+
+    Raises:
+        ValueError: ``accelerator`` does not use FSDP.
+    """
+    version = fsdp_version(accelerator)
+    if version is None:
+        raise ValueError(
+            f"asked to shard a reference model by FSDP, but the accelerator uses {accelerator.distributed_type}; "
+            "configure FSDP (TrainingArguments(fsdp=...) or accelerate launch --use_fsdp) on a device it supports"
+        )
+    model.requires_grad_(False)
+    with _plugin_kept(accelerator.state.fsdp_plugin):
+        sharded = _shard_fsdp2(model, accelerator) if version == 2 else accelerator.prepare_model(model)
+    _forget(accelerator, model, sharded)
+    return sharded.eval()
+
+
+class FSDPReferenceModelMixin:
+    """Shards the reference model of a subclass of ``trl.GRPOTrainer`` under FSDP1 and FSDP2 (trl 3348).
+
+    Needless from trl 0.18.0 on under FSDP1, and from 0.29.0 on under FSDP2 without ``cpu_ram_efficient_loading``; there
+    TRL's own sharding runs, and all that is left to do is to tell the reference model's parameters that they require
+    no gradient. It knows by looking at the reference model that TRL made, and at TRL's ``prepare_fsdp``.
+    """
+
+    accelerator: Any
+    callback_handler: Any
+    ref_model: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with replaced("prepare_fsdp", _prepare_fsdp_of_both_versions):
+            super().__init__(*args, **kwargs)
+        if self.ref_model is not None and fsdp_version(self.accelerator) is not None:
+            self._replace_ref_model(self.ref_model)
+
+    def _replace_ref_model(self, whole: nn.Module) -> None:
+        if is_sharded(whole):
+            whole.requires_grad_(False)
+            return
+        self.ref_model = shard_reference_model(whole, self.accelerator)
+        # SyncRefModelCallback was given the model that TRL had made.
+        for callback in self.callback_handler.callbacks:
+            if getattr(callback, "ref_model", None) is whole:
+                callback.ref_model = self.ref_model
+
+
+def _prepare_fsdp_of_both_versions(upstream: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    def prepare_fsdp(model: nn.Module, accelerator: Any) -> nn.Module:
+        right = fsdp_version(accelerator) != 2 or _shards_fsdp2(upstream, accelerator)
+        return (upstream if right else shard_reference_model)(model, accelerator)
+
+    return prepare_fsdp
+
+
+def _shards_fsdp2(prepare_fsdp: Callable[..., nn.Module], accelerator: Any) -> bool:
+    # With cpu_ram_efficient_loading rank 0 alone has weights, and TRL does not hand them out as Accelerate does.
+    efficient = accelerator.state.fsdp_plugin.cpu_ram_efficient_loading
+    return function_uses(prepare_fsdp, "fully_shard") and not efficient
+
+
+def _shard_fsdp2(model: nn.Module, accelerator: Any) -> nn.Module:
+    # Accelerator.prepare insists on an optimizer, and prepare_model refuses FSDP2; both call this for the policy.
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+
+    return fsdp2_prepare_model(accelerator, model)
+
+
+@contextmanager
+def _plugin_kept(plugin: Any) -> Iterator[None]:
+    """Keep the plugin as it is for the policy, and do not checkpoint activations of a model without gradients."""
+    before = {name: getattr(plugin, name) for name in _PLUGIN_STATE}
+    plugin.activation_checkpointing = False
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(plugin, name, value)
+
+
+def _forget(accelerator: Any, *models: nn.Module) -> None:
+    """Take models out of those that the accelerator trains, clips the gradients of, and counts before an evaluation."""
+    accelerator._models = [one for one in accelerator._models if not any(one is model for model in models)]

@@ -1,0 +1,294 @@
+"""Cure of ``grpo-logits-to-keep`` (trl 2770): right and short log-probabilities with every Transformers.
+
+GRPO needs the logits of the last K positions alone, of shape ``(B, K, V)`` instead of ``(B, S, V)``. Transformers
+called the keyword for that ``num_logits_to_keep`` from 4.45, ``logits_to_keep`` from 4.49, and dropped the old name
+after 4.51; a release that does not know a name mostly ignores it. trl 0.14.0 then reads the wrong positions and trains
+on; trl 0.15.0 to 0.19.1 read the right ones, out of full logits.
+
+Signatures mislead here: a name can be taken by ``**kwargs`` and ignored, or be missing and honoured by a decorator. So
+the model itself is asked, once, with two tokens.
+
+Imports torch alone, and nothing of this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+__all__ = [
+    "KEYWORDS",
+    "LogitsShapeError",
+    "LogitsToKeepMixin",
+    "completion_logits",
+    "logits_keyword",
+    "per_token_logps",
+]
+
+KEYWORDS = ("logits_to_keep", "num_logits_to_keep")
+"""What Transformers calls, or called, the number of last positions to compute logits for."""
+
+_answers: WeakKeyDictionary[nn.Module, str | None] = WeakKeyDictionary()
+
+
+class LogitsShapeError(RuntimeError):
+    """A model returned logits in which the completion cannot be found."""
+
+
+def logits_keyword(model: nn.Module, *, device: torch.device | str | None = None) -> str | None:
+    """Find out which keyword really shortens the logits of ``model``, by asking it.
+
+    Asking is a forward of two tokens, without gradients and with dropout off, for at most two keywords; the answer is
+    remembered for as long as the model lives. The forward of a sharded model (FSDP, ZeRO-3) is collective: every rank
+    must ask at the same point.
+
+    Args:
+        model: a causal language model, wrapped or not.
+        device: of the tokens; by default that of the model's first parameter.
+
+    Returns:
+        One of :data:`KEYWORDS`, or ``None`` when the model returns logits for all positions whatever it is told.
+    """
+    if model not in _answers:
+        ids = torch.zeros((1, 2), dtype=torch.long, device=device or next(model.parameters()).device)
+        _answers[model] = next((keyword for keyword in KEYWORDS if _honours(model, keyword, ids)), None)
+    return _answers[model]
+
+
+def completion_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int) -> Tensor:
+    """Logits that predict the last ``logits_to_keep`` tokens, computed for no other position where the model can.
+
+    Args:
+        model: a causal language model, wrapped or not.
+        input_ids: ``(B, S)``.
+        attention_mask: ``(B, S)``.
+        logits_to_keep: K, with ``K < S``.
+
+    Returns:
+        ``(B, K, V)``; position ``k`` predicts ``input_ids[:, S - K + k]``.
+
+    Raises:
+        LogitsShapeError: the model returned fewer than K + 1 positions, or something that is not ``(B, L, V)``.
+    """
+    length = logits_to_keep + 1  # the logits at the last position predict a token beyond the sequence
+    keyword = logits_keyword(model, device=input_ids.device)
+    asked = {} if keyword is None else {keyword: length}
+    logits = model(input_ids=input_ids, attention_mask=attention_mask, **asked).logits
+    return _last_positions(logits, input_ids, length)[:, :-1]
+
+
+def per_token_logps(
+    model: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    logits_to_keep: int,
+    *,
+    temperature: float = 1.0,
+    batch_size: int | None = None,
+) -> Tensor:
+    """Log-probabilities of the last ``logits_to_keep`` tokens under the policy that sampled at ``temperature``.
+
+    Args:
+        model: a causal language model, wrapped or not.
+        input_ids: ``(B, S)``.
+        attention_mask: ``(B, S)``.
+        logits_to_keep: K, with ``K < S``.
+        temperature: of sampling; logits are divided by it, as TRL does from 0.16.0 on.
+        batch_size: rows per forward; by default all at once.
+
+    Returns:
+        ``(B, K)``.
+
+    Raises:
+        LogitsShapeError: see :func:`completion_logits`.
+    """
+    step = batch_size or len(input_ids)
+    parts = []
+    for start in range(0, len(input_ids), step):
+        chunk = slice(start, start + step)
+        logits = completion_logits(model, input_ids[chunk], attention_mask[chunk], logits_to_keep)
+        parts.append(_selected_log_softmax(logits / temperature, input_ids[chunk, -logits_to_keep:]))
+    return torch.cat(parts)
+
+
+class LogitsToKeepMixin:
+    """Gives a subclass of ``trl.GRPOTrainer`` right and short log-probabilities (trl 2770).
+
+    Needless from trl 0.20.0 on, and in 0.16.0 to 0.19.1 with a model that honours ``logits_to_keep`` (Transformers
+    4.49.0 on); there TRL's own method runs, and its numbers stay bitwise the same. It knows by the methods that TRL has
+    and by asking the model.
+
+    Log-probabilities are those of the policy that the tokens were sampled from: logits are divided by
+    ``args.temperature``, which trl 0.14.0 to 0.15.2 forget, and padded prompts are masked, which 0.14.0 forgets.
+    """
+
+    args: Any
+    accelerator: Any
+    _prompt_mask: Tensor | None = None
+    _awaits_prompt: bool = False
+
+    def _get_per_token_logps(
+        self,
+        model: nn.Module,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        # The method of trl 0.15.0 to 0.19.1; it takes a batch size from 0.17.0 on.
+        keyword = logits_keyword(model, device=input_ids.device)
+        if keyword == "logits_to_keep" and self._upstream_divides_by_temperature():
+            more = kwargs if batch_size is None else {"batch_size": batch_size, **kwargs}
+            upstream: Any = super()
+            return upstream._get_per_token_logps(model, input_ids, attention_mask, logits_to_keep, **more)
+        return per_token_logps(
+            model,
+            input_ids,
+            attention_mask,
+            logits_to_keep,
+            temperature=self.args.temperature,
+            batch_size=batch_size,
+        )
+
+    def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        upstream: Any = super()
+        if _has_logps_method(upstream):
+            return upstream.compute_loss(model, inputs, *args, **kwargs)
+        # trl 0.14.0 computes log-probabilities in a closure, which only the models that it calls can correct.
+        self._prompt_mask, self._awaits_prompt = None, True
+        models = [model] if self._reference() is None else [model, self._reference()]
+        with ExitStack() as stack:
+            for called in models:
+                # Asked here and not within a hook, where FSDP2 has gathered the parameters and would free them again.
+                keyword = logits_keyword(called, device=self.accelerator.device)
+                calls = _ClosureCalls(keyword, self.args.temperature, lambda: self._prompt_mask)
+                stack.enter_context(calls.corrected(called))
+            return upstream.compute_loss(model, inputs, *args, **kwargs)
+
+    def _prepare_input(self, data: Any) -> Any:
+        # What compute_loss of trl 0.14.0 prepares first are its tokenized prompts.
+        upstream: Any = super()
+        prepared = upstream._prepare_input(data)
+        if self._awaits_prompt and isinstance(prepared, Mapping) and "attention_mask" in prepared:
+            self._prompt_mask, self._awaits_prompt = prepared["attention_mask"], False
+        return prepared
+
+    def _upstream_divides_by_temperature(self) -> bool:
+        # TRL keeps the temperature in an attribute since it divides by it.
+        return hasattr(self, "temperature") or self.args.temperature == 1.0
+
+    def _reference(self) -> Any:
+        return getattr(self, "ref_model", None)
+
+
+class _ClosureCalls:
+    """Corrects the calls ``model(input_ids, num_logits_to_keep=K + 1)`` that ``compute_loss`` of trl 0.14.0 makes.
+
+    Args:
+        keyword: which really shortens the logits, or ``None``.
+        temperature: what to divide the logits by.
+        prompt_mask: returns the prompts' attention mask, ``(prompts, P)`` or longer, or ``None`` for no padding.
+    """
+
+    def __init__(self, keyword: str | None, temperature: float, prompt_mask: Callable[[], Tensor | None]) -> None:
+        self.keyword = keyword
+        self.temperature = temperature
+        self.prompt_mask = prompt_mask
+        self._asked: tuple[Tensor, int] | None = None
+
+    @contextmanager
+    def corrected(self, model: nn.Module) -> Iterator[None]:
+        """Correct the calls of ``model``, wrapped or not, while the context lasts."""
+        before = model.register_forward_pre_hook(self._before, with_kwargs=True)
+        after = model.register_forward_hook(self._after)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def _before(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        # Generation calls the same model, but passes its tokens by name.
+        if len(args) != 1 or "num_logits_to_keep" not in kwargs:
+            return None
+        (input_ids,) = args
+        length = kwargs["num_logits_to_keep"]
+        others = {name: value for name, value in kwargs.items() if name != "num_logits_to_keep"}
+        if self.keyword is not None:
+            others[self.keyword] = length
+        self._asked = (input_ids, length)
+        mask = _sequence_mask(self.prompt_mask(), input_ids, length - 1)
+        return (), {"input_ids": input_ids, "attention_mask": mask, **others}
+
+    def _after(self, model: nn.Module, args: Any, output: Any) -> Any:
+        if self._asked is None:
+            return None
+        (input_ids, length), self._asked = self._asked, None
+        output.logits = _last_positions(output.logits, input_ids, length) / self.temperature
+        return output
+
+
+def _has_logps_method(upstream: Any) -> bool:
+    return hasattr(upstream, "_get_per_token_logps") or hasattr(upstream, "_get_per_token_logps_and_entropies")
+
+
+def _honours(model: nn.Module, keyword: str, ids: Tensor) -> bool:
+    try:
+        with torch.no_grad(), _dropout_off(model):
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **{keyword: 1}).logits
+    except TypeError as error:
+        if keyword not in str(error):
+            raise
+        return False
+    return bool(logits.size(1) == 1)
+
+
+@contextmanager
+def _dropout_off(model: nn.Module) -> Iterator[None]:
+    """Put every module into eval mode for a while, so that asking draws no random numbers."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _last_positions(logits: Tensor, input_ids: Tensor, length: int) -> Tensor:
+    if logits.dim() != 3 or logits.size(0) != input_ids.size(0) or logits.size(1) < length:
+        raise LogitsShapeError(
+            f"asked for the logits of the last {length} positions of {tuple(input_ids.shape)} tokens, got logits of "
+            f"shape {tuple(logits.shape)} instead of ({input_ids.size(0)}, {length} or more, vocabulary); "
+            "is this a causal language model, and does something in its forward cut the logits as well?"
+        )
+    return logits[:, -length:]
+
+
+def _sequence_mask(prompt_mask: Tensor | None, input_ids: Tensor, completion_length: int) -> Tensor:
+    """Attention mask ``(B, S)`` of prompts, each repeated for its completions and cut on the left, and completions.
+
+    Tokens after a completion's end stay unmasked: no earlier position attends to them, and the loss leaves them out.
+    """
+    mask = torch.ones_like(input_ids)
+    if prompt_mask is not None:
+        prompt_length = input_ids.size(1) - completion_length
+        repeats = input_ids.size(0) // prompt_mask.size(0)
+        mask[:, :prompt_length] = prompt_mask[:, -prompt_length:].repeat_interleave(repeats, dim=0)
+    return mask
+
+
+def _selected_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
+    """``log_softmax(logits)`` at ``index``: ``(B, K, V)`` and ``(B, K)`` to ``(B, K)``, row by row to save memory."""
+    rows = [
+        row.log_softmax(dim=-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+        for row, ids in zip(logits, index, strict=True)
+    ]
+    return torch.stack(rows)
