@@ -1,0 +1,114 @@
+"""The sessions of pytest-trlcompat; thin, over ``pytest_trlcompat.matrix``.
+
+    nox -s matrix                          sweep the default cells, end with a table
+    nox -s matrix --parallel 2             two cells at a time
+    nox -s "matrix(trl0.15.2-tf4.48.3)"    one of them
+    nox -s cell -- trl=0.19.1 transformers=4.53.3 [accelerate=...] [--issue ID ...] [--date DAY]
+    nox -s tests                           this project's own tests
+
+Environments are uv's, kept below .nox/envs and shared by the sessions, hence no virtual environments of nox's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))
+
+from pytest_trlcompat.matrix.errors import MatrixError  # noqa: E402 - needs the line above
+from pytest_trlcompat.matrix.sessions import Workshop  # noqa: E402
+
+nox.needs_version = ">=2026.8"
+nox.options.default_venv_backend = "none"
+nox.options.sessions = ["tests", "matrix"]
+
+STACK_TESTS = ["trl0.17.0-tf4.50.3", "trl1.16.0-tf5.23.0"]
+"""Cells in whose environments tests/stack runs: FSDP1 before ``prepare_fsdp``, and the newest release."""
+
+try:
+    WORKSHOP = Workshop(ROOT)
+except MatrixError as error:
+    sys.exit(f"nox: {error}")
+
+CELLS = [cell.id for cell in WORKSHOP.matrix.default()]
+
+
+@contextlib.contextmanager
+def plainly(session: nox.Session) -> Iterator[None]:
+    """End the session with the message alone, without a traceback."""
+    try:
+        yield
+    except MatrixError as error:
+        session.error(str(error))
+
+
+def group(name: str) -> list[str]:
+    """A dependency group of pyproject.toml."""
+    return list(nox.project.dependency_groups(nox.project.load_toml(ROOT / "pyproject.toml"), name))
+
+
+@nox.session(allow_parallel=True)
+@nox.parametrize("where", ["rooms", *STACK_TESTS], ids=["rooms", *STACK_TESTS])
+def tests(session: nox.Session, where: str) -> None:
+    """The project's tests: those of single rooms without the stack, those of the stack in two cells' environments."""
+    with plainly(session):
+        if where == "rooms":
+            environment = WORKSHOP.tools("rooms", group("test"), project=True)
+            command = ["-n", "2", "--ignore=tests/stack", "tests"]
+        else:
+            environment = WORKSHOP.stack(where)
+            command = ["tests/stack"]
+        WORKSHOP.run_in(environment, ["python", "-m", "pytest", *command, *session.posargs])
+
+
+@nox.session(allow_parallel=True)
+@nox.parametrize("cell", CELLS, ids=CELLS)
+def matrix(session: nox.Session, cell: str) -> None:
+    """Run the suites in a cell's environment [-- --issue ID, --fresh]; a killed sweep goes on where it stopped."""
+    with plainly(session):
+        WORKSHOP.matrix_cell(cell, session.posargs)
+
+
+@nox.session(default=False)
+def cell(session: nox.Session) -> None:
+    """Any other combination: -- trl=0.19.1 transformers=4.53.3 [--issue ID ...] [--date DAY] [--fresh]."""
+    with plainly(session):
+        WORKSHOP.free_cell(session.posargs)
+
+
+@nox.session(default=False)
+def lock(session: nox.Session) -> None:
+    """Resolve the cells anew, as of their dates, into fixtures/locks [-- CELL ...]."""
+    with plainly(session):
+        WORKSHOP.renew_locks(session.posargs)
+
+
+@nox.session(default=False)
+def report(session: nox.Session) -> None:
+    """Merge what sweeps left in build/compat into compat.json, .md, .html and .xml (JUnit), and print the table."""
+    with plainly(session):
+        WORKSHOP.report(session.posargs)
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Run the benchmarks that are named after --, all by default; see benchmarks/README.md."""
+    with plainly(session):
+        environment = WORKSHOP.stack(STACK_TESTS[-1])
+        for script in sorted((ROOT / "benchmarks").glob("bench_*.py")):
+            if not session.posargs or script.stem.removeprefix("bench_") in session.posargs:
+                WORKSHOP.run_in(environment, ["python", str(script)])
+
+
+@nox.session(default=False)
+def lint(session: nox.Session) -> None:
+    """ruff and mypy."""
+    with plainly(session):
+        environment = WORKSHOP.tools("lint", group("lint"))
+        WORKSHOP.run_all_in(environment, [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]])

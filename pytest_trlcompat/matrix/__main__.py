@@ -1,0 +1,12 @@
+"""Makes the report: ``python -m pytest_trlcompat.matrix build/compat [--sweep NAME]``.
+
+Runs in an environment that has ``rich`` and ``jinja2``, unlike the rest of this room.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pytest_trlcompat.matrix.report import main
+
+sys.exit(main())

@@ -1,0 +1,130 @@
+"""Environments: virtual environments that hold a lock, built once by uv, shared by every session that needs the lock.
+
+Imports only the standard library and this room.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_trlcompat.matrix.errors import MatrixError, Untestable
+from pytest_trlcompat.matrix.files import locked, said_plainly, write_whole
+from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.locks import Lock
+from pytest_trlcompat.matrix.uv import torch_backend, uv, uv_cached_first
+
+__all__ = ["Environment", "ensure", "ensure_tools"]
+
+_FORMAT = "1"
+"""Part of every environment's key; raise it when environments are built in another way."""
+
+_STAMP = "trlcompat-built.json"
+_SOURCE_ONLY = ("deepspeed",)
+_BUILDS_PROJECT = ("hatchling", "editables")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment that is ready to use."""
+
+    root: Path
+
+    @property
+    def python(self) -> Path:
+        return self.root / "bin" / "python"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What a process in this environment needs: its own programs first, and its own folder for compiled
+        extensions, since an operator built for one DeepSpeed must not be loaded by another."""
+        return {
+            "VIRTUAL_ENV": str(self.root),
+            "PATH": os.pathsep.join([str(self.root / "bin"), os.environ.get("PATH", os.defpath)]),
+            "TORCH_EXTENSIONS_DIR": str(self.root / "torch_extensions"),
+            "PYTHONNOUSERSITE": "1",
+        }
+
+
+def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
+    """The environment of a lock, with this project installed editable; built unless it stands.
+
+    Raises:
+        Untestable: when it cannot be built, with uv's reason.
+        MatrixError: when the machine refuses (a full disk).
+    """
+    root = layout.environments / f"cell-{_digest(_FORMAT, lock.digest)}"
+    source_only = [line for line in lock.requirements if line.partition("==")[0] in _SOURCE_ONLY]
+    wheels = [line for line in lock.requirements if line not in source_only]
+
+    def fill(python: str) -> None:
+        install = ("pip", "install", "--quiet", "--no-deps", "--python", python)
+        uv_cached_first([*install, *torch_backend(os.environ), *wheels])
+        if source_only:
+            uv_cached_first([*install, "--no-build-isolation", *source_only])
+
+    with said_plainly(), locked(root.with_suffix(".lock"), lambda: say(f"{root.name}: another process builds it")):
+        _build(root, lock.python, fill, lambda: say(f"{lock.cell_id}: building its environment {root.name}"))
+        _install_project(root, layout)
+    return Environment(root)
+
+
+def ensure_tools(
+    name: str, requirements: Sequence[str], layout: Layout, say: Say = print, *, project: bool = False
+) -> Environment:
+    """A small environment of some tools, on the running interpreter; built unless it stands.
+
+    Args:
+        project: install this project editable as well.
+
+    Raises:
+        Untestable: when it cannot be built, with uv's reason.
+    """
+    wanted = [*requirements, *(_BUILDS_PROJECT if project else ())]
+    root = layout.environments / f"{name}-{_digest(_FORMAT, sys.version, *wanted)}"
+
+    def fill(python: str) -> None:
+        uv_cached_first(["pip", "install", "--quiet", "--python", python, *wanted])
+
+    with said_plainly(), locked(root.with_suffix(".lock"), lambda: say(f"{root.name}: another process builds it")):
+        _build(root, sys.executable, fill, lambda: say(f"building {root.name}"))
+        if project:
+            _install_project(root, layout)
+    return Environment(root)
+
+
+def _build(root: Path, interpreter: str, fill: Callable[[str], None], starting: Callable[[], None]) -> None:
+    """Build in place, because scripts in ``bin`` hold absolute paths; the stamp, written last, says it is whole."""
+    if (root / _STAMP).is_file() and (root / "bin" / "python").exists():
+        return
+    starting()
+    shutil.rmtree(root, ignore_errors=True)
+    uv(["venv", "--quiet", "--python", interpreter, str(root)], offline=Path(interpreter).is_absolute())
+    fill(str(root / "bin" / "python"))
+    write_whole(root / _STAMP, json.dumps({"format": _FORMAT}))
+
+
+def _install_project(root: Path, layout: Layout) -> None:
+    """Install this checkout editable, again when its metadata (entry points, dependencies) changed."""
+    stamp = root / "trlcompat-project.txt"
+    wanted = _digest(str(layout.root), (layout.root / "pyproject.toml").read_text(encoding="utf-8"))
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
+        return
+    install = ("pip", "install", "--quiet", "--no-deps", "--python", str(root / "bin" / "python"))
+    try:
+        uv([*install, "--no-build-isolation", "--editable", str(layout.root)], offline=True)
+    except Untestable as error:
+        raise MatrixError(f"this project itself could not be installed: {error}") from error
+    write_whole(stamp, wanted)
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]

@@ -1,0 +1,13 @@
+"""The one exception of this room: a text for the person who asked, without a traceback."""
+
+from __future__ import annotations
+
+__all__ = ["MatrixError", "Untestable"]
+
+
+class MatrixError(Exception):
+    """The matrix, a lock or a results file is not usable; the text says what was asked, what was found, what to do."""
+
+
+class Untestable(MatrixError):
+    """A cell cannot be resolved, or its environment cannot be built; the text is the resolver's reason."""

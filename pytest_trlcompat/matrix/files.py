@@ -1,0 +1,76 @@
+"""Files that several processes write: whole or not at all, and one process at a time.
+
+Imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pytest_trlcompat.matrix.errors import MatrixError
+
+__all__ = ["disk_is_full", "locked", "said_plainly", "write_whole"]
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write ``text`` so that a reader, or a crash in the middle, sees the old file or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold an exclusive lock on ``path`` for the block.
+
+    The kernel gives the lock back when its holder dies, however it dies, so there are no stale locks.
+
+    Args:
+        waiting: called once when another process holds the lock, before waiting for it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # O_CLOEXEC is Python's default: a child that outlives its parent does not keep the lock.
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waiting is not None:
+                waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def disk_is_full(where: str = "") -> str:
+    """What to say then."""
+    return (
+        f"the disk is full{where}: free some space and run the same command again; "
+        "finished verdicts are kept, and the sweep goes on after them"
+    )
+
+
+@contextlib.contextmanager
+def said_plainly() -> Iterator[None]:
+    """Turn a refusal of the machine (a full disk, no permission) into one clear message."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise MatrixError(disk_is_full(where)) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise MatrixError(f"no permission to write{where}: {error.strerror}") from error
+        raise

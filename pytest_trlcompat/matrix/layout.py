@@ -1,0 +1,39 @@
+"""Where the files of a checkout lie. Imports only the standard library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Layout"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The places that the matrix reads and writes, all below ``root``."""
+
+    root: Path
+
+    @property
+    def matrix(self) -> Path:
+        """The cells that a person wrote down."""
+        return self.root / "fixtures" / "matrix.toml"
+
+    @property
+    def locks(self) -> Path:
+        """Locks that are kept in the repository."""
+        return self.root / "fixtures" / "locks"
+
+    @property
+    def suites(self) -> Path:
+        return self.root / "suites"
+
+    @property
+    def environments(self) -> Path:
+        """Beside nox's own virtual environments, so that removing ``.nox`` removes these as well."""
+        return self.root / ".nox" / "envs"
+
+    @property
+    def results(self) -> Path:
+        """What a sweep leaves behind."""
+        return self.root / "build" / "compat"

@@ -1,0 +1,201 @@
+"""Locks: a cell resolved to every transitive version, as of the cell's date, kept as plain ``name==version`` lines.
+
+Imports only the standard library, ``packaging`` and this room.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from pytest_trlcompat.matrix.cells import Cell, Matrix, parse_day
+from pytest_trlcompat.matrix.errors import MatrixError, Untestable
+from pytest_trlcompat.matrix.files import write_whole
+from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.uv import torch_backend, uv_network_first
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["Lock", "find_date", "lock_for", "read_lock", "renew", "resolve"]
+
+_FOREVER = "9999-01-01T00:00:00Z"
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A cell's every version.
+
+    Attributes:
+        packages: canonical name to version, sorted by name, without local parts (``2.13.0``, not ``2.13.0+cpu``), so
+            that a lock serves wherever that version of torch is to be had.
+        asked: digest of what was asked of the resolver; a lock whose ``asked`` is not the cell's own is out of date.
+    """
+
+    cell_id: str
+    date: datetime.date
+    python: str
+    packages: Mapping[str, str]
+    asked: str
+
+    @property
+    def requirements(self) -> list[str]:
+        return [f"{name}=={version}" for name, version in self.packages.items()]
+
+    @property
+    def digest(self) -> str:
+        """Of what an environment depends on: the versions and the interpreter."""
+        return _digest(self.python, *self.requirements)
+
+    def to_text(self) -> str:
+        return "\n".join(
+            [
+                "# Every version of a cell, resolved as of its date. `nox -s lock` renews the kept ones.",
+                f"# cell: {self.cell_id}",
+                f"# date: {self.date.isoformat()}",
+                f"# python: {self.python}",
+                f"# asked: {self.asked}",
+                *self.requirements,
+                "",
+            ]
+        )
+
+
+def read_lock(path: Path) -> Lock:
+    """Read a kept lock.
+
+    Raises:
+        MatrixError: when it is missing or was mutilated.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise MatrixError(f"{path}: there is no such lock; make it with: nox -s lock -- {path.stem}") from error
+    header = dict(re.findall(r"^# (cell|date|python|asked): (.+)$", "\n".join(lines), re.MULTILINE))
+    packages: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, sign, version = line.partition("==")
+        if not sign or not version.strip():
+            raise MatrixError(f"{path}, line {number}: {line!r} is not NAME==VERSION; renew it: nox -s lock")
+        packages[name.strip()] = version.strip()
+    try:
+        return Lock(header["cell"], parse_day(header["date"]), header["python"], packages, header["asked"])
+    except (KeyError, MatrixError) as error:
+        raise MatrixError(f"{path}: the header is damaged ({error}); renew it: nox -s lock -- {path.stem}") from error
+
+
+def lock_for(matrix: Matrix, cell: Cell, layout: Layout) -> Lock:
+    """The lock of a cell: the kept one, else the one resolved before, else resolved now.
+
+    A lock that was resolved from another request (the matrix was edited since) is not taken.
+
+    Raises:
+        Untestable: when the cell cannot be resolved; the text is the resolver's reason.
+    """
+    resolved = layout.results / "locks" / f"{cell.id}.txt"
+    for path in (layout.locks / f"{cell.id}.txt", resolved):
+        if path.is_file():
+            lock = read_lock(path)
+            if lock.asked == _asked(matrix, cell) and cell.date in (None, lock.date):
+                return lock
+    lock = resolve(matrix, cell)
+    write_whole(resolved, lock.to_text())
+    return lock
+
+
+def renew(matrix: Matrix, cell: Cell, layout: Layout) -> Lock:
+    """Resolve a cell and keep its lock in the repository."""
+    lock = resolve(matrix, cell)
+    write_whole(layout.locks / f"{cell.id}.txt", lock.to_text())
+    return lock
+
+
+def resolve(matrix: Matrix, cell: Cell) -> Lock:
+    """Ask uv for every version as of the cell's date.
+
+    Raises:
+        Untestable: with the resolver's reason.
+    """
+    date = cell.date or find_date(matrix, cell)
+    exempted = [option for name in matrix.undated for option in ("--exclude-newer-package", f"{name}={_FOREVER}")]
+    answer = uv_network_first(
+        [
+            *("pip", "compile", "-", "--quiet", "--no-header", "--no-annotate", "--python", matrix.python),
+            *("--exclude-newer", f"{date.isoformat()}T00:00:00Z", *exempted),
+            *torch_backend(os.environ),
+        ],
+        stdin="\n".join(matrix.requirements(cell)),
+    )
+    return Lock(cell.id, date, matrix.python, _packages(answer), _asked(matrix, cell))
+
+
+def find_date(matrix: Matrix, cell: Cell) -> datetime.date:
+    """The day as of which a cell without a date is resolved: its newest pin's first upload, and some days to settle.
+
+    Never in the future, where later releases would change the answer.
+
+    Raises:
+        Untestable: when a pinned version is unknown.
+        MatrixError: when the index does not tell when files were uploaded.
+    """
+    pins = [f"{name}=={version}" for name, version in cell.pins.items() if name not in matrix.undated]
+    if not pins:
+        return _today()
+    answer = uv_network_first(
+        [
+            *("pip", "compile", "-", "--quiet", "--no-header", "--no-deps", "--format", "pylock.toml"),
+            *("--python", matrix.python),
+        ],
+        stdin="\n".join(pins),
+    )
+    return min(_newest_upload(answer, cell) + datetime.timedelta(days=matrix.settle_days), _today())
+
+
+def _newest_upload(pylock: str, cell: Cell) -> datetime.date:
+    days = []
+    for package in tomllib.loads(pylock).get("packages", []):
+        files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+        uploads = [file["upload-time"] for file in files if "upload-time" in file]
+        if not uploads:
+            raise MatrixError(
+                f"{cell.id}: the package index does not say when {package['name']} {package.get('version', '')} was "
+                "uploaded; give the cell a date (in matrix.toml, or --date DAY)"
+            )
+        days.append(min(uploads).date())
+    if not days:
+        raise Untestable(f"{cell.id}: the resolver found none of its pins")
+    return max(days)
+
+
+def _packages(answer: str) -> dict[str, str]:
+    packages = {}
+    for line in answer.splitlines():
+        requirement = line.split(";")[0].strip()
+        name, sign, version = requirement.partition("==")
+        if sign:
+            packages[canonicalize_name(name)] = version.split("+")[0]
+    return dict(sorted(packages.items()))
+
+
+def _asked(matrix: Matrix, cell: Cell) -> str:
+    return _digest(matrix.python, *matrix.requirements(cell), *matrix.undated)
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
+
+
+def _today() -> datetime.date:
+    return datetime.datetime.now(datetime.timezone.utc).date()

@@ -1,0 +1,201 @@
+"""The report's one model: all cells that left results, merged; and the program that writes it in every form.
+
+The model itself imports only the standard library, ``packaging`` and rooms below; ``rich`` and ``jinja2`` are imported
+where a form needs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.files import said_plainly, write_whole
+from pytest_trlcompat.matrix.sweep import UNTESTABLE, Sidecar, is_wrong, read_sidecar
+from pytest_trlcompat.verdict import Record, RecordError, Verdict, read_records
+
+__all__ = ["CellReport", "Column", "Report", "gather", "main", "write_all"]
+
+_SUBJECTS = ("upstream", "corrected")
+_STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
+
+
+@dataclass(frozen=True, order=True)
+class Column:
+    """What is asked of every cell."""
+
+    issue: str
+    subject: str
+    strategy: str
+
+
+@dataclass(frozen=True)
+class CellReport:
+    """A cell and its verdicts; none for a cell that is untestable."""
+
+    sidecar: Sidecar
+    verdicts: tuple[Record, ...]
+
+    @property
+    def id(self) -> str:
+        return self.sidecar.id
+
+    @property
+    def wrong(self) -> list[Record]:
+        return [record for record in self.verdicts if is_wrong(record)]
+
+    def at(self, column: Column) -> Record | None:
+        wanted = (column.issue, column.subject, column.strategy)
+        return next((record for record in self.verdicts if record.key == wanted), None)
+
+    def anchor(self, record: Record) -> str:
+        """Where the evidence of a verdict stands, in Markdown and HTML."""
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", "--".join((self.id, *record.key)))
+
+    def to_dict(self) -> dict[str, Any]:
+        sidecar = self.sidecar
+        return {
+            "id": sidecar.id,
+            "pins": dict(sidecar.pins),
+            "date": sidecar.date,
+            "lock": dict(sidecar.lock),
+            "state": sidecar.state,
+            "reason": sidecar.reason,
+            "seconds": sidecar.seconds,
+            "verdicts": [json.loads(record.to_json()) for record in self.verdicts],
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """All cells, oldest TRL first."""
+
+    cells: tuple[CellReport, ...]
+
+    @property
+    def columns(self) -> list[Column]:
+        """Every question that some cell answered; issues by name, the upstream subject first."""
+        found = {Column(*record.key) for cell in self.cells for record in cell.verdicts}
+        return sorted(found, key=lambda c: (c.issue, _place(c.subject, _SUBJECTS), _place(c.strategy, _STRATEGIES)))
+
+    @property
+    def issues(self) -> list[str]:
+        return list(dict.fromkeys(column.issue for column in self.columns))
+
+    def groups(self, issue: str) -> list[tuple[str, list[Column]]]:
+        """The columns of one issue, by subject."""
+        columns = (column for column in self.columns if column.issue == issue)
+        return [(subject, list(group)) for subject, group in itertools.groupby(columns, lambda c: c.subject)]
+
+    @property
+    def wrong(self) -> list[tuple[CellReport, Record]]:
+        """What was predicted otherwise, and failures that nothing predicted."""
+        return [(cell, record) for cell in self.cells for record in cell.wrong]
+
+    @property
+    def unfinished(self) -> list[CellReport]:
+        """Cells that are untestable, or were cut short."""
+        return [cell for cell in self.cells if cell.sidecar.state != "tested"]
+
+    @property
+    def counts(self) -> Mapping[Verdict, int]:
+        counter = Counter(record.verdict for cell in self.cells for record in cell.verdicts)
+        counter[Verdict.UNTESTABLE] += sum(cell.sidecar.state == UNTESTABLE for cell in self.cells)
+        return {verdict: counter[verdict] for verdict in Verdict if counter[verdict]}
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        verdicts = sum(len(cell.verdicts) for cell in self.cells)
+        parts = [f"{_many(len(self.cells), 'cell')}, {_many(verdicts, 'verdict')}"]
+        parts.append(f"{len(self.wrong)} not as predicted" if self.wrong else "none otherwise than predicted")
+        if self.unfinished:
+            parts.append(f"{_many(len(self.unfinished), 'cell')} not finished")
+        return "; ".join(parts)
+
+    def of_sweep(self, name: str) -> Report:
+        """The cells that one command ran."""
+        return Report(tuple(cell for cell in self.cells if cell.sidecar.sweep == name))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema": 1, "cells": [cell.to_dict() for cell in self.cells]}
+
+
+def gather(results: Path) -> Report:
+    """Merge the sidecars and verdicts of a results folder.
+
+    Raises:
+        MatrixError: when there are none, or a file is damaged.
+    """
+    cells = []
+    for path in results.glob("*.cell.json"):
+        sidecar = read_sidecar(path)
+        try:
+            records = read_records(results / f"{sidecar.id}.jsonl")
+        except RecordError as error:
+            raise MatrixError(f"{error}; remove the file and run the cell again") from error
+        cells.append(CellReport(sidecar, () if sidecar.state == UNTESTABLE else tuple(records)))
+    if not cells:
+        raise MatrixError(f"{results}: no cell has left results there; run one with: nox -s matrix")
+    return Report(tuple(sorted(cells, key=_age)))
+
+
+def write_all(report: Report, results: Path) -> list[Path]:
+    """Write ``compat.json``, ``.md``, ``.html`` and ``.xml`` and return their paths."""
+    from pytest_trlcompat.matrix import report_junit, report_pages
+
+    texts = {
+        "compat.json": json.dumps(report.to_dict(), indent=1) + "\n",
+        "compat.md": report_pages.markdown(report),
+        "compat.html": report_pages.html(report),
+        "compat.xml": report_junit.junit(report),
+    }
+    for name, text in texts.items():
+        write_whole(results / name, text)
+    return [results / name for name in texts]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The program: write every form, print the table; exit status 1 with a message where that cannot be done."""
+    from pytest_trlcompat.matrix import report_terminal  # needs rich
+
+    parser = argparse.ArgumentParser(
+        prog="python -m pytest_trlcompat.matrix", description="Merge what sweeps left behind into a report."
+    )
+    parser.add_argument("results", type=Path, help="the folder that sweeps write to")
+    parser.add_argument("--sweep", help="show only the cells of this sweep in the table")
+    parsed = parser.parse_args(arguments)
+    try:
+        with said_plainly():
+            report = gather(parsed.results)
+            paths = write_all(report, parsed.results)
+    except MatrixError as error:
+        print(error, file=sys.stderr)
+        return 1
+    report_terminal.show(report.of_sweep(parsed.sweep) if parsed.sweep else report, paths)
+    return 0
+
+
+def _age(cell: CellReport) -> tuple[Any, ...]:
+    pins = cell.sidecar.pins
+    return (*(Version(pins.get(package, "0")) for package in ("trl", "transformers")), cell.id)
+
+
+def _place(name: str, order: Sequence[str]) -> tuple[int, str]:
+    """In the order given, variants (``fsdp1-no_shard``) after their kind, others by name at the end."""
+    kind = name.partition("-")[0]
+    return (order.index(kind) if kind in order else len(order), name)
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

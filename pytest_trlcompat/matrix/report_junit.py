@@ -1,0 +1,73 @@
+"""The report as JUnit XML, for a CI system's own view: a test suite for each cell, a test for each verdict.
+
+Imports only the standard library and the model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from xml.etree import ElementTree
+
+from pytest_trlcompat.matrix.report import CellReport, Report
+from pytest_trlcompat.matrix.sweep import is_wrong
+from pytest_trlcompat.verdict import Record, Verdict
+
+__all__ = ["junit"]
+
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit(report: Report) -> str:
+    """The document. Only what is not as predicted fails: a predicted ``broken`` is a test that passed."""
+    root = ElementTree.Element("testsuites", name="pytest-trlcompat")
+    for cell in report.cells:
+        _suite(root, cell)
+    ElementTree.indent(root, " ")
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _suite(root: ElementTree.Element, cell: CellReport) -> None:
+    unfinished = cell.sidecar.state != "tested"
+    skipped = [record for record in cell.verdicts if record.verdict is Verdict.ABSENT and not is_wrong(record)]
+    suite = ElementTree.SubElement(
+        root,
+        "testsuite",
+        name=cell.id,
+        tests=str(len(cell.verdicts) + unfinished),
+        failures=str(len(cell.wrong)),
+        errors=str(int(unfinished)),
+        skipped=str(len(skipped)),
+        time=f"{cell.sidecar.seconds:.3f}",
+    )
+    properties = ElementTree.SubElement(suite, "properties")
+    for package, version in (cell.sidecar.lock or cell.sidecar.pins).items():
+        ElementTree.SubElement(properties, "property", name=package, value=version)
+    if unfinished:
+        case = ElementTree.SubElement(suite, "testcase", classname=cell.id, name="environment", time="0")
+        reason = _clean(cell.sidecar.reason or cell.sidecar.state)
+        ElementTree.SubElement(case, "error", type=cell.sidecar.state, message=reason)
+    for record in cell.verdicts:
+        _case(suite, cell, record)
+
+
+def _case(suite: ElementTree.Element, cell: CellReport, record: Record) -> None:
+    case = ElementTree.SubElement(
+        suite,
+        "testcase",
+        classname=f"{cell.id}.{record.issue}",
+        name=f"{record.subject}[{record.strategy}]",
+        time=f"{record.seconds:.3f}",
+    )
+    if is_wrong(record):
+        message = f"{record.verdict}, predicted {record.expected or 'nothing'}"
+        ElementTree.SubElement(case, "failure", type=str(record.verdict), message=message)
+    elif record.verdict is Verdict.ABSENT:
+        ElementTree.SubElement(case, "skipped", message="this release has no such trainer or strategy")
+    facts = {"verdict": str(record.verdict), "evidence": record.evidence}
+    ElementTree.SubElement(case, "system-out").text = _clean(json.dumps(facts, indent=1, ensure_ascii=False))
+
+
+def _clean(text: str) -> str:
+    """Without the control characters that XML cannot hold, such as those of coloured terminal output."""
+    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -1,0 +1,222 @@
+"""What the sessions of the noxfile do, so that the noxfile itself only names them.
+
+Runs in the interpreter of nox. Imports only the standard library, the catalogue and this room.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import datetime
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pytest_trlcompat import catalog
+from pytest_trlcompat.matrix import locks, process
+from pytest_trlcompat.matrix.cells import Cell, Matrix, parse_day, parse_pins, read_matrix
+from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools
+from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.files import said_plainly
+from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.sweep import Outcome, Sweep, run_cell
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["Workshop"]
+
+_say = functools.partial(print, flush=True)
+"""At once, so that a line stands before the output of the child that it announces."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The arguments after ``--`` of the sessions ``matrix`` and ``cell``."""
+
+    words: tuple[str, ...]
+    issues: tuple[str, ...]
+    date: datetime.date | None
+    fresh: bool
+    pytest_arguments: tuple[str, ...]
+
+
+class Workshop:
+    """One checkout with its matrix, and the command of nox that is running."""
+
+    def __init__(self, root: Path, say: Callable[[str], None] = _say) -> None:
+        self.layout = Layout(root)
+        self.matrix: Matrix = read_matrix(self.layout.matrix)
+        self.sweep = Sweep(self.layout)
+        self.say = say
+        if self.sweep.outermost:
+            # nox has no hook for "all sessions are over" that also works under --parallel, where the sessions run in
+            # processes of their own, and after a session failed or Ctrl-C. The end of the outermost nox is that.
+            atexit.register(self.end)
+
+    # Sessions
+
+    def matrix_cell(self, cell_id: str, arguments: Sequence[str]) -> None:
+        """Sweep one cell of the matrix.
+
+        Raises:
+            MatrixError: when a verdict is not as predicted, or the cell was not finished.
+        """
+        asked = _parse("matrix", arguments)
+        if asked.words or asked.date:
+            raise MatrixError(f"matrix takes no {' '.join(asked.words) or '--date'}; for other cells use: nox -s cell")
+        self._run(self.matrix.cell(cell_id), asked)
+
+    def free_cell(self, arguments: Sequence[str]) -> None:
+        """Run any other combination: pins (``trl=0.19.1``), or the id of a cell of the matrix.
+
+        Raises:
+            MatrixError: as :meth:`matrix_cell`.
+        """
+        asked = _parse("cell", arguments)
+        if len(asked.words) == 1 and "=" not in asked.words[0]:
+            cell = self.matrix.cell(asked.words[0])
+            self._run(Cell(cell.pins, asked.date or cell.date, cell.tags, cell.why), asked)
+        else:
+            self._run(Cell(parse_pins(asked.words), asked.date), asked)
+
+    def renew_locks(self, cell_ids: Sequence[str]) -> None:
+        """Resolve cells anew and keep their locks, all of the matrix unless some are named."""
+        cells = [self.matrix.cell(cell_id) for cell_id in cell_ids] or list(self.matrix.cells)
+        with said_plainly():
+            for cell in cells:
+                lock = locks.renew(self.matrix, cell, self.layout)
+                self.say(f"{cell.id}: {len(lock.packages)} packages as of {lock.date}")
+
+    def report(self, arguments: Sequence[str] = ()) -> None:
+        """Merge what sweeps left behind into the report's files, and print its table.
+
+        Raises:
+            MatrixError: when there is nothing to report, or its files cannot be written.
+        """
+        tools = self.tools("report", ["packaging", *self._project()["optional-dependencies"]["report"]])
+        command = [str(tools.python), "-m", "pytest_trlcompat.matrix", str(self.layout.results), *arguments]
+        sys.stdout.flush()
+        done = subprocess.run(command, cwd=self.layout.root, env=_plain(tools), check=False)
+        if done.returncode != 0:
+            raise MatrixError("the report could not be made; its reason is printed above")
+
+    def run_in(self, environment: Environment, command: Sequence[str]) -> None:
+        """Run a program of an environment in the checkout, and leave no process behind.
+
+        Raises:
+            MatrixError: when it fails.
+        """
+        self.run_all_in(environment, [command])
+
+    def run_all_in(self, environment: Environment, commands: Sequence[Sequence[str]]) -> None:
+        """Run several, the later ones also after one has failed.
+
+        Raises:
+            MatrixError: names those that failed.
+        """
+        failed = []
+        for command in commands:
+            program = [str(environment.root / "bin" / command[0]), *command[1:]]
+            status = process.run(program, env=_plain(environment), cwd=self.layout.root)
+            if status != 0:
+                failed.append(f"{' '.join(command)} ended with exit status {status}")
+        if failed:
+            raise MatrixError("; ".join(failed))
+
+    # Environments
+
+    def stack(self, cell_id: str) -> Environment:
+        """The environment of a cell of the matrix, this project installed."""
+        lock = locks.lock_for(self.matrix, self.matrix.cell(cell_id), self.layout)
+        return ensure(lock, self.layout, self.say)
+
+    def tools(self, name: str, requirements: Sequence[str], *, project: bool = False) -> Environment:
+        """A small environment of tools; with ``project``, this project and what it needs installed as well."""
+        wanted = [*requirements, *(self._project()["dependencies"] if project else [])]
+        return ensure_tools(name, wanted, self.layout, self.say, project=project)
+
+    # The end
+
+    def end(self) -> None:
+        """Print the table of the cells that this command ran, after all sessions are over."""
+        if not self.sweep.began:
+            return
+        try:
+            self.sweep.close()
+            self.report(["--sweep", self.sweep.name])
+        except (MatrixError, OSError) as error:
+            print(f"no table: {error}", file=sys.stderr)
+
+    def _run(self, cell: Cell, asked: _Asked) -> None:
+        outcome = run_cell(
+            self.matrix,
+            cell,
+            self.sweep,
+            issues=asked.issues,
+            fresh=asked.fresh,
+            pytest_arguments=asked.pytest_arguments,
+            say=self.say,
+        )
+        if outcome.problem is not None:
+            raise MatrixError(outcome.problem)
+        self.say(_good(outcome))
+
+    def _project(self) -> dict[str, Any]:
+        with open(self.layout.root / "pyproject.toml", "rb") as file:
+            return dict(tomllib.load(file)["project"])
+
+
+def _good(outcome: Outcome) -> str:
+    predicted = sum(record.expected is not None for record in outcome.records)
+    return (
+        f"{outcome.sidecar.id}: {len(outcome.records)} verdicts in {outcome.sidecar.seconds:.0f} s, "
+        f"{predicted} of them predicted, none otherwise"
+    )
+
+
+def _plain(environment: Environment) -> dict[str, str]:
+    inherited: Mapping[str, str] = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTEST_", "PYTHON", "NOX_")) and name != Sweep.VARIABLE
+    }
+    return {**inherited, **environment.variables}
+
+
+_USAGE = {
+    "matrix": "nox -s matrix -- [--issue ID ...] [--fresh] [-- PYTEST ARGUMENTS]",
+    "cell": "nox -s cell -- PACKAGE=VERSION ... [--issue ID ...] [--date DAY] [--fresh] [-- PYTEST ARGUMENTS]",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise MatrixError(f"{message}\n{self.format_usage().strip()}")
+
+
+def _parse(session: str, arguments: Sequence[str]) -> _Asked:
+    """Parse what stands after ``--``; a second ``--`` hands the rest to pytest."""
+    cut = list(arguments).index("--") if "--" in arguments else len(arguments)
+    ours, pytests = list(arguments[:cut]), tuple(arguments[cut + 1 :])
+    parser = _Parser(usage=_USAGE[session], add_help=False, allow_abbrev=False)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--issue", action="append", default=[])
+    parser.add_argument("--date")
+    parser.add_argument("--fresh", action="store_true")
+    parsed = parser.parse_intermixed_args(ours)
+    for issue in parsed.issue:
+        # Here, because a cell that is run for nothing has lost its earlier verdicts.
+        try:
+            catalog.load().get_issue(issue)
+        except catalog.CatalogError as error:
+            raise MatrixError(f"--issue: {error}") from error
+    date = parse_day(parsed.date) if parsed.date else None
+    return _Asked(tuple(parsed.words), tuple(parsed.issue), date, parsed.fresh, pytests)

@@ -1,0 +1,169 @@
+"""Cells: the shipped matrix, ids, and one clear message for every mistake in the file or on the command line."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+
+from pytest_trlcompat.matrix.cells import Cell, Matrix, parse_day, parse_pins, read_matrix
+from pytest_trlcompat.matrix.errors import MatrixError
+
+SHIPPED = Path(__file__).resolve().parents[1] / "fixtures" / "matrix.toml"
+PINS = 'pins = { trl = "0.15.2", transformers = "4.48.3" }'
+
+
+def test_the_shipped_default_cells() -> None:
+    matrix = read_matrix(SHIPPED)
+    assert [cell.id for cell in matrix.default()] == [
+        "trl0.14.0-tf4.48.3",
+        "trl0.14.0-tf4.52.4",
+        "trl0.15.2-tf4.48.3",
+        "trl0.15.2-tf4.49.0",
+        "trl0.17.0-tf4.50.3",
+        "trl0.18.2-tf4.52.4",
+        "trl1.0.0-tf4.57.6",
+        "trl1.16.0-tf5.23.0",
+    ]
+    assert matrix.pins == {"torch": "2.13.0"}
+
+
+def test_an_id_has_trl_and_transformers_first_and_other_pins_by_their_full_names() -> None:
+    pins = parse_pins(["deepspeed=0.16.3", "accelerate=1.3.0", "transformers==4.48.3", "trl=0.14.0"])
+    assert Cell(pins).id == "trl0.14.0-tf4.48.3-accelerate1.3.0-deepspeed0.16.3"
+    assert Cell({"transformers": "4.48.3"}).id == "tf4.48.3"
+
+
+def test_a_cells_pins_win_over_the_default_ones_and_over_the_free_stack(tmp_path: Path) -> None:
+    matrix = read(
+        tmp_path,
+        """
+        [defaults]
+        pins = { torch = "2.13.0" }
+        stack = ["torch", "trl", "accelerate", "peft"]
+        harness = ["pytest>=8"]
+        [[cell]]
+        pins = { trl = "0.15.2" }
+        [[cell]]
+        pins = { trl = "0.15.2", torch = "2.12.0", accelerate = "1.3.0" }
+        """,
+    )
+    plain, pinned = matrix.cells
+    assert matrix.requirements(plain) == ["torch==2.13.0", "trl==0.15.2", "accelerate", "peft", "pytest>=8"]
+    assert matrix.requirements(pinned) == ["accelerate==1.3.0", "torch==2.12.0", "trl==0.15.2", "peft", "pytest>=8"]
+    assert matrix.all_pins(plain) == {"trl": "0.15.2", "torch": "2.13.0"}
+
+
+def test_only_tagged_cells_are_swept_by_default(tmp_path: Path) -> None:
+    matrix = read(tmp_path, f'[[cell]]\n{PINS}\n[[cell]]\npins = {{ trl = "1.0.0" }}\ntags = ["default"]')
+    assert [cell.id for cell in matrix.default()] == ["trl1.0.0"]
+    assert matrix.cell("trl0.15.2-tf4.48.3").pins == {"trl": "0.15.2", "transformers": "4.48.3"}
+    with pytest.raises(
+        MatrixError, match=r"no cell 'trl9' in the matrix; there are: trl0\.15\.2-tf4\.48\.3, trl1\.0\.0"
+    ):
+        matrix.cell("trl9")
+
+
+@pytest.mark.parametrize("date", ["2025-02-28", '"2025-02-28"'])
+def test_a_date_is_a_toml_date_or_a_string(tmp_path: Path, date: str) -> None:
+    (cell,) = read(tmp_path, f"[[cell]]\n{PINS}\ndate = {date}").cells
+    assert cell.date == datetime.date(2025, 2, 28)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("[[cell]\n", "not valid TOML: Expected ']]' at the end of an array declaration (at line 1"),
+        ("", "no [[cell]]; write at least one, for example pins = { trl = '0.15.2' }"),
+        ("[cell]\n" + PINS, "no [[cell]]; write at least one, for example pins = { trl = '0.15.2' }"),
+        ("[[cells]]\n" + PINS, "unknown key 'cells' in the top level; known are cell, defaults"),
+        (
+            f"[[cell]]\n{PINS}\nversion = 1",
+            "[[cell]] number 1: unknown key 'version' in a cell; known are date, pins, tags, why",
+        ),
+        (
+            "[[cell]]\ntags = []",
+            "[[cell]] number 1: pins are missing; write for example pins = { trl = '0.15.2', transformers = '4.48.3' }",
+        ),
+        ("[[cell]]\npins = {}", "[[cell]] number 1: a cell needs at least one pin, for example trl=0.19.1"),
+        ("[[cell]]\npins = ['trl']", "[[cell]] number 1: pins must be a table like { trl = '0.15.2' }, not ['trl']"),
+        (
+            f"[[cell]]\n{PINS}\n[[cell]]\npins = {{ vllm = '1' }}",
+            "[[cell]] number 2: unknown package 'vllm' in pins; "
+            "the stack has torch, transformers, trl, accelerate, deepspeed, peft, datasets",
+        ),
+        (
+            "[[cell]]\npins = { trl = '0.15.x' }",
+            "[[cell]] number 1: malformed version '0.15.x' of trl; write for example 0.15.2",
+        ),
+        ("[[cell]]\npins = { trl = 0.15 }", "[[cell]] number 1: the version of trl must be a string, not 0.15"),
+        (
+            f"[[cell]]\n{PINS}\n[[cell]]\n{PINS}",
+            "[[cell]] number 2: trl0.15.2-tf4.48.3 is there already; remove one of the two",
+        ),
+        (
+            f"[[cell]]\n{PINS}\ndate = 'yesterday'",
+            "[[cell]] number 1: bad date 'yesterday'; write a day, for example 2025-02-28",
+        ),
+        (
+            f"[[cell]]\n{PINS}\ndate = 2025-02-28T12:00:00",
+            "[[cell]] number 1: date 2025-02-28T12:00:00 has a time of day; write a day, for example 2025-02-28",
+        ),
+        (f"[[cell]]\n{PINS}\ntags = 'default'", "[[cell]] number 1: tags must be a list of strings, not 'default'"),
+        (
+            f"[defaults]\npins = {{ torch = 'new' }}\n[[cell]]\n{PINS}",
+            "[defaults]: malformed version 'new' of torch; write for example 0.15.2",
+        ),
+        (
+            f"[defaults]\nharness = ['pytest>>8']\n[[cell]]\n{PINS}",
+            "malformed requirement 'pytest>>8' in [defaults] harness: ",
+        ),
+        (
+            f"[defaults]\npython = '3.x'\n[[cell]]\n{PINS}",
+            "malformed [defaults] python '3.x'; write for example '3.11'",
+        ),
+        (
+            f"[defaults]\nsettle_days = -1\n[[cell]]\n{PINS}",
+            "[defaults] settle_days must be a number of days, not -1",
+        ),
+        (f"[defaults]\npip = 1\n[[cell]]\n{PINS}", "unknown key 'pip' in [defaults]; known are harness, pins, python"),
+    ],
+)
+def test_a_malformed_matrix_is_refused_with_one_message(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(MatrixError) as caught:
+        read(tmp_path, text)
+    assert str(caught.value).startswith(f"{tmp_path / 'matrix.toml'}: {message}")
+
+
+def test_a_missing_matrix_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MatrixError, match=r"matrix\.toml: there is no such file"):
+        read_matrix(tmp_path / "matrix.toml")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["trl"], "'trl' is no pin; write PACKAGE=VERSION, for example trl=0.19.1"),
+        (["trl=1", "trl=2"], "trl is pinned twice; a cell has one version of each package"),
+        (["trl="], "malformed version '' of trl; write for example 0.15.2"),
+        (["vllm=1"], "unknown package 'vllm' in pins; the stack has torch, "),
+        ([], "a cell needs at least one pin, for example trl=0.19.1"),
+    ],
+)
+def test_malformed_pins_on_the_command_line(arguments: list[str], message: str) -> None:
+    with pytest.raises(MatrixError) as caught:
+        parse_pins(arguments)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_day_on_the_command_line() -> None:
+    assert parse_day("2025-02-28") == datetime.date(2025, 2, 28)
+    with pytest.raises(MatrixError, match=r"bad date '28\.2\.2025'; write a day, for example 2025-02-28"):
+        parse_day("28.2.2025")
+
+
+def read(folder: Path, text: str) -> Matrix:
+    path = folder / "matrix.toml"
+    path.write_text(text)
+    return read_matrix(path)

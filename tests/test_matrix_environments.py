@@ -1,0 +1,141 @@
+"""Environments: built once, safely, in the right order; rebuilt when half-built; the project installed into them."""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pytest_trlcompat.matrix import environments
+from pytest_trlcompat.matrix.environments import ensure, ensure_tools
+from pytest_trlcompat.matrix.errors import MatrixError, Untestable
+from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.locks import Lock
+
+LOCK = Lock(
+    "trl1.0.0", datetime.date(2026, 4, 2), "3.11", {"deepspeed": "0.18.9", "torch": "2.13.0", "trl": "1.0.0"}, "x"
+)
+
+
+class FakeUv:
+    """Makes folders like uv, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+        self.refuse: tuple[str, BaseException] | None = None
+
+    def __call__(self, arguments: Sequence[str], *, offline: bool = False) -> str:
+        self.asked.append(list(arguments))
+        if self.refuse is not None and self.refuse[0] in arguments:
+            raise self.refuse[1]
+        if arguments[0] == "venv":
+            (Path(arguments[-1]) / "bin").mkdir(parents=True)
+            (Path(arguments[-1]) / "bin" / "python").touch()
+        return ""
+
+    def count(self, word: str) -> int:
+        return sum(word in arguments for arguments in self.asked)
+
+
+@pytest.fixture
+def uv(monkeypatch: pytest.MonkeyPatch) -> FakeUv:
+    fake = FakeUv()
+    monkeypatch.setattr(environments, "uv", fake)
+    monkeypatch.setattr(environments, "uv_cached_first", fake)
+    monkeypatch.setenv("UV_TORCH_BACKEND", "cpu")
+    return fake
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    (tmp_path / "pyproject.toml").write_text("[project]")
+    return Layout(tmp_path)
+
+
+def test_deepspeed_comes_after_torch_without_isolation_and_the_project_last(uv: FakeUv, layout: Layout) -> None:
+    environment = ensure(LOCK, layout)
+    assert environment.root.parent == layout.environments
+    python = str(environment.python)
+    install = ["pip", "install", "--quiet", "--no-deps", "--python", python]
+    assert uv.asked == [
+        ["venv", "--quiet", "--python", "3.11", str(environment.root)],
+        [*install, "torch==2.13.0", "trl==1.0.0"],
+        [*install, "--no-build-isolation", "deepspeed==0.18.9"],
+        [*install, "--no-build-isolation", "--editable", str(layout.root)],
+    ]
+
+
+def test_an_environment_is_shared_by_equal_locks_and_not_built_again(uv: FakeUv, layout: Layout) -> None:
+    first = ensure(LOCK, layout)
+    asked = len(uv.asked)
+    same = Lock("other id", datetime.date(2020, 1, 1), LOCK.python, LOCK.packages, "y")
+    assert ensure(same, layout) == first
+    assert len(uv.asked) == asked
+    assert ensure(Lock("trl1.0.0", LOCK.date, "3.12", LOCK.packages, "x"), layout) != first
+
+
+def test_a_half_built_environment_is_built_again(uv: FakeUv, layout: Layout) -> None:
+    uv.refuse = ("deepspeed==0.18.9", Untestable("no compiler"))
+    with pytest.raises(Untestable, match="no compiler"):
+        ensure(LOCK, layout)
+    (litter,) = layout.environments.glob("cell-*/bin")
+    (litter / "litter").touch()
+    uv.refuse = None
+    environment = ensure(LOCK, layout)
+    assert uv.count("venv") == 2
+    assert not (environment.root / "bin" / "litter").exists()
+
+
+def test_several_at_once_build_it_once(uv: FakeUv, layout: Layout) -> None:
+    threads = [threading.Thread(target=ensure, args=(LOCK, layout, lambda text: None)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert uv.count("venv") == 1
+    assert len(uv.asked) == 4
+
+
+def test_the_project_is_installed_again_when_its_metadata_changed(uv: FakeUv, layout: Layout) -> None:
+    ensure(LOCK, layout)
+    (layout.root / "pyproject.toml").write_text("[project]\nname = 'other'")
+    ensure(LOCK, layout)
+    assert (uv.count("venv"), uv.count("--editable")) == (1, 2)
+
+
+def test_a_project_that_cannot_be_installed_is_no_cells_fault(uv: FakeUv, layout: Layout) -> None:
+    uv.refuse = ("--editable", Untestable("README.md is missing"))
+    with pytest.raises(
+        MatrixError, match=r"this project itself could not be installed: README\.md is missing"
+    ) as caught:
+        ensure(LOCK, layout)
+    assert not isinstance(caught.value, Untestable)
+
+
+def test_a_full_disk_is_one_clear_message(uv: FakeUv, layout: Layout) -> None:
+    uv.refuse = ("venv", OSError(errno.ENOSPC, "No space left on device", "/env"))
+    with pytest.raises(
+        MatrixError, match=r"^the disk is full \(/env\): free some space and run the same command again"
+    ):
+        ensure(LOCK, layout)
+
+
+def test_tools_are_keyed_by_what_is_asked_for(uv: FakeUv, layout: Layout) -> None:
+    first = ensure_tools("lint", ["ruff", "mypy"], layout)
+    assert ensure_tools("lint", ["ruff", "mypy"], layout) == first
+    assert ensure_tools("lint", ["ruff"], layout) != first
+    assert uv.count("--editable") == 0
+    ensure_tools("rooms", ["pytest"], layout, project=True)
+    assert uv.count("--editable") == 1
+    assert uv.count("hatchling") == 1
+
+
+def test_compiled_extensions_of_environments_do_not_mix(uv: FakeUv, layout: Layout) -> None:
+    one = ensure(LOCK, layout).variables
+    other = ensure(Lock("x", LOCK.date, "3.12", LOCK.packages, "x"), layout).variables
+    assert one["TORCH_EXTENSIONS_DIR"] != other["TORCH_EXTENSIONS_DIR"]
+    assert one["PATH"].startswith(f"{one['VIRTUAL_ENV']}/bin:")

@@ -1,0 +1,180 @@
+"""Locks: the kept ones, the date of a cell, what is asked of uv, and when a lock is taken or resolved anew."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pytest_trlcompat.matrix import locks
+from pytest_trlcompat.matrix.cells import Cell, Matrix, read_matrix
+from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.locks import Lock, find_date, lock_for, read_lock, renew, resolve
+
+CHECKOUT = Layout(Path(__file__).resolve().parents[1])
+SHIPPED = read_matrix(CHECKOUT.matrix)
+PYLOCK = """
+lock-version = "1.0"
+[[packages]]
+name = "transformers"
+version = "4.48.3"
+sdist = { url = "x", upload-time = 2025-02-07T10:10:47Z, hashes = {} }
+wheels = [{ url = "x", upload-time = 2025-02-07T10:10:43Z, hashes = {} }]
+[[packages]]
+name = "trl"
+version = "0.15.2"
+sdist = { url = "x", upload-time = 2025-03-09T01:00:00Z, hashes = {} }
+wheels = [{ url = "x", upload-time = 2025-02-25T22:34:32Z, hashes = {} }]
+"""
+
+
+class FakeUv:
+    """Answers like uv, and remembers what it was asked."""
+
+    def __init__(self, *answers: str) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[list[str], list[str]]] = []
+
+    def __call__(self, arguments: Sequence[str], *, stdin: str | None = None) -> str:
+        self.asked.append((list(arguments), (stdin or "").split("\n")))
+        return self.answers.pop(0)
+
+
+@pytest.fixture
+def matrix() -> Matrix:
+    return Matrix("3.11", {"torch": "2.13.0"}, ("torch", "trl", "peft"), ("pytest>=8",), ("torch", "setuptools"), 3)
+
+
+def fake(monkeypatch: pytest.MonkeyPatch, *answers: str) -> FakeUv:
+    uv = FakeUv(*answers)
+    monkeypatch.setattr(locks, "uv_network_first", uv)
+    return uv
+
+
+@pytest.mark.parametrize("cell", SHIPPED.default(), ids=lambda cell: cell.id)
+def test_every_default_cell_keeps_a_lock_that_is_up_to_date(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(monkeypatch)  # nothing may be resolved
+    lock = lock_for(SHIPPED, cell, CHECKOUT)
+    assert lock == read_lock(CHECKOUT.locks / f"{cell.id}.txt")
+    assert {package: lock.packages[package] for package in SHIPPED.all_pins(cell)} == SHIPPED.all_pins(cell)
+    assert {"accelerate", "deepspeed", "peft", "datasets", "pytest", "hatchling"} <= set(lock.packages)
+
+
+def test_kept_locks_hold_nothing_but_names_and_versions() -> None:
+    paths = sorted(CHECKOUT.locks.glob("*.txt"))
+    assert {path.stem for path in paths} == {cell.id for cell in SHIPPED.cells}
+    for path in paths:
+        for line in path.read_text().splitlines():
+            assert re.fullmatch(r"#.*|[a-z0-9-]+==[0-9a-z.]+", line), f"{path.name}: {line}"
+
+
+def test_a_lock_is_read_as_it_was_written(tmp_path: Path) -> None:
+    lock = Lock("trl1.0.0", datetime.date(2026, 4, 2), "3.11", {"torch": "2.13.0", "trl": "1.0.0"}, "abc")
+    path = tmp_path / "trl1.0.0.txt"
+    path.write_text(lock.to_text())
+    assert lock.to_text().splitlines() == [
+        "# Every version of a cell, resolved as of its date. `nox -s lock` renews the kept ones.",
+        "# cell: trl1.0.0",
+        "# date: 2026-04-02",
+        "# python: 3.11",
+        "# asked: abc",
+        "torch==2.13.0",
+        "trl==1.0.0",
+    ]
+    assert read_lock(path) == lock
+
+
+def test_the_digest_tells_environments_apart() -> None:
+    day = datetime.date(2026, 4, 2)
+    lock = Lock("a", day, "3.11", {"trl": "1.0.0"}, "x")
+    assert lock.digest == Lock("b", datetime.date(2020, 1, 1), "3.11", {"trl": "1.0.0"}, "y").digest
+    assert lock.digest != Lock("a", day, "3.12", {"trl": "1.0.0"}, "x").digest
+    assert lock.digest != Lock("a", day, "3.11", {"trl": "1.0.1"}, "x").digest
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (
+            "# cell: a\n# date: 2025-01-01\n# python: 3.11\n# asked: x\ntrl>=1\n",
+            "line 5: 'trl>=1' is not NAME==VERSION",
+        ),
+        ("trl==1\n", r"the header is damaged \('cell'\); renew it: nox -s lock -- a"),
+        ("# cell: a\n# date: soon\n# python: 3.11\n# asked: x\n", r"the header is damaged \(bad date 'soon'"),
+    ],
+)
+def test_a_damaged_lock_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "a.txt").write_text(text)
+    with pytest.raises(MatrixError, match=message):
+        read_lock(tmp_path / "a.txt")
+
+
+def test_a_missing_lock_says_how_to_make_it(tmp_path: Path) -> None:
+    with pytest.raises(MatrixError, match=r"there is no such lock; make it with: nox -s lock -- trl1"):
+        read_lock(tmp_path / "trl1.txt")
+
+
+def test_the_date_is_the_newest_pins_first_upload_and_three_days(
+    matrix: Matrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uv = fake(monkeypatch, PYLOCK)
+    cell = Cell({"trl": "0.15.2", "transformers": "4.48.3", "torch": "2.13.0"})
+    assert find_date(matrix, cell) == datetime.date(2025, 2, 28)
+    ((arguments, stdin),) = uv.asked
+    assert "--no-deps" in arguments
+    assert stdin == ["trl==0.15.2", "transformers==4.48.3"]  # torch is undated
+
+
+def test_the_date_is_never_in_the_future(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(monkeypatch, PYLOCK)
+    monkeypatch.setattr(locks, "_today", lambda: datetime.date(2025, 2, 26))
+    assert find_date(matrix, Cell({"trl": "0.15.2"})) == datetime.date(2025, 2, 26)
+
+
+def test_an_index_without_upload_times_asks_for_a_date(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(monkeypatch, '[[packages]]\nname = "trl"\nversion = "1.0.0"\nwheels = [{ url = "x" }]')
+    with pytest.raises(MatrixError, match=r"does not say when trl 1\.0\.0 was uploaded; give the cell a date"):
+        find_date(matrix, Cell({"trl": "1.0.0"}))
+
+
+def test_a_cell_is_resolved_as_of_its_date_but_for_what_is_undated(
+    matrix: Matrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_TORCH_BACKEND", "cpu")
+    uv = fake(monkeypatch, "trl==1.0.0\nTorch==2.13.0+cpu\npytest==9.0.2 ; python_version > '3'\n")
+    lock = resolve(matrix, Cell({"trl": "1.0.0"}, datetime.date(2026, 4, 2)))
+    assert lock.packages == {"pytest": "9.0.2", "torch": "2.13.0", "trl": "1.0.0"}
+    ((arguments, stdin),) = uv.asked
+    assert stdin == ["torch==2.13.0", "trl==1.0.0", "peft", "pytest>=8"]
+    text = " ".join(arguments)
+    assert "--exclude-newer 2026-04-02T00:00:00Z" in text
+    assert text.count("--exclude-newer-package") == 2
+    assert "--exclude-newer-package torch=9999-01-01T00:00:00Z" in text
+    assert "--exclude-newer-package setuptools=9999-01-01T00:00:00Z" in text
+    assert "--torch-backend" not in text  # the user has chosen
+
+
+def test_a_lock_is_taken_until_what_was_asked_changes(
+    matrix: Matrix, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    layout, day = Layout(tmp_path), datetime.date(2026, 4, 2)
+    cell = Cell({"trl": "1.0.0"}, day)
+    uv = fake(monkeypatch, "trl==1.0.0\nrich==1\n", "trl==1.0.0\nrich==2\n", "trl==1.0.0\nrich==3\n", "trl==1.0.0\n")
+
+    assert lock_for(matrix, cell, layout).packages["rich"] == "1"
+    assert lock_for(matrix, cell, layout).packages["rich"] == "1"
+    assert (tmp_path / "build" / "compat" / "locks" / "trl1.0.0.txt").is_file()
+    assert lock_for(matrix, Cell(cell.pins, datetime.date(2026, 5, 1)), layout).packages["rich"] == "2"
+    assert len(uv.asked) == 2
+
+    renew(matrix, cell, layout)
+    assert lock_for(matrix, cell, layout).packages["rich"] == "3"  # the kept one wins
+    assert (tmp_path / "fixtures" / "locks" / "trl1.0.0.txt").is_file()
+
+    other = Matrix("3.12", matrix.pins, matrix.stack, matrix.harness, matrix.undated, 3)
+    assert "rich" not in lock_for(other, cell, layout).packages
+    assert len(uv.asked) == 4

@@ -1,0 +1,142 @@
+"""The noxfile: its sessions, and one clear message where a person asked for what cannot be. Runs nox itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CELLS = [
+    "trl0.14.0-tf4.48.3",
+    "trl0.14.0-tf4.52.4",
+    "trl0.15.2-tf4.48.3",
+    "trl0.15.2-tf4.49.0",
+    "trl0.17.0-tf4.50.3",
+    "trl0.18.2-tf4.52.4",
+    "trl1.0.0-tf4.57.6",
+    "trl1.16.0-tf5.23.0",
+]
+
+
+def nox(folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("NOX_", "TRLCOMPAT_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "nox", "--nocolor", *arguments],
+        cwd=folder,
+        env={**inherited, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of what nox needs, without results and environments."""
+    for name in ("pytest_trlcompat", "fixtures", "suites"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("noxfile.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def test_every_default_cell_is_a_session() -> None:
+    done = nox(ROOT, "--list", "--json")
+    sessions = {session["session"]: session for session in json.loads(done.stdout)}
+    assert [name for name in sessions if name.startswith("matrix(")] == [f"matrix({cell})" for cell in CELLS]
+    assert [name for name in sessions if name.startswith("tests(")] == [
+        "tests(rooms)",
+        "tests(trl0.17.0-tf4.50.3)",
+        "tests(trl1.16.0-tf5.23.0)",
+    ]
+    assert {session["name"] for session in sessions.values()} == {"tests", "matrix"}  # a plain nox runs no other
+
+
+def test_the_other_sessions_are_run_by_name() -> None:
+    listed = nox(ROOT, "--list").stdout
+    assert re.findall(r"^- (\w+) ->", listed, re.MULTILINE) == ["cell", "lock", "report", "bench", "lint"]
+
+
+def test_listing_prints_no_table_and_leaves_no_files(checkout: Path) -> None:
+    done = nox(checkout, "--list")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "no table" not in done.stdout
+    assert not (checkout / "build").exists()
+    assert not (checkout / ".nox").exists()
+
+
+def test_a_malformed_matrix_is_one_clear_message(checkout: Path) -> None:
+    (checkout / "fixtures" / "matrix.toml").write_text('[[cell]]\npins = { trl = "0.15.x" }\n')
+    done = nox(checkout, "-s", "matrix")
+    assert done.returncode != 0
+    assert done.stderr.strip() == (
+        f"nox: {checkout}/fixtures/matrix.toml: [[cell]] number 1: malformed version '0.15.x' of trl; "
+        "write for example 0.15.2"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("trl=0.19.1", "vllm=1"), "unknown package 'vllm' in pins; the stack has torch, transformers, trl, "),
+        (("trl=latest",), "malformed version 'latest' of trl; write for example 0.15.2"),
+        ((), "a cell needs at least one pin, for example trl=0.19.1"),
+        (("trl0.1",), "no cell 'trl0.1' in the matrix; there are: trl0.14.0-tf4.48.3, "),
+        (("trl=0.19.1", "--issue", "grpo"), "--issue: unknown issue 'grpo'; known are grpo-fsdp-ref-model, "),
+        (("trl=0.19.1", "--date", "soon"), "bad date 'soon'; write a day, for example 2025-02-28"),
+        (
+            ("trl=0.19.1", "--dat", "2025-01-01"),
+            "unrecognized arguments: --dat 2025-01-01\nusage: nox -s cell -- PACKAGE=",
+        ),
+    ],
+)
+def test_a_cell_that_cannot_be_meant_is_one_clear_message(
+    checkout: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    done = nox(checkout, "-s", "cell", "--", *arguments)
+    assert done.returncode != 0
+    assert f"Session cell aborted: {message}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (checkout / "build").exists()
+
+
+def test_an_unknown_version_is_untestable_with_the_resolvers_reason_and_ends_with_a_table(checkout: Path) -> None:
+    done = nox(checkout, "-s", "cell", "--", "trl=9.9.9", "transformers=4.53.3")
+    assert done.returncode != 0
+    assert "trl9.9.9-tf4.53.3 is untestable: No solution found when resolving dependencies" in done.stderr
+    assert "there is no version of trl==9.9.9" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "1 cell, 0 verdicts; none otherwise than predicted; 1 cell not finished" in done.stdout
+    (cell,) = json.loads((checkout / "build" / "compat" / "compat.json").read_text())["cells"]
+    assert (cell["state"], cell["verdicts"]) == ("untestable", [])
+    assert "there is no version of trl==9.9.9" in cell["reason"]
+
+
+def test_without_registry_and_cache_the_sweep_goes_on_and_says_why(checkout: Path, tmp_path: Path) -> None:
+    """Also under --parallel, where every session runs in a process of its own."""
+    document = (checkout / "fixtures" / "matrix.toml").read_text()
+    head, *cells = document.split("[[cell]]")
+    (checkout / "fixtures" / "matrix.toml").write_text("[[cell]]".join([head, *cells[:2]]))
+    done = nox(checkout, "-s", "matrix", "--parallel", "2", UV_OFFLINE="1", UV_CACHE_DIR=str(tmp_path / "cache"))
+    assert done.returncode != 0
+    for cell in CELLS[:2]:
+        assert f"{cell} is untestable: " in done.stdout
+        sidecar = json.loads((checkout / "build" / "compat" / f"{cell}.cell.json").read_text())
+        assert sidecar["state"] == "untestable"
+        assert "cache" in sidecar["reason"] or "offline" in sidecar["reason"].lower()
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_nothing_to_report_is_one_clear_message(checkout: Path) -> None:
+    done = nox(checkout, "-s", "report")
+    assert done.returncode != 0
+    assert "build/compat: no cell has left results there; run one with: nox -s matrix" in done.stderr
+    assert "Traceback" not in done.stderr

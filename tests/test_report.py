@@ -1,0 +1,299 @@
+"""The report: one model, five forms; what is not as predicted stands out, and every verdict links its evidence."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from pytest_trlcompat import catalog
+from pytest_trlcompat.matrix import report_junit, report_pages, report_terminal
+from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.report import Report, gather, main, write_all
+from pytest_trlcompat.matrix.sweep import Sidecar
+from pytest_trlcompat.verdict import Record, Verdict, append_record
+
+NEW = Sidecar(
+    "trl1.0.0-tf4.57.6",
+    {"trl": "1.0.0", "transformers": "4.57.6"},
+    "tested",
+    "now",
+    lock={"accelerate": "1.13.0", "trl": "1.0.0"},
+    date="2026-04-02",
+    seconds=12.5,
+)
+OLD = dataclasses.replace(
+    NEW, id="trl0.9.6-tf4.42.4", pins={"trl": "0.9.6", "transformers": "4.42.4"}, sweep="before", seconds=41.0
+)
+UNBUILT = Sidecar(
+    "trl9.9.9", {"trl": "9.9.9"}, "untestable", "now", reason="there is no version of trl==9.9.9\n| so <b>stop</b>"
+)
+
+FINE = Record("grpo-b", "corrected", "single", Verdict.OK, Verdict.OK, {"kept": 6}, 0.25)
+PREDICTED = Record("grpo-b", "upstream", "single", Verdict.BROKEN, Verdict.BROKEN, {"text": "<script>x</script>"}, 1.0)
+SURPRISE = Record("grpo-a", "upstream", "fsdp1", Verdict.SILENT, Verdict.OK, {"max_abs_error": 0.3})
+CRASH = Record("grpo-a", "upstream", "fsdp1-no_shard", Verdict.ERROR, None, {"failure": "a\n\x1b[31mb\x00"})
+GONE = Record("grpo-a", "upstream", "zero3", Verdict.ABSENT, Verdict.ABSENT)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Callable[..., Path]:
+    def write(*cells: tuple[Sidecar, tuple[Record, ...]]) -> Path:
+        for sidecar, records in cells:
+            (tmp_path / f"{sidecar.id}.cell.json").write_text(sidecar.to_json())
+            for record in records:
+                append_record(tmp_path / f"{sidecar.id}.jsonl", record)
+        return tmp_path
+
+    return write
+
+
+@pytest.fixture
+def report(results: Callable[..., Path]) -> Report:
+    return gather(results((NEW, (FINE, PREDICTED, SURPRISE, CRASH, GONE)), (OLD, (FINE,)), (UNBUILT, ())))
+
+
+def test_cells_are_in_the_order_of_their_versions_and_questions_of_their_kind(report: Report) -> None:
+    assert [cell.id for cell in report.cells] == ["trl0.9.6-tf4.42.4", "trl1.0.0-tf4.57.6", "trl9.9.9"]
+    assert [(c.issue, c.subject, c.strategy) for c in report.columns] == [
+        ("grpo-a", "upstream", "zero3"),
+        ("grpo-a", "upstream", "fsdp1"),
+        ("grpo-a", "upstream", "fsdp1-no_shard"),
+        ("grpo-b", "upstream", "single"),
+        ("grpo-b", "corrected", "single"),
+    ]
+    assert [(subject, len(columns)) for subject, columns in report.groups("grpo-b")] == [
+        ("upstream", 1),
+        ("corrected", 1),
+    ]
+
+
+def test_the_summary_counts_what_is_wrong_and_what_is_unfinished(report: Report) -> None:
+    assert report.summary == "3 cells, 6 verdicts; 2 not as predicted; 1 cell not finished"
+    assert Report(report.cells[:1]).summary == "1 cell, 1 verdict; none otherwise than predicted"
+    assert report.counts == {
+        Verdict.OK: 2,
+        Verdict.BROKEN: 1,
+        Verdict.SILENT: 1,
+        Verdict.ERROR: 1,
+        Verdict.ABSENT: 1,
+        Verdict.UNTESTABLE: 1,
+    }
+
+
+def test_json_has_the_schema_of_the_design(report: Report) -> None:
+    document = json.loads(json.dumps(report.to_dict()))
+    assert document["schema"] == 1
+    old, new, unbuilt = document["cells"]
+    assert old == {
+        "id": "trl0.9.6-tf4.42.4",
+        "pins": {"trl": "0.9.6", "transformers": "4.42.4"},
+        "date": "2026-04-02",
+        "lock": {"accelerate": "1.13.0", "trl": "1.0.0"},
+        "state": "tested",
+        "reason": None,
+        "seconds": 41.0,
+        "verdicts": [
+            {
+                "issue": "grpo-b",
+                "subject": "corrected",
+                "strategy": "single",
+                "verdict": "ok",
+                "expected": "ok",
+                "evidence": {"kept": 6},
+                "seconds": 0.25,
+            }
+        ],
+    }
+    assert [verdict["verdict"] for verdict in new["verdicts"]] == ["ok", "broken", "silent", "error", "absent"]
+    assert (unbuilt["state"], unbuilt["verdicts"]) == ("untestable", [])
+
+
+class Page(HTMLParser):
+    """The links, ids, tags and text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.tags: set[str] = set()
+        self.loaded: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        values = dict(attrs)
+        if tag == "a" and values.get("href"):
+            self.links.append(str(values["href"]))
+        if values.get("id"):
+            self.ids.append(str(values["id"]))
+        self.loaded += [str(values[name]) for name in ("src", "data", "action") if name in values]
+
+
+def test_every_verdict_in_html_links_its_evidence(report: Report) -> None:
+    page = Page(report_pages.html(report))
+    anchors = {cell.anchor(record) for cell in report.cells for record in cell.verdicts}
+    assert len(anchors) == 6
+    assert anchors <= {link.removeprefix("#") for link in page.links}
+    assert len(page.ids) == len(set(page.ids))
+    assert {link.removeprefix("#") for link in page.links if link.startswith("#")} <= set(page.ids)
+
+
+def test_html_is_one_self_contained_file_and_evidence_cannot_break_out(report: Report) -> None:
+    text = report_pages.html(report)
+    page = Page(text)
+    assert page.tags & {"script", "link", "img", "iframe", "object"} == set()
+    assert page.loaded == []
+    assert not re.search(r"@import|url\(", text)
+    assert "&lt;script&gt;x&lt;/script&gt;" in text
+    assert "so &lt;b&gt;stop&lt;/b&gt;" in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_in_html_what_is_not_as_predicted_stands_out(report: Report) -> None:
+    text = report_pages.html(report)
+    assert re.findall(r'<td class="(\w+) wrong">', text) == ["silent", "error"]
+    assert "<small>predicted ok</small>" in text
+    assert "<small>not predicted</small>" in text
+    assert "<h2>Not as predicted</h2>" in text
+    assert "<h2>Not as predicted</h2>" not in report_pages.html(Report(report.cells[:1]))
+
+
+def test_a_known_issue_is_introduced_from_the_catalogue(report: Report) -> None:
+    issue = catalog.load()["grpo-logits-to-keep"]
+    known = dataclasses.replace(FINE, issue=issue.id)
+    told = Report((dataclasses.replace(report.cells[0], verdicts=(known,)),))
+    for page in (report_pages.html(told), report_pages.markdown(told)):
+        assert issue.title in page
+        assert all(link in page for link in issue.upstream)
+        assert issue.cured_in in page
+
+
+def test_markdown_has_a_table_for_each_issue_and_a_row_for_each_cell(report: Report) -> None:
+    lines = report_pages.markdown(report).splitlines()
+    table = lines[lines.index("## grpo-a") + 2 :][:5]
+    anchor = "trl1.0.0-tf4.57.6--grpo-a--upstream--"
+    assert table == [
+        "| cell | upstream zero3 | upstream fsdp1 | upstream fsdp1-no_shard |",
+        "| --- | --- | --- | --- |",
+        "| trl0.9.6-tf4.42.4 | - | - | - |",
+        f"| trl1.0.0-tf4.57.6 | [absent](#{anchor}zero3) | ❌ **[silent](#{anchor}fsdp1)** | "
+        f"❌ **[error](#{anchor}fsdp1-no_shard)** |",
+        "| trl9.9.9 | untestable | untestable | untestable |",
+    ]
+    assert f'<a id="{anchor}fsdp1"></a>' in lines
+    assert "max_abs_error: 0.3" in lines
+    assert "- **trl9.9.9**: untestable: there is no version of trl==9.9.9 \\| so &lt;b>stop&lt;/b>" in lines
+
+
+def test_junit_fails_only_what_is_not_as_predicted(report: Report) -> None:
+    root = ElementTree.fromstring(report_junit.junit(report).encode())
+    counts = {
+        suite.get("name"): [int(suite.get(name, "")) for name in ("tests", "failures", "errors", "skipped")]
+        for suite in root
+    }
+    assert counts == {
+        "trl0.9.6-tf4.42.4": [1, 0, 0, 0],
+        "trl1.0.0-tf4.57.6": [5, 2, 0, 1],
+        "trl9.9.9": [1, 0, 1, 0],
+    }
+    failures = {
+        (case.get("classname"), case.get("name"), failure.get("message"))
+        for case in root.iter("testcase")
+        for failure in case.iter("failure")
+    }
+    assert failures == {
+        ("trl1.0.0-tf4.57.6.grpo-a", "upstream[fsdp1]", "silent, predicted ok"),
+        ("trl1.0.0-tf4.57.6.grpo-a", "upstream[fsdp1-no_shard]", "error, predicted nothing"),
+    }
+    (error,) = root.iter("error")
+    assert (error.get("type"), (error.get("message") or "").split("\n")[0]) == (
+        "untestable",
+        "there is no version of trl==9.9.9",
+    )
+    outputs = [output.text or "" for output in root.iter("system-out")]
+    assert json.loads(outputs[0]) == {"verdict": "ok", "evidence": {"kept": 6}}
+    packages = [(item.get("name"), item.get("value")) for item in root.iter("property")]
+    assert ("accelerate", "1.13.0") in packages
+
+
+def test_junit_survives_what_xml_cannot_hold(report: Report) -> None:
+    unbuilt = dataclasses.replace(UNBUILT, reason="\x1b[31mred\x00 \ud800")
+    report = Report(tuple(dataclasses.replace(cell, sidecar=unbuilt) for cell in report.cells[2:]))
+    (error,) = ElementTree.fromstring(report_junit.junit(report).encode()).iter("error")
+    assert error.get("message") == "\ufffd[31mred\ufffd \ufffd"
+
+
+def test_the_terminal_shows_tables_what_is_wrong_and_where_the_evidence_lies(report: Report) -> None:
+    file = io.StringIO()
+    report_terminal.show(report, [Path("build/compat/compat.json"), Path("build/compat/compat.html")], file)
+    text = file.getvalue()
+    assert "\x1b" not in text  # no terminal
+    cells = [[part.strip() for part in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    assert cells == [
+        ["trl0.9.6-tf4.42.4", "-", "-", "-"],
+        ["trl1.0.0-tf4.57.6", "absent", "✗ silent", "✗ error"],
+        ["trl9.9.9", "untestable", "untestable", "untestable"],
+        ["trl0.9.6-tf4.42.4", "-", "ok"],
+        ["trl1.0.0-tf4.57.6", "broken", "ok"],
+        ["trl9.9.9", "untestable", "untestable"],
+    ]
+    assert " not as predicted  trl1.0.0-tf4.57.6: grpo-a, upstream, fsdp1: silent, predicted ok\n" in text
+    assert " not as predicted  trl1.0.0-tf4.57.6: grpo-a, upstream, fsdp1-no_shard: error, nothing predicted it" in text
+    assert " untestable  trl9.9.9: there is no version of trl==9.9.9" in text
+    assert text.splitlines()[-2:] == [
+        "3 cells, 6 verdicts; 2 not as predicted; 1 cell not finished",
+        "evidence: build/compat/ (compat.json, compat.html)",
+    ]
+
+
+def test_the_program_writes_all_forms_and_shows_the_cells_of_one_sweep(
+    report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path), "--sweep", "now"]) == 0
+    output = capsys.readouterr().out
+    assert "trl1.0.0-tf4.57.6" in output
+    assert "trl0.9.6" not in output
+    assert json.loads((tmp_path / "compat.json").read_text()) == report.to_dict()
+    assert "trl0.9.6" in (tmp_path / "compat.html").read_text()
+    assert {path.name for path in tmp_path.glob("compat.*")} == {
+        "compat.json",
+        "compat.md",
+        "compat.html",
+        "compat.xml",
+    }
+
+
+def test_the_report_is_the_same_whenever_it_is_made(report: Report, tmp_path: Path) -> None:
+    first = {path.name: path.read_text() for path in write_all(report, tmp_path)}
+    assert {path.name: path.read_text() for path in write_all(gather(tmp_path), tmp_path)} == first
+
+
+def test_an_empty_folder_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"{tmp_path}: no cell has left results there; run one with: nox -s matrix\n"
+
+
+def test_a_damaged_file_is_named(results: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = results((OLD, (FINE,)))
+    path = folder / f"{OLD.id}.jsonl"
+    path.write_text("not a verdict\n" + path.read_text())
+    assert main([str(folder)]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"{path}, line 1: not a verdict line")
+    assert message.endswith("remove the file and run the cell again\n")
+
+
+def test_verdicts_of_an_untestable_cell_are_not_shown(results: Callable[..., Path]) -> None:
+    folder = results((UNBUILT, (FINE,)))
+    with pytest.raises(MatrixError):
+        gather(folder / "nowhere")
+    (cell,) = gather(folder).cells
+    assert cell.verdicts == ()
