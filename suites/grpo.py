@@ -22,11 +22,12 @@ STEPS = 3
 
 def trainer_class(subject: str) -> type:
     """TRL's ``GRPOTrainer``, or the corrected one."""
-    if subject == "corrected":
-        from pytest_trlcompat.trainers import GRPOTrainer
-    else:
-        from trl import GRPOTrainer
-    return GRPOTrainer  # type: ignore[no-any-return]
+    import trl
+
+    from pytest_trlcompat import trainers
+
+    chosen: type = trainers.GRPOTrainer if subject == "corrected" else trl.GRPOTrainer
+    return chosen
 
 
 def build_trainer(subject: str, model: TinyModel, cls: type | None = None, **settings: Any) -> Any:
@@ -118,11 +119,9 @@ def fix_completions(vocab_size: int) -> list[torch.Tensor]:
         rows = generated.shape[0]
         first = int(os.environ.get("RANK", "0")) * rows
         call = len(returned)
+        columns = range(COMPLETION_LENGTH)
         tokens = torch.tensor(
-            [
-                [3 + (call * 11 + (first + row) * 17 + column * 5) % (vocab_size - 3) for column in range(COMPLETION_LENGTH)]
-                for row in range(rows)
-            ],
+            [[_token(call, first + row, column, vocab_size) for column in columns] for row in range(rows)],
             device=generated.device,
             dtype=generated.dtype,
         )
@@ -131,6 +130,11 @@ def fix_completions(vocab_size: int) -> list[torch.Tensor]:
 
     GenerationMixin.generate = fixed  # the rank is a process of its own and ends with the launch
     return returned
+
+
+def _token(call: int, row: int, column: int, vocab_size: int) -> int:
+    """Any word of the vocabulary, never one of its three special tokens."""
+    return 3 + (call * 11 + row * 17 + column * 5) % (vocab_size - 3)
 
 
 def logps_method() -> str | None:

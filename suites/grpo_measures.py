@@ -138,9 +138,8 @@ def _placement(trainer: Any) -> dict[str, Any]:
 
 def _local_elements(module: Any) -> int:
     """Number of parameter elements that this rank holds."""
-    return sum(
-        (parameter.to_local() if hasattr(parameter, "to_local") else parameter).numel() for parameter in module.parameters()
-    )
+    shards = (shard.to_local() if hasattr(shard, "to_local") else shard for shard in module.parameters())
+    return sum(shard.numel() for shard in shards)
 
 
 def _logged(trainer: Any, key: str) -> list[float]:

@@ -57,7 +57,10 @@ def test_a_wrong_prediction_fails_in_either_direction_and_names_the_line_to_mend
 @pytest.mark.parametrize(
     ("error", "verdict"),
     [
-        (failed(Failure("RuntimeError", "Expected all tensors to be on the same device", "tb", ("RuntimeError",))), "broken"),
+        (
+            failed(Failure("RuntimeError", "Expected all tensors to be on the same device", "", ("RuntimeError",))),
+            "broken",
+        ),
         (failed(Failure("KeyError", "True", "tb", ("KeyError",))), "broken"),
         (failed(Failure("RuntimeError", "out of memory", "tb", ("RuntimeError",))), "error"),
         (failed(None, timed_out=True), "hang"),

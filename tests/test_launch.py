@@ -74,13 +74,13 @@ def test_environment_directory_and_path_are_the_tests(
     monkeypatch.setenv("TRLCOMPAT_TEST_OUTER", "a")
 
     def look() -> tuple[str | None, str | None, str, int, str]:
+        import importlib
         import random
 
-        import trlcompat_local_module
-
+        local = importlib.import_module("trlcompat_local_module")
         outer, inner = os.environ.get("TRLCOMPAT_TEST_OUTER"), os.environ.get("TRLCOMPAT_TEST_INNER")
         os.environ["TRLCOMPAT_TEST_LEAK"] = "1"
-        return outer, inner, os.getcwd(), trlcompat_local_module.NUMBER, f"{random.random():.6f}"
+        return outer, inner, os.getcwd(), local.NUMBER, f"{random.random():.6f}"
 
     answer = launch(look, strategy="single", env={"TRLCOMPAT_TEST_INNER": "b"}).values[0]
     assert answer == ("a", "b", str(tmp_path), 7, "0.844422")  # random.seed(0)
@@ -121,7 +121,7 @@ def test_check_false_returns_the_failure(launch: Launcher) -> None:
         (lambda: os._exit(7), "rank 0 exited with status 7"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "rank 0 died of SIGKILL (often: out of memory)"),
         (lambda: os.kill(os.getpid(), signal.SIGSEGV), "rank 0 died of SIGSEGV"),
-        (lambda: (i for i in ()), "that cannot be pickled"),
+        (lambda: (letter for letter in "ab"), "that cannot be pickled"),
     ],
     ids=["sys.exit", "os._exit(0)", "os._exit(7)", "SIGKILL", "SIGSEGV", "unpicklable"],
 )
@@ -241,7 +241,7 @@ def test_two_launchers_do_not_meet() -> None:
 def test_what_cannot_be_sent_is_refused_before_a_server_starts() -> None:
     launcher = Launcher(device="cpu")
     with pytest.raises(LaunchError, match="cannot be sent to the ranks"):
-        launcher(lambda: None, (i for i in ()), strategy="single")
+        launcher(lambda: None, (letter for letter in "ab"), strategy="single")
     assert launcher._server is None
 
 

@@ -36,7 +36,8 @@ def test_zero3_partitions_tiny_parameters_and_saves_whole(tmp_path: Path) -> Non
 
 
 def test_a_configuration_file_is_merged(tmp_path: Path) -> None:
-    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2, "reduce_bucket_size": 5}, "bf16": {"enabled": true}}')
+    given = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 5}, "bf16": {"enabled": True}}
+    (tmp_path / "ds.json").write_text(json.dumps(given))
     config = strategy("zero2", {"config": str(tmp_path / "ds.json")}).config
     assert config is not None
     assert config["zero_optimization"] == {"stage": 2, "reduce_bucket_size": 5}
@@ -64,7 +65,7 @@ def test_plain_strategies_set_nothing(tmp_path: Path) -> None:
         ("fsdp3", {}, "unknown strategy 'fsdp3'; known are single, ddp"),
         ("ddp", {"bucket": 1}, "strategy 'ddp' takes no options, but was given bucket"),
         ("fsdp2", {"sharding_strategy": "NO_SHARD"}, "unknown option of fsdp2: sharding_strategy; known are"),
-        ("zero3", {"zero_optimization": {"stage": 2}}, "strategy 'zero3' was given a DeepSpeed configuration of ZeRO stage 2"),
+        ("zero3", {"zero_optimization": {"stage": 2}}, "'zero3' was given a DeepSpeed configuration of ZeRO stage 2"),
         ("zero3", {"config": "/nowhere/ds.json"}, "the DeepSpeed configuration '/nowhere/ds.json' cannot be read"),
     ],
 )

@@ -54,6 +54,8 @@ try:
     time.sleep(play["seconds"])
 except KeyboardInterrupt:
     sys.exit(2)
+if play["status"] < 0:
+    os.kill(os.getpid(), -play["status"])
 sys.exit(play["status"])
 """
 
@@ -179,7 +181,25 @@ def test_many_wrong_predictions_are_not_all_named() -> None:
 @pytest.mark.parametrize(
     "records, status, state, problem",
     [
-        ((OK,), 1, "tested", "trl0.15.2-tf4.48.3: verdicts are missing, pytest failed (exit status 1); see its output"),
+        (
+            (OK,),
+            1,
+            "interrupted",
+            "trl0.15.2-tf4.48.3 was not finished: verdicts are missing, pytest failed though all that it gave are as "
+            "predicted; see its output",
+        ),
+        (
+            (),
+            1,
+            "interrupted",
+            "trl0.15.2-tf4.48.3 was not finished: pytest failed before the first verdict; see its output",
+        ),
+        (
+            (OK,),
+            -9,
+            "interrupted",
+            "trl0.15.2-tf4.48.3 was not finished: pytest was killed by signal 9",
+        ),
         ((), 0, "tested", "trl0.15.2-tf4.48.3: no suite gave a verdict"),
         (
             (),
@@ -201,6 +221,15 @@ def test_a_pytest_that_fails_otherwise_fails_the_cell(
     stage.play(*records, status=status)
     outcome = stage.run()
     assert (outcome.sidecar.state, outcome.problem) == (state, problem)
+
+
+def test_missing_verdicts_are_fetched_by_the_next_run(stage: Stage) -> None:
+    stage.play(OK, status=1)
+    stage.run()
+    stage.play(BROKEN)
+    outcome = stage.run("next")
+    assert (outcome.records, outcome.problem) == ((OK, BROKEN), None)
+    assert "--trlcompat-resume" in stage.calls[-1]["arguments"]
 
 
 def test_a_cell_that_cannot_be_resolved_is_untestable_with_the_reason(

@@ -29,7 +29,7 @@ from types import ModuleType
 
 from pytest_trlcompat.accelerator.build import AcceleratorError, build
 
-__all__ = ["AcceleratorError", "activate", "build", "environment"]
+__all__ = ["AcceleratorError", "activate", "build", "environment", "show_devices"]
 
 DEVICES_VARIABLE = "TRLCOMPAT_ACCELERATOR_DEVICES"
 
@@ -73,6 +73,14 @@ def activate(devices: int = 2) -> None:
             f"{devices} software accelerators were asked for, and this process already has {count}: their number "
             "cannot change in a process. Ask for the same number, or start another process."
         )
+
+
+def show_devices(count: int) -> None:
+    """Leave the running process only the first ``count`` devices, as CUDA_VISIBLE_DEVICES does before CUDA starts.
+
+    For ranks that are forked from a process with more of them. Raises RuntimeError where there are not as many.
+    """
+    importlib.import_module("torch_npu")._C.show_devices(count)
 
 
 def _check_count(devices: int) -> None:

@@ -110,6 +110,7 @@ class Launcher:
             spec = {
                 "payload": payload,
                 "strategy": chosen.name,
+                "device": self.device,
                 "world_size": size,
                 "timeout": limit,
                 "seed": seed,
@@ -146,7 +147,7 @@ class _Server:
     """The client's side of the warm server process."""
 
     def __init__(self, device: str) -> None:
-        self._log: IO[bytes] = tempfile.TemporaryFile()
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in stop
         self._channel, theirs = socket.socketpair()
         with theirs:
             code = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
@@ -289,7 +290,7 @@ def _dump(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 @contextlib.contextmanager
 def _by_value(function: Callable[..., Any]) -> Iterator[None]:
-    """Pickle functions of test modules by value: a rank need not import the test module, which may not be importable."""
+    """Pickle functions of test modules by value: a rank then need not import the test module, and often could not."""
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     if module is None or not _is_test_module(module):
         yield

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
+from pytest_trlcompat import accelerator
 from pytest_trlcompat.launch import proof, protocol
 
 __all__ = ["STACK_DUMP_SIGNAL", "run"]
@@ -64,6 +65,9 @@ def _become_rank(spec: Mapping[str, Any], rank: int, stdout: int, stderr: int) -
     os.chdir(spec["cwd"])
     sys.path[:] = [*spec["extra_path"], *spec["sys_path"]]
     sys.argv = ["trlcompat-rank"]
+    if spec["device"] == "software":
+        # Code that spreads a model over all devices it sees must see as many as there are ranks.
+        accelerator.show_devices(spec["world_size"])
     _seed(spec["seed"])
 
 

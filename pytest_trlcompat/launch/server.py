@@ -43,7 +43,7 @@ def _prepare(hello: dict[str, Any], client: socket.socket) -> dict[str, Any]:
     except Exception as error:
         protocol.send(client, {"kind": "refused", "error": f"{type(error).__name__}: {error}"})
         raise SystemExit(1) from error
-    protocol.send(client, {"kind": "ready", "seconds": time.monotonic() - started, "errors": errors, "pid": os.getpid()})
+    protocol.send(client, {"kind": "ready", "seconds": time.monotonic() - started, "errors": errors})
     return {
         "extra_path": [entry for entry in sys.path if entry not in hello["sys_path"]],
         "extra_environment": {key: value for key, value in os.environ.items() if environment.get(key) != value},

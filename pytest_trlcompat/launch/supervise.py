@@ -12,7 +12,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import IO, Any
@@ -85,7 +85,7 @@ def launch(spec: Mapping[str, Any], client: socket.socket) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _rendezvous(spec: dict[str, Any] | Mapping[str, Any]) -> Iterator[Any]:
+def _rendezvous(spec: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
     """A store that the ranks meet at: on loopback only, on a port that the system chose and nobody can take away.
 
     The socket is bound before the fork, so that the ranks know the port; the store's thread starts after it, so that
@@ -128,7 +128,8 @@ def _fork_all(spec: Mapping[str, Any], client: socket.socket, stack: contextlib.
     for number in range(spec["world_size"]):
         ours, theirs = socket.socketpair()
         stack.callback(ours.close)
-        stdout, stderr = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+        stdout = _output_file(stack)
+        stderr = _output_file(stack)
         started = time.monotonic()
         pid = os.fork()
         if pid == 0:
@@ -145,6 +146,11 @@ def _fork_all(spec: Mapping[str, Any], client: socket.socket, stack: contextlib.
         stack.callback(os.close, pidfd)
         children.append(_Child(number, pid, pidfd, ours, stdout, stderr, started))
     return children
+
+
+def _output_file(stack: contextlib.ExitStack) -> IO[bytes]:
+    """A file without a name: it is gone with its last descriptor, whoever dies first."""
+    return stack.enter_context(tempfile.TemporaryFile())
 
 
 def _supervise(children: list[_Child], client: socket.socket, timeout: float) -> bool:
@@ -179,21 +185,24 @@ def _supervise(children: list[_Child], client: socket.socket, timeout: float) ->
 def _attend(child: _Child, source: Any) -> bool:
     """Take what a rank sent, or its exit; ``False`` when this source will say nothing more."""
     if source is child.channel:
-        return _read(child)
+        return _drain(child)
     _reap(child, wait=False)
     return child.status is None
 
 
-def _read(child: _Child) -> bool:
-    try:
-        data = child.channel.recv(1 << 20)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    for message in child.buffer.feed(data):
-        child.message = message
-    return bool(data)
+def _drain(child: _Child) -> bool:
+    """Take all that the rank has sent so far; ``False`` when its side is closed."""
+    while True:
+        try:
+            data = child.channel.recv(1 << 20)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if not data:
+            return False
+        for message in child.buffer.feed(data):
+            child.message = message
 
 
 def _reap(child: _Child, wait: bool) -> None:
@@ -202,22 +211,11 @@ def _reap(child: _Child, wait: bool) -> None:
     # The exited rank is still a zombie here, so its group cannot be anybody else's: end what it left behind.
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | (0 if wait else os.WNOHANG))
     _kill_group(child.pid)
-    pid, status, usage = os.wait4(child.pid, 0)
+    _, status, usage = os.wait4(child.pid, 0)
     child.status = os.waitstatus_to_exitcode(status)
     child.peak_bytes = usage.ru_maxrss * 1024
     child.ended_at = time.monotonic()
-    while _read_rest(child):
-        pass
-
-
-def _read_rest(child: _Child) -> bool:
-    try:
-        data = child.channel.recv(1 << 20)
-    except OSError:
-        return False
-    for message in child.buffer.feed(data):
-        child.message = message
-    return bool(data)
+    _drain(child)
 
 
 def _kill_group(pid: int) -> None:

@@ -24,7 +24,8 @@ def junit(report: Report) -> str:
     for cell in report.cells:
         _suite(root, cell)
     ElementTree.indent(root, " ")
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+    # Not "unicode", which would declare the encoding of this machine's locale.
+    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True).decode() + "\n"
 
 
 def _suite(root: ElementTree.Element, cell: CellReport) -> None:

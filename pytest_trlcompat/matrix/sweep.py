@@ -105,8 +105,6 @@ class Outcome:
             )
         if not self.records:
             return f"{cell_id}: no suite gave a verdict"
-        if self.exit_status not in (None, _TESTS_PASSED):
-            return f"{cell_id}: verdicts are missing, pytest failed (exit status {self.exit_status}); see its output"
         return None
 
 
@@ -274,10 +272,8 @@ class _Job:
                 f"{self.cell.id}: stopped; {kept}, the same command goes on after {'it' if count == 1 else 'them'}"
             )
             raise
-        if status in (_TESTS_PASSED, _TESTS_FAILED):
-            self._write(TESTED, None)
-        else:
-            self._write(INTERRUPTED, _ending(status))
+        unheard = _unheard(status, _records(self.results))
+        self._write(TESTED if unheard is None else INTERRUPTED, unheard)
         return self._outcome(status)
 
     def _command(self, environment: Environment, resumed: bool) -> list[str]:
@@ -333,7 +329,14 @@ def _drop_torn_line(path: Path) -> None:
         write_whole(path, whole.decode("utf-8"))
 
 
-def _ending(status: int) -> str:
+def _unheard(status: int, records: Sequence[Record]) -> str | None:
+    """Why not all suites were heard, from pytest's exit status; ``None`` when they were."""
+    if status == _TESTS_PASSED or (status == _TESTS_FAILED and any(map(is_wrong, records))):
+        return None
+    if status == _TESTS_FAILED and not records:
+        return "pytest failed before the first verdict; see its output"
+    if status == _TESTS_FAILED:
+        return "verdicts are missing, pytest failed though all that it gave are as predicted; see its output"
     if status < 0:
         return f"pytest was killed by signal {-status}"
     if status == _NOTHING_COLLECTED:

@@ -176,7 +176,7 @@ def test_of_two_processes_that_save_at_once_the_slower_one_takes_what_is_there(
 def test_half_a_folder_is_never_seen_and_a_failed_save_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
+    seen: list[str] = []
 
     def full(*_: object, **__: object) -> None:
         seen.extend(path.name for path in tmp_path.iterdir())

@@ -264,7 +264,9 @@ class Trl014:
     def compute_loss(self, model: Fake, inputs: Any) -> Any:
         # generation calls the same model, and passes everything by name
         self._prepare_input({"input_ids": inputs["prompts"], "attention_mask": inputs["prompt_mask"]})
-        model(input_ids=inputs["prompts"], attention_mask=inputs["prompt_mask"])
+        generated = model(
+            input_ids=inputs["prompts"], attention_mask=inputs["prompt_mask"], **inputs.get("generate", {})
+        )
         self._prepare_input({"input_ids": inputs["ids"], "attention_mask": "that of a reward model"})
 
         def get_per_token_logps(model: Fake, input_ids: Any, num_logits_to_keep: int) -> Any:
@@ -272,6 +274,7 @@ class Trl014:
             rows = zip(logits, input_ids[:, -num_logits_to_keep:], strict=False)  # as lenient as upstream
             return torch.stack([row.log_softmax(-1).gather(1, ids[:, None]).squeeze(1) for row, ids in rows])
 
+        self.generated = generated.logits
         found = [get_per_token_logps(model, inputs["ids"], COMPLETION)]
         if self.ref_model is not None:
             found.append(get_per_token_logps(self.ref_model, inputs["ids"], COMPLETION))
@@ -282,8 +285,8 @@ class Corrected014(LogitsToKeepMixin, Trl014):
     pass
 
 
-@pytest.mark.parametrize("kind", ANSWERS, ids=lambda kind: kind.__name__)
-def test_the_closure_of_0_14_is_corrected(kind: type[Fake]) -> None:
+@pytest.mark.parametrize(("kind", "keyword"), ANSWERS.items(), ids=lambda value: getattr(value, "__name__", str(value)))
+def test_the_closure_of_0_14_is_corrected(kind: type[Fake], keyword: str | None) -> None:
     policy, reference = kind().eval(), kind().eval()
     torch.nn.init.ones_(reference.head.weight[:5])
     ids, mask = batch(padding=2)
@@ -292,6 +295,7 @@ def test_the_closure_of_0_14_is_corrected(kind: type[Fake]) -> None:
     inputs = {"ids": ids, "prompts": ids[::2, :PROMPT], "prompt_mask": mask[::2, :PROMPT]}
     found = Corrected014(0.7, reference).compute_loss(policy, inputs)
     for model, logps in zip((policy, reference), found, strict=True):
+        assert model.head_lengths[-1] == (LENGTH if keyword is None else COMPLETION + 1)
         torch.testing.assert_close(logps, reference_logps(model, ids, mask, 0.7), rtol=0, atol=1e-6)
         assert not model._forward_hooks
         assert not model._forward_pre_hooks
@@ -303,6 +307,16 @@ def test_the_closure_of_0_14_is_corrected_without_a_reference_model() -> None:
     inputs = {"ids": ids, "prompts": ids[:, :PROMPT], "prompt_mask": mask[:, :PROMPT]}
     (found,) = Corrected014(1.0, None).compute_loss(model, inputs)
     torch.testing.assert_close(found, reference_logps(model, ids, mask, 1.0), rtol=0, atol=1e-6)
+
+
+def test_generation_of_0_14_is_left_alone() -> None:
+    # Transformers 4.45 to 4.48 generate with the same keyword, on the same model, and expect raw logits.
+    model = HonoursOldSwallowsNew().eval()
+    ids, mask = batch()
+    inputs = {"ids": ids, "prompts": ids[:, :PROMPT], "prompt_mask": mask[:, :PROMPT]}
+    trainer = Corrected014(0.7, None)
+    trainer.compute_loss(model, {**inputs, "generate": {"num_logits_to_keep": 1}})
+    assert torch.equal(trainer.generated, model(ids[:, :PROMPT], mask[:, :PROMPT]).logits[:, -1:])
 
 
 class Trl015:

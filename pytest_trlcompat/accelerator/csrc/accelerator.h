@@ -17,6 +17,8 @@ constexpr c10::DeviceType kDevice = c10::DeviceType::PrivateUse1;
 
 // ---- device.cpp: which devices there are, and which one is current in this thread
 c10::DeviceIndex device_count();
+// From now on there are only the first `count` devices in this process, as with CUDA_VISIBLE_DEVICES.
+void show_devices(int count);
 c10::DeviceIndex current_device();
 void set_current_device(c10::DeviceIndex index);
 void register_hooks();

@@ -23,6 +23,7 @@ constexpr const char* kCountVariable = "TRLCOMPAT_ACCELERATOR_DEVICES";
 
 thread_local c10::DeviceIndex current = 0;
 thread_local std::map<c10::DeviceIndex, c10::StreamId> current_streams;
+std::atomic<c10::DeviceIndex> shown{0};  // 0: all there are
 std::atomic<c10::StreamId> last_stream{0};  // 0 is the default stream of every device
 
 c10::DeviceIndex read_device_count() {
@@ -122,8 +123,15 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 }  // namespace
 
 c10::DeviceIndex device_count() {
-  static const c10::DeviceIndex count = read_device_count();
-  return count;
+  static const c10::DeviceIndex all = read_device_count();
+  const auto some = shown.load();
+  return some == 0 ? all : some;
+}
+
+void show_devices(int count) {
+  TORCH_CHECK(count >= 1 && count <= device_count(), "cannot show ", count, " of ", static_cast<int>(device_count()),
+              " software accelerator device(s)");
+  shown = static_cast<c10::DeviceIndex>(count);
 }
 
 c10::DeviceIndex current_device() { return current; }

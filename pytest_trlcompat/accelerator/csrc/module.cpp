@@ -22,6 +22,7 @@ void reset_peak_memory_stats(int index) { trlcompat::reset_peak_memory(trlcompat
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("register_hooks", wrap_pybind_function(trlcompat::register_hooks));
   m.def("device_count", wrap_pybind_function(device_count));
+  m.def("show_devices", wrap_pybind_function(trlcompat::show_devices));
   m.def("current_device", wrap_pybind_function(current_device));
   m.def("set_device", wrap_pybind_function(set_device));
   m.def("default_generator", wrap_pybind_function(default_generator));

@@ -24,12 +24,16 @@ __all__ = [
 default_generators = tuple(_C.default_generator(index) for index in range(_C.device_count()))
 
 
+def _shown() -> tuple[torch.Generator, ...]:
+    return default_generators[: _C.device_count()]
+
+
 def manual_seed(seed: int) -> None:
     default_generators[_C.current_device()].manual_seed(int(seed))
 
 
 def manual_seed_all(seed: int) -> None:
-    for generator in default_generators:
+    for generator in _shown():
         generator.manual_seed(int(seed))
 
 
@@ -50,7 +54,7 @@ def get_rng_state(device: Device = "npu") -> torch.Tensor:
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
-    return [generator.get_state() for generator in default_generators]
+    return [generator.get_state() for generator in _shown()]
 
 
 def set_rng_state(new_state: torch.Tensor, device: Device = "npu") -> None:
