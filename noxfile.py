@@ -98,12 +98,15 @@ def report(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Run the benchmarks that are named after --, all by default; see benchmarks/README.md."""
+    """Run a benchmark [-- NAME ARGUMENTS ...], all but the sweep's by default; see benchmarks/README.md."""
+    scripts = {script.stem: script for script in sorted((ROOT / "benchmarks").glob("*.py"))}
+    name, *arguments = session.posargs or [""]
+    if name and name not in scripts:
+        session.error(f"no benchmark {name!r}; there are: {', '.join(scripts)}")
     with plainly(session):
         environment = WORKSHOP.stack(STACK_TESTS[-1])
-        for script in sorted((ROOT / "benchmarks").glob("bench_*.py")):
-            if not session.posargs or script.stem.removeprefix("bench_") in session.posargs:
-                WORKSHOP.run_in(environment, ["python", str(script)])
+        for stem in [name] if name else [stem for stem in scripts if stem != "sweep"]:
+            WORKSHOP.run_in(environment, ["python", str(scripts[stem]), *arguments])
 
 
 @nox.session(default=False)

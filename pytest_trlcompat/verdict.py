@@ -6,6 +6,8 @@ standard library.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 from dataclasses import dataclass, field
@@ -109,14 +111,21 @@ class Record:
 
 
 def append_record(path: Path, record: Record) -> None:
-    """Append one line with a single write, so that parallel pytest workers do not tear each other's lines."""
+    """Append one whole line, or nothing: parallel pytest workers and full disks leave no torn line.
+
+    Raises:
+        OSError: with ``errno.ENOSPC`` where the disk is full.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     data = (record.to_json() + "\n").encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        before = os.fstat(descriptor).st_size
         written = os.write(descriptor, data)
         if written != len(data):
-            raise OSError(f"{path}: only {written} of {len(data)} bytes of a verdict were written; is the disk full?")
+            os.ftruncate(descriptor, before)
+            raise OSError(errno.ENOSPC, "no space left for a verdict", str(path))
     finally:
         os.close(descriptor)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,19 @@ def test_a_torn_last_line_is_passed_over_and_others_are_not(tmp_path: Path) -> N
     results.write_text(whole[:40] + "\n" + whole)
     with pytest.raises(RecordError, match=r"cell\.jsonl, line 1: not a verdict line"):
         read_records(results)
+
+
+def test_a_full_disk_leaves_no_torn_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = tmp_path / "cell.jsonl"
+    append_record(results, record())
+    write = os.write  # stands for a disk that takes only the first bytes
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:10]))
+    with pytest.raises(OSError, match="no space left for a verdict") as caught:
+        append_record(results, record())
+    assert caught.value.errno == errno.ENOSPC
+    monkeypatch.undo()
+    append_record(results, record(subject="corrected"))
+    assert [found.subject for found in read_records(results)] == ["upstream", "corrected"]
 
 
 def test_no_file_means_no_verdicts(tmp_path: Path) -> None:

@@ -28,6 +28,18 @@ def launch() -> Iterator[Launcher]:
         yield launcher
 
 
+def beside_two_devices(launch: Launcher, function: Callable[..., Any], *args: Any) -> Any:
+    """What ``function`` returns in a process that has two devices, as each of two ranks has."""
+
+    def joined() -> Any:
+        import torch
+
+        torch.distributed.init_process_group("hccl")
+        return function(*args)
+
+    return launch(joined, strategy="ddp", world_size=2, sharded=False).values[0]
+
+
 # ---- it computes what the CPU computes
 
 
@@ -74,7 +86,7 @@ def unequal(function: Callable[[str], dict[str, Any]]) -> tuple[int, list[str]]:
     """How many tensors were compared, and the names of those that differ in a single bit."""
     import torch
 
-    expected, found = function("cpu"), function("npu:1")
+    expected, found = function("cpu"), function("npu")
     assert expected.keys() == found.keys()
     return len(expected), [name for name in expected if not torch.equal(expected[name], found[name])]
 
@@ -141,7 +153,7 @@ def test_no_operator_takes_a_composite_where_the_cpu_has_a_kernel(launch: Launch
 # ---- it refuses what a GPU refuses
 
 SAME_DEVICE = "Expected all tensors to be on the same device"
-NO_SUCH_DEVICE = "invalid device ordinal 9: the software accelerator has 8 device(s), npu:0 to npu:7"
+NO_SUCH_DEVICE = "invalid device ordinal 9: the software accelerator has 2 device(s), npu:0 to npu:1"
 # n is on npu:0 and c on the CPU, both (4, 4) of floats; ni and ci are indices (4,); F is torch.nn.functional.
 REFUSED = {
     "n + c": SAME_DEVICE,
@@ -217,7 +229,7 @@ def evaluate_all(expressions: list[str]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def raised(launch: Launcher) -> dict[str, str]:
-    found: dict[str, str] = launch(evaluate_all, list(REFUSED), strategy="single").values[0]
+    found: dict[str, str] = beside_two_devices(launch, evaluate_all, list(REFUSED))
     return found
 
 
@@ -240,7 +252,7 @@ def test_what_a_gpu_allows_between_devices(launch: Launcher) -> None:
             torch.empty(4, 4).copy_(n).sum().item(),
         ]
 
-    assert launch(allowed, strategy="single").values[0] == [36.0, 12.0, 1, 20.0]
+    assert beside_two_devices(launch, allowed) == [36.0, 12.0, 1, 20.0]
 
 
 # ---- the rest of the device
@@ -265,7 +277,7 @@ def test_memory_is_counted_per_device_in_bytes(launch: Launcher) -> None:
         seen["resized"] = npu.memory_allocated()
         return seen
 
-    assert launch(count, strategy="single").values[0] == {
+    assert beside_two_devices(launch, count) == {
         "at first": 0,
         "two tensors": (12000, 12000),
         "the other device": (80, 80),

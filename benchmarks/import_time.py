@@ -2,7 +2,7 @@
 
 Runs of the two alternate, so that a machine that gets slower slows both; prints medians, their difference and ratio.
 
-    python benchmarks/bench_import_time.py [--runs 21]
+    nox -s bench -- import_time [--runs 21]
 """
 
 from __future__ import annotations
