@@ -65,6 +65,25 @@ def test_predictions_for_logits_to_keep(trl: str, transformers: str, verdict: Ve
     assert prediction.verdict is verdict
 
 
+@pytest.mark.parametrize(
+    ("trl", "transformers", "accelerate", "fsdp1", "fsdp2"),
+    [
+        ("0.15.2", "4.49.0", "1.4.0", Verdict.BROKEN, Verdict.ABSENT),
+        ("0.17.0", "4.50.3", "1.6.0", Verdict.BROKEN, Verdict.ABSENT),
+        ("0.14.0", "4.52.4", "1.7.0", Verdict.BROKEN, Verdict.BROKEN),
+        ("0.18.2", "4.52.4", "1.7.0", Verdict.OK, Verdict.BROKEN),
+        ("1.0.0", "4.57.6", "1.13.0", Verdict.OK, Verdict.OK),
+    ],
+)
+def test_predictions_for_the_reference_model(
+    trl: str, transformers: str, accelerate: str, fsdp1: Verdict, fsdp2: Verdict
+) -> None:
+    issue = catalog.load().get_issue("grpo-fsdp-ref-model")
+    versions = {"trl": trl, "transformers": transformers, "accelerate": accelerate}
+    found = [issue.predict("upstream", strategy, versions) for strategy in ("fsdp1", "fsdp1-no_shard", "fsdp2")]
+    assert [prediction and prediction.verdict for prediction in found] == [fsdp1, fsdp1, fsdp2]
+
+
 def test_corrected_is_ok_unless_the_catalogue_says_otherwise(tmp_path: Path) -> None:
     issue = catalog.load(write(tmp_path, ENTRY)).get_issue("one")
     prediction = issue.predict("corrected", "fsdp1", {"trl": "0.1"})
