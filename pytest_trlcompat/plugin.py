@@ -6,6 +6,7 @@ only by some tests: those are imported inside the fixtures.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -164,9 +165,26 @@ def launcher(pytestconfig: pytest.Config) -> Iterator[Launcher]:
     """
     from pytest_trlcompat.launch import Launcher
 
-    timeout = pytestconfig.stash[settings.KEY].timeout.value
-    with Launcher(device=pytestconfig.stash[_DEVICE].name, timeout=timeout) as launch:
+    device = pytestconfig.stash[_DEVICE].name
+    if device == "software":
+        _build_accelerator(pytestconfig)
+    with Launcher(device=device, timeout=pytestconfig.stash[settings.KEY].timeout.value) as launch:
         yield launch
+
+
+def _build_accelerator(config: pytest.Config) -> None:
+    """Compile it where nobody has yet, with its progress line on the terminal and one message where it fails."""
+    from pytest_trlcompat import accelerator
+
+    capture = config.pluginmanager.getplugin("capturemanager")
+    try:
+        with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+            accelerator.build()
+    except accelerator.AcceleratorError as error:
+        if config.stash[settings.KEY].results.value is not None:
+            # A sweep that can measure nothing must not leave a cell full of errors.
+            pytest.exit(f"trlcompat: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
+        raise pytest.fail.Exception(f"trlcompat: {error}", pytrace=False) from None
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_trlcompat import __version__, launch, settings, stack
+from pytest_trlcompat import __version__, accelerator, launch, settings, stack
 
 ROOT = Path(__file__).resolve().parents[1]
 PLUGIN = "pytest_trlcompat.plugin"
@@ -355,9 +355,9 @@ def test_the_launcher_is_closed_however_the_session_ends(
     pytester.makepyfile(f"def test_it(launcher): raise {ending}")
     if ending == "KeyboardInterrupt":
         with pytest.raises(KeyboardInterrupt):  # pytester passes it on
-            run()
+            run("--trlcompat-device=cpu")
     else:
-        run()
+        run("--trlcompat-device=cpu")
     assert [launcher.closed for launcher in launchers] == [1]
 
 
@@ -403,3 +403,37 @@ def test_the_plugin_imports_neither_the_stack_nor_rooms_that_few_tests_need(
     assert PLUGIN in imported
     assert not imported & HEAVY
     assert not imported & {f"pytest_trlcompat.{room}" for room in ROOMS_OF_FEW_TESTS}
+
+
+LAUNCHING = """
+    def test_one(launcher): pass
+    def test_two(ddp_launcher): pass
+"""
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands for a machine without one; what the build itself says is test_accelerator_build.py's matter."""
+
+    def build() -> None:
+        raise accelerator.AcceleratorError("no C++ compiler was found")
+
+    monkeypatch.setattr(accelerator, "build", build)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_launching_tests_fail_with_the_reason_alone(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(LAUNCHING)
+    result = run()
+    result.assert_outcomes(errors=2)
+    result.stdout.fnmatch_lines(["trlcompat: no C++ compiler was found"])
+    result.stdout.no_fnmatch_line("*During handling*")
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_a_run_for_results_ends_at_once(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(LAUNCHING)
+    result = run("--trlcompat-results", "out.jsonl")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines(["*Exit: trlcompat: no C++ compiler was found*"])
+    assert not (pytester.path / "out.jsonl").exists()
