@@ -89,6 +89,14 @@ def test_environment_directory_and_path_are_the_tests(
     assert launch(lambda: os.environ.get("TRLCOMPAT_TEST_LEAK"), strategy="single").values == [None]
 
 
+def test_a_variable_that_the_server_started_with_can_be_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRLCOMPAT_TEST_EARLY", "a")
+    with Launcher(device="cpu") as launcher:
+        assert launcher(lambda: os.environ.get("TRLCOMPAT_TEST_EARLY"), strategy="single").values == ["a"]
+        monkeypatch.delenv("TRLCOMPAT_TEST_EARLY")
+        assert launcher(lambda: os.environ.get("TRLCOMPAT_TEST_EARLY"), strategy="single").values == [None]
+
+
 def raise_with_output() -> None:
     print("before the end")
     raise LookupError("no such thing")
