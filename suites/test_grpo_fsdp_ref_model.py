@@ -80,9 +80,17 @@ def test_reference_model(
         if failure is not None and CANNOT_PREPARE_FSDP2 in failure:
             raise Absent(f"the Trainer of this release of Transformers cannot train under {name}: {failure}")
         evidence = _evidence(strategy, result.values, built, alone)
+        if evidence["failure"] is None:
+            _assert_policy_is_shared(strategy, built[name])
         return Finding(_verdict(evidence), evidence)
 
     judge(measure, subject=subject, strategy=strategy)
+
+
+def _assert_policy_is_shared(strategy: str, engine: dict[str, Any]) -> None:
+    """The launcher was not asked to prove it: policy and reference model together, half or all of them on a rank."""
+    share = engine["local"] / engine["total"]
+    assert share == (1 if strategy == "fsdp1-no_shard" else pytest.approx(1 / WORLD_SIZE, abs=0.01)), engine
 
 
 def _evidence(
@@ -93,10 +101,8 @@ def _evidence(
     first = ranks[0]
     wrapped = all(WRAPPER[strategy] in rank["ref_bases"] for rank in ranks)
     placed = all(rank["ref_devices"] == [rank["device"]] for rank in ranks)
-    # Shards are padded to equal lengths, by at most a rank's worth of elements for each parameter.
-    sharded = all(rank["local"] <= share + WORLD_SIZE * 32 for rank in ranks) and sum(
-        rank["local"] for rank in ranks
-    ) >= share * (1 if strategy == "fsdp1-no_shard" else WORLD_SIZE)
+    padding = 64  # shards are padded to equal lengths
+    sharded = all(share - padding <= rank["local"] <= share + padding for rank in ranks)
     evidence = {
         "ref_class": first["ref_class"],
         "ref_device": ",".join(first["ref_devices"]),
