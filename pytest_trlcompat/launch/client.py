@@ -22,6 +22,7 @@ from typing import IO, Any
 
 import cloudpickle
 
+from pytest_trlcompat.accelerator.build import cache_folder
 from pytest_trlcompat.launch import protocol
 from pytest_trlcompat.launch.proof import expectation
 from pytest_trlcompat.launch.result import Failure, LaunchError, LaunchResult, RankResult, describe_exit
@@ -268,9 +269,8 @@ def _base_environment(device: str) -> dict[str, str]:
 
 def _extensions_folder() -> Path:
     """One folder per environment: extensions built against one torch and DeepSpeed must not meet another's."""
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     digest = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
-    return Path(cache) / "pytest-trlcompat" / "torch_extensions" / digest
+    return cache_folder() / "torch_extensions" / digest
 
 
 def _json_path() -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 from typing import Any
 
 from pytest_trlcompat.launch import protocol
@@ -29,7 +28,6 @@ def main(descriptor: int) -> None:
 
 def _prepare(hello: dict[str, Any], client: socket.socket) -> dict[str, Any]:
     """Import the stack; return what that put on the path and into the environment, which the ranks need as well."""
-    started = time.monotonic()
     environment = dict(os.environ)
     sys.path[:] = hello["sys_path"]
     try:
@@ -39,11 +37,11 @@ def _prepare(hello: dict[str, Any], client: socket.socket) -> dict[str, Any]:
             accelerator.activate(devices=hello["devices"])
         from pytest_trlcompat.launch.preload import preload
 
-        errors = preload()
+        preload()
     except Exception as error:
         protocol.send(client, {"kind": "refused", "error": f"{type(error).__name__}: {error}"})
         raise SystemExit(1) from error
-    protocol.send(client, {"kind": "ready", "seconds": time.monotonic() - started, "errors": errors})
+    protocol.send(client, {"kind": "ready"})
     return {
         "extra_path": [entry for entry in sys.path if entry not in hello["sys_path"]],
         "extra_environment": {key: value for key, value in os.environ.items() if environment.get(key) != value},
