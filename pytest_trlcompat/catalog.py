@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ class Prediction:
     """The verdict that is expected of ``subject`` where every version range holds.
 
     Attributes:
-        strategies: to which it applies; empty means all.
+        strategies: to which it applies, as shell patterns (``fsdp1*``); empty means all.
         why: one line for people, shown when the prediction is wrong.
     """
 
@@ -65,7 +66,7 @@ class Prediction:
     def applies(self, subject: str, strategy: str, versions: Mapping[str, str]) -> bool:
         return (
             self.subject == subject
-            and (not self.strategies or strategy in self.strategies)
+            and (not self.strategies or any(fnmatchcase(strategy, pattern) for pattern in self.strategies))
             and stack.satisfied(self.when, versions)
         )
 
@@ -80,14 +81,18 @@ class KnownIssue:
     """A catalogue entry.
 
     Attributes:
+        wrong: one line: what a user sees, or what is wrong without an error.
+        remedy: one line: what a user can do.
         upstream: links to the issues and pulls that report and cure it.
         suite: the test module that shows it.
-        cure: the module of this package that cures it.
+        cure: the module of this package that cures it; empty where it cures nothing.
         cured_in: the first release in which the cure is needless, as ``package version``.
     """
 
     id: str
     title: str
+    wrong: str
+    remedy: str
     upstream: tuple[str, ...]
     suite: str
     cure: str
@@ -151,10 +156,15 @@ def load(path: Path = _CATALOG) -> Catalog:
 
 
 def _issue(entry: Mapping[str, Any]) -> KnownIssue:
-    _known_keys(entry, {"id", "title", "upstream", "suite", "cure", "cured_in", "symptom", "prediction"})
+    _known_keys(
+        entry,
+        {"id", "title", "wrong", "remedy", "upstream", "suite", "cure", "cured_in", "symptom", "prediction"},
+    )
     return KnownIssue(
         id=entry["id"],
         title=entry["title"],
+        wrong=entry["wrong"],
+        remedy=entry["remedy"],
         upstream=tuple(entry["upstream"]),
         suite=entry["suite"],
         cure=entry["cure"],

@@ -5,7 +5,7 @@ Imports the stack only inside functions, so that the test process stays light.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,18 +30,33 @@ def trainer_class(subject: str) -> type:
     return chosen
 
 
-def build_trainer(subject: str, model: TinyModel, cls: type | None = None, **settings: Any) -> Any:
-    """A GRPO trainer on a fresh tiny model: 3 steps, a KL term that matters, no dropout, no saving."""
+def build_trainer(
+    subject: str, model: TinyModel, cls: type | None = None, arguments: Mapping[str, Any] | None = None, **settings: Any
+) -> Any:
+    """A GRPO trainer on a fresh tiny model: 3 steps, a KL term that matters, no dropout, no saving.
+
+    Args:
+        cls: a subclass to build instead of the subject's trainer.
+        arguments: of the trainer, in place of those that it is given here (``model``, ``train_dataset``, ...).
+        settings: of its ``GRPOConfig``; those that the release does not know are left out.
+    """
+    given = {
+        "reward_funcs": reward,
+        "args": _config(**settings),
+        "train_dataset": prompts(),
+        "processing_class": model.tokenizer,
+        **(arguments or {}),
+    }
+    if "model" not in given:
+        given["model"] = load_policy(model)
+    return (cls or trainer_class(subject))(**given)
+
+
+def load_policy(model: TinyModel) -> Any:
+    """The tiny model, read from its folder."""
     from transformers import AutoModelForCausalLM
 
-    policy = AutoModelForCausalLM.from_pretrained(model.path, attn_implementation="eager")
-    return (cls or trainer_class(subject))(
-        model=policy,
-        reward_funcs=reward,
-        args=_config(**settings),
-        train_dataset=_prompts(),
-        processing_class=model.tokenizer,
-    )
+    return AutoModelForCausalLM.from_pretrained(model.path, attn_implementation="eager")
 
 
 def _config(**settings: Any) -> Any:
@@ -84,7 +99,7 @@ def _config(**settings: Any) -> Any:
     return trl.GRPOConfig(**{key: value for key, value in {**values, **settings}.items() if key in known})
 
 
-def _prompts() -> Any:
+def prompts() -> Any:
     """Prompts of equal length, so that nothing is padded."""
     from datasets import Dataset
 

@@ -14,6 +14,8 @@ schema = 1
 [[issue]]
 id = "one"
 title = "t"
+wrong = "s"
+remedy = "r"
 upstream = ["https://example.org/1"]
 suite = "test_one.py"
 cure = "pytest_trlcompat.trainers.one"
@@ -25,7 +27,7 @@ text = "on the same device"
 verdict = "broken"
 subject = "upstream"
 when = { trl = "<1.0" }
-strategies = ["fsdp1"]
+strategies = ["fsdp1*"]
 why = "w"
 """
 
@@ -44,7 +46,10 @@ def test_each_issue_has_a_suite_links_and_a_cure() -> None:
         assert f'known_issue("{issue.id}")' in (_data.suites() / issue.suite).read_text()
         assert issue.upstream
         assert all(link.startswith("https://github.com/") for link in issue.upstream)
-        assert (Path(catalog.__file__).parents[1] / (issue.cure.replace(".", "/") + ".py")).is_file()
+        assert issue.wrong
+        assert issue.remedy
+        if issue.cure:
+            assert (Path(catalog.__file__).parents[1] / (issue.cure.replace(".", "/") + ".py")).is_file()
 
 
 @pytest.mark.parametrize(
@@ -95,7 +100,8 @@ def test_strategy_and_range_limit_a_prediction(tmp_path: Path) -> None:
     issue = catalog.load(write(tmp_path, ENTRY)).get_issue("one")
     prediction = issue.predict("upstream", "fsdp1", {"trl": "0.18.2"})
     assert prediction is not None
-    assert prediction.describe() == "broken for upstream under fsdp1 with trl <1.0 (w)"
+    assert prediction.describe() == "broken for upstream under fsdp1* with trl <1.0 (w)"
+    assert issue.predict("upstream", "fsdp1-no_shard", {"trl": "0.18.2"}) == prediction
     assert issue.predict("upstream", "fsdp2", {"trl": "0.18.2"}) is None
     assert issue.predict("upstream", "fsdp1", {"trl": "1.0"}) is None
 
