@@ -100,6 +100,7 @@ def report(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Run a benchmark [-- NAME ARGUMENTS ...], all but the sweep's by default; see benchmarks/README.md."""
     scripts = {script.stem: script for script in sorted((ROOT / "benchmarks").glob("*.py"))}
+    del scripts["mutations"]  # a session of its own
     name, *arguments = session.posargs or [""]
     if name and name not in scripts:
         session.error(f"no benchmark {name!r}; there are: {', '.join(scripts)}")
@@ -107,6 +108,14 @@ def bench(session: nox.Session) -> None:
         environment = WORKSHOP.stack(STACK_TESTS[-1])
         for stem in [name] if name else [stem for stem in scripts if stem != "sweep"]:
             WORKSHOP.run_in(environment, ["python", str(scripts[stem]), *arguments])
+
+
+@nox.session(default=False)
+def mutations(session: nox.Session) -> None:
+    """Break each cure in turn: its suite must catch it [-- ISSUE or CURE ...]."""
+    with plainly(session):
+        environment = WORKSHOP.tools("rooms", group("test"), project=True)
+        WORKSHOP.run_in(environment, ["python", "benchmarks/mutations.py", *session.posargs])
 
 
 @nox.session(default=False)
