@@ -91,7 +91,7 @@ def lock(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def report(session: nox.Session) -> None:
-    """Merge what sweeps left in build/compat into compat.json, .md, .html and .xml (JUnit), and print the table."""
+    """Merge what sweeps left in build/compat into compat.json, .md, .html and .xml, print the table [-- --publish]."""
     with plainly(session):
         WORKSHOP.report(session.posargs)
 

@@ -41,6 +41,11 @@ class Verdict(str, Enum):
     def __str__(self) -> str:
         return self.value
 
+    @property
+    def bites(self) -> bool:
+        """Whether somebody who trains so has a problem."""
+        return self not in (Verdict.OK, Verdict.ABSENT, Verdict.UNTESTABLE)
+
 
 class RecordError(ValueError):
     """A line of a results file is not a verdict."""

@@ -17,6 +17,11 @@ from pytest_trlcompat import __version__, accelerator, launch, settings, stack
 ROOT = Path(__file__).resolve().parents[1]
 PLUGIN = "pytest_trlcompat.plugin"
 STACK = {"torch": "2.13.0+cpu", "transformers": "4.48.3", "trl": "0.15.2", "accelerate": "1.4.0"}
+# DeepSpeed is not installed, and Accelerate before 1.6 knows no FSDP2.
+BITES = (
+    "trlcompat: 2 known issues bite this stack: grpo-logits-to-keep (wasteful), "
+    "grpo-fsdp-ref-model (broken under fsdp1 fsdp1-no_shard); more by: trlcompat doctor"
+)
 FIXTURES = (
     "tiny_qwen2",
     "tiny_mistral",
@@ -70,6 +75,7 @@ def test_the_header_names_the_stack_and_the_device(run: Run) -> None:
     assert header(run()) == [
         f"trlcompat: {__version__}, torch 2.13.0+cpu, transformers 4.48.3, trl 0.15.2, accelerate 1.4.0",
         "trlcompat: device software (there is no NVIDIA device)",
+        BITES,
     ]
 
 
@@ -83,6 +89,7 @@ def test_the_header_says_where_each_setting_came_from(
         "trlcompat: settings device cpu (option --trlcompat-device), resume True (option --trlcompat-resume), "
         "issue grpo-logits-to-keep grpo-fsdp-ref-model (ini trlcompat_issue), "
         "timeout 90 (environment TRLCOMPAT_TIMEOUT)",
+        BITES,
     ]
 
 

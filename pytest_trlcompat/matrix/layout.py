@@ -25,6 +25,16 @@ class Layout:
         return self.root / "fixtures" / "locks"
 
     @property
+    def evidence(self) -> Path:
+        """The verdicts of the published sweep, which ship with the package."""
+        return self.root / "fixtures" / "evidence.json"
+
+    @property
+    def page(self) -> Path:
+        """The same for people."""
+        return self.root / "docs" / "compatibility.md"
+
+    @property
     def suites(self) -> Path:
         return self.root / "suites"
 

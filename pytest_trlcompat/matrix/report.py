@@ -21,6 +21,7 @@ from packaging.version import Version
 
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import said_plainly, write_whole
+from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.sweep import UNTESTABLE, Sidecar, is_wrong, read_sidecar
 from pytest_trlcompat.verdict import Record, RecordError, Verdict, read_records
 
@@ -167,22 +168,28 @@ def write_all(report: Report, results: Path) -> list[Path]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program: write every form, print the table; exit status 1 with a message where that cannot be done."""
-    from pytest_trlcompat.matrix import report_terminal  # needs rich
+    from pytest_trlcompat.matrix import publish, report_terminal  # needs rich
 
     parser = argparse.ArgumentParser(
         prog="python -m pytest_trlcompat.matrix", description="Merge what sweeps left behind into a report."
     )
     parser.add_argument("results", type=Path, help="the folder that sweeps write to")
     parser.add_argument("--sweep", help="show only the cells of this sweep in the table")
+    parser.add_argument(
+        "--publish", type=Path, metavar="CHECKOUT", help="write fixtures/evidence.json and docs/compatibility.md there"
+    )
     parsed = parser.parse_args(arguments)
     try:
         with said_plainly():
             report = gather(parsed.results)
             paths = write_all(report, parsed.results)
+            published = publish.publish(report, Layout(parsed.publish)) if parsed.publish else []
     except MatrixError as error:
         print(error, file=sys.stderr)
         return 1
     report_terminal.show(report.of_sweep(parsed.sweep) if parsed.sweep else report, paths)
+    for path in published:
+        print(f"published: {path}")
     return 0
 
 

@@ -98,11 +98,15 @@ class Workshop:
     def report(self, arguments: Sequence[str] = ()) -> None:
         """Merge what sweeps left behind into the report's files, and print its table.
 
+        With ``--publish`` among the arguments, write the evidence and the page that are kept in the repository as well.
+
         Raises:
             MatrixError: when there is nothing to report, or its files cannot be written.
         """
         tools = self.tools("report", ["packaging", *self._project()["optional-dependencies"]["report"]])
-        command = [str(tools.python), "-m", "pytest_trlcompat.matrix", str(self.layout.results), *arguments]
+        rest = [word for word in arguments if word != "--publish"]
+        publish = ["--publish", str(self.layout.root)] if len(rest) < len(arguments) else []
+        command = [str(tools.python), "-m", "pytest_trlcompat.matrix", str(self.layout.results), *rest, *publish]
         sys.stdout.flush()
         done = subprocess.run(command, cwd=self.layout.root, env=_plain(tools), check=False)
         if done.returncode != 0:

@@ -1,0 +1,315 @@
+"""The diagnosis of a stack: what bites, under which strategies and conditions, how sure, and which pins are ``ok``.
+
+Imports no package of the stack.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_trlcompat.catalog import STRATEGIES, Catalog, KnownIssue, Prediction, kind
+from pytest_trlcompat.doctor.given import Given
+from pytest_trlcompat.doctor.sureness import Sureness, distance, how_sure, measured_here
+from pytest_trlcompat.evidence import Evidence, MeasuredCell
+from pytest_trlcompat.ranges import at
+from pytest_trlcompat.regions import regions
+from pytest_trlcompat.verdict import Verdict
+
+__all__ = ["Bite", "Diagnosis", "Finding", "Pins", "StrategyError", "biting", "chosen", "diagnose"]
+
+_NEEDED_BY_STRATEGY = {"zero1": "deepspeed", "zero2": "deepspeed", "zero3": "deepspeed"}
+_UNPREDICTED = "measured so, though the catalogue predicts otherwise"
+
+
+class StrategyError(ValueError):
+    """A strategy that nobody knows was asked for."""
+
+
+@dataclass(frozen=True)
+class Bite:
+    """How an issue shows under some strategies.
+
+    Attributes:
+        condition: versions of packages that are not settled, with which alone it shows; empty: it does.
+        why: what the catalogue gives as the mechanism.
+    """
+
+    strategies: tuple[str, ...]
+    verdict: Verdict
+    condition: str
+    why: str
+    sure: Sureness
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A known issue that bites.
+
+    Attributes:
+        uncured: why the corrected trainer is not ``ok`` either, empty where it is.
+    """
+
+    issue: KnownIssue
+    bites: tuple[Bite, ...]
+    uncured: str = ""
+
+
+@dataclass(frozen=True)
+class Pins:
+    """A measured cell in which no known issue bites under ``strategies``."""
+
+    cell: MeasuredCell
+    strategies: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The answer.
+
+    Attributes:
+        strategies: that were considered.
+        clear: ids of the issues that do not bite.
+        untold: ids of those of them of which the catalogue says nothing for this stack.
+        nearest: the measured cell that is nearest to the stack.
+        pins: nearest measured cells that are ``ok``: with the stack's own trl for some strategies, and for all.
+        measured: the day of the sweep that the evidence is from.
+        left_out: strategies that were not considered, and why.
+    """
+
+    given: Given
+    strategies: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    clear: tuple[str, ...]
+    untold: tuple[str, ...] = ()
+    nearest: MeasuredCell | None = None
+    pins: tuple[Pins, ...] = ()
+    measured: str = ""
+    left_out: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "schema": 1,
+            "source": self.given.source,
+            "stack": dict(self.given.texts),
+            "unknown": self.given.unknown,
+            "absent": self.given.absent,
+            "notes": list(self.given.notes),
+            "strategies": list(self.strategies),
+            "left_out": self.left_out,
+            "measured": self.measured,
+            "bites": [_finding_to_dict(finding) for finding in self.findings],
+            "clear": list(self.clear),
+            "untold": list(self.untold),
+            "nearest": self.nearest.id if self.nearest else None,
+            "ok_pins": [
+                {"cell": pins.cell.id, "versions": dict(pins.cell.versions), "strategies": list(pins.strategies)}
+                for pins in self.pins
+            ],
+        }
+
+
+def _finding_to_dict(finding: Finding) -> dict[str, Any]:
+    issue = finding.issue
+    return {
+        "id": issue.id,
+        "title": issue.title,
+        "wrong": issue.wrong,
+        "symptoms": [{"type": symptom.type_name, "text": symptom.pattern.pattern} for symptom in issue.symptoms],
+        "remedy": issue.remedy,
+        "cure": issue.cure,
+        "cured_in": issue.cured_in,
+        "uncured": finding.uncured,
+        "upstream": list(issue.upstream),
+        "suite": issue.suite,
+        "when": [
+            {
+                "strategies": list(bite.strategies),
+                "verdict": bite.verdict.value,
+                "condition": bite.condition,
+                "why": bite.why,
+                "sure": bite.sure.level.value,
+                "cells": list(bite.sure.cells),
+                "measured_under": bite.sure.strategy,
+            }
+            for bite in finding.bites
+        ],
+    }
+
+
+def chosen(names: Sequence[str], given: Given) -> tuple[tuple[str, ...], str]:
+    """The strategies to consider, and which are left out for want of a package.
+
+    Raises:
+        StrategyError: an unknown one, or one that cannot run on this stack.
+    """
+    absent = set(given.absent)
+    impossible = {name: package for name, package in _NEEDED_BY_STRATEGY.items() if package in absent}
+    for name in names:
+        if kind(name) not in STRATEGIES:
+            raise StrategyError(f"unknown strategy {name!r}; known are {', '.join(STRATEGIES)}")
+        if kind(name) in impossible:
+            raise StrategyError(f"strategy {name} needs {impossible[kind(name)]}, which is not in {given.source}")
+    if names:
+        return tuple(dict.fromkeys(names)), ""
+    left = f"{', '.join(impossible)}: deepspeed is not installed" if impossible else ""
+    return tuple(name for name in STRATEGIES if name not in impossible), left
+
+
+def diagnose(given: Given, catalog: Catalog, evidence: Evidence, strategies: Sequence[str] = ()) -> Diagnosis:
+    """Hold a stack against the catalogue and the evidence.
+
+    Raises:
+        StrategyError: as :func:`chosen`.
+    """
+    considered, left_out = chosen(strategies, given)
+    findings: list[Finding] = []
+    clear: list[str] = []
+    for issue in catalog.values():
+        bites = _bites(issue, given, evidence, considered)
+        if bites:
+            findings.append(Finding(issue, bites, _uncured(issue, given, bites)))
+        else:
+            clear.append(issue.id)
+    cells = sorted(evidence.cells, key=distance(given))
+    return Diagnosis(
+        given=given,
+        strategies=considered,
+        findings=tuple(findings),
+        clear=tuple(clear),
+        untold=tuple(name for name in clear if not _told(catalog[name], given, considered)),
+        nearest=cells[0] if cells else None,
+        pins=_ok_pins(given, cells, catalog, considered) if findings else (),
+        measured=evidence.date,
+        left_out=left_out,
+    )
+
+
+def _told(issue: KnownIssue, given: Given, considered: Sequence[str]) -> bool:
+    """Whether the catalogue says anything of an issue for this stack, wherever its unknown packages stand."""
+    labels = _labels(issue, considered)
+    found = [regions(issue, "upstream", label, given.versions).predicted.values() for label in labels]
+    return not labels or any(prediction is not None for predicted in found for prediction in predicted)
+
+
+def biting(issue: KnownIssue, given: Given, considered: Sequence[str]) -> list[tuple[str, Verdict, str, Prediction]]:
+    """Strategy, verdict, condition and prediction, for each strategy under which the catalogue says that it bites."""
+    if any(package in given.absent for package in issue.needs):
+        return []
+    found = []
+    for label in _labels(issue, considered):
+        for prediction, region in regions(issue, "upstream", label, given.versions).by_prediction():
+            if prediction is not None and prediction.verdict.bites:
+                condition = "" if region.whole else region.describe()
+                found.append((label, prediction.verdict, condition, prediction))
+    return found
+
+
+def _labels(issue: KnownIssue, considered: Sequence[str]) -> list[str]:
+    """The issue's strategies among those considered.
+
+    A strategy without a variant stands for all its variants; a variant that the issue does not know, for its strategy.
+    """
+    known = issue.labels()
+    found = [label for label in known if label in considered or kind(label) in considered]
+    found += [kind(label) for label in considered if label not in known and kind(label) in known]
+    return list(dict.fromkeys(found))
+
+
+def _bites(issue: KnownIssue, given: Given, evidence: Evidence, considered: Sequence[str]) -> tuple[Bite, ...]:
+    found = biting(issue, given, considered)
+    measured = [label for label in evidence.strategies(issue.id) if label not in (each[0] for each in found)]
+    bites = []
+    for label, verdict, condition, prediction in found:
+        alike = [other for other, _, _, same in found if same is prediction and other != label]
+        # A measured variant tells of its strategy, too, where the catalogue does not tell them apart.
+        alike += [other for other in measured if prediction.concerns("upstream", other)]
+        sure = how_sure(issue, label, verdict, given, evidence, alike)
+        bites.append(Bite((label,), verdict, condition, prediction.why, sure))
+    bites += _surprises(issue, given, evidence, considered, {label for label, _, condition, _ in found})
+    return tuple(_together(bites))
+
+
+def _surprises(
+    issue: KnownIssue, given: Given, evidence: Evidence, considered: Sequence[str], told: set[str]
+) -> list[Bite]:
+    """Verdicts that bite in a cell of just this stack, where the catalogue says that nothing does."""
+    found: list[Bite] = []
+    if not set(issue.packages) <= set(given.pinned):
+        return []
+    for cell in measured_here(issue, given, evidence.cells):
+        for (issue_id, subject, label), verdict in cell.verdicts.items():
+            wanted = label in considered or kind(label) in considered
+            if issue_id == issue.id and subject == "upstream" and wanted and verdict.bites and label not in told:
+                told.add(label)
+                sure = how_sure(issue, label, verdict, given, evidence, ())
+                found.append(Bite((label,), verdict, "", _UNPREDICTED, sure))
+    return found
+
+
+def _together(bites: Iterable[Bite]) -> list[Bite]:
+    """One entry for strategies of which the same is to be said."""
+    alike: dict[tuple[object, ...], list[Bite]] = {}
+    for bite in bites:
+        key = (bite.verdict, bite.condition, bite.why, bite.sure.level, bite.sure.cells)
+        alike.setdefault(key, []).append(bite)
+    found = []
+    for same in alike.values():
+        labels = tuple(label for bite in same for label in bite.strategies)
+        # Where some of them borrow another one's measurement, say whose.
+        sure = next((bite.sure for bite in same if bite.sure.strategy), same[0].sure)
+        found.append(dataclasses.replace(same[0], strategies=labels, sure=sure))
+    return found
+
+
+def _uncured(issue: KnownIssue, given: Given, bites: Sequence[Bite]) -> str:
+    """Why the corrected trainer is not ``ok`` where the issue bites, if the catalogue says so."""
+    if not issue.cure:
+        return ""
+    for label in itertools.chain.from_iterable(bite.strategies for bite in bites):
+        for prediction, region in regions(issue, "corrected", label, given.versions).by_prediction():
+            if prediction is not None and prediction.verdict is not Verdict.OK and region.whole:
+                return f"{prediction.verdict} under {label}: {prediction.why}"
+    return ""
+
+
+def _ok_pins(
+    given: Given, cells: Sequence[MeasuredCell], catalog: Catalog, considered: Sequence[str]
+) -> tuple[Pins, ...]:
+    """The first of ``cells`` with the stack's own trl, for as many strategies as there are, and the first for all."""
+    found = []
+    every = next((cell for cell in cells if _is_ok(cell, catalog, considered)), None)
+    if every is None or not _stands_at(given, every):
+        kept = [cell for cell in cells if _stands_at(given, cell)]
+        fine = [(cell, tuple(name for name in considered if _is_ok(cell, catalog, (name,)))) for cell in kept]
+        best = max(fine, key=lambda each: len(each[1]), default=None)  # the nearest of those with the most
+        if best is not None and best[1]:
+            found.append(Pins(*best))
+    return tuple(found) if every is None else (*found, Pins(every, tuple(considered)))
+
+
+def _stands_at(given: Given, cell: MeasuredCell) -> bool:
+    """Whether a cell has the stack's trl."""
+    wanted, text = given.versions.get("trl"), cell.versions.get("trl")
+    return wanted is not None and text is not None and wanted.covers(at(text))
+
+
+def _is_ok(cell: MeasuredCell, catalog: Catalog, considered: Sequence[str]) -> bool:
+    """Whether no issue bites in a cell: by its verdicts, and by the catalogue for what it was not asked."""
+    if not cell.verdicts:
+        return False
+    asked = {(issue, label) for issue, subject, label in cell.verdicts if subject == "upstream"}
+    for (_, subject, label), verdict in cell.verdicts.items():
+        wanted = label in considered or kind(label) in considered
+        if subject == "upstream" and wanted and verdict.bites:
+            return False
+    for issue in catalog.values():
+        for label in _labels(issue, considered):
+            prediction = None if (issue.id, label) in asked else issue.predict("upstream", label, cell.versions)
+            if prediction is not None and prediction.verdict.bites:
+                return False
+    return True
