@@ -12,15 +12,18 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat import ranges, stack
+from pytest_trlcompat import stack
 from pytest_trlcompat.verdict import Verdict
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.ranges import Range
 
 __all__ = [
     "STRATEGIES",
@@ -30,6 +33,7 @@ __all__ = [
     "KnownIssue",
     "Prediction",
     "Symptom",
+    "fingerprint",
     "kind",
     "load",
 ]
@@ -86,8 +90,10 @@ class Prediction:
         return self.concerns(subject, strategy) and stack.satisfied(self.when, versions)
 
     @cached_property
-    def ranges(self) -> Mapping[str, ranges.Range]:
+    def ranges(self) -> Mapping[str, Range]:
         """``when``, to be intersected and compared."""
+        from pytest_trlcompat import ranges  # pytest loads this module at every start
+
         return {package: ranges.parse(text) for package, text in self.when.items()}
 
     def describe(self) -> str:
@@ -183,6 +189,12 @@ class Catalog(dict[str, KnownIssue]):
             return self[issue_id]
         except KeyError:
             raise CatalogError(f"unknown issue {issue_id!r}; known are {', '.join(sorted(self))}") from None
+
+
+def fingerprint(path: Path = _CATALOG) -> tuple[int, int]:
+    """Changes when the catalogue does; costs no reading."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 @lru_cache

@@ -56,7 +56,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if changed:
         shown = (f"{name} {_text(setting.value)} ({setting.where})" for name, setting in changed.items())
         lines.append(f"trlcompat: settings {', '.join(shown)}")
-    bites = header.line(installed)
+    bites = header.line_once(installed, getattr(config, "cache", None))
     if bites is not None:
         lines.append(f"trlcompat: {bites}")
     return lines

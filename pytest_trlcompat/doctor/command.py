@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pytest_trlcompat import catalog, evidence
 from pytest_trlcompat.catalog import STRATEGIES, CatalogError
 from pytest_trlcompat.doctor.asked import read_given
-from pytest_trlcompat.doctor.diagnosis import StrategyError, diagnose
+from pytest_trlcompat.doctor.bites import StrategyError
+from pytest_trlcompat.doctor.diagnosis import diagnose
 from pytest_trlcompat.doctor.given import GivenError
 from pytest_trlcompat.doctor.text import show
 from pytest_trlcompat.evidence import EvidenceError

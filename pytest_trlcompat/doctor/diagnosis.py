@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_trlcompat.catalog import STRATEGIES, Catalog, KnownIssue, Prediction, kind
+from pytest_trlcompat.catalog import Catalog, KnownIssue, kind
+from pytest_trlcompat.doctor.bites import biting, chosen, labels
 from pytest_trlcompat.doctor.given import Given
 from pytest_trlcompat.doctor.sureness import Sureness, distance, how_sure, measured_here
 from pytest_trlcompat.evidence import Evidence, MeasuredCell
@@ -19,14 +20,9 @@ from pytest_trlcompat.ranges import at
 from pytest_trlcompat.regions import regions
 from pytest_trlcompat.verdict import Verdict
 
-__all__ = ["Bite", "Diagnosis", "Finding", "Pins", "StrategyError", "biting", "chosen", "diagnose"]
+__all__ = ["Bite", "Diagnosis", "Finding", "Pins", "diagnose"]
 
-_NEEDED_BY_STRATEGY = {"zero1": "deepspeed", "zero2": "deepspeed", "zero3": "deepspeed"}
 _UNPREDICTED = "measured so, though the catalogue predicts otherwise"
-
-
-class StrategyError(ValueError):
-    """A strategy that nobody knows was asked for."""
 
 
 @dataclass(frozen=True)
@@ -141,30 +137,11 @@ def _finding_to_dict(finding: Finding) -> dict[str, Any]:
     }
 
 
-def chosen(names: Sequence[str], given: Given) -> tuple[tuple[str, ...], str]:
-    """The strategies to consider, and which are left out for want of a package.
-
-    Raises:
-        StrategyError: an unknown one, or one that cannot run on this stack.
-    """
-    absent = set(given.absent)
-    impossible = {name: package for name, package in _NEEDED_BY_STRATEGY.items() if package in absent}
-    for name in names:
-        if kind(name) not in STRATEGIES:
-            raise StrategyError(f"unknown strategy {name!r}; known are {', '.join(STRATEGIES)}")
-        if kind(name) in impossible:
-            raise StrategyError(f"strategy {name} needs {impossible[kind(name)]}, which is not in {given.source}")
-    if names:
-        return tuple(dict.fromkeys(names)), ""
-    left = f"{', '.join(impossible)}: deepspeed is not installed" if impossible else ""
-    return tuple(name for name in STRATEGIES if name not in impossible), left
-
-
 def diagnose(given: Given, catalog: Catalog, evidence: Evidence, strategies: Sequence[str] = ()) -> Diagnosis:
     """Hold a stack against the catalogue and the evidence.
 
     Raises:
-        StrategyError: as :func:`chosen`.
+        StrategyError: as :func:`~pytest_trlcompat.doctor.bites.chosen`.
     """
     considered, left_out = chosen(strategies, given)
     findings: list[Finding] = []
@@ -191,33 +168,9 @@ def diagnose(given: Given, catalog: Catalog, evidence: Evidence, strategies: Seq
 
 def _told(issue: KnownIssue, given: Given, considered: Sequence[str]) -> bool:
     """Whether the catalogue says anything of an issue for this stack, wherever its unknown packages stand."""
-    labels = _labels(issue, considered)
-    found = [regions(issue, "upstream", label, given.versions).predicted.values() for label in labels]
-    return not labels or any(prediction is not None for predicted in found for prediction in predicted)
-
-
-def biting(issue: KnownIssue, given: Given, considered: Sequence[str]) -> list[tuple[str, Verdict, str, Prediction]]:
-    """Strategy, verdict, condition and prediction, for each strategy under which the catalogue says that it bites."""
-    if any(package in given.absent for package in issue.needs):
-        return []
-    found = []
-    for label in _labels(issue, considered):
-        for prediction, region in regions(issue, "upstream", label, given.versions).by_prediction():
-            if prediction is not None and prediction.verdict.bites:
-                condition = "" if region.whole else region.describe()
-                found.append((label, prediction.verdict, condition, prediction))
-    return found
-
-
-def _labels(issue: KnownIssue, considered: Sequence[str]) -> list[str]:
-    """The issue's strategies among those considered.
-
-    A strategy without a variant stands for all its variants; a variant that the issue does not know, for its strategy.
-    """
-    known = issue.labels()
-    found = [label for label in known if label in considered or kind(label) in considered]
-    found += [kind(label) for label in considered if label not in known and kind(label) in known]
-    return list(dict.fromkeys(found))
+    asked = labels(issue, considered)
+    found = [regions(issue, "upstream", label, given.versions).predicted.values() for label in asked]
+    return not asked or any(prediction is not None for predicted in found for prediction in predicted)
 
 
 def _bites(issue: KnownIssue, given: Given, evidence: Evidence, considered: Sequence[str]) -> tuple[Bite, ...]:
@@ -259,10 +212,10 @@ def _together(bites: Iterable[Bite]) -> list[Bite]:
         alike.setdefault(key, []).append(bite)
     found = []
     for same in alike.values():
-        labels = tuple(label for bite in same for label in bite.strategies)
+        strategies = tuple(label for bite in same for label in bite.strategies)
         # Where some of them borrow another one's measurement, say whose.
         sure = next((bite.sure for bite in same if bite.sure.strategy), same[0].sure)
-        found.append(dataclasses.replace(same[0], strategies=labels, sure=sure))
+        found.append(dataclasses.replace(same[0], strategies=strategies, sure=sure))
     return found
 
 
@@ -308,7 +261,7 @@ def _is_ok(cell: MeasuredCell, catalog: Catalog, considered: Sequence[str]) -> b
         if subject == "upstream" and wanted and verdict.bites:
             return False
     for issue in catalog.values():
-        for label in _labels(issue, considered):
+        for label in labels(issue, considered):
             prediction = None if (issue.id, label) in asked else issue.predict("upstream", label, cell.versions)
             if prediction is not None and prediction.verdict.bites:
                 return False

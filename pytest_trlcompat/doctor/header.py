@@ -1,15 +1,46 @@
-"""The one line of a pytest run's header: which known issues bite what is installed. Imports no package of the stack."""
+"""The one line of a pytest run's header: which known issues bite what is installed.
+
+Imports no package of the stack, and what a fresh answer needs only where there is no kept one: pytest's start waits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
 
-from pytest_trlcompat import catalog
-from pytest_trlcompat.catalog import KnownIssue
-from pytest_trlcompat.doctor.diagnosis import biting, chosen
-from pytest_trlcompat.doctor.given import Given, GivenError, of_mentions, pin
+from pytest_trlcompat import __version__, catalog
 
-__all__ = ["line"]
+if TYPE_CHECKING:
+    from pytest_trlcompat.catalog import KnownIssue
+    from pytest_trlcompat.doctor.given import Given
+
+__all__ = ["Cache", "line", "line_once"]
+
+_KEY = "trlcompat/header"
+
+
+class Cache(Protocol):
+    """As much of pytest's ``config.cache`` as is needed."""
+
+    def get(self, key: str, default: object, /) -> object: ...
+
+    def set(self, key: str, value: object, /) -> None: ...
+
+
+def line_once(installed: Mapping[str, str], cache: Cache | None) -> str | None:
+    """:func:`line`, from pytest's cache where neither the stack nor the catalogue has changed since the last run.
+
+    Reading the whole catalogue takes tens of milliseconds, a kept answer less than one.
+    """
+    if cache is None:  # -p no:cacheprovider
+        return line(installed)
+    asked = [__version__, *catalog.fingerprint(), dict(installed)]
+    kept = cache.get(_KEY, None)
+    if isinstance(kept, dict) and kept.get("asked") == asked:
+        return str(kept["line"]) if kept["line"] else None
+    answer = line(installed)
+    cache.set(_KEY, {"asked": asked, "line": answer})
+    return answer
 
 
 def line(installed: Mapping[str, str]) -> str | None:
@@ -17,11 +48,13 @@ def line(installed: Mapping[str, str]) -> str | None:
 
     Nobody asked, so what cannot be judged (no trl, a version that is none) is passed over without a word.
     """
+    from pytest_trlcompat.doctor.given import GivenError, of_mentions, pin
+
+    if "trl" not in installed:
+        return None
     try:
         mentions = [pin(package, version, "installed here") for package, version in installed.items()]
     except GivenError:
-        return None
-    if "trl" not in installed:
         return None
     given = of_mentions(mentions, "installed here", complete=True)
     told = [text for issue in catalog.load().values() if (text := _told(issue, given))]
@@ -32,6 +65,8 @@ def line(installed: Mapping[str, str]) -> str | None:
 
 
 def _told(issue: KnownIssue, given: Given) -> str:
+    from pytest_trlcompat.doctor.bites import biting, chosen
+
     considered, _ = chosen((), given)
     by_verdict: dict[str, list[str]] = {}
     for strategy, verdict, _, _ in biting(issue, given, considered):
