@@ -121,7 +121,8 @@ def _specifier(specifier: Specifier) -> Range:
         version = Version(text)
         before, after = (1, version, _BEFORE), (1, version, _AFTER)
         inside = {
-            ">=": _between(before, _NEWEST),
+            # Written for "whatever is installed"; nobody has a pre-release of version 0.
+            ">=": ALL if version == Version("0") else _between(before, _NEWEST),
             ">": _between(after, _NEWEST),
             "<": _between(_OLDEST, before),
             "<=": _between(_OLDEST, after),

@@ -227,7 +227,7 @@ def _mention(requirement: Requirement, place: str) -> Mention | None:
         raise GivenError(f"{place}: {error}") from error
     if not versions:
         raise GivenError(f"{place}: no version of {name} lies in {text!r}")
-    return Mention(name, text or "any version", versions, place)
+    return Mention(name, versions.describe(), versions, place)
 
 
 def _url(url: str, place: str, listing: Listing, name: str | None = None) -> None:

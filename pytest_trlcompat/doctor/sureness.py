@@ -82,7 +82,7 @@ def _of_cells(issue: KnownIssue, given: Given, cells: Sequence[MeasuredCell], st
     here = measured_here(issue, given, nearest)
     if here:
         return Sureness(Level.MEASURED, (here[0].id,), strategy)
-    deciding = [package for package in issue.packages if package not in given.unknown]
+    deciding = [package for package in ORDER if package in issue.packages and package not in given.unknown]
     pair = _around(deciding, given.pinned, nearest) if deciding and set(deciding) <= set(given.pinned) else None
     if pair:
         return Sureness(Level.BETWEEN, pair, strategy)
