@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STRATEGIES",
     "SUBJECTS",
+    "TRAINERS",
     "Catalog",
     "CatalogError",
     "KnownIssue",
@@ -40,6 +41,9 @@ __all__ = [
 
 SUBJECTS = ("upstream", "corrected")
 """Whose trainer a suite runs: TRL's own, or ours."""
+
+TRAINERS = ("grpo", "ppo")
+"""Trainers that issues of their own begin with in their ids."""
 
 STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
 """The strategies; a verdict's may carry a variant after a dash, like ``fsdp1-no_shard``."""
@@ -113,8 +117,8 @@ class KnownIssue:
         suite: the test module that shows it.
         cure: the module of this package that cures it; empty where it cures nothing.
         cured_in: the first release in which the cure is needless, as ``package version``.
-        strategies: every strategy, with its variants, of the verdicts that its suite gives; the issue shows under no
-            other. Empty: see :meth:`labels`.
+        strategies: under which it may show, with the variants that its suite measures; under no other. Empty: see
+            :meth:`labels`.
         needs: packages without which the issue cannot show, ``peft`` for one of adapters, beside what the strategy
             itself needs.
     """
@@ -131,6 +135,12 @@ class KnownIssue:
     predictions: tuple[Prediction, ...]
     strategies: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+
+    @property
+    def trainer(self) -> str:
+        """Whose issue it is, by its id: ``grpo``, ``ppo``, or empty for one that meets every trainer."""
+        prefix = self.id.partition("-")[0]
+        return prefix if prefix in TRAINERS else ""
 
     @property
     def packages(self) -> tuple[str, ...]:

@@ -157,7 +157,15 @@ def unreachable(issue: KnownIssue) -> list[Prediction]:
     reached = {
         id(prediction)
         for subject in {prediction.subject for prediction in issue.predictions}
-        for strategy in issue.labels()
+        for strategy in (*issue.labels(), *_examples(issue))
         for prediction in regions(issue, subject, strategy, {}).predicted.values()
     }
     return [prediction for prediction in issue.predictions if id(prediction) not in reached]
+
+
+def _examples(issue: KnownIssue) -> list[str]:
+    """Variants that the patterns of an entry without a list of strategies mean: ``zero3-any`` for ``zero3-*``."""
+    if issue.strategies:
+        return []
+    patterns = {pattern for prediction in issue.predictions for pattern in prediction.strategies}
+    return [pattern.replace("*", "any").replace("?", "x") for pattern in patterns]

@@ -163,21 +163,20 @@ def test_every_prediction_can_be_reached() -> None:
 
 def test_every_entry_says_from_which_release_on_its_cure_is_needless() -> None:
     for issue in catalog.load().values():
-        if issue.cure:
-            assert re.match(rf"({'|'.join(stack.PACKAGES)}) \d+\.\d", issue.cured_in), issue.id
+        # Empty: no release has cured it.
+        assert re.match(rf"(({'|'.join(stack.PACKAGES)}) \d+\.\d|$)", issue.cured_in), issue.id
 
 
-def test_every_entry_bites_somewhere_and_is_cured_or_gone_somewhere() -> None:
+def test_every_entry_bites_somewhere() -> None:
     for issue in catalog.load().values():
         verdicts = [prediction.verdict for prediction in issue.predictions if prediction.subject == "upstream"]
         assert any(verdict.bites for verdict in verdicts), issue.id
-        assert not all(verdict.bites for verdict in verdicts), issue.id
 
 
 def test_links_are_whole_and_named_once() -> None:
     for issue in catalog.load().values():
         for link in issue.upstream:
-            assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+", link), link
+            assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull|discussions|commit)/\w+", link), link
 
 
 def test_where_an_issue_may_show_is_what_it_lists_or_what_its_predictions_name(tmp_path: Path) -> None:

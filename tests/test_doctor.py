@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat import catalog, cli, evidence
-from pytest_trlcompat.catalog import Catalog, KnownIssue, Prediction
+from pytest_trlcompat.catalog import Catalog, KnownIssue, Prediction, Symptom
 from pytest_trlcompat.doctor import header
 from pytest_trlcompat.doctor.bites import StrategyError
 from pytest_trlcompat.doctor.diagnosis import Diagnosis, Finding, diagnose
@@ -40,7 +40,10 @@ def issue(
     needs: tuple[str, ...] = (),
     cure: str = "",
 ) -> KnownIssue:
-    return KnownIssue(name, "title", "wrong", "remedy", (LINK,), "s", cure, "", (), predictions, strategies, needs)
+    symptoms = (Symptom("RuntimeError", re.compile("on the same device")),)
+    return KnownIssue(
+        name, "title", "wrong", "remedy", (LINK,), "s", cure, "", symptoms, predictions, strategies, needs
+    )
 
 
 def cell(trl: str, transformers: str = "4.49.0", *, corrected: str = "ok", **verdicts: str) -> MeasuredCell:
@@ -317,19 +320,47 @@ def test_status_1_when_something_bites_with_all_that_is_to_be_said(doctor: Run) 
         f"cure {entry.remedy}",
         f"upstream {entry.upstream[0]}",
         "[measured under single on trl0.15.2-tf4.48.3]",
-        "Nearest measured pins that are ok for all known issues under ",
+        "Nearest pins measured ok for all issues under ",
     ):
         assert text in flat, text
     assert "\x1b" not in out  # no terminal
     assert max(map(len, out.splitlines())) <= 120
 
 
-def test_status_0_when_nothing_bites(doctor: Run) -> None:
-    newest = evidence.published().cells[-1]
-    pins = [f"{package}=={version}" for package, version in newest.versions.items()]
-    status, out, _ = doctor(*pins, "--strategy", "single")
-    assert status == 0
-    assert f"No known issue bites; the nearest measured cell is {newest.id}.\n" in out
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> KnownIssue:
+    """A catalogue of one issue, and evidence of two cells, in place of the real ones."""
+    entry = issue(predict("broken", ("zero3",), trl="<0.18"), predict("ok"))
+    cells = (cell("0.15.2", single="ok", zero3="broken"), cell("0.18.2", single="ok", zero3="ok"))
+    monkeypatch.setattr(catalog, "load", lambda: Catalog({entry.id: entry}))
+    monkeypatch.setattr(evidence, "published", lambda: Evidence("2026-11-21", cells))
+    return entry
+
+
+def test_status_0_when_nothing_bites(doctor: Run, small: KnownIssue) -> None:
+    status, out, err = doctor("trl==0.19.0")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[-1] == "No known issue bites; the nearest measured cell is trl0.18.2-tf4.49.0."
+    assert doctor("trl==0.15.2", "--strategy", "single")[0] == 0
+    assert doctor("trl==0.15.2")[0] == 1
+
+
+def test_the_text_in_full(doctor: Run, small: KnownIssue) -> None:
+    assert doctor("trl==0.15.2", "peft==0.14.0")[1] == (
+        "trl 0.15.2, peft 0.14.0 (the command line); not given: transformers, torch, accelerate, deepspeed, datasets\n"
+        "\n"
+        "1 known issue bites.\n"
+        "\n"
+        "one: title\n"
+        "  broken     under zero3: broken because [measured on trl0.15.2-tf4.49.0]\n"
+        "  symptom    wrong\n"
+        "  cure       remedy\n"
+        f"  upstream   {LINK}\n"
+        "\n"
+        "Nearest pins measured ok for all issues under single, ddp, zero1, zero2, fsdp1, fsdp2: trl==0.15.2 "
+        "transformers==4.49.0\n"
+        "Nearest pins measured ok for all issues under every strategy: trl==0.18.2 transformers==4.49.0\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -376,29 +407,53 @@ def test_options_may_stand_anywhere(doctor: Run) -> None:
     assert document["strategies"] == ["single"]
 
 
-def test_json_says_all_that_the_text_says(doctor: Run) -> None:
-    entry = catalog.load()["grpo-fsdp-ref-model"]
-    document = json.loads(doctor("--json", *FULL)[1])
-    assert document["schema"] == 1
-    assert document["source"] == "the command line"
-    assert document["unknown"] == ["datasets"]
-    assert document["measured"] == evidence.published().date
-    (found,) = [each for each in document["bites"] if each["id"] == entry.id]
-    assert found["upstream"] == list(entry.upstream)
-    assert found["remedy"] == entry.remedy
-    assert found["symptoms"][0] == {"type": "RuntimeError", "text": "Expected all tensors to be on the same device"}
-    assert found["when"] == [
-        {
-            "strategies": ["fsdp1", "fsdp1-no_shard"],
-            "verdict": "broken",
-            "condition": "",
-            "why": "nothing prepares the reference model for FSDP",
-            "sure": "measured",
-            "cells": ["trl0.15.2-tf4.48.3"],
-            "measured_under": "",
-        }
-    ]
-    assert set(document["clear"]) | {each["id"] for each in document["bites"]} == set(catalog.load())
+def test_json_says_all_that_the_text_says(doctor: Run, small: KnownIssue) -> None:
+    assert json.loads(doctor("--json", "trl==0.15.2", "peft==0.14.0", "--strategy=zero3")[1]) == {
+        "schema": 1,
+        "source": "the command line",
+        "stack": {"trl": "0.15.2", "peft": "0.14.0"},
+        "unknown": ["transformers", "torch", "accelerate", "deepspeed", "datasets"],
+        "absent": [],
+        "notes": [],
+        "strategies": ["zero3"],
+        "left_out": "",
+        "measured": "2026-11-21",
+        "bites": [
+            {
+                "id": "one",
+                "title": "title",
+                "wrong": "wrong",
+                "symptoms": [{"type": "RuntimeError", "text": "on the same device"}],
+                "remedy": "remedy",
+                "cure": "",
+                "cured_in": "",
+                "uncured": "",
+                "upstream": [LINK],
+                "suite": "s",
+                "when": [
+                    {
+                        "strategies": ["zero3"],
+                        "verdict": "broken",
+                        "condition": "",
+                        "why": "broken because",
+                        "sure": "measured",
+                        "cells": ["trl0.15.2-tf4.49.0"],
+                        "measured_under": "",
+                    }
+                ],
+            }
+        ],
+        "clear": [],
+        "untold": [],
+        "nearest": "trl0.15.2-tf4.49.0",
+        "ok_pins": [
+            {
+                "cell": "trl0.18.2-tf4.49.0",
+                "versions": {"trl": "0.18.2", "transformers": "4.49.0"},
+                "strategies": ["zero3"],
+            }
+        ],
+    }
 
 
 class Terminal(io.StringIO):
@@ -473,20 +528,12 @@ def test_an_answer_takes_a_few_times_as_long_as_python_itself() -> None:
 # The header of a pytest run
 
 
-def test_the_header_says_in_one_line_what_bites() -> None:
-    installed = {
-        "trl": "0.18.2",
-        "transformers": "4.52.4",
-        "accelerate": "1.7.0",
-        "torch": "2.13.0",
-        "deepspeed": "0.17.1",
-    }
-    line = header.line(installed)
-    assert line is not None
-    assert "known issue" in line
-    assert "grpo-fsdp-ref-model (broken under fsdp2)" in line
-    assert line.endswith("; more by: trlcompat doctor")
-    assert "\n" not in line
+def test_the_header_says_in_one_line_what_bites(small: KnownIssue) -> None:
+    installed = {"trl": "0.15.2", "transformers": "4.48.3", "deepspeed": "0.16.4"}
+    assert header.line(installed) == "1 known issue bites this stack: one (broken under zero3); see: trlcompat doctor"
+    assert header.line({**installed, "trl": "0.18.0"}) is None
+    del installed["deepspeed"]
+    assert header.line(installed) is None
 
 
 @pytest.mark.parametrize("installed", [{}, {"transformers": "4.48.3"}, {"trl": "main"}])
@@ -530,3 +577,36 @@ def test_that_nothing_bites_is_kept_as_well(monkeypatch: pytest.MonkeyPatch) -> 
     cache = Kept()
     assert [header.line_once({"trl": "1"}, cache) for _ in range(2)] == [None, None]
     assert calls == [1]
+
+
+def test_the_header_names_the_worst_and_counts_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts = ["wasteful", "broken", "ok", "silent", "hang", "broken", "error"]
+    entries = [issue(predict(verdict), name=f"{number}-{verdict}") for number, verdict in enumerate(verdicts)]
+    monkeypatch.setattr(catalog, "load", lambda: {entry.id: entry for entry in entries})
+    assert header.line({"trl": "1.0.0", "deepspeed": "0.19"}) == (
+        "6 known issues bite this stack: 3-silent (silent under single zero3), 1-broken (broken under single zero3), "
+        "5-broken (broken under single zero3), 6-error (error under single zero3), and 2 more; see: trlcompat doctor"
+    )
+
+
+def test_the_worst_finding_comes_first() -> None:
+    verdicts = ["wasteful", "broken", "silent"]
+    entries = [issue(predict(verdict), name=verdict) for verdict in verdicts]
+    found = ask("trl==1", issues=entries)
+    assert [finding.issue.id for finding in found.findings] == ["silent", "broken", "wasteful"]
+
+
+def test_issues_of_a_trainer_that_one_does_not_use_can_be_left_out(
+    doctor: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [issue(predict("broken"), name=name) for name in ("grpo-a", "ppo-a", "trl-import")]
+    monkeypatch.setattr(catalog, "load", lambda: Catalog({entry.id: entry for entry in entries}))
+    found = {}
+    for arguments in ((), ("--trainer", "ppo"), ("--trainer", "grpo")):
+        document = json.loads(doctor("trl==1.0.0", "--json", *arguments)[1])
+        found[arguments] = [each["id"] for each in document["bites"]]
+    assert list(found.values()) == [
+        ["grpo-a", "ppo-a", "trl-import"],
+        ["ppo-a", "trl-import"],
+        ["grpo-a", "trl-import"],
+    ]

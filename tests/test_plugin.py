@@ -13,15 +13,13 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat import __version__, accelerator, launch, settings, stack
+from pytest_trlcompat.doctor import header as doctor_header
 
 ROOT = Path(__file__).resolve().parents[1]
 PLUGIN = "pytest_trlcompat.plugin"
 STACK = {"torch": "2.13.0+cpu", "transformers": "4.48.3", "trl": "0.15.2", "accelerate": "1.4.0"}
-# DeepSpeed is not installed, and Accelerate before 1.6 knows no FSDP2.
-BITES = (
-    "trlcompat: 2 known issues bite this stack: grpo-logits-to-keep (wasteful), "
-    "grpo-fsdp-ref-model (broken under fsdp1 fsdp1-no_shard); more by: trlcompat doctor"
-)
+BITES = f"trlcompat: {doctor_header.line(STACK)}"
+"""What it says is tested in test_doctor.py."""
 FIXTURES = (
     "tiny_qwen2",
     "tiny_mistral",
@@ -77,6 +75,18 @@ def test_the_header_names_the_stack_and_the_device(run: Run) -> None:
         "trlcompat: device software (there is no NVIDIA device)",
         BITES,
     ]
+
+
+def test_the_header_says_nothing_of_issues_where_none_bites(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_header, "line", lambda installed: None)
+    assert len(header(run())) == 2
+
+
+def test_without_pytests_cache_the_header_is_the_same(run: Run, pytester: pytest.Pytester) -> None:
+    assert header(run("-p", "no:cacheprovider"))[-1] == BITES
+    assert not (pytester.path / ".pytest_cache").exists()
+    assert [header(run())[-1] for _ in range(2)] == [BITES, BITES]
+    assert (pytester.path / ".pytest_cache" / "v" / "trlcompat" / "header").is_file()
 
 
 def test_the_header_says_where_each_setting_came_from(

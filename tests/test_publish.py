@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from pytest_trlcompat import evidence
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.publish import evidence_of, publish, unmeasured
+from pytest_trlcompat.matrix.publish import publish
 from pytest_trlcompat.matrix.report import Report, gather, main
 from pytest_trlcompat.matrix.sweep import Sidecar
 from pytest_trlcompat.verdict import Record, Verdict, append_record
@@ -132,14 +133,9 @@ def test_the_program_publishes_when_asked(checkout: Layout, capsys: pytest.Captu
 
 
 def test_the_report_lists_the_boundaries_that_its_cells_leave_open(checkout: Layout) -> None:
-    report = sweep(checkout, (OLD, (WASTEFUL,)), (NEW, (FINE,)))
+    sweep(checkout, (OLD, (WASTEFUL,)), (NEW, (FINE,)))
     main([str(checkout.results)])
-    for name in ("compat.md", "compat.html"):
-        text = (checkout.results / name).read_text().replace("&gt;", ">").replace("&lt;", "<")
-        assert "oundaries not measured" in text
-        assert "silent becomes ok at trl >=0.15 with transformers >=4.52: not measured below" in text.replace(
-            "&lt;", "<"
-        )
-        assert "wasteful becomes ok" not in text
-    assert len(unmeasured(report)) == 3
-    assert len(evidence_of(report).cells) == 2
+    unmeasured = json.loads((checkout.results / "compat.json").read_text())["unmeasured"]
+    assert len(unmeasured) == 3
+    assert any("silent becomes ok at trl >=0.15 with transformers >=4.52: not measured below" in x for x in unmeasured)
+    assert not any("wasteful becomes ok" in line for line in unmeasured)

@@ -116,3 +116,7 @@ def test_two_predictions_together_can_shadow_a_third() -> None:
 
 def test_a_prediction_for_another_strategy_shadows_nothing() -> None:
     assert unreachable(issue(predict("broken", ("zero3",)), predict("ok", ("single", "zero3")))) == []
+
+
+def test_a_pattern_for_variants_alone_is_reached_by_some_variant() -> None:
+    assert unreachable(issue(predict("broken", ("zero3-*",)), predict("ok"), strategies=())) == []

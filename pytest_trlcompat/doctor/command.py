@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from pytest_trlcompat import catalog, evidence
-from pytest_trlcompat.catalog import STRATEGIES, CatalogError
+from pytest_trlcompat.catalog import STRATEGIES, TRAINERS, Catalog, CatalogError
 from pytest_trlcompat.doctor.asked import read_given
 from pytest_trlcompat.doctor.bites import StrategyError
 from pytest_trlcompat.doctor.diagnosis import diagnose
@@ -25,7 +25,7 @@ _EPILOG = """\
 examples:
   trlcompat doctor                                        what is installed here
   trlcompat doctor trl==0.15.2 transformers==4.48.3       pins; what is not named makes conditional answers
-  trlcompat doctor -r requirements.txt --strategy zero3   a requirements file
+  trlcompat doctor -r requirements.txt --strategy zero3   a requirements file, one strategy
   trlcompat doctor uv.lock                                a lock, or pylock.toml
   ssh gpu pip freeze | trlcompat doctor -                 another machine
   trlcompat doctor uv.lock trl==1.0.0                     the lock, but with another trl
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     parsed = _parser().parse_intermixed_args(arguments)
     try:
         given = read_given(parsed.what, parsed.requirements, sys.stdin.buffer.read)
-        diagnosis = diagnose(given, catalog.load(), evidence.published(), parsed.strategy)
+        diagnosis = diagnose(given, _of_trainer(parsed.trainer), evidence.published(), parsed.strategy)
     except (GivenError, StrategyError, CatalogError, EvidenceError) as error:
         print(f"trlcompat doctor: {error}", file=sys.stderr)
         return UNUSABLE
@@ -48,6 +48,12 @@ def main(arguments: Sequence[str]) -> int:
     else:
         show(diagnosis, sys.stdout)
     return BITES if diagnosis.findings else CLEAR
+
+
+def _of_trainer(name: str | None) -> Catalog:
+    """The issues that somebody meets who uses one trainer, or all."""
+    known = catalog.load()
+    return Catalog({issue.id: issue for issue in known.values() if name is None or issue.trainer in ("", name)})
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME",
         help=f"consider this strategy only ({', '.join(STRATEGIES)}); may be given several times",
+    )
+    parser.add_argument(
+        "--trainer", choices=TRAINERS, help="leave out the issues of other trainers than this one, which you do not use"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser

@@ -18,7 +18,7 @@ from pytest_trlcompat.doctor.sureness import Sureness, distance, how_sure, measu
 from pytest_trlcompat.evidence import Evidence, MeasuredCell
 from pytest_trlcompat.ranges import at
 from pytest_trlcompat.regions import regions
-from pytest_trlcompat.verdict import Verdict
+from pytest_trlcompat.verdict import SEVERITY, Verdict
 
 __all__ = ["Bite", "Diagnosis", "Finding", "Pins", "diagnose"]
 
@@ -138,7 +138,7 @@ def _finding_to_dict(finding: Finding) -> dict[str, Any]:
 
 
 def diagnose(given: Given, catalog: Catalog, evidence: Evidence, strategies: Sequence[str] = ()) -> Diagnosis:
-    """Hold a stack against the catalogue and the evidence.
+    """Hold a stack against the catalogue and the evidence; the worst finding comes first.
 
     Raises:
         StrategyError: as :func:`~pytest_trlcompat.doctor.bites.chosen`.
@@ -152,6 +152,7 @@ def diagnose(given: Given, catalog: Catalog, evidence: Evidence, strategies: Seq
             findings.append(Finding(issue, bites, _uncured(issue, given, bites)))
         else:
             clear.append(issue.id)
+    findings.sort(key=lambda finding: min(SEVERITY.index(bite.verdict) for bite in finding.bites))
     cells = sorted(evidence.cells, key=distance(given))
     return Diagnosis(
         given=given,

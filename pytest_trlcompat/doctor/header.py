@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from pytest_trlcompat import __version__, catalog
+from pytest_trlcompat.verdict import SEVERITY, Verdict
 
 if TYPE_CHECKING:
     from pytest_trlcompat.catalog import KnownIssue
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["Cache", "line", "line_once"]
 
 _KEY = "trlcompat/header"
+_NAMED = 4
+"""Issues that the line names, the worst ones; it must stay a line."""
 
 
 class Cache(Protocol):
@@ -57,23 +60,26 @@ def line(installed: Mapping[str, str]) -> str | None:
     except GivenError:
         return None
     given = of_mentions(mentions, "installed here", complete=True)
-    told = [text for issue in catalog.load().values() if (text := _told(issue, given))]
+    told = sorted(filter(None, (_told(issue, given) for issue in catalog.load().values())))
     if not told:
         return None
     bite = "1 known issue bites" if len(told) == 1 else f"{len(told)} known issues bite"
-    return f"{bite} this stack: {', '.join(told)}; more by: trlcompat doctor"
+    shown = [text for _, text in told[:_NAMED]] + ([f"and {len(told) - _NAMED} more"] if len(told) > _NAMED else [])
+    return f"{bite} this stack: {', '.join(shown)}; see: trlcompat doctor"
 
 
-def _told(issue: KnownIssue, given: Given) -> str:
+def _told(issue: KnownIssue, given: Given) -> tuple[int, str] | None:
+    """How bad an issue is, and what the header says of it."""
     from pytest_trlcompat.doctor.bites import biting, chosen
 
     considered, _ = chosen((), given)
-    by_verdict: dict[str, list[str]] = {}
+    by_verdict: dict[Verdict, dict[str, None]] = {}
     for strategy, verdict, _, _ in biting(issue, given, considered):
-        labels = by_verdict.setdefault(verdict.value, [])
-        labels += [strategy] if strategy not in labels else []
+        by_verdict.setdefault(verdict, {})[strategy] = None
+    if not by_verdict:
+        return None
     parts = [
-        verdict if set(considered) <= set(labels) else f"{verdict} under {' '.join(labels)}"
+        verdict.value if set(considered) <= set(labels) else f"{verdict} under {' '.join(labels)}"
         for verdict, labels in by_verdict.items()
     ]
-    return f"{issue.id} ({', '.join(parts)})" if parts else ""
+    return min(map(SEVERITY.index, by_verdict)), f"{issue.id} ({', '.join(parts)})"

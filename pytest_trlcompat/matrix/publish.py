@@ -6,6 +6,7 @@ no package of the stack.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from pytest_trlcompat.matrix.report import CellReport, Column, Report
 from pytest_trlcompat.stack import PACKAGES
 from pytest_trlcompat.verdict import Record, Verdict
 
-__all__ = ["evidence_of", "last_day", "page", "publish", "unmeasured"]
+__all__ = ["evidence_of", "last_day", "page", "publish", "with_boundaries"]
 
 _SHOWN = ("torch", "accelerate", "deepspeed", "peft", "datasets")
 
@@ -63,12 +64,12 @@ def last_day(results: Path) -> str:
     return datetime.datetime.fromtimestamp(newest, datetime.timezone.utc).date().isoformat()
 
 
-def unmeasured(report: Report) -> list[boundaries.Measured]:
-    """The boundaries that the report's cells leave unmeasured, of the issues that it is about."""
+def with_boundaries(report: Report) -> Report:
+    """The report together with the boundaries, of the issues that it is about, that its cells leave unmeasured."""
     known = catalog.load()
-    return boundaries.unmeasured(
-        Catalog({name: known[name] for name in report.issues if name in known}), evidence_of(report)
-    )
+    asked = Catalog({name: known[name] for name in report.issues if name in known})
+    found = boundaries.unmeasured(asked, evidence_of(report))
+    return dataclasses.replace(report, unmeasured=tuple(each.describe() for each in found))
 
 
 def page(report: Report, evidence: Evidence, layout: Layout) -> str:

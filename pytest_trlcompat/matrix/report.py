@@ -79,9 +79,14 @@ class CellReport:
 
 @dataclass(frozen=True)
 class Report:
-    """All cells, oldest TRL first."""
+    """All cells, oldest TRL first.
+
+    Attributes:
+        unmeasured: boundaries of the catalogue, a line each, of which no cell has measured both sides.
+    """
 
     cells: tuple[CellReport, ...]
+    unmeasured: tuple[str, ...] = ()
 
     @property
     def columns(self) -> list[Column]:
@@ -129,7 +134,8 @@ class Report:
         return Report(tuple(cell for cell in self.cells if cell.sidecar.sweep == name))
 
     def to_dict(self) -> dict[str, Any]:
-        return {"schema": 1, "cells": [cell.to_dict() for cell in self.cells]}
+        cells = [cell.to_dict() for cell in self.cells]
+        return {"schema": 1, "cells": cells, **({"unmeasured": list(self.unmeasured)} if self.unmeasured else {})}
 
 
 def gather(results: Path) -> Report:
@@ -181,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         with said_plainly():
-            report = gather(parsed.results)
+            report = publish.with_boundaries(gather(parsed.results))
             paths = write_all(report, parsed.results)
             published = publish.publish(report, Layout(parsed.publish)) if parsed.publish else []
     except MatrixError as error:

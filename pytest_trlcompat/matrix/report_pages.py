@@ -9,7 +9,6 @@ from pathlib import Path
 import jinja2
 
 from pytest_trlcompat import catalog
-from pytest_trlcompat.matrix.publish import unmeasured
 from pytest_trlcompat.matrix.report import Report
 from pytest_trlcompat.matrix.sweep import is_wrong
 from pytest_trlcompat.verdict import Record, Verdict
@@ -51,7 +50,7 @@ def _render(template: str, report: Report) -> str:
     environment.filters["in_row"] = _in_row
     environment.tests["wrong"] = is_wrong
     environment.filters["known"] = catalog.load().get
-    return environment.get_template(template).render(report=report, meanings=MEANINGS, unmeasured=unmeasured(report))
+    return environment.get_template(template).render(report=report, meanings=MEANINGS)
 
 
 def _evidence(record: Record) -> str:
