@@ -79,3 +79,9 @@ def test_what_was_published_is_what_the_catalogue_predicts() -> None:
                 continue  # passes as well as ok does
             predicted = catalog.load()[issue].predict(subject, strategy, cell.versions)
             assert predicted is None or predicted.verdict is verdict, (cell.id, issue, subject, strategy)
+
+
+def test_a_list_of_strategies_names_all_that_were_measured() -> None:
+    for issue in catalog.load().values():
+        if issue.strategies:
+            assert set(evidence.published().strategies(issue.id)) <= set(issue.strategies), issue.id

@@ -130,7 +130,7 @@ def test_the_doctor_runs_from_the_wheel_without_pytest(wheel: Path, tmp_path: Pa
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     code = (
-        f"import sys; sys.path[:] = [{str(tmp_path)!r}] + [entry for entry in sys.path if entry.rstrip('/') != {str(ROOT)!r}]; "
+        f"import sys; sys.path[:] = [{str(tmp_path)!r}, *(p for p in sys.path if p.rstrip('/') != {str(ROOT)!r})]; "
         "sys.modules['pytest'] = None; from pytest_trlcompat import _data, cli; print(_data.fixtures()); "
         "sys.exit(cli.main(['doctor', 'trl==0.15.2', 'transformers==4.48.3']))"
     )
