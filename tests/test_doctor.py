@@ -228,6 +228,27 @@ def test_what_was_measured_to_bite_bites_though_the_catalogue_says_no() -> None:
     assert told(ask("trl==0.18.1", cells=[cell("0.18.0", single="error", zero3="ok")])) == []
 
 
+def test_a_cell_surprises_only_a_stack_of_which_all_that_decides_is_known() -> None:
+    entry = issue(predict("ok", trl=">=0.18", transformers=">=4.40"), strategies=("single",))
+    cells = [cell("0.18.0", "4.49.0", single="error")]
+    assert told(ask("trl==0.18.0", "transformers==4.49.0", issues=[entry], cells=cells)) == [(("single",), "error", "")]
+    assert told(ask("trl==0.18.0", issues=[entry], cells=cells)) == []
+
+
+def test_a_measured_variant_tells_of_its_strategy_where_the_catalogue_does_not_tell_them_apart() -> None:
+    entry = issue(predict("broken", trl="<0.18"), predict("ok"), strategies=())
+    (bite,) = only(ask("trl==0.15.2", issues=[entry], cells=[cell("0.15.2", **{"zero3-swap": "broken"})])).bites
+    assert bite.sure.describe() == "measured under zero3-swap on trl0.15.2-tf4.49.0"
+
+
+def test_a_measured_variant_that_the_entry_does_not_list_is_told_with_its_reason() -> None:
+    entry = issue(predict("broken", ("zero3-*",)), predict("ok"), strategies=())
+    cells = [cell("0.15.2", **{"zero3": "ok", "zero3-swap": "broken"})]
+    (bite,) = only(ask("trl==0.15.2", issues=[entry], cells=cells)).bites
+    assert (bite.strategies, bite.why) == (("zero3-swap",), "broken because")
+    assert bite.sure.describe() == "measured on trl0.15.2-tf4.49.0"
+
+
 # Pins
 
 

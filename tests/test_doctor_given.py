@@ -150,6 +150,12 @@ def test_a_freeze_of_a_part_leaves_the_rest_unknown(ask: Ask) -> None:
     assert found.unknown == ["transformers", "accelerate", "deepspeed", "peft", "datasets"]
 
 
+def test_a_requirements_file_leaves_the_rest_unknown_however_long_it_is(ask: Ask) -> None:
+    found = ask(r=("req.txt",), req_txt=FREEZE)
+    assert found.absent == []
+    assert found.unknown == ["deepspeed"]
+
+
 REQUIREMENTS = """\
 # comment
 --index-url https://example.org/simple

@@ -75,6 +75,19 @@ def test_what_does_not_decide_is_no_axis() -> None:
     assert region.describe() == ""
 
 
+@pytest.mark.parametrize(
+    "predictions",
+    [
+        (predict("silent", trl=">=1", peft="<0.14"), predict("broken")),  # cannot hold
+        (predict("broken", trl="<1"), predict("silent", peft="<0.14")),  # is never asked
+    ],
+)
+def test_a_prediction_that_cannot_decide_leaves_no_axis(predictions: tuple[Prediction, ...]) -> None:
+    found = regions(issue(*predictions), "upstream", "single", {"trl": at("0.15.2")})
+    assert found.axes == ()
+    assert [p and p.verdict for p in found.predicted.values()] == [Verdict.BROKEN]
+
+
 def test_a_package_that_is_not_installed_satisfies_no_range() -> None:
     entry = issue(predict("broken", deepspeed=">=0"))
     assert list(regions(entry, "upstream", "single", {"deepspeed": None}).predicted.values()) == [None]

@@ -184,25 +184,31 @@ def _bites(issue: KnownIssue, given: Given, evidence: Evidence, considered: Sequ
         alike += [other for other in measured if prediction.concerns("upstream", other)]
         sure = how_sure(issue, label, verdict, given, evidence, alike)
         bites.append(Bite((label,), verdict, condition, prediction.why, sure))
-    bites += _surprises(issue, given, evidence, considered, {label for label, _, condition, _ in found})
-    return tuple(_together(bites))
+    return tuple(_together([*bites, *_also_measured(issue, given, evidence, considered, bites)]))
 
 
-def _surprises(
-    issue: KnownIssue, given: Given, evidence: Evidence, considered: Sequence[str], told: set[str]
+def _also_measured(
+    issue: KnownIssue, given: Given, evidence: Evidence, considered: Sequence[str], told: Sequence[Bite]
 ) -> list[Bite]:
-    """Verdicts that bite in a cell of just this stack, where the catalogue says that nothing does."""
-    found: list[Bite] = []
+    """What bites in a cell of just this stack and is not told yet.
+
+    That is a variant which the entry does not list, or a verdict that the catalogue does not predict.
+    """
     if not set(issue.packages) <= set(given.pinned):
         return []
+    known = {label for bite in told for label in bite.strategies}
+    found: dict[str, Bite] = {}
     for cell in measured_here(issue, given, evidence.cells):
         for (issue_id, subject, label), verdict in cell.verdicts.items():
             wanted = label in considered or kind(label) in considered
-            if issue_id == issue.id and subject == "upstream" and wanted and verdict.bites and label not in told:
-                told.add(label)
+            if issue_id != issue.id or subject != "upstream" or not wanted or not verdict.bites or label in known:
+                continue
+            prediction = issue.predict("upstream", label, cell.versions)
+            why = prediction.why if prediction is not None and prediction.verdict is verdict else _UNPREDICTED
+            if not any(bite.why == why and bite.verdict is verdict for bite in told):  # else its strategy is told of
                 sure = how_sure(issue, label, verdict, given, evidence, ())
-                found.append(Bite((label,), verdict, "", _UNPREDICTED, sure))
-    return found
+                found.setdefault(label, Bite((label,), verdict, "", why, sure))
+    return list(found.values())
 
 
 def _together(bites: Iterable[Bite]) -> list[Bite]:

@@ -92,7 +92,9 @@ def _of_cells(issue: KnownIssue, given: Given, cells: Sequence[MeasuredCell], st
 def measured_here(issue: KnownIssue, given: Given, cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
     """Cells at the stack's versions of the packages that the issue's predictions look at, as far as they are given."""
     deciding = {package: given.versions[package] for package in issue.packages if package not in given.unknown}
-    return [cell for cell in cells if deciding and all(_stands(cell, *each) for each in deciding.items())]
+    if issue.packages and not deciding:
+        return []
+    return [cell for cell in cells if all(_stands(cell, *each) for each in deciding.items())]
 
 
 def _stands(cell: MeasuredCell, package: str, versions: Range | None) -> bool:
