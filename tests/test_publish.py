@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat import evidence
+from pytest_trlcompat import catalog, evidence
+from pytest_trlcompat.catalog import Catalog
+from pytest_trlcompat.matrix import report_pages
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.publish import publish
@@ -130,6 +132,18 @@ def test_the_program_publishes_when_asked(checkout: Layout, capsys: pytest.Captu
     ]
     assert checkout.evidence.is_file()
     assert checkout.page.is_file()
+
+
+def test_pages_say_so_where_no_release_has_cured_an_issue(checkout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = sweep(checkout, (OLD, (WASTEFUL,)))
+    known = catalog.load()["grpo-logits-to-keep"]
+    for issue, text in (
+        (known, f"Needs no cure from {known.cured_in}."),
+        (dataclasses.replace(known, cured_in=""), "No release has cured it."),
+    ):
+        monkeypatch.setattr(catalog, "load", lambda issue=issue: Catalog({issue.id: issue}))
+        assert text in report_pages.markdown(report)
+        assert text in report_pages.html(report)
 
 
 def test_the_report_lists_the_boundaries_that_its_cells_leave_open(checkout: Layout) -> None:
