@@ -284,6 +284,19 @@ def test_pins_that_need_another_trl_come_after_those_that_keep_it_for_some_strat
 def test_there_may_be_no_pins() -> None:
     found = ask("trl==0.15.2", cells=[cell("0.15.2", single="broken", zero3="broken")], strategies=["single"])
     assert pins(found) == []
+    file = io.StringIO()
+    show(found, file)
+    assert " ".join(file.getvalue().split()).endswith(
+        "No cell of the sweep of 2026-11-21 is ok for all issues under single; --strategy and --trainer leave out what "
+        "you do not use."
+    )
+
+
+def test_pins_for_most_strategies_stand_in_for_pins_for_all() -> None:
+    entry = issue(predict("broken", ("zero3",)), predict("ok"))
+    cells = [cell("0.17.0", single="ok", zero3="broken"), cell("0.16.1", single="ok", zero3="broken")]
+    most = tuple(name for name in catalog.STRATEGIES if name != "zero3")
+    assert pins(ask("trl==0.16.0", issues=[entry], cells=cells)) == [("trl0.16.1-tf4.49.0", most)]
 
 
 def test_a_cell_is_ok_only_if_what_it_was_not_asked_is_predicted_so() -> None:

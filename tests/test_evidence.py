@@ -81,6 +81,14 @@ def test_what_was_published_is_what_the_catalogue_predicts() -> None:
             assert predicted is None or predicted.verdict is verdict, (cell.id, issue, subject, strategy)
 
 
+def test_an_entry_that_shows_only_when_ranks_share_a_model_says_so() -> None:
+    """Else the doctor takes it for one that shows under every strategy."""
+    for issue in catalog.load().values():
+        measured = sorted({catalog.kind(strategy) for strategy in evidence.published().strategies(issue.id)})
+        silent = not issue.strategies and measured and "single" not in measured
+        assert not silent, f"{issue.id} was measured under {', '.join(measured)} alone: list its strategies"
+
+
 def test_a_list_of_strategies_names_all_that_were_measured() -> None:
     for issue in catalog.load().values():
         if issue.strategies:

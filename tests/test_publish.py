@@ -101,6 +101,16 @@ def test_the_page_says_what_bites_and_links_the_locks(checkout: Layout) -> None:
     assert len(boundaries[boundaries.index("### Boundaries not measured") + 2 :]) == 3
 
 
+def test_cells_that_follow_each_other_and_agree_share_a_row_of_an_issues_table(checkout: Layout) -> None:
+    other = dataclasses.replace(OLD, id="trl0.15.1-tf4.48.3", pins={"trl": "0.15.1", "transformers": "4.48.3"})
+    publish(sweep(checkout, (other, (WASTEFUL,)), (OLD, (WASTEFUL,)), (NEW, (FINE,))), checkout)
+    lines = checkout.page.read_text().splitlines()
+    assert lines[lines.index("| cell | upstream single |") + 2 :][:2] == [
+        f"| trl0.15.1-tf4.48.3 to {OLD.id}, 2 cells | **wasteful** |",
+        f"| {NEW.id} | ok |",
+    ]
+
+
 def test_links_of_the_page_lead_somewhere() -> None:
     page = Layout(Path(__file__).resolve().parents[1]).page
     text = page.read_text()

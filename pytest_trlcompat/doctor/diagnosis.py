@@ -240,11 +240,14 @@ def _uncured(issue: KnownIssue, given: Given, bites: Sequence[Bite]) -> str:
 def _ok_pins(
     given: Given, cells: Sequence[MeasuredCell], catalog: Catalog, considered: Sequence[str]
 ) -> tuple[Pins, ...]:
-    """The first of ``cells`` with the stack's own trl, for as many strategies as there are, and the first for all."""
+    """The first of ``cells`` for all strategies, and before it one with the stack's own trl for most of them.
+
+    Where no cell is ``ok`` for all, and none has this trl, any cell may be the one for most.
+    """
     found = []
     every = next((cell for cell in cells if _is_ok(cell, catalog, considered)), None)
     if every is None or not _stands_at(given, every):
-        kept = [cell for cell in cells if _stands_at(given, cell)]
+        kept = [cell for cell in cells if _stands_at(given, cell)] or (cells if every is None else [])
         fine = [(cell, tuple(name for name in considered if _is_ok(cell, catalog, (name,)))) for cell in kept]
         best = max(fine, key=lambda each: len(each[1]), default=None)  # the nearest of those with the most
         if best is not None and best[1]:

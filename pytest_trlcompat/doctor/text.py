@@ -103,7 +103,8 @@ def _advice(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     if not any(pins.strategies == diagnosis.strategies for pins in diagnosis.pins):
         under = _under(diagnosis.strategies) or " under every strategy"
         sweep = f"the sweep of {diagnosis.measured}" if diagnosis.measured else "any sweep"
-        yield from _wrapped("", f"No cell of {sweep} is ok for all known issues{under}.", width)
+        narrow = "" if diagnosis.pins else "; --strategy and --trainer leave out what you do not use"
+        yield from _wrapped("", f"No cell of {sweep} is ok for all issues{under}{narrow}.", width)
 
 
 def _pins(pins: Pins) -> str:

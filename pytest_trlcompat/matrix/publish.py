@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -151,10 +152,21 @@ def _issues(report: Report) -> Iterator[str]:
             yield ""
             yield f"What to do: {issue.remedy}. Upstream: {', '.join(issue.upstream) or 'not reported'}."
             yield ""
-        yield f"| cell | {' | '.join(f'{column.subject} {column.strategy}' for column in columns)} |"
-        yield f"|{' --- |' * (len(columns) + 1)}"
-        yield from (f"| {cell.id} | {' | '.join(_row(cell, columns))} |" for cell in report.cells if cell.verdicts)
+        yield from _table(report, columns)
         yield ""
+
+
+def _table(report: Report, columns: Sequence[Column]) -> Iterator[str]:
+    yield f"| cell | {' | '.join(f'{column.subject} {column.strategy}' for column in columns)} |"
+    yield f"|{' --- |' * (len(columns) + 1)}"
+    asked = (cell for cell in report.cells if any(cell.at(column) for column in columns))
+    for row, alike in itertools.groupby(asked, lambda cell: " | ".join(_row(cell, columns))):
+        yield f"| {_named(list(alike))} | {row} |"
+
+
+def _named(cells: Sequence[CellReport]) -> str:
+    """Cells that follow each other and agree; each has a row of its own in the overview."""
+    return cells[0].id if len(cells) == 1 else f"{cells[0].id} to {cells[-1].id}, {len(cells)} cells"
 
 
 def _row(cell: CellReport, columns: Sequence[Column]) -> Iterator[str]:
