@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ import pytest
 from pytest_trlcompat import catalog, evidence
 from pytest_trlcompat.catalog import Catalog
 from pytest_trlcompat.matrix import report_pages
+from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.publish import publish
 from pytest_trlcompat.matrix.report import Report, gather, main
-from pytest_trlcompat.matrix.sweep import Sidecar
+from pytest_trlcompat.matrix.sessions import Workshop
+from pytest_trlcompat.matrix.sweep import Sidecar, Sweep
 from pytest_trlcompat.verdict import Record, Verdict, append_record
 
 LOCK = {
@@ -154,6 +157,33 @@ def test_pages_say_so_where_no_release_has_cured_an_issue(checkout: Layout, monk
         monkeypatch.setattr(catalog, "load", lambda issue=issue: Catalog({issue.id: issue}))
         assert text in report_pages.markdown(report)
         assert text in report_pages.html(report)
+
+
+@pytest.mark.parametrize(
+    ("asked", "rest"),
+    [
+        ([], []),
+        (["--publish"], ["--publish", "{root}"]),
+        (["--publish", "--sweep", "now"], ["--sweep", "now", "--publish", "{root}"]),
+    ],
+)
+def test_the_session_publishes_into_its_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], rest: list[str]
+) -> None:
+    root = Path(__file__).resolve().parents[1]
+    monkeypatch.setenv(Sweep.VARIABLE, "another")  # not the outermost nox, which would print a table at exit
+    workshop = Workshop(root)
+    monkeypatch.setattr(workshop, "tools", lambda name, requirements: Environment(tmp_path))
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    workshop.report(asked)
+    (command,) = commands
+    assert command[3:] == [str(root / "build" / "compat"), *(word.format(root=root) for word in rest)]
 
 
 def test_the_report_lists_the_boundaries_that_its_cells_leave_open(checkout: Layout) -> None:
