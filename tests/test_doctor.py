@@ -526,6 +526,13 @@ def test_the_module_runs_as_a_program_and_reads_standard_input() -> None:
     assert run("-m", "pytest_trlcompat", "--version").stdout.startswith("trlcompat 0")
 
 
+def test_a_closed_standard_input_is_an_empty_one(doctor: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert doctor("trl==0.15.2")[0] == 1
+    status, _, err = doctor("-")
+    assert (status, err.split(";")[0]) == (2, "trlcompat doctor: standard input: empty")
+
+
 def test_a_closed_pipe_ends_it_quietly() -> None:
     code = (
         "import os, subprocess, sys; read, write = os.pipe(); os.close(read); "

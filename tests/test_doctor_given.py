@@ -243,8 +243,17 @@ def test_a_source_is_known_by_its_tag_or_file_or_not_at_all(
         assert note.startswith(f"standard input, line 1: trl is taken as {version}, by the name of ")
 
 
+def test_a_constraint_settles_it_as_well_wherever_it_stands(ask: Ask) -> None:
+    for lines in ("-e ../trl\ntrl==0.15.2", "trl==0.15.2\n-e ../trl"):
+        found = ask("-", stdin=lines)
+        assert (found.texts, found.notes) == ({"trl": "0.15.2"}, ())
+
+
 def test_a_pin_settles_what_a_source_leaves_open(ask: Ask) -> None:
-    assert str(ask("-", "trl==0.15.2", stdin="-e ../trl").pinned["trl"]) == "0.15.2"
+    found = ask("-", "trl==0.15.2", stdin="-e ../trl")
+    assert str(found.pinned["trl"]) == "0.15.2"
+    assert found.notes == ()
+    assert ask("-", "trl==0.18.0rc1", stdin="trl==0.15.2").notes[0].startswith("trl 0.18.0rc1 comes before 0.18.0")
 
 
 @pytest.mark.parametrize(

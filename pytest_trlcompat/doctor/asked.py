@@ -61,8 +61,8 @@ def _read_several(sources: Sequence[str], stdin: Callable[[], bytes]) -> Given:
     mentions = [mention for listing in listings for mention in listing.mentions]
     complete = sources == ["-"] and {mention.package for mention in mentions} >= _REQUIRED_BY_TRL
     names = ["standard input" if source == "-" else source for source in sources]
-    notes = [note for listing in listings for note in listing.notes]
-    return of_mentions(mentions, ", ".join(names), complete=complete, notes=notes)
+    passed_over = [line for listing in listings for line in listing.passed_over]
+    return of_mentions(mentions, ", ".join(names), complete=complete, passed_over=passed_over)
 
 
 def _listing(source: str, stdin: Callable[[], bytes]) -> Listing:

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     """Diagnose, print, and return the exit status."""
     parsed = _parser().parse_intermixed_args(arguments)
     try:
-        given = read_given(parsed.what, parsed.requirements, sys.stdin.buffer.read)
+        given = read_given(parsed.what, parsed.requirements, _standard_input)
         diagnosis = diagnose(given, _of_trainer(parsed.trainer), evidence.published(), parsed.strategy)
     except (GivenError, StrategyError, CatalogError, EvidenceError) as error:
         print(f"trlcompat doctor: {error}", file=sys.stderr)
@@ -48,6 +48,10 @@ def main(arguments: Sequence[str]) -> int:
     else:
         show(diagnosis, sys.stdout)
     return BITES if diagnosis.findings else CLEAR
+
+
+def _standard_input() -> bytes:
+    return sys.stdin.buffer.read() if sys.stdin is not None else b""  # None: it was closed before the start
 
 
 def _of_trainer(name: str | None) -> Catalog:

@@ -34,6 +34,7 @@ class Mention:
         text: as a person reads it: ``0.15.2``, ``>=0.15,<0.18``, ``git+https://...``.
         where: file and line.
         pinned: whether the text is one version.
+        note: how it was understood, where that is not obvious.
     """
 
     package: str
@@ -41,6 +42,7 @@ class Mention:
     versions: Range
     where: str
     pinned: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,21 @@ class Given:
         texts: package to what was said of it, in :data:`ORDER`; what is not named is left out.
         versions: package to where it may stand; :data:`~pytest_trlcompat.ranges.ALL` for a package whose version is
             not known, ``None`` for one that is known not to be installed.
-        notes: what was understood, where it is not obvious.
+        noted: how the texts were understood, where that is not obvious, by package.
+        passed_over: what was not taken for a part of the stack, and why.
     """
 
     source: str
     texts: Mapping[str, str]
     versions: Mapping[str, Range | None]
-    notes: tuple[str, ...] = field(default=())
+    noted: Mapping[str, str] = field(default_factory=dict)
+    passed_over: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A line each for all that a person should know of how this was read."""
+        noted = (self.noted[package] for package in ORDER if self.noted.get(package))
+        return (*self.passed_over, *noted, *_prereleases(self.texts))
 
     @property
     def pinned(self) -> dict[str, Version]:
@@ -80,11 +90,14 @@ class Given:
 
     def but(self, mentions: Iterable[Mention]) -> Given:
         """The same stack with other versions of some packages."""
-        texts, versions = dict(self.texts), dict(self.versions)
-        for package, mention in _joined(mentions).items():
-            texts[package], versions[package] = mention.text, mention.versions
-        ordered = {package: texts[package] for package in ORDER if package in texts}
-        return dataclasses.replace(self, texts=ordered, versions=versions)
+        others = _joined(mentions)
+        texts = {**self.texts, **{package: mention.text for package, mention in others.items()}}
+        return dataclasses.replace(
+            self,
+            texts={package: texts[package] for package in ORDER if package in texts},
+            versions={**self.versions, **{package: mention.versions for package, mention in others.items()}},
+            noted={**self.noted, **{package: mention.note for package, mention in others.items()}},
+        )
 
 
 def installed_here() -> Given:
@@ -116,7 +129,7 @@ def pin(package: str, version: str, where: str) -> Mention:
         raise GivenError(f"{where}: the version of {package}: {error}") from error
 
 
-def of_mentions(mentions: Iterable[Mention], source: str, *, complete: bool, notes: Iterable[str] = ()) -> Given:
+def of_mentions(mentions: Iterable[Mention], source: str, *, complete: bool, passed_over: Iterable[str] = ()) -> Given:
     """Put together what was said of each package.
 
     Args:
@@ -129,7 +142,8 @@ def of_mentions(mentions: Iterable[Mention], source: str, *, complete: bool, not
     rest = None if complete else ALL
     versions = {package: joined[package].versions if package in joined else rest for package in ORDER}
     texts = {package: joined[package].text for package in ORDER if package in joined}
-    return Given(source, texts, versions, (*notes, *_prereleases(texts)))
+    noted = {package: mention.note for package, mention in joined.items()}
+    return Given(source, texts, versions, noted, tuple(passed_over))
 
 
 def _joined(mentions: Iterable[Mention]) -> dict[str, Mention]:
@@ -150,7 +164,7 @@ def _joined(mentions: Iterable[Mention]) -> dict[str, Mention]:
             text = both.describe()
         else:
             text = (kept or (mention if before.versions == ALL else before)).text
-        joined[mention.package] = dataclasses.replace(mention, text=text, versions=both, pinned=kept is not None)
+        joined[mention.package] = dataclasses.replace(kept or mention, text=text, versions=both)
     return joined
 
 

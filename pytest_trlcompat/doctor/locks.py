@@ -6,6 +6,7 @@ believed; where they leave several, all of these are possible.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -66,14 +67,10 @@ def _given(entries: list[Any], markers: Any, where: str) -> Given:
         name = canonicalize_name(entry["name"])
         if name in PACKAGES and _possible(markers(entry)):
             found.setdefault(name, []).append(_mention(name, entry, where))
-    notes, mentions = [], []
-    for package, several in found.items():
-        mention, note = _one_of(package, several, where)
-        mentions.append(mention)
-        notes += note
+    mentions = [_one_of(package, several, where) for package, several in found.items()]
     if "trl" not in found:
         raise GivenError(f"{where}: trl is not in it, and all known issues are of trl; is this the right lock?")
-    return of_mentions(mentions, where, complete=True, notes=notes)
+    return of_mentions(mentions, where, complete=True)
 
 
 def _mention(name: str, entry: Mapping[str, Any], where: str) -> Mention:
@@ -83,19 +80,17 @@ def _mention(name: str, entry: Mapping[str, Any], where: str) -> Mention:
     return Mention(name, f"from {source}", ALL, where)
 
 
-def _one_of(name: str, several: list[Mention], where: str) -> tuple[Mention, list[str]]:
+def _one_of(name: str, several: list[Mention], where: str) -> Mention:
     versions = list(dict.fromkeys(mention.text for mention in several))
     if len(versions) == 1:
-        note = [] if several[0].pinned else [f"{where}: the version of {name} is not known ({several[0].text})"]
-        return several[0], note
+        note = "" if several[0].pinned else f"{where}: the version of {name} is not known ({several[0].text})"
+        return dataclasses.replace(several[0], note=note)
     possible = several[0].versions
     for mention in several[1:]:
         possible |= mention.versions
     text = " or ".join(versions)
-    return (
-        Mention(name, text, possible, where),
-        [f"{where}: holds {name} {text} for different environments, and its markers do not tell which is this one's"],
-    )
+    note = f"{where}: holds {name} {text} for different environments, and its markers do not tell which is this one's"
+    return Mention(name, text, possible, where, note=note)
 
 
 def _possible(markers: Iterable[str]) -> bool:

@@ -7,6 +7,7 @@ marks. Only the packages of the stack are looked at. Imports only the standard l
 from __future__ import annotations
 
 import codecs
+import dataclasses
 import difflib
 import re
 from collections.abc import Iterator, Sequence
@@ -56,11 +57,12 @@ class Listing:
     """What a list of requirements says.
 
     Attributes:
+        passed_over: lines of the stack's packages that do not hold here.
         requirements: how many lines named a package, of the stack or not.
     """
 
     mentions: list[Mention] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    passed_over: list[str] = field(default_factory=list)
     requirements: int = 0
 
 
@@ -192,7 +194,7 @@ def _line(line: str, place: str, listing: Listing) -> None:
         return
     mention = _mention(requirement, place)
     if mention is None:
-        listing.notes.append(f"{place}: {line} is passed over, because its marker does not hold for this Python")
+        listing.passed_over.append(f"{place}: {line} is passed over, because its marker does not hold for this Python")
     else:
         listing.mentions.append(mention)
 
@@ -245,11 +247,11 @@ def _url(url: str, place: str, listing: Listing, name: str | None = None) -> Non
     if name not in PACKAGES:
         return
     if version is not None:
-        listing.mentions.append(pin(name, version, place))
-        listing.notes.append(f"{place}: {name} is taken as {version}, by the name of {last}")
+        note = f"{place}: {name} is taken as {version}, by the name of {last}"
+        listing.mentions.append(dataclasses.replace(pin(name, version, place), note=note))
     else:
-        listing.mentions.append(Mention(name, url, ALL, place))
-        listing.notes.append(f"{place}: the version of {name} is not known from {url}; add a pin to settle it")
+        note = f"{place}: the version of {name} is not known from {url}; add a pin to settle it"
+        listing.mentions.append(Mention(name, url, ALL, place, note=note))
 
 
 def _of_file(name: str) -> tuple[str, str | None]:
