@@ -13,7 +13,6 @@ from packaging.version import Version
 
 from pytest_trlcompat.catalog import STRATEGIES, SUBJECTS, Catalog, KnownIssue, Prediction
 from pytest_trlcompat.evidence import Evidence, MeasuredCell
-from pytest_trlcompat.ranges import at
 from pytest_trlcompat.regions import Axis, Point, Region, Regions, regions
 from pytest_trlcompat.verdict import Verdict
 
@@ -180,8 +179,8 @@ def _sides(boundary: Boundary, evidence: Evidence) -> tuple[list[MeasuredCell], 
     below, above = [], []
     for cell in evidence.cells:
         given = {cell.verdicts.get((boundary.issue, boundary.subject, strategy)) for strategy in boundary.strategies}
-        piece = _piece(boundary.axis, cell)
-        others = [_piece(axis, cell) for axis in boundary.elsewhere.axes]
+        piece = boundary.axis.piece(cell.versions.get(boundary.package))
+        others = [axis.piece(cell.versions.get(axis.package)) for axis in boundary.elsewhere.axes]
         first, last = boundary.reach.get(tuple(n for n in others if n is not None), (0, -1))
         if piece is None or not first <= piece <= last:
             continue
@@ -190,15 +189,6 @@ def _sides(boundary: Boundary, evidence: Evidence) -> tuple[list[MeasuredCell], 
         elif piece > boundary.piece and boundary.above in given:
             above.append(cell)
     return below, above
-
-
-def _piece(axis: Axis, cell: MeasuredCell) -> int | None:
-    """The piece of an axis on which a cell stands."""
-    text = cell.versions.get(axis.package)
-    if text is None:
-        return None
-    here = at(text)
-    return next((number for number, piece in enumerate(axis.pieces) if piece.covers(here)), None)
 
 
 def _nearest(package: str, cells: Sequence[MeasuredCell], *, newest: bool) -> Side | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_trlcompat.catalog import KnownIssue, Prediction
-from pytest_trlcompat.ranges import ALL, Range, pieces
+from pytest_trlcompat.ranges import ALL, Range, at, pieces
 from pytest_trlcompat.stack import PACKAGES
 
 __all__ = ["Axis", "Domain", "Point", "Region", "Regions", "regions", "unreachable"]
@@ -30,6 +30,13 @@ class Axis:
     package: str
     domain: Range
     pieces: tuple[Range, ...]
+
+    def piece(self, text: str | None) -> int | None:
+        """On which piece a version stands; ``None``: on none, or it is not installed."""
+        if text is None:
+            return None
+        here = at(text)
+        return next((number for number, piece in enumerate(self.pieces) if piece.covers(here)), None)
 
     def describe(self, chosen: Iterable[int]) -> str:
         union = Range(())
@@ -51,6 +58,10 @@ class Region:
         for axis in self.axes:
             size *= len(axis.pieces)
         return len(self.points) == size
+
+    def holds(self, versions: Mapping[str, str]) -> bool:
+        """Whether a stack stands in it."""
+        return tuple(axis.piece(versions.get(axis.package)) for axis in self.axes) in self.points
 
     def describe(self) -> str:
         """``trl <0.18 and accelerate >=1.6, or trl >=0.29``; empty for the whole."""

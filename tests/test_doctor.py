@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -249,6 +250,15 @@ def test_a_measured_variant_that_the_entry_does_not_list_is_told_with_its_reason
     assert bite.sure.describe() == "measured on trl0.15.2-tf4.49.0"
 
 
+def test_a_cell_where_a_condition_does_not_hold_does_not_measure_it() -> None:
+    entry = issue(predict("broken", trl="<0.18"), predict("broken", trl="<0.29"), predict("ok"), strategies=("single",))
+    found = ask("transformers==4.49.0", issues=[entry], cells=[cell("0.18.2", single="broken")])
+    assert [(bite.condition, bite.sure.level.value) for bite in only(found).bites] == [
+        ("trl <0.18", "beyond"),
+        ("trl >=0.18,<0.29", "measured"),
+    ]
+
+
 # Pins
 
 
@@ -297,6 +307,23 @@ def test_pins_for_most_strategies_stand_in_for_pins_for_all() -> None:
     cells = [cell("0.17.0", single="ok", zero3="broken"), cell("0.16.1", single="ok", zero3="broken")]
     most = tuple(name for name in catalog.STRATEGIES if name != "zero3")
     assert pins(ask("trl==0.16.0", issues=[entry], cells=cells)) == [("trl0.16.1-tf4.49.0", most)]
+
+
+def test_a_cell_that_has_no_such_strategy_is_not_ok_under_it() -> None:
+    entry = issue(predict("absent", ("fsdp2",), trl="<0.18"), predict("ok"), strategies=())
+    other = issue(predict("broken", trl="==0.16.0"), predict("ok"), name="two", strategies=())
+    cells = [cell("0.17.0", single="ok", fsdp2="absent"), cell("1.0.0", single="ok", fsdp2="ok")]
+    found = ask("trl==0.16.0", issues=[entry, other], cells=cells, strategies=["fsdp2"])
+    assert pins(found) == [("trl1.0.0-tf4.49.0", ("fsdp2",))]
+
+
+def test_verdicts_on_issues_that_are_left_out_do_not_count() -> None:
+    other = issue(predict("broken", trl="<0.18"), predict("ok"), name="two")
+    fine = dataclasses.replace(cell("1.0.0"), verdicts={("two", "upstream", "single"): Verdict.OK})
+    found = ask("trl==0.16.0", issues=[other], cells=[fine], strategies=["single"])
+    assert pins(found) == [("trl1.0.0-tf4.49.0", ("single",))]
+    noisy = dataclasses.replace(fine, verdicts={**fine.verdicts, ("three", "upstream", "single"): Verdict.HANG})
+    assert pins(ask("trl==0.16.0", issues=[other], cells=[noisy], strategies=["single"])) == pins(found)
 
 
 def test_a_cell_is_ok_only_if_what_it_was_not_asked_is_predicted_so() -> None:
@@ -354,7 +381,7 @@ def test_status_1_when_something_bites_with_all_that_is_to_be_said(doctor: Run) 
         f"cure {entry.remedy}",
         f"upstream {entry.upstream[0]}",
         "[measured under single on trl0.15.2-tf4.48.3]",
-        "Nearest pins measured ok for all issues under ",
+        "Nearest measured pins, ok for all issues under ",
     ):
         assert text in flat, text
     assert "\x1b" not in out  # no terminal
@@ -391,9 +418,9 @@ def test_the_text_in_full(doctor: Run, small: KnownIssue) -> None:
         "  cure       remedy\n"
         f"  upstream   {LINK}\n"
         "\n"
-        "Nearest pins measured ok for all issues under single, ddp, zero1, zero2, fsdp1, fsdp2: trl==0.15.2 "
+        "Nearest measured pins, ok for all issues under single, ddp, zero1, zero2, fsdp1, fsdp2: trl==0.15.2 "
         "transformers==4.49.0\n"
-        "Nearest pins measured ok for all issues under every strategy: trl==0.18.2 transformers==4.49.0\n"
+        "Nearest measured pins, ok for all issues under every strategy: trl==0.18.2 transformers==4.49.0\n"
     )
 
 

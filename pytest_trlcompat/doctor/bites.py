@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from pytest_trlcompat.catalog import STRATEGIES, KnownIssue, Prediction, kind
 from pytest_trlcompat.doctor.given import Given
-from pytest_trlcompat.regions import regions
-from pytest_trlcompat.verdict import Verdict
+from pytest_trlcompat.regions import Region, regions
 
 __all__ = ["StrategyError", "biting", "chosen", "labels"]
 
@@ -40,16 +39,15 @@ def chosen(names: Sequence[str], given: Given) -> tuple[tuple[str, ...], str]:
     return tuple(name for name in STRATEGIES if name not in impossible), left
 
 
-def biting(issue: KnownIssue, given: Given, considered: Sequence[str]) -> list[tuple[str, Verdict, str, Prediction]]:
-    """Strategy, verdict, condition and prediction, for each strategy under which the catalogue says that it bites."""
+def biting(issue: KnownIssue, given: Given, considered: Sequence[str]) -> list[tuple[str, Prediction, Region]]:
+    """The strategies under which the catalogue says that it bites, by which prediction, and for which versions."""
     if any(package in given.absent for package in issue.needs):
         return []
     found = []
     for label in labels(issue, considered):
         for prediction, region in regions(issue, "upstream", label, given.versions).by_prediction():
             if prediction is not None and prediction.verdict.bites:
-                condition = "" if region.whole else region.describe()
-                found.append((label, prediction.verdict, condition, prediction))
+                found.append((label, prediction, region))
     return found
 
 

@@ -178,12 +178,13 @@ def _bites(issue: KnownIssue, given: Given, evidence: Evidence, considered: Sequ
     found = biting(issue, given, considered)
     measured = [label for label in evidence.strategies(issue.id) if label not in (each[0] for each in found)]
     bites = []
-    for label, verdict, condition, prediction in found:
-        alike = [other for other, _, _, same in found if same is prediction and other != label]
+    for label, prediction, region in found:
+        alike = [other for other, same, _ in found if same is prediction and other != label]
         # A measured variant tells of its strategy, too, where the catalogue does not tell them apart.
         alike += [other for other in measured if prediction.concerns("upstream", other)]
-        sure = how_sure(issue, label, verdict, given, evidence, alike)
-        bites.append(Bite((label,), verdict, condition, prediction.why, sure))
+        sure = how_sure(issue, (label, *alike), prediction.verdict, given, evidence, region)
+        condition = "" if region.whole else region.describe()
+        bites.append(Bite((label,), prediction.verdict, condition, prediction.why, sure))
     return tuple(_together([*bites, *_also_measured(issue, given, evidence, considered, bites)]))
 
 
@@ -206,7 +207,7 @@ def _also_measured(
             prediction = issue.predict("upstream", label, cell.versions)
             why = prediction.why if prediction is not None and prediction.verdict is verdict else _UNPREDICTED
             if not any(bite.why == why and bite.verdict is verdict for bite in told):  # else its strategy is told of
-                sure = how_sure(issue, label, verdict, given, evidence, ())
+                sure = how_sure(issue, (label,), verdict, given, evidence)
                 found.setdefault(label, Bite((label,), verdict, "", why, sure))
     return list(found.values())
 
@@ -262,17 +263,26 @@ def _stands_at(given: Given, cell: MeasuredCell) -> bool:
 
 
 def _is_ok(cell: MeasuredCell, catalog: Catalog, considered: Sequence[str]) -> bool:
-    """Whether no issue bites in a cell: by its verdicts, and by the catalogue for what it was not asked."""
-    if not cell.verdicts:
-        return False
-    asked = {(issue, label) for issue, subject, label in cell.verdicts if subject == "upstream"}
-    for (_, subject, label), verdict in cell.verdicts.items():
-        wanted = label in considered or kind(label) in considered
-        if subject == "upstream" and wanted and verdict.bites:
-            return False
+    """Whether no issue bites in a cell: by its verdicts, and by the catalogue for what it was not asked.
+
+    Where all verdicts under a strategy are ``absent``, that cell does not have the strategy (or the trainer).
+    """
+    found: dict[str, list[Verdict]] = {}
     for issue in catalog.values():
-        for label in labels(issue, considered):
-            prediction = None if (issue.id, label) in asked else issue.predict("upstream", label, cell.versions)
-            if prediction is not None and prediction.verdict.bites:
+        for label in {*labels(issue, considered), *_asked(cell, issue, considered)}:
+            verdict = cell.verdicts.get((issue.id, "upstream", label))
+            if verdict is not None:
+                found.setdefault(kind(label), []).append(verdict)
+            predicted = issue.predict("upstream", label, cell.versions)
+            if (verdict or (predicted and predicted.verdict) or Verdict.OK).bites:
                 return False
-    return True
+    return all(any(verdict is Verdict.OK for verdict in verdicts) for verdicts in found.values())
+
+
+def _asked(cell: MeasuredCell, issue: KnownIssue, considered: Sequence[str]) -> list[str]:
+    """The strategies, among those considered, of a cell's verdicts on an issue."""
+    return [
+        label
+        for name, subject, label in cell.verdicts
+        if name == issue.id and subject == "upstream" and (label in considered or kind(label) in considered)
+    ]

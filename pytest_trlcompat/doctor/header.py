@@ -74,8 +74,8 @@ def _told(issue: KnownIssue, given: Given) -> tuple[int, str] | None:
 
     considered, _ = chosen((), given)
     by_verdict: dict[Verdict, dict[str, None]] = {}
-    for strategy, verdict, _, _ in biting(issue, given, considered):
-        by_verdict.setdefault(verdict, {})[strategy] = None
+    for strategy, prediction, _ in biting(issue, given, considered):
+        by_verdict.setdefault(prediction.verdict, {})[strategy] = None
     if not by_verdict:
         return None
     parts = [

@@ -16,6 +16,7 @@ from pytest_trlcompat.catalog import KnownIssue
 from pytest_trlcompat.doctor.given import ORDER, Given
 from pytest_trlcompat.evidence import Evidence, MeasuredCell
 from pytest_trlcompat.ranges import Range, at
+from pytest_trlcompat.regions import Region
 from pytest_trlcompat.verdict import Verdict
 
 __all__ = ["Level", "Sureness", "distance", "how_sure", "measured_here"]
@@ -63,17 +64,28 @@ class Sureness:
 
 
 def how_sure(
-    issue: KnownIssue, strategy: str, verdict: Verdict, given: Given, evidence: Evidence, alike: Sequence[str]
+    issue: KnownIssue,
+    strategies: Sequence[str],
+    verdict: Verdict,
+    given: Given,
+    evidence: Evidence,
+    region: Region | None = None,
 ) -> Sureness:
     """How sure ``verdict`` is for the upstream trainer.
 
     Args:
-        alike: strategies of which the catalogue says the same as of this one; their cells count where it has none.
+        strategies: the one that is asked about, and others of which the catalogue says the same; their cells count
+            where it has none.
+        region: the versions for which it is said; cells elsewhere are no measure of it.
     """
-    for label in (strategy, *alike):
+    for label in strategies:
         cells = [cell for cell in evidence.cells if cell.verdicts.get((issue.id, "upstream", label)) is verdict]
         if cells:
-            return _of_cells(issue, given, cells, "" if label == strategy else label)
+            inside = [cell for cell in cells if region is None or region.holds(cell.versions)]
+            under = "" if label == strategies[0] else label
+            if inside:
+                return _of_cells(issue, given, inside, under)
+            return Sureness(Level.BEYOND, (min(cells, key=distance(given)).id,), under)
     return Sureness(Level.UNMEASURED)
 
 
@@ -92,8 +104,6 @@ def _of_cells(issue: KnownIssue, given: Given, cells: Sequence[MeasuredCell], st
 def measured_here(issue: KnownIssue, given: Given, cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
     """Cells at the stack's versions of the packages that the issue's predictions look at, as far as they are given."""
     deciding = {package: given.versions[package] for package in issue.packages if package not in given.unknown}
-    if issue.packages and not deciding:
-        return []
     return [cell for cell in cells if all(_stands(cell, *each) for each in deciding.items())]
 
 

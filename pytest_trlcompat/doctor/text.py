@@ -112,7 +112,7 @@ def _pins(pins: Pins) -> str:
     exact = " ".join(f"{package}=={versions[package]}" for package in ORDER[:2] if package in versions)
     beside = ", ".join(f"{package} {versions[package]}" for package in ORDER[2:] if package in versions)
     under = _under(pins.strategies) or " under every strategy"
-    return f"Nearest pins measured ok for all issues{under}: {exact}" + (beside and f" (with {beside})")
+    return f"Nearest measured pins, ok for all issues{under}: {exact}" + (beside and f" (with {beside})")
 
 
 def _under(strategies: Sequence[str]) -> str:
