@@ -51,6 +51,13 @@ class CellReport:
         return self.sidecar.id
 
     @property
+    def short(self) -> str:
+        """The id without the release of TRL: ``4.48.3``, ``4.48.3 accelerate 1.3.0``."""
+        pins = self.sidecar.pins
+        others = (f"{package} {version}" for package, version in pins.items() if package not in ("trl", "transformers"))
+        return " ".join([*([pins["transformers"]] if "transformers" in pins else []), *others]) or self.id
+
+    @property
     def wrong(self) -> list[Record]:
         return [record for record in self.verdicts if is_wrong(record)]
 
@@ -78,9 +85,14 @@ class CellReport:
 
 @dataclass(frozen=True)
 class Report:
-    """All cells, oldest TRL first."""
+    """All cells, oldest TRL first.
+
+    Attributes:
+        unmeasured: boundaries of the catalogue, a line each, of which no cell has measured both sides.
+    """
 
     cells: tuple[CellReport, ...]
+    unmeasured: tuple[str, ...] = ()
 
     @property
     def columns(self) -> list[Column]:
@@ -96,6 +108,12 @@ class Report:
         """The columns of one issue, by subject."""
         columns = (column for column in self.columns if column.issue == issue)
         return [(subject, list(group)) for subject, group in itertools.groupby(columns, lambda c: c.subject)]
+
+    @property
+    def releases(self) -> list[tuple[str, list[CellReport]]]:
+        """The cells by their release of TRL."""
+        grouped = itertools.groupby(self.cells, lambda cell: cell.sidecar.pins.get("trl", ""))
+        return [(trl, list(cells)) for trl, cells in grouped]
 
     @property
     def wrong(self) -> list[tuple[CellReport, Record]]:
@@ -128,7 +146,8 @@ class Report:
         return Report(tuple(cell for cell in self.cells if cell.sidecar.sweep == name))
 
     def to_dict(self) -> dict[str, Any]:
-        return {"schema": 1, "cells": [cell.to_dict() for cell in self.cells]}
+        cells = [cell.to_dict() for cell in self.cells]
+        return {"schema": 1, "cells": cells, **({"unmeasured": list(self.unmeasured)} if self.unmeasured else {})}
 
 
 def gather(results: Path) -> Report:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_trlcompat.matrix.report import CellReport, Report
+from pytest_trlcompat.matrix.report_rows import MANY, rows
 from pytest_trlcompat.matrix.sweep import is_wrong
 from pytest_trlcompat.verdict import Record, Verdict
 
@@ -46,6 +47,10 @@ def show(report: Report, files: Sequence[Path] = (), file: IO[str] | None = None
         console.print(
             Text.assemble((f" {cell.sidecar.state} ", _WRONG), f" {cell.id}: {cell.sidecar.reason}"), soft_wrap=True
         )
+    if report.unmeasured:
+        number = len(report.unmeasured)
+        were = "boundary of the catalogue was" if number == 1 else "boundaries of the catalogue were"
+        console.print(f"{number} {were} measured by no cell; the pages list them")
     console.print(Text(report.summary, style="bold red" if report.wrong or report.unfinished else "bold green"))
     if files:
         names = ", ".join(path.name for path in files)
@@ -55,11 +60,14 @@ def show(report: Report, files: Sequence[Path] = (), file: IO[str] | None = None
 def _table(report: Report, issue: str) -> Table:
     columns = [column for column in report.columns if column.issue == issue]
     table = Table(title=issue, title_style="bold", title_justify="left")
-    table.add_column("cell", no_wrap=True)
+    many = len(report.cells) >= MANY
+    for name in ("trl", "transformers", "cells") if many else ("cell",):
+        table.add_column(name, no_wrap=True, justify="right" if name == "cells" else "left")
     for column in columns:
         table.add_column(f"{column.subject}\n{column.strategy}", justify="center")
-    for cell in report.cells:
-        table.add_row(cell.id, *(_entry(cell, cell.at(column)) for column in columns))
+    for row in rows(report, issue):
+        entries = (_entry(row.first, row.first.at(column)) for column in columns)
+        table.add_row(*(row.labels if many else [row.first.id]), *entries)
     return table
 
 
