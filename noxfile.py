@@ -91,6 +91,13 @@ def lock(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def clean(session: nox.Session) -> None:
+    """Remove the environments that no lock asks for any more."""
+    with plainly(session):
+        WORKSHOP.clean()
+
+
+@nox.session(default=False)
 def report(session: nox.Session) -> None:
     """Merge what sweeps left in build/compat into compat.json, .md, .html and .xml (JUnit), and print the table."""
     with plainly(session):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -12,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from pytest_trlcompat.matrix import environments
 from pytest_trlcompat.matrix.cells import read_matrix
+from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.locks import Lock, read_lock
 
 ROOT = Path(__file__).resolve().parents[1]
 CELLS = [
@@ -87,7 +91,7 @@ def test_every_other_cell_has_a_session_when_it_is_named(how: str) -> None:
 
 def test_the_other_sessions_are_run_by_name() -> None:
     listed = nox(ROOT, "--list").stdout
-    assert re.findall(r"^- (\w+) ->", listed, re.MULTILINE) == ["cell", "lock", "report", "bench", "lint"]
+    assert re.findall(r"^- (\w+) ->", listed, re.MULTILINE) == ["cell", "lock", "clean", "report", "bench", "lint"]
 
 
 def test_listing_prints_no_table_and_leaves_no_files(checkout: Path) -> None:
@@ -172,6 +176,25 @@ def test_locks_of_no_cell_are_removed_and_those_that_are_up_to_date_are_left(che
     assert done.stdout == "trl0.0.1: no cell of the matrix, its lock is removed\n"
     assert not stray.exists()
     assert kept.read_text() == before
+
+
+def test_cleaning_keeps_the_environments_of_all_locks(checkout: Path) -> None:
+    locked = read_lock(checkout / "fixtures" / "locks" / f"{CELLS[0]}.txt")
+    resolved = dataclasses.replace(locked, packages={"trl": "0.0.1"})
+    layout = Layout(checkout)
+    layout.resolved.mkdir(parents=True)
+    (layout.resolved / "trl0.0.1.txt").write_text(resolved.to_text())
+    kept = [environment_name(lock) for lock in (locked, resolved)]
+    for name in (*kept, "cell-0", "report-0"):
+        (layout.environments / name).mkdir(parents=True)
+    done = nox(checkout, "-s", "clean")
+    assert (done.returncode, done.stdout) == (0, "cell-0: no lock asks for it, removed\n"), done.stderr
+    assert {path.name for path in layout.environments.glob("*/")} == {*kept, "report-0"}
+
+
+def environment_name(lock: Lock) -> str:
+    """The folder of a lock's environment."""
+    return environments._root(lock, Layout(ROOT)).name
 
 
 def test_nothing_to_report_is_one_clear_message(checkout: Path) -> None:

@@ -25,6 +25,11 @@ class Layout:
         return self.root / "fixtures" / "locks"
 
     @property
+    def resolved(self) -> Path:
+        """Locks that were resolved for any other combination."""
+        return self.results / "locks"
+
+    @property
     def suites(self) -> Path:
         return self.root / "suites"
 

@@ -104,7 +104,7 @@ def lock_for(matrix: Matrix, cell: Cell, layout: Layout) -> Lock:
     Raises:
         Untestable: when the cell cannot be resolved; the text is the resolver's reason.
     """
-    resolved = layout.results / "locks" / f"{cell.id}.txt"
+    resolved = layout.resolved / f"{cell.id}.txt"
     lock = kept(matrix, cell, layout) or _valid(resolved, matrix, cell)
     if lock is None:
         lock = resolve(matrix, cell)

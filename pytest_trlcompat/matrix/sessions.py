@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from pytest_trlcompat import catalog
 from pytest_trlcompat.matrix import locks, process
 from pytest_trlcompat.matrix.cells import Cell, Matrix, parse_day, parse_pins, read_matrix
-from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools
+from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, prune
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import said_plainly
 from pytest_trlcompat.matrix.layout import Layout
@@ -129,6 +129,15 @@ class Workshop:
             for path in locks.strays(self.matrix, self.layout):
                 path.unlink()
                 self.say(f"{path.stem}: no cell of the matrix, its lock is removed")
+
+    def clean(self) -> None:
+        """Remove the environments that neither a kept lock nor one of another combination asks for.
+
+        Raises:
+            MatrixError: when a lock cannot be read, or an environment not be removed.
+        """
+        folders = (self.layout.locks, self.layout.resolved)
+        prune(self.layout, [locks.read_lock(path) for folder in folders for path in folder.glob("*.txt")], self.say)
 
     def report(self, arguments: Sequence[str] = ()) -> None:
         """Merge what sweeps left behind into the report's files, and print its table.
