@@ -302,7 +302,7 @@ def test_verdicts_of_an_untestable_cell_are_not_shown(results: Callable[..., Pat
 
 def test_cells_without_verdicts_of_many_share_no_row_with_those_that_have(results: Callable[..., Path]) -> None:
     report = many(results, interrupted="trl1.3.0-tf5.0.0")
-    assert [row.labels for row in rows(report, "grpo-b")] == [
+    assert [row.labels for row in rows(report, report.columns)] == [
         ("1.0.0 to 1.2.0", "4.56.2 to 5.0.0", "6"),
         ("1.3.0", "4.56.2", "1"),
         ("1.3.0", "5.0.0", "1"),
@@ -312,7 +312,7 @@ def test_cells_without_verdicts_of_many_share_no_row_with_those_that_have(result
 
 def test_of_many_cells_those_that_follow_each_other_and_agree_share_a_row(results: Callable[..., Path]) -> None:
     report = many(results, wrong="trl1.4.0-tf4.56.2", accelerate="1.5.0")
-    assert [(row.labels, row.first.id) for row in rows(report, "grpo-b")] == [
+    assert [(row.labels, row.first.id) for row in rows(report, report.columns)] == [
         (("1.0.0 to 1.3.0", "4.56.2 to 5.0.0", "8"), "trl1.0.0-tf4.56.2"),
         (("1.4.0", "4.56.2", "1"), "trl1.4.0-tf4.56.2"),
         (("1.4.0", "5.0.0", "1"), "trl1.4.0-tf5.0.0"),
@@ -321,7 +321,7 @@ def test_of_many_cells_those_that_follow_each_other_and_agree_share_a_row(result
         (("1.5.0", "5.0.0", "1"), "trl1.5.0-tf5.0.0"),
     ]
     few = Report(report.cells[: MANY - 1])
-    assert [row.cells for row in rows(few, "grpo-b")] == [(cell,) for cell in few.cells]
+    assert [row.cells for row in rows(few, few.columns)] == [(cell,) for cell in few.cells]
 
 
 def test_the_terminal_and_markdown_show_the_shared_rows_of_many_cells(results: Callable[..., Path]) -> None:
@@ -353,6 +353,30 @@ def test_the_terminal_and_markdown_show_the_shared_rows_of_many_cells(results: C
     listed = page.index("| trl1.0.0-tf4.56.2 | 2026-04-02 | 1.13.0 | - | - | - | - | 1 | 12 |")
     assert page[listed + 11].startswith("| trl1.5.0-tf5.0.0 | 2026-04-02 |")
     assert [line for line in page if line.startswith("### ")] == ["### trl1.4.0-tf4.56.2"]
+
+
+def test_a_table_that_is_wider_than_the_terminal_is_cut_between_subjects_first(results: Callable[..., Path]) -> None:
+    strategies = ["single", "ddp", "zero2", "zero3", "fsdp1", "fsdp1-no_shard", "fsdp2"]
+    records = tuple(
+        Record("grpo-b", subject, strategy, Verdict.OK, Verdict.OK)
+        for subject in ("upstream", "corrected")
+        for strategy in strategies
+    )
+    report = gather(results((NEW, records), (OLD, records)))
+
+    def heads(columns: int) -> list[list[str]]:
+        file = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("COLUMNS", str(columns))
+            report_terminal.show(report, file=file)
+        lines = file.getvalue().splitlines()
+        assert max(map(len, lines)) <= columns
+        assert lines.count("grpo-b".ljust(len(lines[0]))) >= 1
+        return [line.replace("┃", " ").split() for line in lines if "single" in line or "fsdp2" in line]
+
+    assert heads(250) == [["cell", *strategies, *strategies]]
+    assert heads(140) == [["cell", *strategies], ["cell", *strategies]]
+    assert heads(100) == [["cell", *strategies[:5]], ["cell", *strategies[5:]]] * 2
 
 
 def test_html_groups_many_cells_by_release_and_folds_their_evidence(results: Callable[..., Path]) -> None:

@@ -5,6 +5,7 @@ Imports only the standard library and this room.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -108,15 +109,11 @@ def prune(layout: Layout, wanted: Iterable[Lock], say: Say = print) -> None:
         MatrixError: when one cannot be removed.
     """
     kept = {_root(lock, layout) for lock in wanted}
-    for root in sorted(layout.environments.glob("cell-*/")):
-        if root not in kept:
-            # Its lock file stays, since another process may be waiting for it.
-            with (
-                said_plainly(),
-                locked(root.with_suffix(".lock"), lambda root=root: say(f"{root.name}: in use; waiting")),
-            ):
-                shutil.rmtree(root)
-            say(f"{root.name}: no lock asks for it, removed")
+    for root in sorted(set(layout.environments.glob("cell-*/")) - kept):
+        waiting = functools.partial(say, f"{root.name}: another process builds it; waiting")
+        with said_plainly(), locked(root.with_suffix(".lock"), waiting):
+            shutil.rmtree(root)  # its lock file stays, since another process may be waiting for it
+        say(f"{root.name}: no lock asks for it, removed")
 
 
 def _root(lock: Lock, layout: Layout) -> Path:

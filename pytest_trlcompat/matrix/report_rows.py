@@ -24,7 +24,7 @@ _AXES = ("trl", "transformers")
 
 @dataclass(frozen=True)
 class Row:
-    """Cells that answered every question of one issue in the same way, oldest first."""
+    """Cells that answered every question of a table in the same way, oldest first."""
 
     cells: tuple[CellReport, ...]
 
@@ -50,8 +50,8 @@ def release(cell: CellReport, package: str) -> str:
     return cell.sidecar.pins.get(package, "")
 
 
-def rows(report: Report, issue: str) -> list[Row]:
-    """The rows of one issue's table.
+def rows(report: Report, columns: Sequence[Column]) -> list[Row]:
+    """The rows of a table with these columns.
 
     Cells of one TRL release that follow each other and agree are one row; so are releases of TRL that follow each
     other and agree in all of their cells. What is wrong never shares a row with what is not, nor a cell that has
@@ -59,7 +59,6 @@ def rows(report: Report, issue: str) -> list[Row]:
     """
     if len(report.cells) < MANY:
         return [Row((cell,)) for cell in report.cells]
-    columns = [column for column in report.columns if column.issue == issue]
     releases = [
         [Row(tuple(run)) for _, run in itertools.groupby(cells, lambda cell: _answers(cell, columns))]
         for _, cells in itertools.groupby(report.cells, lambda cell: release(cell, "trl"))
