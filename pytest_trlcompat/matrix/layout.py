@@ -35,6 +35,11 @@ class Layout:
         return self.root / "docs" / "compatibility.md"
 
     @property
+    def resolved(self) -> Path:
+        """Locks that were resolved for any other combination."""
+        return self.results / "locks"
+
+    @property
     def suites(self) -> Path:
         return self.root / "suites"
 

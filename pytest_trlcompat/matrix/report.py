@@ -52,6 +52,13 @@ class CellReport:
         return self.sidecar.id
 
     @property
+    def short(self) -> str:
+        """The id without the release of TRL: ``4.48.3``, ``4.48.3 accelerate 1.3.0``."""
+        pins = self.sidecar.pins
+        others = (f"{package} {version}" for package, version in pins.items() if package not in ("trl", "transformers"))
+        return " ".join([*([pins["transformers"]] if "transformers" in pins else []), *others]) or self.id
+
+    @property
     def wrong(self) -> list[Record]:
         return [record for record in self.verdicts if is_wrong(record)]
 
@@ -102,6 +109,12 @@ class Report:
         """The columns of one issue, by subject."""
         columns = (column for column in self.columns if column.issue == issue)
         return [(subject, list(group)) for subject, group in itertools.groupby(columns, lambda c: c.subject)]
+
+    @property
+    def releases(self) -> list[tuple[str, list[CellReport]]]:
+        """The cells by their release of TRL."""
+        grouped = itertools.groupby(self.cells, lambda cell: cell.sidecar.pins.get("trl", ""))
+        return [(trl, list(cells)) for trl, cells in grouped]
 
     @property
     def wrong(self) -> list[tuple[CellReport, Record]]:
