@@ -16,8 +16,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 __all__ = [
     "clean_name",
-    "is_engine",
     "devices",
+    "is_engine",
     "local_shard",
     "named_parameters",
     "sharding",

@@ -1,8 +1,8 @@
 """All checks as one callback of a ``transformers.Trainer``, TRL's trainers included. Imports torch and Transformers.
 
-Where the checks hook in is found by looking, not by version: at the step of the optimizer that does the stepping (torch
-calls hooks before it) and, under DeepSpeed, at that of the engine, since Accelerate's ``backward`` steps as well. Trainers
-that know no ``on_pre_optimizer_step`` (Transformers before 4.46) or call few events (PPO) so need no case of their own.
+Checks before a step hook into the step itself: that of torch's optimizer, and under DeepSpeed that of the engine, since
+there Accelerate's ``backward`` steps as well. ``on_pre_optimizer_step`` comes too late under DeepSpeed, and neither PPO
+nor older Transformers call it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pytest_trlcompat.checks.reference import check_reference_model
 __all__ = ["CHECKS", "CompatCallback", "Outcome"]
 
 CHECKS = ("trainable", "reference", "logits", "gradients", "moved", "checkpoint", "memory")
-"""What can be chosen, in the order in which it runs."""
+"""What can be chosen, in the order in which it runs; ``moved`` cannot do without looking at gradients, too."""
 
 logger = logging.getLogger("pytest_trlcompat.checks")
 
@@ -55,15 +55,15 @@ class CompatCallback(TrainerCallback):
 
         trainer.add_callback(CompatCallback(trainer))
 
-    At train begin: something is trainable and the optimizer holds it, and the reference model is placed and sharded like
-    the policy. At the first step, before the weights change: whoever asked for few logits got few, and gradients reach
-    every trainable parameter; after it: these moved, and the frozen ones did not. At the first save: the checkpoint
-    equals the live model. At every step memory, in bytes, is logged, for this rank, as an entry of its own in
-    ``log_history`` and to every reporter.
+    At train begin: something is trainable and the optimizer holds it, and the reference model is placed and sharded
+    like the policy. At the first step, before the weights change: whoever asked for few logits got few, and gradients
+    reach every trainable parameter; after it: these moved, and the frozen ones did not. At the first save: the
+    checkpoint equals the live model. At every step memory, in bytes, is logged, for this rank, as an entry of its own
+    in ``log_history`` and to every reporter.
 
-    Gradients that are all zeros (GRPO: equal rewards), loss scaling that overflows, and a learning rate of 0 put off what
-    they leave undecided to the next step. Ranks decide together. After its first steps the callback costs what reading and
-    logging memory costs.
+    Gradients that are all zeros (GRPO: equal rewards), loss scaling that overflows, and a learning rate of 0 put off
+    what they leave undecided to the next step. Ranks decide together. After the first steps the callback costs what
+    reading and logging memory costs.
 
     Args:
         trainer: whose callback it is.
@@ -132,7 +132,9 @@ class CompatCallback(TrainerCallback):
         if "memory" not in self.checks:
             return
         if any(limit is not None for limit in self.limits.values()):
-            self.run("memory", lambda: check_memory(**self.limits), remember=False)
+            within = self.run("memory", lambda: check_memory(**self.limits), remember=False)
+            if within is None:  # peaks stay, and one warning is enough
+                self.limits = dict.fromkeys(self.limits)
         if self.memory_every and state.global_step % self.memory_every == 0:
             self._log_memory(control)
 
@@ -182,8 +184,8 @@ class CompatCallback(TrainerCallback):
         self._first_step = None
 
     def _log_memory(self, control: Any) -> None:
-        # Not the subclass's log: TRL's empties its metrics into whatever is logged next. Logging takes back a request to log,
-        # which the trainer has not served yet.
+        # Not the subclass's log: TRL's empties its metrics into whatever is logged next. And logging takes back a
+        # request to log, which the trainer has not served yet.
         asked = control.should_log
         Trainer.log(self.trainer, read_memory().as_logs())
         control.should_log = asked

@@ -28,8 +28,8 @@ def check_checkpoint(
 ) -> dict[str, Any]:
     """Compare the weights saved in ``folder`` with those of the live ``model``, tensor by tensor and bitwise.
 
-    Collective where there are several ranks. The model is gathered one tensor at a time (FSDP1: one unit), and the first
-    rank alone reads the folder, one tensor at a time (``.bin``: mapped, one file at a time).
+    Collective where there are several ranks. The model is gathered one tensor at a time (FSDP1: one unit), and the
+    first rank alone reads the folder, one tensor at a time (``.bin``: mapped, one file at a time).
 
     Args:
         folder: what ``save_model`` or a checkpoint has written: safetensors or ``.bin``, whole or in shards, a PEFT
@@ -44,8 +44,8 @@ def check_checkpoint(
         the first 0.
 
     Raises:
-        CheckError: on every rank: no weights in the folder, or tensors missing, unexpected, empty (size 0), or different in
-            shape, type or value, each named, with the largest difference.
+        CheckError: on every rank: no weights in the folder, or tensors missing, unexpected, empty (size 0), or
+            different in shape, type or value, each named, with the largest difference.
     """
     comparison = _Comparison(Path(folder), _part(model, prefix), cast)
     with together(f"the checkpoint {folder}"):
@@ -68,6 +68,8 @@ class _Comparison:
     model: Any
     cast: bool
     saved: SavedTensors | None = None
+    is_adapter: bool = False
+    """Whether the folder holds an adapter alone, as PEFT's files do, and those that Accelerate makes of one."""
     live: dict[str, str] = field(default_factory=dict)
     """Names of live tensors, with the first name of the same tensor: of tied ones a folder needs one alone."""
     found: dict[str, str] = field(default_factory=dict)
@@ -80,17 +82,20 @@ class _Comparison:
 
     def open(self) -> None:
         if not self.folder.is_dir():
-            raise CheckError(
-                f"asked to compare the checkpoint {self.folder} with the model, but there is no such folder"
-            )
+            raise CheckError(f"asked to compare {self.folder} with the model, but there is no such folder")
         self.saved = open_saved(self.folder)
         if self.saved is None:
             inside = ", ".join(sorted(entry.name for entry in self.folder.iterdir())) or "nothing"
             raise CheckError(
-                f"asked to compare the weights saved in {self.folder} with the model, but it holds none that can be loaded "
-                f"as a whole; it holds {inside}. Under FSDP set the state dict type to FULL_STATE_DICT, under ZeRO-3 "
-                "stage3_gather_16bit_weights_on_model_save to true, before saving"
+                f"asked to compare the weights saved in {self.folder} with the model, but it holds none that can be "
+                f"loaded as a whole; it holds {inside}. Under FSDP set the state dict type to FULL_STATE_DICT, under "
+                "ZeRO-3 stage3_gather_16bit_weights_on_model_save to true, before saving"
             )
+
+        adapter = self._adapter()
+        has_adapter = bool(getattr(self.model, "peft_config", None))
+        named = any(adapter in name.split(".") for name in self.saved.names)
+        self.is_adapter = self.saved.is_adapter or (has_adapter and not named)
 
     def add(self, name: str, first: str, tensor: Tensor) -> None:
         if self.error is None and self.saved is not None:
@@ -101,14 +106,14 @@ class _Comparison:
 
     def _add(self, saved: SavedTensors, name: str, first: str, tensor: Tensor) -> None:
         self.live[name] = first
-        keys = _adapter_keys(name, self._adapter()) if saved.is_adapter else [name]
+        keys = _adapter_keys(name, self._adapter()) if self.is_adapter else [name]
         key = next((key for key in keys if key in saved.names), None)
         if key is not None:
             self.found[key] = first
             stored = saved.read(key)
             self.bytes += stored.numel() * stored.element_size()
             self._compare(key, stored, tensor)
-        elif not saved.is_adapter or self._adapter() in name.split("."):
+        elif not self.is_adapter or self._adapter() in name.split("."):
             self.absent.append(name)  # an adapter's folder leaves out the base model
 
     def _compare(self, name: str, stored: Tensor, live: Tensor) -> None:

@@ -3,8 +3,8 @@
 Known bugs that it catches: trl 3150 and 3089, of LoRA with gradient checkpointing, where they end without an error
 because something beyond the checkpointed layers is trained as well.
 
-Nothing is gathered: each rank looks at its own shards, and ranks exchange a byte per parameter. Imports torch, DeepSpeed
-only where a model is DeepSpeed's already, and of this package the modules with an underscore.
+Nothing is gathered: each rank looks at its own shards, and ranks exchange a byte per parameter. Imports torch,
+DeepSpeed only where a model is DeepSpeed's already, and of this package the modules with an underscore.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def check_gradients(
     has a gradient other than zero at the first step.
 
     Under DeepSpeed call it between the engine's ``backward`` and ``step``, at a boundary of gradient accumulation;
-    Accelerate's ``backward`` does both, so there use :class:`~pytest_trlcompat.checks.CompatCallback`. Elsewhere call it
-    before the optimizer's ``step``. Collective where there are several ranks.
+    Accelerate's ``backward`` does both, so there use :class:`~pytest_trlcompat.checks.CompatCallback`. Elsewhere call
+    it before the optimizer's ``step``. Collective where there are several ranks.
 
     Args:
         model: wrapped or not, sharded or not.

@@ -1,6 +1,6 @@
 """Are logits really shortened, and the log-probabilities read from them right?
 
-Known bugs that it catches: trl 2770, of a keyword that Transformers takes and ignores, so that a trainer reads the wrong
+Known bugs that it catches: trl 2770, of a keyword that Transformers takes and ignores, so that a trainer reads wrong
 positions, or all of them out of full logits. Imports torch, of this package the modules with an underscore, and the
 corrected trainers' ``logits_keyword``.
 """
@@ -22,8 +22,8 @@ from pytest_trlcompat.trainers.logits_to_keep import KEYWORDS, logits_keyword
 __all__ = ["LogitsCalls", "check_logits"]
 
 _ADVICE = (
-    "Transformers calls it num_logits_to_keep from 4.45 to 4.51 and logits_to_keep from 4.49 on, and ignores the other name; "
-    "pytest_trlcompat.trainers.logits_keyword(model) tells which one works"
+    "Transformers calls it num_logits_to_keep from 4.45 to 4.51 and logits_to_keep from 4.49 on, and ignores the other "
+    "name; pytest_trlcompat.trainers.logits_keyword(model) tells which one works"
 )
 
 
@@ -76,15 +76,15 @@ def check_logits(
         if refused is not None:
             raise CheckError(f"asked {_name(model)} for {chosen}={logits_to_keep}, but: {refused}. {_ADVICE}")
         _right_length(model, chosen, logits_to_keep, input_ids.size(1), short.size(1))
-    error, allowed = _compare(short, full, input_ids, tolerance)
+    off, allowed = _compare(short, full, input_ids, tolerance)
     with together("log-probabilities"):
-        if not error <= allowed:
+        if not off <= allowed:
             raise CheckError(
-                f"log-probabilities read from the {logits_to_keep} logits that {_name(model)} returns for {chosen} are off by "
-                f"{error:.3g} from those of a full forward; at most {allowed:.3g} is explained by rounding. Are they those "
-                "of other positions?"
+                f"log-probabilities read from the {logits_to_keep} logits that {_name(model)} returns for {chosen} are "
+                f"off by {off:.3g} from those of a full forward; rounding explains {allowed:.3g} at most. Are they "
+                "those of other positions?"
             )
-    return {"keyword": chosen, "length": short.size(1), "max_abs_error": error, "tolerance": allowed}
+    return {"keyword": chosen, "length": short.size(1), "max_abs_error": off, "tolerance": allowed}
 
 
 class LogitsCalls:
@@ -150,8 +150,9 @@ class _Call:
 
 def _wrong_length(model: str, keyword: str, asked: int, got: int) -> str:
     return (
-        f"asked {model} for the logits of the last {asked} positions by {keyword}={asked}, but it returned {got}: it ignores "
-        f"the keyword, so all logits are computed, and whoever does not trim them reads wrong positions. {_ADVICE}"
+        f"asked {model} for the logits of the last {asked} positions by {keyword}={asked}, but it returned {got}: it "
+        "ignores the keyword, so all logits are computed, and whoever does not trim them reads wrong positions. "
+        f"{_ADVICE}"
     )
 
 

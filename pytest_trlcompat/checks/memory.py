@@ -79,7 +79,14 @@ def check_memory(*, accelerator_limit: int | None = None, host_limit: int | None
 def _device_module(torch: Any) -> Any:
     """``torch.cuda``, ``torch.npu`` or what else the accelerator of this torch is; ``None`` for the CPU alone."""
     modules = (getattr(torch, name, None) for name in _device_names(torch))
-    return next((each for each in modules if hasattr(each, "max_memory_allocated") and each.is_available()), None)
+    return next(
+        (
+            each
+            for each in modules
+            if each is not None and hasattr(each, "max_memory_allocated") and each.is_available()
+        ),
+        None,
+    )
 
 
 def _device_names(torch: Any) -> list[str]:

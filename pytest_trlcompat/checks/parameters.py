@@ -45,8 +45,8 @@ def check_trainable(model: nn.Module, optimizer: Any = None, *, ignore: Sequence
     with together("trainable parameters"):
         if not trainable:
             raise CheckError(
-                f"asked for parameters to train, but none of the {len(parameters)} parameters requires a gradient; call "
-                "requires_grad_() on those to train, and load adapters with is_trainable=True"
+                f"asked for parameters to train, but none of the {len(parameters)} parameters requires a gradient; "
+                "call requires_grad_() on those to train, and load adapters with is_trainable=True"
             )
         _adapters_are_trainable(model, parameters)
         if optimizer is not None:
@@ -64,8 +64,8 @@ def _adapters_are_trainable(model: nn.Module, parameters: Sequence[tuple[str, nn
     ]
     if frozen:
         raise CheckError(
-            f"asked to train the LoRA adapter {', '.join(sorted(active))!r}, but of its parameters {listed(frozen)} require "
-            "no gradient; call model.set_adapter(...), or load the adapter with is_trainable=True"
+            f"asked to train the LoRA adapter {', '.join(sorted(active))!r}, but of its parameters {listed(frozen)} "
+            "require no gradient; call model.set_adapter(...), or load the adapter with is_trainable=True"
         )
 
 

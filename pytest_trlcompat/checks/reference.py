@@ -1,7 +1,7 @@
 """Is the reference model placed and sharded like the policy?
 
-Known bugs that it catches: trl 3348, of a reference model that stays whole and on the CPU under FSDP. Imports torch, and
-of this package the modules with an underscore.
+Known bugs that it catches: trl 3348, of a reference model that stays whole and on the CPU under FSDP. Imports torch,
+and of this package the modules with an underscore.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def check_reference_model(ref_model: nn.Module, policy: nn.Module) -> dict[str, 
 
     Returns:
         ``devices``, ``sharding`` (such as ``"fsdp1 FULL_SHARD"``, ``"zero3"``, ``"none"``) and ``dtypes`` of the
-        reference model, ``policy_dtypes``, and ``trainable``, the number of its parameters that require a gradient; types
-        and gradients may differ on purpose, so they are reported and not judged.
+        reference model, ``policy_dtypes``, and ``trainable``, the number of its parameters that require a gradient;
+        types and gradients may differ on purpose, so they are reported and not judged.
 
     Raises:
         CheckError: on every rank, with what was found of both.
