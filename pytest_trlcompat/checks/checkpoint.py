@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytest_trlcompat.checks._models import unwrapped, whole_tensors
+from pytest_trlcompat.checks._models import named_parameters, unwrapped, whole_tensors
 from pytest_trlcompat.checks._ranks import CheckError, is_first_rank, listed, together
 from pytest_trlcompat.checks._saved import SavedTensors, open_saved
 
@@ -47,7 +47,8 @@ def check_checkpoint(
         CheckError: on every rank: no weights in the folder, or tensors missing, unexpected, empty (size 0), or
             different in shape, type or value, each named, with the largest difference.
     """
-    comparison = _Comparison(Path(folder), _part(model, prefix), cast)
+    trained = {name.removeprefix(prefix) for name, parameter in named_parameters(model) if parameter.requires_grad}
+    comparison = _Comparison(Path(folder), _part(model, prefix), trained, cast)
     with together(f"the checkpoint {folder}"):
         if is_first_rank():
             comparison.open()
@@ -66,6 +67,7 @@ class _Comparison:
 
     folder: Path
     model: Any
+    trained: set[str]
     cast: bool
     saved: SavedTensors | None = None
     is_adapter: bool = False
@@ -113,8 +115,8 @@ class _Comparison:
             stored = saved.read(key)
             self.bytes += stored.numel() * stored.element_size()
             self._compare(key, stored, tensor)
-        elif not self.is_adapter or self._adapter() in name.split("."):
-            self.absent.append(name)  # an adapter's folder leaves out the base model
+        elif not self.is_adapter or self._adapter() in name.split(".") or name in self.trained:
+            self.absent.append(name)  # an adapter's folder leaves out what was not trained
 
     def _compare(self, name: str, stored: Tensor, live: Tensor) -> None:
         if self.cast:

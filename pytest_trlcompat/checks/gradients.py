@@ -121,7 +121,10 @@ def local_gradient(parameter: nn.Parameter) -> Tensor | None:
     if hasattr(parameter, "_z3_optimizer"):
         from deepspeed.utils import safe_get_local_grad
 
-        gradient: Tensor | None = safe_get_local_grad(parameter)
+        try:
+            gradient: Tensor | None = safe_get_local_grad(parameter)
+        except KeyError:  # DeepSpeed keeps none for a parameter that its optimizer lacks
+            return None
         return gradient
     mapping = getattr(parameter, "_hp_mapping", None)
     if mapping is not None:  # ZeRO-1, ZeRO-2, BF16_Optimizer
