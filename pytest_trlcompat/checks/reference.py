@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from pytest_trlcompat.checks._models import devices, sharding
+from pytest_trlcompat.checks._models import devices, sharding, unwrapped
 from pytest_trlcompat.checks._ranks import CheckError, together
 
 __all__ = ["check_reference_model"]
@@ -41,7 +41,7 @@ def check_reference_model(ref_model: nn.Module, policy: nn.Module) -> dict[str, 
             for kind in wanted
             if found[kind] != wanted[kind]
         ]
-        if ref_model.training:
+        if any(module.training for module in unwrapped(ref_model).modules()):  # DeepSpeed's engine keeps its own flag
             problems.append("it is in training mode, so dropout is on")
         trainable = sum(parameter.requires_grad for parameter in ref_model.parameters())
         if problems:

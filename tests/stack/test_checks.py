@@ -71,8 +71,7 @@ def build(folder: str, *, lora: Any = None, left_out: int = 0, factor: float = 1
         **settings,
     }
 
-    # trl 0.17 and 0.18, once imported, make all arguments look for this attribute with Transformers before 4.51.
-    transformers.TrainingArguments.model_init_kwargs = None
+    forgive_trl()
 
     class OneGroup(transformers.Trainer):
         def create_optimizer(self, *_: Any) -> Any:
@@ -88,6 +87,13 @@ def build(folder: str, *, lora: Any = None, left_out: int = 0, factor: float = 1
             return super().compute_loss(*args, **kwargs) * factor
 
     return OneGroup(model=policy, args=transformers.TrainingArguments(**values), train_dataset=rows)
+
+
+def forgive_trl() -> None:
+    """Give all arguments what trl 0.17 and 0.18, once imported, make them look for with Transformers before 4.51."""
+    import transformers
+
+    transformers.TrainingArguments.model_init_kwargs = None
 
 
 def watch(trainer: Any, **settings: Any) -> dict[str, Any]:
@@ -336,16 +342,77 @@ def test_a_check_that_itself_fails_on_one_rank_fails_on_all(launcher: Launcher) 
     assert text == "rank 1 of 2: something could not be checked: KeyError: 'lost'"
 
 
+# ---- logits
+
+
+def ask_for_logits(folder: str) -> dict[str, Any]:
+    """What the check says of a model within a training: as it is, asked by a keyword that it ignores, and spoiled."""
+    from pytest_trlcompat.checks import check_logits
+    from pytest_trlcompat.checks._models import unwrapped
+    from pytest_trlcompat.trainers.logits_to_keep import KEYWORDS, logits_keyword
+
+    trainer = build(folder, max_steps=1, save_strategy="no")
+    trainer.train()
+    model, inner = trainer.model_wrapped, unwrapped(trainer.model_wrapped)
+    said: dict[str, Any] = {"right": check_logits(model, 5), "training": inner.training}
+    said["ignored"] = {keyword: check_text(check_logits, model, 5, keyword=keyword) for keyword in KEYWORDS}
+    forward, works = inner.forward, logits_keyword(model)
+
+    def read_the_first(*args: Any, **kwargs: Any) -> Any:
+        kept = kwargs.pop(works, None)
+        output = forward(*args, **kwargs)
+        if kept is not None:
+            output.logits = output.logits[:, :kept]
+        return output
+
+    inner.forward = read_the_first
+    said["first"] = check_text(check_logits, model, 5, keyword=works)
+    return said
+
+
+OLD_KEYWORD_HONOURED = stack.satisfied({"transformers": "<4.52"}, INSTALLED)
+NEW_KEYWORD_HONOURED = stack.satisfied({"transformers": ">=4.49"}, INSTALLED)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_logits_that_are_not_short_or_not_the_right_ones_are_told(
+    launcher: Launcher, strategy: str, tmp_path: Path
+) -> None:
+    for said in launcher(ask_for_logits, str(tmp_path), strategy=strategy, options=options(strategy)).values:
+        assert said["right"]["length"] == 5
+        assert said["right"]["keyword"] == ("logits_to_keep" if NEW_KEYWORD_HONOURED else "num_logits_to_keep")
+        assert said["right"]["max_abs_error"] <= 1e-5 < said["right"]["tolerance"] == 1e-4
+        assert said["training"]  # as it was before
+        for keyword, honoured in (
+            ("num_logits_to_keep", OLD_KEYWORD_HONOURED),
+            ("logits_to_keep", NEW_KEYWORD_HONOURED),
+        ):
+            text = said["ignored"][keyword]
+            if honoured:
+                assert text.startswith("passed: ")
+            else:
+                assert text.startswith("asked Qwen2ForCausalLM for the logits of the last 5 positions by")
+                assert f"{keyword}=5, but it returned 9: it ignores the keyword" in text
+        assert "log-probabilities read from the 5 logits that Qwen2ForCausalLM returns for" in said["first"]
+        assert "Are they those of other positions?" in said["first"]
+
+
 # ---- TRL's trainers
 
 
-def grpo(subject: str, folder: str, watched: bool = True, **settings: Any) -> dict[str, Any]:
-    """TRL's GRPO trainer or the corrected one, of a tiny model, for two steps."""
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tiny.TinyModel:
+    """MODEL on disk, where GRPO looks for its reference model."""
+    return tiny.qwen2(initializer_range=0.1, directory=tmp_path_factory.mktemp("models"))
+
+
+def grpo(subject: str, model: tiny.TinyModel, folder: str, watched: bool = True, **settings: Any) -> dict[str, Any]:
+    """TRL's GRPO trainer, or the corrected one, for two steps."""
     from suites import grpo
 
-    grpo.fix_completions(MODEL.vocab_size)
+    grpo.fix_completions(model.vocab_size)
     values = {"max_steps": 2, "output_dir": folder, "save_strategy": "steps", "save_steps": 2, **settings}
-    trainer = grpo.build_trainer(subject, MODEL, arguments={"model": MODEL.new_model()}, **values)
+    trainer = grpo.build_trainer(subject, model, **values)
     if watched:
         return watch(trainer)
     trainer.train()
@@ -353,3 +420,219 @@ def grpo(subject: str, folder: str, watched: bool = True, **settings: Any) -> di
 
 
 has_grpo = pytest.mark.versions(trl=">=0.14", reason="GRPOTrainer")
+SHARDINGS = {"ddp": "none", "zero2": "none", "zero3": "zero3", "fsdp1": "fsdp1 FULL_SHARD", "fsdp2": "fsdp2"}
+
+
+@has_grpo
+@pytest.mark.parametrize("strategy", ["ddp", "zero3", "fsdp1", "fsdp2"])
+def test_the_corrected_grpo_trainer_passes_every_check(
+    launcher: Launcher, saved: tiny.TinyModel, strategy: str, tmp_path: Path
+) -> None:
+    arguments = ("corrected", saved, str(tmp_path))
+    ranks = launcher(grpo, *arguments, strategy=strategy, options=options(strategy)).values
+    for number, rank in enumerate(ranks):
+        assert [check for check, _ in rank["checked"]] == [
+            "trainable",
+            "reference",
+            "logits",
+            "gradients",
+            "moved",
+            "checkpoint",
+        ]
+        reference = rank["found"]["reference"]
+        assert reference["sharding"] == SHARDINGS[strategy]
+        assert reference["devices"] == [f"npu:{number}"]
+        assert reference["dtypes"] == reference["policy_dtypes"] == ["torch.float32"]
+        assert rank["found"]["moved"]["moved"] == TENSORS
+    assert ranks[0]["found"]["checkpoint"]["tensors"] == TENSORS
+
+
+@pytest.mark.versions(trl=">=0.14,<0.18", reason="later releases shard the reference model")
+def test_a_reference_model_on_the_cpu_is_told(launcher: Launcher, saved: tiny.TinyModel, tmp_path: Path) -> None:
+    text = failure(launcher, grpo, "upstream", saved, str(tmp_path), strategy="fsdp1")
+    for rank in (0, 1):
+        assert (
+            f"rank {rank} of 2: asked for a reference model placed and sharded like the policy, but "
+            f"devices: cpu instead of npu:{rank}; sharding: none instead of fsdp1 FULL_SHARD."
+        ) in text
+
+
+def reference_in_training_mode() -> str:
+    from pytest_trlcompat.checks import check_reference_model
+
+    policy = MODEL.new_model()
+    return check_text(check_reference_model, MODEL.new_model().train(), policy)
+
+
+def test_a_reference_model_in_training_mode_is_told(launcher: Launcher) -> None:
+    (text,) = launcher(reference_in_training_mode, strategy="single").values
+    assert "it is in training mode, so dropout is on" in text
+
+
+IGNORED = {
+    "num_logits_to_keep": {"trl": ">=0.14,<0.15", "transformers": ">=4.52"},
+    "logits_to_keep": {"trl": ">=0.15,<0.18", "transformers": "<4.49"},
+}
+"""Keywords that GRPO trainers use and models ignore."""
+
+
+def test_a_keyword_that_grpo_uses_and_the_model_ignores_is_told(
+    launcher: Launcher, saved: tiny.TinyModel, tmp_path: Path
+) -> None:
+    keyword = next((name for name, ranges in IGNORED.items() if stack.satisfied(ranges, INSTALLED)), None)
+    if keyword is None:
+        pytest.skip("the installed GRPO trainer and Transformers agree on the keyword")
+    text = failure(launcher, grpo, "upstream", saved, str(tmp_path))
+    assert f"asked Qwen2ForCausalLM for the logits of the last 6 positions by {keyword}=6, but it returned 20" in text
+
+
+@has_grpo
+def test_the_callback_leaves_training_and_logs_as_they_are(
+    launcher: Launcher, saved: tiny.TinyModel, tmp_path: Path
+) -> None:
+    settings = {"max_steps": 4, "logging_steps": 2, "save_strategy": "no"}
+    logs = [
+        launcher(grpo, "corrected", saved, str(tmp_path), watched, strategy="single", **settings).values[0]["log"]
+        for watched in (False, True)
+    ]
+    alone, together = ([entry for entry in log if "memory/host_bytes" not in entry] for log in logs)
+    assert [entry["step"] for entry in alone if "loss" in entry] == [2, 4]
+    for one, other in zip(alone, together, strict=True):
+        assert one.keys() == other.keys()
+        same = [key for key in one if not any(word in key for word in ("time", "runtime", "per_second"))]
+        assert {key: one[key] for key in same} == {key: other[key] for key in same}
+    memory = [entry for entry in logs[1] if "memory/host_bytes" in entry]
+    assert [entry["step"] for entry in memory] == [1, 2, 3, 4]
+    for entry in memory:
+        assert entry["memory/host_peak_bytes"] >= entry["memory/host_bytes"] > 100e6
+        assert entry["memory/accelerator_peak_bytes"] >= entry["memory/accelerator_bytes"] > 4 * 20e3
+
+
+def ppo(folder: str, train: bool) -> Any:
+    """TRL's PPO trainer, for two updates, or only made; saves of the policy as TRL and others have made them."""
+    import datasets
+    import transformers
+    from accelerate.state import AcceleratorState
+
+    trainer_class, config_class = ppo_classes()
+    policy, reference = MODEL.new_model(), MODEL.new_model()
+    sizes = {key: value for key, value in MODEL.config.to_dict().items() if key not in ("id2label", "label2id")}
+    scorer = transformers.Qwen2Config(**{**sizes, "num_labels": 1})
+    value, reward = (transformers.Qwen2ForSequenceClassification(scorer) for _ in range(2))
+    values = {
+        "output_dir": folder,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 1,
+        "total_episodes": 4,
+        "num_ppo_epochs": 1,
+        "num_mini_batches": 1,
+        "response_length": 4,
+        "local_rollout_forward_batch_size": 2,
+        "num_sample_generations": 0,
+        "learning_rate": 1e-2,
+        "save_steps": 1,
+        "report_to": "none",
+        "bf16": False,
+    }
+    forgive_trl()
+    args = config_class(**values)
+    if hasattr(AcceleratorState, "_reset_state"):  # PPO makes a second accelerator, which some releases refuse
+        AcceleratorState._reset_state(True)
+    prompts = datasets.Dataset.from_dict({"input_ids": [[3 + row, 4 + row, 5 + row] for row in range(8)]})
+    trainer = trainer_class(args, MODEL.tokenizer, policy, reference, reward, prompts, value_model=value)
+    return watch(trainer) if train else trap(folder, trainer)
+
+
+def ppo_classes() -> tuple[Any, Any]:
+    from importlib import import_module
+
+    for place, name, config in (
+        ("trl", "PPOv2Trainer", "PPOv2Config"),
+        ("trl.experimental.ppo", "PPOTrainer", "PPOConfig"),
+        ("trl", "PPOTrainer", "PPOConfig"),
+    ):
+        try:
+            module = import_module(place)
+            return getattr(module, name), getattr(module, config)
+        except (ImportError, AttributeError):
+            continue
+    raise LookupError("PPO")
+
+
+def trap(folder: str, trainer: Any) -> dict[str, Any]:
+    """The published workaround that saves nothing, and the one that is right."""
+    from pytest_trlcompat.checks import check_checkpoint
+    from pytest_trlcompat.checks._models import unwrapped
+
+    first, policy = trainer.accelerator.is_main_process, unwrapped(trainer.model).policy
+    if first:
+        policy.save_pretrained(f"{folder}/trap")
+    gathered = trainer.accelerator.get_state_dict(trainer.model)
+    if first:
+        kept = {name.removeprefix("policy."): each for name, each in gathered.items() if name.startswith("policy.")}
+        policy.save_pretrained(f"{folder}/right", state_dict=kept)
+    return {
+        "trap": check_text(check_checkpoint, f"{folder}/trap", trainer.model, prefix="policy."),
+        "right": check_checkpoint(f"{folder}/right", trainer.model, prefix="policy."),
+    }
+
+
+has_ppo = pytest.mark.versions(trl=">=0.11,<1.13", reason="PPOv2Trainer, PPOTrainer")
+
+
+@has_ppo
+def test_ppo_passes_every_check(launcher: Launcher, tmp_path: Path) -> None:
+    (rank,) = launcher(ppo, str(tmp_path), True, strategy="single").values
+    assert [check for check, _ in rank["checked"]] == [
+        "trainable",
+        "reference",
+        "logits",
+        "gradients",
+        "moved",
+        "checkpoint",
+    ]
+    assert rank["found"]["checkpoint"]["tensors"] == TENSORS  # the policy's alone
+    assert sum("memory/host_bytes" in entry for entry in rank["log"]) == 2
+
+
+@has_ppo
+def test_ppo_saved_with_empty_tensors_under_zero3_is_told(launcher: Launcher, tmp_path: Path) -> None:
+    ranks = launcher(ppo, str(tmp_path), False, strategy="zero3").values
+    assert ranks[0]["right"]["tensors"] == TENSORS
+    for rank in ranks:
+        assert f"empty: {TENSORS} (" in rank["trap"]
+        assert "model.embed_tokens.weight (0,) instead of (64, 32)" in rank["trap"]
+
+
+# ---- what the callback puts off, and its arguments
+
+
+def test_zeros_are_waited_for_and_then_told(launcher: Launcher, tmp_path: Path) -> None:
+    text = failure(launcher, train, str(tmp_path), factor=0.0, checks={"patience": 2}, max_steps=4, save_strategy="no")
+    assert f"nothing but zeros came to {TENSORS} (model.embed_tokens.weight" in text
+    (rank,) = trained(launcher, "single", tmp_path, factor=0.0, checks={"checks": ["gradients"]})
+    assert rank["checked"] == []  # two steps are within its patience
+
+
+def test_movement_is_judged_once_the_learning_rate_is_not_zero(launcher: Launcher, tmp_path: Path) -> None:
+    settings = {"lr_scheduler_type": "linear", "warmup_steps": 2, "max_steps": 3}
+    (rank,) = trained(launcher, "single", tmp_path, **settings)
+    assert rank["errors"] == []
+    assert ("gradients", 0) in rank["checked"]
+    assert ("moved", 2) in rank["checked"]
+
+
+def test_chosen_checks_run_and_no_other(launcher: Launcher, tmp_path: Path) -> None:
+    settings = {"checks": ["checkpoint"], "every_save": True}
+    (rank,) = trained(launcher, "single", tmp_path, checks=settings, max_steps=4)
+    assert rank["checked"] == [("checkpoint", 2), ("checkpoint", 4)]
+    assert not any("memory/host_bytes" in entry for entry in rank["log"])
+
+
+def test_unknown_arguments_are_refused() -> None:
+    from pytest_trlcompat.checks import CompatCallback
+
+    with pytest.raises(ValueError, match="unknown checks logit; known are trainable, reference, logits, "):
+        CompatCallback(None, checks=["logit"])
+    with pytest.raises(ValueError, match="on_failure='ignore' is neither 'raise' nor 'warn'"):
+        CompatCallback(None, on_failure="ignore")
