@@ -206,7 +206,7 @@ def _language_models(model: nn.Module) -> list[nn.Module]:
 
 
 def _name(model: nn.Module) -> str:
-    return type(unwrapped(model)).__name__
+    return type(unwrapped(model)).__name__.removeprefix("FSDP")  # which FSDP2 puts before it
 
 
 @contextmanager
