@@ -32,8 +32,11 @@ def main() -> int:
     parser.add_argument("--hidden-size", type=int, default=512)
     arguments = parser.parse_args()
     run(arguments, watched=True)  # warms up, and is forgotten
-    alone, together, inside = [], [], []
-    first_alone, first_together = [], []
+    alone: list[float] = []
+    together: list[float] = []
+    inside: list[float] = []
+    first_alone: list[float] = []
+    first_together: list[float] = []
     for _ in range(arguments.runs):
         for watched, first, steps in ((False, first_alone, alone), (True, first_together, together)):
             times, spent = run(arguments, watched)

@@ -5,6 +5,7 @@ Imports torch inside functions, and nothing else of this package.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -22,10 +23,11 @@ class CheckError(AssertionError):
 
 def world_size() -> int:
     """Number of ranks; 1 where nothing is distributed."""
-    import torch.distributed
-
-    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return int(torch.distributed.get_world_size()) if ready else 1
+    if "torch.distributed" not in sys.modules:  # what is not imported is not initialised
+        return 1
+    distributed: Any = sys.modules["torch.distributed"]
+    ready = distributed.is_available() and distributed.is_initialized()
+    return int(distributed.get_world_size()) if ready else 1
 
 
 def is_first_rank() -> bool:

@@ -106,7 +106,7 @@ def watch(trainer: Any, **settings: Any) -> dict[str, Any]:
     trainer.add_callback(callback)
     trainer.train()
     found = {
-        each.check: dataclasses.asdict(each.found) if dataclasses.is_dataclass(each.found) else each.found
+        each.check: dict(vars(each.found)) if dataclasses.is_dataclass(each.found) else each.found
         for each in callback.outcomes
     }
     return {
@@ -366,7 +366,7 @@ def ask_for_logits(folder: str) -> dict[str, Any]:
     forward, works = inner.forward, logits_keyword(model)
 
     def read_the_first(*args: Any, **kwargs: Any) -> Any:
-        kept = kwargs.pop(works, None)
+        kept = kwargs.pop(str(works), None)
         output = forward(*args, **kwargs)
         if kept is not None:
             output.logits = output.logits[:, :kept]
@@ -497,7 +497,7 @@ def test_a_keyword_that_grpo_uses_and_the_model_ignores_is_told(
 def test_the_callback_leaves_training_and_logs_as_they_are(
     launcher: Launcher, saved: tiny.TinyModel, tmp_path: Path
 ) -> None:
-    settings = {"max_steps": 4, "logging_steps": 2, "save_strategy": "no"}
+    settings: dict[str, Any] = {"max_steps": 4, "logging_steps": 2, "save_strategy": "no"}
     logs = [
         launcher(grpo, "corrected", saved, str(tmp_path), watched, strategy="single", **settings).values[0]["log"]
         for watched in (False, True)
