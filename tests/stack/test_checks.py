@@ -1,6 +1,7 @@
 """Checks on real trainings under each strategy: each passes where nothing is wrong, and says what is where it is.
 
-Failing cases are known bugs of the installed releases where these have them, else faults planted into a training.
+Failing cases are known bugs of the installed releases where these have them, else faults planted into a training. TRL's
+own trainers are test_checks_trl.py's matter.
 """
 
 from __future__ import annotations
@@ -10,115 +11,26 @@ from typing import Any
 
 import pytest
 
-from pytest_trlcompat import stack, tiny
+from pytest_trlcompat import stack
 from pytest_trlcompat.launch import Launcher
 
+from .checks_bodies import (
+    ADAPTED,
+    ADAPTER,
+    INSTALLED,
+    MODEL,
+    STRATEGIES,
+    TENSORS,
+    build,
+    check_text,
+    failure,
+    options,
+    train,
+    trained,
+    watch,
+)
+
 pytest.importorskip("trl")
-
-INSTALLED = stack.installed()
-# Transformers' Trainer prepares the model without the optimizer before 4.51, which Accelerate refuses under FSDP2.
-TRAINS_FSDP2 = stack.satisfied({"transformers": ">=4.51", "accelerate": ">=1.6"}, INSTALLED)
-STRATEGIES = ("single", "ddp", "zero2", "zero3", "fsdp1", "fsdp2")
-MODEL = tiny.qwen2(initializer_range=0.1)
-TENSORS = 27
-"""Of MODEL, none of which is tied."""
-ADAPTED = 4
-"""Layers of MODEL that ADAPTER adapts."""
-ADAPTER = {"target_modules": ["q_proj", "v_proj"]}
-
-
-def options(strategy: str) -> dict[str, Any]:
-    if strategy == "fsdp2" and not TRAINS_FSDP2:
-        pytest.skip("this stack cannot train under FSDP2")
-    return {"transformer_cls_to_wrap": MODEL.decoder_layer} if strategy.startswith("fsdp") else {}
-
-
-def trained(launcher: Launcher, strategy: str, folder: Path, **settings: Any) -> list[Any]:
-    """What :func:`train` returns on each rank."""
-    return launcher(train, str(folder), strategy=strategy, options=options(strategy), **settings).values
-
-
-# ---- what runs in the ranks
-
-
-def build(folder: str, *, lora: Any = None, left_out: int = 0, factor: float = 1.0, **settings: Any) -> Any:
-    """A plain ``transformers.Trainer`` of a tiny model, or of a LoRA of it, which saves at its second step.
-
-    Args:
-        left_out: trainable parameters that the optimizer lacks.
-        factor: of the loss.
-    """
-    import transformers
-
-    policy = MODEL.new_model()
-    if lora is not None:
-        from peft import LoraConfig, get_peft_model
-
-        policy = get_peft_model(policy, LoraConfig(r=4, **lora))
-    rows = [{"input_ids": [(row * 7 + column) % 60 + 3 for column in range(12)]} for row in range(16)]
-    for row in rows:
-        row["labels"], row["attention_mask"] = row["input_ids"], [1] * 12
-    values = {
-        "output_dir": folder,
-        "max_steps": 2,
-        "save_steps": 2,
-        "logging_steps": 1,
-        "report_to": "none",
-        "per_device_train_batch_size": 2,
-        "learning_rate": 1e-2,
-        "lr_scheduler_type": "constant",
-        "bf16": False,
-        **settings,
-    }
-
-    forgive_trl()
-
-    class OneGroup(transformers.Trainer):
-        def create_optimizer(self, *_: Any) -> Any:
-            # The usual second group, without weight decay, is empty for an adapter; DeepSpeed drops it, and torch 2.13
-            # minds that schedulers then have more groups than optimizers.
-            import torch
-
-            trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-            self.optimizer = torch.optim.AdamW(trainable[left_out:], lr=self.args.learning_rate, weight_decay=0.0)
-            return self.optimizer
-
-        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            return super().compute_loss(*args, **kwargs) * factor
-
-    return OneGroup(model=policy, args=transformers.TrainingArguments(**values), train_dataset=rows)
-
-
-def forgive_trl() -> None:
-    """Give all arguments what trl 0.17 and 0.18, once imported, make them look for with Transformers before 4.51."""
-    import transformers
-
-    transformers.TrainingArguments.model_init_kwargs = None
-
-
-def watch(trainer: Any, **settings: Any) -> dict[str, Any]:
-    """Train with the callback; what was checked, how it came out, and the log."""
-    import dataclasses
-
-    from pytest_trlcompat.checks import CompatCallback
-
-    callback = CompatCallback(trainer, **settings)
-    trainer.add_callback(callback)
-    trainer.train()
-    found = {
-        each.check: dict(vars(each.found)) if dataclasses.is_dataclass(each.found) else each.found
-        for each in callback.outcomes
-    }
-    return {
-        "checked": [(each.check, each.step) for each in callback.outcomes],
-        "errors": [each.error for each in callback.outcomes if each.error is not None],
-        "found": found,
-        "log": trainer.state.log_history,
-    }
-
-
-def train(folder: str, checks: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
-    return watch(build(folder, **settings), **(checks or {}))
 
 
 # ---- a training in which nothing is wrong
@@ -174,16 +86,6 @@ def test_a_right_training_of_an_adapter_passes_every_check(launcher: Launcher, s
 # ---- trainings in which something is
 
 
-def failure(launcher: Launcher, body: Any, *args: Any, strategy: str = "single", **settings: Any) -> str:
-    """The text of the CheckError that every rank raises."""
-    result = launcher(body, *args, strategy=strategy, options=options(strategy), check=False, **settings)
-    assert [rank.failure and rank.failure.type_name for rank in result.ranks] == ["CheckError"] * len(result.ranks)
-    texts = {rank.failure.message for rank in result.ranks if rank.failure is not None}
-    assert len(texts) == 1, texts  # all ranks say the same
-    return str(texts.pop())
-
-
-# Transformers 5 makes inputs require gradients wherever it checkpoints; there the graph is cut by hand.
 ADAPTERS_CAN_MISS_GRADIENTS = stack.satisfied({"transformers": "<5"}, INSTALLED)
 
 
@@ -291,16 +193,6 @@ def save_and_spoil(folder: str) -> dict[str, Any]:
     return said
 
 
-def check_text(check: Any, *args: Any, **settings: Any) -> str:
-    """What a check that fails says."""
-    from pytest_trlcompat.checks import CheckError
-
-    try:
-        return f"passed: {check(*args, **settings)}"
-    except CheckError as error:
-        return str(error)
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_checkpoint_that_would_not_reload_equal_is_told(launcher: Launcher, strategy: str, tmp_path: Path) -> None:
     ranks = launcher(save_and_spoil, str(tmp_path), strategy=strategy, options=options(strategy)).values
@@ -402,213 +294,6 @@ def test_logits_that_are_not_short_or_not_the_right_ones_are_told(
                 assert f"{keyword}=5, but it returned 9: it ignores the keyword" in text
         assert "log-probabilities read from the 5 logits that Qwen2ForCausalLM returns for" in said["first"]
         assert "Are they those of other positions?" in said["first"]
-
-
-# ---- TRL's trainers
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tiny.TinyModel:
-    """MODEL on disk, where GRPO looks for its reference model."""
-    return tiny.qwen2(initializer_range=0.1, directory=tmp_path_factory.mktemp("models"))
-
-
-def grpo(subject: str, model: tiny.TinyModel, folder: str, watched: bool = True, **settings: Any) -> dict[str, Any]:
-    """TRL's GRPO trainer, or the corrected one, for two steps."""
-    from suites import grpo
-
-    grpo.fix_completions(model.vocab_size)
-    values = {"max_steps": 2, "output_dir": folder, "save_strategy": "steps", "save_steps": 2, **settings}
-    trainer = grpo.build_trainer(subject, model, **values)
-    if watched:
-        return watch(trainer)
-    trainer.train()
-    return {"log": trainer.state.log_history}
-
-
-has_grpo = pytest.mark.versions(trl=">=0.14", reason="GRPOTrainer")
-SHARDINGS = {"ddp": "none", "zero2": "none", "zero3": "zero3", "fsdp1": "fsdp1 FULL_SHARD", "fsdp2": "fsdp2"}
-
-
-@has_grpo
-@pytest.mark.parametrize("strategy", ["ddp", "zero3", "fsdp1", "fsdp2"])
-def test_the_corrected_grpo_trainer_passes_every_check(
-    launcher: Launcher, saved: tiny.TinyModel, strategy: str, tmp_path: Path
-) -> None:
-    arguments = ("corrected", saved, str(tmp_path))
-    ranks = launcher(grpo, *arguments, strategy=strategy, options=options(strategy)).values
-    for number, rank in enumerate(ranks):
-        assert [check for check, _ in rank["checked"]] == [
-            "trainable",
-            "reference",
-            "logits",
-            "gradients",
-            "moved",
-            "checkpoint",
-        ]
-        reference = rank["found"]["reference"]
-        assert reference["sharding"] == SHARDINGS[strategy]
-        assert reference["devices"] == [f"npu:{number}"]
-        assert reference["dtypes"] == reference["policy_dtypes"] == ["torch.float32"]
-        assert rank["found"]["moved"]["moved"] == TENSORS
-    assert ranks[0]["found"]["checkpoint"]["tensors"] == TENSORS
-
-
-@pytest.mark.versions(trl=">=0.14,<0.18", reason="later releases shard the reference model")
-def test_a_reference_model_on_the_cpu_is_told(launcher: Launcher, saved: tiny.TinyModel, tmp_path: Path) -> None:
-    text = failure(launcher, grpo, "upstream", saved, str(tmp_path), strategy="fsdp1")
-    for rank in (0, 1):
-        assert (
-            f"rank {rank} of 2: asked for a reference model placed and sharded like the policy, but "
-            f"devices: cpu instead of npu:{rank}; sharding: none instead of fsdp1 FULL_SHARD."
-        ) in text
-
-
-def reference_in_training_mode() -> str:
-    from pytest_trlcompat.checks import check_reference_model
-
-    policy = MODEL.new_model()
-    return check_text(check_reference_model, MODEL.new_model().train(), policy)
-
-
-def test_a_reference_model_in_training_mode_is_told(launcher: Launcher) -> None:
-    (text,) = launcher(reference_in_training_mode, strategy="single").values
-    assert "it is in training mode, so dropout is on" in text
-
-
-IGNORED = {
-    "num_logits_to_keep": {"trl": ">=0.14,<0.15", "transformers": ">=4.52"},
-    "logits_to_keep": {"trl": ">=0.15,<0.18", "transformers": "<4.49"},
-}
-"""Keywords that GRPO trainers use and models ignore."""
-
-
-def test_a_keyword_that_grpo_uses_and_the_model_ignores_is_told(
-    launcher: Launcher, saved: tiny.TinyModel, tmp_path: Path
-) -> None:
-    keyword = next((name for name, ranges in IGNORED.items() if stack.satisfied(ranges, INSTALLED)), None)
-    if keyword is None:
-        pytest.skip("the installed GRPO trainer and Transformers agree on the keyword")
-    text = failure(launcher, grpo, "upstream", saved, str(tmp_path))
-    assert f"asked Qwen2ForCausalLM for the logits of the last 6 positions by {keyword}=6, but it returned 20" in text
-
-
-@has_grpo
-def test_the_callback_leaves_training_and_logs_as_they_are(
-    launcher: Launcher, saved: tiny.TinyModel, tmp_path: Path
-) -> None:
-    settings: dict[str, Any] = {"max_steps": 4, "logging_steps": 2, "save_strategy": "no"}
-    logs = [
-        launcher(grpo, "corrected", saved, str(tmp_path), watched, strategy="single", **settings).values[0]["log"]
-        for watched in (False, True)
-    ]
-    alone, together = ([entry for entry in log if "memory/host_bytes" not in entry] for log in logs)
-    assert [entry["step"] for entry in alone if "loss" in entry] == [2, 4]
-    for one, other in zip(alone, together, strict=True):
-        assert one.keys() == other.keys()
-        same = [key for key in one if not any(word in key for word in ("time", "runtime", "per_second"))]
-        assert {key: one[key] for key in same} == {key: other[key] for key in same}
-    memory = [entry for entry in logs[1] if "memory/host_bytes" in entry]
-    assert [entry["step"] for entry in memory] == [1, 2, 3, 4]
-    for entry in memory:
-        assert entry["memory/host_peak_bytes"] >= entry["memory/host_bytes"] > 100e6
-        assert entry["memory/accelerator_peak_bytes"] >= entry["memory/accelerator_bytes"] > 4 * 20e3
-
-
-def ppo(folder: str, train: bool) -> Any:
-    """TRL's PPO trainer, for two updates, or only made; saves of the policy as TRL and others have made them."""
-    import datasets
-    import transformers
-    from accelerate.state import AcceleratorState
-
-    trainer_class, config_class = ppo_classes()
-    policy, reference = MODEL.new_model(), MODEL.new_model()
-    sizes = {key: value for key, value in MODEL.config.to_dict().items() if key not in ("id2label", "label2id")}
-    scorer = transformers.Qwen2Config(**{**sizes, "num_labels": 1})
-    value, reward = (transformers.Qwen2ForSequenceClassification(scorer) for _ in range(2))
-    values = {
-        "output_dir": folder,
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 1,
-        "total_episodes": 4,
-        "num_ppo_epochs": 1,
-        "num_mini_batches": 1,
-        "response_length": 4,
-        "local_rollout_forward_batch_size": 2,
-        "num_sample_generations": 0,
-        "learning_rate": 1e-2,
-        "save_steps": 1,
-        "report_to": "none",
-        "bf16": False,
-    }
-    forgive_trl()
-    args = config_class(**values)
-    if hasattr(AcceleratorState, "_reset_state"):  # PPO makes a second accelerator, which some releases refuse
-        AcceleratorState._reset_state(True)
-    prompts = datasets.Dataset.from_dict({"input_ids": [[3 + row, 4 + row, 5 + row] for row in range(8)]})
-    trainer = trainer_class(args, MODEL.tokenizer, policy, reference, reward, prompts, value_model=value)
-    return watch(trainer) if train else trap(folder, trainer)
-
-
-def ppo_classes() -> tuple[Any, Any]:
-    from importlib import import_module
-
-    for place, name, config in (
-        ("trl", "PPOv2Trainer", "PPOv2Config"),
-        ("trl.experimental.ppo", "PPOTrainer", "PPOConfig"),
-        ("trl", "PPOTrainer", "PPOConfig"),
-    ):
-        try:
-            module = import_module(place)
-            return getattr(module, name), getattr(module, config)
-        except (ImportError, AttributeError):
-            continue
-    raise LookupError("PPO")
-
-
-def trap(folder: str, trainer: Any) -> dict[str, Any]:
-    """The published workaround that saves nothing, and the one that is right."""
-    from pytest_trlcompat.checks import check_checkpoint
-    from pytest_trlcompat.checks._models import unwrapped
-
-    first, policy = trainer.accelerator.is_main_process, unwrapped(trainer.model).policy
-    if first:
-        policy.save_pretrained(f"{folder}/trap")
-    gathered = trainer.accelerator.get_state_dict(trainer.model)
-    if first:
-        kept = {name.removeprefix("policy."): each for name, each in gathered.items() if name.startswith("policy.")}
-        policy.save_pretrained(f"{folder}/right", state_dict=kept)
-    return {
-        "trap": check_text(check_checkpoint, f"{folder}/trap", trainer.model, prefix="policy."),
-        "right": check_checkpoint(f"{folder}/right", trainer.model, prefix="policy."),
-    }
-
-
-has_ppo = pytest.mark.versions(trl=">=0.11,<1.13", reason="PPOv2Trainer, PPOTrainer")
-
-
-@has_ppo
-def test_ppo_passes_every_check(launcher: Launcher, tmp_path: Path) -> None:
-    (rank,) = launcher(ppo, str(tmp_path), True, strategy="single").values
-    assert [check for check, _ in rank["checked"]] == [
-        "trainable",
-        "reference",
-        "logits",
-        "gradients",
-        "moved",
-        "checkpoint",
-    ]
-    assert rank["found"]["checkpoint"]["tensors"] == TENSORS  # the policy's alone
-    assert sum("memory/host_bytes" in entry for entry in rank["log"]) == 2
-
-
-@has_ppo
-def test_ppo_saved_with_empty_tensors_under_zero3_is_told(launcher: Launcher, tmp_path: Path) -> None:
-    ranks = launcher(ppo, str(tmp_path), False, strategy="zero3").values
-    assert ranks[0]["right"]["tensors"] == TENSORS
-    for rank in ranks:
-        assert f"empty: {TENSORS} (" in rank["trap"]
-        assert "model.embed_tokens.weight (0,) instead of (64, 32)" in rank["trap"]
 
 
 # ---- what the callback puts off, and its arguments
