@@ -52,6 +52,8 @@ SHARDINGS = {"ddp": "none", "zero2": "none", "zero3": "zero3", "fsdp1": "fsdp1 F
 def test_the_corrected_grpo_trainer_passes_every_check(
     launcher: Launcher, saved: tiny.TinyModel, strategy: str, tmp_path: Path
 ) -> None:
+    if strategy == "zero3" and stack.satisfied({"trl": "<0.15", "deepspeed": ">=0.16.4"}, INSTALLED):
+        pytest.skip("this TRL and this DeepSpeed cannot generate under ZeRO-3 (trl 2962)")
     arguments = ("corrected", saved, str(tmp_path))
     ranks = launcher(grpo, *arguments, strategy=strategy, options=options(strategy)).values
     for number, rank in enumerate(ranks):
