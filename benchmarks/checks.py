@@ -1,10 +1,11 @@
 """What ``CompatCallback`` costs a step: a plain ``transformers.Trainer`` with and without it, in turns.
 
-One model trains in the processes' own threads on the CPU; runs of the two kinds alternate (A B A B), so that a machine
-that gets slower slows both. The first steps of a run, in which most checks run, are told apart from the later ones.
-Prints medians of steps in seconds and their ratio, and what the callback itself takes of a later step.
+A model trains on the CPU, in one thread; runs of the two kinds alternate (A B A B), so that a machine that gets slower
+slows both. Times are the process's own CPU seconds, so that what else the machine does does not count. The first steps
+of a run, in which most checks run, are told apart from the later ones. Prints medians of steps and their ratio, and
+what the callback itself takes of a later step.
 
-    nox -s bench -- checks [--runs 6] [--steps 24] [--hidden-size 512]
+    nox -s bench -- checks [--runs 4] [--steps 12] [--hidden-size 384]
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ FIRST_STEPS = 2
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=6, help="of each kind")
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--hidden-size", type=int, default=512)
+    import torch
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=4, help="of each kind")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--hidden-size", type=int, default=384)
     arguments = parser.parse_args()
+    torch.set_num_threads(1)
     run(arguments, watched=True)  # warms up, and is forgotten
     alone: list[float] = []
     together: list[float] = []
@@ -78,7 +82,7 @@ def run(arguments: argparse.Namespace, watched: bool) -> tuple[list[float], list
             self.marks: list[float] = []
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            self.marks.append(time.perf_counter())
+            self.marks.append(time.process_time())
 
         on_step_end = on_train_begin
 
@@ -86,9 +90,9 @@ def run(arguments: argparse.Namespace, watched: bool) -> tuple[list[float], list
         spent: list[float]
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            started = time.perf_counter()
+            started = time.process_time()
             super().on_step_end(*args, **kwargs)
-            self.spent.append(time.perf_counter() - started)
+            self.spent.append(time.process_time() - started)
 
     with tempfile.TemporaryDirectory() as folder:
         trainer = new_trainer(arguments, folder)
