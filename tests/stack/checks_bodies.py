@@ -25,16 +25,19 @@ ADAPTER = {"target_modules": ["q_proj", "v_proj"]}
 # ---- what runs in the ranks
 
 
-def build(folder: str, *, lora: Any = None, left_out: int = 0, factor: float = 1.0, **settings: Any) -> Any:
+def build(
+    folder: str, *, lora: Any = None, tied: bool = False, left_out: int = 0, factor: float = 1.0, **settings: Any
+) -> Any:
     """A plain ``transformers.Trainer`` of a tiny model, or of a LoRA of it, which saves at its second step.
 
     Args:
+        tied: let the output head share the embeddings' weights.
         left_out: trainable parameters that the optimizer lacks.
         factor: of the loss.
     """
     import transformers
 
-    policy = MODEL.new_model()
+    policy = tiny.qwen2(initializer_range=0.1, tie_word_embeddings=tied).new_model()
     if lora is not None:
         from peft import LoraConfig, get_peft_model
 

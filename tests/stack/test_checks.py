@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_trlcompat import stack
+from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.launch import Launcher
 
 from .checks_bodies import (
@@ -57,6 +57,14 @@ def test_a_right_training_passes_every_check(launcher: Launcher, strategy: str, 
     assert saved["tensors"] == TENSORS
     assert saved["bytes"] == sum(4 * each.numel() for each in MODEL.model.parameters())
     assert {rank["found"]["checkpoint"]["tensors"] for rank in ranks[1:]} <= {0}
+
+
+@pytest.mark.parametrize("strategy", ["zero3", "fsdp1", "fsdp2"])
+def test_tied_weights_need_to_be_saved_once(launcher: Launcher, strategy: str, tmp_path: Path) -> None:
+    ranks = trained(launcher, strategy, tmp_path, tied=True)
+    assert [rank["errors"] for rank in ranks] == [[], []]
+    assert ranks[0]["found"]["trainable"]["trainable"] == TENSORS - 1
+    assert ranks[0]["found"]["checkpoint"]["tensors"] in (TENSORS - 1, TENSORS)  # releases differ
 
 
 ADAPTER_SAVED_EMPTY = stack.satisfied({"peft": ">=0.21"}, INSTALLED)
@@ -328,3 +336,82 @@ def test_unknown_arguments_are_refused() -> None:
         CompatCallback(None, checks=["logit"])
     with pytest.raises(ValueError, match="on_failure='ignore' is neither 'raise' nor 'warn'"):
         CompatCallback(None, on_failure="ignore")
+
+
+# ---- what a folder may hold
+
+
+def save(model: Any, folder: Path, how: str) -> None:
+    """Save a model as releases old and new, and users, do."""
+    import json
+
+    import torch
+
+    tensors = dict(model.state_dict())
+    names = sorted(tensors)
+    if how == "whole":
+        model.save_pretrained(folder)
+    elif how == "shards":
+        model.save_pretrained(folder, max_shard_size="20KB")
+    elif how == "bin":
+        torch.save(tensors, folder / "pytorch_model.bin")
+    elif how == "bin of torch before 1.6":
+        torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    elif how == "shards of bin":
+        files = {name: f"pytorch_model-{index % 2}.bin" for index, name in enumerate(names)}
+        for file in set(files.values()):
+            torch.save({name: tensors[name] for name in names if files[name] == file}, folder / file)
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+@pytest.mark.parametrize("how", ["whole", "shards", "bin", "bin of torch before 1.6", "shards of bin"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_format_is_read_and_a_difference_in_it_found(tmp_path: Path, how: str, tied: bool) -> None:
+    import torch
+
+    from pytest_trlcompat.checks import check_checkpoint
+
+    model = tiny.qwen2(tie_word_embeddings=tied).new_model()
+    save(model, tmp_path, how)
+    leaves_out = tied and how in ("whole", "shards")
+    assert check_checkpoint(tmp_path, model)["tensors"] == TENSORS - leaves_out
+    with torch.no_grad():
+        model.model.norm.weight[3] += 0.5
+    assert "different: 1 (model.norm.weight (by 0.5 at most))." in check_text(check_checkpoint, tmp_path, model)
+
+
+def test_a_copy_in_another_type_is_compared_on_demand(tmp_path: Path) -> None:
+    from pytest_trlcompat.checks import check_checkpoint
+
+    model = MODEL.new_model()
+    MODEL.new_model().bfloat16().save_pretrained(tmp_path)
+    assert f"different: {TENSORS} (" in check_text(check_checkpoint, tmp_path, model)
+    assert check_checkpoint(tmp_path, model, cast=True)["bytes"] == 2 * sum(each.numel() for each in model.parameters())
+
+
+def test_folders_without_weights_are_told(tmp_path: Path) -> None:
+    from pytest_trlcompat.checks import check_checkpoint
+
+    model = MODEL.new_model()
+    missing = check_text(check_checkpoint, tmp_path / "nowhere", model)
+    assert missing == f"asked to compare {tmp_path / 'nowhere'} with the model, but there is no such folder"
+    (tmp_path / "config.json").write_text("{}")
+    text = check_text(check_checkpoint, tmp_path, model)
+    assert "it holds none that can be loaded as a whole; it holds config.json. Under FSDP" in text
+
+
+class Evil:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return print, ("executed",)
+
+
+def test_pickles_that_run_code_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    from pytest_trlcompat.checks import check_checkpoint
+
+    torch.save({"model.norm.weight": Evil()}, tmp_path / "pytorch_model.bin")
+    assert "could not be checked: UnpicklingError" in check_text(check_checkpoint, tmp_path, MODEL.new_model())
+    assert "executed" not in capsys.readouterr().out
