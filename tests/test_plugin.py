@@ -387,7 +387,7 @@ def test_sessions_without_a_launch_make_no_launcher(
 
 
 HEAVY = {*stack.PACKAGES, "cloudpickle", "jinja2", "nox", "rich"}
-ROOMS_OF_FEW_TESTS = ("accelerator", "judge", "launch", "matrix", "tiny", "trainers")
+ROOMS_OF_FEW_TESTS = ("accelerator", "checks", "judge", "launch", "matrix", "tiny", "trainers")
 
 
 def test_the_plugin_imports_neither_the_stack_nor_rooms_that_few_tests_need(
