@@ -40,12 +40,12 @@ def class_uses(cls: type, name: str) -> bool:
 
 
 @contextmanager
-def replaced(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Lend TRL's GRPO module ``make(original)`` in place of its global ``name``, while the context lasts.
+def replaced(name: str, make: Callable[[Any], Any], module: ModuleType | None = None) -> Iterator[None]:
+    """Lend TRL's GRPO module, or another one, ``make(original)`` in place of its global ``name``, for a while.
 
-    Does nothing where the installed TRL has no such name. The replacement is seen by all threads.
+    Does nothing where the module of the installed TRL has no such name. The replacement is seen by all threads.
     """
-    module = grpo_module()
+    module = module or grpo_module()
     original = getattr(module, name, None)
     if original is None:
         yield
