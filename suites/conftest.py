@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from . import grpo_measures
+from pytest_trlcompat.launch import LaunchError
+
+from . import grpo_measures, grpo_training_measures
 
 if TYPE_CHECKING:
-    from pytest_trlcompat.launch import Launcher
+    from pytest_trlcompat.launch import Launcher, LaunchResult
     from pytest_trlcompat.tiny import TinyModel
 
 
@@ -26,3 +28,27 @@ def saved_qwen2(tiny_qwen2: Callable[..., TinyModel], launcher: Launcher) -> Tin
     model = tiny_qwen2()
     launcher(grpo_measures.save_model, model, strategy="single")
     return model
+
+
+@pytest.fixture(scope="session")
+def grpo_runs(launcher: Launcher, saved_qwen2: TinyModel) -> Callable[..., LaunchResult]:
+    """Trainings that several suites judge: ``grpo_runs(measure, subject, strategy, **arguments)``, each made once.
+
+    A launch that failed fails again for every suite that asks for it.
+    """
+    known: dict[Any, LaunchResult | LaunchError] = {}
+
+    def run(measure: str, subject: str, strategy: str, **arguments: Any) -> LaunchResult:
+        key = (measure, subject, strategy, *sorted(arguments.items()))
+        if key not in known:
+            body = getattr(grpo_training_measures, measure)
+            try:
+                known[key] = launcher(body, subject, saved_qwen2, strategy=strategy, **arguments)
+            except LaunchError as error:
+                known[key] = error
+        found = known[key]
+        if isinstance(found, LaunchError):
+            raise found
+        return found
+
+    return run

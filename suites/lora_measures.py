@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import grpo
+from . import grpo, grpo_training_measures
 
 if TYPE_CHECKING:
     import torch
@@ -25,12 +25,13 @@ def lora_trainings(subject: str, model: TinyModel, variants: Mapping[str, Mappin
 
     Args:
         variants: by name; ``passed`` is ``"model"`` for a ready ``PeftModel`` or ``"config"`` for ``peft_config``,
-            ``head`` whether the output head learns as well, and the rest are settings of ``GRPOConfig``.
+            ``head`` whether the output head learns as well, ``bias`` which biases do (``"lora_only"``), and the rest
+            are settings of ``GRPOConfig``.
 
     Returns:
         By name what :func:`_train` measured, or ``{"failure": "..."}``.
     """
-    grpo.fix_completions(model.vocab_size)
+    grpo_training_measures.fix_completions(model.vocab_size)
     results = {}
     for name, variant in variants.items():
         try:
@@ -40,13 +41,20 @@ def lora_trainings(subject: str, model: TinyModel, variants: Mapping[str, Mappin
     return results
 
 
-def _train(subject: str, model: TinyModel, passed: str, head: bool = False, **settings: Any) -> dict[str, Any]:
+def _train(
+    subject: str, model: TinyModel, passed: str, head: bool = False, bias: str = "none", **settings: Any
+) -> dict[str, Any]:
     import torch
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(5)  # of the adapter's weights: the same in every variant
     config = LoraConfig(
-        r=4, lora_alpha=8, target_modules=_TARGETS, modules_to_save=["lm_head"] if head else None, task_type="CAUSAL_LM"
+        r=4,
+        lora_alpha=8,
+        target_modules=_TARGETS,
+        modules_to_save=["lm_head"] if head else None,
+        bias=bias,
+        task_type="CAUSAL_LM",
     )
     arguments: dict[str, Any] = {"model": grpo.load_policy(model)}
     if passed == "model":

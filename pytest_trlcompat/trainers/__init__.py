@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.trainers.deepspeed_evaluation import DeepSpeedEvaluationMixin
     from pytest_trlcompat.trainers.deepspeed_hooks import DeepSpeedHooksMixin
     from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
+    from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
     from pytest_trlcompat.trainers.evaluation import EvaluationMixin
     from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin
     from pytest_trlcompat.trainers.fsdp_ref_model import FSDPReferenceModelMixin
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DeepSpeedEvaluationMixin",
     "DeepSpeedHooksMixin",
+    "EmptyParamGroupsMixin",
     "EvaluationMixin",
     "FSDPGenerationMixin",
     "FSDPReferenceModelMixin",
@@ -45,6 +47,7 @@ __all__ = [
 _MODULES = {
     "DeepSpeedEvaluationMixin": "deepspeed_evaluation",
     "DeepSpeedHooksMixin": "deepspeed_hooks",
+    "EmptyParamGroupsMixin": "empty_param_groups",
     "EvaluationMixin": "evaluation",
     "FSDPGenerationMixin": "fsdp_generation",
     "FSDPReferenceModelMixin": "fsdp_ref_model",

@@ -27,13 +27,16 @@ def function_uses(function: Callable[..., Any], name: str) -> bool:
     return code is not None and _code_uses(code, name)
 
 
-def class_uses(cls: type, name: str) -> bool:
-    """Whether a method of ``cls`` or of its bases uses ``name``; classes of this package do not count."""
-    package = __name__.rpartition(".")[0]
+def class_uses(cls: type, name: str, but: tuple[str, ...] = ()) -> bool:
+    """Whether a method of ``cls`` or of its bases uses ``name``.
+
+    Classes of this package do not count, nor do those of the packages in ``but``.
+    """
+    left_out = (__name__.rpartition(".")[0], *but)
     return any(
         function_uses(member, name)
         for base in cls.__mro__
-        if not base.__module__.startswith(package)
+        if not base.__module__.startswith(left_out)
         for member in vars(base).values()
         if inspect.isfunction(member)
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 from pytest_trlcompat.trainers._upstream import replaced
 
-__all__ = ["DeepSpeedHooksMixin", "add_hooks"]
+__all__ = ["DeepSpeedHooksMixin", "add_hooks", "hooks_added_by_any_name"]
 
 _NAMES = ("_register_deepspeed_module", "_register_hooks_recursively")
 """What DeepSpeed calls the method, from 0.16.4 on and before."""
@@ -47,17 +47,18 @@ class DeepSpeedHooksMixin:
     """
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        with _hooks_added_by_any_name():  # trl 0.15.0 and later generate here
+        with hooks_added_by_any_name():  # trl 0.15.0 and later generate here
             upstream: Any = super()
             return upstream._prepare_inputs(inputs)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        with _hooks_added_by_any_name():  # trl 0.14.0 generates here
+        with hooks_added_by_any_name():  # trl 0.14.0 generates here
             upstream: Any = super()
             return upstream.compute_loss(*args, **kwargs)
 
 
-def _hooks_added_by_any_name() -> AbstractContextManager[None]:
+def hooks_added_by_any_name() -> AbstractContextManager[None]:
+    """Lend TRL an ``add_hooks`` that works with every DeepSpeed, while the context lasts."""
     return replaced("add_hooks", _by_any_name, import_module("trl.models.utils"))
 
 

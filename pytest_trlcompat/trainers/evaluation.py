@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from pytest_trlcompat.trainers._upstream import class_uses
+from pytest_trlcompat.trainers._upstream import class_uses, function_uses
 
 __all__ = ["EvaluationMixin"]
 
@@ -72,7 +72,7 @@ class EvaluationMixin:
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         upstream: Any = super()
         evaluating = next(iter(logs), "").startswith("eval_")
-        if evaluating and self._is_flat() and not class_uses(type(self), "startswith"):
+        if evaluating and self._is_flat() and not function_uses(upstream.log, "startswith"):
             # trl 0.14.0 would log them under the names of training.
             self._metrics = defaultdict(list, {f"eval_{name}": values for name, values in self._metrics.items()})
         with self._mode(evaluating):
@@ -106,7 +106,8 @@ class EvaluationMixin:
     @contextmanager
     def _mode(self, evaluating: bool) -> Iterator[None]:
         """Show trl 0.16 and 0.17 an evaluation that is due if, and only if, one is running."""
-        if self.control.should_evaluate == evaluating or not class_uses(type(self), "should_evaluate"):
+        told_by_control = class_uses(type(self), "should_evaluate", but=("transformers.",))
+        if self.control.should_evaluate == evaluating or not told_by_control:
             yield
             return
         self.control.should_evaluate = evaluating

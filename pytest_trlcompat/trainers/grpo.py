@@ -10,6 +10,7 @@ import trl
 from pytest_trlcompat.trainers.deepspeed_evaluation import DeepSpeedEvaluationMixin
 from pytest_trlcompat.trainers.deepspeed_hooks import DeepSpeedHooksMixin
 from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
+from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
 from pytest_trlcompat.trainers.evaluation import EvaluationMixin
 from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin
 from pytest_trlcompat.trainers.fsdp_ref_model import FSDPReferenceModelMixin
@@ -28,6 +29,7 @@ class GRPOTrainer(
     ZeRO3GenerationMixin,
     DeepSpeedHooksMixin,
     DeepSpeedEvaluationMixin,
+    EmptyParamGroupsMixin,
     EvaluationMixin,
     TrainSamplerMixin,
     LoraCheckpointingMixin,
@@ -48,6 +50,7 @@ class GRPOTrainer(
     :mod:`.zero3_generation`        trl 2782                     from trl 0.16.0
     :mod:`.deepspeed_hooks`         trl 2962                     from trl 0.16.0; with DeepSpeed before 0.16.4
     :mod:`.deepspeed_evaluation`    transformers 44889           without an evaluation before training
+    :mod:`.empty_param_groups`      none found                   without DeepSpeed
     :mod:`.evaluation`              trl 3337, 4010, 4669         in trl 0.18.0 to 0.21.0, and from 0.28.0
     :mod:`.train_sampler`           reported downstream alone    from trl 0.17.0; with Transformers before 4.52.1
     :mod:`.lora_checkpointing`      trl 3150, 3089               from trl 0.16.0

@@ -6,7 +6,7 @@ given. Given the bare module, trl 0.12 to 0.14.0 end in ``object has no attribut
 leave every hook in place without a word. Their GRPO trainer gives them the bare module in ``evaluate()`` of 0.14.0 and
 always in 0.15.
 
-Imports DeepSpeed only where it is in use, and of this package ``_upstream``.
+Imports DeepSpeed only where it is in use, and of this package ``_upstream`` and ``deepspeed_hooks``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from pytest_trlcompat.trainers._upstream import replaced
+from pytest_trlcompat.trainers.deepspeed_hooks import hooks_added_by_any_name
 
 __all__ = ["ZeRO3GenerationMixin", "engine_of", "unwrap_model_for_generation"]
 
@@ -32,13 +33,14 @@ def engine_of(model: Any, accelerator: Any) -> Any:
 
 @contextmanager
 def unwrap_model_for_generation(model: Any, accelerator: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-    """``trl.models.utils.unwrap_model_for_generation``, right for a bare module as well.
+    """``trl.models.utils.unwrap_model_for_generation``, right for a bare module and with every DeepSpeed.
 
     Takes what TRL's takes and yields what it yields. Under ZeRO-3 DeepSpeed's hooks are off while the context lasts,
     and back afterwards, also when generation has failed.
     """
     upstream = import_module("trl.models.utils").unwrap_model_for_generation
-    with _right_for_bare_modules(upstream)(model, accelerator, *args, **kwargs) as unwrapped:
+    unwrap = _right_for_bare_modules(upstream)
+    with hooks_added_by_any_name(), unwrap(model, accelerator, *args, **kwargs) as unwrapped:
         yield unwrapped
 
 
