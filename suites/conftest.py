@@ -9,7 +9,7 @@ import pytest
 
 from pytest_trlcompat.launch import LaunchError
 
-from . import grpo_measures, grpo_training_measures
+from . import grpo_measures, grpo_training_measures, lora_measures
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher, LaunchResult
@@ -50,5 +50,28 @@ def grpo_runs(launcher: Launcher, saved_qwen2: TinyModel) -> Callable[..., Launc
         if isinstance(found, LaunchError):
             raise found
         return found
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def lora_runs(launcher: Launcher, saved_qwen2: TinyModel) -> Callable[[str, str], dict[str, Any]]:
+    """What the first rank measured, by variant, for a subject and a label of :data:`lora_measures.VARIANTS`.
+
+    One launch for all labels of a strategy.
+    """
+    known: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def run(subject: str, label: str) -> dict[str, Any]:
+        strategy = label.partition("-")[0]
+        if (subject, strategy) not in known:
+            groups = {
+                name: group for name, group in lora_measures.VARIANTS.items() if name.partition("-")[0] == strategy
+            }
+            variants = {f"{name}: {one}": made for name, group in groups.items() for one, made in group.items()}
+            body = lora_measures.lora_trainings
+            result = launcher(body, subject, saved_qwen2, variants, strategy=strategy, sharded=False)
+            known[subject, strategy] = result.values[0]
+        return {name: known[subject, strategy][f"{label}: {name}"] for name in lora_measures.VARIANTS[label]}
 
     return run

@@ -104,21 +104,19 @@ def _accumulating(subject: str, model: TinyModel, evaluating: bool) -> dict[str,
 
 def resumed(subject: str, model: TinyModel) -> dict[str, Any]:
     """Losses of an uninterrupted training, and of one that goes on from its first checkpoint in a new trainer."""
-    import tempfile
+    from accelerate.utils import broadcast_object_list
 
-    import torch
-
-    folder = [tempfile.mkdtemp(prefix="trlcompat-")]
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.broadcast_object_list(folder)
     seen, later = _Seen(), _Seen()
     fix_completions(model.vocab_size)
-    saving = {"output_dir": folder[0], "save_strategy": "steps", "save_steps": 1}
+    saving = {"save_strategy": "steps", "save_steps": 1}
     trainer = _build(subject, model, seen, evaluating=False, **saving)
+    [folder] = broadcast_object_list([trainer.args.output_dir])  # each rank has made a folder of its own
+    trainer.args.output_dir = folder
     trainer.train()
     trainer.accelerator.wait_for_everyone()  # rank 0 writes the trainer's state
     again = _build(subject, model, later, evaluating=False, **saving)
-    again.train(resume_from_checkpoint=f"{folder[0]}/checkpoint-1")
+    again.args.output_dir = folder
+    again.train(resume_from_checkpoint=f"{folder}/checkpoint-1")
     return {
         "losses": seen.losses,
         "losses_resumed": later.losses,

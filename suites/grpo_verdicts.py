@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pytest_trlcompat.catalog import load
 from pytest_trlcompat.verdict import Verdict

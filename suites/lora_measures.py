@@ -15,8 +15,53 @@ if TYPE_CHECKING:
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["lora_trainings"]
+__all__ = ["VARIANTS", "lora_trainings"]
 
+DEFAULT = {"gradient_checkpointing": True}
+REENTRANT = {**DEFAULT, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+NOT_REENTRANT = {**DEFAULT, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+# Biases have no weight decay; without them a group of parameters is empty: deepspeed-empty-param-group. Not under
+# ZeRO-3, whose linear layer cannot train a bias beside a frozen weight.
+BIASES = {"bias": "lora_only"}
+
+# Strategy label -> variants that are judged together, each against the one of its group without checkpointing.
+VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "single": {
+        "model": {"passed": "model"},
+        "model, default": {"passed": "model", **DEFAULT},
+        "model, reentrant": {"passed": "model", **REENTRANT},
+        "config": {"passed": "config"},
+        "config, default": {"passed": "config", **DEFAULT},
+        "config, reentrant": {"passed": "config", **REENTRANT},
+        "bf16": {"passed": "config", "bf16": True},
+        "bf16, default": {"passed": "config", "bf16": True, **DEFAULT},
+    },
+    "single-not_reentrant": {
+        "model": {"passed": "model"},
+        "model, not reentrant": {"passed": "model", **NOT_REENTRANT},
+        "config": {"passed": "config"},
+        "config, not reentrant": {"passed": "config", **NOT_REENTRANT},
+    },
+    "single-head": {
+        "config": {"passed": "config", "head": True},
+        "config, default": {"passed": "config", "head": True, **DEFAULT},
+    },
+    "zero2": {
+        "model": {"passed": "model", **BIASES},
+        "model, default": {"passed": "model", **BIASES, **DEFAULT},
+        "config": {"passed": "config", **BIASES},
+        "config, default": {"passed": "config", **BIASES, **DEFAULT},
+    },
+    "zero2-no_bias": {
+        "config": {"passed": "config"},
+    },
+    "zero3": {
+        "config": {"passed": "config"},
+        "config, default": {"passed": "config", **DEFAULT},
+        "model": {"passed": "model"},
+        "model, default": {"passed": "model", **DEFAULT},
+    },
+}
 _TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 

@@ -1,34 +1,31 @@
 """Known issue ``deepspeed-empty-param-group``: a group of parameters that DeepSpeed drops and the scheduler counts.
 
-Right is: an adapter without biases, all of whose parameters have weight decay, trains under ZeRO-2, and every ``lora_B``
-moves.
+Right is: an adapter without biases, all of whose parameters have weight decay, trains under ZeRO-2, and every
+``lora_B`` moves.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_trlcompat.judge import Finding, Judge
 from pytest_trlcompat.verdict import Verdict
 
-from . import grpo, lora_measures
+from . import grpo
 from .grpo_verdicts import failure_of
 
 if TYPE_CHECKING:
-    from pytest_trlcompat.launch import Launcher
-    from pytest_trlcompat.tiny import TinyModel
+    from collections.abc import Callable
 
 ISSUE = "deepspeed-empty-param-group"
 pytestmark = pytest.mark.known_issue("deepspeed-empty-param-group")
 
 
-def test_adapter_without_biases(subject: str, judge: Judge, launcher: Launcher, saved_qwen2: TinyModel) -> None:
+def test_adapter_without_biases(subject: str, judge: Judge, lora_runs: Callable[[str, str], dict[str, Any]]) -> None:
     def measure() -> Finding:
-        body = lora_measures.lora_trainings
-        variants = {"adapter": {"passed": "config"}}
-        run = launcher(body, subject, saved_qwen2, variants, strategy="zero2", sharded=False).values[0]["adapter"]
+        run = lora_runs(subject, "zero2-no_bias")["config"]
         failed = failure_of(ISSUE, {"train": run["failure"]} if run["failure"] else {})
         if failed:
             return Finding(failed, run)

@@ -45,7 +45,8 @@ def test_loss(subject: str, judge: Judge, grpo_runs: Callable[..., LaunchResult]
 def test_before_training(subject: str, judge: Judge, grpo_runs: Callable[..., LaunchResult]) -> None:
     def measure() -> Finding:
         run = grpo_runs("single", subject, "single").values[0]["evaluating"]
-        failures = {stage: text for stage, text in run["failures"].items() if stage in ("construction", "evaluate_before")}
+        stages = ("construction", "evaluate_before")
+        failures = {stage: text for stage, text in run["failures"].items() if stage in stages}
         failed = failure_of(ISSUE, failures)
         if failed:
             return Finding(failed, {"failures": failures})

@@ -23,9 +23,7 @@ def trains_adapters(model: Any) -> bool:
 def input_gradients_are_on(model: Any) -> bool:
     """Whether ``enable_input_require_grads`` was called on ``model``: its embeddings carry the hook of Transformers."""
     embeddings = model.get_input_embeddings()
-    return any(
-        "require_grads" in getattr(hook, "__qualname__", "") for hook in embeddings._forward_hooks.values()
-    )
+    return any("require_grads" in getattr(hook, "__qualname__", "") for hook in embeddings._forward_hooks.values())
 
 
 class LoraCheckpointingMixin:

@@ -78,6 +78,7 @@ def _right_for_bare_modules(upstream: Callable[..., Any]) -> Callable[..., Any]:
         engine = engine_of(model, accelerator)
         with _hooks_restored(engine), _nothing_to_lift(engine), upstream(engine, accelerator, *args, **kwargs) as whole:
             yield whole
+        _forget_trace(_offload(engine))
 
     return unwrap
 
@@ -104,6 +105,17 @@ def _nothing_to_lift(engine: Any) -> Iterator[None]:
     utils = import_module("trl.models.utils")
     with replaced("remove_hooks", _doing_nothing, utils), replaced("add_hooks", _doing_nothing, utils):
         yield
+
+
+def _forget_trace(offload: Any) -> None:
+    """Drop DeepSpeed's record of the order of modules, as TRL does itself since 1.5.
+
+    Registering the hooks again numbers the modules anew, and DeepSpeed 0.16.3 then looks the old record up by the new
+    numbers: ``pop from an empty deque``.
+    """
+    coordinator = getattr(offload, "param_coordinator", None)
+    if coordinator is not None and not coordinator.is_invalid_trace():
+        coordinator._invalidate_trace()
 
 
 def _doing_nothing(_upstream: Callable[..., None]) -> Callable[..., None]:
