@@ -211,13 +211,14 @@ def _build(subject: str, model: TinyModel, seen: _Seen, evaluating: bool, **sett
 
 def _direct(subject: str, trainer: Any, model: Any) -> dict[str, Any]:
     """Hooks before, during and after a direct use of the subject's function on ``model``, bare or an engine."""
-    if subject == "corrected":
-        from pytest_trlcompat.trainers.zero3_generation import unwrap_model_for_generation
-    else:
-        from trl.models.utils import unwrap_model_for_generation
+    from trl.models import utils
+
+    from pytest_trlcompat.trainers import zero3_generation
+
+    unwrap = (zero3_generation if subject == "corrected" else utils).unwrap_model_for_generation
     before = live_hooks(trainer.model)
     try:
-        with unwrap_model_for_generation(model, trainer.accelerator) as unwrapped:
+        with unwrap(model, trainer.accelerator) as unwrapped:
             during = live_hooks(unwrapped)
     except Exception as error:
         return {"failure": f"{type(error).__name__}: {str(error)[:300]}"}

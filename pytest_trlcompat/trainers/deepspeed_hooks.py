@@ -29,7 +29,7 @@ def add_hooks(engine: Any) -> None:
         RuntimeError: the engine has no ZeRO-3 hooks, or DeepSpeed has renamed the method once more.
     """
     optimizer = getattr(engine, "optimizer", None)
-    offload = getattr(optimizer, "parameter_offload", optimizer)
+    offload: Any = getattr(optimizer, "parameter_offload", optimizer)
     register = next((getattr(offload, name) for name in _NAMES if hasattr(offload, name)), None)
     if register is None:
         raise RuntimeError(
