@@ -84,11 +84,13 @@ def single(subject: str, model: TinyModel) -> dict[str, Any]:
 def _accumulating(subject: str, model: TinyModel, evaluating: bool) -> dict[str, Any]:
     seen = _Seen()
     fix_completions(model.vocab_size, seen.hooks)
-    settings = {"gradient_accumulation_steps": ACCUMULATED, "logging_steps": grpo.STEPS}
+    settings: dict[str, Any] = {"gradient_accumulation_steps": ACCUMULATED, "logging_steps": grpo.STEPS}
     trainer = _build(subject, model, seen, evaluating, **settings)
     stages = _Stages(trainer, seen)
     if evaluating:
         stages.run("evaluate_before", trainer.evaluate)
+        if stages.failures:  # a failed evaluation leaves metrics behind, which would count in the next
+            trainer = stages.trainer = _build(subject, model, seen, evaluating, **settings)
     stages.run("train", trainer.train)
     if evaluating:
         stages.run("evaluate_after", trainer.evaluate)

@@ -33,7 +33,9 @@ def test_training(subject: str, judge: Judge, grpo_runs: Callable[..., LaunchRes
         evidence = {"failures": run["failures"], "hooks_in_loss": hooks, "hooks_at_the_end": run["hooks_at_the_end"]}
         if failure_of(ISSUE, run["failures"]) is Verdict.BROKEN:  # other failures are other suites' matter
             return Finding(Verdict.BROKEN, evidence)
-        back = len(hooks) > 0 and set(hooks) == {run["hooks_at_the_end"]} and min(hooks) > ALL
+        if not hooks:
+            return Finding(Verdict.ERROR, evidence)
+        back = set(hooks) == {run["hooks_at_the_end"]} and min(hooks) > ALL
         return Finding(Verdict.OK if back else Verdict.SILENT, evidence)
 
     judge(measure, subject=subject, strategy="zero3")

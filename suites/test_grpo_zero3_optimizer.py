@@ -41,15 +41,16 @@ def test_training_and_evaluation(subject: str, judge: Judge, grpo_runs: Callable
 
 def test_unwrapping_the_bare_module(subject: str, judge: Judge, grpo_runs: Callable[..., LaunchResult]) -> None:
     def measure() -> Finding:
-        direct = dict(grpo_runs("training", subject, "zero3").values[0]["direct"])
-        del direct["engine"]  # a matter of deepspeed-hook-registration
+        run = grpo_runs("training", subject, "zero3").values[0]
+        direct = {stage: run["direct"][stage] for stage in ("before", "after")}
         failures = {stage: found["failure"] for stage, found in direct.items() if found["failure"]}
         evidence = {"hooks_before_during_after": {stage: found.get("hooks") for stage, found in direct.items()}}
         failed = failure_of(ISSUE, failures)
         if failed:
             return Finding(failed, evidence | {"failures": failures})
         before, during, after = direct["after"]["hooks"]
-        assert before > ALL, f"{before} hooks after training; is this still ZeRO-3?"
+        if before < ALL:  # training failed before there was an engine
+            return Finding(Verdict.ERROR, evidence | {"failures": run["failures"]})
         if after != before:
             return Finding(Verdict.SILENT, evidence)
         return Finding(Verdict.WASTEFUL if during > LEFT_BY_THE_ENGINE else Verdict.OK, evidence)

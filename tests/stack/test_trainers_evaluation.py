@@ -31,6 +31,12 @@ class Base:
     def prediction_step(self, *_: Any) -> str:
         return "own"
 
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        raise NotImplementedError
+
+    def log(self, logs: dict[str, float]) -> None:
+        raise NotImplementedError
+
 
 class OnePlace(Base):
     """As trl 0.14.0: one place for metrics, and no prefix."""

@@ -104,7 +104,7 @@ def trained(subject: str, model: tiny.TinyModel, folder: str, **settings: Any) -
 
     events: list[str] = []
 
-    class Events(TrainerCallback):  # type: ignore[misc]
+    class Events(TrainerCallback):
         def __getattribute__(self, name: str) -> Any:
             if name.startswith("on_"):
                 events.append(name)
