@@ -61,6 +61,8 @@ def _disagrees(name: str, run: dict[str, Any], group: Mapping[str, dict[str, Any
     plain = name.partition(",")[0]
     if plain == name:
         return bool(run["checkpointing"] != "off")
+    if name.endswith("not reentrant") and run["checkpointing"] != "use_reentrant=False":
+        return True
     other = group[plain]
     if name.startswith("bf16"):
         pairs = zip(run["grad_norm"], other["grad_norm"], strict=True)

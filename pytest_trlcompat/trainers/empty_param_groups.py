@@ -1,8 +1,9 @@
-"""Cure of ``deepspeed-empty-param-group``: a learning rate for each group of parameters that DeepSpeed keeps.
+"""Cure of ``deepspeed-empty-param-group`` (transformers 43692): a learning rate for each group that DeepSpeed keeps.
 
 Transformers puts parameters with and without weight decay into two groups. Where nothing is trained without decay, as
 with most adapters, one is empty; DeepSpeed drops it, the scheduler still counts it, and a torch that zips strictly ends
-the first step with ``zip() argument 2 is longer than argument 1``.
+the first step with ``zip() argument 2 is longer than argument 1``. Needless from Transformers 5.1.0 on, which makes the
+scheduler afterwards.
 
 Imports nothing of the stack.
 """

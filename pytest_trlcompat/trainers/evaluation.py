@@ -17,6 +17,7 @@ Imports torch, and of this package ``_upstream``.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,8 +107,7 @@ class EvaluationMixin:
     @contextmanager
     def _mode(self, evaluating: bool) -> Iterator[None]:
         """Show trl 0.16 and 0.17 an evaluation that is due if, and only if, one is running."""
-        told_by_control = class_uses(type(self), "should_evaluate", but=("transformers.",))
-        if self.control.should_evaluate == evaluating or not told_by_control:
+        if self.control.should_evaluate == evaluating or not _asks_what_is_due(type(self)):
             yield
             return
         self.control.should_evaluate = evaluating
@@ -120,3 +120,9 @@ class EvaluationMixin:
     def _is_flat(self) -> bool:
         """Whether TRL keeps all metrics in one place; later releases keep one for each mode."""
         return "train" not in self._metrics
+
+
+@functools.cache
+def _asks_what_is_due(cls: type) -> bool:
+    """Whether a trainer's class takes an evaluation that is due for one that runs; Transformers' own may ask."""
+    return class_uses(cls, "should_evaluate", but=("transformers.",))

@@ -50,10 +50,10 @@ class GRPOTrainer(
     :mod:`.zero3_generation`        trl 2782                     from trl 0.16.0
     :mod:`.deepspeed_hooks`         trl 2962                     from trl 0.16.0; with DeepSpeed before 0.16.4
     :mod:`.deepspeed_evaluation`    transformers 44889           without an evaluation before training
-    :mod:`.empty_param_groups`      none found                   without DeepSpeed
+    :mod:`.empty_param_groups`      transformers 43711           without DeepSpeed
     :mod:`.evaluation`              trl 3337, 4010, 4669         in trl 0.18.0 to 0.21.0, and from 0.28.0
     :mod:`.train_sampler`           reported downstream alone    from trl 0.17.0; with Transformers before 4.52.1
-    :mod:`.lora_checkpointing`      trl 3150, 3089               from trl 0.16.0
+    :mod:`.lora_checkpointing`      trl 3150, 3089               in trl 0.16.0 to 0.21.0, and from 0.26.0
     :mod:`.device_map`              none found                   before trl 0.26.0
     =============================== ============================ ==================================================
     """
