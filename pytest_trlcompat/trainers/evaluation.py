@@ -107,7 +107,8 @@ class EvaluationMixin:
     @contextmanager
     def _mode(self, evaluating: bool) -> Iterator[None]:
         """Show trl 0.16 and 0.17 an evaluation that is due if, and only if, one is running."""
-        if self.control.should_evaluate == evaluating or not _asks_what_is_due(type(self)):
+        cls: Any = type(self)
+        if self.control.should_evaluate == evaluating or not _asks_what_is_due(cls):
             yield
             return
         self.control.should_evaluate = evaluating
