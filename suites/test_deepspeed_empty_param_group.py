@@ -25,7 +25,7 @@ pytestmark = pytest.mark.known_issue("deepspeed-empty-param-group")
 
 def test_adapter_without_biases(subject: str, judge: Judge, lora_runs: Callable[[str, str], dict[str, Any]]) -> None:
     def measure() -> Finding:
-        run = lora_runs(subject, "zero2-no_bias")["config"]
+        run = lora_runs(subject, "zero2")["config"]
         failed = failure_of(ISSUE, {"train": run["failure"]} if run["failure"] else {})
         if failed:
             return Finding(failed, run)
