@@ -31,7 +31,9 @@ def remove_deepspeed_hooks(model: Any) -> int:
 class DeepSpeedEvaluationMixin:
     """Lets a subclass of ``transformers.Trainer`` evaluate before it trains, and train again, under DeepSpeed.
 
-    It knows by the engine that the trainer has when ``train()`` is called; with none it does nothing.
+    A second ``train()`` goes on from the weights of the first, with a new optimizer. Evaluation before training is for
+    ZeRO-3 alone; with other stages Transformers refuses it, and says so. It knows by the engine that the trainer has
+    when ``train()`` is called; with none it does nothing.
     """
 
     accelerator: Any

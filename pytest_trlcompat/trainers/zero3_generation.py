@@ -47,8 +47,9 @@ def unwrap_model_for_generation(model: Any, accelerator: Any, *args: Any, **kwar
 class ZeRO3GenerationMixin:
     """Lets a subclass of ``trl.GRPOTrainer`` generate under ZeRO-3 without DeepSpeed's hooks (trl 2782).
 
-    Needless from trl 0.16.0 on, whose trainer passes the engine; nothing is changed where it is passed, but that the
-    hooks come back when generation fails. It knows by looking at what TRL passes.
+    Needless from trl 0.16.0 on, whose trainer passes the engine. It knows by looking at what TRL passes; where that is
+    the engine, all that is left to do is to put the hooks back when generation fails, and to drop DeepSpeed's record of
+    the order of modules, as TRL does itself from 1.5 on.
     """
 
     accelerator: Any
@@ -108,7 +109,7 @@ def _nothing_to_lift(engine: Any) -> Iterator[None]:
 
 
 def _forget_trace(offload: Any) -> None:
-    """Drop DeepSpeed's record of the order of modules, as TRL does itself since 1.5.
+    """Drop DeepSpeed's record of the order of modules.
 
     Registering the hooks again numbers the modules anew, and DeepSpeed 0.16.3 then looks the old record up by the new
     numbers: ``pop from an empty deque``.

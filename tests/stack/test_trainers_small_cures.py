@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,8 @@ from pytest_trlcompat import tiny
 from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
 from pytest_trlcompat.trainers.lora_checkpointing import (
     LoraCheckpointingMixin,
+    _keeping_keywords,
+    checkpointing_keywords,
     input_gradients_are_on,
     trains_adapters,
 )
@@ -73,6 +77,28 @@ def test_nothing_is_changed_where_nothing_is_wrong() -> None:
     assert not trains_adapters(whole)
     trainer_of(whole, None)
     assert not input_gradients_are_on(whole)
+
+
+def test_checkpointing_keeps_its_keywords_through_generation() -> None:
+    model = lora()
+    assert checkpointing_keywords(model) is None
+    model.train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+    @contextmanager
+    def unwrap(model: Any) -> Iterator[Any]:  # as trl 0.22 to 0.25 do
+        model.gradient_checkpointing_disable()
+        yield model
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+
+    with unwrap(model):
+        assert checkpointing_keywords(model) is None
+    assert checkpointing_keywords(model) == {"use_reentrant": True}
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    with _keeping_keywords(unwrap)(model) as unwrapped:
+        assert unwrapped is model
+        assert checkpointing_keywords(model) is None
+    assert checkpointing_keywords(model) == {"use_reentrant": False}
 
 
 @pytest.mark.parametrize(("enabled", "left"), [(True, [["weight"]]), (False, [["weight"], []])])
