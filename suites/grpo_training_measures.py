@@ -240,9 +240,9 @@ def _logged(entries: list[dict[str, Any]], key: str) -> list[Any]:
 
 def _eval_rows() -> int:
     import os
+    from importlib import metadata
 
-    import trl
     from packaging.version import Version
 
     rows = grpo.ROWS // int(os.environ.get("WORLD_SIZE", "1"))
-    return rows // 2 if Version(trl.__version__) < Version("0.15") else rows
+    return rows // 2 if Version(metadata.version("trl")) < Version("0.15") else rows
