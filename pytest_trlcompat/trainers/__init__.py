@@ -16,26 +16,47 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_trlcompat.trainers.deepspeed_evaluation import DeepSpeedEvaluationMixin
+    from pytest_trlcompat.trainers.deepspeed_hooks import DeepSpeedHooksMixin
     from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
+    from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
+    from pytest_trlcompat.trainers.evaluation import EvaluationMixin
     from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin
     from pytest_trlcompat.trainers.fsdp_ref_model import FSDPReferenceModelMixin
     from pytest_trlcompat.trainers.grpo import GRPOTrainer
     from pytest_trlcompat.trainers.logits_to_keep import LogitsToKeepMixin
+    from pytest_trlcompat.trainers.lora_checkpointing import LoraCheckpointingMixin
+    from pytest_trlcompat.trainers.train_sampler import TrainSamplerMixin
+    from pytest_trlcompat.trainers.zero3_generation import ZeRO3GenerationMixin
 
 __all__ = [
+    "DeepSpeedEvaluationMixin",
+    "DeepSpeedHooksMixin",
+    "EmptyParamGroupsMixin",
+    "EvaluationMixin",
     "FSDPGenerationMixin",
     "FSDPReferenceModelMixin",
     "GRPOTrainer",
     "LogitsToKeepMixin",
+    "LoraCheckpointingMixin",
     "OneDevicePerRankMixin",
+    "TrainSamplerMixin",
+    "ZeRO3GenerationMixin",
 ]
 
 _MODULES = {
+    "DeepSpeedEvaluationMixin": "deepspeed_evaluation",
+    "DeepSpeedHooksMixin": "deepspeed_hooks",
+    "EmptyParamGroupsMixin": "empty_param_groups",
+    "EvaluationMixin": "evaluation",
     "FSDPGenerationMixin": "fsdp_generation",
     "FSDPReferenceModelMixin": "fsdp_ref_model",
     "GRPOTrainer": "grpo",
     "LogitsToKeepMixin": "logits_to_keep",
+    "LoraCheckpointingMixin": "lora_checkpointing",
     "OneDevicePerRankMixin": "device_map",
+    "TrainSamplerMixin": "train_sampler",
+    "ZeRO3GenerationMixin": "zero3_generation",
 }
 
 
