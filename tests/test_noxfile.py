@@ -91,7 +91,9 @@ def test_every_other_cell_has_a_session_when_it_is_named(how: str) -> None:
 
 def test_the_other_sessions_are_run_by_name() -> None:
     listed = nox(ROOT, "--list").stdout
-    assert re.findall(r"^- (\w+) ->", listed, re.MULTILINE) == ["cell", "lock", "clean", "report", "bench", "lint"]
+    assert re.findall(r"^- (\w+) ->", listed, re.MULTILINE) == [
+        *("cell", "lock", "clean", "report", "bench", "mutations", "lint"),
+    ]
 
 
 def test_listing_prints_no_table_and_leaves_no_files(checkout: Path) -> None:
@@ -120,7 +122,7 @@ def test_a_malformed_matrix_is_one_clear_message(checkout: Path) -> None:
         ((), "a cell needs at least one pin, for example trl=0.19.1"),
         (("trl0.14.0-tf4.48",), "no cell 'trl0.14.0-tf4.48' in the matrix; near it are: trl0.14.0-tf4.48.3, "),
         (("trl=0.19.1", "--full"), "cell takes no --full; for all cells use: nox -s matrix -- --full"),
-        (("trl=0.19.1", "--issue", "grpo"), "--issue: unknown issue 'grpo'; known are grpo-fsdp-ref-model, "),
+        (("trl=0.19.1", "--issue", "grpo"), "--issue: unknown issue 'grpo'; known are deepspeed-empty-param-group, "),
         (("trl=0.19.1", "--date", "soon"), "bad date 'soon'; write a day, for example 2025-02-28"),
         (
             ("trl=0.19.1", "--dat", "2025-01-01"),
