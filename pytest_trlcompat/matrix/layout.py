@@ -20,11 +20,6 @@ class Layout:
         return self.root / "fixtures" / "matrix.toml"
 
     @property
-    def locks(self) -> Path:
-        """Locks that are kept in the repository."""
-        return self.root / "fixtures" / "locks"
-
-    @property
     def evidence(self) -> Path:
         """The verdicts of the published sweep, which ship with the package."""
         return self.root / "fixtures" / "evidence.json"
@@ -33,6 +28,11 @@ class Layout:
     def page(self) -> Path:
         """The same for people."""
         return self.root / "docs" / "compatibility.md"
+
+    @property
+    def locks(self) -> Path:
+        """Locks that are kept in the repository."""
+        return self.root / "fixtures" / "locks"
 
     @property
     def suites(self) -> Path:
