@@ -122,7 +122,7 @@ aiohttp==3.11.12
 datasets==3.3.2
 -e git+https://github.com/me/mine@0123456789abcdef#egg=mine
 torch==2.6.0+cu124
-transformers @ file:///tmp/wheels/transformers-4.48.3-py3-none-any.whl#sha256=0123
+transformers @ file:///home/me/wheels/transformers-4.48.3-py3-none-any.whl#sha256=0123
 trl==0.15.2
 """
 

@@ -20,11 +20,6 @@ class Layout:
         return self.root / "fixtures" / "matrix.toml"
 
     @property
-    def locks(self) -> Path:
-        """Locks that are kept in the repository."""
-        return self.root / "fixtures" / "locks"
-
-    @property
     def evidence(self) -> Path:
         """The verdicts of the published sweep, which ship with the package."""
         return self.root / "fixtures" / "evidence.json"
@@ -38,6 +33,11 @@ class Layout:
     def resolved(self) -> Path:
         """Locks that were resolved for any other combination."""
         return self.results / "locks"
+
+    @property
+    def locks(self) -> Path:
+        """Locks that are kept in the repository."""
+        return self.root / "fixtures" / "locks"
 
     @property
     def suites(self) -> Path:
