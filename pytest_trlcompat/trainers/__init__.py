@@ -19,23 +19,32 @@ if TYPE_CHECKING:
     from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
     from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin
     from pytest_trlcompat.trainers.fsdp_ref_model import FSDPReferenceModelMixin
+    from pytest_trlcompat.trainers.gradient_accumulation import GradientAccumulationMixin
     from pytest_trlcompat.trainers.grpo import GRPOTrainer
     from pytest_trlcompat.trainers.logits_to_keep import LogitsToKeepMixin
+    from pytest_trlcompat.trainers.sampling import SamplingMixin
+    from pytest_trlcompat.trainers.token_normalizer import TokenNormalizerMixin
 
 __all__ = [
     "FSDPGenerationMixin",
     "FSDPReferenceModelMixin",
     "GRPOTrainer",
+    "GradientAccumulationMixin",
     "LogitsToKeepMixin",
     "OneDevicePerRankMixin",
+    "SamplingMixin",
+    "TokenNormalizerMixin",
 ]
 
 _MODULES = {
     "FSDPGenerationMixin": "fsdp_generation",
     "FSDPReferenceModelMixin": "fsdp_ref_model",
     "GRPOTrainer": "grpo",
+    "GradientAccumulationMixin": "gradient_accumulation",
     "LogitsToKeepMixin": "logits_to_keep",
     "OneDevicePerRankMixin": "device_map",
+    "SamplingMixin": "sampling",
+    "TokenNormalizerMixin": "token_normalizer",
 }
 
 

@@ -10,12 +10,18 @@ import trl
 from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
 from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin
 from pytest_trlcompat.trainers.fsdp_ref_model import FSDPReferenceModelMixin
+from pytest_trlcompat.trainers.gradient_accumulation import GradientAccumulationMixin
 from pytest_trlcompat.trainers.logits_to_keep import LogitsToKeepMixin
+from pytest_trlcompat.trainers.sampling import SamplingMixin
+from pytest_trlcompat.trainers.token_normalizer import TokenNormalizerMixin
 
 __all__ = ["GRPOTrainer"]
 
 
 class GRPOTrainer(
+    GradientAccumulationMixin,
+    TokenNormalizerMixin,
+    SamplingMixin,
     LogitsToKeepMixin,
     FSDPReferenceModelMixin,
     FSDPGenerationMixin,
@@ -34,6 +40,10 @@ class GRPOTrainer(
     :mod:`.fsdp_ref_model`          trl 3348                     from trl 0.18.0 (FSDP1), 0.29.0 (FSDP2)
     :mod:`.fsdp_generation`         trl 2796                     from trl 0.18.0
     :mod:`.device_map`              none found                   before trl 0.26.0
+    :mod:`.gradient_accumulation`   trl 2617                     from Transformers 4.49.0; from 4.48.0 without
+                                                                 DeepSpeed
+    :mod:`.token_normalizer`        trl 5619, 6439               before trl 0.22.0, and where TRL takes the share
+    :mod:`.sampling`                trl 5783                     from trl 0.27.0
     =============================== ============================ ==================================================
     """
 
