@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import grpo
@@ -40,19 +41,20 @@ def _measure(
     policy = grpo.load_policy(model)
     for name, value in defaults.items():
         setattr(policy.generation_config, name, value)
-    settings = {"temperature": TEMPERATURE, **_no_documented_filter(), **settings}
+    # Without learning, so that the policy which sampled is still there afterwards.
+    settings = {"temperature": TEMPERATURE, "learning_rate": 0.0, "max_steps": 1, **_no_documented_filter(), **settings}
     trainer = grpo.build_trainer(subject, model, arguments={"model": policy}, **settings)
-    trainer.model.train()
-    with _drawn() as (probabilities, generated):
-        inputs = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
-        if not generated:  # 0.14.0 samples within compute_loss
-            trainer.compute_loss(trainer.model, inputs)
-    errors, least_allowed = _compare(trainer.model, generated[0], probabilities)
+    with _listening(trainer.model.get_input_embeddings()) as heard:
+        trainer.train()
+    errors, least_allowed = _compare(trainer.model, heard.generated, heard.probabilities)
     return {
         "tokens": len(errors),
         "max_abs_error": max(errors),
         "least_tokens_allowed": least_allowed,
         "vocabulary": model.vocab_size,
+        "positions": heard.positions,
+        # The prompt, and each token but the last, once.
+        "positions_needed": heard.generated.shape[1] - 1,
         "model_generation_config_kept": all(
             getattr(policy.generation_config, name) == value for name, value in defaults.items()
         ),
@@ -67,31 +69,67 @@ def _no_documented_filter() -> dict[str, Any]:
     return {"top_k": 0} if field is not None and field.default == 50 else {}
 
 
+@dataclass
+class _Heard:
+    """Of the first generation.
+
+    Attributes:
+        probabilities: ``(B, V)`` of each drawing.
+        positions: how many of a row's tokens went through the model, the same one again counted again.
+    """
+
+    probabilities: list[torch.Tensor] = field(default_factory=list)
+    positions: int = 0
+    _generated: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def generated(self) -> torch.Tensor:
+        """The ids ``(B, S)``."""
+        return self._generated[0]
+
+    @property
+    def over(self) -> bool:
+        return bool(self._generated)
+
+    def end(self, ids: torch.Tensor) -> None:
+        self._generated.append(ids)
+
+    def begin(self) -> None:
+        """Forget what was drawn before, as the data loader does."""
+        if not self.over:
+            self.probabilities, self.positions = [], 0
+
+
 @contextmanager
-def _drawn() -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-    """Yield the probabilities ``(B, V)`` of each drawing and the ids ``(B, S)`` of each generation, as they come."""
+def _listening(embeddings: Any) -> Iterator[_Heard]:
     import torch
     from transformers.generation import GenerationMixin
 
     multinomial, generate = torch.multinomial, GenerationMixin.generate
-    probabilities: list[torch.Tensor] = []
-    generated: list[torch.Tensor] = []
+    heard = _Heard()
 
-    def listening(given: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if not generated:  # the data loader draws, too, but not within a generation
-            probabilities.append(given.detach().clone())
+    def count(_module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+        if not heard.over:
+            heard.positions += inputs[0].shape[1]
+
+    def drawing(given: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not heard.over:
+            heard.probabilities.append(given.detach().clone())
         return multinomial(given, *args, **kwargs)
 
-    def recording(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        probabilities.clear()
-        generated.append(generate(self, *args, **kwargs))
-        return generated[-1]
+    def generating(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        heard.begin()
+        ids: torch.Tensor = generate(self, *args, **kwargs)
+        heard.end(ids)
+        return ids
 
-    torch.multinomial, GenerationMixin.generate = listening, recording
+    handle = embeddings.register_forward_pre_hook(count)
+    torch.multinomial, GenerationMixin.generate = drawing, generating
     try:
-        yield probabilities, generated
+        yield heard
     finally:
         torch.multinomial, GenerationMixin.generate = multinomial, generate
+        handle.remove()
 
 
 def _compare(model: Any, ids: torch.Tensor, probabilities: list[torch.Tensor]) -> tuple[list[float], int]:

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_trlcompat.trainers.checkpointed_generation import CheckpointedGenerationMixin
     from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
     from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin
     from pytest_trlcompat.trainers.fsdp_ref_model import FSDPReferenceModelMixin
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.trainers.token_normalizer import TokenNormalizerMixin
 
 __all__ = [
+    "CheckpointedGenerationMixin",
     "FSDPGenerationMixin",
     "FSDPReferenceModelMixin",
     "GRPOTrainer",
@@ -37,6 +39,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "CheckpointedGenerationMixin": "checkpointed_generation",
     "FSDPGenerationMixin": "fsdp_generation",
     "FSDPReferenceModelMixin": "fsdp_ref_model",
     "GRPOTrainer": "grpo",

@@ -7,6 +7,7 @@ from typing import Any
 
 import trl
 
+from pytest_trlcompat.trainers.checkpointed_generation import CheckpointedGenerationMixin
 from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
 from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin
 from pytest_trlcompat.trainers.fsdp_ref_model import FSDPReferenceModelMixin
@@ -22,6 +23,7 @@ class GRPOTrainer(
     GradientAccumulationMixin,
     TokenNormalizerMixin,
     SamplingMixin,
+    CheckpointedGenerationMixin,
     LogitsToKeepMixin,
     FSDPReferenceModelMixin,
     FSDPGenerationMixin,
@@ -44,6 +46,7 @@ class GRPOTrainer(
                                                                  DeepSpeed
     :mod:`.token_normalizer`        trl 5619, 6439               before trl 0.22.0, and where TRL takes the share
     :mod:`.sampling`                trl 5783                     from trl 0.27.0
+    :mod:`.checkpointed_generation` none found                   without ``gradient_checkpointing``
     =============================== ============================ ==================================================
     """
 
