@@ -1,4 +1,4 @@
-"""Known issue ``trl-import``: a release of TRL that imports what a newer Transformers has dropped.
+"""Known issue ``trl-import``: a release of TRL that cannot be imported beside a newer Transformers.
 
 Neither package declares the limit, so that pip installs the two side by side.
 """
