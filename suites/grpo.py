@@ -159,24 +159,3 @@ def logps_method() -> str | None:
 
     names = ("_get_per_token_logps_and_entropies", "_get_per_token_logps")
     return next((name for name in names if hasattr(GRPOTrainer, name)), None)
-
-
-def per_token_logps(trainer: Any, method: str, ids: torch.Tensor) -> torch.Tensor:
-    """The log-probabilities ``(B, K)`` that this trainer computes for the last K tokens of ``ids``, ``(B, S)``."""
-    import torch
-
-    answer = getattr(trainer, method)(trainer.model, ids, torch.ones_like(ids), COMPLETION_LENGTH)
-    if isinstance(answer, dict):
-        answer = answer["logps"]
-    logps: torch.Tensor = answer[0] if isinstance(answer, tuple) else answer
-    return logps.detach()
-
-
-def reference_logps(model: Any, ids: torch.Tensor, temperature: float) -> torch.Tensor:
-    """The truth, ``(B, K)``: a plain full forward pass, without any keyword, in float32."""
-    import torch
-
-    with torch.no_grad():
-        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float() / temperature
-    logps = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
-    return logps[:, -COMPLETION_LENGTH:]

@@ -7,6 +7,7 @@ from typing import Any
 
 import trl
 
+from pytest_trlcompat.trainers.checkpointed_generation import CheckpointedGenerationMixin
 from pytest_trlcompat.trainers.deepspeed_evaluation import DeepSpeedEvaluationMixin
 from pytest_trlcompat.trainers.deepspeed_hooks import DeepSpeedHooksMixin
 from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
@@ -14,8 +15,11 @@ from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
 from pytest_trlcompat.trainers.evaluation import EvaluationMixin
 from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin
 from pytest_trlcompat.trainers.fsdp_ref_model import FSDPReferenceModelMixin
+from pytest_trlcompat.trainers.gradient_accumulation import GradientAccumulationMixin
 from pytest_trlcompat.trainers.logits_to_keep import LogitsToKeepMixin
 from pytest_trlcompat.trainers.lora_checkpointing import LoraCheckpointingMixin
+from pytest_trlcompat.trainers.sampling import SamplingMixin
+from pytest_trlcompat.trainers.token_normalizer import TokenNormalizerMixin
 from pytest_trlcompat.trainers.train_sampler import TrainSamplerMixin
 from pytest_trlcompat.trainers.zero3_generation import ZeRO3GenerationMixin
 
@@ -23,6 +27,10 @@ __all__ = ["GRPOTrainer"]
 
 
 class GRPOTrainer(
+    GradientAccumulationMixin,
+    TokenNormalizerMixin,
+    SamplingMixin,
+    CheckpointedGenerationMixin,
     LogitsToKeepMixin,
     FSDPReferenceModelMixin,
     FSDPGenerationMixin,
@@ -55,6 +63,11 @@ class GRPOTrainer(
     :mod:`.train_sampler`           reported downstream alone    from trl 0.17.0; with Transformers before 4.52.1
     :mod:`.lora_checkpointing`      trl 3150, 3089               in trl 0.16.0 to 0.21.0, and from 0.26.0
     :mod:`.device_map`              none found                   before trl 0.26.0
+    :mod:`.gradient_accumulation`   trl 2617                     from Transformers 4.49.0; from 4.48.0 without
+                                                                 DeepSpeed
+    :mod:`.token_normalizer`        trl 5619, 6439               before trl 0.22.0, and where TRL takes the share
+    :mod:`.sampling`                trl 5783                     from trl 0.27.0
+    :mod:`.checkpointed_generation` none found                   without ``gradient_checkpointing``
     =============================== ============================ ==================================================
     """
 

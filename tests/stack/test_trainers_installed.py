@@ -18,7 +18,7 @@ def launch() -> Iterator[Launcher]:
         yield launcher
 
 
-def two_steps(subject: str, model: tiny.TinyModel, temperature: float) -> dict[str, Any]:
+def two_steps(subject: str, model: tiny.TinyModel, temperature: float, more: dict[str, Any]) -> dict[str, Any]:
     """Losses, gradient norms and, for prompts of several lengths, the deviation from a plain full forward pass."""
     import inspect
     import tempfile
@@ -45,6 +45,7 @@ def two_steps(subject: str, model: tiny.TinyModel, temperature: float) -> dict[s
         "beta": 0.1,
         "bf16": False,
         "gradient_checkpointing": False,
+        **more,
     }
     if hasattr(grpo_trainer, "create_model_from_path"):  # or upstream loads its reference model onto another device
         settings["model_init_kwargs"] = {"device_map": None}
@@ -79,13 +80,18 @@ def two_steps(subject: str, model: tiny.TinyModel, temperature: float) -> dict[s
     }
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_the_installed_trl_is_right_and_left_alone(launch: Launcher, tmp_path: Any, temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("temperature", "more"),
+    [(1.0, {}), (0.6, {"gradient_accumulation_steps": 2}), (0.6, {"gradient_checkpointing": True})],
+)
+def test_the_installed_trl_is_right_and_left_alone(
+    launch: Launcher, tmp_path: Any, temperature: float, more: dict[str, Any]
+) -> None:
     if not stack.satisfied({"trl": ">=0.16", "transformers": ">=4.49"}, stack.installed()):
         pytest.skip("upstream is wrong or wasteful with this stack")
     model = tiny.qwen2(directory=tmp_path, initializer_range=0.2)
     upstream, corrected = (
-        launch(two_steps, subject, model, temperature, strategy="single").values[0]
+        launch(two_steps, subject, model, temperature, more, strategy="single").values[0]
         for subject in ("upstream", "corrected")
     )
     assert corrected["error"] <= 1e-5

@@ -1,0 +1,68 @@
+"""Cure of ``grpo-checkpointed-generation``: sampling with gradient checkpointing on, from a cache that is not filled.
+
+GRPO generates with the model in training mode. A model that checkpoints its activations then drops or repeats what
+generation keeps in its key-value cache: Transformers up to 4.48 reads the whole sequence anew for each token, on top of
+what the cache holds; from 4.53 on each token is computed from the one before it alone. Neither raises an error: the
+completions are noise, and are trained on.
+
+Imports torch, and of this package ``_upstream``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from torch import nn
+
+from pytest_trlcompat.trainers._upstream import grpo_module, replaced
+
+__all__ = ["CheckpointedGenerationMixin", "gradient_checkpointing_off"]
+
+
+@contextmanager
+def gradient_checkpointing_off(model: nn.Module) -> Iterator[None]:
+    """Let no module of ``model`` checkpoint its activations while the context lasts; nothing else about it changes."""
+    modules: list[Any] = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    for module in modules:
+        module.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.gradient_checkpointing = True
+
+
+class CheckpointedGenerationMixin:
+    """Lets a subclass of ``trl.GRPOTrainer`` generate without gradient checkpointing, and train with it.
+
+    Generation computes no gradients, so that nothing is lost by it. Does nothing where ``gradient_checkpointing`` is
+    off, where TRL has switched it off for generation itself (from 0.22.0 on), and with vLLM, which generates elsewhere.
+    """
+
+    args: Any
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        with self._generating():  # trl 0.15.0 and later generate here
+            upstream: Any = super()
+            return upstream._prepare_inputs(inputs)
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        with self._generating():  # trl 0.14.0 generates here
+            upstream: Any = super()
+            return upstream.compute_loss(*args, **kwargs)
+
+    def _generating(self) -> AbstractContextManager[None]:
+        if not self.args.gradient_checkpointing or not hasattr(grpo_module(), "unwrap_model_for_generation"):
+            return nullcontext()
+        return replaced("unwrap_model_for_generation", _without_checkpointing)
+
+
+def _without_checkpointing(unwrap: Callable[..., Any]) -> Callable[..., Any]:
+    @contextmanager
+    def unwrap_model_for_generation(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with unwrap(*args, **kwargs) as unwrapped, gradient_checkpointing_off(unwrapped):
+            yield unwrapped
+
+    return unwrap_model_for_generation

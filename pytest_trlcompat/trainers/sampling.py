@@ -1,0 +1,107 @@
+"""Cure of ``grpo-sampling`` (trl 5783, 4647, transformers 42762): completions sampled from the policy that is scored.
+
+GRPO scores tokens by ``softmax(logits / temperature)``. Sampling may silently be narrower than that: trl 0.14 and 0.15
+leave the 50 most likely tokens to choose from, since ``GenerationConfig`` does; so do 0.18 to 0.26 under Transformers
+5, which takes their ``top_k=None`` for its default. And Transformers 4.50 to 4.57 put the preferences of the model's
+own ``generation_config.json`` in place of whatever TRL sets to a default value, temperature 1 included, up to trl 0.26.
+
+Imports torch, and of this package ``_upstream``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from torch import nn
+
+from pytest_trlcompat.trainers._upstream import function_uses, grpo_module, replaced
+
+__all__ = ["SamplingMixin", "sampling_preferences_set_aside"]
+
+_PREFERENCES = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "repetition_penalty",
+)
+"""What narrows or bends the distribution that tokens are sampled from."""
+
+
+@contextmanager
+def sampling_preferences_set_aside(model: nn.Module, generation_config: Any) -> Iterator[None]:
+    """Let ``model`` sample as ``generation_config`` says, while the context lasts, whatever its own preferences.
+
+    The model's ``generation_config`` itself stays as it is, and is what is saved. Does nothing where it has no
+    preferences of its own.
+    """
+    owner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    original = owner.generation_config
+    wanted = {name: getattr(generation_config, name, None) for name in _PREFERENCES}
+    if all(getattr(original, name, None) == value for name, value in wanted.items()):
+        yield
+        return
+    owner.generation_config = copy.deepcopy(original)
+    for name, value in wanted.items():
+        setattr(owner.generation_config, name, value)
+    try:
+        yield
+    finally:
+        owner.generation_config = original
+
+
+class SamplingMixin:
+    """Lets a subclass of ``trl.GRPOTrainer`` sample as its arguments say, and from all tokens unless they limit them.
+
+    Needless from trl 0.27.0 on, and does nothing there: it looks for ``_override_model_generation_config`` in TRL's
+    ``unwrap_model_for_generation``. It looks for ``top_k`` in the arguments, and takes ``None`` and its absence for no
+    limit, as TRL's documentation does. With vLLM, which samples elsewhere, it does nothing either.
+    """
+
+    args: Any
+    generation_config: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if hasattr(self, "generation_config") and not self._limits_tokens():
+            # None means no limit to Transformers 4, and the default of 50 to Transformers 5; 0 means no limit to both.
+            self.generation_config.top_k = 0
+
+    def _limits_tokens(self) -> bool:
+        more = getattr(self.args, "generation_kwargs", None) or {}
+        return bool(getattr(self.args, "top_k", None) or more.get("top_k"))
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        with self._sampling():  # trl 0.15.0 and later generate here
+            upstream: Any = super()
+            return upstream._prepare_inputs(inputs)
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        with self._sampling():  # trl 0.14.0 generates here
+            upstream: Any = super()
+            return upstream.compute_loss(*args, **kwargs)
+
+    def _sampling(self) -> AbstractContextManager[None]:
+        unwrap = getattr(grpo_module(), "unwrap_model_for_generation", None)
+        if not hasattr(self, "generation_config") or unwrap is None:
+            return nullcontext()
+        if function_uses(unwrap, "_override_model_generation_config"):
+            return nullcontext()
+        return replaced("unwrap_model_for_generation", self._setting_aside)
+
+    def _setting_aside(self, unwrap: Callable[..., Any]) -> Callable[..., Any]:
+        @contextmanager
+        def unwrap_model_for_generation(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            with (
+                unwrap(*args, **kwargs) as unwrapped,
+                sampling_preferences_set_aside(unwrapped, self.generation_config),
+            ):
+                yield unwrapped
+
+        return unwrap_model_for_generation

@@ -1,0 +1,62 @@
+"""Cure of ``grpo-token-normalizer`` (trl 5619, 6439): the losses of GRPO that divide by the number of tokens.
+
+``dapo``, TRL's default, ``cispo`` and ``vespo`` divide by ``num_items_in_batch``, which trl counts over the whole
+generation batch, truncated completions included. So from 0.22.0 on the gradient shrinks or grows by
+``gradient_accumulation_steps / steps_per_generation`` where these differ, and shrinks where
+``mask_truncated_completions`` leaves completions out of the sum alone.
+
+Imports torch, and of this package ``_upstream``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from pytest_trlcompat.trainers._upstream import function_uses
+
+__all__ = ["TokenNormalizerMixin"]
+
+
+class TokenNormalizerMixin:
+    """Counts the tokens that a subclass of ``trl.GRPOTrainer`` divides by: those that one optimizer step trains on.
+
+    Where an optimizer step trains on a share of the generation batch, the number is that share of all its tokens, as
+    TRL has it in later releases. Needless before trl 0.22.0, which has no such loss; from 1.9.0 on the truncated
+    completions are left out upstream, and later the share is taken there, too. It knows by the ``num_items_in_batch``
+    that TRL hands from generation to loss, and by the names in the code of ``_compute_loss``.
+    """
+
+    accelerator: Any
+    args: Any
+    model: Any
+
+    def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
+        upstream: Any = super()
+        batch = upstream._generate_and_score_completions(*args, **kwargs)
+        if "num_items_in_batch" in batch and self.args.mask_truncated_completions:
+            mask = batch["completion_mask"]
+            if "tool_mask" in batch:
+                mask = mask * batch["tool_mask"]
+            # Never 0, by which the loss would be NaN where every completion is truncated.
+            batch["num_items_in_batch"] = self.accelerator.gather(mask.sum()).sum().clamp(min=1)
+        return batch
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        upstream: Any = super()
+        share = self._share_of_generation(inputs)
+        if share != 1.0:
+            tokens: Tensor = inputs["num_items_in_batch"]
+            inputs = {**inputs, "num_items_in_batch": tokens * share}
+        return upstream.compute_loss(model, inputs, *args, **kwargs)
+
+    def _share_of_generation(self, inputs: Any) -> float:
+        """By what to multiply the number of tokens, where TRL does not."""
+        upstream: Any = super()
+        if "num_items_in_batch" not in inputs or not self.model.training:
+            return 1.0
+        if function_uses(upstream._compute_loss, "steps_per_generation"):
+            return 1.0
+        accumulated: int = self.current_gradient_accumulation_steps  # type: ignore[attr-defined] # Trainer's
+        return accumulated / float(self.args.steps_per_generation)
