@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from . import grpo_measures
+from .ppo_lives import PPOLives
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher
@@ -26,3 +27,11 @@ def saved_qwen2(tiny_qwen2: Callable[..., TinyModel], launcher: Launcher) -> Tin
     model = tiny_qwen2()
     launcher(grpo_measures.save_model, model, strategy="single")
     return model
+
+
+@pytest.fixture(scope="session")
+def ppo_lives(
+    tiny_mistral: Callable[..., TinyModel], launcher: Launcher, tmp_path_factory: pytest.TempPathFactory
+) -> PPOLives:
+    """What happened to a PPO trainer from construction to the final save, once for each subject and strategy."""
+    return PPOLives(launcher, tiny_mistral(), tmp_path_factory)

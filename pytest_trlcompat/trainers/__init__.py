@@ -36,6 +36,8 @@ _MODULES = {
     "GRPOTrainer": "grpo",
     "LogitsToKeepMixin": "logits_to_keep",
     "OneDevicePerRankMixin": "device_map",
+    "PPOConfig": "ppo",
+    "PPOTrainer": "ppo",
 }
 
 

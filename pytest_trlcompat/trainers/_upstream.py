@@ -40,12 +40,12 @@ def class_uses(cls: type, name: str) -> bool:
 
 
 @contextmanager
-def replaced(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Lend TRL's GRPO module ``make(original)`` in place of its global ``name``, while the context lasts.
+def replaced(name: str, make: Callable[[Any], Any], module: ModuleType | None = None) -> Iterator[None]:
+    """Lend TRL's GRPO module, or ``module``, ``make(original)`` in place of its global ``name``, while this lasts.
 
-    Does nothing where the installed TRL has no such name. The replacement is seen by all threads.
+    Does nothing where the module has no such name. The replacement is seen by all threads.
     """
-    module = grpo_module()
+    module = grpo_module() if module is None else module
     original = getattr(module, name, None)
     if original is None:
         yield
