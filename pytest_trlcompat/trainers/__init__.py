@@ -1,6 +1,6 @@
 """Corrected trainers: TRL's own, with known bugs cured and everything else untouched.
 
-    from pytest_trlcompat.trainers import GRPOTrainer
+    from pytest_trlcompat.trainers import GRPOTrainer, PPOTrainer
 
 One module per cure, each usable alone, as functions or as a mixin in front of your own subclass of TRL's trainer::
 
@@ -21,13 +21,24 @@ if TYPE_CHECKING:
     from pytest_trlcompat.trainers.fsdp_ref_model import FSDPReferenceModelMixin
     from pytest_trlcompat.trainers.grpo import GRPOTrainer
     from pytest_trlcompat.trainers.logits_to_keep import LogitsToKeepMixin
+    from pytest_trlcompat.trainers.parameter_groups import NoEmptyParameterGroupsMixin
+    from pytest_trlcompat.trainers.ppo import PPOConfig as PPOConfig
+    from pytest_trlcompat.trainers.ppo import PPOTrainer as PPOTrainer
+    from pytest_trlcompat.trainers.ppo_accelerator import PPOAcceleratorMixin
+    from pytest_trlcompat.trainers.ppo_fsdp import PPOFSDPMixin
+    from pytest_trlcompat.trainers.ppo_save import PPOSaveMixin
 
+# Without PPOTrainer and PPOConfig, which some releases have not: importing everything must not fail for that.
 __all__ = [
     "FSDPGenerationMixin",
     "FSDPReferenceModelMixin",
     "GRPOTrainer",
     "LogitsToKeepMixin",
+    "NoEmptyParameterGroupsMixin",
     "OneDevicePerRankMixin",
+    "PPOAcceleratorMixin",
+    "PPOFSDPMixin",
+    "PPOSaveMixin",
 ]
 
 _MODULES = {
@@ -35,8 +46,12 @@ _MODULES = {
     "FSDPReferenceModelMixin": "fsdp_ref_model",
     "GRPOTrainer": "grpo",
     "LogitsToKeepMixin": "logits_to_keep",
+    "NoEmptyParameterGroupsMixin": "parameter_groups",
     "OneDevicePerRankMixin": "device_map",
+    "PPOAcceleratorMixin": "ppo_accelerator",
     "PPOConfig": "ppo",
+    "PPOFSDPMixin": "ppo_fsdp",
+    "PPOSaveMixin": "ppo_save",
     "PPOTrainer": "ppo",
 }
 
@@ -48,4 +63,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_MODULES})

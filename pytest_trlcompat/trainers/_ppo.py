@@ -73,7 +73,7 @@ def _exists(module: str) -> bool:
 def _why_not(version: str) -> str:
     if Version(version) < Version("0.12"):
         return (
-            f"trl {version} has no PPO trainer that is a transformers.Trainer, only the older one with a step() method; "
+            f"trl {version} has no PPO trainer that is a transformers.Trainer, only the old one with a step() method; "
             "install trl>=0.9.6,<1.13 for PPOv2Trainer or PPOTrainer"
         )
     return (

@@ -1,9 +1,9 @@
 """Cure of ``ppo-lr-scheduler-zip``: no optimizer group without parameters, where DeepSpeed would take it out again.
 
-``transformers.Trainer`` splits parameters into those with and without weight decay. Until 4.46 it takes a bias or a
-``torch.nn.LayerNorm`` for the second group, of which a Mistral or Llama has none. PPO makes its learning rate scheduler
-for both groups; DeepSpeed then removes the empty one, and the scheduler's first step ends in ``zip() argument 2 is longer
-than argument 1`` (PyTorch zips strictly from 2.8 or so on).
+``transformers.Trainer`` splits parameters into those with and those without weight decay. Until Transformers 4.48 the
+latter are biases and registered layer norms, of which a Mistral has none (a Qwen2 has biases, a Llama registers its
+norm). PPO makes its learning rate scheduler for both groups; DeepSpeed then removes the empty one, and where PyTorch
+zips strictly (2.13 does) the scheduler's first step ends in ``zip() argument 2 is longer than argument 1``.
 
 Imports nothing of the stack, and nothing of this package.
 """
@@ -24,7 +24,8 @@ class NoEmptyParameterGroupsMixin:
     """Makes the optimizer of a ``transformers.Trainer`` without groups that hold no parameters.
 
     It matters where a scheduler is made for it before DeepSpeed takes it over, as TRL's PPO trainers do. An optimizer
-    that was passed to the trainer is left alone. Needless where no group is empty, and does nothing there.
+    that was passed to the trainer is left alone. Needless where no group is empty (from Transformers 4.49 on,
+    where names count), and does nothing there.
     """
 
     optimizer: Any

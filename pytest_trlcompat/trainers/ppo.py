@@ -1,9 +1,12 @@
-"""The corrected PPO trainer: TRL's own with every cure for it in front. Imports the stack."""
+"""The corrected PPO trainer and its configuration: TRL's own with every cure for them in front. Imports the stack.
+
+Importing it where TRL has no PPO (before 0.9.6, from 1.13.0 on) raises an ``ImportError`` that says what to install.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_trlcompat.trainers._ppo import ppo_config_class, ppo_trainer_class
 from pytest_trlcompat.trainers.parameter_groups import NoEmptyParameterGroupsMixin
@@ -13,19 +16,38 @@ from pytest_trlcompat.trainers.ppo_save import PPOSaveMixin
 
 __all__ = ["PPOConfig", "PPOTrainer"]
 
-if TYPE_CHECKING:
-    Upstream, UpstreamConfig = Any, Any
-else:
-    Upstream, UpstreamConfig = ppo_trainer_class(), ppo_config_class()
+UpstreamConfig: Any = ppo_config_class()
+UpstreamTrainer: Any = ppo_trainer_class()
 
 
 class PPOConfig(UpstreamConfig):
-    # trl 0.17 to 0.20 add this name to a list of Transformers' up to 4.50.3 that all configurations share: once
-    # GRPOConfig was imported, PPOConfig() ends in 'PPOConfig' object has no attribute 'model_init_kwargs'.
+    """The configuration of the installed release's PPO trainer: ``PPOv2Config``, or ``PPOConfig`` wherever it is.
+
+    It can be made also after ``GRPOConfig`` was imported. With Transformers up to 4.50.3, trl 0.17.0 to 0.18.2 enter
+    GRPO's ``model_init_kwargs`` into a list of fields that all configurations share, and TRL's own then ends in
+    ``'PPOConfig' object has no attribute 'model_init_kwargs'``. Nothing else differs; any PPO trainer takes it.
+    """
+
     model_init_kwargs = None
 
 
-class PPOTrainer(PPOSaveMixin, PPOFSDPMixin, PPOAcceleratorMixin, NoEmptyParameterGroupsMixin, Upstream):
-    @functools.wraps(Upstream.__init__)
+class PPOTrainer(PPOSaveMixin, PPOFSDPMixin, PPOAcceleratorMixin, NoEmptyParameterGroupsMixin, UpstreamTrainer):
+    """TRL's PPO trainer of whichever release is installed, with known bugs cured.
+
+    That is ``trl.trainer.ppov2_trainer.PPOv2Trainer`` (0.9.6 to 0.11), ``trl.PPOTrainer`` (0.12 to 0.25) or
+    ``trl.experimental.ppo.PPOTrainer`` (0.26 to 1.12). Takes what that takes, is one, and behaves like it elsewhere. As
+    upstream it cannot resume: ``train`` takes no checkpoint, and up to 0.10.1 writes none.
+
+    =============================== ============================ ==================================================
+    cure                            upstream                     does nothing
+    =============================== ============================ ==================================================
+    :mod:`.ppo_save`                trl 2122, 2885               in trl 0.9.6 and 0.10.1; in one process
+    :mod:`.ppo_accelerator`         trl 2377, 2555, 3453         without DeepSpeed
+    :mod:`.ppo_fsdp`                none found                   without FSDP
+    :mod:`.parameter_groups`        none found                   from Transformers 4.49 on
+    =============================== ============================ ==================================================
+    """
+
+    @functools.wraps(UpstreamTrainer.__init__)  # type: ignore[misc] # it is Any
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -41,8 +41,8 @@ def accelerator_of_arguments(args: Any) -> AbstractContextManager[None]:
 class PPOAcceleratorMixin:
     """Lets a subclass of TRL's PPO trainer be built under DeepSpeed.
 
-    Needless with accelerate < 1.0 and >= 1.9, unless DeepSpeed is configured by ``PPOConfig(deepspeed=...)``; the plugin
-    that it passes is then equal to the one that the accelerator would have made.
+    Needless with accelerate < 1.0 and >= 1.9, unless DeepSpeed is configured by ``PPOConfig(deepspeed=...)``; the
+    plugin that it passes is then equal to the one that the accelerator would have made.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

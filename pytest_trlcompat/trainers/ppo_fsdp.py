@@ -4,8 +4,8 @@ TRL's PPO trainer shards one wrapper around policy and value model, then generat
 value model by themselves. The wrapper's own parameters (embeddings, final norms, heads) are gathered only when the
 wrapper is called: ``'weight' must be 2-D``, under FSDP2 ``got mixed torch.Tensor and DTensor``. And it names no layer
 class, so that everything is in the wrapper's one unit; Accelerate 1.6 and 1.7 refuse that under FSDP2: ``no attribute
-'_no_split_modules'``. Where the user names the class, the value model's layers are met twice, since the wrapper registers
-their parent once more as ``critic_backbone``: ``is already wrapped by``. No release of TRL is free of it.
+'_no_split_modules'``. Where the user names the class, the value model's layers are met twice, as the wrapper registers
+their parent once more, as ``critic_backbone``: ``is already wrapped by``. No release of TRL is free of it.
 
 Imports torch, Accelerate, and of this package ``_ppo``, ``_upstream`` and ``fsdp_ref_model``.
 """
@@ -129,7 +129,7 @@ class _Once:
 
 
 def _wrapper_for_fsdp(upstream: Any) -> Callable[..., nn.Module]:
-    class PolicyAndValueWrapper(upstream):  # type: ignore[misc]
+    class PolicyAndValueWrapper(upstream):
         """Upstream's, with the layers that FSDP shall shard, each of them registered once."""
 
         def __init__(self, policy: nn.Module, value_model: nn.Module) -> None:
