@@ -1,9 +1,9 @@
-"""Cure of ``ppo-lr-scheduler-zip``: no optimizer group without parameters, where DeepSpeed would take it out again.
+"""Cure of ``ppo-lr-scheduler-zip`` (transformers 43692): no optimizer group that DeepSpeed would take out again.
 
 ``transformers.Trainer`` splits parameters into those with and those without weight decay. Until Transformers 4.48 the
 latter are biases and registered layer norms, of which a Mistral has none (a Qwen2 has biases, a Llama registers its
 norm). PPO makes its learning rate scheduler for both groups; DeepSpeed then removes the empty one, and where PyTorch
-zips strictly (2.13 does) the scheduler's first step ends in ``zip() argument 2 is longer than argument 1``.
+zips strictly (from 2.10 on) the scheduler's first step ends in ``zip() argument 2 is longer than argument 1``.
 
 Imports nothing of the stack, and nothing of this package.
 """

@@ -41,10 +41,10 @@ class PPOTrainer(PPOSaveMixin, PPOFSDPMixin, PPOAcceleratorMixin, NoEmptyParamet
     =============================== ============================ ==================================================
     cure                            upstream                     does nothing
     =============================== ============================ ==================================================
-    :mod:`.ppo_save`                trl 2122, 2885               in trl 0.9.6 and 0.10.1; in one process
+    :mod:`.ppo_save`                trl 2122, 2375, 2885, 3301   in trl 0.9.6 and 0.10.1; in one process
     :mod:`.ppo_accelerator`         trl 2377, 2555, 3453         without DeepSpeed
-    :mod:`.ppo_fsdp`                none found                   without FSDP
-    :mod:`.parameter_groups`        none found                   from Transformers 4.49 on
+    :mod:`.ppo_fsdp`                trl 1726                     without FSDP
+    :mod:`.parameter_groups`        transformers 43692           from Transformers 4.49 on
     =============================== ============================ ==================================================
     """
 

@@ -1,4 +1,4 @@
-"""Cure of ``ppo-fsdp-rollout``: PPO under FSDP1 and FSDP2, with the root's parameters at hand outside of its forward.
+"""Cure of ``ppo-fsdp-rollout`` (trl 1726): PPO under FSDP1 and FSDP2, with the root's parameters at hand.
 
 TRL's PPO trainer shards one wrapper around policy and value model, then generates with the policy and scores with the
 value model by themselves. The wrapper's own parameters (embeddings, final norms, heads) are gathered only when the

@@ -1,4 +1,4 @@
-"""Cure of ``ppo-zero3-save`` (trl 2122, 2885), ``ppo-config-get`` and ``ppo-ddp-save``: the policy saved, everywhere.
+"""Cure of ``ppo-zero3-save`` (trl 2122, 2885), ``ppo-config-get`` and ``ppo-ddp-save`` (trl 2375): the policy saved.
 
 TRL's PPO trainer trains a wrapper around policy and value model and saves the policy alone. From 0.11 on it does so by
 putting the policy in the place of the model, and of the DeepSpeed engine, and calls ``Trainer.save_model``. But it is
