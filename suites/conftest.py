@@ -30,8 +30,14 @@ def saved_qwen2(tiny_qwen2: Callable[..., TinyModel], launcher: Launcher) -> Tin
 
 
 @pytest.fixture(scope="session")
-def ppo_lives(
-    tiny_mistral: Callable[..., TinyModel], launcher: Launcher, tmp_path_factory: pytest.TempPathFactory
-) -> PPOLives:
+def saved_mistral(tiny_mistral: Callable[..., TinyModel], launcher: Launcher) -> TinyModel:
+    """A tiny Mistral; see ``saved_qwen2``."""
+    model = tiny_mistral()
+    launcher(grpo_measures.save_model, model, strategy="single")
+    return model
+
+
+@pytest.fixture(scope="session")
+def ppo_lives(saved_mistral: TinyModel, launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> PPOLives:
     """What happened to a PPO trainer from construction to the final save, once for each subject and strategy."""
-    return PPOLives(launcher, tiny_mistral(), tmp_path_factory)
+    return PPOLives(launcher, saved_mistral, tmp_path_factory)

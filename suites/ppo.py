@@ -70,6 +70,7 @@ def build_trainer(
     cls: type | None = None,
     arguments: Mapping[str, Any] | None = None,
     before: Callable[[], None] | None = None,
+    config_cls: Any = None,
     **settings: Any,
 ) -> Any:
     """A PPO trainer on fresh tiny models: 3 batches, no dropout, no saving, no samples printed.
@@ -78,13 +79,14 @@ def build_trainer(
         cls: a subclass to build instead of the subject's trainer.
         arguments: of the trainer by TRL's newest names, in place of those that it is given here.
         before: called between the configuration and the trainer.
+        config_cls: the configuration's class; ours by default, see :func:`config`.
         settings: of its configuration; those that the release does not know are left out.
     """
     import inspect
 
     models = load_models(model)  # before the configuration
     given = {
-        "args": config(**settings),
+        "args": config(config_cls, **settings),
         "processing_class": model.tokenizer,
         **vars(models),
         "train_dataset": queries(model.vocab_size),
@@ -98,11 +100,11 @@ def build_trainer(
     return chosen(**{name if name in known else _OLD_NAMES.get(name, name): value for name, value in given.items()})
 
 
-def config(**settings: Any) -> Any:
+def config(cls: Any = None, /, **settings: Any) -> Any:
     """The release's PPO configuration for :data:`STEPS` batches of :data:`ROWS` rows.
 
-    It is our ``PPOConfig`` for both subjects: TRL's cannot be made in some releases (``ppo-config-after-grpo``), and is
-    the same in all others.
+    It is our ``PPOConfig`` for both subjects unless ``cls`` is given: TRL's cannot be made in some releases
+    (``ppo-config-after-grpo``), and is the same in all others.
     """
     import dataclasses
     import os
@@ -134,22 +136,27 @@ def config(**settings: Any) -> Any:
         "disable_tqdm": True,
         "seed": 7,
     }
-    known = {field.name for field in dataclasses.fields(PPOConfig)}
-    return PPOConfig(**{key: value for key, value in {**values, **settings}.items() if key in known})
+    cls = cls or PPOConfig
+    known = {field.name for field in dataclasses.fields(cls)}
+    return cls(**{key: value for key, value in {**values, **settings}.items() if key in known})
 
 
-def ask_for_upstream_config(subject: str) -> None:
+def config_class(subject: str) -> Any:
+    """The subject's own configuration: TRL's, or the corrected one."""
+    from pytest_trlcompat import trainers
+    from pytest_trlcompat.trainers._ppo import ppo_config_class
+
+    return trainers.PPOConfig if subject == "corrected" else ppo_config_class()
+
+
+def configure_after_grpo(subject: str) -> None:
     """Make the subject's PPO configuration after GRPO's was imported, where there is one."""
     import contextlib
     import tempfile
 
-    from pytest_trlcompat import trainers
-    from pytest_trlcompat.trainers._ppo import ppo_config_class
-
     with contextlib.suppress(ImportError):
         from trl import GRPOConfig  # noqa: F401
-    cls = trainers.PPOConfig if subject == "corrected" else ppo_config_class()
-    cls(output_dir=tempfile.mkdtemp(prefix="trlcompat-"), report_to=[])
+    config_class(subject)(output_dir=tempfile.mkdtemp(prefix="trlcompat-"), report_to=[])
 
 
 def gathered_policy(trainer: Any) -> dict[str, Any]:

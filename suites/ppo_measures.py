@@ -15,7 +15,7 @@ from . import ppo
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["life", "reload"]
+__all__ = ["deepspeed_by_argument", "life", "reload"]
 
 SAVES = ("constructed", "checkpoint", "final")
 WORKAROUNDS = ("workaround_gather", "workaround_swap")
@@ -33,7 +33,7 @@ def life(subject: str, model: TinyModel, folder: Path) -> dict[str, Any]:
     """
     stages = _Stages(folder)
     with stages("config"):
-        ppo.ask_for_upstream_config(subject)
+        ppo.configure_after_grpo(subject)
     trainer = None
     with stages("construct"):
         trainer = _build(subject, model, folder, stages)
@@ -50,6 +50,12 @@ def life(subject: str, model: TinyModel, folder: Path) -> dict[str, Any]:
         stages.save("workaround_gather", trainer, _gather_and_filter)
         stages.save("workaround_swap", trainer, _swap)
     return {**stages.report(), "log": _log(trainer), **_moved(before, after)}
+
+
+def deepspeed_by_argument(subject: str, model: TinyModel, settings: dict[str, Any]) -> dict[str, Any]:
+    """Build a trainer that is told of DeepSpeed by its configuration alone; the engine's ZeRO stage."""
+    trainer = ppo.build_trainer(subject, model, config_cls=ppo.config_class(subject), deepspeed=settings)
+    return {"stage": trainer.accelerator.state.deepspeed_plugin.zero_stage, "engine": type(trainer.model).__name__}
 
 
 def reload(saved: Mapping[str, str]) -> dict[str, dict[str, Any]]:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.known_issue("ppo-config-get")
 
 def test_zero2(subject: str, judge: Judge, ppo_lives: PPOLives) -> None:
     def measure() -> Finding:
-        life = ppo_lives(subject, "zero2")
+        life = ppo_lives.read_back(subject, "zero2")
         verdict = saves_verdict(life, ppo_measures.SAVES, judge.issue)
         if subject == "corrected":
             assert life.trained, life

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.known_issue("ppo-ddp-save")
 
 def test_ddp(subject: str, judge: Judge, ppo_lives: PPOLives) -> None:
     def measure() -> Finding:
-        life = ppo_lives(subject, "ddp")
+        life = ppo_lives.read_back(subject, "ddp")
         assert life.trained, life
         return Finding(saves_verdict(life, ppo_measures.SAVES, judge.issue), life.evidence(ppo_measures.SAVES))
 

@@ -33,6 +33,7 @@ def test_training(strategy: str, subject: str, judge: Judge, ppo_lives: PPOLives
         if failure is not None:
             known = judge.issue.shows((failure["type"],), failure["text"])
             return Finding(Verdict.BROKEN if known else Verdict.ERROR, failure)
+        ppo_lives.read_back(subject, strategy)
         evidence = life.evidence(ppo_measures.SAVES) | _compare(life, ppo_lives(subject, "ddp"), strategy)
         right = evidence["trained"] and evidence["sharded"] and evidence["max_difference_to_ddp"] <= TOLERANCE
         saved = saves_verdict(life, ppo_measures.SAVES, judge.issue)

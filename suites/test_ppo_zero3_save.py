@@ -23,7 +23,7 @@ pytestmark = pytest.mark.known_issue("ppo-zero3-save")
 
 def test_zero3(subject: str, judge: Judge, ppo_lives: PPOLives) -> None:
     def measure() -> Finding:
-        life = ppo_lives(subject, "zero3")
+        life = ppo_lives.read_back(subject, "zero3")
         verdict = saves_verdict(life, ppo_measures.SAVES, judge.issue)
         if subject == "corrected":
             assert life.trained, life
@@ -37,7 +37,7 @@ def test_workaround(workaround: str, judge: Judge, ppo_lives: PPOLives) -> None:
     """Under TRL's own trainer alone: the corrected one needs none."""
 
     def measure() -> Finding:
-        life = ppo_lives("upstream", "zero3")
+        life = ppo_lives.read_back("upstream", "zero3")
         return Finding(saves_verdict(life, [workaround], judge.issue), life.evidence([workaround]))
 
     judge(measure, subject="upstream", strategy=f"zero3-{workaround}")

@@ -6,6 +6,7 @@ Importing it where TRL has no PPO (before 0.9.6, from 1.13.0 on) raises an ``Imp
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 from pytest_trlcompat.trainers._ppo import ppo_config_class, ppo_trainer_class
@@ -25,10 +26,18 @@ class PPOConfig(UpstreamConfig):
 
     It can be made also after ``GRPOConfig`` was imported. With Transformers up to 4.50.3, trl 0.17.0 to 0.18.2 enter
     GRPO's ``model_init_kwargs`` into a list of fields that all configurations share, and TRL's own then ends in
-    ``'PPOConfig' object has no attribute 'model_init_kwargs'``. Nothing else differs; any PPO trainer takes it.
+    ``'PPOConfig' object has no attribute 'model_init_kwargs'``. And it takes ``deepspeed=...``, which TRL's does not.
+    Nothing else differs; any PPO trainer takes it.
     """
 
     model_init_kwargs = None
+
+    def __post_init__(self) -> None:
+        # Upstream's field hides the property of TrainingArguments, which fills "auto" in DeepSpeed's configuration by
+        # it: unsupported operand type(s) for *: 'NoneType' and 'int'. The trainer sets the field later.
+        if self.deepspeed and self.__dict__.get("world_size", 1) is None:
+            self.__dict__["world_size"] = int(os.environ.get("WORLD_SIZE", "1"))
+        super().__post_init__()
 
 
 class PPOTrainer(PPOSaveMixin, PPOFSDPMixin, PPOAcceleratorMixin, NoEmptyParameterGroupsMixin, UpstreamTrainer):
@@ -36,12 +45,12 @@ class PPOTrainer(PPOSaveMixin, PPOFSDPMixin, PPOAcceleratorMixin, NoEmptyParamet
 
     That is ``trl.trainer.ppov2_trainer.PPOv2Trainer`` (0.9.6 to 0.11), ``trl.PPOTrainer`` (0.12 to 0.25) or
     ``trl.experimental.ppo.PPOTrainer`` (0.26 to 1.12). Takes what that takes, is one, and behaves like it elsewhere. As
-    upstream it cannot resume: ``train`` takes no checkpoint, and up to 0.10.1 writes none.
+    upstream it cannot resume: ``train`` takes no checkpoint, and that of 0.9.6 writes none.
 
     =============================== ============================ ==================================================
     cure                            upstream                     does nothing
     =============================== ============================ ==================================================
-    :mod:`.ppo_save`                trl 2122, 2375, 2885, 3301   in trl 0.9.6 and 0.10.1; in one process
+    :mod:`.ppo_save`                trl 2122, 2375, 2885, 3301   in trl 0.9.6; in one process
     :mod:`.ppo_accelerator`         trl 2377, 2555, 3453         without DeepSpeed
     :mod:`.ppo_fsdp`                trl 1726                     without FSDP
     :mod:`.parameter_groups`        transformers 43692           from Transformers 4.49 on

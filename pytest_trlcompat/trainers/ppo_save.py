@@ -1,6 +1,6 @@
 """Cure of ``ppo-zero3-save`` (trl 2122, 2885), ``ppo-config-get`` and ``ppo-ddp-save`` (trl 2375): the policy saved.
 
-TRL's PPO trainer trains a wrapper around policy and value model and saves the policy alone. From 0.11 on it does so by
+TRL's PPO trainer trains a wrapper around policy and value model and saves the policy alone. From 0.10 on it does so by
 putting the policy in the place of the model, and of the DeepSpeed engine, and calls ``Trainer.save_model``. But it is
 the wrapper that DeepSpeed, FSDP and DDP have taken over, and the policy knows nothing of them:
 
@@ -37,8 +37,8 @@ class PPOSaveMixin:
     ``Trainer.save_model`` runs with the wrapper, so that it gathers what there is to gather, and the policy takes its
     place only when the files are written. Which files there are, and when, is as upstream.
 
-    Needless where upstream gathers by itself (trl 0.9.6 and 0.10.1, known by looking at its code); its own method runs
-    there. A ``save_model`` of your own belongs in front of this class.
+    Needless where upstream gathers by itself (trl 0.9.6, known by looking at its code); its own method runs there. A
+    ``save_model`` of your own belongs in front of this class.
     """
 
     # Transformers 5 asks for it on ranks that write nothing. Its Trainer.__init__ sets it, which upstream never calls.
