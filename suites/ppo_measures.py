@@ -54,7 +54,10 @@ def life(subject: str, model: TinyModel, folder: Path) -> dict[str, Any]:
 
 def deepspeed_by_argument(subject: str, model: TinyModel, settings: dict[str, Any]) -> dict[str, Any]:
     """Build a trainer that is told of DeepSpeed by its configuration alone; the engine's ZeRO stage."""
-    trainer = ppo.build_trainer(subject, model, config_cls=ppo.config_class(subject), deepspeed=settings)
+    configuration = ppo.config_class(subject)
+    # Past ppo-config-after-grpo, which is another matter.
+    past = type(configuration.__name__, (configuration,), {"model_init_kwargs": None})
+    trainer = ppo.build_trainer(subject, model, config_cls=past, deepspeed=settings)
     return {"stage": trainer.accelerator.state.deepspeed_plugin.zero_stage, "engine": type(trainer.model).__name__}
 
 
