@@ -10,6 +10,7 @@ import pytest
 from pytest_trlcompat.launch import LaunchError
 
 from . import grpo_measures, grpo_training_measures, lora_measures
+from .ppo_lives import PPOLives
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher, LaunchResult
@@ -106,3 +107,17 @@ def launch_once(launcher: Launcher) -> Callable[..., list[Any]]:
         return found
 
     return launch
+
+
+@pytest.fixture(scope="session")
+def saved_mistral(tiny_mistral: Callable[..., TinyModel], launcher: Launcher) -> TinyModel:
+    """A tiny Mistral; see ``saved_qwen2``."""
+    model = tiny_mistral()
+    launcher(grpo_measures.save_model, model, strategy="single")
+    return model
+
+
+@pytest.fixture(scope="session")
+def ppo_lives(saved_mistral: TinyModel, launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> PPOLives:
+    """What happened to a PPO trainer from construction to the final save, once for each subject and strategy."""
+    return PPOLives(launcher, saved_mistral, tmp_path_factory)

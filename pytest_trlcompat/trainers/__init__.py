@@ -28,11 +28,17 @@ if TYPE_CHECKING:
     from pytest_trlcompat.trainers.grpo import GRPOTrainer
     from pytest_trlcompat.trainers.logits_to_keep import LogitsToKeepMixin
     from pytest_trlcompat.trainers.lora_checkpointing import LoraCheckpointingMixin
+    from pytest_trlcompat.trainers.ppo import PPOConfig as PPOConfig
+    from pytest_trlcompat.trainers.ppo import PPOTrainer as PPOTrainer
+    from pytest_trlcompat.trainers.ppo_accelerator import PPOAcceleratorMixin
+    from pytest_trlcompat.trainers.ppo_fsdp import PPOFSDPMixin
+    from pytest_trlcompat.trainers.ppo_save import PPOSaveMixin
     from pytest_trlcompat.trainers.sampling import SamplingMixin
     from pytest_trlcompat.trainers.token_normalizer import TokenNormalizerMixin
     from pytest_trlcompat.trainers.train_sampler import TrainSamplerMixin
     from pytest_trlcompat.trainers.zero3_generation import ZeRO3GenerationMixin
 
+# Without PPOTrainer and PPOConfig, which some releases have not: importing everything must not fail for that.
 __all__ = [
     "CheckpointedGenerationMixin",
     "DeepSpeedEvaluationMixin",
@@ -46,6 +52,9 @@ __all__ = [
     "LogitsToKeepMixin",
     "LoraCheckpointingMixin",
     "OneDevicePerRankMixin",
+    "PPOAcceleratorMixin",
+    "PPOFSDPMixin",
+    "PPOSaveMixin",
     "SamplingMixin",
     "TokenNormalizerMixin",
     "TrainSamplerMixin",
@@ -65,6 +74,11 @@ _MODULES = {
     "LogitsToKeepMixin": "logits_to_keep",
     "LoraCheckpointingMixin": "lora_checkpointing",
     "OneDevicePerRankMixin": "device_map",
+    "PPOAcceleratorMixin": "ppo_accelerator",
+    "PPOConfig": "ppo",
+    "PPOFSDPMixin": "ppo_fsdp",
+    "PPOSaveMixin": "ppo_save",
+    "PPOTrainer": "ppo",
     "SamplingMixin": "sampling",
     "TokenNormalizerMixin": "token_normalizer",
     "TrainSamplerMixin": "train_sampler",
@@ -79,4 +93,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_MODULES})

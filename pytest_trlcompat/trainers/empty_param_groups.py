@@ -1,9 +1,10 @@
-"""Cure of ``deepspeed-empty-param-group`` (transformers 43692): a learning rate for each group that DeepSpeed keeps.
+"""Cure of ``deepspeed-empty-param-group`` and ``ppo-lr-scheduler-zip`` (transformers 43692): a learning rate for each
+group of parameters that DeepSpeed keeps.
 
 Transformers puts parameters with and without weight decay into two groups. Where nothing is trained without decay, as
-with most adapters, one is empty; DeepSpeed drops it, the scheduler still counts it, and a torch that zips strictly ends
-the first step with ``zip() argument 2 is longer than argument 1``. Needless from Transformers 5.1.0 on, which makes the
-scheduler afterwards.
+with most adapters, and with a Mistral until Transformers 4.48, one is empty; DeepSpeed drops it, the scheduler still
+counts it, and a torch that zips strictly (from 2.10 on) ends the first step with ``zip() argument 2 is longer than
+argument 1``. Needless for GRPO from Transformers 5.1.0 on, which makes the scheduler afterwards.
 
 Imports nothing of the stack.
 """
@@ -21,13 +22,15 @@ class EmptyParamGroupsMixin:
     Only under DeepSpeed: elsewhere an empty group does no harm, and a checkpoint's optimizer has it.
     """
 
-    is_deepspeed_enabled: bool
+    accelerator: Any
     optimizer: Any
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
         created = upstream.create_optimizer(*args, **kwargs)
         groups = getattr(self.optimizer, "param_groups", None)
-        if self.is_deepspeed_enabled and groups is not None:
+        # TRL's PPO trainers ask for their optimizer before they know is_deepspeed_enabled.
+        uses_deepspeed = getattr(self.accelerator.state, "deepspeed_plugin", None) is not None
+        if uses_deepspeed and groups is not None:
             groups[:] = [group for group in groups if group["params"]]
         return created

@@ -104,7 +104,7 @@ def test_checkpointing_keeps_its_keywords_through_generation() -> None:
 @pytest.mark.parametrize(("enabled", "left"), [(True, [["weight"]]), (False, [["weight"], []])])
 def test_an_empty_group_is_dropped_under_deepspeed_alone(enabled: bool, left: list[list[str]]) -> None:
     class Base:
-        is_deepspeed_enabled = enabled
+        accelerator = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=object() if enabled else None))
         optimizer: Any = None
 
         def create_optimizer(self, *models: Any) -> Any:

@@ -1,0 +1,82 @@
+"""Where the installed TRL keeps its PPO trainer, and how to read what it wraps.
+
+It was ``PPOv2Trainer`` beside an older ``PPOTrainer`` of another API (0.9.x to 0.11), then ``PPOTrainer`` (0.12), moved
+to ``trl.experimental.ppo`` (0.26), and went (1.13). Imports TRL when asked, and nothing of this package.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+from packaging.version import Version
+
+__all__ = ["ppo_config_class", "ppo_module", "ppo_trainer_class"]
+
+# The first that is there: releases that moved or renamed the trainer keep an alias at the old place.
+_PLACES = (
+    ("trl.experimental.ppo.ppo_trainer", "PPOTrainer", "PPOConfig"),
+    ("trl.trainer.ppo_trainer", "PPOTrainer", "PPOConfig"),
+    ("trl.trainer.ppov2_trainer", "PPOv2Trainer", "PPOv2Config"),
+)
+
+
+def ppo_module() -> ModuleType:
+    """The module that holds the trainer and the global names which its methods look up.
+
+    Raises:
+        ImportError: the installed TRL has none, with what to install.
+    """
+    return _find()[0]
+
+
+def ppo_trainer_class() -> Any:
+    """TRL's PPO trainer, a ``transformers.Trainer``, under whichever name.
+
+    Raises:
+        ImportError: see :func:`ppo_module`.
+    """
+    module, name, _ = _find()
+    return getattr(module, name)
+
+
+def ppo_config_class() -> Any:
+    """The configuration that :func:`ppo_trainer_class` takes.
+
+    Raises:
+        ImportError: see :func:`ppo_module`.
+    """
+    module, _, name = _find()
+    return getattr(module, name)
+
+
+def _find() -> tuple[ModuleType, str, str]:
+    from transformers import Trainer
+
+    for module_name, trainer, config in _PLACES:
+        if _exists(module_name):
+            module = import_module(module_name)
+            if issubclass(getattr(module, trainer), Trainer):  # the old API's is none
+                return module, trainer, config
+    raise ImportError(_why_not(metadata.version("trl")))
+
+
+def _exists(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # a package on the way to it
+        return False
+
+
+def _why_not(version: str) -> str:
+    if Version(version) < Version("0.12"):
+        return (
+            f"trl {version} has no PPO trainer that is a transformers.Trainer, only the old one with a step() method; "
+            "install trl>=0.9.6,<1.13 for PPOv2Trainer or PPOTrainer"
+        )
+    return (
+        f"trl {version} has no PPO trainer: it was removed in trl 1.13.0; install trl>=0.9.6,<1.13 (1.12.0 is the last "
+        "release that has it), or train with GRPOTrainer or RLOOTrainer"
+    )

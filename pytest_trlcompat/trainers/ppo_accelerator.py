@@ -1,0 +1,51 @@
+"""Cure of ``ppo-accelerate-state`` (trl 2377, 2555, 3453): PPO under DeepSpeed, with the plugin of its own arguments.
+
+TRL's PPO trainer makes an ``Accelerator`` without a DeepSpeed plugin, where ``transformers.Trainer`` passes the one of
+its arguments. Accelerate 1.0 to 1.8 then take the process state that the arguments have left for that of an earlier
+accelerator, which there is none of: ``Please make sure to properly initialize your accelerator``. All other releases
+make a plugin from the environment of ``accelerate launch`` and never see ``PPOConfig(deepspeed=...)``.
+
+Imports Accelerate, and of this package ``_ppo`` and ``_upstream``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from accelerate.state import AcceleratorState
+
+from pytest_trlcompat.trainers._ppo import ppo_module
+from pytest_trlcompat.trainers._upstream import replaced
+
+__all__ = ["PPOAcceleratorMixin", "accelerator_of_arguments"]
+
+
+def accelerator_of_arguments(args: Any) -> AbstractContextManager[None]:
+    """While it lasts, TRL's PPO trainer makes its accelerator with the DeepSpeed plugin of ``args``.
+
+    Does nothing without DeepSpeed, and where an accelerator is there already: Accelerate then takes its plugin.
+    """
+    plugin = getattr(args, "deepspeed_plugin", None)
+    if plugin is None or AcceleratorState._shared_state:
+        return nullcontext()
+
+    def with_plugin(upstream: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.partial(upstream, deepspeed_plugin=plugin)
+
+    return replaced("Accelerator", with_plugin, ppo_module())
+
+
+class PPOAcceleratorMixin:
+    """Lets a subclass of TRL's PPO trainer be built under DeepSpeed.
+
+    Needless with accelerate < 1.0 and >= 1.9, unless DeepSpeed is configured by ``PPOConfig(deepspeed=...)``; the
+    plugin that it passes is then equal to the one that the accelerator would have made.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        settings = args[0] if args else kwargs.get("args", kwargs.get("config"))
+        with accelerator_of_arguments(settings):
+            super().__init__(*args, **kwargs)

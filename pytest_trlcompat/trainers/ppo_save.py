@@ -1,0 +1,91 @@
+"""Cure of ``ppo-zero3-save`` (trl 2122, 2885), ``ppo-config-get`` and ``ppo-ddp-save`` (trl 2375): the policy saved.
+
+TRL's PPO trainer trains a wrapper around policy and value model and saves the policy alone. From 0.10 on it does so by
+putting the policy in the place of the model, and of the DeepSpeed engine, and calls ``Trainer.save_model``. But it is
+the wrapper that DeepSpeed, FSDP and DDP have taken over, and the policy knows nothing of them:
+
+- ZeRO-3: ``'...ForCausalLM' object has no attribute 'zero_gather_16bit_weights_on_model_save'``;
+- any ZeRO stage, from Transformers 5 on: ``'...Config' object has no attribute 'get'``;
+- DDP: ``'DistributedDataParallel' object has no attribute 'policy'``, in later releases ``Some tensors share memory``;
+- ranks that write nothing, from Transformers 5.x on: ``no attribute 'is_distributed_loading_by_transformers'``;
+- FSDP1: ``KeyError: None``; FSDP with sharded state dicts writes nothing at all;
+- before ``train()``, DeepSpeed: ``'PPOTrainer' object has no attribute 'deepspeed'``.
+
+Imports Accelerate and torch, and of this package ``_ppo`` and ``_upstream``.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from unittest import mock
+
+from accelerate.utils import DistributedType
+from torch.distributed.fsdp import StateDictType
+
+from pytest_trlcompat.trainers._ppo import ppo_trainer_class
+from pytest_trlcompat.trainers._upstream import function_uses
+
+__all__ = ["PPOSaveMixin"]
+
+_PREFIX = "policy."
+
+
+class PPOSaveMixin:
+    """Saves the policy of a subclass of TRL's PPO trainer: by ``save_model``, in checkpoints and when pushing.
+
+    ``Trainer.save_model`` runs with the wrapper, so that it gathers what there is to gather, and the policy takes its
+    place only when the files are written. Which files there are, and when, is as upstream.
+
+    Needless where upstream gathers by itself (trl 0.9.6, known by looking at its code); its own method runs there. A
+    ``save_model`` of your own belongs in front of this class.
+    """
+
+    # Transformers 5 asks for it on ranks that write nothing. Its Trainer.__init__ sets it, which upstream never calls.
+    is_distributed_loading_by_transformers = False
+
+    accelerator: Any
+    args: Any
+    model: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
+            self.deepspeed = self.model_wrapped = self.model  # upstream's train() does so, too late for an early save
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the policy for ``from_pretrained``; to be called on all ranks.
+
+        Args:
+            output_dir: ``args.output_dir`` by default.
+        """
+        trainer = ppo_trainer_class()
+        # What comes after TRL's own trainer is transformers.Trainer.
+        upstream: Any = super() if function_uses(trainer.save_model, "get_state_dict") else super(trainer, self)
+        with _full_state_dict(self.accelerator):
+            upstream.save_model(output_dir, _internal_call)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        upstream: Any = super()
+        policy = getattr(self.accelerator.unwrap_model(self.model), "policy", None)
+        if policy is None:  # upstream has put it there already
+            upstream._save(output_dir, state_dict=state_dict)
+            return
+        if state_dict is not None:
+            kept = {name: tensor for name, tensor in state_dict.items() if name.startswith(_PREFIX)}
+            state_dict = {name[len(_PREFIX) :]: tensor for name, tensor in kept.items()}
+        with mock.patch.object(self, "model", policy):
+            upstream._save(output_dir, state_dict=state_dict)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> Any:
+        """As upstream, which from 0.19 on writes one with each checkpoint and asks DDP's wrapper for its ``config``."""
+        upstream: Any = super()
+        with mock.patch.object(self, "model", self.accelerator.unwrap_model(self.model)):
+            return upstream.create_model_card(*args, **kwargs)
+
+
+def _full_state_dict(accelerator: Any) -> AbstractContextManager[Any]:
+    """FSDP's type of state dict that ``from_pretrained`` can read; under any other ``Trainer`` writes nothing."""
+    if accelerator.distributed_type != DistributedType.FSDP:
+        return nullcontext()
+    return mock.patch.object(accelerator.state.fsdp_plugin, "state_dict_type", StateDictType.FULL_STATE_DICT)

@@ -1,0 +1,56 @@
+"""Known issue ``ppo-fsdp-rollout``: PPO generates, scores, trains and saves under FSDP1 and FSDP2.
+
+Right is: the first rollout's numbers are those of DistributedDataParallel, all steps are finite, the policy is sharded,
+and what a fresh process reads of each save is bitwise the gathered policy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_trlcompat.judge import Finding, Judge
+from pytest_trlcompat.verdict import Verdict
+
+from . import ppo_measures
+from .ppo_lives import saves_verdict
+
+if TYPE_CHECKING:
+    from .ppo_lives import Life, PPOLives
+
+pytestmark = pytest.mark.known_issue("ppo-fsdp-rollout")
+
+TOLERANCE = 1e-3
+"""Of what the first rollout logs, see ``KL_TOLERANCE``. Later steps are evidence; tests of the cure judge them."""
+
+
+@pytest.mark.parametrize("strategy", ["fsdp1", "fsdp2"])
+def test_training(strategy: str, subject: str, judge: Judge, ppo_lives: PPOLives) -> None:
+    def measure() -> Finding:
+        life = ppo_lives(subject, strategy)
+        failure = life.failure(["construct", "train"])
+        if failure is not None:
+            known = judge.issue.shows((failure["type"],), failure["text"])
+            return Finding(Verdict.BROKEN if known else Verdict.ERROR, failure)
+        ppo_lives.read_back(subject, strategy)
+        evidence = life.evidence(ppo_measures.SAVES) | _compare(life, ppo_lives(subject, "ddp"), strategy)
+        right = evidence["trained"] and evidence["sharded"] and evidence["rollout_difference_to_ddp"] <= TOLERANCE
+        saved = saves_verdict(life, ppo_measures.SAVES, judge.issue)
+        return Finding(saved if right else Verdict.SILENT, evidence)
+
+    judge(measure, subject=subject, strategy=strategy)
+
+
+def _compare(life: Life, ddp: Life, strategy: str) -> dict[str, Any]:
+    differences = [
+        {key: abs(value - other[key]) for key, value in entry.items() if key in other}
+        for entry, other in zip(life.log, ddp.log, strict=True)
+    ]
+    engine = life.engines[strategy]
+    return {
+        "rollout_difference_to_ddp": max(value for key, value in differences[0].items() if "objective" in key),
+        "max_difference_to_ddp": max(max(step.values()) for step in differences),
+        "sharded": engine["local"] < engine["total"],
+        "log": life.log,
+    }

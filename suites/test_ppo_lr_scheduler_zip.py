@@ -1,0 +1,30 @@
+"""Known issue ``ppo-lr-scheduler-zip``: PPO's learning rate scheduler steps, though DeepSpeed took a group out.
+
+Right is: it trains, and the whole policy moves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_trlcompat.judge import Finding, Judge
+from pytest_trlcompat.verdict import Verdict
+
+if TYPE_CHECKING:
+    from .ppo_lives import PPOLives
+
+pytestmark = pytest.mark.known_issue("ppo-lr-scheduler-zip")
+
+
+def test_training(subject: str, judge: Judge, ppo_lives: PPOLives) -> None:
+    def measure() -> Finding:
+        life = ppo_lives(subject, "zero2")
+        failure = life.failure(["train"])
+        if failure is not None:
+            known = judge.issue.shows((failure["type"],), failure["text"])
+            return Finding(Verdict.BROKEN if known else Verdict.ERROR, failure)
+        return Finding(Verdict.OK if life.trained else Verdict.SILENT, {"log": life.log, "moved": life.moved_tensors})
+
+    judge(measure, subject=subject, strategy="zero2")
