@@ -18,13 +18,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
     from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin
+    from pytest_trlcompat.trainers.fsdp_gradients import FSDPGradientsMixin
     from pytest_trlcompat.trainers.fsdp_ref_model import FSDPReferenceModelMixin
+    from pytest_trlcompat.trainers.fsdp_save import FSDPSaveMixin
+    from pytest_trlcompat.trainers.fsdp_sync_ref_model import FSDPSyncRefModelCallback, FSDPSyncRefModelMixin
     from pytest_trlcompat.trainers.grpo import GRPOTrainer
     from pytest_trlcompat.trainers.logits_to_keep import LogitsToKeepMixin
 
 __all__ = [
     "FSDPGenerationMixin",
+    "FSDPGradientsMixin",
     "FSDPReferenceModelMixin",
+    "FSDPSaveMixin",
+    "FSDPSyncRefModelCallback",
+    "FSDPSyncRefModelMixin",
     "GRPOTrainer",
     "LogitsToKeepMixin",
     "OneDevicePerRankMixin",
@@ -32,7 +39,11 @@ __all__ = [
 
 _MODULES = {
     "FSDPGenerationMixin": "fsdp_generation",
+    "FSDPGradientsMixin": "fsdp_gradients",
     "FSDPReferenceModelMixin": "fsdp_ref_model",
+    "FSDPSaveMixin": "fsdp_save",
+    "FSDPSyncRefModelCallback": "fsdp_sync_ref_model",
+    "FSDPSyncRefModelMixin": "fsdp_sync_ref_model",
     "GRPOTrainer": "grpo",
     "LogitsToKeepMixin": "logits_to_keep",
     "OneDevicePerRankMixin": "device_map",

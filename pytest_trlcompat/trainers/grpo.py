@@ -9,7 +9,10 @@ import trl
 
 from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
 from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin
+from pytest_trlcompat.trainers.fsdp_gradients import FSDPGradientsMixin
 from pytest_trlcompat.trainers.fsdp_ref_model import FSDPReferenceModelMixin
+from pytest_trlcompat.trainers.fsdp_save import FSDPSaveMixin
+from pytest_trlcompat.trainers.fsdp_sync_ref_model import FSDPSyncRefModelMixin
 from pytest_trlcompat.trainers.logits_to_keep import LogitsToKeepMixin
 
 __all__ = ["GRPOTrainer"]
@@ -17,8 +20,11 @@ __all__ = ["GRPOTrainer"]
 
 class GRPOTrainer(
     LogitsToKeepMixin,
+    FSDPSyncRefModelMixin,
     FSDPReferenceModelMixin,
     FSDPGenerationMixin,
+    FSDPGradientsMixin,
+    FSDPSaveMixin,
     OneDevicePerRankMixin,
     trl.GRPOTrainer,
 ):
@@ -33,6 +39,9 @@ class GRPOTrainer(
                                                                  ``logits_to_keep``
     :mod:`.fsdp_ref_model`          trl 3348                     from trl 0.18.0 (FSDP1), 0.29.0 (FSDP2)
     :mod:`.fsdp_generation`         trl 2796                     from trl 0.18.0
+    :mod:`.fsdp_gradients`          none found                   outside of FSDP1 ``no_shard``
+    :mod:`.fsdp_sync_ref_model`     none found                   outside of FSDP1
+    :mod:`.fsdp_save`               transformers 30491           where the state dict type is FULL_STATE_DICT
     :mod:`.device_map`              none found                   before trl 0.26.0
     =============================== ============================ ==================================================
     """
