@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from . import grpo_measures
+from . import grpo_measures, sharing
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher
@@ -26,3 +26,11 @@ def saved_qwen2(tiny_qwen2: Callable[..., TinyModel], launcher: Launcher) -> Tin
     model = tiny_qwen2()
     launcher(grpo_measures.save_model, model, strategy="single")
     return model
+
+
+@pytest.fixture(scope="session")
+def trained(
+    tiny_qwen2: Callable[..., TinyModel], launcher: Launcher, tmp_path_factory: pytest.TempPathFactory
+) -> sharing.Trainings:
+    """One training per subject and strategy for all suites; weights large enough that each of them matters."""
+    return sharing.Trainings(launcher, tiny_qwen2(initializer_range=0.1), tmp_path_factory.mktemp("trained"))

@@ -2,7 +2,7 @@
 
 Runs inside the ranks; imports the stack only inside functions. What one launch measures, in its order: how the models
 are placed and sharded; the tokens that a greedy generation gave; losses and gradient norms of three steps; an
-evaluation after the second; the synchronisation of the reference model after the third; the gathered policy and
+evaluation after the first; the synchronisation of the reference model after the third; the gathered policy and
 reference model; and what ``save_model`` wrote. A failure is returned, not raised, with all that was known before it.
 """
 
@@ -12,7 +12,6 @@ import contextlib
 import copy
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import grpo, grpo_measures
@@ -26,8 +25,8 @@ __all__ = ["MIXUP", "train"]
 
 MIXUP = 0.6
 """``ref_model_mixup_alpha``: the share of the policy in the synchronised reference model."""
-EVALUATED_STEP = 2
 _LEARNING_RATE = 0.5
+_MAX_GRAD_NORM = 0.5
 
 
 def train(subject: str, model: TinyModel, folder: str, **settings: Any) -> dict[str, Any]:
@@ -59,21 +58,21 @@ def train(subject: str, model: TinyModel, folder: str, **settings: Any) -> dict[
     with _failure() as saving:
         trainer.save_model(folder)
     main = trainer.is_world_process_zero()
+    callbacks = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
     return {
-        **grpo_measures._placement(trainer),
+        **grpo_measures.placement(trainer),
         "failure": training.get("text"),
         "generated": [ids.tolist() for ids in generated],
         "losses": losses,
-        "loss": grpo_measures._logged(trainer, "loss"),
-        "kl": grpo_measures._logged(trainer, "kl"),
-        "grad_norm": grpo_measures._logged(trainer, "grad_norm"),
+        "kl": grpo_measures.logged(trainer, "kl"),
+        "grad_norm": grpo_measures.logged(trainer, "grad_norm"),
         "evaluation": evaluation,
+        "synchronises": any("SyncRefModelCallback" in name for name in callbacks),
         "gathering": gathering.get("text"),
         "saving": saving.get("text"),
         "initial": _bytes(model.new_model().state_dict()) if main else None,
         "policy": _bytes(policy) if main and not gathering else None,
         "ref_model": _bytes(ref_model) if main and not gathering else None,
-        "local_after": grpo_measures._local_elements(trainer.ref_model),
     }
 
 
@@ -82,9 +81,9 @@ def _settings() -> dict[str, Any]:
     return {
         "optim": "sgd",
         "learning_rate": _LEARNING_RATE,
-        "max_grad_norm": 0.5,
+        "max_grad_norm": _MAX_GRAD_NORM,  # below every gradient norm here, so that clipping matters
         "eval_strategy": "steps",
-        "eval_steps": EVALUATED_STEP,
+        "eval_steps": 1,  # but see evaluate
         # One batch, on however many ranks: each call of generate has tokens of its own.
         "per_device_eval_batch_size": grpo.ROWS // int(os.environ.get("WORLD_SIZE", "1")),
         "sync_ref_model": True,
@@ -94,7 +93,7 @@ def _settings() -> dict[str, Any]:
 
 
 def _recording(subject: str, losses: list[float], evaluation: dict[str, Any]) -> type:
-    """The subject's trainer, which keeps the losses of training and goes on after a failed evaluation."""
+    """The subject's trainer, which keeps the losses of training and evaluates once, whether that works or not."""
 
     class Recording(grpo.trainer_class(subject)):  # type: ignore[misc]
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,12 +103,10 @@ def _recording(subject: str, losses: list[float], evaluation: dict[str, Any]) ->
             return loss
 
         def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-            with _failure() as failure:
-                metrics: dict[str, float] = super().evaluate(*args, **kwargs)
-                # Transformers 5 evaluates once more at the end.
-                evaluation.setdefault("loss", float(metrics["eval_loss"]))
-                return metrics
-            evaluation["failure"] = failure["text"]
+            if not evaluation:
+                with _failure() as failure:
+                    metrics = super().evaluate(*args, **kwargs)
+                evaluation.update({"failure": failure["text"]} if failure else {"loss": float(metrics["eval_loss"])})
             return {}
 
     return Recording
@@ -118,15 +115,11 @@ def _recording(subject: str, losses: list[float], evaluation: dict[str, Any]) ->
 @contextlib.contextmanager
 def _failure() -> Iterator[dict[str, str]]:
     """Catch what is raised, and tell it as a text."""
-    import traceback
-
     found: dict[str, str] = {}
     try:
         yield found
     except Exception as error:
         found["text"] = f"{type(error).__name__}: {str(error)[:300]}"
-        found["traceback"] = traceback.format_exc()
-        if os.environ.get("LAB"): traceback.print_exc()
 
 
 def _generate_greedily() -> list[torch.Tensor]:

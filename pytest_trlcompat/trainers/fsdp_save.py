@@ -1,8 +1,8 @@
 """Cure of ``fsdp-sharded-save`` (transformers 30491): ``save_model`` writes the policy under any type of state dict.
 
-Under FSDP ``Trainer.save_model`` writes where the plugin's state dict type is ``FULL_STATE_DICT``, and otherwise returns
-without a word and without a file. ``SHARDED_STATE_DICT`` is FSDP2's default. Checkpoints are complete all the same:
-their shards are written elsewhere. No release of Transformers up to 5.23.0 is free of it.
+Under FSDP ``Trainer.save_model`` writes where the plugin's state dict type is ``FULL_STATE_DICT``, and otherwise
+returns without a word and without a file. ``SHARDED_STATE_DICT`` is FSDP2's default. Checkpoints are complete all the
+same: their shards are written elsewhere. No release of Transformers up to 5.23.0 is free of it.
 
 Imports torch, and of this package ``fsdp_ref_model``.
 """
@@ -37,8 +37,8 @@ def full_state_dict(accelerator: Any) -> Iterator[None]:
 class FSDPSaveMixin:
     """Lets ``save_model`` and ``push_to_hub`` of any ``transformers.Trainer`` write the whole model under FSDP.
 
-    Gathers it on the main process, as ``FULL_STATE_DICT`` does; checkpoints stay as the state dict type has them. Put it
-    in front of a trainer. Does nothing where the type is ``FULL_STATE_DICT`` already.
+    Gathers it as ``FULL_STATE_DICT`` does; checkpoints stay as the state dict type has them. Does nothing where the
+    type is ``FULL_STATE_DICT`` already.
     """
 
     accelerator: Any
