@@ -27,7 +27,6 @@ def keeps_gathered_parameters(model: nn.Module) -> bool:
     return isinstance(model, FullyShardedDataParallel) and model.sharding_strategy != ShardingStrategy.NO_SHARD
 
 
-@torch.no_grad()
 def mix_parameters(target: nn.Module, source: nn.Module, alpha: float) -> None:
     """Make every parameter of ``target`` ``(1 - alpha)`` times itself plus ``alpha`` times that of ``source``.
 
@@ -42,6 +41,7 @@ def mix_parameters(target: nn.Module, source: nn.Module, alpha: float) -> None:
     pairs = zip(_units(target), _units(source), strict=True) if alike else [(("", target), ("", source))]
     for (_, to), (_, of) in pairs:
         with (
+            torch.no_grad(),
             FullyShardedDataParallel.summon_full_params(to, recurse=not alike),
             FullyShardedDataParallel.summon_full_params(of, recurse=not alike, writeback=False),
         ):
@@ -50,7 +50,7 @@ def mix_parameters(target: nn.Module, source: nn.Module, alpha: float) -> None:
                 parameter.mul_(1.0 - alpha).add_(given[name], alpha=alpha)
 
 
-class FSDPSyncRefModelCallback(SyncRefModelCallback):  # type: ignore[misc] # the stack is Any where it is not installed
+class FSDPSyncRefModelCallback(SyncRefModelCallback):
     """TRL's callback of that name, right under FSDP1 too. Leaves models that are not sharded by FSDP1 to TRL's."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

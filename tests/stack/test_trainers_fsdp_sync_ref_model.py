@@ -97,7 +97,7 @@ def test_only_the_callback_that_trl_made_is_exchanged() -> None:
 
     from pytest_trlcompat.trainers import FSDPSyncRefModelCallback, FSDPSyncRefModelMixin
 
-    class Own(SyncRefModelCallback):  # type: ignore[misc]
+    class Own(SyncRefModelCallback):
         pass
 
     own, made, another = Own("own", None), SyncRefModelCallback("ref", "accelerator"), object()
