@@ -2,7 +2,7 @@
 
 Runs inside the ranks; imports the stack only inside functions. What one launch measures, in its order: how the models
 are placed and sharded; the tokens that a greedy generation gave; losses and gradient norms of three steps; an
-evaluation after the first; the synchronisation of the reference model after the third; the gathered policy and
+evaluation after the second; the synchronisation of the reference model after the third; the gathered policy and
 reference model; and what ``save_model`` wrote. A failure is returned, not raised, with all that was known before it.
 """
 
@@ -83,7 +83,7 @@ def _settings() -> dict[str, Any]:
         "learning_rate": _LEARNING_RATE,
         "max_grad_norm": _MAX_GRAD_NORM,  # below every gradient norm here, so that clipping matters
         "eval_strategy": "steps",
-        "eval_steps": 1,  # but see evaluate
+        "eval_steps": 2,
         # One batch, on however many ranks: each call of generate has tokens of its own.
         "per_device_eval_batch_size": grpo.ROWS // int(os.environ.get("WORLD_SIZE", "1")),
         "sync_ref_model": True,
@@ -93,7 +93,7 @@ def _settings() -> dict[str, Any]:
 
 
 def _recording(subject: str, losses: list[float], evaluation: dict[str, Any]) -> type:
-    """The subject's trainer, which keeps the losses of training and evaluates once, whether that works or not."""
+    """The subject's trainer, which keeps the losses of training and goes on after a failed evaluation."""
 
     class Recording(grpo.trainer_class(subject)):  # type: ignore[misc]
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
@@ -103,10 +103,11 @@ def _recording(subject: str, losses: list[float], evaluation: dict[str, Any]) ->
             return loss
 
         def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-            if not evaluation:
-                with _failure() as failure:
-                    metrics = super().evaluate(*args, **kwargs)
-                evaluation.update({"failure": failure["text"]} if failure else {"loss": float(metrics["eval_loss"])})
+            with _failure() as failure:
+                metrics = super().evaluate(*args, **kwargs)
+            found = {"failure": failure["text"]} if failure else {"loss": float(metrics["eval_loss"])}
+            if not evaluation:  # Transformers 5 evaluates once more, at the end
+                evaluation.update(found)
             return {}
 
     return Recording
