@@ -9,6 +9,9 @@ import pytest
 from pytest_trlcompat import _data, catalog
 from pytest_trlcompat.verdict import Verdict
 
+UNREPORTED = {"grpo-fsdp-no-shard-gradients", "trl-training-arguments"}
+"""Known issues that nobody has reported upstream, as far as could be found."""
+
 ENTRY = """
 schema = 1
 [[issue]]
@@ -44,7 +47,7 @@ def test_each_issue_has_a_suite_links_and_a_cure() -> None:
     for issue in issues.values():
         assert (_data.suites() / issue.suite).is_file()
         assert f'known_issue("{issue.id}")' in (_data.suites() / issue.suite).read_text()
-        assert issue.upstream
+        assert issue.upstream or issue.id in UNREPORTED
         assert all(link.startswith("https://github.com/") for link in issue.upstream)
         assert issue.wrong
         assert issue.remedy

@@ -27,6 +27,7 @@ def train_and_save(cured: bool, model: tiny.TinyModel, folder: str) -> dict[str,
     """Two steps with a checkpoint after the first, resumed from it, then saved; and digests of the gathered policy."""
     import hashlib
 
+    import transformers.training_args
     from accelerate.utils import set_seed
     from torch.distributed.fsdp import FullyShardedDataParallel
     from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
@@ -36,9 +37,9 @@ def train_and_save(cured: bool, model: tiny.TinyModel, folder: str) -> dict[str,
     class Cured(FSDPSaveMixin, Trainer):
         pass
 
-    # trl 0.17.0 gives the base class fields that only its own configurations have.
-    own = TrainingArguments.__dataclass_fields__
-    TrainingArguments._VALID_DICT_FIELDS = [name for name in TrainingArguments._VALID_DICT_FIELDS if name in own]
+    # trl 0.17 and 0.18 append a field of their own configuration to Transformers' list, up to 4.50.3.
+    fields = getattr(transformers.training_args, "_VALID_DICT_FIELDS", [])
+    fields[:] = [name for name in fields if name in TrainingArguments.__dataclass_fields__]
 
     def build(steps: int) -> Any:
         set_seed(0)
