@@ -9,7 +9,7 @@ import pytest
 
 from pytest_trlcompat.launch import LaunchError
 
-from . import grpo_measures, grpo_training_measures, lora_measures
+from . import grpo_measures, grpo_training_measures, lora_measures, sharing
 from .ppo_lives import PPOLives
 
 if TYPE_CHECKING:
@@ -121,3 +121,11 @@ def saved_mistral(tiny_mistral: Callable[..., TinyModel], launcher: Launcher) ->
 def ppo_lives(saved_mistral: TinyModel, launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> PPOLives:
     """What happened to a PPO trainer from construction to the final save, once for each subject and strategy."""
     return PPOLives(launcher, saved_mistral, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def trained(
+    tiny_qwen2: Callable[..., TinyModel], launcher: Launcher, tmp_path_factory: pytest.TempPathFactory
+) -> sharing.Trainings:
+    """One training per subject and strategy for all suites; weights large enough that each of them matters."""
+    return sharing.Trainings(launcher, tiny_qwen2(initializer_range=0.1), tmp_path_factory.mktemp("trained"))

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import grpo
-
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["fsdp_reference", "save_model"]
+__all__ = ["local_elements", "logged", "placement", "save_model"]
 
 
 def save_model(model: TinyModel) -> str:
@@ -20,54 +18,26 @@ def save_model(model: TinyModel) -> str:
     return str(model.path)
 
 
-def fsdp_reference(subject: str, model: TinyModel) -> dict[str, Any]:
-    """Where and how sharded the reference model is, and three training steps.
-
-    A failure of the training is returned, not raised, so that the placement is known all the same.
-    """
-    grpo.fix_completions(model.vocab_size)
-    losses: list[float] = []
-
-    class Recording(grpo.trainer_class(subject)):  # type: ignore[misc]
-        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            loss = super().compute_loss(*args, **kwargs)
-            losses.append(loss.detach().float().item())
-            return loss
-
-    trainer = grpo.build_trainer(subject, model, cls=Recording)
-    measured = _placement(trainer)
-    measured["failure"] = None
-    try:
-        trainer.train()
-    except Exception as error:
-        measured["failure"] = f"{type(error).__name__}: {str(error)[:300]}"
-    return {
-        **measured,
-        "losses": losses,
-        "kl": _logged(trainer, "kl"),
-        "grad_norm": _logged(trainer, "grad_norm"),
-        "local_after": _local_elements(trainer.ref_model),
-    }
-
-
-def _placement(trainer: Any) -> dict[str, Any]:
+def placement(trainer: Any) -> dict[str, Any]:
+    """Where the reference model is, how much of it is here, and in which mode."""
     ref = trainer.ref_model
     return {
         "ref_class": type(ref).__name__,
         "ref_bases": [base.__name__ for base in type(ref).__mro__],
         "ref_devices": sorted({parameter.device.type for parameter in ref.parameters()}),
         "device": trainer.accelerator.device.type,
-        "local": _local_elements(ref),
+        "local": local_elements(ref),
         "training": ref.training,
         "requires_grad": any(parameter.requires_grad for parameter in ref.parameters()),
     }
 
 
-def _local_elements(module: Any) -> int:
+def local_elements(module: Any) -> int:
     """Number of parameter elements that this rank holds."""
     shards = (shard.to_local() if hasattr(shard, "to_local") else shard for shard in module.parameters())
     return sum(shard.numel() for shard in shards)
 
 
-def _logged(trainer: Any, key: str) -> list[float]:
+def logged(trainer: Any, key: str) -> list[float]:
+    """What was logged at each step of training."""
     return [float(entry[key]) for entry in trainer.state.log_history if entry.get(key) is not None and "loss" in entry]

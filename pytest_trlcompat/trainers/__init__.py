@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
     from pytest_trlcompat.trainers.evaluation import EvaluationMixin
     from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin
+    from pytest_trlcompat.trainers.fsdp_gradients import FSDPGradientsMixin
     from pytest_trlcompat.trainers.fsdp_ref_model import FSDPReferenceModelMixin
+    from pytest_trlcompat.trainers.fsdp_save import FSDPSaveMixin
+    from pytest_trlcompat.trainers.fsdp_sync_ref_model import FSDPSyncRefModelCallback, FSDPSyncRefModelMixin
     from pytest_trlcompat.trainers.gradient_accumulation import GradientAccumulationMixin
     from pytest_trlcompat.trainers.grpo import GRPOTrainer
     from pytest_trlcompat.trainers.logits_to_keep import LogitsToKeepMixin
@@ -46,7 +49,11 @@ __all__ = [
     "EmptyParamGroupsMixin",
     "EvaluationMixin",
     "FSDPGenerationMixin",
+    "FSDPGradientsMixin",
     "FSDPReferenceModelMixin",
+    "FSDPSaveMixin",
+    "FSDPSyncRefModelCallback",
+    "FSDPSyncRefModelMixin",
     "GRPOTrainer",
     "GradientAccumulationMixin",
     "LogitsToKeepMixin",
@@ -68,7 +75,11 @@ _MODULES = {
     "EmptyParamGroupsMixin": "empty_param_groups",
     "EvaluationMixin": "evaluation",
     "FSDPGenerationMixin": "fsdp_generation",
+    "FSDPGradientsMixin": "fsdp_gradients",
     "FSDPReferenceModelMixin": "fsdp_ref_model",
+    "FSDPSaveMixin": "fsdp_save",
+    "FSDPSyncRefModelCallback": "fsdp_sync_ref_model",
+    "FSDPSyncRefModelMixin": "fsdp_sync_ref_model",
     "GRPOTrainer": "grpo",
     "GradientAccumulationMixin": "gradient_accumulation",
     "LogitsToKeepMixin": "logits_to_keep",

@@ -1,4 +1,4 @@
-"""Cure of trl 2796: generation under FSDP1, with the root's parameters summoned.
+"""Cure of ``grpo-fsdp-generation`` (trl 2796): generation under FSDP1, with the root's parameters summoned.
 
 GRPO generates with the module beneath the wrapper. FSDP1 gathers the parameters of each layer when the layer is called,
 but those of the root (embeddings, final norm, output head) only when the wrapper is: trl 0.14.0 to 0.17.0 end in

@@ -14,7 +14,10 @@ from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
 from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
 from pytest_trlcompat.trainers.evaluation import EvaluationMixin
 from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin
+from pytest_trlcompat.trainers.fsdp_gradients import FSDPGradientsMixin
 from pytest_trlcompat.trainers.fsdp_ref_model import FSDPReferenceModelMixin
+from pytest_trlcompat.trainers.fsdp_save import FSDPSaveMixin
+from pytest_trlcompat.trainers.fsdp_sync_ref_model import FSDPSyncRefModelMixin
 from pytest_trlcompat.trainers.gradient_accumulation import GradientAccumulationMixin
 from pytest_trlcompat.trainers.logits_to_keep import LogitsToKeepMixin
 from pytest_trlcompat.trainers.lora_checkpointing import LoraCheckpointingMixin
@@ -32,6 +35,7 @@ class GRPOTrainer(
     SamplingMixin,
     CheckpointedGenerationMixin,
     LogitsToKeepMixin,
+    FSDPSyncRefModelMixin,
     FSDPReferenceModelMixin,
     FSDPGenerationMixin,
     ZeRO3GenerationMixin,
@@ -41,6 +45,8 @@ class GRPOTrainer(
     EvaluationMixin,
     TrainSamplerMixin,
     LoraCheckpointingMixin,
+    FSDPGradientsMixin,
+    FSDPSaveMixin,
     OneDevicePerRankMixin,
     trl.GRPOTrainer,
 ):
@@ -62,6 +68,9 @@ class GRPOTrainer(
     :mod:`.evaluation`              trl 3337, 4010, 4669         in trl 0.18.0 to 0.21.0, and from 0.28.0
     :mod:`.train_sampler`           reported downstream alone    from trl 0.17.0; with Transformers before 4.52.1
     :mod:`.lora_checkpointing`      trl 3150, 3089               in trl 0.16.0 to 0.21.0, and from 0.26.0
+    :mod:`.fsdp_gradients`          none found                   outside of FSDP1 ``no_shard``
+    :mod:`.fsdp_sync_ref_model`     none found                   outside of FSDP1
+    :mod:`.fsdp_save`               transformers 30491           where the state dict type is FULL_STATE_DICT
     :mod:`.device_map`              none found                   before trl 0.26.0
     :mod:`.gradient_accumulation`   trl 2617                     from Transformers 4.49.0; from 4.48.0 without
                                                                  DeepSpeed

@@ -1,0 +1,169 @@
+"""One GRPO training per subject and strategy, from which the suites about sharing a model judge what they are about.
+
+Runs inside the ranks; imports the stack only inside functions. What one launch measures, in its order: how the models
+are placed and sharded; the tokens that a greedy generation gave; losses and gradient norms of three steps; an
+evaluation after the second; the synchronisation of the reference model after the third; the gathered policy and
+reference model; and what ``save_model`` wrote. A failure is returned, not raised, with all that was known before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from . import grpo, grpo_measures
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["MIXUP", "train"]
+
+MIXUP = 0.6
+"""``ref_model_mixup_alpha``: the share of the policy in the synchronised reference model."""
+_LEARNING_RATE = 0.5
+_MAX_GRAD_NORM = 0.5
+
+
+def train(subject: str, model: TinyModel, folder: str, **settings: Any) -> dict[str, Any]:
+    """Train, evaluate, synchronise, gather and save.
+
+    Args:
+        folder: the policy is saved there.
+        settings: of the ``GRPOConfig``, in place of those chosen here.
+
+    Returns:
+        Plain numbers and texts; ``policy``, ``initial`` and ``ref_model`` map names of parameters to the bytes of
+        whole float32 tensors, on rank 0 alone, and are ``None`` where they could not be gathered.
+    """
+    generated = _generate_greedily()
+    grpo.fix_completions(model.vocab_size)
+    losses: list[float] = []
+    evaluation: dict[str, Any] = {}
+    trainer = grpo.build_trainer(
+        subject,
+        model,
+        cls=_recording(subject, losses, evaluation),
+        arguments={"eval_dataset": grpo.prompts().select(range(grpo.ROWS))},
+        **{**_settings(), **settings},
+    )
+    with _failure() as training:
+        trainer.train()
+    with _failure() as gathering:
+        policy, ref_model = _whole(trainer.model_wrapped), _whole(trainer.ref_model)
+    with _failure() as saving:
+        trainer.save_model(folder)
+    main = trainer.is_world_process_zero()
+    callbacks = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
+    return {
+        **grpo_measures.placement(trainer),
+        "failure": training.get("text"),
+        "generated": [ids.tolist() for ids in generated],
+        "losses": losses,
+        "kl": grpo_measures.logged(trainer, "kl"),
+        "grad_norm": grpo_measures.logged(trainer, "grad_norm"),
+        "evaluation": evaluation,
+        "synchronises": any("SyncRefModelCallback" in name for name in callbacks),
+        "gathering": gathering.get("text"),
+        "saving": saving.get("text"),
+        "initial": _bytes(model.new_model().state_dict()) if main else None,
+        "policy": _bytes(policy) if main and not gathering else None,
+        "ref_model": _bytes(ref_model) if main and not gathering else None,
+    }
+
+
+def _settings() -> dict[str, Any]:
+    """SGD, since Adam divides a gradient by itself: it hides a wrong scale, and blows up the rounding of a zero."""
+    return {
+        "optim": "sgd",
+        "learning_rate": _LEARNING_RATE,
+        "max_grad_norm": _MAX_GRAD_NORM,  # below every gradient norm here, so that clipping matters
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        # One batch, on however many ranks: each call of generate has tokens of its own.
+        "per_device_eval_batch_size": grpo.ROWS // int(os.environ.get("WORLD_SIZE", "1")),
+        "sync_ref_model": True,
+        "ref_model_sync_steps": grpo.STEPS,
+        "ref_model_mixup_alpha": MIXUP,
+    }
+
+
+def _recording(subject: str, losses: list[float], evaluation: dict[str, Any]) -> type:
+    """The subject's trainer, which keeps the losses of training and goes on after a failed evaluation."""
+
+    class Recording(grpo.trainer_class(subject)):  # type: ignore[misc]
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            loss = super().compute_loss(*args, **kwargs)
+            if self.model.training:
+                losses.append(loss.detach().float().item())
+            return loss
+
+        def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+            with _failure() as failure:
+                metrics = super().evaluate(*args, **kwargs)
+            found = {"failure": failure["text"]} if failure else {"loss": float(metrics["eval_loss"])}
+            if not evaluation:  # Transformers 5 evaluates once more, at the end
+                evaluation.update(found)
+            return {}
+
+    return Recording
+
+
+@contextlib.contextmanager
+def _failure() -> Iterator[dict[str, str]]:
+    """Catch what is raised, and tell it as a text."""
+    found: dict[str, str] = {}
+    try:
+        yield found
+    except Exception as error:
+        found["text"] = f"{type(error).__name__}: {str(error)[:300]}"
+
+
+def _generate_greedily() -> list[torch.Tensor]:
+    """Make generation greedy, and return a list that grows by the new tokens of every call, ``(B, K)``."""
+    from transformers.generation import GenerationMixin
+
+    generate: Callable[..., torch.Tensor] = GenerationMixin.generate
+    tokens: list[torch.Tensor] = []
+
+    def greedy(self: Any, inputs: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+        prompts = inputs if inputs is not None else kwargs["input_ids"]
+        config = copy.deepcopy(kwargs.pop("generation_config"))
+        config.top_k = 1  # greedy, and allowed with several sequences per prompt
+        ids = generate(self, inputs, generation_config=config, **kwargs)
+        tokens.append(ids[:, prompts.shape[1] :].cpu())
+        return ids
+
+    GenerationMixin.generate = greedy  # the rank is a process of its own and ends with the launch
+    return tokens
+
+
+def _whole(model: Any) -> dict[str, torch.Tensor]:
+    """Every parameter of a model, gathered, on the CPU, under the name that it has in the bare model."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    parameters = dict(model.named_parameters())
+    if isinstance(model, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(model, writeback=False):
+            return {_bare(name): p.detach().cpu().clone() for name, p in model.named_parameters()}
+    if any(hasattr(parameter, "ds_id") for parameter in parameters.values()):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(list(parameters.values())):
+            return {_bare(name): p.detach().cpu().clone() for name, p in parameters.items()}
+    return {
+        _bare(name): (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().cpu().clone()
+        for name, p in parameters.items()
+    }
+
+
+def _bare(name: str) -> str:
+    return name.replace("_fsdp_wrapped_module.", "").replace("_checkpoint_wrapped_module.", "").removeprefix("module.")
+
+
+def _bytes(tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:
+    return {name: tensor.contiguous().numpy().tobytes() for name, tensor in tensors.items()}

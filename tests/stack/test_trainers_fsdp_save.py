@@ -1,0 +1,148 @@
+"""The cure for ``save_model`` that writes nothing under FSDP, and that checkpoints stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_trlcompat import stack, tiny
+from pytest_trlcompat.launch import Launcher
+
+pytest.importorskip("trl")
+
+TRAINS_FSDP2 = stack.satisfied({"transformers": ">=4.51", "accelerate": ">=1.6"}, stack.installed())
+
+
+@pytest.fixture(scope="module")
+def launch() -> Iterator[Launcher]:
+    with Launcher(device="software") as launcher:
+        yield launcher
+
+
+def train_and_save(cured: bool, model: tiny.TinyModel, folder: str) -> dict[str, Any]:
+    """Two steps with a checkpoint after the first, resumed from it, then saved; and digests of the gathered policy."""
+    import hashlib
+
+    import transformers.training_args
+    from accelerate.utils import set_seed
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
+
+    from pytest_trlcompat.trainers import FSDPSaveMixin
+
+    class Cured(FSDPSaveMixin, Trainer):
+        pass
+
+    # trl 0.17 and 0.18 append a field of their own configuration to Transformers' list, up to 4.50.3.
+    fields = getattr(transformers.training_args, "_VALID_DICT_FIELDS", [])
+    fields[:] = [name for name in fields if name in TrainingArguments.__dataclass_fields__]
+
+    def build(steps: int) -> Any:
+        set_seed(0)
+        rows = [{"input_ids": model.tokenizer(row["prompt"])["input_ids"]} for row in tiny.prompts(16, words=6)]
+        return (Cured if cured else Trainer)(
+            model=model.new_model(),
+            args=TrainingArguments(
+                output_dir=f"{folder}/run",
+                max_steps=steps,
+                save_steps=1,
+                per_device_train_batch_size=2,
+                learning_rate=1e-2,
+                report_to="none",
+            ),
+            train_dataset=rows,
+            data_collator=DataCollatorForLanguageModeling(model.tokenizer, mlm=False),
+        )
+
+    build(1).train()
+    trainer = build(2)
+    trainer.train(resume_from_checkpoint=f"{folder}/run/checkpoint-1")
+    trainer.save_model(f"{folder}/saved")
+    wrapped = trainer.model_wrapped
+    if isinstance(wrapped, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(wrapped, writeback=False):
+            state = {name: p.detach().cpu().clone() for name, p in wrapped.named_parameters()}
+    else:
+        state = {name: p.full_tensor().detach().cpu() for name, p in wrapped.named_parameters()}
+    checkpoint = {path.name for path in Path(f"{folder}/run/checkpoint-1").iterdir()}
+    return {
+        "digests": {
+            name.replace("_fsdp_wrapped_module.", ""): hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+            for name, tensor in state.items()
+        },
+        "steps": trainer.state.global_step,
+        "checkpoint": sorted(name for name in checkpoint if name.startswith(("model", "pytorch_model"))),
+        "type": str(trainer.accelerator.state.fsdp_plugin.state_dict_type),
+    }
+
+
+def reload(folder: str) -> dict[str, str]:
+    import hashlib
+
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    return {name: hashlib.sha256(p.detach().numpy().tobytes()).hexdigest() for name, p in model.named_parameters()}
+
+
+STRATEGIES = [
+    pytest.param("fsdp1", id="fsdp1"),
+    pytest.param(
+        "fsdp2", id="fsdp2", marks=pytest.mark.skipif(not TRAINS_FSDP2, reason="this Trainer cannot train under FSDP2")
+    ),
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_saved_model_is_the_policy_and_checkpoints_stay_sharded(
+    launch: Launcher, tmp_path: Path, strategy: str
+) -> None:
+    options = {"state_dict_type": "SHARDED_STATE_DICT", "transformer_cls_to_wrap": "Qwen2DecoderLayer"}
+    result = launch(train_and_save, True, tiny.qwen2(), str(tmp_path), strategy=strategy, options=options)
+    first = result.values[0]
+    assert first["steps"] == 2
+    assert first["checkpoint"] == ["pytorch_model_fsdp_0"]
+    assert first["type"] == "StateDictType.SHARDED_STATE_DICT"
+    (reloaded,) = launch(reload, str(tmp_path / "saved"), strategy="single").values
+    assert reloaded == first["digests"]
+    assert len(reloaded) > 20
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_without_the_cure_nothing_is_saved(launch: Launcher, tmp_path: Path, strategy: str) -> None:
+    """Fails when the Trainer writes by itself: then the cure has gone stale."""
+    options = {"state_dict_type": "SHARDED_STATE_DICT", "transformer_cls_to_wrap": "Qwen2DecoderLayer"}
+    launch(train_and_save, False, tiny.qwen2(), str(tmp_path), strategy=strategy, options=options)
+    assert not list((tmp_path / "saved").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("output_dir", "internal", "seen"),
+    [("folder", False, "FULL"), (None, True, "FULL"), ("folder", True, "SHARDED")],
+    ids=["save_model", "push_to_hub", "checkpoint"],
+)
+def test_the_type_is_another_while_saving_only(output_dir: str | None, internal: bool, seen: str) -> None:
+    from accelerate.utils import DistributedType
+    from torch.distributed.fsdp import StateDictType
+
+    from pytest_trlcompat.trainers import FSDPSaveMixin
+
+    plugin = SimpleNamespace(fsdp_version=2, state_dict_type=StateDictType.SHARDED_STATE_DICT)
+    types: list[Any] = []
+
+    class Upstream:
+        accelerator = SimpleNamespace(distributed_type=DistributedType.FSDP, state=SimpleNamespace(fsdp_plugin=plugin))
+
+        def save_model(self, output_dir: str | None, _internal_call: bool) -> None:
+            types.append((plugin.state_dict_type, output_dir, _internal_call))
+
+    class Trainer(FSDPSaveMixin, Upstream):
+        pass
+
+    Trainer().save_model(output_dir, internal)
+    assert types == [(StateDictType[f"{seen}_STATE_DICT"], output_dir, internal)]
+    assert plugin.state_dict_type is StateDictType.SHARDED_STATE_DICT
