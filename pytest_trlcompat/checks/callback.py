@@ -121,7 +121,8 @@ class CompatCallback(TrainerCallback):
         if "trainable" in self.checks:
             held = None if _steps_in_backward(optimizer) else optimizer
             self.run("trainable", lambda: check_trainable(model, held, ignore=self.ignore))
-        reference = getattr(self.trainer, "ref_model", None)
+        # PPO called it ref_policy before trl 0.14.
+        reference = getattr(self.trainer, "ref_model", None) or getattr(self.trainer, "ref_policy", None)
         if "reference" in self.checks and isinstance(reference, nn.Module):
             self.run("reference", lambda: check_reference_model(reference, model))
         self._first_step = _FirstStep(self, model, optimizer)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -128,9 +129,17 @@ def local_gradient(parameter: nn.Parameter) -> Tensor | None:
         return gradient
     mapping = getattr(parameter, "_hp_mapping", None)
     if mapping is not None:  # ZeRO-1, ZeRO-2, BF16_Optimizer
-        fragment: Tensor | None = mapping.get_lp_grad_fragment(parameter._index_in_param_group)
-        return fragment
+        return _zero_fragment(mapping, parameter._index_in_param_group)
     return None if parameter.grad is None else local_shard(parameter.grad)
+
+
+def _zero_fragment(mapping: Any, index: int) -> Tensor:
+    if hasattr(mapping, "get_lp_grad_fragment"):
+        fragment: Tensor = mapping.get_lp_grad_fragment(index)
+    else:  # DeepSpeed before 0.16 (deepspeed/utils/tensor_fragment.py, get_full_hp_grad)
+        gradients = mapping.offload_gradient_dict if mapping.use_offload else mapping.gradient_dict
+        fragment = gradients[mapping.param_group_index][index]
+    return fragment
 
 
 def _judged(gradients: Sequence[Tensor | None]) -> list[int]:

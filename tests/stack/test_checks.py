@@ -297,6 +297,10 @@ def test_logits_that_are_not_short_or_not_the_right_ones_are_told(
             text = said["ignored"][keyword]
             if honoured:
                 assert text.startswith("passed: ")
+            elif stack.satisfied({"transformers": "<4.46"}, INSTALLED):  # refused, which is better than ignored
+                assert text.startswith(
+                    f"asked Qwen2ForCausalLM for {keyword}=5, but: Qwen2ForCausalLM.forward() got an"
+                )
             else:
                 assert text.startswith("asked Qwen2ForCausalLM for the logits of the last 5 positions by")
                 assert f"{keyword}=5, but it returned 9: it ignores the keyword" in text
