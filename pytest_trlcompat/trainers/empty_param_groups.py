@@ -2,7 +2,7 @@
 
 Transformers puts parameters with and without weight decay into two groups. Where nothing is trained without decay, as
 with most adapters, one is empty; DeepSpeed drops it, the scheduler still counts it, and a torch that zips strictly ends
-the first step with ``zip() argument 2 is longer than argument 1``. Needless from Transformers 5.1.0 on, which makes the
+the first step with ``zip() argument 2 is longer than argument 1``. Needless from Transformers 5.2.0 on, which makes the
 scheduler afterwards.
 
 Imports nothing of the stack.
