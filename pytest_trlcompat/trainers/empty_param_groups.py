@@ -4,7 +4,7 @@ group of parameters that DeepSpeed keeps.
 Transformers puts parameters with and without weight decay into two groups. Where nothing is trained without decay, as
 with most adapters, and with a Mistral until Transformers 4.48, one is empty; DeepSpeed drops it, the scheduler still
 counts it, and a torch that zips strictly (from 2.10 on) ends the first step with ``zip() argument 2 is longer than
-argument 1``. Needless for GRPO from Transformers 5.1.0 on, which makes the scheduler afterwards.
+argument 1``. Needless for GRPO from Transformers 5.2.0 on, which makes the scheduler afterwards.
 
 Imports nothing of the stack.
 """
