@@ -1,7 +1,7 @@
 """Known issue ``ppo-fsdp-rollout``: PPO generates, scores, trains and saves under FSDP1 and FSDP2.
 
-Right is: the first rollout's numbers are those of DistributedDataParallel, all steps are finite, the policy is sharded, and what a fresh process
-reads of each save is bitwise the gathered policy.
+Right is: the first rollout's numbers are those of DistributedDataParallel, all steps are finite, the policy is sharded,
+and what a fresh process reads of each save is bitwise the gathered policy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.known_issue("ppo-fsdp-rollout")
 
 TOLERANCE = 1e-3
-"""Of what the first rollout logs, see ``KL_TOLERANCE``. Later steps are evidence; tests of the cure hold them to DDP's."""
+"""Of what the first rollout logs, see ``KL_TOLERANCE``. Later steps are evidence; the cure's tests hold them."""
 
 
 @pytest.mark.parametrize("strategy", ["fsdp1", "fsdp2"])
