@@ -2,6 +2,7 @@
 
     nox -s matrix                          sweep the default cells, end with a table
     nox -s matrix --parallel 2             two cells at a time
+    nox -s matrix -- --full                every cell, for each TRL release the lowest and highest Transformers
     nox -s "matrix(trl0.15.2-tf4.48.3)"    one of them
     nox -s cell -- trl=0.19.1 transformers=4.53.3 [accelerate=...] [--issue ID ...] [--date DAY]
     nox -s tests                           this project's own tests
@@ -36,7 +37,7 @@ try:
 except MatrixError as error:
     sys.exit(f"nox: {error}")
 
-CELLS = [cell.id for cell in WORKSHOP.matrix.default()]
+CELLS = WORKSHOP.cells(sys.argv[1:])
 
 
 @contextlib.contextmanager
@@ -70,7 +71,7 @@ def tests(session: nox.Session, where: str) -> None:
 @nox.session(allow_parallel=True)
 @nox.parametrize("cell", CELLS, ids=CELLS)
 def matrix(session: nox.Session, cell: str) -> None:
-    """Run the suites in a cell's environment [-- --issue ID, --fresh]; a killed sweep goes on where it stopped."""
+    """Run the suites in a cell's environment [-- --full, --issue ID, --fresh]; a killed sweep goes on."""
     with plainly(session):
         WORKSHOP.matrix_cell(cell, session.posargs)
 
@@ -84,14 +85,21 @@ def cell(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def lock(session: nox.Session) -> None:
-    """Resolve the cells anew, as of their dates, into fixtures/locks [-- CELL ...]."""
+    """Resolve the cells anew, as of their dates, into fixtures/locks [-- CELL ..., --missing]."""
     with plainly(session):
         WORKSHOP.renew_locks(session.posargs)
 
 
 @nox.session(default=False)
+def clean(session: nox.Session) -> None:
+    """Remove the environments that no lock asks for any more."""
+    with plainly(session):
+        WORKSHOP.clean()
+
+
+@nox.session(default=False)
 def report(session: nox.Session) -> None:
-    """Merge what sweeps left in build/compat into compat.json, .md, .html and .xml (JUnit), and print the table."""
+    """Merge what sweeps left in build/compat into compat.json, .md, .html and .xml, print the table [-- --publish]."""
     with plainly(session):
         WORKSHOP.report(session.posargs)
 

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat import stack
 from pytest_trlcompat.verdict import Verdict
@@ -22,10 +22,31 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["SUBJECTS", "Catalog", "CatalogError", "KnownIssue", "Prediction", "Symptom", "load"]
+if TYPE_CHECKING:
+    from pytest_trlcompat.ranges import Range
+
+__all__ = [
+    "STRATEGIES",
+    "SUBJECTS",
+    "TRAINERS",
+    "Catalog",
+    "CatalogError",
+    "KnownIssue",
+    "Prediction",
+    "Symptom",
+    "fingerprint",
+    "kind",
+    "load",
+]
 
 SUBJECTS = ("upstream", "corrected")
 """Whose trainer a suite runs: TRL's own, or ours."""
+
+TRAINERS = ("grpo", "ppo")
+"""Trainers that issues of their own begin with in their ids."""
+
+STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
+"""The strategies; a verdict's may carry a variant after a dash, like ``fsdp1-no_shard``."""
 
 _CATALOG = Path(__file__).with_name("catalog.toml")
 
@@ -63,12 +84,21 @@ class Prediction:
     strategies: tuple[str, ...]
     why: str
 
-    def applies(self, subject: str, strategy: str, versions: Mapping[str, str]) -> bool:
-        return (
-            self.subject == subject
-            and (not self.strategies or any(fnmatchcase(strategy, pattern) for pattern in self.strategies))
-            and stack.satisfied(self.when, versions)
+    def concerns(self, subject: str, strategy: str) -> bool:
+        """Whether it speaks of this subject and strategy, for some versions."""
+        return self.subject == subject and (
+            not self.strategies or any(fnmatchcase(strategy, pattern) for pattern in self.strategies)
         )
+
+    def applies(self, subject: str, strategy: str, versions: Mapping[str, str]) -> bool:
+        return self.concerns(subject, strategy) and stack.satisfied(self.when, versions)
+
+    @cached_property
+    def ranges(self) -> Mapping[str, Range]:
+        """``when``, to be intersected and compared."""
+        from pytest_trlcompat import ranges  # pytest loads this module at every start
+
+        return {package: ranges.parse(text) for package, text in self.when.items()}
 
     def describe(self) -> str:
         ranges = ", ".join(f"{package} {text}" for package, text in self.when.items()) or "every version"
@@ -87,6 +117,10 @@ class KnownIssue:
         suite: the test module that shows it.
         cure: the module of this package that cures it; empty where it cures nothing.
         cured_in: the first release in which the cure is needless, as ``package version``.
+        strategies: under which it may show, with the variants that its suite measures; under no other. Empty: see
+            :meth:`labels`.
+        needs: packages without which the issue cannot show, ``peft`` for one of adapters, beside what the strategy
+            itself needs.
     """
 
     id: str
@@ -99,6 +133,37 @@ class KnownIssue:
     cured_in: str
     symptoms: tuple[Symptom, ...]
     predictions: tuple[Prediction, ...]
+    strategies: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+    @property
+    def trainer(self) -> str:
+        """Whose issue it is, by its id: ``grpo``, ``ppo``, or empty for one that meets every trainer."""
+        prefix = self.id.partition("-")[0]
+        return prefix if prefix in TRAINERS else ""
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages whose versions its predictions look at."""
+        named = {package for prediction in self.predictions for package in prediction.when}
+        return tuple(package for package in stack.PACKAGES if package in named)
+
+    def labels(self) -> tuple[str, ...]:
+        """The strategies under which it may show.
+
+        Where the entry does not list them: those that its predictions name without a wildcard, or all without a
+        variant where some prediction names none.
+        """
+        if self.strategies:
+            return self.strategies
+        named = [pattern for prediction in self.predictions for pattern in prediction.strategies]
+        exact = [pattern for pattern in named if not _WILDCARD.search(pattern)]
+        plain = [
+            name
+            for name in STRATEGIES
+            if any(not p.strategies or p.concerns(p.subject, name) for p in self.predictions)
+        ]
+        return tuple(dict.fromkeys([*plain, *exact]))
 
     def predict(self, subject: str, strategy: str, versions: Mapping[str, str]) -> Prediction | None:
         """The first prediction that applies; for ``corrected`` it is ``ok`` unless one says otherwise."""
@@ -112,6 +177,14 @@ class KnownIssue:
     def shows(self, mro: tuple[str, ...], message: str) -> bool:
         """Whether an exception is this issue's symptom."""
         return any(symptom.matches(mro, message) for symptom in self.symptoms)
+
+
+_WILDCARD = re.compile(r"[*?\[]")
+
+
+def kind(strategy: str) -> str:
+    """The strategy without its variant: ``fsdp1`` of ``fsdp1-no_shard``."""
+    return strategy.partition("-")[0]
 
 
 class Catalog(dict[str, KnownIssue]):
@@ -128,6 +201,12 @@ class Catalog(dict[str, KnownIssue]):
             raise CatalogError(f"unknown issue {issue_id!r}; known are {', '.join(sorted(self))}") from None
 
 
+def fingerprint(path: Path = _CATALOG) -> tuple[int, int]:
+    """Changes when the catalogue does; costs no reading."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
 @lru_cache
 def load(path: Path = _CATALOG) -> Catalog:
     """Read and check a catalogue.
@@ -136,7 +215,7 @@ def load(path: Path = _CATALOG) -> Catalog:
         CatalogError: naming the file and the entry, for a missing or unknown key, verdict, subject or range.
     """
     try:
-        raw = tomllib.loads(path.read_text())
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise CatalogError(f"{path}: {error}") from error
     if raw.get("schema") != 1:
@@ -155,28 +234,40 @@ def load(path: Path = _CATALOG) -> Catalog:
     return catalog
 
 
+_ISSUE_KEYS = {
+    *("id", "title", "wrong", "remedy", "upstream", "suite", "cure", "cured_in", "symptom", "prediction"),
+    *("strategies", "needs"),
+}
+
+
 def _issue(entry: Mapping[str, Any]) -> KnownIssue:
-    _known_keys(
-        entry,
-        {"id", "title", "wrong", "remedy", "upstream", "suite", "cure", "cured_in", "symptom", "prediction"},
-    )
-    return KnownIssue(
-        id=entry["id"],
-        title=entry["title"],
-        wrong=entry["wrong"],
-        remedy=entry["remedy"],
-        upstream=tuple(entry["upstream"]),
-        suite=entry["suite"],
-        cure=entry["cure"],
-        cured_in=entry["cured_in"],
+    _known_keys(entry, _ISSUE_KEYS)
+    issue = KnownIssue(
+        id=_line(entry, "id"),
+        title=_line(entry, "title"),
+        wrong=_line(entry, "wrong"),
+        remedy=_line(entry, "remedy"),
+        upstream=_lines(entry, "upstream"),
+        suite=_line(entry, "suite"),
+        cure=_line(entry, "cure", may_be_empty=True),
+        cured_in=_line(entry, "cured_in", may_be_empty=True),
         symptoms=tuple(_symptom(raw) for raw in entry.get("symptom", [])),
         predictions=tuple(_prediction(raw) for raw in entry["prediction"]),
+        strategies=_lines(entry, "strategies", default=()),
+        needs=_lines(entry, "needs", default=()),
     )
+    for strategy in issue.strategies:
+        if kind(strategy) not in STRATEGIES or _WILDCARD.search(strategy):
+            raise ValueError(f"unknown strategy {strategy!r}; known are {', '.join(STRATEGIES)}, each with -VARIANT")
+    stack.check_ranges(dict.fromkeys(issue.needs, ""))
+    for prediction in issue.predictions:
+        _check_patterns(prediction.strategies, issue.strategies)
+    return issue
 
 
 def _symptom(raw: Mapping[str, Any]) -> Symptom:
     _known_keys(raw, {"type", "text"})
-    return Symptom(raw["type"], re.compile(raw["text"]))
+    return Symptom(_line(raw, "type"), re.compile(raw["text"]))
 
 
 def _prediction(raw: Mapping[str, Any]) -> Prediction:
@@ -185,13 +276,42 @@ def _prediction(raw: Mapping[str, Any]) -> Prediction:
     stack.check_ranges(when)
     if raw["subject"] not in SUBJECTS:
         raise ValueError(f"unknown subject {raw['subject']!r}; known are {', '.join(SUBJECTS)}")
-    return Prediction(
+    prediction = Prediction(
         verdict=Verdict(raw["verdict"]),
         subject=raw["subject"],
         when=when,
-        strategies=tuple(raw.get("strategies", ())),
-        why=raw["why"],
+        strategies=_lines(raw, "strategies", default=()),
+        why=_line(raw, "why"),
     )
+    for package, wanted in prediction.ranges.items():
+        if not wanted:
+            raise ValueError(f"no version of {package} lies in the range {when[package]!r}")
+    return prediction
+
+
+def _check_patterns(patterns: tuple[str, ...], declared: tuple[str, ...]) -> None:
+    """Refuse a pattern that can match no strategy, or none of those that the entry lists."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, kind(pattern)) for name in STRATEGIES):
+            raise ValueError(f"strategy pattern {pattern!r} matches none of {', '.join(STRATEGIES)}")
+        if declared and not any(fnmatchcase(name, pattern) for name in declared):
+            raise ValueError(f"strategy pattern {pattern!r} matches none of this issue's: {', '.join(declared)}")
+
+
+def _line(raw: Mapping[str, Any], key: str, *, may_be_empty: bool = False) -> str:
+    text = raw[key]
+    if not isinstance(text, str) or "\n" in text or not (text.strip() or may_be_empty):
+        raise ValueError(f"{key} must be one line of text, not {text!r}")
+    return text
+
+
+def _lines(raw: Mapping[str, Any], key: str, *, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
+    texts = raw[key] if default is None else raw.get(key, default)
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError(f"{key} must be a list of texts, not {texts!r}")
+    if len(set(texts)) != len(texts):
+        raise ValueError(f"{key} names something twice: {', '.join(texts)}")
+    return tuple(texts)
 
 
 def _known_keys(raw: Mapping[str, Any], known: set[str]) -> None:

@@ -45,15 +45,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    device = config.stash[_DEVICE]
+    from pytest_trlcompat.doctor import header
+
+    device, installed = config.stash[_DEVICE], stack.installed()
     lines = [
-        f"trlcompat: {__version__}, {stack.describe(stack.installed())}",
+        f"trlcompat: {__version__}, {stack.describe(installed)}",
         f"trlcompat: device {device.name} ({device.why})",
     ]
     changed = config.stash[settings.KEY].changed()
     if changed:
         shown = (f"{name} {_text(setting.value)} ({setting.where})" for name, setting in changed.items())
         lines.append(f"trlcompat: settings {', '.join(shown)}")
+    bites = header.line_once(installed, getattr(config, "cache", None))
+    if bites is not None:
+        lines.append(f"trlcompat: {bites}")
     return lines
 
 

@@ -5,6 +5,7 @@ Reads distribution metadata only. Must not import any package of the stack.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from importlib import metadata
 
@@ -44,12 +45,18 @@ def check_ranges(ranges: Mapping[str, object]) -> dict[str, SpecifierSet]:
         if not isinstance(text, str):
             raise RangeError(f"the version range of {package} must be a string like '>=0.15,<0.18', not {text!r}")
         try:
-            parsed[package] = SpecifierSet(text)
+            parsed[package] = _specifiers(text)
         except InvalidSpecifier as error:
             raise RangeError(
                 f"malformed version range {text!r} for {package}; write it like '>=0.15,<0.18' or '==4.48.*'"
             ) from error
     return parsed
+
+
+@functools.cache
+def _specifiers(text: str) -> SpecifierSet:
+    """Kept, because the catalogue asks for the same ranges again and again."""
+    return SpecifierSet(text)
 
 
 def satisfied(ranges: Mapping[str, str], versions: Mapping[str, str]) -> bool:
@@ -60,17 +67,19 @@ def satisfied(ranges: Mapping[str, str], versions: Mapping[str, str]) -> bool:
     Raises:
         RangeError: as :func:`check_ranges`, also when an installed version cannot be parsed.
     """
-    for package, specifier in check_ranges(ranges).items():
-        found = versions.get(package)
-        if found is None:
-            return False
-        try:
-            version = Version(found)
-        except InvalidVersion as error:
-            raise RangeError(f"the version {found!r} of {package} is not a PEP 440 version") from error
-        if not specifier.contains(version, prereleases=True):
-            return False
-    return True
+    check_ranges(ranges)
+    return all(_contains(package, text, versions.get(package)) for package, text in ranges.items())
+
+
+@functools.cache
+def _contains(package: str, text: str, found: str | None) -> bool:
+    if found is None:
+        return False
+    try:
+        version = Version(found)
+    except InvalidVersion as error:
+        raise RangeError(f"the version {found!r} of {package} is not a PEP 440 version") from error
+    return _specifiers(text).contains(version, prereleases=True)
 
 
 def describe(versions: Mapping[str, str]) -> str:

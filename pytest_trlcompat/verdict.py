@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Record", "RecordError", "Verdict", "append_record", "read_records"]
+__all__ = ["SEVERITY", "Record", "RecordError", "Verdict", "append_record", "read_records"]
 
 
 class Verdict(str, Enum):
@@ -40,6 +40,15 @@ class Verdict(str, Enum):
 
     def __str__(self) -> str:
         return self.value
+
+    @property
+    def bites(self) -> bool:
+        """Whether somebody who trains so has a problem."""
+        return self not in (Verdict.OK, Verdict.ABSENT, Verdict.UNTESTABLE)
+
+
+SEVERITY = (Verdict.SILENT, Verdict.BROKEN, Verdict.ERROR, Verdict.HANG, Verdict.WASTEFUL)
+"""Verdicts that bite, the worst first: who is not told by an error trains on."""
 
 
 class RecordError(ValueError):

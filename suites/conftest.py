@@ -9,10 +9,10 @@ import pytest
 
 from pytest_trlcompat.launch import LaunchError
 
-from . import grpo_measures
+from . import grpo_measures, grpo_training_measures, lora_measures
 
 if TYPE_CHECKING:
-    from pytest_trlcompat.launch import Launcher
+    from pytest_trlcompat.launch import Launcher, LaunchResult
     from pytest_trlcompat.tiny import TinyModel
 
 
@@ -28,6 +28,53 @@ def saved_qwen2(tiny_qwen2: Callable[..., TinyModel], launcher: Launcher) -> Tin
     model = tiny_qwen2()
     launcher(grpo_measures.save_model, model, strategy="single")
     return model
+
+
+@pytest.fixture(scope="session")
+def grpo_runs(launcher: Launcher, saved_qwen2: TinyModel) -> Callable[..., LaunchResult]:
+    """Trainings that several suites judge: ``grpo_runs(measure, subject, strategy, **arguments)``, each made once.
+
+    A launch that failed fails again for every suite that asks for it.
+    """
+    known: dict[Any, LaunchResult | LaunchError] = {}
+
+    def run(measure: str, subject: str, strategy: str, **arguments: Any) -> LaunchResult:
+        key = (measure, subject, strategy, *sorted(arguments.items()))
+        if key not in known:
+            body = getattr(grpo_training_measures, measure)
+            try:
+                known[key] = launcher(body, subject, saved_qwen2, strategy=strategy, **arguments)
+            except LaunchError as error:
+                known[key] = error
+        found = known[key]
+        if isinstance(found, LaunchError):
+            raise found
+        return found
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def lora_runs(launcher: Launcher, saved_qwen2: TinyModel) -> Callable[[str, str], dict[str, Any]]:
+    """What the first rank measured, by variant, for a subject and a label of :data:`lora_measures.VARIANTS`.
+
+    One launch for all labels of a strategy.
+    """
+    known: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def run(subject: str, label: str) -> dict[str, Any]:
+        strategy = label.partition("-")[0]
+        if (subject, strategy) not in known:
+            groups = {
+                name: group for name, group in lora_measures.VARIANTS.items() if name.partition("-")[0] == strategy
+            }
+            variants = {f"{name}: {one}": made for name, group in groups.items() for one, made in group.items()}
+            body = lora_measures.lora_trainings
+            result = launcher(body, subject, saved_qwen2, variants, strategy=strategy, sharded=False)
+            known[subject, strategy] = result.values[0]
+        return {name: known[subject, strategy][f"{label}: {name}"] for name in lora_measures.VARIANTS[label]}
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -63,6 +63,7 @@ def _config(**settings: Any) -> Any:
     import inspect
     import os
     import tempfile
+    from importlib import metadata  # trl 0.22.0 says that its version is "unknown"
 
     import trl
     import trl.trainer.utils
@@ -70,7 +71,7 @@ def _config(**settings: Any) -> Any:
 
     rows = ROWS // int(os.environ.get("WORLD_SIZE", "1"))
     # 0.14 counts prompts where later releases count completions.
-    counted = rows // 2 if Version(trl.__version__) < Version("0.15") else rows
+    counted = rows // 2 if Version(metadata.version("trl")) < Version("0.15") else rows
     values = {
         "output_dir": tempfile.mkdtemp(prefix="trlcompat-"),
         "per_device_train_batch_size": counted,

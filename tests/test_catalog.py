@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat import _data, catalog
+from pytest_trlcompat import _data, catalog, stack
+from pytest_trlcompat.launch.strategy import NAMES
+from pytest_trlcompat.regions import unreachable
 from pytest_trlcompat.verdict import Verdict
 
 ENTRY = """
@@ -123,6 +126,22 @@ def test_a_symptom_is_a_type_and_a_text(tmp_path: Path) -> None:
         ('cured_in = "trl 1.0"', "", "issue one: missing key 'cured_in'"),
         ('title = "t"', 'titel = "t"', "issue one: unknown key titel"),
         ('text = "on', 'text = "(on', "issue one: missing \\)"),
+        ('trl = "<1.0"', 'trl = ">=1.0,<0.9"', "issue one: no version of trl lies in the range '>=1.0,<0.9'"),
+        ('["fsdp1*"]', '["fsdp3*"]', "issue one: strategy pattern 'fsdp3\\*' matches none of single, ddp, "),
+        ('["fsdp1*"]', '"fsdp1"', "issue one: strategies must be a list of texts, not 'fsdp1'"),
+        ('["fsdp1*"]', '["fsdp1", "fsdp1"]', "issue one: strategies names something twice: fsdp1, fsdp1"),
+        ('suite = "test_one.py"', 'suite = "s"\nstrategies = ["fsdp4"]', "issue one: unknown strategy 'fsdp4'"),
+        ('suite = "test_one.py"', 'suite = "s"\nstrategies = ["fsdp*"]', "issue one: unknown strategy 'fsdp\\*'"),
+        (
+            'suite = "test_one.py"',
+            'suite = "s"\nstrategies = ["zero3", "single"]',
+            "issue one: strategy pattern 'fsdp1\\*' matches none of this issue's: zero3, single",
+        ),
+        ('suite = "test_one.py"', 'suite = "s"\nneeds = ["pfet"]', "issue one: unknown package 'pfet'"),
+        ('wrong = "s"', 'wrong = "s\\nt"', "issue one: wrong must be one line of text, not 's\\\\nt'"),
+        ('remedy = "r"', 'remedy = " "', "issue one: remedy must be one line of text, not ' '"),
+        ('title = "t"', "title = 1", "issue one: title must be one line of text, not 1"),
+        ('why = "w"', 'why = ""', "issue one: why must be one line of text, not ''"),
         ("schema = 1", "schema = 2", "schema 1 was expected, 2 was found"),
         ("schema = 1", "schema =", "Invalid value"),
     ],
@@ -131,6 +150,56 @@ def test_mistakes_are_named(tmp_path: Path, old: str, new: str, text: str) -> No
     assert old in ENTRY
     with pytest.raises(catalog.CatalogError, match=text):
         catalog.load(write(tmp_path, ENTRY.replace(old, new, 1)))
+
+
+def test_the_strategies_are_those_of_launches() -> None:
+    assert catalog.STRATEGIES == NAMES
+
+
+def test_every_prediction_can_be_reached() -> None:
+    for issue in catalog.load().values():
+        assert [prediction.describe() for prediction in unreachable(issue)] == [], issue.id
+
+
+def test_every_entry_says_from_which_release_on_its_cure_is_needless() -> None:
+    for issue in catalog.load().values():
+        # Empty: no release has cured it.
+        assert re.match(rf"(({'|'.join(stack.PACKAGES)}) \d+\.\d|$)", issue.cured_in), issue.id
+
+
+def test_every_entry_bites_somewhere() -> None:
+    for issue in catalog.load().values():
+        verdicts = [prediction.verdict for prediction in issue.predictions if prediction.subject == "upstream"]
+        assert any(verdict.bites for verdict in verdicts), issue.id
+
+
+def test_links_are_whole_and_named_once() -> None:
+    for issue in catalog.load().values():
+        for link in issue.upstream:
+            assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull|discussions|commit)/\w+", link), link
+
+
+def test_where_an_issue_may_show_is_what_it_lists_or_what_its_predictions_name(tmp_path: Path) -> None:
+    listed = ENTRY.replace('suite = "test_one.py"', 'suite = "test_one.py"\nstrategies = ["fsdp1", "fsdp1-no_shard"]')
+    named = ENTRY.replace('["fsdp1*"]', '["fsdp1", "fsdp1-no_shard", "zero*"]')
+    every = ENTRY.replace('strategies = ["fsdp1*"]', "")
+    labels = []
+    for number, text in enumerate((listed, ENTRY, named, every)):
+        path = tmp_path / f"{number}.toml"
+        path.write_text(text)
+        labels.append(catalog.load(path)["one"].labels())
+    assert labels == [
+        ("fsdp1", "fsdp1-no_shard"),
+        ("fsdp1",),
+        ("zero1", "zero2", "zero3", "fsdp1", "fsdp1-no_shard"),
+        catalog.STRATEGIES,
+    ]
+
+
+def test_a_catalogue_is_read_as_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.toml"
+    path.write_bytes(ENTRY.replace('title = "t"', 'title = "Gedächtnis"').encode())
+    assert catalog.load(path)["one"].title == "Gedächtnis"
 
 
 def test_an_issue_stands_there_once(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ PINS = 'pins = { trl = "0.15.2", transformers = "4.48.3" }'
 def test_the_shipped_default_cells() -> None:
     matrix = read_matrix(SHIPPED)
     assert [cell.id for cell in matrix.default()] == [
+        "trl0.12.2-tf4.46.3",
         "trl0.14.0-tf4.48.3",
         "trl0.14.0-tf4.52.4",
         "trl0.15.2-tf4.48.3",
@@ -27,6 +28,69 @@ def test_the_shipped_default_cells() -> None:
         "trl1.16.0-tf5.23.0",
     ]
     assert matrix.pins == {"torch": "2.13.0"}
+
+
+def test_the_shipped_full_selection_has_two_cells_of_every_minor_release_of_trl() -> None:
+    matrix = read_matrix(SHIPPED)
+    full = matrix.full()
+    assert {cell.id for cell in full} == {cell.id for cell in matrix.cells}  # the default ones as well
+    minors: dict[str, list[str]] = {}
+    for cell in full:
+        minors.setdefault(cell.pins["trl"].rpartition(".")[0], []).append(cell.pins["transformers"])
+    assert list(minors) == [*(f"0.{minor}" for minor in range(9, 30)), *(f"1.{minor}" for minor in range(17))]
+    assert all(len(transformers) >= 2 for transformers in minors.values()), minors
+    assert minors["0.14"] == ["4.46.3", "4.48.3", "4.49.0", "4.50.3", "4.52.4", "5.0.0", "5.2.0"]  # oldest first
+    assert minors["1.16"] == ["4.56.2", "5.23.0"]
+
+
+def test_a_series_is_a_cell_for_each_combination_of_its_versions(tmp_path: Path) -> None:
+    first, *others = read(
+        tmp_path,
+        """
+        [[series]]
+        pins = { transformers = ["4.48.3", "4.49.0"], trl = "0.15.2", accelerate = ["1.3.0", "1.4.0"] }
+        date = 2025-03-01
+        tags = ["full"]
+        why = "reason"
+        """,
+    ).cells
+    pins = {"trl": "0.15.2", "transformers": "4.48.3", "accelerate": "1.3.0"}
+    assert first == Cell(pins, datetime.date(2025, 3, 1), ("full",), "reason")
+    assert first.id == "trl0.15.2-tf4.48.3-accelerate1.3.0"
+    assert [cell.id for cell in others] == [
+        "trl0.15.2-tf4.48.3-accelerate1.4.0",
+        "trl0.15.2-tf4.49.0-accelerate1.3.0",
+        "trl0.15.2-tf4.49.0-accelerate1.4.0",
+    ]
+
+
+def test_the_full_selection_is_in_the_order_of_versions(tmp_path: Path) -> None:
+    matrix = read(
+        tmp_path,
+        """
+        [[cell]]
+        pins = { trl = "1.0.0", transformers = "5.10.4" }
+        tags = ["default", "full"]
+        [[series]]
+        pins = { trl = ["0.9.6", "0.14.0"], transformers = ["4.46.3"] }
+        tags = ["full"]
+        [[series]]
+        pins = { trl = "1.0.0", transformers = ["5.2.0"] }
+        tags = ["full"]
+        """,
+    )
+    assert [cell.id for cell in matrix.default()] == ["trl1.0.0-tf5.10.4"]
+    assert [cell.id for cell in matrix.full()] == [
+        "trl0.9.6-tf4.46.3",
+        "trl0.14.0-tf4.46.3",
+        "trl1.0.0-tf5.2.0",
+        "trl1.0.0-tf5.10.4",
+    ]
+
+
+def test_days_of_what_the_undated_need(tmp_path: Path) -> None:
+    matrix = read(tmp_path, f"[defaults]\nnot_before = {{ sympy = 2024-09-20 }}\n[[cell]]\n{PINS}")
+    assert matrix.not_before == {"sympy": datetime.date(2024, 9, 20)}
 
 
 def test_an_id_has_trl_and_transformers_first_and_other_pins_by_their_full_names() -> None:
@@ -59,10 +123,14 @@ def test_only_tagged_cells_are_swept_by_default(tmp_path: Path) -> None:
     matrix = read(tmp_path, f'[[cell]]\n{PINS}\n[[cell]]\npins = {{ trl = "1.0.0" }}\ntags = ["default"]')
     assert [cell.id for cell in matrix.default()] == ["trl1.0.0"]
     assert matrix.cell("trl0.15.2-tf4.48.3").pins == {"trl": "0.15.2", "transformers": "4.48.3"}
-    with pytest.raises(
-        MatrixError, match=r"no cell 'trl9' in the matrix; there are: trl0\.15\.2-tf4\.48\.3, trl1\.0\.0"
-    ):
-        matrix.cell("trl9")
+    with pytest.raises(MatrixError) as caught:
+        matrix.cell("trl0.15.2-tf4.48")
+    assert str(caught.value) == (
+        "no cell 'trl0.15.2-tf4.48' in the matrix; near it are: trl0.15.2-tf4.48.3, trl1.0.0; nox -l -- --full lists "
+        "all, and nox -s cell -- trl=VERSION transformers=VERSION runs any other"
+    )
+    with pytest.raises(MatrixError, match=r"no cell 'x' in the matrix; nox -l -- --full lists all"):
+        matrix.cell("x")
 
 
 @pytest.mark.parametrize("date", ["2025-02-28", '"2025-02-28"'])
@@ -76,8 +144,44 @@ def test_a_date_is_a_toml_date_or_a_string(tmp_path: Path, date: str) -> None:
     [
         ("[[cell]\n", "not valid TOML: Expected ']]' at the end of an array declaration (at line 1"),
         ("", "no [[cell]]; write at least one, for example pins = { trl = '0.15.2' }"),
-        ("[cell]\n" + PINS, "no [[cell]]; write at least one, for example pins = { trl = '0.15.2' }"),
-        ("[[cells]]\n" + PINS, "unknown key 'cells' in the top level; known are cell, defaults"),
+        ("[cell]\n" + PINS, "[cell] must be [[cell]], a list of tables"),
+        ("[series]\n" + PINS, "[series] must be [[series]], a list of tables"),
+        ("[[cells]]\n" + PINS, "unknown key 'cells' in the top level; known are cell, defaults, series"),
+        (
+            f"[[series]]\n{PINS}",
+            "[[series]] number 1: no pin of the series is a list; write for example pins = { trl = '0.15.2', "
+            "transformers = ['4.48.3', '4.49.0'] }, or [[cell]] for a single one",
+        ),
+        (
+            "[[series]]\npins = ['trl']",
+            "[[series]] number 1: no pin of the series is a list; write for example",
+        ),
+        (
+            "[[series]]\npins = { trl = [] }",
+            "[[series]] number 1: the versions of trl are an empty list; write at least one",
+        ),
+        (
+            "[[series]]\npins = { trl = ['0.15.2', 'x'] }",
+            "[[series]] number 1: malformed version 'x' of trl; write for example 0.15.2",
+        ),
+        ("[[series]]\npins = { trl = ['1'] }\nversion = 1", "[[series]] number 1: unknown key 'version' in a series;"),
+        ("[[series]]\ntags = []", "[[series]] number 1: pins are missing; write for example pins = { trl = '0.15.2'"),
+        (
+            f"[[cell]]\n{PINS}\n[[series]]\npins = {{ trl = '0.15.2', transformers = ['4.48.3'] }}",
+            "[[series]] number 1: trl0.15.2-tf4.48.3 is there already, as [[cell]] number 1; remove one of the two",
+        ),
+        (
+            "[[series]]\npins = { trl = ['1.0', '1.0'] }",
+            "[[series]] number 1: trl1.0 is there already, as [[series]] number 1; remove one of the two",
+        ),
+        (
+            f"[defaults]\nnot_before = {{ sympy = 'soon' }}\n[[cell]]\n{PINS}",
+            "[defaults] not_before: bad date 'soon'; write a day, for example 2025-02-28",
+        ),
+        (
+            f"[defaults]\nnot_before = 2025-02-28\n[[cell]]\n{PINS}",
+            "[defaults] not_before: must be a table of packages and days, not datetime.date(2025, 2, 28)",
+        ),
         (
             f"[[cell]]\n{PINS}\nversion = 1",
             "[[cell]] number 1: unknown key 'version' in a cell; known are date, pins, tags, why",
@@ -100,7 +204,7 @@ def test_a_date_is_a_toml_date_or_a_string(tmp_path: Path, date: str) -> None:
         ("[[cell]]\npins = { trl = 0.15 }", "[[cell]] number 1: the version of trl must be a string, not 0.15"),
         (
             f"[[cell]]\n{PINS}\n[[cell]]\n{PINS}",
-            "[[cell]] number 2: trl0.15.2-tf4.48.3 is there already; remove one of the two",
+            "[[cell]] number 2: trl0.15.2-tf4.48.3 is there already, as [[cell]] number 1; remove one of the two",
         ),
         (
             f"[[cell]]\n{PINS}\ndate = 'yesterday'",
@@ -127,7 +231,10 @@ def test_a_date_is_a_toml_date_or_a_string(tmp_path: Path, date: str) -> None:
             f"[defaults]\nsettle_days = -1\n[[cell]]\n{PINS}",
             "[defaults] settle_days must be a number of days, not -1",
         ),
-        (f"[defaults]\npip = 1\n[[cell]]\n{PINS}", "unknown key 'pip' in [defaults]; known are harness, pins, python"),
+        (
+            f"[defaults]\npip = 1\n[[cell]]\n{PINS}",
+            "unknown key 'pip' in [defaults]; known are harness, not_before, pins, ",
+        ),
     ],
 )
 def test_a_malformed_matrix_is_refused_with_one_message(tmp_path: Path, text: str, message: str) -> None:

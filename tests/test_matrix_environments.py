@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat.matrix import environments
-from pytest_trlcompat.matrix.environments import ensure, ensure_tools
+from pytest_trlcompat.matrix.environments import ensure, ensure_tools, prune
 from pytest_trlcompat.matrix.errors import MatrixError, Untestable
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
@@ -122,6 +122,20 @@ def test_a_full_disk_is_one_clear_message(uv: FakeUv, layout: Layout) -> None:
         MatrixError, match=r"^the disk is full \(/env\): free some space and run the same command again"
     ):
         ensure(LOCK, layout)
+
+
+def test_environments_that_no_lock_asks_for_are_removed_and_no_others(uv: FakeUv, layout: Layout) -> None:
+    wanted = ensure(LOCK, layout)
+    stray = ensure(Lock("trl1.0.0", LOCK.date, "3.12", LOCK.packages, "x"), layout)
+    tools = ensure_tools("lint", ["ruff"], layout)
+    said: list[str] = []
+    prune(layout, [LOCK], said.append)
+    assert said == [f"{stray.root.name}: no lock asks for it, removed"]
+    assert [wanted.python.exists(), stray.root.exists(), tools.python.exists()] == [True, False, True]
+    prune(layout, [LOCK], said.append)
+    assert len(said) == 1
+    ensure(LOCK, layout)
+    assert uv.count("venv") == 3  # what is left is whole
 
 
 def test_tools_are_keyed_by_what_is_asked_for(uv: FakeUv, layout: Layout) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import re
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from pytest_trlcompat.matrix import locks
 from pytest_trlcompat.matrix.cells import Cell, Matrix, read_matrix
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.locks import Lock, find_date, lock_for, read_lock, renew, resolve
+from pytest_trlcompat.matrix.locks import Lock, find_date, kept, lock_for, read_lock, renew, resolve, strays
 
 CHECKOUT = Layout(Path(__file__).resolve().parents[1])
 SHIPPED = read_matrix(CHECKOUT.matrix)
@@ -55,8 +56,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, *answers: str) -> FakeUv:
     return uv
 
 
-@pytest.mark.parametrize("cell", SHIPPED.default(), ids=lambda cell: cell.id)
-def test_every_default_cell_keeps_a_lock_that_is_up_to_date(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cell", SHIPPED.cells, ids=lambda cell: cell.id)
+def test_every_cell_keeps_a_lock_that_is_up_to_date(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(monkeypatch)  # nothing may be resolved
     lock = lock_for(SHIPPED, cell, CHECKOUT)
     assert lock == read_lock(CHECKOUT.locks / f"{cell.id}.txt")
@@ -156,6 +157,44 @@ def test_a_cell_is_resolved_as_of_its_date_but_for_what_is_undated(
     assert "--exclude-newer-package torch=9999-01-01T00:00:00Z" in text
     assert "--exclude-newer-package setuptools=9999-01-01T00:00:00Z" in text
     assert "--torch-backend" not in text  # the user has chosen
+
+
+def test_what_the_undated_need_is_taken_as_of_a_later_day_in_older_cells_alone(
+    matrix: Matrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day = datetime.date(2024, 9, 20)
+    needing = dataclasses.replace(matrix, not_before={"sympy": day})
+    uv = fake(monkeypatch, "trl==0.9.6\n", "trl==0.9.6\n")
+    old = resolve(needing, Cell({"trl": "0.9.6"}, datetime.date(2024, 7, 14)))
+    resolve(needing, Cell({"trl": "0.9.6"}, day))
+    asked = [" ".join(arguments) for arguments, _ in uv.asked]
+    assert "--exclude-newer 2024-07-14T00:00:00Z" in asked[0]
+    assert "--exclude-newer-package sympy=2024-09-20T00:00:00Z" in asked[0]
+    assert "sympy" not in asked[1]
+    assert old.date == datetime.date(2024, 7, 14)
+    # Resolved from another request: such a lock is not taken any more.
+    assert old.asked != resolve_with(matrix, monkeypatch, "0.9.6").asked
+
+
+def test_locks_that_are_missing_out_of_date_or_of_no_cell_are_known(
+    matrix: Matrix, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    layout, day = Layout(tmp_path), datetime.date(2026, 4, 2)
+    first, second = Cell({"trl": "1.0.0"}, day), Cell({"trl": "1.1.0"}, day)
+    matrix = dataclasses.replace(matrix, cells=(first, second))
+    fake(monkeypatch, "trl==1.0.0\n", "trl==1.1.0\n")
+    renewed = renew(matrix, first, layout)
+    assert kept(matrix, first, layout) == renewed
+    assert kept(matrix, second, layout) is None
+    assert kept(dataclasses.replace(matrix, python="3.12"), first, layout) is None
+    renew(matrix, second, layout)
+    assert strays(matrix, layout) == []
+    assert strays(dataclasses.replace(matrix, cells=(second,)), layout) == [layout.locks / "trl1.0.0.txt"]
+
+
+def resolve_with(matrix: Matrix, monkeypatch: pytest.MonkeyPatch, trl: str) -> Lock:
+    fake(monkeypatch, f"trl=={trl}\n")
+    return resolve(matrix, Cell({"trl": trl}, datetime.date(2024, 7, 14)))
 
 
 def test_a_lock_is_taken_until_what_was_asked_changes(

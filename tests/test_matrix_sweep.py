@@ -272,6 +272,7 @@ def test_what_verdicts_do_not_depend_on_may_change(stage: Stage) -> None:
     (stage.root / "pytest_trlcompat" / "matrix").mkdir()
     (stage.root / "pytest_trlcompat" / "matrix" / "report.py").write_text("# changed")
     (stage.root / "fixtures" / "matrix.toml").write_text("# changed")
+    (stage.root / "fixtures" / "evidence.json").write_text("published from the last sweep")
     stage.play(BROKEN)
     assert stage.run("next").records == (OK, BROKEN)
 

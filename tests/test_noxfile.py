@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -12,8 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from pytest_trlcompat.matrix import environments
+from pytest_trlcompat.matrix.cells import read_matrix
+from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.locks import Lock, read_lock
+
 ROOT = Path(__file__).resolve().parents[1]
 CELLS = [
+    "trl0.12.2-tf4.46.3",
     "trl0.14.0-tf4.48.3",
     "trl0.14.0-tf4.52.4",
     "trl0.15.2-tf4.48.3",
@@ -60,9 +67,33 @@ def test_every_default_cell_is_a_session() -> None:
     assert {session["name"] for session in sessions.values()} == {"tests", "matrix"}  # a plain nox runs no other
 
 
+def listed(*arguments: str, **environ: str) -> list[str]:
+    """The cells that nox has sessions for."""
+    sessions = json.loads(nox(ROOT, "--list", "--json", *arguments, **environ).stdout)
+    return [session["session"].removeprefix("matrix(")[:-1] for session in sessions if session["name"] == "matrix"]
+
+
+def test_the_full_selection_has_a_session_for_every_cell() -> None:
+    full = [cell.id for cell in read_matrix(ROOT / "fixtures" / "matrix.toml").full()]
+    assert len(full) > 90
+    assert listed("-s", "matrix", "--", "--full", "--issue", "grpo-logits-to-keep") == full
+
+
+@pytest.mark.parametrize("how", ["option", "variable"])
+def test_every_other_cell_has_a_session_when_it_is_named(how: str) -> None:
+    other = "trl1.7.1-tf4.56.2"
+    assert other not in CELLS
+    if how == "option":
+        assert listed("-s", f"matrix({other})") == [other]
+    else:
+        assert listed(NOXSESSION=f"matrix({other})") == [other]
+
+
 def test_the_other_sessions_are_run_by_name() -> None:
     listed = nox(ROOT, "--list").stdout
-    assert re.findall(r"^- (\w+) ->", listed, re.MULTILINE) == ["cell", "lock", "report", "bench", "lint"]
+    assert re.findall(r"^- (\w+) ->", listed, re.MULTILINE) == [
+        *("cell", "lock", "clean", "report", "bench", "mutations", "lint"),
+    ]
 
 
 def test_listing_prints_no_table_and_leaves_no_files(checkout: Path) -> None:
@@ -89,8 +120,9 @@ def test_a_malformed_matrix_is_one_clear_message(checkout: Path) -> None:
         (("trl=0.19.1", "vllm=1"), "unknown package 'vllm' in pins; the stack has torch, transformers, trl, "),
         (("trl=latest",), "malformed version 'latest' of trl; write for example 0.15.2"),
         ((), "a cell needs at least one pin, for example trl=0.19.1"),
-        (("trl0.1",), "no cell 'trl0.1' in the matrix; there are: trl0.14.0-tf4.48.3, "),
-        (("trl=0.19.1", "--issue", "grpo"), "--issue: unknown issue 'grpo'; known are grpo-fsdp-ref-model, "),
+        (("trl0.14.0-tf4.48",), "no cell 'trl0.14.0-tf4.48' in the matrix; near it are: trl0.14.0-tf4.48.3, "),
+        (("trl=0.19.1", "--full"), "cell takes no --full; for all cells use: nox -s matrix -- --full"),
+        (("trl=0.19.1", "--issue", "grpo"), "--issue: unknown issue 'grpo'; known are deepspeed-empty-param-group, "),
         (("trl=0.19.1", "--date", "soon"), "bad date 'soon'; write a day, for example 2025-02-28"),
         (
             ("trl=0.19.1", "--dat", "2025-01-01"),
@@ -125,7 +157,8 @@ def test_without_registry_and_cache_the_sweep_goes_on_and_says_why(checkout: Pat
     document = (checkout / "fixtures" / "matrix.toml").read_text()
     head, *cells = document.split("[[cell]]")
     (checkout / "fixtures" / "matrix.toml").write_text("[[cell]]".join([head, *cells[:2]]))
-    done = nox(checkout, "-s", "matrix", "--parallel", "2", UV_OFFLINE="1", UV_CACHE_DIR=str(tmp_path / "cache"))
+    arguments = ["-s", "matrix", "--parallel", "2", "--", "--full"]
+    done = nox(checkout, *arguments, UV_OFFLINE="1", UV_CACHE_DIR=str(tmp_path / "cache"))
     assert done.returncode != 0
     for cell in CELLS[:2]:
         assert f"{cell} is untestable: " in done.stdout
@@ -133,6 +166,37 @@ def test_without_registry_and_cache_the_sweep_goes_on_and_says_why(checkout: Pat
         assert sidecar["state"] == "untestable"
         assert "cache" in sidecar["reason"] or "offline" in sidecar["reason"].lower()
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_locks_of_no_cell_are_removed_and_those_that_are_up_to_date_are_left(checkout: Path, tmp_path: Path) -> None:
+    kept = checkout / "fixtures" / "locks" / f"{CELLS[0]}.txt"
+    stray = kept.with_name("trl0.0.1.txt")
+    before = kept.read_text()
+    shutil.copy(kept, stray)
+    done = nox(checkout, "-s", "lock", "--", "--missing", UV_OFFLINE="1", UV_CACHE_DIR=str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "trl0.0.1: no cell of the matrix, its lock is removed\n"
+    assert not stray.exists()
+    assert kept.read_text() == before
+
+
+def test_cleaning_keeps_the_environments_of_all_locks(checkout: Path) -> None:
+    locked = read_lock(checkout / "fixtures" / "locks" / f"{CELLS[0]}.txt")
+    resolved = dataclasses.replace(locked, packages={"trl": "0.0.1"})
+    layout = Layout(checkout)
+    layout.resolved.mkdir(parents=True)
+    (layout.resolved / "trl0.0.1.txt").write_text(resolved.to_text())
+    kept = [environment_name(lock) for lock in (locked, resolved)]
+    for name in (*kept, "cell-0", "report-0"):
+        (layout.environments / name).mkdir(parents=True)
+    done = nox(checkout, "-s", "clean")
+    assert (done.returncode, done.stdout) == (0, "cell-0: no lock asks for it, removed\n"), done.stderr
+    assert {path.name for path in layout.environments.glob("*/")} == {*kept, "report-0"}
+
+
+def environment_name(lock: Lock) -> str:
+    """The folder of a lock's environment."""
+    return environments._root(lock, Layout(ROOT)).name
 
 
 def test_nothing_to_report_is_one_clear_message(checkout: Path) -> None:

@@ -56,13 +56,21 @@ def test_the_wheel_holds_every_source_file_the_suites_and_the_fixtures(members: 
         assert {f"pytest_trlcompat/{name}" for name in sources(folder)} <= members
     assert "pytest_trlcompat/suites/conftest.py" in members
     assert "pytest_trlcompat/fixtures/matrix.toml" in members
+    assert "pytest_trlcompat/fixtures/evidence.json" in members
     assert "pytest_trlcompat/accelerator/csrc/allocator.cpp" in members
 
 
-def test_the_plugin_is_registered_by_name(wheel: Path) -> None:
+def test_the_plugin_and_the_program_are_registered_by_name(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         text = archive.read(f"pytest_trlcompat-{__version__}.dist-info/entry_points.txt").decode()
-    assert text.split("\n") == ["[pytest11]", "trlcompat = pytest_trlcompat.plugin", ""]
+    assert text.split("\n") == [
+        "[console_scripts]",
+        "trlcompat = pytest_trlcompat.cli:main",
+        "",
+        "[pytest11]",
+        "trlcompat = pytest_trlcompat.plugin",
+        "",
+    ]
 
 
 def test_the_stack_is_an_extra_and_nothing_heavy_is_required(metadata: Message) -> None:
@@ -116,6 +124,21 @@ def test_the_suites_run_from_the_wheel_with_one_command(run_installed: RunInstal
     assert run.returncode == 0, run.stdout + run.stderr
     for subject in ("upstream", "corrected"):
         assert f"test_grpo_logits_to_keep.py::test_single[{subject}]" in run.stdout
+
+
+def test_the_doctor_runs_from_the_wheel_without_pytest(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    code = (
+        f"import sys; sys.path[:] = [{str(tmp_path)!r}, *(p for p in sys.path if p.rstrip('/') != {str(ROOT)!r})]; "
+        "sys.modules['pytest'] = None; from pytest_trlcompat import _data, cli; print(_data.fixtures()); "
+        "sys.exit(cli.main(['doctor', 'trl==0.15.2', 'transformers==4.48.3']))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert run.returncode == 1, run.stderr
+    first, second = run.stdout.splitlines()[:2]
+    assert first == str(tmp_path / "pytest_trlcompat" / "fixtures")
+    assert second.startswith("trl 0.15.2, transformers 4.48.3 (the command line); not given: ")
 
 
 def test_autoload_and_the_option_together_do_not_clash(run_installed: RunInstalled, tmp_path: Path) -> None:

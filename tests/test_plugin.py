@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat import __version__, accelerator, launch, settings, stack
+from pytest_trlcompat.doctor import header as doctor_header
 
 ROOT = Path(__file__).resolve().parents[1]
 PLUGIN = "pytest_trlcompat.plugin"
 STACK = {"torch": "2.13.0+cpu", "transformers": "4.48.3", "trl": "0.15.2", "accelerate": "1.4.0"}
+BITES = f"trlcompat: {doctor_header.line(STACK)}"
+"""What it says is tested in test_doctor.py."""
 FIXTURES = (
     "tiny_qwen2",
     "tiny_mistral",
@@ -70,7 +73,20 @@ def test_the_header_names_the_stack_and_the_device(run: Run) -> None:
     assert header(run()) == [
         f"trlcompat: {__version__}, torch 2.13.0+cpu, transformers 4.48.3, trl 0.15.2, accelerate 1.4.0",
         "trlcompat: device software (there is no NVIDIA device)",
+        BITES,
     ]
+
+
+def test_the_header_says_nothing_of_issues_where_none_bites(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_header, "line", lambda installed: None)
+    assert len(header(run())) == 2
+
+
+def test_without_pytests_cache_the_header_is_the_same(run: Run, pytester: pytest.Pytester) -> None:
+    assert header(run("-p", "no:cacheprovider"))[-1] == BITES
+    assert not (pytester.path / ".pytest_cache").exists()
+    assert [header(run())[-1] for _ in range(2)] == [BITES, BITES]
+    assert (pytester.path / ".pytest_cache" / "v" / "trlcompat" / "header").is_file()
 
 
 def test_the_header_says_where_each_setting_came_from(
@@ -83,6 +99,7 @@ def test_the_header_says_where_each_setting_came_from(
         "trlcompat: settings device cpu (option --trlcompat-device), resume True (option --trlcompat-resume), "
         "issue grpo-logits-to-keep grpo-fsdp-ref-model (ini trlcompat_issue), "
         "timeout 90 (environment TRLCOMPAT_TIMEOUT)",
+        BITES,
     ]
 
 
@@ -370,7 +387,7 @@ def test_sessions_without_a_launch_make_no_launcher(
 
 
 HEAVY = {*stack.PACKAGES, "cloudpickle", "jinja2", "nox", "rich"}
-ROOMS_OF_FEW_TESTS = ("accelerator", "judge", "launch", "matrix", "tiny", "trainers")
+ROOMS_OF_FEW_TESTS = ("accelerator", "checks", "judge", "launch", "matrix", "tiny", "trainers")
 
 
 def test_the_plugin_imports_neither_the_stack_nor_rooms_that_few_tests_need(

@@ -17,6 +17,7 @@ from pytest_trlcompat import catalog
 from pytest_trlcompat.matrix import report_junit, report_pages, report_terminal
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.report import Report, gather, main, write_all
+from pytest_trlcompat.matrix.report_rows import MANY, rows
 from pytest_trlcompat.matrix.sweep import Sidecar
 from pytest_trlcompat.verdict import Record, Verdict, append_record
 
@@ -297,3 +298,139 @@ def test_verdicts_of_an_untestable_cell_are_not_shown(results: Callable[..., Pat
         gather(folder / "nowhere")
     (cell,) = gather(folder).cells
     assert cell.verdicts == ()
+
+
+def test_cells_without_verdicts_of_many_share_no_row_with_those_that_have(results: Callable[..., Path]) -> None:
+    report = many(results, interrupted="trl1.3.0-tf5.0.0")
+    assert [row.labels for row in rows(report, report.columns)] == [
+        ("1.0.0 to 1.2.0", "4.56.2 to 5.0.0", "6"),
+        ("1.3.0", "4.56.2", "1"),
+        ("1.3.0", "5.0.0", "1"),
+        ("1.4.0 to 1.5.0", "4.56.2 to 5.0.0", "4"),
+    ]
+
+
+def test_of_many_cells_those_that_follow_each_other_and_agree_share_a_row(results: Callable[..., Path]) -> None:
+    report = many(results, wrong="trl1.4.0-tf4.56.2", accelerate="1.5.0")
+    assert [(row.labels, row.first.id) for row in rows(report, report.columns)] == [
+        (("1.0.0 to 1.3.0", "4.56.2 to 5.0.0", "8"), "trl1.0.0-tf4.56.2"),
+        (("1.4.0", "4.56.2", "1"), "trl1.4.0-tf4.56.2"),
+        (("1.4.0", "5.0.0", "1"), "trl1.4.0-tf5.0.0"),
+        (("1.5.0", "4.56.2", "1"), "trl1.5.0-tf4.56.2"),
+        (("trl1.5.0-tf4.56.2-accelerate1.5.0", "", "1"), "trl1.5.0-tf4.56.2-accelerate1.5.0"),
+        (("1.5.0", "5.0.0", "1"), "trl1.5.0-tf5.0.0"),
+    ]
+    few = Report(report.cells[: MANY - 1])
+    assert [row.cells for row in rows(few, few.columns)] == [(cell,) for cell in few.cells]
+
+
+def test_the_terminal_and_markdown_show_the_shared_rows_of_many_cells(results: Callable[..., Path]) -> None:
+    report = many(results, wrong="trl1.4.0-tf4.56.2")
+    file = io.StringIO()
+    report_terminal.show(report, file=file)
+    lines = [
+        [part.strip() for part in line.split("│")[1:-1]]
+        for line in file.getvalue().splitlines()
+        if line.startswith("│")
+    ]
+    assert lines == [
+        ["1.0.0 to 1.3.0", "4.56.2 to 5.0.0", "8", "ok"],
+        ["1.4.0", "4.56.2", "1", "✗ silent"],
+        ["1.4.0", "5.0.0", "1", "ok"],
+        ["1.5.0", "4.56.2 to 5.0.0", "2", "ok"],
+    ]
+    page = report_pages.markdown(report).splitlines()
+    table = page[page.index("## grpo-b") + 2 :][:6]
+    assert table == [
+        "| trl | transformers | cells | corrected single |",
+        "| --- | --- | --: | --- |",
+        "| 1.0.0 to 1.3.0 | 4.56.2 to 5.0.0 | 8 | ok |",
+        "| 1.4.0 | 4.56.2 | 1 | ❌ **[silent](#trl1.4.0-tf4.56.2--grpo-b--corrected--single)** |",
+        "| 1.4.0 | 5.0.0 | 1 | ok |",
+        "| 1.5.0 | 4.56.2 to 5.0.0 | 2 | ok |",
+    ]
+    # Every cell is listed with what it was resolved to; evidence is there of what is wrong alone.
+    listed = page.index("| trl1.0.0-tf4.56.2 | 2026-04-02 | 1.13.0 | - | - | - | - | 1 | 12 |")
+    assert page[listed + 11].startswith("| trl1.5.0-tf5.0.0 | 2026-04-02 |")
+    assert [line for line in page if line.startswith("### ")] == ["### trl1.4.0-tf4.56.2"]
+
+
+def test_a_table_that_is_wider_than_the_terminal_is_cut_between_subjects_first(results: Callable[..., Path]) -> None:
+    strategies = ["single", "ddp", "zero2", "zero3", "fsdp1", "fsdp1-no_shard", "fsdp2"]
+    records = tuple(
+        Record("grpo-b", subject, strategy, Verdict.OK, Verdict.OK)
+        for subject in ("upstream", "corrected")
+        for strategy in strategies
+    )
+    report = gather(results((NEW, records), (OLD, records)))
+
+    def heads(columns: int) -> list[list[str]]:
+        file = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("COLUMNS", str(columns))
+            report_terminal.show(report, file=file)
+        lines = file.getvalue().splitlines()
+        assert max(map(len, lines)) <= columns
+        assert lines.count("grpo-b".ljust(len(lines[0]))) >= 1
+        return [line.replace("┃", " ").split() for line in lines if "single" in line or "fsdp2" in line]
+
+    assert heads(250) == [["cell", *strategies, *strategies]]
+    assert heads(140) == [["cell", *strategies], ["cell", *strategies]]
+    assert heads(100) == [["cell", *strategies[:5]], ["cell", *strategies[5:]]] * 2
+
+
+def test_html_groups_many_cells_by_release_and_folds_their_evidence(results: Callable[..., Path]) -> None:
+    report = many(results)
+    text = report_pages.html(report)
+    assert re.findall(r'<th class="release" rowspan="(\d)" scope="rowgroup">([\d.]+)</th>', text) == [
+        ("2", f"1.{minor}.0") for minor in range(6)
+    ]
+    assert '<a href="#trl1.3.0-tf4.56.2">4.56.2</a>' in text
+    assert text.count("<summary>1 verdicts</summary>") == 12
+    page = Page(text)
+    assert {link.removeprefix("#") for link in page.links if link.startswith("#")} <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+    few = report_pages.html(Report(report.cells[: MANY - 1]))
+    assert 'class="release"' not in few
+    assert "<summary>1 verdicts</summary>" not in few
+
+
+def test_boundaries_that_no_cell_has_measured_are_listed(report: Report) -> None:
+    line = "grpo-a, upstream, fsdp1: broken becomes ok at trl >=0.18 | with accelerate <1.6"
+    told = dataclasses.replace(report, unmeasured=(line,))
+    assert told.to_dict()["unmeasured"] == [line]
+    assert "unmeasured" not in report.to_dict()
+    markdown = report_pages.markdown(told).splitlines()
+    assert markdown[markdown.index("## Boundaries that no cell has measured") + 4] == (
+        "- grpo-a, upstream, fsdp1: broken becomes ok at trl >=0.18 \\| with accelerate &lt;1.6"
+    )
+    html = report_pages.html(told)
+    assert "<li>grpo-a, upstream, fsdp1: broken becomes ok at trl &gt;=0.18 | with accelerate &lt;1.6</li>" in html
+    file = io.StringIO()
+    report_terminal.show(told, file=file)
+    assert "1 boundary of the catalogue was measured by no cell" in file.getvalue()
+    for page in (report_pages.markdown(report), report_pages.html(report)):
+        assert "Boundaries that no cell has measured" not in page
+
+
+def many(
+    results: Callable[..., Path], *, wrong: str = "", interrupted: str = "", accelerate: str | None = None
+) -> Report:
+    """Twelve cells that agree, but for those named, and another one with one more pin."""
+    cells = []
+    for minor in range(6):
+        for transformers in ("4.56.2", "5.0.0"):
+            pins = {"trl": f"1.{minor}.0", "transformers": transformers}
+            cell_id = f"trl1.{minor}.0-tf{transformers}"
+            verdict = Verdict.SILENT if cell_id == wrong else Verdict.OK
+            state = "interrupted" if cell_id == interrupted else "tested"
+            sidecar = dataclasses.replace(NEW, id=cell_id, pins=pins, state=state)
+            cells.append((sidecar, (Record("grpo-b", "corrected", "single", verdict, Verdict.OK),)))
+    if accelerate:
+        extra = dataclasses.replace(
+            sidecar,
+            id=f"trl1.5.0-tf4.56.2-accelerate{accelerate}",
+            pins={"trl": "1.5.0", "transformers": "4.56.2", "accelerate": accelerate},
+        )
+        cells.append((extra, (FINE,)))
+    return gather(results(*cells))

@@ -49,6 +49,12 @@ _MODULES = (
     "deepspeed.runtime.zero.stage_1_and_2",
     # DeepSpeed 0.19 imports it at engine construction, and torch inductor with it: five seconds.
     "deepspeed.runtime.zero.muon.muon_optimizer",
+    # What 0.19 imports late beside: with setuptools, which older releases import at once, 0.25 s in every rank.
+    "setuptools",
+    "deepspeed.ops.op_builder.all_ops",
+    "deepspeed.comm.mori",
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.runtime.superoffload.superoffload_stage3",
     "trl",
     "trl.models.utils",
     "trl.trainer.grpo_trainer",

@@ -6,8 +6,10 @@ Imports only the standard library, ``packaging`` and the stack's list of package
 from __future__ import annotations
 
 import datetime
+import difflib
+import itertools
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["DEFAULT_TAG", "Cell", "Matrix", "parse_day", "parse_pins", "read_matrix"]
+__all__ = ["DEFAULT_TAG", "FULL_TAG", "Cell", "Matrix", "parse_day", "parse_pins", "read_matrix"]
 
 DEFAULT_TAG = "default"
 """Cells with this tag are swept by a plain ``nox -s matrix``."""
+
+FULL_TAG = "full"
+"""Cells with this tag are swept by ``nox -s matrix -- --full``."""
 
 _SHORT = {"trl": "trl", "transformers": "tf"}
 _ORDER = ("trl", "transformers", *(package for package in PACKAGES if package not in ("trl", "transformers")))
@@ -63,6 +68,7 @@ class Matrix:
         harness: requirements of the plugin and of building, no part of the stack.
         undated: packages that are taken as they are today: torch, and what only builds.
         settle_days: days after the newest pin came out as of which a cell without a date is resolved.
+        not_before: packages that what is undated needs, and the days as of which they are taken in older cells.
     """
 
     python: str
@@ -71,10 +77,16 @@ class Matrix:
     harness: tuple[str, ...]
     undated: tuple[str, ...]
     settle_days: int
+    not_before: Mapping[str, datetime.date] = field(default_factory=dict)
     cells: tuple[Cell, ...] = field(default=())
 
     def default(self) -> tuple[Cell, ...]:
-        return tuple(cell for cell in self.cells if DEFAULT_TAG in cell.tags)
+        """The few that tell most."""
+        return self._tagged(DEFAULT_TAG)
+
+    def full(self) -> tuple[Cell, ...]:
+        """All that a full sweep covers, oldest first."""
+        return tuple(sorted(self._tagged(FULL_TAG), key=_age))
 
     def cell(self, cell_id: str) -> Cell:
         """The cell of this id.
@@ -85,7 +97,15 @@ class Matrix:
         for cell in self.cells:
             if cell.id == cell_id:
                 return cell
-        raise MatrixError(f"no cell {cell_id!r} in the matrix; there are: {', '.join(cell.id for cell in self.cells)}")
+        near = difflib.get_close_matches(cell_id, [cell.id for cell in self.cells], n=4, cutoff=0.3)
+        raise MatrixError(
+            f"no cell {cell_id!r} in the matrix"
+            + (f"; near it are: {', '.join(near)}" if near else "")
+            + "; nox -l -- --full lists all, and nox -s cell -- trl=VERSION transformers=VERSION runs any other"
+        )
+
+    def _tagged(self, tag: str) -> tuple[Cell, ...]:
+        return tuple(cell for cell in self.cells if tag in cell.tags)
 
     def all_pins(self, cell: Cell) -> dict[str, str]:
         """The cell's pins together with the default ones that it does not name."""
@@ -151,16 +171,16 @@ def parse_day(value: object) -> datetime.date:
 
 
 def _matrix(document: dict[str, Any]) -> Matrix:
-    _only(document, {"defaults", "cell"}, "the top level")
+    _only(document, {"defaults", "cell", "series"}, "the top level")
     defaults = document.get("defaults", {})
     if not isinstance(defaults, dict):
         raise MatrixError("[defaults] must be a table")
-    _only(defaults, {"python", "pins", "stack", "harness", "undated", "settle_days"}, "[defaults]")
+    _only(defaults, {"python", "pins", "stack", "harness", "undated", "not_before", "settle_days"}, "[defaults]")
     stack = _texts(defaults.get("stack", list(PACKAGES)), "[defaults] stack")
     for package in stack:
         _known(package, "[defaults] stack")
-    entries = document.get("cell", [])
-    if not isinstance(entries, list) or not entries:
+    cells = _cells(document)
+    if not cells:
         raise MatrixError("no [[cell]]; write at least one, for example pins = { trl = '0.15.2' }")
     return Matrix(
         python=_python(defaults.get("python", "3.11")),
@@ -169,32 +189,70 @@ def _matrix(document: dict[str, Any]) -> Matrix:
         harness=_requirements(defaults.get("harness", [])),
         undated=_texts(defaults.get("undated", []), "[defaults] undated"),
         settle_days=_count(defaults.get("settle_days", 3), "[defaults] settle_days"),
-        cells=_cells(entries),
+        not_before=_named("[defaults] not_before", lambda: _days(defaults.get("not_before", {}))),
+        cells=cells,
     )
 
 
-def _cells(entries: list[Any]) -> tuple[Cell, ...]:
+def _cells(document: dict[str, Any]) -> tuple[Cell, ...]:
     cells: dict[str, Cell] = {}
-    for number, entry in enumerate(entries, 1):
-        cell = _named(f"[[cell]] number {number}", lambda entry=entry: _cell(entry))
-        if cell.id in cells:
-            raise MatrixError(f"[[cell]] number {number}: {cell.id} is there already; remove one of the two")
-        cells[cell.id] = cell
+    entered: dict[str, str] = {}
+    for where, entry in _entries(document):
+        parse = _series if where.startswith("[[series]]") else _cell
+        for cell in _named(where, lambda parse=parse, entry=entry: parse(entry)):
+            if cell.id in cells:
+                raise MatrixError(f"{where}: {cell.id} is there already, as {entered[cell.id]}; remove one of the two")
+            cells[cell.id], entered[cell.id] = cell, where
     return tuple(cells.values())
 
 
-def _cell(entry: object) -> Cell:
+def _entries(document: dict[str, Any]) -> Iterator[tuple[str, object]]:
+    """Every ``[[cell]]`` and ``[[series]]`` with the words that name it in a message."""
+    for kind in ("cell", "series"):
+        entries = document.get(kind, [])
+        if not isinstance(entries, list):
+            raise MatrixError(f"[{kind}] must be [[{kind}]], a list of tables")
+        for number, entry in enumerate(entries, 1):
+            yield f"[[{kind}]] number {number}", entry
+
+
+def _cell(entry: object) -> list[Cell]:
+    pins, rest = _entry(entry, "a cell")
+    return [Cell(pins=_pins(pins), **rest)]
+
+
+def _series(entry: object) -> list[Cell]:
+    """Cells that differ in the versions that are a list: ``pins = { trl = "0.17.0", transformers = ["4.46.3"] }``."""
+    pins, rest = _entry(entry, "a series")
+    if not isinstance(pins, Mapping) or not any(isinstance(versions, list) for versions in pins.values()):
+        raise MatrixError(
+            "no pin of the series is a list; write for example pins = { trl = '0.15.2', "
+            "transformers = ['4.48.3', '4.49.0'] }, or [[cell]] for a single one"
+        )
+    choices = [versions if isinstance(versions, list) else [versions] for versions in pins.values()]
+    for package, versions in zip(pins, choices, strict=True):
+        if not versions:
+            raise MatrixError(f"the versions of {package} are an empty list; write at least one")
+    combinations = itertools.product(*choices)
+    return [Cell(pins=_pins(dict(zip(pins, chosen, strict=True))), **rest) for chosen in combinations]
+
+
+def _entry(entry: object, what: str) -> tuple[object, dict[str, Any]]:
+    """The raw pins of an entry, and what its cells have in common."""
     if not isinstance(entry, dict):
-        raise MatrixError("a cell must be a table")
-    _only(entry, {"pins", "date", "tags", "why"}, "a cell")
+        raise MatrixError(f"{what} must be a table")
+    _only(entry, {"pins", "date", "tags", "why"}, what)
     if "pins" not in entry:
         raise MatrixError("pins are missing; write for example pins = { trl = '0.15.2', transformers = '4.48.3' }")
-    return Cell(
-        pins=_pins(entry["pins"]),
-        date=parse_day(entry["date"]) if "date" in entry else None,
-        tags=_texts(entry.get("tags", []), "tags"),
-        why=_text(entry.get("why", ""), "why"),
-    )
+    return entry["pins"], {
+        "date": _day(entry, "date"),
+        "tags": _texts(entry.get("tags", []), "tags"),
+        "why": _text(entry.get("why", ""), "why"),
+    }
+
+
+def _day(table: Mapping[str, object], key: str) -> datetime.date | None:
+    return parse_day(table[key]) if key in table else None
 
 
 def _pins(raw: object, *, may_be_empty: bool = False) -> dict[str, str]:
@@ -256,6 +314,16 @@ def _count(raw: object, what: str) -> int:
     if not isinstance(raw, int) or isinstance(raw, bool) or raw < 0:
         raise MatrixError(f"{what} must be a number of days, not {raw!r}")
     return raw
+
+
+def _days(raw: object) -> dict[str, datetime.date]:
+    if not isinstance(raw, Mapping):
+        raise MatrixError(f"must be a table of packages and days, not {raw!r}")
+    return {package: parse_day(day) for package, day in raw.items()}
+
+
+def _age(cell: Cell) -> tuple[Version, ...]:
+    return tuple(Version(cell.pins.get(package, "0")) for package in _ORDER)
 
 
 def _named(where: str, parse: Any) -> Any:

@@ -5,12 +5,13 @@ Imports only the standard library and this room.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.uv import torch_backend, uv, uv_cached_first
 
-__all__ = ["Environment", "ensure", "ensure_tools"]
+__all__ = ["Environment", "ensure", "ensure_tools", "prune"]
 
 _FORMAT = "1"
 """Part of every environment's key; raise it when environments are built in another way."""
@@ -61,7 +62,7 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
         Untestable: when it cannot be built, with uv's reason.
         MatrixError: when the machine refuses (a full disk).
     """
-    root = layout.environments / f"cell-{_digest(_FORMAT, lock.digest)}"
+    root = _root(lock, layout)
     source_only = [line for line in lock.requirements if line.partition("==")[0] in _SOURCE_ONLY]
     wheels = [line for line in lock.requirements if line not in source_only]
 
@@ -99,6 +100,24 @@ def ensure_tools(
         if project:
             _install_project(root, layout)
     return Environment(root)
+
+
+def prune(layout: Layout, wanted: Iterable[Lock], say: Say = print) -> None:
+    """Remove the environments of cells that none of the locks asks for: locks change, and each has its own.
+
+    Raises:
+        MatrixError: when one cannot be removed.
+    """
+    kept = {_root(lock, layout) for lock in wanted}
+    for root in sorted(set(layout.environments.glob("cell-*/")) - kept):
+        waiting = functools.partial(say, f"{root.name}: another process builds it; waiting")
+        with said_plainly(), locked(root.with_suffix(".lock"), waiting):
+            shutil.rmtree(root)  # its lock file stays, since another process may be waiting for it
+        say(f"{root.name}: no lock asks for it, removed")
+
+
+def _root(lock: Lock, layout: Layout) -> Path:
+    return layout.environments / f"cell-{_digest(_FORMAT, lock.digest)}"
 
 
 def _build(root: Path, interpreter: str, fill: Callable[[str], None], starting: Callable[[], None]) -> None:

@@ -20,6 +20,21 @@ class Layout:
         return self.root / "fixtures" / "matrix.toml"
 
     @property
+    def evidence(self) -> Path:
+        """The verdicts of the published sweep, which ship with the package."""
+        return self.root / "fixtures" / "evidence.json"
+
+    @property
+    def page(self) -> Path:
+        """The same for people."""
+        return self.root / "docs" / "compatibility.md"
+
+    @property
+    def resolved(self) -> Path:
+        """Locks that were resolved for any other combination."""
+        return self.results / "locks"
+
+    @property
     def locks(self) -> Path:
         """Locks that are kept in the repository."""
         return self.root / "fixtures" / "locks"

@@ -27,7 +27,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Lock", "find_date", "lock_for", "read_lock", "renew", "resolve"]
+__all__ = ["Lock", "find_date", "kept", "lock_for", "read_lock", "renew", "resolve", "strays"]
 
 _FOREVER = "9999-01-01T00:00:00Z"
 
@@ -104,15 +104,30 @@ def lock_for(matrix: Matrix, cell: Cell, layout: Layout) -> Lock:
     Raises:
         Untestable: when the cell cannot be resolved; the text is the resolver's reason.
     """
-    resolved = layout.results / "locks" / f"{cell.id}.txt"
-    for path in (layout.locks / f"{cell.id}.txt", resolved):
-        if path.is_file():
-            lock = read_lock(path)
-            if lock.asked == _asked(matrix, cell) and cell.date in (None, lock.date):
-                return lock
-    lock = resolve(matrix, cell)
-    write_whole(resolved, lock.to_text())
+    resolved = layout.resolved / f"{cell.id}.txt"
+    lock = kept(matrix, cell, layout) or _valid(resolved, matrix, cell)
+    if lock is None:
+        lock = resolve(matrix, cell)
+        write_whole(resolved, lock.to_text())
     return lock
+
+
+def kept(matrix: Matrix, cell: Cell, layout: Layout) -> Lock | None:
+    """The lock of a cell that is kept in the repository, unless it was resolved from another request."""
+    return _valid(layout.locks / f"{cell.id}.txt", matrix, cell)
+
+
+def strays(matrix: Matrix, layout: Layout) -> list[Path]:
+    """Kept locks of cells that the matrix does not have."""
+    known = {cell.id for cell in matrix.cells}
+    return [path for path in sorted(layout.locks.glob("*.txt")) if path.stem not in known]
+
+
+def _valid(path: Path, matrix: Matrix, cell: Cell) -> Lock | None:
+    if not path.is_file():
+        return None
+    lock = read_lock(path)
+    return lock if lock.asked == _asked(matrix, cell) and cell.date in (None, lock.date) else None
 
 
 def renew(matrix: Matrix, cell: Cell, layout: Layout) -> Lock:
@@ -129,11 +144,13 @@ def resolve(matrix: Matrix, cell: Cell) -> Lock:
         Untestable: with the resolver's reason.
     """
     date = cell.date or find_date(matrix, cell)
-    exempted = [option for name in matrix.undated for option in ("--exclude-newer-package", f"{name}={_FOREVER}")]
+    later = {name: _midnight(day) for name, day in matrix.not_before.items() if day > date}
+    exempted = {**later, **dict.fromkeys(matrix.undated, _FOREVER)}
     answer = uv_network_first(
         [
             *("pip", "compile", "-", "--quiet", "--no-header", "--no-annotate", "--python", matrix.python),
-            *("--exclude-newer", f"{date.isoformat()}T00:00:00Z", *exempted),
+            *("--exclude-newer", _midnight(date)),
+            *(text for name, moment in exempted.items() for text in ("--exclude-newer-package", f"{name}={moment}")),
             *torch_backend(os.environ),
         ],
         stdin="\n".join(matrix.requirements(cell)),
@@ -189,8 +206,13 @@ def _packages(answer: str) -> dict[str, str]:
     return dict(sorted(packages.items()))
 
 
+def _midnight(day: datetime.date) -> str:
+    return f"{day.isoformat()}T00:00:00Z"
+
+
 def _asked(matrix: Matrix, cell: Cell) -> str:
-    return _digest(matrix.python, *matrix.requirements(cell), *matrix.undated)
+    later = [f"{name} {day.isoformat()}" for name, day in sorted(matrix.not_before.items())]
+    return _digest(matrix.python, *matrix.requirements(cell), *matrix.undated, *later)
 
 
 def _digest(*texts: str) -> str:

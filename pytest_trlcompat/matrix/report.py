@@ -21,6 +21,7 @@ from packaging.version import Version
 
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import said_plainly, write_whole
+from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.sweep import UNTESTABLE, Sidecar, is_wrong, read_sidecar
 from pytest_trlcompat.verdict import Record, RecordError, Verdict, read_records
 
@@ -51,6 +52,13 @@ class CellReport:
         return self.sidecar.id
 
     @property
+    def short(self) -> str:
+        """The id without the release of TRL: ``4.48.3``, ``4.48.3 accelerate 1.3.0``."""
+        pins = self.sidecar.pins
+        others = (f"{package} {version}" for package, version in pins.items() if package not in ("trl", "transformers"))
+        return " ".join([*([pins["transformers"]] if "transformers" in pins else []), *others]) or self.id
+
+    @property
     def wrong(self) -> list[Record]:
         return [record for record in self.verdicts if is_wrong(record)]
 
@@ -78,9 +86,14 @@ class CellReport:
 
 @dataclass(frozen=True)
 class Report:
-    """All cells, oldest TRL first."""
+    """All cells, oldest TRL first.
+
+    Attributes:
+        unmeasured: boundaries of the catalogue, a line each, of which no cell has measured both sides.
+    """
 
     cells: tuple[CellReport, ...]
+    unmeasured: tuple[str, ...] = ()
 
     @property
     def columns(self) -> list[Column]:
@@ -96,6 +109,12 @@ class Report:
         """The columns of one issue, by subject."""
         columns = (column for column in self.columns if column.issue == issue)
         return [(subject, list(group)) for subject, group in itertools.groupby(columns, lambda c: c.subject)]
+
+    @property
+    def releases(self) -> list[tuple[str, list[CellReport]]]:
+        """The cells by their release of TRL."""
+        grouped = itertools.groupby(self.cells, lambda cell: cell.sidecar.pins.get("trl", ""))
+        return [(trl, list(cells)) for trl, cells in grouped]
 
     @property
     def wrong(self) -> list[tuple[CellReport, Record]]:
@@ -128,7 +147,8 @@ class Report:
         return Report(tuple(cell for cell in self.cells if cell.sidecar.sweep == name))
 
     def to_dict(self) -> dict[str, Any]:
-        return {"schema": 1, "cells": [cell.to_dict() for cell in self.cells]}
+        cells = [cell.to_dict() for cell in self.cells]
+        return {"schema": 1, "cells": cells, **({"unmeasured": list(self.unmeasured)} if self.unmeasured else {})}
 
 
 def gather(results: Path) -> Report:
@@ -167,22 +187,28 @@ def write_all(report: Report, results: Path) -> list[Path]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program: write every form, print the table; exit status 1 with a message where that cannot be done."""
-    from pytest_trlcompat.matrix import report_terminal  # needs rich
+    from pytest_trlcompat.matrix import publish, report_terminal  # needs rich
 
     parser = argparse.ArgumentParser(
         prog="python -m pytest_trlcompat.matrix", description="Merge what sweeps left behind into a report."
     )
     parser.add_argument("results", type=Path, help="the folder that sweeps write to")
     parser.add_argument("--sweep", help="show only the cells of this sweep in the table")
+    parser.add_argument(
+        "--publish", type=Path, metavar="CHECKOUT", help="write fixtures/evidence.json and docs/compatibility.md there"
+    )
     parsed = parser.parse_args(arguments)
     try:
         with said_plainly():
-            report = gather(parsed.results)
+            report = publish.with_boundaries(gather(parsed.results))
             paths = write_all(report, parsed.results)
+            published = publish.publish(report, Layout(parsed.publish)) if parsed.publish else []
     except MatrixError as error:
         print(error, file=sys.stderr)
         return 1
     report_terminal.show(report.of_sweep(parsed.sweep) if parsed.sweep else report, paths)
+    for path in published:
+        print(f"published: {path}")
     return 0
 
 

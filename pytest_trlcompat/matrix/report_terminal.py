@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pytest_trlcompat.matrix.report import CellReport, Report
+from pytest_trlcompat.matrix.report import CellReport, Column, Report
+from pytest_trlcompat.matrix.report_rows import MANY, rows
 from pytest_trlcompat.matrix.sweep import is_wrong
 from pytest_trlcompat.verdict import Record, Verdict
 
@@ -31,6 +33,8 @@ _STYLES = {
 _WRONG = "bold white on red"
 _PIPE_WIDTH = 120
 """Columns where there is no terminal to ask, as in a CI log."""
+_FRAME = 3
+"""What a column of a table takes beside its text."""
 
 
 def show(report: Report, files: Sequence[Path] = (), file: IO[str] | None = None) -> None:
@@ -39,27 +43,61 @@ def show(report: Report, files: Sequence[Path] = (), file: IO[str] | None = None
     width = None if stream.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
     console = Console(file=stream, width=width, highlight=False)
     for issue in report.issues:
-        console.print(_table(report, issue))
+        columns = [column for column in report.columns if column.issue == issue]
+        for part in _parts(columns, console.width - _labels_width(report)):
+            console.print(_table(report, part))
     for cell, record in report.wrong:
         console.print(Text.assemble((" not as predicted ", _WRONG), f" {cell.id}: {_sentence(record)}"), soft_wrap=True)
     for cell in report.unfinished:
         console.print(
             Text.assemble((f" {cell.sidecar.state} ", _WRONG), f" {cell.id}: {cell.sidecar.reason}"), soft_wrap=True
         )
+    if report.unmeasured:
+        number = len(report.unmeasured)
+        were = "boundary of the catalogue was" if number == 1 else "boundaries of the catalogue were"
+        console.print(f"{number} {were} measured by no cell; the pages list them")
     console.print(Text(report.summary, style="bold red" if report.wrong or report.unfinished else "bold green"))
     if files:
         names = ", ".join(path.name for path in files)
         console.print(Text(f"evidence: {files[0].parent}{os.sep} ({names})", style="dim"), soft_wrap=True)
 
 
-def _table(report: Report, issue: str) -> Table:
-    columns = [column for column in report.columns if column.issue == issue]
-    table = Table(title=issue, title_style="bold", title_justify="left")
-    table.add_column("cell", no_wrap=True)
+def _parts(columns: Sequence[Column], room: int) -> list[list[Column]]:
+    """The columns of one issue, in as many tables as the width of the terminal demands, cut between subjects first."""
+    if sum(map(_width, columns)) <= room:
+        return [list(columns)]
+    parts: list[list[Column]] = []
+    for _, group in itertools.groupby(columns, lambda column: column.subject):
+        part: list[Column] = []
+        for column in group:
+            if part and sum(map(_width, part)) + _width(column) > room:
+                parts.append(part)
+                part = []
+            part.append(column)
+        parts.append(part)
+    return parts
+
+
+def _width(column: Column) -> int:
+    return max(map(len, (column.subject, column.strategy, *Verdict))) + _FRAME
+
+
+def _labels_width(report: Report) -> int:
+    if len(report.cells) < MANY:
+        return max(map(len, (cell.id for cell in report.cells)), default=0) + _FRAME + 1
+    return len("0.10.1 to 0.10.1") + len("4.46.3 to 4.50.3") + len("cells") + 3 * _FRAME + 1
+
+
+def _table(report: Report, columns: Sequence[Column]) -> Table:
+    table = Table(title=columns[0].issue, title_style="bold", title_justify="left")
+    many = len(report.cells) >= MANY
+    for name in ("trl", "transformers", "cells") if many else ("cell",):
+        table.add_column(name, no_wrap=True, justify="right" if name == "cells" else "left")
     for column in columns:
         table.add_column(f"{column.subject}\n{column.strategy}", justify="center")
-    for cell in report.cells:
-        table.add_row(cell.id, *(_entry(cell, cell.at(column)) for column in columns))
+    for row in rows(report, columns):
+        entries = (_entry(row.first, row.first.at(column)) for column in columns)
+        table.add_row(*(row.labels if many else [row.first.id]), *entries)
     return table
 
 

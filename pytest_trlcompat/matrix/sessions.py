@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from pytest_trlcompat import catalog
 from pytest_trlcompat.matrix import locks, process
 from pytest_trlcompat.matrix.cells import Cell, Matrix, parse_day, parse_pins, read_matrix
-from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools
+from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, prune
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import said_plainly
 from pytest_trlcompat.matrix.layout import Layout
@@ -37,6 +37,13 @@ _say = functools.partial(print, flush=True)
 """At once, so that a line stands before the output of the child that it announces."""
 
 
+MISSING = "--missing"
+"""Of the session ``lock``: only cells without a lock that was resolved from what the matrix says now."""
+
+FULL = "--full"
+"""After ``--``: every cell of the full selection, not the default ones alone."""
+
+
 @dataclass(frozen=True)
 class _Asked:
     """The arguments after ``--`` of the sessions ``matrix`` and ``cell``."""
@@ -45,6 +52,7 @@ class _Asked:
     issues: tuple[str, ...]
     date: datetime.date | None
     fresh: bool
+    full: bool
     pytest_arguments: tuple[str, ...]
 
 
@@ -62,6 +70,21 @@ class Workshop:
             atexit.register(self.end)
 
     # Sessions
+
+    def cells(self, command: Sequence[str], environ: Mapping[str, str] = os.environ) -> list[str]:
+        """The ids of the cells that a command of nox has sessions for, so that ``nox -l`` stays short.
+
+        That is all of the full selection with ``-- --full``, else the default ones and those that it names.
+
+        Args:
+            command: the arguments of nox.
+        """
+        cut = list(command).index("--") if "--" in command else len(command)
+        if FULL in command[cut:]:
+            return [cell.id for cell in self.matrix.full()]
+        words = [*command[:cut], environ.get("NOXSESSION", "")]
+        named = [cell for cell in self.matrix.cells if any(f"({cell.id})" in word for word in words)]
+        return list(dict.fromkeys(cell.id for cell in (*self.matrix.default(), *named)))
 
     def matrix_cell(self, cell_id: str, arguments: Sequence[str]) -> None:
         """Sweep one cell of the matrix.
@@ -81,28 +104,53 @@ class Workshop:
             MatrixError: as :meth:`matrix_cell`.
         """
         asked = _parse("cell", arguments)
+        if asked.full:
+            raise MatrixError(f"cell takes no {FULL}; for all cells use: nox -s matrix -- {FULL}")
         if len(asked.words) == 1 and "=" not in asked.words[0]:
             cell = self.matrix.cell(asked.words[0])
             self._run(Cell(cell.pins, asked.date or cell.date, cell.tags, cell.why), asked)
         else:
             self._run(Cell(parse_pins(asked.words), asked.date), asked)
 
-    def renew_locks(self, cell_ids: Sequence[str]) -> None:
-        """Resolve cells anew and keep their locks, all of the matrix unless some are named."""
+    def renew_locks(self, arguments: Sequence[str]) -> None:
+        """Resolve cells anew and keep their locks: those named, with ``--missing`` those without a valid lock, or all.
+
+        Locks of cells that the matrix no longer has are removed.
+        """
+        missing = MISSING in arguments
+        cell_ids = [argument for argument in arguments if argument != MISSING]
         cells = [self.matrix.cell(cell_id) for cell_id in cell_ids] or list(self.matrix.cells)
         with said_plainly():
             for cell in cells:
+                if missing and locks.kept(self.matrix, cell, self.layout) is not None:
+                    continue
                 lock = locks.renew(self.matrix, cell, self.layout)
                 self.say(f"{cell.id}: {len(lock.packages)} packages as of {lock.date}")
+            for path in locks.strays(self.matrix, self.layout):
+                path.unlink()
+                self.say(f"{path.stem}: no cell of the matrix, its lock is removed")
+
+    def clean(self) -> None:
+        """Remove the environments that neither a kept lock nor one of another combination asks for.
+
+        Raises:
+            MatrixError: when a lock cannot be read, or an environment not be removed.
+        """
+        folders = (self.layout.locks, self.layout.resolved)
+        prune(self.layout, [locks.read_lock(path) for folder in folders for path in folder.glob("*.txt")], self.say)
 
     def report(self, arguments: Sequence[str] = ()) -> None:
         """Merge what sweeps left behind into the report's files, and print its table.
+
+        With ``--publish`` among the arguments, write the evidence and the page that are kept in the repository as well.
 
         Raises:
             MatrixError: when there is nothing to report, or its files cannot be written.
         """
         tools = self.tools("report", ["packaging", *self._project()["optional-dependencies"]["report"]])
-        command = [str(tools.python), "-m", "pytest_trlcompat.matrix", str(self.layout.results), *arguments]
+        rest = [word for word in arguments if word != "--publish"]
+        publish = ["--publish", str(self.layout.root)] if len(rest) < len(arguments) else []
+        command = [str(tools.python), "-m", "pytest_trlcompat.matrix", str(self.layout.results), *rest, *publish]
         sys.stdout.flush()
         done = subprocess.run(command, cwd=self.layout.root, env=_plain(tools), check=False)
         if done.returncode != 0:
@@ -192,7 +240,7 @@ def _plain(environment: Environment) -> dict[str, str]:
 
 
 _USAGE = {
-    "matrix": "nox -s matrix -- [--issue ID ...] [--fresh] [-- PYTEST ARGUMENTS]",
+    "matrix": "nox -s matrix -- [--full] [--issue ID ...] [--fresh] [-- PYTEST ARGUMENTS]",
     "cell": "nox -s cell -- PACKAGE=VERSION ... [--issue ID ...] [--date DAY] [--fresh] [-- PYTEST ARGUMENTS]",
 }
 
@@ -211,6 +259,7 @@ def _parse(session: str, arguments: Sequence[str]) -> _Asked:
     parser.add_argument("--issue", action="append", default=[])
     parser.add_argument("--date")
     parser.add_argument("--fresh", action="store_true")
+    parser.add_argument(FULL, action="store_true")
     parsed = parser.parse_intermixed_args(ours)
     for issue in parsed.issue:
         # Here, because a cell that is run for nothing has lost its earlier verdicts.
@@ -219,4 +268,4 @@ def _parse(session: str, arguments: Sequence[str]) -> _Asked:
         except catalog.CatalogError as error:
             raise MatrixError(f"--issue: {error}") from error
     date = parse_day(parsed.date) if parsed.date else None
-    return _Asked(tuple(parsed.words), tuple(parsed.issue), date, parsed.fresh, pytests)
+    return _Asked(tuple(parsed.words), tuple(parsed.issue), date, parsed.fresh, parsed.full, pytests)

@@ -36,7 +36,7 @@ _TESTS_PASSED, _TESTS_FAILED, _NOTHING_COLLECTED = 0, 1, 5
 _NAMED = 3
 """Wrong verdicts that a message names; the report names all."""
 
-_IRRELEVANT = ("matrix", "bisect", "templates", "__pycache__")
+_IRRELEVANT = ("matrix", "bisect", "doctor", "templates", "__pycache__", "boundaries.py", "evidence.json")
 
 
 @dataclass(frozen=True)

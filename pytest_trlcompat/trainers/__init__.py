@@ -17,37 +17,58 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_trlcompat.trainers.checkpointed_generation import CheckpointedGenerationMixin
+    from pytest_trlcompat.trainers.deepspeed_evaluation import DeepSpeedEvaluationMixin
+    from pytest_trlcompat.trainers.deepspeed_hooks import DeepSpeedHooksMixin
     from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
+    from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
+    from pytest_trlcompat.trainers.evaluation import EvaluationMixin
     from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin
     from pytest_trlcompat.trainers.fsdp_ref_model import FSDPReferenceModelMixin
     from pytest_trlcompat.trainers.gradient_accumulation import GradientAccumulationMixin
     from pytest_trlcompat.trainers.grpo import GRPOTrainer
     from pytest_trlcompat.trainers.logits_to_keep import LogitsToKeepMixin
+    from pytest_trlcompat.trainers.lora_checkpointing import LoraCheckpointingMixin
     from pytest_trlcompat.trainers.sampling import SamplingMixin
     from pytest_trlcompat.trainers.token_normalizer import TokenNormalizerMixin
+    from pytest_trlcompat.trainers.train_sampler import TrainSamplerMixin
+    from pytest_trlcompat.trainers.zero3_generation import ZeRO3GenerationMixin
 
 __all__ = [
     "CheckpointedGenerationMixin",
+    "DeepSpeedEvaluationMixin",
+    "DeepSpeedHooksMixin",
+    "EmptyParamGroupsMixin",
+    "EvaluationMixin",
     "FSDPGenerationMixin",
     "FSDPReferenceModelMixin",
     "GRPOTrainer",
     "GradientAccumulationMixin",
     "LogitsToKeepMixin",
+    "LoraCheckpointingMixin",
     "OneDevicePerRankMixin",
     "SamplingMixin",
     "TokenNormalizerMixin",
+    "TrainSamplerMixin",
+    "ZeRO3GenerationMixin",
 ]
 
 _MODULES = {
     "CheckpointedGenerationMixin": "checkpointed_generation",
+    "DeepSpeedEvaluationMixin": "deepspeed_evaluation",
+    "DeepSpeedHooksMixin": "deepspeed_hooks",
+    "EmptyParamGroupsMixin": "empty_param_groups",
+    "EvaluationMixin": "evaluation",
     "FSDPGenerationMixin": "fsdp_generation",
     "FSDPReferenceModelMixin": "fsdp_ref_model",
     "GRPOTrainer": "grpo",
     "GradientAccumulationMixin": "gradient_accumulation",
     "LogitsToKeepMixin": "logits_to_keep",
+    "LoraCheckpointingMixin": "lora_checkpointing",
     "OneDevicePerRankMixin": "device_map",
     "SamplingMixin": "sampling",
     "TokenNormalizerMixin": "token_normalizer",
+    "TrainSamplerMixin": "train_sampler",
+    "ZeRO3GenerationMixin": "zero3_generation",
 }
 
 

@@ -27,25 +27,28 @@ def function_uses(function: Callable[..., Any], name: str) -> bool:
     return code is not None and _code_uses(code, name)
 
 
-def class_uses(cls: type, name: str) -> bool:
-    """Whether a method of ``cls`` or of its bases uses ``name``; classes of this package do not count."""
-    package = __name__.rpartition(".")[0]
+def class_uses(cls: type, name: str, but: tuple[str, ...] = ()) -> bool:
+    """Whether a method of ``cls`` or of its bases uses ``name``.
+
+    Classes of this package do not count, nor do those of the packages in ``but``.
+    """
+    left_out = (__name__.rpartition(".")[0], *but)
     return any(
         function_uses(member, name)
         for base in cls.__mro__
-        if not base.__module__.startswith(package)
+        if not base.__module__.startswith(left_out)
         for member in vars(base).values()
         if inspect.isfunction(member)
     )
 
 
 @contextmanager
-def replaced(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Lend TRL's GRPO module ``make(original)`` in place of its global ``name``, while the context lasts.
+def replaced(name: str, make: Callable[[Any], Any], module: ModuleType | None = None) -> Iterator[None]:
+    """Lend TRL's GRPO module, or another one, ``make(original)`` in place of its global ``name``, for a while.
 
-    Does nothing where the installed TRL has no such name. The replacement is seen by all threads.
+    Does nothing where the module of the installed TRL has no such name. The replacement is seen by all threads.
     """
-    module = grpo_module()
+    module = module or grpo_module()
     original = getattr(module, name, None)
     if original is None:
         yield

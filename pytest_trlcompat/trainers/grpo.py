@@ -8,13 +8,20 @@ from typing import Any
 import trl
 
 from pytest_trlcompat.trainers.checkpointed_generation import CheckpointedGenerationMixin
+from pytest_trlcompat.trainers.deepspeed_evaluation import DeepSpeedEvaluationMixin
+from pytest_trlcompat.trainers.deepspeed_hooks import DeepSpeedHooksMixin
 from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
+from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
+from pytest_trlcompat.trainers.evaluation import EvaluationMixin
 from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin
 from pytest_trlcompat.trainers.fsdp_ref_model import FSDPReferenceModelMixin
 from pytest_trlcompat.trainers.gradient_accumulation import GradientAccumulationMixin
 from pytest_trlcompat.trainers.logits_to_keep import LogitsToKeepMixin
+from pytest_trlcompat.trainers.lora_checkpointing import LoraCheckpointingMixin
 from pytest_trlcompat.trainers.sampling import SamplingMixin
 from pytest_trlcompat.trainers.token_normalizer import TokenNormalizerMixin
+from pytest_trlcompat.trainers.train_sampler import TrainSamplerMixin
+from pytest_trlcompat.trainers.zero3_generation import ZeRO3GenerationMixin
 
 __all__ = ["GRPOTrainer"]
 
@@ -27,6 +34,13 @@ class GRPOTrainer(
     LogitsToKeepMixin,
     FSDPReferenceModelMixin,
     FSDPGenerationMixin,
+    ZeRO3GenerationMixin,
+    DeepSpeedHooksMixin,
+    DeepSpeedEvaluationMixin,
+    EmptyParamGroupsMixin,
+    EvaluationMixin,
+    TrainSamplerMixin,
+    LoraCheckpointingMixin,
     OneDevicePerRankMixin,
     trl.GRPOTrainer,
 ):
@@ -41,6 +55,13 @@ class GRPOTrainer(
                                                                  ``logits_to_keep``
     :mod:`.fsdp_ref_model`          trl 3348                     from trl 0.18.0 (FSDP1), 0.29.0 (FSDP2)
     :mod:`.fsdp_generation`         trl 2796                     from trl 0.18.0
+    :mod:`.zero3_generation`        trl 2782                     from trl 0.16.0
+    :mod:`.deepspeed_hooks`         trl 2962                     from trl 0.16.0; with DeepSpeed before 0.16.4
+    :mod:`.deepspeed_evaluation`    transformers 44889           without an evaluation before training
+    :mod:`.empty_param_groups`      transformers 43711           without DeepSpeed
+    :mod:`.evaluation`              trl 3337, 4010, 4669         in trl 0.18.0 to 0.21.0, and from 0.28.0
+    :mod:`.train_sampler`           reported downstream alone    from trl 0.17.0; with Transformers before 4.52.1
+    :mod:`.lora_checkpointing`      trl 3150, 3089               in trl 0.16.0 to 0.21.0, and from 0.26.0
     :mod:`.device_map`              none found                   before trl 0.26.0
     :mod:`.gradient_accumulation`   trl 2617                     from Transformers 4.49.0; from 4.48.0 without
                                                                  DeepSpeed

@@ -1,0 +1,199 @@
+"""The catalogue's boundaries: versions across which a verdict changes, and whether cells were measured on either side.
+
+A boundary that no cell has measured is a guess. Imports no package of the stack.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from packaging.version import Version
+
+from pytest_trlcompat.catalog import STRATEGIES, SUBJECTS, Catalog, KnownIssue, Prediction
+from pytest_trlcompat.evidence import Evidence, MeasuredCell
+from pytest_trlcompat.regions import Axis, Point, Region, Regions, regions
+from pytest_trlcompat.verdict import Verdict
+
+__all__ = ["Boundary", "Measured", "Side", "boundaries", "measure", "unmeasured"]
+
+Releases = Mapping[str, Sequence[str]]
+"""Package to all its releases, for those of which they are known."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """One version of one package across which a prediction changes.
+
+    Attributes:
+        strategies: under which it does, all in the same way.
+        bound: the first range beyond it, ``>=0.18``.
+        below: the verdict before it, ``above`` from it on.
+        elsewhere: where the other packages must stand for that; its axes leave ``package`` out.
+        axis: the pieces of ``package``, of which ``piece`` is the last one below.
+        reach: from which piece on it is ``below``, and to which one ``above``, for each point of ``elsewhere``.
+    """
+
+    issue: str
+    subject: str
+    strategies: tuple[str, ...]
+    package: str
+    bound: str
+    below: Verdict
+    above: Verdict
+    elsewhere: Region
+    axis: Axis
+    piece: int
+    reach: Mapping[Point, tuple[int, int]] = field(compare=False)
+
+    def describe(self) -> str:
+        other = self.elsewhere.describe()
+        under = "every strategy" if set(self.strategies) >= set(STRATEGIES) else ", ".join(self.strategies)
+        return (
+            f"{self.issue}, {self.subject}, {under}: {self.below} becomes {self.above} at {self.package} {self.bound}"
+            + (f" with {other}" if other else "")
+        )
+
+
+@dataclass(frozen=True)
+class Side:
+    """The nearest measured release on one side of a boundary.
+
+    Attributes:
+        cells: that measured it and gave the verdict of this side.
+    """
+
+    version: str
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A boundary, and how it was measured.
+
+    Attributes:
+        between: releases between the two sides that were not measured; ``None`` where they are not known.
+    """
+
+    boundary: Boundary
+    below: Side | None
+    above: Side | None
+    between: tuple[str, ...] | None = None
+
+    @property
+    def both(self) -> bool:
+        return self.below is not None and self.above is not None
+
+    def describe(self) -> str:
+        """One line: the boundary, and what is measured of it."""
+        sides = [
+            f"measured {name} on {', '.join(side.cells)}" if side else f"not measured {name}"
+            for name, side in (("below", self.below), ("above", self.above))
+        ]
+        tight = ""
+        if self.between is not None:
+            tight = f"; {len(self.between)} releases between them" if self.between else "; no release between them"
+        return f"{self.boundary.describe()}: {', '.join(sides)}{tight}"
+
+
+def boundaries(issue: KnownIssue) -> list[Boundary]:
+    """All boundaries between two predicted verdicts, by subject and package, from old to new."""
+    found: dict[tuple[object, ...], tuple[Boundary, list[str]]] = {}
+    for subject in SUBJECTS:
+        for strategy in issue.labels():
+            for boundary in _of_one(issue, subject, strategy, regions(issue, subject, strategy, {})):
+                key = (subject, boundary.package, boundary.bound, boundary.below, boundary.above, boundary.elsewhere)
+                found.setdefault(key, (boundary, []))[1].append(strategy)
+    return [replace(boundary, strategies=tuple(strategies)) for boundary, strategies in found.values()]
+
+
+def measure(boundary: Boundary, evidence: Evidence, releases: Releases | None = None) -> Measured:
+    """Which cells stand on either side of a boundary and gave the verdict of that side."""
+    below, above = _sides(boundary, evidence)
+    nearest_below = _nearest(boundary.package, below, newest=True)
+    nearest_above = _nearest(boundary.package, above, newest=False)
+    known = (releases or {}).get(boundary.package)
+    between = None
+    if known is not None and nearest_below and nearest_above:
+        low, high = Version(nearest_below.version), Version(nearest_above.version)
+        between = tuple(text for text in known if low < Version(text) < high and not Version(text).is_prerelease)
+    return Measured(boundary, nearest_below, nearest_above, between)
+
+
+def unmeasured(catalog: Catalog, evidence: Evidence) -> list[Measured]:
+    """The boundaries of which a side, or both, were measured by no cell."""
+    every = (measure(boundary, evidence) for issue in catalog.values() for boundary in boundaries(issue))
+    return [each for each in every if not each.both]
+
+
+def _of_one(issue: KnownIssue, subject: str, strategy: str, found: Regions) -> Iterator[Boundary]:
+    """The boundaries of one subject under one strategy."""
+    for place, axis in enumerate(found.axes):
+        others = (*found.axes[:place], *found.axes[place + 1 :])
+        changes: dict[tuple[int, Verdict, Verdict], dict[Point, tuple[int, int]]] = {}
+        for other in itertools.product(*(range(len(each.pieces)) for each in others)):
+            along = [_verdict(found.predicted[_insert(other, place, n)], subject) for n in range(len(axis.pieces))]
+            for piece, (below, above) in enumerate(itertools.pairwise(along)):
+                if below is not None and above is not None and below is not above:
+                    changes.setdefault((piece, below, above), {})[other] = _reach(along, piece)
+        for (piece, below, above), reach in sorted(changes.items(), key=lambda change: change[0][0]):
+            yield Boundary(
+                issue=issue.id,
+                subject=subject,
+                strategies=(strategy,),
+                package=axis.package,
+                bound=axis.pieces[piece + 1].from_here(),
+                below=below,
+                above=above,
+                elsewhere=Region(others, frozenset(reach)),
+                axis=axis,
+                piece=piece,
+                reach=reach,
+            )
+
+
+def _reach(along: Sequence[Verdict | None], piece: int) -> tuple[int, int]:
+    """How far the verdicts below and above the end of a piece reach."""
+    first, last = piece, piece + 1
+    while first > 0 and along[first - 1] is along[piece]:
+        first -= 1
+    while last < len(along) - 1 and along[last + 1] is along[piece + 1]:
+        last += 1
+    return first, last
+
+
+def _verdict(prediction: Prediction | None, subject: str) -> Verdict | None:
+    """As :meth:`KnownIssue.predict`: nothing said of the corrected trainer means that it is right."""
+    if prediction is not None:
+        return prediction.verdict
+    return Verdict.OK if subject == "corrected" else None
+
+
+def _insert(point: Point, place: int, piece: int) -> Point:
+    return (*point[:place], piece, *point[place:])
+
+
+def _sides(boundary: Boundary, evidence: Evidence) -> tuple[list[MeasuredCell], list[MeasuredCell]]:
+    """Cells below and above that gave the verdict of their side, the other packages being where they must."""
+    below, above = [], []
+    for cell in evidence.cells:
+        given = {cell.verdicts.get((boundary.issue, boundary.subject, strategy)) for strategy in boundary.strategies}
+        piece = boundary.axis.piece(cell.versions.get(boundary.package))
+        others = [axis.piece(cell.versions.get(axis.package)) for axis in boundary.elsewhere.axes]
+        first, last = boundary.reach.get(tuple(n for n in others if n is not None), (0, -1))
+        if piece is None or not first <= piece <= last:
+            continue
+        if piece <= boundary.piece and boundary.below in given:
+            below.append(cell)
+        elif piece > boundary.piece and boundary.above in given:
+            above.append(cell)
+    return below, above
+
+
+def _nearest(package: str, cells: Sequence[MeasuredCell], *, newest: bool) -> Side | None:
+    if not cells:
+        return None
+    versions = {cell.id: Version(Version(cell.versions[package]).public) for cell in cells}
+    version = max(versions.values()) if newest else min(versions.values())
+    return Side(str(version), tuple(name for name, theirs in versions.items() if theirs == version))

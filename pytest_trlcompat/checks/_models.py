@@ -1,0 +1,180 @@
+"""Models as ranks hold them: wrapped by DDP, FSDP1 or DeepSpeed, sharded by FSDP1, FSDP2 or ZeRO-3, or whole.
+
+Imports torch, and DeepSpeed only where a model is DeepSpeed's already; nothing of this package.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+__all__ = [
+    "clean_name",
+    "devices",
+    "is_engine",
+    "local_shard",
+    "named_parameters",
+    "sharding",
+    "unwrapped",
+    "whole_tensors",
+    "without",
+]
+
+# What wrappers put into the names of parameters.
+_WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module beneath DDP, DeepSpeed's engine, ``torch.compile`` and FSDP1's outermost unit."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel | FullyShardedDataParallel):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif is_engine(model):
+            model = model.module
+        else:
+            return model
+
+
+def is_engine(model: nn.Module) -> bool:
+    return hasattr(model, "zero_optimization_stage") and isinstance(getattr(model, "module", None), nn.Module)
+
+
+def clean_name(name: str) -> str:
+    """The name of a parameter as the plain model has it, without what wrappers of inner modules add."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def named_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Every parameter once, in the same order on every rank, with the plain model's names."""
+    return [(clean_name(name), parameter) for name, parameter in unwrapped(model).named_parameters()]
+
+
+def without(named: Sequence[tuple[str, nn.Parameter]], ignore: Sequence[str]) -> list[tuple[str, nn.Parameter]]:
+    """Leave out what a shell pattern in ``ignore`` matches by name."""
+    return [
+        (name, parameter)
+        for name, parameter in named
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore)
+    ]
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """What of a parameter or gradient this rank holds at rest; all of it where nothing is sharded.
+
+    Under ZeRO-3 this is flat, and padded on the last ranks.
+    """
+    shard = getattr(tensor, "ds_tensor", tensor)  # ZeRO-3
+    if hasattr(shard, "to_local"):  # FSDP2: a DTensor
+        shard = shard.to_local()
+    return shard.detach()
+
+
+def sharding(model: nn.Module) -> str:
+    """How ranks share the parameters: ``zero3``, ``fsdp2``, ``fsdp1 FULL_SHARD`` or ``none``, among others."""
+    if any(hasattr(parameter, "ds_tensor") for parameter in model.parameters()):
+        return "zero3"
+    if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
+        return "fsdp2"
+    units = FullyShardedDataParallel.fsdp_modules(model)
+    if units:
+        return f"fsdp1 {'/'.join(sorted({unit.sharding_strategy.name for unit in units}))}"
+    return "none"
+
+
+def devices(model: nn.Module) -> list[str]:
+    """The devices on which this rank keeps its shards of the parameters, sorted."""
+    return sorted({str(local_shard(parameter).device) for parameter in model.parameters()})
+
+
+def whole_tensors(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, str, Tensor]]:
+    """Parameters and persistent buffers, gathered one at a time (FSDP1: one unit at a time); collective if sharded.
+
+    Exhaust it on every rank, and let nothing raise meanwhile: other ranks would wait in the next gathering.
+
+    Args:
+        model: wrapped or not. Of FSDP1 pass the outermost unit.
+        prefix: yield only names that begin so. Nothing else is gathered.
+
+    Yields:
+        The plain model's name, the first name of the same tensor (another one where the two are tied), and the whole
+        tensor, valid until the next one is asked for.
+    """
+    model = _without_outer_wrappers(model)
+    for unit_prefix, unit in _units(model):
+        if isinstance(unit, FullyShardedDataParallel):
+            with FullyShardedDataParallel.summon_full_params(unit, recurse=False, writeback=False):
+                yield from _wanted(unit, unit_prefix, prefix)
+        else:
+            for name, first, tensor in _wanted(unit, unit_prefix, prefix):
+                with _gathered(tensor) as whole:
+                    yield name, first, whole
+
+
+def _without_outer_wrappers(model: nn.Module) -> nn.Module:
+    """The module beneath wrappers that do not matter to gathering; FSDP1's outermost unit does."""
+    while not isinstance(model, FullyShardedDataParallel) and unwrapped(model) is not model:
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+    return model
+
+
+def _units(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """FSDP1's units with the prefixes of their names, outermost first, and the model itself if it is none."""
+    units = [
+        (f"{name}." if name else "", module)
+        for name, module in model.named_modules()
+        if isinstance(module, FullyShardedDataParallel)
+    ]
+    return units if isinstance(model, FullyShardedDataParallel) else [("", model), *units]
+
+
+def _wanted(unit: nn.Module, unit_prefix: str, prefix: str) -> list[tuple[str, str, Tensor]]:
+    """What :func:`whole_tensors` yields of one unit, as it is sharded now."""
+    nested = {
+        module for module in unit.modules() if module is not unit and isinstance(module, FullyShardedDataParallel)
+    }
+    named = [(clean_name(name), tensor) for name, tensor in _own_tensors(unit, unit_prefix, nested)]
+    firsts: dict[int, str] = {}
+    return [(name, firsts.setdefault(id(tensor), name), tensor) for name, tensor in named if name.startswith(prefix)]
+
+
+def _own_tensors(module: nn.Module, prefix: str, stop: set[nn.Module]) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and persistent buffers, tied ones under each of their names, of all modules but those in ``stop``."""
+    for name, parameter in module._parameters.items():
+        if parameter is not None and name != "_flat_param":
+            yield prefix + name, parameter
+    for name, buffer in module._buffers.items():
+        if buffer is not None and name not in module._non_persistent_buffers_set:
+            yield prefix + name, buffer
+    for name, child in module._modules.items():
+        if child is not None and child not in stop:
+            yield from _own_tensors(child, f"{prefix}{name}.", stop)
+
+
+@contextmanager
+def _gathered(tensor: Tensor) -> Iterator[Tensor]:
+    if hasattr(tensor, "ds_tensor"):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([tensor]):
+            yield tensor.detach()
+    elif hasattr(tensor, "full_tensor"):
+        yield _whole_of_dtensor(tensor)
+    else:
+        yield tensor.detach()
+
+
+def _whole_of_dtensor(tensor: Any) -> Tensor:
+    device = tensor.device_mesh.device_type
+    if tensor.device.type != device:  # offloaded; the mesh's backend gathers on its own device alone
+        tensor = tensor.to(device)
+    with torch.no_grad():
+        whole: Tensor = tensor.full_tensor().detach()
+    return whole

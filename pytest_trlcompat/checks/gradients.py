@@ -1,0 +1,164 @@
+"""Do gradients reach every trainable parameter, finite and not all zeros?
+
+Known bugs that it catches: trl 3150 and 3089, of LoRA with gradient checkpointing, where they end without an error
+because something beyond the checkpointed layers is trained as well.
+
+Nothing is gathered: each rank looks at its own shards, and ranks exchange a byte per parameter. Imports torch,
+DeepSpeed only where a model is DeepSpeed's already, and of this package the modules with an underscore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pytest_trlcompat.checks._models import clean_name, local_shard, named_parameters, unwrapped, without
+from pytest_trlcompat.checks._ranks import CheckError, any_rank, listed, together
+
+__all__ = ["GradientReport", "check_gradients"]
+
+_THERE, _NOT_FINITE, _NOT_ZERO = 1, 2, 4
+
+
+@dataclass(frozen=True)
+class GradientReport:
+    """What a backward left, over all ranks: names of trainable parameters.
+
+    Attributes:
+        reached: with a finite gradient that is not all zeros.
+        zero: with a gradient of zeros alone, as ``lora_A`` has at the first step. Where gradients are sharded (FSDP1,
+            ZeRO), one that never came looks the same.
+        missing: without any gradient.
+        not_finite: with a gradient that holds NaN or infinity.
+    """
+
+    reached: tuple[str, ...]
+    zero: tuple[str, ...]
+    missing: tuple[str, ...]
+    not_finite: tuple[str, ...]
+
+    @property
+    def all_zero(self) -> bool:
+        """Whether no gradient differs from zero, as GRPO's do when all rewards of each group are equal."""
+        return bool(self.zero) and not self.reached and not self.not_finite
+
+
+def check_gradients(
+    model: nn.Module, *, ignore: Sequence[str] = (), allow_zero: bool = False, allow_overflow: bool = False
+) -> GradientReport:
+    """Every trainable parameter has a finite gradient, and every module one that is not all zeros; after backward.
+
+    A module is one of the model, or an adapted layer with its adapter (PEFT): of a new LoRA adapter only ``lora_B``
+    has a gradient other than zero at the first step.
+
+    Under DeepSpeed call it between the engine's ``backward`` and ``step``, at a boundary of gradient accumulation;
+    Accelerate's ``backward`` does both, so there use :class:`~pytest_trlcompat.checks.CompatCallback`. Elsewhere call
+    it before the optimizer's ``step``. Collective where there are several ranks.
+
+    Args:
+        model: wrapped or not, sharded or not.
+        ignore: shell patterns of parameters' names to leave out, such as experts that no token was sent to.
+        allow_zero: accept that all gradients are zeros, as GRPO's are when all rewards of each group are equal.
+        allow_overflow: accept NaN and infinity, as the first steps of loss scaling (fp16) meet.
+
+    Raises:
+        CheckError: on every rank, with names.
+    """
+    named = [(name, each) for name, each in named_parameters(model) if each.requires_grad]
+    named = without(named, ignore)
+    with together("gradients"):
+        here = _judged([local_gradient(parameter) for _, parameter in named])
+    report = _report([name for name, _ in named], any_rank(here))
+    problems = _problems(report, _modules_not_reached(model, report), allow_zero, allow_overflow)
+    if problems:  # the same on all ranks, from what they have told each other
+        raise CheckError(
+            f"asked for a gradient of each of the {len(named)} trainable parameters, but " + "; ".join(problems)
+        )
+    return report
+
+
+def _problems(report: GradientReport, not_reached: Sequence[str], allow_zero: bool, allow_overflow: bool) -> list[str]:
+    problems = []
+    checkpointing = (
+        "with gradient checkpointing and LoRA call model.enable_input_require_grads() or use_reentrant=False"
+    )
+    if report.missing:
+        problems.append(f"none came to {listed(report.missing)}: the graph does not lead there; {checkpointing}")
+    if report.not_finite and not allow_overflow:
+        problems.append(f"NaN or infinity came to {listed(report.not_finite)}")
+    if report.all_zero and not allow_zero:
+        problems.append(f"nothing but zeros came to {listed(report.zero)}: is the loss constant or detached?")
+    if not_reached:
+        problems.append(f"nothing but zeros came to {listed(not_reached)} while others were reached; {checkpointing}")
+    return problems
+
+
+def _modules_not_reached(model: nn.Module, report: GradientReport) -> list[str]:
+    """Zero gradients in modules of which no parameter has another one, while others are reached."""
+    if not report.reached:
+        return []
+    adapted = {
+        clean_name(name)
+        for name, module in unwrapped(model).named_modules()
+        if any(base.__name__ == "BaseTunerLayer" for base in type(module).__mro__)
+    }
+    reached = {_owner(name, adapted) for name in report.reached}
+    return [name for name in report.zero if _owner(name, adapted) not in reached]
+
+
+def _owner(name: str, adapted: set[str]) -> str:
+    """The adapted layer that a parameter belongs to, or else its module."""
+    parts = name.split(".")
+    prefixes = [".".join(parts[:length]) for length in range(1, len(parts))]
+    return next((prefix for prefix in prefixes if prefix in adapted), prefixes[-1] if prefixes else "")
+
+
+def local_gradient(parameter: nn.Parameter) -> Tensor | None:
+    """What this rank holds of a parameter's reduced gradient, or ``None`` where it holds nothing."""
+    if hasattr(parameter, "_z3_optimizer"):
+        from deepspeed.utils import safe_get_local_grad
+
+        try:
+            gradient: Tensor | None = safe_get_local_grad(parameter)
+        except KeyError:  # DeepSpeed keeps none for a parameter that its optimizer lacks
+            return None
+        return gradient
+    mapping = getattr(parameter, "_hp_mapping", None)
+    if mapping is not None:  # ZeRO-1, ZeRO-2, BF16_Optimizer
+        fragment: Tensor | None = mapping.get_lp_grad_fragment(parameter._index_in_param_group)
+        return fragment
+    return None if parameter.grad is None else local_shard(parameter.grad)
+
+
+def _judged(gradients: Sequence[Tensor | None]) -> list[int]:
+    """Bits for each gradient, brought to the host in one copy for each device."""
+    largest = [None if each is None or each.numel() == 0 else _largest(each) for each in gradients]
+    bits = [0] * len(gradients)
+    for device in {each.device for each in largest if each is not None}:
+        indices = [index for index, each in enumerate(largest) if each is not None and each.device == device]
+        values = torch.stack([each for each in largest if each is not None and each.device == device])
+        for index, value, finite in zip(indices, values.tolist(), values.isfinite().tolist(), strict=True):
+            bits[index] = _THERE | (0 if finite else _NOT_FINITE) | (_NOT_ZERO if value != 0 else 0)
+    return bits
+
+
+def _largest(gradient: Tensor) -> Tensor:
+    """The largest absolute element, or NaN if there is one."""
+    if gradient.is_sparse:
+        gradient = gradient.coalesce().values()
+    return torch.linalg.vector_norm(gradient.detach().float(), ord=float("inf"))
+
+
+def _report(names: Sequence[str], bits: Sequence[int]) -> GradientReport:
+    kinds: dict[str, list[str]] = {"reached": [], "zero": [], "missing": [], "not_finite": []}
+    for name, bit in zip(names, bits, strict=True):
+        if not bit & _THERE:
+            kinds["missing"].append(name)
+        elif bit & _NOT_FINITE:
+            kinds["not_finite"].append(name)
+        else:
+            kinds["reached" if bit & _NOT_ZERO else "zero"].append(name)
+    return GradientReport(**{kind: tuple(each) for kind, each in kinds.items()})

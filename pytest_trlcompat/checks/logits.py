@@ -1,0 +1,222 @@
+"""Are logits really shortened, and the log-probabilities read from them right?
+
+Known bugs that it catches: trl 2770, of a keyword that Transformers takes and ignores, so that a trainer reads wrong
+positions, or all of them out of full logits. Imports torch, of this package the modules with an underscore, and the
+corrected trainers' ``logits_keyword``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytest_trlcompat.checks._models import unwrapped
+from pytest_trlcompat.checks._ranks import CheckError, together
+from pytest_trlcompat.trainers.logits_to_keep import KEYWORDS, logits_keyword
+
+__all__ = ["LogitsCalls", "check_logits"]
+
+_ADVICE = (
+    "Transformers calls it num_logits_to_keep from 4.45 to 4.51 and logits_to_keep from 4.49 on, and ignores the other "
+    "name; pytest_trlcompat.trainers.logits_keyword(model) tells which one works"
+)
+
+
+def check_logits(
+    model: nn.Module,
+    logits_to_keep: int,
+    *,
+    keyword: str | None = None,
+    input_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    tolerance: float | None = None,
+) -> dict[str, Any]:
+    """Asked for the logits of the last K positions, a model returns K of them, and the right ones.
+
+    Two forwards, without gradients and in eval mode; with a sharded model (FSDP, ZeRO-3) they are collective.
+
+    Args:
+        model: a causal language model, wrapped as the trainer calls it or not.
+        logits_to_keep: K, at least 2 and less than S.
+        keyword: that the trainer uses; by default the one that works, if any.
+        input_ids: ``(B, S)``; by default two rows of the first token ids, of K + 4 positions.
+        attention_mask: ``(B, S)``; by default all ones.
+        tolerance: for the log-probabilities; by default two units in the last place of the largest logit, in the
+            precision that logits were computed in, and at least 1e-4.
+
+    Returns:
+        ``keyword``, ``length`` (of the logits that came back), ``max_abs_error`` and ``tolerance``.
+
+    Raises:
+        CheckError: on every rank: the logits have another length, or their log-probabilities differ.
+    """
+    device = next(model.parameters()).device
+    if input_ids is None:
+        input_ids = _default_ids(model, logits_to_keep + 4).to(device)
+    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    chosen = keyword or logits_keyword(model, device=input_ids.device)
+    with together("the length of logits"):
+        if chosen is None:
+            raise CheckError(
+                f"asked for the logits of {logits_to_keep} positions, but {_name(model)} honours none of "
+                f"{', '.join(KEYWORDS)}: it always computes all of them"
+            )
+    with torch.no_grad(), _evaluating(model):
+        full, refused = _forward(model, input_ids, mask, {}), None
+        try:
+            short = _forward(model, input_ids, mask, {chosen: logits_to_keep})
+        except TypeError as error:
+            short, refused = full, error
+    with together("the length of logits"):
+        if refused is not None:
+            raise CheckError(f"asked {_name(model)} for {chosen}={logits_to_keep}, but: {refused}. {_ADVICE}")
+        _right_length(model, chosen, logits_to_keep, input_ids.size(1), short.size(1))
+    off, allowed = _compare(short, full, input_ids, tolerance)
+    with together("log-probabilities"):
+        if not off <= allowed:
+            raise CheckError(
+                f"log-probabilities read from the {logits_to_keep} logits that {_name(model)} returns for {chosen} are "
+                f"off by {off:.3g} from those of a full forward; rounding explains {allowed:.3g} at most. Are they "
+                "those of other positions?"
+            )
+    return {"keyword": chosen, "length": short.size(1), "max_abs_error": off, "tolerance": allowed}
+
+
+class LogitsCalls:
+    """Watches a model's forwards for a keyword that asks for few logits, and what comes back; raises nothing meanwhile.
+
+    Args:
+        model: wrapped or not. What is watched is the outermost module of Transformers within.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.calls = 0
+        """Forwards that asked for few logits."""
+        self._wrong: _Call | None = None
+        self._asked: tuple[str, int] | None = None
+        watched = _language_models(model)
+        self._handles: list[Any] = [each.register_forward_pre_hook(self._before, with_kwargs=True) for each in watched]
+        self._handles += [each.register_forward_hook(self._after) for each in watched]
+
+    def _before(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        given = [(keyword, kwargs[keyword]) for keyword in KEYWORDS if keyword in kwargs]
+        self._asked = given[0] if given and isinstance(given[0][1], int) and given[0][1] > 0 else None
+
+    def _after(self, model: nn.Module, args: Any, output: Any) -> None:
+        asked, self._asked = self._asked, None
+        logits = getattr(output, "logits", None)
+        if asked is None or not isinstance(logits, Tensor) or logits.dim() != 3:
+            return
+        self.calls += 1
+        keyword, length = asked
+        # A prompt shorter than what was asked for comes back whole.
+        if logits.size(1) > length and self._wrong is None:
+            self._wrong = _Call(_name(model), keyword, length, logits.size(1))
+
+    def close(self) -> None:
+        """Stop watching."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def check(self) -> int:
+        """Judge what was seen so far; collective where there are several ranks.
+
+        Returns:
+            Number of calls that asked for few logits; 0 says nothing about the model.
+
+        Raises:
+            CheckError: on every rank: a call got more logits than it had asked for.
+        """
+        with together("the length of logits"):
+            if self._wrong is not None:
+                call = self._wrong
+                raise CheckError(_wrong_length(call.model, call.keyword, call.asked, call.got))
+        return self.calls
+
+
+@dataclass(frozen=True)
+class _Call:
+    model: str
+    keyword: str
+    asked: int
+    got: int
+
+
+def _wrong_length(model: str, keyword: str, asked: int, got: int) -> str:
+    return (
+        f"asked {model} for the logits of the last {asked} positions by {keyword}={asked}, but it returned {got}: it "
+        "ignores the keyword, so all logits are computed, and whoever does not trim them reads wrong positions. "
+        f"{_ADVICE}"
+    )
+
+
+def _right_length(model: nn.Module, keyword: str, asked: int, sequence: int, got: int) -> None:
+    if got > asked:
+        raise CheckError(_wrong_length(_name(model), keyword, asked, got))
+    if got != min(asked, sequence):
+        raise CheckError(f"asked {_name(model)} for {keyword}={asked} of {sequence} positions, but it returned {got}")
+
+
+def _default_ids(model: nn.Module, length: int) -> Tensor:
+    vocabulary = int(unwrapped(model).config.vocab_size)
+    return (torch.arange(2 * length) % vocabulary).reshape(2, length)
+
+
+def _forward(model: nn.Module, input_ids: Tensor, mask: Tensor, asked: dict[str, int]) -> Tensor:
+    logits: Tensor = model(input_ids=input_ids, attention_mask=mask, **asked).logits
+    return logits
+
+
+def _compare(short: Tensor, full: Tensor, input_ids: Tensor, tolerance: float | None) -> tuple[float, float]:
+    """The largest error of log-probabilities, and what rounding explains."""
+    length = short.size(1)
+    ids = input_ids[:, -length + 1 :].unsqueeze(-1)  # the last position predicts a token that is not there
+    logps = [logits[:, -length:-1].float().log_softmax(-1).gather(-1, ids) for logits in (short, full)]
+    error = (logps[0] - logps[1]).abs().max().item()
+    if tolerance is not None:
+        return error, tolerance
+    largest = max(1.0, full.float().abs().max().item())
+    # One unit in the last place in the logit, and one in the logarithm of the sum.
+    return error, max(1e-4, 2 * _precision(full) * largest)
+
+
+def _precision(logits: Tensor) -> float:
+    """Machine epsilon of what logits were computed in, whatever type they were cast to afterwards."""
+    for narrow in (torch.bfloat16, torch.float16):
+        if bool((logits.to(narrow).to(logits.dtype) == logits).all()):
+            return float(torch.finfo(narrow).eps)
+    if logits.is_cuda and torch.backends.cuda.matmul.allow_tf32:
+        return 2.0**-10
+    return float(torch.finfo(logits.dtype).eps)
+
+
+def _language_models(model: nn.Module) -> list[nn.Module]:
+    """The outermost modules of Transformers within ``model`` that have an output head: two for policy and value."""
+    from transformers import PreTrainedModel
+
+    if isinstance(model, PreTrainedModel):
+        return [model] if model.get_output_embeddings() is not None else []
+    return [found for child in model.children() for found in _language_models(child)]
+
+
+def _name(model: nn.Module) -> str:
+    return type(unwrapped(model)).__name__.removeprefix("FSDP")  # which FSDP2 puts before it
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Dropout off for a while, so that two forwards can be compared and no random number is drawn."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

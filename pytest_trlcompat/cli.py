@@ -1,0 +1,48 @@
+"""The program ``trlcompat``: finds the room of each command and hands its arguments on.
+
+Imports no room before its command is asked for, and no package of the stack.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from pytest_trlcompat import __version__
+
+__all__ = ["main"]
+
+COMMANDS = {
+    "doctor": ("pytest_trlcompat.doctor.command", "which known issues bite a stack, and what cures them"),
+}
+"""Each command's module, which has ``main(arguments) -> exit status``, and its line of help."""
+
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    width = max(map(len, COMMANDS))
+    parser = argparse.ArgumentParser(
+        prog="trlcompat",
+        description="Does this combination of TRL, Transformers, Accelerate, DeepSpeed, PEFT and PyTorch train right?",
+        epilog="commands:\n" + "".join(f"  {name:<{width}}  {about}\n" for name, (_, about) in COMMANDS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"trlcompat {__version__}")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="see: trlcompat COMMAND --help")
+    parsed = parser.parse_args(arguments)
+    try:
+        status: int = importlib.import_module(COMMANDS[parsed.command][0]).main(parsed.arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has seen enough; Python's own flush at exit must not complain about that.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return status

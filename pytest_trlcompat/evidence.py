@@ -1,0 +1,128 @@
+"""The verdicts of the published sweep: which cells were measured, with which versions, and what came out.
+
+Ships with the package as ``fixtures/evidence.json``, so that an installed stack can be held against it without running
+anything. Imports no package of the stack.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_trlcompat import _data
+from pytest_trlcompat.stack import PACKAGES
+from pytest_trlcompat.verdict import Verdict
+
+__all__ = ["Evidence", "EvidenceError", "Key", "MeasuredCell", "load", "published"]
+
+Key = tuple[str, str, str]
+"""Issue, subject, strategy."""
+
+_SCHEMA = 1
+_VERDICTS = {verdict.value: verdict for verdict in Verdict}
+"""Ten times as fast as ``Verdict(text)``; a sweep has thousands."""
+
+
+class EvidenceError(ValueError):
+    """The file is no evidence."""
+
+
+@dataclass(frozen=True)
+class MeasuredCell:
+    """One cell that a sweep measured.
+
+    Attributes:
+        versions: the packages of the stack, as they were installed.
+        date: the day as of which it was resolved.
+    """
+
+    id: str
+    versions: Mapping[str, str]
+    verdicts: Mapping[Key, Verdict]
+    date: str | None = None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one sweep measured.
+
+    Attributes:
+        date: the day of the sweep, ``""`` where there was none.
+    """
+
+    date: str = ""
+    cells: tuple[MeasuredCell, ...] = field(default=())
+
+    def strategies(self, issue_id: str) -> list[str]:
+        """The strategies, variants included, under which some cell was asked about an issue."""
+        return sorted(strategy for issue, strategy in self._asked if issue == issue_id)
+
+    @functools.cached_property
+    def _asked(self) -> frozenset[tuple[str, str]]:
+        return frozenset((issue, strategy) for cell in self.cells for issue, _, strategy in cell.verdicts)
+
+    def to_json(self) -> str:
+        """One line for each cell, so that a new sweep reads well in a diff."""
+        head = json.dumps({"schema": _SCHEMA, "date": self.date})[:-1]
+        cells = ",\n".join(json.dumps(_to_dict(cell)) for cell in self.cells)
+        return f'{head}, "cells": [\n{cells}\n]}}\n'
+
+    @classmethod
+    def from_json(cls, text: str) -> Evidence:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            EvidenceError: for anything else.
+        """
+        try:
+            raw = json.loads(text)
+            schema = raw["schema"]
+            if schema == _SCHEMA:
+                return cls(str(raw["date"]), tuple(_from_dict(cell) for cell in raw["cells"]))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise EvidenceError(f"not the evidence of a sweep ({error!r})") from error
+        raise EvidenceError(f"schema {_SCHEMA} was expected, {schema!r} was found")
+
+
+def _to_dict(cell: MeasuredCell) -> dict[str, Any]:
+    verdicts: dict[str, dict[str, dict[str, str]]] = {}
+    for (issue, subject, strategy), verdict in cell.verdicts.items():
+        verdicts.setdefault(issue, {}).setdefault(subject, {})[strategy] = verdict.value
+    stack = {package: cell.versions[package] for package in PACKAGES if package in cell.versions}
+    return {"id": cell.id, "date": cell.date, "stack": stack, "verdicts": verdicts}
+
+
+def _from_dict(raw: Mapping[str, Any]) -> MeasuredCell:
+    verdicts = {
+        (issue, subject, strategy): _VERDICTS[verdict]
+        for issue, subjects in raw["verdicts"].items()
+        for subject, strategies in subjects.items()
+        for strategy, verdict in strategies.items()
+    }
+    return MeasuredCell(raw["id"], dict(raw["stack"]), verdicts, raw["date"])
+
+
+def load(path: Path) -> Evidence:
+    """Read a file of evidence.
+
+    Raises:
+        EvidenceError: it is missing or no evidence; the text names it.
+    """
+    try:
+        return Evidence.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EvidenceError(f"{path}: {error}; make it again with: nox -s report -- --publish") from error
+
+
+@functools.cache
+def published() -> Evidence:
+    """The evidence that ships with this package.
+
+    Raises:
+        EvidenceError: as :func:`load`.
+    """
+    return load(_data.fixtures() / "evidence.json")

@@ -1,0 +1,98 @@
+"""Rows for a table of many cells: neighbours whose verdicts are the same share one.
+
+Imports only the standard library, ``packaging`` and the model.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from pytest_trlcompat.matrix.report import CellReport, Column, Report
+from pytest_trlcompat.matrix.sweep import is_wrong
+
+__all__ = ["MANY", "Row", "release", "rows"]
+
+MANY = 12
+"""From so many cells on a table has shared rows; with fewer each cell has its own."""
+
+_AXES = ("trl", "transformers")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Cells that answered every question of a table in the same way, oldest first."""
+
+    cells: tuple[CellReport, ...]
+
+    @property
+    def first(self) -> CellReport:
+        """The cell whose entries stand for all."""
+        return self.cells[0]
+
+    @property
+    def labels(self) -> tuple[str, str, str]:
+        """The releases of TRL and of Transformers, from the oldest to the newest, and the number of cells.
+
+        A cell that has other pins than these two is named by its id.
+        """
+        if _other_pins(self.first):
+            return (self.first.id, "", "1")
+        trl, transformers = (_span(release(cell, package) for cell in self.cells) for package in _AXES)
+        return (trl, transformers, str(len(self.cells)))
+
+
+def release(cell: CellReport, package: str) -> str:
+    """The version that a cell pins."""
+    return cell.sidecar.pins.get(package, "")
+
+
+def rows(report: Report, columns: Sequence[Column]) -> list[Row]:
+    """The rows of a table with these columns.
+
+    Cells of one TRL release that follow each other and agree are one row; so are releases of TRL that follow each
+    other and agree in all of their cells. What is wrong never shares a row with what is not, nor a cell that has
+    other pins than TRL and Transformers with any.
+    """
+    if len(report.cells) < MANY:
+        return [Row((cell,)) for cell in report.cells]
+    releases = [
+        [Row(tuple(run)) for _, run in itertools.groupby(cells, lambda cell: _answers(cell, columns))]
+        for _, cells in itertools.groupby(report.cells, lambda cell: release(cell, "trl"))
+    ]
+    return list(_joined(releases, columns))
+
+
+def _joined(releases: Iterable[Sequence[Row]], columns: Sequence[Column]) -> Iterator[Row]:
+    """Join releases that follow each other and are one row each, with the same answers."""
+
+    def key(rows_of_release: Sequence[Row]) -> Hashable:
+        return _answers(rows_of_release[0].first, columns) if len(rows_of_release) == 1 else id(rows_of_release)
+
+    for _, alike in itertools.groupby(releases, key):
+        first, *others = alike
+        if others:  # each of them is one row
+            yield Row(tuple(cell for one in (first, *others) for cell in one[0].cells))
+        else:
+            yield from first
+
+
+def _answers(cell: CellReport, columns: Sequence[Column]) -> Hashable:
+    """What a row shows of a cell."""
+    if _other_pins(cell):
+        return cell.id
+    found = (cell.at(column) for column in columns)
+    verdicts = tuple(record and (record.verdict, record.expected, is_wrong(record)) for record in found)
+    return (cell.sidecar.state, verdicts)
+
+
+def _other_pins(cell: CellReport) -> bool:
+    return bool(set(cell.sidecar.pins) - set(_AXES))
+
+
+def _span(versions: Iterable[str]) -> str:
+    known = sorted({version for version in versions if version}, key=Version)
+    return " to ".join(dict.fromkeys([*known[:1], *known[-1:]]))

@@ -1,0 +1,182 @@
+"""What the catalogue predicts for all versions at once, not for one stack: the regions of each prediction.
+
+Needed where a part of a stack is not known, to find the boundaries across which a verdict changes, and to see that
+every prediction can be reached. Imports no package of the stack.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_trlcompat.catalog import KnownIssue, Prediction
+from pytest_trlcompat.ranges import ALL, Range, at, pieces
+from pytest_trlcompat.stack import PACKAGES
+
+__all__ = ["Axis", "Domain", "Point", "Region", "Regions", "regions", "unreachable"]
+
+Domain = Mapping[str, Range | None]
+"""Where each package may stand; ``None``: it is not installed; a package that is not named may stand anywhere."""
+
+Point = tuple[int, ...]
+"""A piece of each axis, by its number."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A package whose version matters and is not settled, cut where some prediction's range begins or ends."""
+
+    package: str
+    domain: Range
+    pieces: tuple[Range, ...]
+
+    def piece(self, text: str | None) -> int | None:
+        """On which piece a version stands; ``None``: on none, or it is not installed."""
+        if text is None:
+            return None
+        here = at(text)
+        return next((number for number, piece in enumerate(self.pieces) if piece.covers(here)), None)
+
+    def describe(self, chosen: Iterable[int]) -> str:
+        union = Range(())
+        for number in chosen:
+            union |= self.pieces[number]
+        return f"{self.package} {union.describe(self.domain)}"
+
+
+@dataclass(frozen=True)
+class Region:
+    """Some of the points that the axes span."""
+
+    axes: tuple[Axis, ...]
+    points: frozenset[Point]
+
+    @property
+    def whole(self) -> bool:
+        size = 1
+        for axis in self.axes:
+            size *= len(axis.pieces)
+        return len(self.points) == size
+
+    def holds(self, versions: Mapping[str, str]) -> bool:
+        """Whether a stack stands in it."""
+        return tuple(axis.piece(versions.get(axis.package)) for axis in self.axes) in self.points
+
+    def describe(self) -> str:
+        """``trl <0.18 and accelerate >=1.6, or trl >=0.29``; empty for the whole."""
+        return ", or ".join(" and ".join(part) for part in _boxes(self.axes, self.points) if part)
+
+
+def _boxes(axes: Sequence[Axis], points: Iterable[Point]) -> list[list[str]]:
+    """The points as boxes, each the texts of its ranges; an axis that is whole in a box has no text there."""
+    if not axes:
+        return [[]]
+    first, rest = axes[0], axes[1:]
+    beside: dict[int, set[Point]] = {}
+    for point in points:
+        beside.setdefault(point[0], set()).add(point[1:])
+    alike: dict[frozenset[Point], list[int]] = {}
+    for number in sorted(beside):
+        alike.setdefault(frozenset(beside[number]), []).append(number)
+    found = []
+    for others, numbers in alike.items():
+        text = [] if len(numbers) == len(first.pieces) else [first.describe(numbers)]
+        found += [[*text, *box] for box in _boxes(rest, others)]
+    return found
+
+
+@dataclass(frozen=True)
+class Regions:
+    """What is predicted of one subject under one strategy, all over a domain.
+
+    Attributes:
+        axes: packages whose versions still decide; none where the domain settles the answer.
+        predicted: the first prediction that applies at each point, ``None`` where none does.
+    """
+
+    axes: tuple[Axis, ...]
+    predicted: Mapping[Point, Prediction | None]
+
+    def by_prediction(self) -> list[tuple[Prediction | None, Region]]:
+        points: dict[int, set[Point]] = {}
+        found: dict[int, Prediction | None] = {}
+        for point, prediction in self.predicted.items():
+            points.setdefault(id(prediction), set()).add(point)
+            found[id(prediction)] = prediction
+        return [(found[key], Region(self.axes, frozenset(points[key]))) for key in points]
+
+
+def regions(issue: KnownIssue, subject: str, strategy: str, domain: Domain) -> Regions:
+    """Where in ``domain`` each prediction applies."""
+    alive = list(_alive(issue, subject, strategy, domain))
+    axes = tuple(_axis(package, alive, domain) for package in PACKAGES if any(package in left for _, left in alive))
+    holds = [
+        (
+            prediction,
+            [
+                {n for n, piece in enumerate(axis.pieces) if left[axis.package].covers(piece)}
+                if axis.package in left
+                else None
+                for axis in axes
+            ],
+        )
+        for prediction, left in alive
+    ]
+    predicted = {
+        point: next(
+            (
+                prediction
+                for prediction, sets in holds
+                if all(allowed is None or n in allowed for n, allowed in zip(point, sets, strict=True))
+            ),
+            None,
+        )
+        for point in itertools.product(*(range(len(axis.pieces)) for axis in axes))
+    }
+    return Regions(axes, predicted)
+
+
+def _alive(
+    issue: KnownIssue, subject: str, strategy: str, domain: Domain
+) -> Iterable[tuple[Prediction, dict[str, Range]]]:
+    """The predictions that may apply, each with those of its ranges that the domain does not settle."""
+    for prediction in issue.predictions:
+        if not prediction.concerns(subject, strategy):
+            continue
+        left: dict[str, Range] = {}
+        for package, wanted in prediction.ranges.items():
+            possible = domain.get(package, ALL)
+            if possible is None or not wanted & possible:
+                break
+            if not wanted.covers(possible):
+                left[package] = wanted
+        else:
+            yield prediction, left
+            if not left:  # what comes after is never asked
+                return
+
+
+def _axis(package: str, alive: Sequence[tuple[Prediction, dict[str, Range]]], domain: Domain) -> Axis:
+    possible = domain.get(package, ALL)
+    assert possible is not None  # else no prediction that asks for it is alive
+    return Axis(package, possible, tuple(pieces(possible, [left[package] for _, left in alive if package in left])))
+
+
+def unreachable(issue: KnownIssue) -> list[Prediction]:
+    """Predictions that never decide, because earlier ones apply wherever they would."""
+    reached = {
+        id(prediction)
+        for subject in {prediction.subject for prediction in issue.predictions}
+        for strategy in (*issue.labels(), *_examples(issue))
+        for prediction in regions(issue, subject, strategy, {}).predicted.values()
+    }
+    return [prediction for prediction in issue.predictions if id(prediction) not in reached]
+
+
+def _examples(issue: KnownIssue) -> list[str]:
+    """Variants that the patterns of an entry without a list of strategies mean: ``zero3-any`` for ``zero3-*``."""
+    if issue.strategies:
+        return []
+    patterns = {pattern for prediction in issue.predictions for pattern in prediction.strategies}
+    return [pattern.replace("*", "any").replace("?", "x") for pattern in patterns]

@@ -1,0 +1,129 @@
+"""Cures of GRPO's evaluation: that it runs, that its loss is whole, and that its metrics are its own.
+
+``grpo-evaluate``: trl 0.14.0 has no ``prediction_step``, and Transformers' own takes the prompts for tensors: ``'list'
+object has no attribute 'get'``.
+
+``grpo-eval-metrics`` (trl 3337): trl 0.14.0 to 0.15.2 keep the metrics of training and evaluation in one place, and trl
+0.16.0 to 0.17.0 tell them apart by whether an evaluation is due. Rewards and KL of one are then averaged with those of
+the other, and an ``evaluate()`` that the training did not ask for logs none, and takes its completions out of the
+training's buffer.
+
+``grpo-eval-accumulation`` (trl 4010, 4669): trl 0.22.0 to 0.27.2 divide the loss by the number of accumulated gradients
+in evaluation as well: too small an ``eval_loss``, and before training ``'GRPOTrainer' object has no attribute
+'current_gradient_accumulation_steps'``.
+
+Imports torch, and of this package ``_upstream``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pytest_trlcompat.trainers._upstream import class_uses, function_uses
+
+__all__ = ["EvaluationMixin"]
+
+_MISSING = object()
+
+
+class EvaluationMixin:
+    """Lets a subclass of ``trl.GRPOTrainer`` evaluate: at any time, the whole loss, and its own metrics.
+
+    Needless from trl 0.28.0 on, and in 0.18.0 to 0.21.0. It knows by the methods that TRL defines, by the shape of its
+    metrics and by the names that its code uses.
+    """
+
+    _metrics: Any
+    control: Any
+    model: Any
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        upstream: Any = super()
+        with self._own_metrics(), self._whole_loss():
+            return upstream.evaluate(*args, **kwargs)
+
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> Any:
+        upstream: Any = super()
+        if not upstream.prediction_step.__func__.__module__.startswith("transformers."):
+            return upstream.prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        trainer: Any = self
+        inputs = trainer._prepare_inputs(inputs)
+        with torch.no_grad(), trainer.compute_loss_context_manager():
+            loss = trainer.compute_loss(model, inputs)
+        return loss.mean().detach(), None, None
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        upstream: Any = super()
+        with self._mode(evaluating=not self.model.training):
+            return upstream._prepare_inputs(inputs)
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        upstream: Any = super()
+        with self._mode(evaluating=not self.model.training):
+            return upstream.compute_loss(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        upstream: Any = super()
+        evaluating = next(iter(logs), "").startswith("eval_")
+        if evaluating and self._is_flat() and not function_uses(upstream.log, "startswith"):
+            # trl 0.14.0 would log them under the names of training.
+            self._metrics = defaultdict(list, {f"eval_{name}": values for name, values in self._metrics.items()})
+        with self._mode(evaluating):
+            upstream.log(logs, *args, **kwargs)
+
+    @contextmanager
+    def _own_metrics(self) -> Iterator[None]:
+        """Keep what training has gathered since its last log out of an evaluation's metrics."""
+        if not self._is_flat():
+            yield
+            return
+        pending, self._metrics = self._metrics, defaultdict(list)
+        try:
+            yield
+        finally:
+            self._metrics = pending
+
+    @contextmanager
+    def _whole_loss(self) -> Iterator[None]:
+        """Let nothing be accumulated while an evaluation lasts."""
+        before = getattr(self, "current_gradient_accumulation_steps", _MISSING)
+        self.current_gradient_accumulation_steps: Any = 1
+        try:
+            yield
+        finally:
+            if before is _MISSING:
+                del self.current_gradient_accumulation_steps
+            else:
+                self.current_gradient_accumulation_steps = before
+
+    @contextmanager
+    def _mode(self, evaluating: bool) -> Iterator[None]:
+        """Show trl 0.16 and 0.17 an evaluation that is due if, and only if, one is running."""
+        cls: Any = type(self)
+        if self.control.should_evaluate == evaluating or not _asks_what_is_due(cls):
+            yield
+            return
+        self.control.should_evaluate = evaluating
+        try:
+            yield
+        finally:
+            if self.control.should_evaluate == evaluating:  # no callback has decided otherwise meanwhile
+                self.control.should_evaluate = not evaluating
+
+    def _is_flat(self) -> bool:
+        """Whether TRL keeps all metrics in one place; later releases keep one for each mode."""
+        return "train" not in self._metrics
+
+
+@functools.cache
+def _asks_what_is_due(cls: type) -> bool:
+    """Whether a trainer's class takes an evaluation that is due for one that runs; Transformers' own may ask."""
+    return class_uses(cls, "should_evaluate", but=("transformers.",))

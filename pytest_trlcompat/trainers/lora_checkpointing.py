@@ -1,0 +1,87 @@
+"""Cure of ``grpo-lora-checkpointing`` (trl 3150, 3089): gradients for adapters under reentrant checkpointing.
+
+Reentrant gradient checkpointing gives a layer gradients only if its input requires one. Where the model beneath the
+adapters is frozen, embeddings included, it does not: training ends in ``element 0 of tensors does not require grad and
+does not have a grad_fn``, or, where the output head learns as well, goes on without an error and leaves every adapter
+as it was. trl 0.14.0 to 0.15.2 do not ask the embeddings' output to require gradients, as later releases do.
+
+The first of these errors came back with trl 0.22.0 for ``use_reentrant=False``: to generate, TRL turns checkpointing
+off, and then on again without the keywords that it was given, which makes it reentrant in every step.
+
+Imports nothing of the stack, and of this package ``_upstream``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pytest_trlcompat.trainers._upstream import replaced
+
+__all__ = ["LoraCheckpointingMixin", "checkpointing_keywords", "input_gradients_are_on", "trains_adapters"]
+
+
+def trains_adapters(model: Any) -> bool:
+    """Whether ``model`` is a ``PeftModel``."""
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
+def input_gradients_are_on(model: Any) -> bool:
+    """Whether ``enable_input_require_grads`` was called on ``model``: its embeddings carry the hook of Transformers."""
+    embeddings = model.get_input_embeddings()
+    return any("require_grads" in getattr(hook, "__qualname__", "") for hook in embeddings._forward_hooks.values())
+
+
+def checkpointing_keywords(model: Any) -> dict[str, Any] | None:
+    """The keywords that the layers of ``model`` checkpoint with, or ``None`` where no layer does."""
+    for module in model.modules():
+        function = getattr(module, "_gradient_checkpointing_func", None)
+        if function is not None and getattr(module, "gradient_checkpointing", False):
+            return dict(getattr(function, "keywords", {}))
+    return None
+
+
+class LoraCheckpointingMixin:
+    """Lets a subclass of ``trl.GRPOTrainer`` train adapters with gradient checkpointing (trl 3150, 3089).
+
+    Needless in trl 0.16.0 to 0.21.0, and from 0.26.0 on. It knows by the hook that ``enable_input_require_grads``
+    leaves on the embeddings, and by the keywords that the layers have after generation. Where the hook is there already
+    or checkpointing is not reentrant, and where the keywords are as they were, nothing is changed.
+    """
+
+    args: Any
+    model: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if (
+            self.args.gradient_checkpointing
+            and trains_adapters(self.model)
+            and _is_reentrant(self.args)
+            and not input_gradients_are_on(self.model)
+        ):
+            self.model.enable_input_require_grads()
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        upstream: Any = super()
+        with replaced("unwrap_model_for_generation", _keeping_keywords):
+            return upstream._prepare_inputs(inputs)
+
+
+def _keeping_keywords(unwrap: Callable[..., Any]) -> Callable[..., Any]:
+    @contextmanager
+    def unwrap_model_for_generation(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        model = args[0] if args else kwargs["model"]
+        before = checkpointing_keywords(model)
+        with unwrap(*args, **kwargs) as unwrapped:
+            yield unwrapped
+        if before is not None and checkpointing_keywords(model) not in (None, before):
+            unwrapped.gradient_checkpointing_enable(gradient_checkpointing_kwargs=before)
+
+    return unwrap_model_for_generation
+
+
+def _is_reentrant(args: Any) -> bool:
+    # Transformers 4 checkpoints so unless told otherwise.
+    return bool((args.gradient_checkpointing_kwargs or {}).get("use_reentrant", True))

@@ -1,0 +1,36 @@
+"""Cure of ``grpo-train-sampler``: a sampler for each Transformers, whether or not it passes the data set.
+
+From 4.52.1 on Transformers calls ``_get_train_sampler(train_dataset)``. trl 0.15 and 0.16 define that method without an
+argument, and their training ends before it begins: ``GRPOTrainer._get_train_sampler() takes 1 positional argument but
+2 were given``.
+
+Imports nothing of the stack.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+__all__ = ["TrainSamplerMixin"]
+
+
+class TrainSamplerMixin:
+    """Lets a subclass of ``trl.GRPOTrainer`` be asked for its sampler with and without the data set.
+
+    Needless from trl 0.17.0 on, and with Transformers before 4.52.1. It knows by the signature of TRL's method.
+    """
+
+    train_dataset: Any
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        upstream: Any = super()
+        method = upstream._get_train_sampler
+        if (args or kwargs) and not _takes_a_dataset(method):
+            # TRL's method samples from the trainer's own data set, of which Transformers may have dropped columns.
+            return method()
+        return method(*args, **kwargs)
+
+
+def _takes_a_dataset(method: Any) -> bool:
+    return bool(inspect.signature(method).parameters)

@@ -1,0 +1,135 @@
+"""Cure of ``grpo-zero3-optimizer`` (trl 2782): generation under ZeRO-3 with DeepSpeed's hooks lifted, whoever asks.
+
+To generate, TRL gathers the parameters once and takes DeepSpeed's hooks off the modules, which would partition and
+gather them again for every token. The hooks belong to the engine's optimizer, and TRL looks for it on whatever it is
+given. Given the bare module, trl 0.12 to 0.14.0 end in ``object has no attribute 'optimizer'``, and later releases
+leave every hook in place without a word. Their GRPO trainer gives them the bare module in ``evaluate()`` of 0.14.0 and
+always in 0.15.
+
+Imports DeepSpeed only where it is in use, and of this package ``_upstream`` and ``deepspeed_hooks``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
+from typing import Any
+
+from pytest_trlcompat.trainers._upstream import replaced
+from pytest_trlcompat.trainers.deepspeed_hooks import hooks_added_by_any_name
+
+__all__ = ["ZeRO3GenerationMixin", "engine_of", "unwrap_model_for_generation"]
+
+
+def engine_of(model: Any, accelerator: Any) -> Any:
+    """The DeepSpeed engine that trains ``model``; ``model`` itself where it is one, or where there is none."""
+    if hasattr(model, "optimizer"):
+        return model
+    wrapper = getattr(accelerator, "deepspeed_engine_wrapped", None)
+    engine = getattr(wrapper, "engine", None)
+    return engine if engine is not None and engine.module is model else model
+
+
+@contextmanager
+def unwrap_model_for_generation(model: Any, accelerator: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    """``trl.models.utils.unwrap_model_for_generation``, right for a bare module and with every DeepSpeed.
+
+    Takes what TRL's takes and yields what it yields. Under ZeRO-3 DeepSpeed's hooks are off while the context lasts,
+    and back afterwards, also when generation has failed.
+    """
+    upstream = import_module("trl.models.utils").unwrap_model_for_generation
+    unwrap = _right_for_bare_modules(upstream)
+    with hooks_added_by_any_name(), unwrap(model, accelerator, *args, **kwargs) as unwrapped:
+        yield unwrapped
+
+
+class ZeRO3GenerationMixin:
+    """Lets a subclass of ``trl.GRPOTrainer`` generate under ZeRO-3 without DeepSpeed's hooks (trl 2782).
+
+    Needless from trl 0.16.0 on, whose trainer passes the engine. It knows by looking at what TRL passes; where that is
+    the engine, all that is left to do is to put the hooks back when generation fails, and to drop DeepSpeed's record of
+    the order of modules, as TRL does itself from 1.5 on.
+    """
+
+    accelerator: Any
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        with self._hooks_lifted_in_generation():  # trl 0.15.0 and later generate here
+            upstream: Any = super()
+            return upstream._prepare_inputs(inputs)
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        with self._hooks_lifted_in_generation():  # trl 0.14.0 generates here
+            upstream: Any = super()
+            return upstream.compute_loss(*args, **kwargs)
+
+    def _hooks_lifted_in_generation(self) -> AbstractContextManager[None]:
+        needed = _is_zero3(self.accelerator)
+        return replaced("unwrap_model_for_generation", _right_for_bare_modules) if needed else nullcontext()
+
+
+def _right_for_bare_modules(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    @contextmanager
+    def unwrap(model: Any, accelerator: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        if not _is_zero3(accelerator):
+            with upstream(model, accelerator, *args, **kwargs) as unwrapped:
+                yield unwrapped
+            return
+        engine = engine_of(model, accelerator)
+        with _hooks_restored(engine), _nothing_to_lift(engine), upstream(engine, accelerator, *args, **kwargs) as whole:
+            yield whole
+        _forget_trace(_offload(engine))
+
+    return unwrap
+
+
+@contextmanager
+def _hooks_restored(engine: Any) -> Iterator[None]:
+    """Put the hooks back when generation has failed, after which TRL does not."""
+    offload = _offload(engine)
+    lifted = offload is not None and bool(offload.forward_hooks)
+    try:
+        yield
+    except BaseException:
+        if lifted and not offload.forward_hooks:
+            import_module("trl.models.utils").add_hooks(engine)
+        raise
+
+
+@contextmanager
+def _nothing_to_lift(engine: Any) -> Iterator[None]:
+    """Let trl 0.14.0 gather the parameters of a module that no engine trains, and lift nothing."""
+    if hasattr(engine, "optimizer"):
+        yield
+        return
+    utils = import_module("trl.models.utils")
+    with replaced("remove_hooks", _doing_nothing, utils), replaced("add_hooks", _doing_nothing, utils):
+        yield
+
+
+def _forget_trace(offload: Any) -> None:
+    """Drop DeepSpeed's record of the order of modules.
+
+    Registering the hooks again numbers the modules anew, and DeepSpeed 0.16.3 then looks the old record up by the new
+    numbers: ``pop from an empty deque``.
+    """
+    coordinator = getattr(offload, "param_coordinator", None)
+    if coordinator is not None and not coordinator.is_invalid_trace():
+        coordinator._invalidate_trace()
+
+
+def _doing_nothing(_upstream: Callable[..., None]) -> Callable[..., None]:
+    return lambda model: None
+
+
+def _offload(engine: Any) -> Any:
+    """What holds an engine's hooks: its ZeRO-3 optimizer's offload, or, without an optimizer, the offload itself."""
+    optimizer = getattr(engine, "optimizer", None)
+    offload = getattr(optimizer, "parameter_offload", optimizer)
+    return offload if hasattr(offload, "forward_hooks") else None
+
+
+def _is_zero3(accelerator: Any) -> bool:
+    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
+    return plugin is not None and plugin.zero_stage == 3

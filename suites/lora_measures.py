@@ -1,0 +1,152 @@
+"""GRPO with LoRA and gradient checkpointing, measured inside a rank: which parameters learn, as plain numbers.
+
+Imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import grpo, grpo_training_measures
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["VARIANTS", "lora_trainings"]
+
+DEFAULT = {"gradient_checkpointing": True}
+REENTRANT = {**DEFAULT, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+NOT_REENTRANT = {**DEFAULT, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+# Strategy label -> variants that are judged together, each against the one of its group without checkpointing.
+VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "single": {
+        "model": {"passed": "model"},
+        "model, default": {"passed": "model", **DEFAULT},
+        "model, reentrant": {"passed": "model", **REENTRANT},
+        "config": {"passed": "config"},
+        "config, default": {"passed": "config", **DEFAULT},
+        "config, reentrant": {"passed": "config", **REENTRANT},
+        "bf16": {"passed": "config", "bf16": True},
+        "bf16, default": {"passed": "config", "bf16": True, **DEFAULT},
+    },
+    "single-not_reentrant": {
+        "model": {"passed": "model"},
+        "model, not reentrant": {"passed": "model", **NOT_REENTRANT},
+        "config": {"passed": "config"},
+        "config, not reentrant": {"passed": "config", **NOT_REENTRANT},
+    },
+    "single-head": {
+        "config": {"passed": "config", "head": True},
+        "config, default": {"passed": "config", "head": True, **DEFAULT},
+    },
+    "zero2": {
+        "model": {"passed": "model"},
+        "model, default": {"passed": "model", **DEFAULT},
+        "config": {"passed": "config"},
+        "config, default": {"passed": "config", **DEFAULT},
+    },
+    "zero3": {
+        "config": {"passed": "config"},
+        "config, default": {"passed": "config", **DEFAULT},
+        "model": {"passed": "model"},
+        "model, default": {"passed": "model", **DEFAULT},
+    },
+}
+_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def lora_trainings(subject: str, model: TinyModel, variants: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Train an adapter once for each variant, in one process.
+
+    Args:
+        variants: by name; ``passed`` is ``"model"`` for a ready ``PeftModel`` or ``"config"`` for ``peft_config``,
+            ``head`` whether the output head learns as well, and the rest are settings of ``GRPOConfig``.
+
+    Returns:
+        By name what :func:`_train` measured, or ``{"failure": "..."}``.
+    """
+    grpo_training_measures.fix_completions(model.vocab_size)
+    results = {}
+    for name, variant in variants.items():
+        try:
+            results[name] = _train(subject, model, **variant)
+        except Exception as error:
+            results[name] = {"failure": f"{type(error).__name__}: {str(error)[:300]}"}
+    return results
+
+
+def _train(subject: str, model: TinyModel, passed: str, head: bool = False, **settings: Any) -> dict[str, Any]:
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(5)  # of the adapter's weights: the same in every variant
+    config = LoraConfig(
+        r=4,
+        lora_alpha=8,
+        target_modules=_TARGETS,
+        modules_to_save=["lm_head"] if head else None,
+        task_type="CAUSAL_LM",
+    )
+    arguments: dict[str, Any] = {"model": grpo.load_policy(model)}
+    if passed == "model":
+        arguments["model"] = get_peft_model(arguments["model"], config)
+    else:
+        arguments["peft_config"] = config
+    trainer = grpo.build_trainer(subject, model, arguments=arguments, **settings)
+    named = dict(trainer.model.named_parameters())
+    learning = [name for name, parameter in named.items() if parameter.requires_grad]
+    finite = _watch_gradients({name: named[name] for name in learning})
+    before = _whole(named)
+    trainer.train()
+    after = _whole(named)
+    moved = {name for name in named if not torch.equal(before[name], after[name])}
+    return {
+        "failure": None,
+        "trainable": len(learning),
+        "without_gradient": sorted(name for name in learning if finite[name] < grpo.STEPS),
+        "lora_b": sum("lora_B" in name for name in learning),
+        "lora_b_moved": sum("lora_B" in name and name in moved for name in learning),
+        "frozen": len(named) - len(learning),
+        "frozen_moved": sorted(name for name in moved if name not in learning),
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "grad_norm": [float(entry["grad_norm"]) for entry in trainer.state.log_history if "grad_norm" in entry],
+        "checkpointing": _checkpointing(trainer),
+        "weights": sum(float(after[name].double().abs().sum()) for name in learning),
+    }
+
+
+def _watch_gradients(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, int]:
+    """Counts, by name and as training goes on, the gradients that arrive and are finite."""
+    counts = dict.fromkeys(parameters, 0)
+
+    def watch(name: str, parameter: torch.nn.Parameter) -> None:
+        def count(gradient: torch.Tensor) -> None:
+            counts[name] += bool(gradient.isfinite().all())
+
+        parameter.register_hook(count)
+
+    for name, parameter in parameters.items():
+        watch(name, parameter)
+    return counts
+
+
+def _whole(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
+    """Copies of the parameters on the CPU; collective where ZeRO-3 has partitioned them."""
+    if any(hasattr(parameter, "ds_id") for parameter in parameters.values()):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(list(parameters.values())):
+            return {name: parameter.detach().cpu().clone() for name, parameter in parameters.items()}
+    return {name: parameter.detach().cpu().clone() for name, parameter in parameters.items()}
+
+
+def _checkpointing(trainer: Any) -> str:
+    """Whether layers recompute their activations, and how."""
+    for module in trainer.model.modules():
+        function = getattr(module, "_gradient_checkpointing_func", None)
+        if function is not None and getattr(module, "gradient_checkpointing", False):
+            return f"use_reentrant={getattr(function, 'keywords', {}).get('use_reentrant')}"
+    return "off"

@@ -1,0 +1,73 @@
+"""The cure of ``deepspeed-hook-registration``: either name, TRL's own way first, and a clear error for neither."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_trlcompat.trainers.deepspeed_hooks import DeepSpeedHooksMixin, _by_any_name, add_hooks
+
+NAMES = ("_register_deepspeed_module", "_register_hooks_recursively")
+
+
+def offload(name: str) -> Any:
+    registered: list[Any] = []
+    return SimpleNamespace(**{name: registered.append}, module="module", registered=registered)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hooks_are_added_by_the_name_that_is_there(name: str) -> None:
+    held = offload(name)
+    add_hooks(SimpleNamespace(optimizer=SimpleNamespace(parameter_offload=held)))
+    add_hooks(SimpleNamespace(optimizer=held))  # an engine for inference has no optimizer, but the offload
+    assert held.registered == ["module", "module"]
+
+
+def test_a_third_name_is_a_clear_error() -> None:
+    with pytest.raises(RuntimeError, match="SimpleNamespace has none of _register_deepspeed_module, _register_hooks"):
+        add_hooks(SimpleNamespace(optimizer=SimpleNamespace(module=None)))
+
+
+def test_trl_goes_first_and_other_errors_stay() -> None:
+    held = offload(NAMES[0])
+    engine = SimpleNamespace(optimizer=held)
+
+    def right(engine: Any) -> None:
+        held.registered.append("by trl")
+
+    def stale(engine: Any) -> None:
+        engine.optimizer._register_hooks_recursively(engine.optimizer.module)
+
+    def wrong(engine: Any) -> None:
+        engine.optimizer.something_else()
+
+    _by_any_name(right)(engine)
+    assert held.registered == ["by trl"]
+    _by_any_name(stale)(engine)
+    assert held.registered == ["by trl", "module"]
+    with pytest.raises(AttributeError, match="something_else"):
+        _by_any_name(wrong)(engine)
+
+
+def test_the_mixin_lends_trl_its_function_and_takes_it_back() -> None:
+    utils = pytest.importorskip("trl.models.utils")
+    upstream, seen = utils.add_hooks, []
+
+    class Base:
+        def _prepare_inputs(self, inputs: Any) -> Any:
+            seen.append(utils.add_hooks)
+            return inputs
+
+        def compute_loss(self, *args: Any) -> Any:
+            seen.append(utils.add_hooks)
+            return args
+
+    class Mine(DeepSpeedHooksMixin, Base):
+        pass
+
+    assert Mine()._prepare_inputs("inputs") == "inputs"
+    assert Mine().compute_loss("model", "inputs") == ("model", "inputs")
+    assert [function.__name__ for function in seen] == ["add_hooks_by_any_name"] * 2
+    assert utils.add_hooks is upstream

@@ -1,0 +1,154 @@
+"""The room ``boundaries``: where verdicts change, and which cells measured either side."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_trlcompat import catalog
+from pytest_trlcompat.boundaries import Boundary, Measured, boundaries, measure, unmeasured
+from pytest_trlcompat.catalog import Catalog, KnownIssue, Prediction
+from pytest_trlcompat.evidence import Evidence, MeasuredCell
+from pytest_trlcompat.verdict import Verdict
+
+
+def predict(verdict: str, strategies: tuple[str, ...] = (), subject: str = "upstream", **when: str) -> Prediction:
+    return Prediction(Verdict(verdict), subject, when, strategies, "because")
+
+
+def issue(*predictions: Prediction, strategies: tuple[str, ...] = ("single",)) -> KnownIssue:
+    return KnownIssue("one", "t", "w", "r", (), "s", "", "", (), predictions, strategies)
+
+
+def cell(verdict: str, strategy: str = "single", subject: str = "upstream", **versions: str) -> MeasuredCell:
+    name = "-".join(f"{package}{version}" for package, version in versions.items())
+    return MeasuredCell(name, versions, {("one", subject, strategy): Verdict(verdict)})
+
+
+SIMPLE = issue(predict("broken", trl=">=0.14,<0.18"), predict("ok", trl=">=0.18"))
+LOGITS = issue(
+    predict("ok", trl="<0.15", transformers="<4.52"),
+    predict("silent", trl="<0.15"),
+    predict("wasteful", transformers="<4.49"),
+    predict("ok"),
+)
+
+
+def only(entry: KnownIssue) -> Boundary:
+    (boundary,) = boundaries(entry)
+    return boundary
+
+
+def test_a_boundary_is_between_two_predicted_verdicts() -> None:
+    boundary = only(SIMPLE)
+    assert (boundary.package, boundary.bound) == ("trl", ">=0.18")
+    assert (boundary.below, boundary.above) == (Verdict.BROKEN, Verdict.OK)
+    # Below 0.14 nothing is predicted, so nothing is claimed there.
+    assert boundary.describe() == "one, upstream, single: broken becomes ok at trl >=0.18"
+
+
+def test_the_other_packages_are_held() -> None:
+    assert [boundary.describe() for boundary in boundaries(LOGITS)] == [
+        "one, upstream, single: wasteful becomes ok at transformers >=4.49 with trl >=0.15",
+        "one, upstream, single: ok becomes silent at transformers >=4.52 with trl <0.15",
+        "one, upstream, single: ok becomes wasteful at trl >=0.15 with transformers <4.49",
+        "one, upstream, single: silent becomes ok at trl >=0.15 with transformers >=4.52",
+    ]
+
+
+def test_strategies_that_change_alike_are_told_together() -> None:
+    entry = issue(
+        predict("ok", ("fsdp2",), trl=">=0.29"),
+        predict("ok", ("fsdp1*",), trl=">=0.18"),
+        predict("broken"),
+        strategies=("fsdp1", "fsdp1-no_shard", "fsdp2"),
+    )
+    assert [boundary.describe() for boundary in boundaries(entry)] == [
+        "one, upstream, fsdp1, fsdp1-no_shard: broken becomes ok at trl >=0.18",
+        "one, upstream, fsdp2: broken becomes ok at trl >=0.29",
+    ]
+
+
+def test_the_corrected_trainer_is_ok_where_nothing_is_said() -> None:
+    entry = issue(predict("absent", subject="corrected", accelerate="<1.6"))
+    assert only(entry).describe() == "one, corrected, single: absent becomes ok at accelerate >=1.6"
+
+
+def test_a_bound_may_lie_just_after_a_version() -> None:
+    assert only(issue(predict("broken", trl="<=0.18.2"), predict("ok"))).bound == ">0.18.2"
+
+
+@pytest.mark.parametrize(
+    ("cells", "below", "above"),
+    [
+        ([], None, None),
+        ([cell("broken", trl="0.17.0")], "0.17.0", None),
+        ([cell("broken", trl="0.15.2"), cell("broken", trl="0.17.0"), cell("ok", trl="1.0")], "0.17.0", "1.0"),
+        ([cell("ok", trl="0.18.2"), cell("ok", trl="0.18.0")], None, "0.18.0"),
+        # The wrong verdict, subject or strategy measures nothing; nor does a cell without the package.
+        ([cell("silent", trl="0.17.0"), cell("ok", "zero3", trl="0.18.0")], None, None),
+        ([cell("ok", subject="corrected", trl="0.18.0"), cell("ok", transformers="4.49")], None, None),
+        # Outside of what is predicted.
+        ([cell("broken", trl="0.13.0")], None, None),
+    ],
+)
+def test_a_side_is_measured_by_the_nearest_cell_that_gave_its_verdict(
+    cells: list[MeasuredCell], below: str | None, above: str | None
+) -> None:
+    found = measure(only(SIMPLE), Evidence("", tuple(cells)))
+    assert (found.below and found.below.version, found.above and found.above.version) == (below, above)
+    assert found.both is (below is not None and above is not None)
+
+
+def test_a_cell_measures_a_boundary_only_where_its_other_packages_are_held() -> None:
+    inside = cell("wasteful", trl="0.15.2", transformers="4.48.3")
+    outside = cell("ok", trl="0.14.0", transformers="4.49.0")
+    boundary = boundaries(LOGITS)[0]
+    found = measure(boundary, Evidence("", (inside, outside)))
+    assert found.below is not None
+    assert found.below.cells == ("trl0.15.2-transformers4.48.3",)
+    assert found.above is None
+
+
+def test_beyond_another_change_the_same_verdict_measures_nothing() -> None:
+    again = issue(
+        predict("broken", trl="<0.15"),
+        predict("ok", trl="<0.18"),
+        predict("broken", trl="<0.29"),
+        predict("ok"),
+    )
+    last = boundaries(again)[-1]
+    assert last.bound == ">=0.29"
+    assert measure(last, Evidence("", (cell("broken", trl="0.14.0"),))).below is None
+    assert measure(last, Evidence("", (cell("broken", trl="0.18.0"),))).below is not None
+
+
+def test_how_tight_is_told_where_the_releases_are_known() -> None:
+    evidence = Evidence("", (cell("broken", trl="0.16.0"), cell("ok", trl="0.18.2")))
+    releases = {"trl": ["0.15.2", "0.16.0", "0.16.1", "0.17.0", "0.18.0rc1", "0.18.0", "0.18.2", "0.19.0"]}
+    assert measure(only(SIMPLE), evidence).between is None
+    loose = measure(only(SIMPLE), evidence, releases)
+    assert loose.between == ("0.16.1", "0.17.0", "0.18.0")
+    assert loose.describe() == (
+        "one, upstream, single: broken becomes ok at trl >=0.18: measured below on trl0.16.0, measured above on "
+        "trl0.18.2; 3 releases between them"
+    )
+    tight = Evidence("", (cell("broken", trl="0.17.0"), cell("ok", trl="0.18.0")))
+    assert measure(only(SIMPLE), tight, releases).describe().endswith("; no release between them")
+
+
+def test_what_is_not_measured_says_so() -> None:
+    (found,) = unmeasured(Catalog(one=SIMPLE), Evidence("", (cell("ok", trl="0.18.0"),)))
+    assert isinstance(found, Measured)
+    assert found.describe().endswith(": not measured below, measured above on trl0.18.0")
+    both = Evidence("", (cell("ok", trl="0.18.0"), cell("broken", trl="0.17.0")))
+    assert unmeasured(Catalog(one=SIMPLE), both) == []
+
+
+def test_the_boundaries_of_the_catalogue_are_those_that_it_states() -> None:
+    told = [boundary.describe() for boundary in boundaries(catalog.load()["grpo-logits-to-keep"])]
+    assert told == [
+        "grpo-logits-to-keep, upstream, every strategy: wasteful becomes ok at transformers >=4.49 with trl >=0.15",
+        "grpo-logits-to-keep, upstream, every strategy: ok becomes silent at transformers >=4.52 with trl >=0.14,<0.15",
+        "grpo-logits-to-keep, upstream, every strategy: ok becomes wasteful at trl >=0.15 with transformers <4.49",
+        "grpo-logits-to-keep, upstream, every strategy: silent becomes ok at trl >=0.15 with transformers >=4.52",
+    ]

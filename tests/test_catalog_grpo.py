@@ -1,0 +1,50 @@
+"""What the catalogue predicts for GRPO under DeepSpeed, in evaluation and with adapters, where it was measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_trlcompat import catalog
+
+OLDEST = {"trl": "0.14.0", "transformers": "4.48.3", "deepspeed": "0.16.3"}
+OLD_TRL_NEW_DEEPSPEED = {"trl": "0.14.0", "transformers": "4.52.4", "deepspeed": "0.16.9"}
+BARE_MODULE = {"trl": "0.15.2", "transformers": "4.49.0", "deepspeed": "0.16.4"}
+SAMPLER = {"trl": "0.16.1", "transformers": "4.52.4", "deepspeed": "0.16.9"}
+ACCUMULATION = {"trl": "0.22.2", "transformers": "4.56.2", "deepspeed": "0.17.5"}
+NEWEST = {"trl": "1.16.0", "transformers": "5.23.0", "deepspeed": "0.19.8"}
+
+
+@pytest.mark.parametrize(
+    ("issue", "strategy", "expected"),
+    [
+        # OLDEST, OLD_TRL_NEW_DEEPSPEED, BARE_MODULE, SAMPLER, ACCUMULATION, NEWEST
+        ("grpo-zero3-optimizer", "zero3", "error error wasteful error ok ok"),
+        ("grpo-zero3-optimizer", "zero3-direct", "broken broken wasteful error wasteful wasteful"),
+        ("grpo-zero3-optimizer", "zero3-resume", "ok error ok error ok ok"),
+        ("deepspeed-hook-registration", "zero3", "ok broken ok error ok ok"),
+        ("deepspeed-hook-registration", "zero3-direct", "ok broken broken ok ok ok"),
+        ("deepspeed-evaluate-before-train", "zero3", "broken error broken error broken broken"),
+        ("grpo-train-sampler", "single", "ok ok ok broken ok ok"),
+        ("grpo-evaluate", "single", "broken broken ok error ok ok"),
+        ("grpo-eval-metrics", "single", "error error silent error ok ok"),
+        ("grpo-eval-accumulation", "single", "error error ok error silent ok"),
+        ("grpo-eval-accumulation", "single-before_training", "error error ok ok broken ok"),
+        ("grpo-lora-checkpointing", "single", "broken broken broken error ok ok"),
+        ("grpo-lora-checkpointing", "single-not_reentrant", "ok ok ok error broken ok"),
+        ("grpo-lora-checkpointing", "single-head", "silent silent silent error ok ok"),
+        ("grpo-lora-checkpointing", "zero3", "broken error broken error error ok"),
+        ("deepspeed-empty-param-group", "zero2", "broken broken broken error broken ok"),
+    ],
+)
+def test_predictions_are_what_was_measured(issue: str, strategy: str, expected: str) -> None:
+    cells = (OLDEST, OLD_TRL_NEW_DEEPSPEED, BARE_MODULE, SAMPLER, ACCUMULATION, NEWEST)
+    known = catalog.load().get_issue(issue)
+    found = [known.predict("upstream", strategy, {**cell, "torch": "2.13.0"}) for cell in cells]
+    assert " ".join(str(one and one.verdict) for one in found) == expected
+
+
+@pytest.mark.parametrize("issue", [name for name in catalog.load() if name.startswith(("grpo-e", "deepspeed-"))])
+def test_the_corrected_trainer_is_predicted_to_be_right(issue: str) -> None:
+    prediction = catalog.load()[issue].predict("corrected", "zero3", OLDEST)
+    assert prediction is not None
+    assert str(prediction.verdict) == "ok"

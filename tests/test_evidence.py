@@ -1,0 +1,95 @@
+"""The room ``evidence``: what a sweep leaves for those who run nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_trlcompat import catalog, evidence
+from pytest_trlcompat.evidence import Evidence, EvidenceError, MeasuredCell
+from pytest_trlcompat.stack import PACKAGES
+from pytest_trlcompat.verdict import Verdict
+
+CELL = MeasuredCell(
+    "trl0.15.2-tf4.48.3",
+    {"trl": "0.15.2", "transformers": "4.48.3"},
+    {("a", "upstream", "zero3"): Verdict.SILENT, ("a", "corrected", "zero3"): Verdict.OK},
+    "2025-02-28",
+)
+
+
+def test_evidence_comes_back_as_it_was_written_one_line_a_cell() -> None:
+    written = Evidence("2026-11-21", (CELL, CELL))
+    text = written.to_json()
+    assert Evidence.from_json(text) == written
+    assert len(text.splitlines()) == 4
+    assert '"verdicts": {"a": {"upstream": {"zero3": "silent"}, "corrected": {"zero3": "ok"}}}' in text
+
+
+def test_only_the_packages_of_the_stack_are_kept_in_their_order() -> None:
+    cell = MeasuredCell("c", {"trl": "1.0", "aiohttp": "3", "torch": "2.13.0"}, {})
+    (kept,) = Evidence.from_json(Evidence("", (cell,)).to_json()).cells
+    assert list(kept.versions.items()) == [("torch", "2.13.0"), ("trl", "1.0")]
+
+
+def test_strategies_are_those_that_some_cell_was_asked_about() -> None:
+    found = Evidence("", (CELL,))
+    assert found.strategies("a") == ["zero3"]
+    assert found.strategies("b") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "not the evidence of a sweep"),
+        ("[]", "not the evidence of a sweep"),
+        ('{"schema": 2, "date": "", "cells": []}', "schema 1 was expected, 2 was found"),
+        ('{"schema": 1, "date": "", "cells": [{"id": "a"}]}', "not the evidence of a sweep"),
+        (Evidence("", (CELL,)).to_json().replace("silent", "loud"), "not the evidence of a sweep .*loud"),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "evidence.json"
+    path.write_text(text)
+    with pytest.raises(EvidenceError, match=reason) as caught:
+        evidence.load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert str(caught.value).endswith("; make it again with: nox -s report -- --publish")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EvidenceError, match="No such file"):
+        evidence.load(tmp_path / "nowhere.json")
+
+
+def test_the_published_evidence_is_of_known_issues_and_whole_stacks() -> None:
+    published = evidence.published()
+    assert published.date >= "2026-11-21"
+    assert published.cells
+    for cell in published.cells:
+        assert tuple(cell.versions) == PACKAGES, cell.id
+        assert {issue for issue, _, _ in cell.verdicts} <= set(catalog.load()), cell.id
+
+
+def test_what_was_published_is_what_the_catalogue_predicts() -> None:
+    for cell in evidence.published().cells:
+        for (issue, subject, strategy), verdict in cell.verdicts.items():
+            if subject == "corrected" and verdict is Verdict.ABSENT:
+                continue  # passes as well as ok does
+            predicted = catalog.load()[issue].predict(subject, strategy, cell.versions)
+            assert predicted is None or predicted.verdict is verdict, (cell.id, issue, subject, strategy)
+
+
+def test_an_entry_that_shows_only_when_ranks_share_a_model_says_so() -> None:
+    """Else the doctor takes it for one that shows under every strategy."""
+    for issue in catalog.load().values():
+        measured = sorted({catalog.kind(strategy) for strategy in evidence.published().strategies(issue.id)})
+        silent = not issue.strategies and measured and "single" not in measured
+        assert not silent, f"{issue.id} was measured under {', '.join(measured)} alone: list its strategies"
+
+
+def test_a_list_of_strategies_names_all_that_were_measured() -> None:
+    for issue in catalog.load().values():
+        if issue.strategies:
+            assert set(evidence.published().strategies(issue.id)) <= set(issue.strategies), issue.id

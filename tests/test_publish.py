@@ -1,0 +1,195 @@
+"""The room ``matrix.publish``: from a sweep's report to the evidence that ships and the page that people read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pytest_trlcompat import catalog, evidence
+from pytest_trlcompat.catalog import Catalog
+from pytest_trlcompat.matrix import report_pages
+from pytest_trlcompat.matrix.environments import Environment
+from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.publish import publish
+from pytest_trlcompat.matrix.report import Report, gather, main
+from pytest_trlcompat.matrix.sessions import Workshop
+from pytest_trlcompat.matrix.sweep import Sidecar, Sweep
+from pytest_trlcompat.verdict import Record, Verdict, append_record
+
+LOCK = {
+    "accelerate": "1.4.0",
+    "aiohttp": "3.11.12",
+    "datasets": "3.3.2",
+    "deepspeed": "0.16.4",
+    "peft": "0.14.0",
+    "torch": "2.13.0",
+    "transformers": "4.48.3",
+    "trl": "0.15.2",
+}
+OLD = Sidecar("trl0.15.2-tf4.48.3", {"trl": "0.15.2", "transformers": "4.48.3"}, "tested", "s", LOCK, "2025-02-28")
+NEW = dataclasses.replace(
+    OLD,
+    id="trl0.15.2-tf4.49.0",
+    pins={"trl": "0.15.2", "transformers": "4.49.0"},
+    lock={**LOCK, "transformers": "4.49.0"},
+)
+UNBUILT = Sidecar("trl9.9.9", {"trl": "9.9.9"}, "untestable", "s", reason="there is no such version")
+
+WASTEFUL = Record("grpo-logits-to-keep", "upstream", "single", Verdict.WASTEFUL, Verdict.WASTEFUL)
+CURED = Record("grpo-logits-to-keep", "corrected", "single", Verdict.OK, Verdict.OK)
+FINE = dataclasses.replace(WASTEFUL, verdict=Verdict.OK, expected=Verdict.OK)
+SURPRISE = dataclasses.replace(WASTEFUL, verdict=Verdict.SILENT)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Layout:
+    """A checkout with the lock of one of two cells."""
+    layout = Layout(tmp_path)
+    layout.locks.mkdir(parents=True)
+    (layout.locks / f"{OLD.id}.txt").write_text("")
+    return layout
+
+
+def sweep(layout: Layout, *cells: tuple[Sidecar, tuple[Record, ...]]) -> Report:
+    for sidecar, records in cells:
+        path = layout.results / f"{sidecar.id}.cell.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(sidecar.to_json())
+        os.utime(path, (1_700_000_000, 1_700_000_000))  # 2023-11-14
+        for record in records:
+            append_record(layout.results / f"{sidecar.id}.jsonl", record)
+    return gather(layout.results)
+
+
+def test_the_evidence_has_versions_and_verdicts_of_the_measured_cells(checkout: Layout) -> None:
+    report = sweep(checkout, (OLD, (WASTEFUL, CURED)), (UNBUILT, ()))
+    assert publish(report, checkout) == [checkout.evidence, checkout.page]
+    found = evidence.load(checkout.evidence)
+    assert found.date == "2023-11-14"
+    (cell,) = found.cells
+    assert cell.id == OLD.id
+    assert cell.date == "2025-02-28"
+    assert cell.versions == {package: version for package, version in LOCK.items() if package != "aiohttp"}
+    assert cell.verdicts == {WASTEFUL.key: Verdict.WASTEFUL, CURED.key: Verdict.OK}
+
+
+def test_the_page_says_what_bites_and_links_the_locks(checkout: Layout) -> None:
+    publish(sweep(checkout, (OLD, (WASTEFUL, CURED)), (NEW, (FINE, CURED)), (UNBUILT, ())), checkout)
+    lines = checkout.page.read_text().splitlines()
+    assert lines[0] == "# Compatibility, as measured"
+    assert lines[2].startswith("Measured on 2023-11-14 with pytest-trlcompat ")
+    assert "3 cells, 4 verdicts" in lines[2]
+    stack = "2.13.0 | 1.4.0 | 0.16.4 | 0.14.0 | 3.3.2"
+    overview = lines[lines.index("## What bites where") + 6 :][:3]
+    assert overview == [
+        f"| [{OLD.id}](../fixtures/locks/{OLD.id}.txt) | 2025-02-28 | {stack} | "
+        "[grpo-logits-to-keep](#grpo-logits-to-keep): wasteful (single) | ok (1) |",
+        f"| {NEW.id} | 2025-02-28 | {stack} | nothing known | ok (1) |",
+        "| trl9.9.9 | - | - | - | - | - | - | untestable | - |",
+    ]
+    table = lines[lines.index("| cell | upstream single | corrected single |") :][:4]
+    assert table[1:] == ["| --- | --- | --- |", f"| {OLD.id} | **wasteful** | ok |", f"| {NEW.id} | ok | ok |"]
+    boundaries = lines[lines.index("## Boundaries") :]
+    assert (
+        "- grpo-logits-to-keep, upstream, every strategy: wasteful becomes ok at transformers >=4.49 with trl >=0.15: "
+        f"measured below on {OLD.id}, measured above on {NEW.id}"
+    ) in boundaries[: boundaries.index("### Boundaries not measured")]
+    assert len(boundaries[boundaries.index("### Boundaries not measured") + 2 :]) == 3
+
+
+def test_cells_that_follow_each_other_and_agree_share_a_row_of_an_issues_table(checkout: Layout) -> None:
+    other = dataclasses.replace(OLD, id="trl0.15.1-tf4.48.3", pins={"trl": "0.15.1", "transformers": "4.48.3"})
+    publish(sweep(checkout, (other, (WASTEFUL,)), (OLD, (WASTEFUL,)), (NEW, (FINE,))), checkout)
+    lines = checkout.page.read_text().splitlines()
+    assert lines[lines.index("| cell | upstream single |") + 2 :][:2] == [
+        f"| trl0.15.1-tf4.48.3 to {OLD.id}, 2 cells | **wasteful** |",
+        f"| {NEW.id} | ok |",
+    ]
+
+
+def test_links_of_the_page_lead_somewhere() -> None:
+    page = Layout(Path(__file__).resolve().parents[1]).page
+    text = page.read_text()
+    for target in re.findall(r"\]\((\.\./[^)]+)\)", text):
+        assert (page.parent / target).is_file(), target
+    headings = {line[3:] for line in text.splitlines() if line.startswith("## ")}
+    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings
+
+
+def test_a_sweep_with_a_surprise_or_a_gap_is_not_published(checkout: Layout) -> None:
+    report = sweep(checkout, (OLD, (SURPRISE,)))
+    with pytest.raises(MatrixError, match="not published: 1 verdicts are not as predicted, .*single is silent"):
+        publish(report, checkout)
+    cut_short = dataclasses.replace(OLD, state="interrupted")
+    with pytest.raises(MatrixError, match=f"not published: {OLD.id} was not finished; run it again"):
+        publish(sweep(checkout, (cut_short, (WASTEFUL,))), checkout)
+    assert not checkout.evidence.exists()
+    assert not checkout.page.exists()
+
+
+def test_the_program_publishes_when_asked(checkout: Layout, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep(checkout, (OLD, (WASTEFUL, CURED)))
+    assert main([str(checkout.results)]) == 0
+    assert not checkout.evidence.exists()
+    assert main([str(checkout.results), "--publish", str(checkout.root)]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        f"published: {checkout.evidence}",
+        f"published: {checkout.page}",
+    ]
+    assert checkout.evidence.is_file()
+    assert checkout.page.is_file()
+
+
+def test_pages_say_so_where_no_release_has_cured_an_issue(checkout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = sweep(checkout, (OLD, (WASTEFUL,)))
+    known = catalog.load()["grpo-logits-to-keep"]
+    for issue, text in (
+        (known, f"Needs no cure from {known.cured_in}."),
+        (dataclasses.replace(known, cured_in=""), "No release has cured it."),
+    ):
+        monkeypatch.setattr(catalog, "load", lambda issue=issue: Catalog({issue.id: issue}))
+        assert text in report_pages.markdown(report)
+        assert text in report_pages.html(report)
+
+
+@pytest.mark.parametrize(
+    ("asked", "rest"),
+    [
+        ([], []),
+        (["--publish"], ["--publish", "{root}"]),
+        (["--publish", "--sweep", "now"], ["--sweep", "now", "--publish", "{root}"]),
+    ],
+)
+def test_the_session_publishes_into_its_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], rest: list[str]
+) -> None:
+    root = Path(__file__).resolve().parents[1]
+    monkeypatch.setenv(Sweep.VARIABLE, "another")  # not the outermost nox, which would print a table at exit
+    workshop = Workshop(root)
+    monkeypatch.setattr(workshop, "tools", lambda name, requirements: Environment(tmp_path))
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    workshop.report(asked)
+    (command,) = commands
+    assert command[3:] == [str(root / "build" / "compat"), *(word.format(root=root) for word in rest)]
+
+
+def test_the_report_lists_the_boundaries_that_its_cells_leave_open(checkout: Layout) -> None:
+    sweep(checkout, (OLD, (WASTEFUL,)), (NEW, (FINE,)))
+    main([str(checkout.results)])
+    unmeasured = json.loads((checkout.results / "compat.json").read_text())["unmeasured"]
+    assert len(unmeasured) == 3
+    assert any("silent becomes ok at trl >=0.15 with transformers >=4.52: not measured below" in x for x in unmeasured)
+    assert not any("wasteful becomes ok" in line for line in unmeasured)
