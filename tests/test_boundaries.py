@@ -151,4 +151,5 @@ def test_the_boundaries_of_the_catalogue_are_those_that_it_states() -> None:
         "grpo-logits-to-keep, upstream, every strategy: ok becomes silent at transformers >=4.52 with trl >=0.14,<0.15",
         "grpo-logits-to-keep, upstream, every strategy: ok becomes wasteful at trl >=0.15 with transformers <4.49",
         "grpo-logits-to-keep, upstream, every strategy: silent becomes ok at trl >=0.15 with transformers >=4.52",
+        "grpo-logits-to-keep, upstream, single-neither: broken becomes ok at trl >=0.20",
     ]
