@@ -32,8 +32,6 @@ def life(subject: str, model: TinyModel, folder: Path) -> dict[str, Any]:
         the policy moved.
     """
     stages = _Stages(folder)
-    with stages("config"):
-        ppo.configure_after_grpo(subject)
     trainer = None
     with stages("construct"):
         trainer = _build(subject, model, folder, stages)
@@ -49,6 +47,8 @@ def life(subject: str, model: TinyModel, folder: Path) -> dict[str, Any]:
     if trainer.is_deepspeed_enabled and subject == "upstream":
         stages.save("workaround_gather", trainer, _gather_and_filter)
         stages.save("workaround_swap", trainer, _swap)
+    with stages("config"):  # last: a configuration changes how models are loaded after it
+        ppo.configure_after_grpo(subject)
     return {**stages.report(), "log": _log(trainer), **_moved(before, after)}
 
 
