@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Life", "PPOLives", "require_ppo", "saves_verdict"]
 
-KL_TOLERANCE = 1e-3
-"""Of the first step, where both models are equal. Seen are 0, but up to 4e-4 with Transformers 4.57 after a first save
-under ZeRO or FSDP, for both subjects, which nobody has explained yet; a moved policy shows 0.1 and more."""
+KL_TOLERANCE = 1e-5
+"""Of the first step, where both models are equal."""
 
 
 @dataclass

@@ -47,8 +47,9 @@ def life(subject: str, model: TinyModel, folder: Path) -> dict[str, Any]:
     if trainer.is_deepspeed_enabled and subject == "upstream":
         stages.save("workaround_gather", trainer, _gather_and_filter)
         stages.save("workaround_swap", trainer, _swap)
-    with stages("config"):  # last: a configuration changes how models are loaded after it
-        ppo.configure_after_grpo(subject)
+    if not (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):
+        with stages("config"):  # last, and not there: it resets what Accelerate knows of the strategy
+            ppo.configure_after_grpo(subject)
     return {**stages.report(), "log": _log(trainer), **_moved(before, after)}
 
 

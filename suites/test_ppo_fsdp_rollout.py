@@ -1,7 +1,7 @@
 """Known issue ``ppo-fsdp-rollout``: PPO generates, scores, trains and saves under FSDP1 and FSDP2.
 
-Right is: the first rollout's numbers are those of DistributedDataParallel, all steps are finite, the policy is sharded,
-and what a fresh process reads of each save is bitwise the gathered policy.
+Right is: the numbers of each step are those of DistributedDataParallel, the policy is sharded, and what a fresh process
+reads of each save is bitwise the gathered policy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.known_issue("ppo-fsdp-rollout")
 
 TOLERANCE = 1e-3
-"""Of what the first rollout logs, see ``KL_TOLERANCE``. Later steps are evidence; tests of the cure judge them."""
+"""Of every logged number. Seen are 0; the bug's own are errors, and a wrong gather shows 0.1 and more."""
 
 
 @pytest.mark.parametrize("strategy", ["fsdp1", "fsdp2"])
@@ -35,7 +35,7 @@ def test_training(strategy: str, subject: str, judge: Judge, ppo_lives: PPOLives
             return Finding(Verdict.BROKEN if known else Verdict.ERROR, failure)
         ppo_lives.read_back(subject, strategy)
         evidence = life.evidence(ppo_measures.SAVES) | _compare(life, ppo_lives(subject, "ddp"), strategy)
-        right = evidence["trained"] and evidence["sharded"] and evidence["rollout_difference_to_ddp"] <= TOLERANCE
+        right = evidence["trained"] and evidence["sharded"] and evidence["max_difference_to_ddp"] <= TOLERANCE
         saved = saves_verdict(life, ppo_measures.SAVES, judge.issue)
         return Finding(saved if right else Verdict.SILENT, evidence)
 
@@ -49,7 +49,6 @@ def _compare(life: Life, ddp: Life, strategy: str) -> dict[str, Any]:
     ]
     engine = life.engines[strategy]
     return {
-        "rollout_difference_to_ddp": max(value for key, value in differences[0].items() if "objective" in key),
         "max_difference_to_ddp": max(max(step.values()) for step in differences),
         "sharded": engine["local"] < engine["total"],
         "log": life.log,
