@@ -224,7 +224,7 @@ def load(path: Path = _CATALOG) -> Catalog:
     for position, entry in enumerate(raw.get("issue", []), 1):
         name = entry.get("id", f"number {position}")
         try:
-            issue = _issue(entry)
+            issue = _issue(entry, raw.get("absent", {}))
         except (KeyError, TypeError, ValueError, re.error) as error:
             reason = f"missing key {error}" if isinstance(error, KeyError) else str(error)
             raise CatalogError(f"{path}: issue {name}: {reason}") from error
@@ -234,14 +234,23 @@ def load(path: Path = _CATALOG) -> Catalog:
     return catalog
 
 
+def _absences(entry: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """The predictions for releases that have no such trainer, which come before all others."""
+    if entry is None:
+        return []
+    _known_keys(entry, {"when", "why"})
+    return [{"verdict": "absent", "subject": subject, **entry} for subject in SUBJECTS]
+
+
 _ISSUE_KEYS = {
     *("id", "title", "wrong", "remedy", "upstream", "suite", "cure", "cured_in", "symptom", "prediction"),
     *("strategies", "needs"),
 }
 
 
-def _issue(entry: Mapping[str, Any]) -> KnownIssue:
+def _issue(entry: Mapping[str, Any], absent: Mapping[str, Any]) -> KnownIssue:
     _known_keys(entry, _ISSUE_KEYS)
+    measured_with = "ppo" if entry["id"].startswith("ppo-") else "grpo"
     issue = KnownIssue(
         id=_line(entry, "id"),
         title=_line(entry, "title"),
@@ -252,7 +261,7 @@ def _issue(entry: Mapping[str, Any]) -> KnownIssue:
         cure=_line(entry, "cure", may_be_empty=True),
         cured_in=_line(entry, "cured_in", may_be_empty=True),
         symptoms=tuple(_symptom(raw) for raw in entry.get("symptom", [])),
-        predictions=tuple(_prediction(raw) for raw in entry["prediction"]),
+        predictions=tuple(_prediction(raw) for raw in [*_absences(absent.get(measured_with)), *entry["prediction"]]),
         strategies=_lines(entry, "strategies", default=()),
         needs=_lines(entry, "needs", default=()),
     )

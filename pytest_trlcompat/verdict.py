@@ -79,7 +79,9 @@ class Record:
 
     @property
     def as_predicted(self) -> bool:
-        return self.expected is None or self.verdict is self.expected
+        """Whether the verdict is the expected one; a corrected trainer may be absent wherever TRL's own is."""
+        absent = self.subject == "corrected" and self.verdict is Verdict.ABSENT
+        return self.expected is None or self.verdict is self.expected or absent
 
     def to_json(self) -> str:
         """One line without a line break; NaN and infinity are kept as strings so that the line stays valid JSON."""

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.known_issue("ppo-lr-scheduler-zip")
 def test_training(subject: str, judge: Judge, ppo_lives: PPOLives) -> None:
     def measure() -> Finding:
         life = ppo_lives(subject, "zero2")
-        failure = life.failure(["train"])
+        failure = life.failure(["construct_again", "train"])
         if failure is not None:
             known = judge.issue.shows((failure["type"],), failure["text"])
             return Finding(Verdict.BROKEN if known else Verdict.ERROR, failure)

@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from pytest_trlcompat.trainers.ppo import PPOTrainer as PPOTrainer
     from pytest_trlcompat.trainers.ppo_accelerator import PPOAcceleratorMixin
     from pytest_trlcompat.trainers.ppo_fsdp import PPOFSDPMixin
+    from pytest_trlcompat.trainers.ppo_newer_trainer import PPONewerTrainerMixin
     from pytest_trlcompat.trainers.ppo_save import PPOSaveMixin
     from pytest_trlcompat.trainers.sampling import SamplingMixin
     from pytest_trlcompat.trainers.token_normalizer import TokenNormalizerMixin
     from pytest_trlcompat.trainers.train_sampler import TrainSamplerMixin
+    from pytest_trlcompat.trainers.warnings_issued import WarningsIssuedMixin
     from pytest_trlcompat.trainers.zero3_generation import ZeRO3GenerationMixin
 
 # Without PPOTrainer and PPOConfig, which some releases have not: importing everything must not fail for that.
@@ -61,10 +63,12 @@ __all__ = [
     "OneDevicePerRankMixin",
     "PPOAcceleratorMixin",
     "PPOFSDPMixin",
+    "PPONewerTrainerMixin",
     "PPOSaveMixin",
     "SamplingMixin",
     "TokenNormalizerMixin",
     "TrainSamplerMixin",
+    "WarningsIssuedMixin",
     "ZeRO3GenerationMixin",
 ]
 
@@ -88,11 +92,13 @@ _MODULES = {
     "PPOAcceleratorMixin": "ppo_accelerator",
     "PPOConfig": "ppo",
     "PPOFSDPMixin": "ppo_fsdp",
+    "PPONewerTrainerMixin": "ppo_newer_trainer",
     "PPOSaveMixin": "ppo_save",
     "PPOTrainer": "ppo",
     "SamplingMixin": "sampling",
     "TokenNormalizerMixin": "token_normalizer",
     "TrainSamplerMixin": "train_sampler",
+    "WarningsIssuedMixin": "warnings_issued",
     "ZeRO3GenerationMixin": "zero3_generation",
 }
 

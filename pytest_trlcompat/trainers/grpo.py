@@ -24,6 +24,7 @@ from pytest_trlcompat.trainers.lora_checkpointing import LoraCheckpointingMixin
 from pytest_trlcompat.trainers.sampling import SamplingMixin
 from pytest_trlcompat.trainers.token_normalizer import TokenNormalizerMixin
 from pytest_trlcompat.trainers.train_sampler import TrainSamplerMixin
+from pytest_trlcompat.trainers.warnings_issued import WarningsIssuedMixin
 from pytest_trlcompat.trainers.zero3_generation import ZeRO3GenerationMixin
 
 __all__ = ["GRPOTrainer"]
@@ -48,6 +49,7 @@ class GRPOTrainer(
     FSDPGradientsMixin,
     FSDPSaveMixin,
     OneDevicePerRankMixin,
+    WarningsIssuedMixin,
     trl.GRPOTrainer,
 ):
     """``trl.GRPOTrainer`` of whichever release is installed, from 0.14.0 on, with known bugs cured.
@@ -72,6 +74,7 @@ class GRPOTrainer(
     :mod:`.fsdp_sync_ref_model`     none found                   outside of FSDP1
     :mod:`.fsdp_save`               transformers 30491           where the state dict type is FULL_STATE_DICT
     :mod:`.device_map`              none found                   before trl 0.26.0
+    :mod:`.warnings_issued`         none found                   from trl 0.27.0; with Transformers before 5.1.0
     :mod:`.gradient_accumulation`   trl 2617                     from Transformers 4.49.0; from 4.48.0 without
                                                                  DeepSpeed
     :mod:`.token_normalizer`        trl 5619, 6439               before trl 0.22.0, and where TRL takes the share

@@ -13,6 +13,7 @@ from pytest_trlcompat.trainers._ppo import ppo_config_class, ppo_trainer_class
 from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
 from pytest_trlcompat.trainers.ppo_accelerator import PPOAcceleratorMixin
 from pytest_trlcompat.trainers.ppo_fsdp import PPOFSDPMixin
+from pytest_trlcompat.trainers.ppo_newer_trainer import PPONewerTrainerMixin
 from pytest_trlcompat.trainers.ppo_save import PPOSaveMixin
 
 __all__ = ["PPOConfig", "PPOTrainer"]
@@ -40,7 +41,9 @@ class PPOConfig(UpstreamConfig):
         super().__post_init__()
 
 
-class PPOTrainer(PPOSaveMixin, PPOFSDPMixin, PPOAcceleratorMixin, EmptyParamGroupsMixin, UpstreamTrainer):
+class PPOTrainer(
+    PPOSaveMixin, PPOFSDPMixin, PPOAcceleratorMixin, PPONewerTrainerMixin, EmptyParamGroupsMixin, UpstreamTrainer
+):
     """TRL's PPO trainer of whichever release is installed, with known bugs cured.
 
     That is ``trl.trainer.ppov2_trainer.PPOv2Trainer`` (0.9.6 to 0.11), ``trl.PPOTrainer`` (0.12 to 0.25) or
@@ -53,6 +56,7 @@ class PPOTrainer(PPOSaveMixin, PPOFSDPMixin, PPOAcceleratorMixin, EmptyParamGrou
     :mod:`.ppo_save`                trl 2122, 2375, 2885, 3301   in trl 0.9.6; in one process
     :mod:`.ppo_accelerator`         trl 2377, 2555, 3453         without DeepSpeed
     :mod:`.ppo_fsdp`                trl 1726                     without FSDP
+    :mod:`.ppo_newer_trainer`       none found                   from trl 0.12.0
     :mod:`.empty_param_groups`      transformers 43692           without DeepSpeed
     =============================== ============================ ==================================================
     """
