@@ -15,6 +15,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 __all__ = ["run"]
 
@@ -26,15 +27,27 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
-def run(command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> int:
+def run(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    output: IO[bytes] | None = None,
+    timeout: float | None = None,
+) -> int:
     """Run ``command`` to its end and return its exit status, negative for death by a signal.
 
     The child leads a process group of its own, so that Ctrl-C reaches it through here alone, once. On Ctrl-C, on
     SIGTERM (with which ``nox --parallel`` stops its sessions) and on SIGHUP it is asked to stop, then killed together
     with every descendant, also those in sessions of their own.
 
+    Args:
+        output: takes what the child prints, on both channels; by default it goes where ours goes.
+        timeout: seconds after which the child is stopped.
+
     Raises:
         KeyboardInterrupt: after everything has ended.
+        subprocess.TimeoutExpired: likewise.
     """
     mark = f"{_MARK}={uuid.uuid4().hex}"
     variables = {**env, _MARK: mark.partition("=")[2]}
@@ -44,10 +57,12 @@ def run(command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> int:
             env=variables,
             cwd=cwd,
             stdin=subprocess.DEVNULL,  # a group in the background that reads the terminal would be stopped
+            stdout=output,
+            stderr=output,
             preexec_fn=_lead_a_group(os.getpid()),
         )
         try:
-            return child.wait()
+            return child.wait(timeout)
         finally:
             with _deaf():
                 if child.poll() is None:
