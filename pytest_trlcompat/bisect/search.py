@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Answer", "Ask", "Found", "Plan", "Policy", "Refused", "Refusal", "Vote", "plan", "settle"]
+__all__ = ["Answer", "Ask", "Found", "Plan", "Policy", "Refusal", "Refused", "Vote", "plan", "settle"]
 
 
 class Answer(str, Enum):
@@ -121,7 +121,7 @@ class Refused:
 Plan = Ask | Found | Refused
 
 
-def plan(count: int, votes: Mapping[int, Sequence[Vote]], policy: Policy = Policy()) -> Plan:  # noqa: B008 - frozen
+def plan(count: int, votes: Mapping[int, Sequence[Vote]], policy: Policy = Policy()) -> Plan:
     """What to do next about ``count`` ordered candidates.
 
     Both ends are asked first. Then each question halves the candidates that can still be asked, away from those that
@@ -146,7 +146,7 @@ def plan(count: int, votes: Mapping[int, Sequence[Vote]], policy: Policy = Polic
     unknown = [index for index in range(before + 1, after) if answers.get(index) is Answer.UNKNOWN]
     if open_ones and (policy.max_unknown is None or len(unknown) < policy.max_unknown):
         told = sum(answer is not Answer.UNKNOWN for answer in answers.values()) - 2
-        # What earlier questions left unspent of the bound may be spent on keeping away from candidates that cannot tell.
+        # What is unspent of the bound may be spent on keeping away from candidates that cannot tell.
         budget = max(_steps(count - 2) - told, _steps(len(open_ones)))
         return Ask(_next(after - before, open_ones, unknown, budget), _steps(len(open_ones)))
     return _confirm(count, votes, before, after, policy)
@@ -175,7 +175,7 @@ def _steps(candidates: int) -> int:
 
 
 def _ends(count: int, answers: Mapping[int, Answer | None], policy: Policy) -> Plan | None:
-    """The question for an end that was not asked, or why the ends will not do; ``None`` when they are as they should."""
+    """The question for an end that was not asked, or why the ends will not do; ``None`` when they are right."""
     first, last = answers.get(0), answers.get(count - 1)
     for index, answer in ((0, first), (count - 1, last)):
         if answer is Answer.UNKNOWN:
@@ -258,9 +258,7 @@ def _entropy(share: float) -> float:
     return -sum(part * math.log2(part) for part in (share, 1 - share) if part > 0)
 
 
-def _confirm(
-    count: int, votes: Mapping[int, Sequence[Vote]], before: int, after: int, policy: Policy
-) -> Ask | Found:
+def _confirm(count: int, votes: Mapping[int, Sequence[Vote]], before: int, after: int, policy: Policy) -> Ask | Found:
     """The result, or the more doubtful of its two ends once more.
 
     Any single wrong answer makes the search close in on that answer, so it is one of the two ends: asking these

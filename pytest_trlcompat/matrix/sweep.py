@@ -390,7 +390,7 @@ def code_digest(layout: Layout) -> str:
     """Of our code, the suites, their data and the settings in force."""
     digest = hashlib.sha256()
     for name, value in sorted(os.environ.items()):
-        if name.startswith("TRLCOMPAT_") and name not in (Sweep.VARIABLE, "TRLCOMPAT_CACHE"):
+        if name.startswith("TRLCOMPAT_") and name not in (Sweep.VARIABLE, "TRLCOMPAT_CACHE", "TRLCOMPAT_RUN"):
             digest.update(f"{name}={value}".encode())
     for folder in (layout.root / "pytest_trlcompat", layout.suites, layout.root / "fixtures"):
         for path in sorted(folder.rglob("*")):
