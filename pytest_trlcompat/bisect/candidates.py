@@ -57,3 +57,7 @@ class Source(Protocol):
             Untestable: when that cannot be; the text is the reason.
         """
         ...
+
+    def tidy(self) -> None:
+        """Take away what a worker that was stopped has left."""
+        ...

@@ -129,6 +129,7 @@ def _predicate(parser: argparse.ArgumentParser) -> None:
         "--with", dest="with_", action="extend", nargs="+", default=[], metavar="PACKAGE=VERSION", help="held versions"
     )
     where.add_argument("--fresh", action="store_true", help="forget what earlier commands saw of this predicate")
+    where.add_argument("--state", type=Path, metavar="FOLDER", help="where steps are kept (default: build/bisect)")
     where.add_argument("--called-as", default="trlcompat bisect", help=argparse.SUPPRESS)
 
 
@@ -150,14 +151,13 @@ def _common(parser: argparse.ArgumentParser) -> None:
 
 def _run(parsed: argparse.Namespace, given: Sequence[str] | None = None) -> int:
     words = list(sys.argv[2:] if given is None else given)
-    if "--called-as" in words:
-        place = words.index("--called-as")
-        del words[place : place + 2]
+    words = [word for word in _without(words, ["--called-as"]) if word != "--fresh"]
     command = f"{parsed.called_as} {shlex.join(words)}"
+    reproduce = f"trlcompat bisect {shlex.join(_without(words, ('--json', '--report', '--state', '--jobs')))}"
     say = partial(print, flush=True)
     try:
         with said_plainly(), _stopped_like_ctrl_c():
-            asked = Asked(parsed, find_layout(), Path.cwd(), command, say)
+            asked = Asked(parsed, find_layout(), Path.cwd(), command, reproduce, say)
             return {"releases": releases, "days": days, "commits": commits, "test": test}[parsed.kind](asked)
     except MatrixError as error:
         print(f"trlcompat bisect: {error}", file=sys.stderr)
@@ -165,6 +165,20 @@ def _run(parsed: argparse.Namespace, given: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\nstopped; every finished step is kept, this goes on after them:\n  {command}", file=sys.stderr)
         return _INTERRUPTED
+
+
+def _without(words: Sequence[str], options: Sequence[str]) -> list[str]:
+    """A command line without some options and their values."""
+    kept = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in options:
+            skip = True
+        elif not word.startswith(tuple(f"{option}=" for option in options)):
+            kept.append(word)
+    return kept
 
 
 @contextlib.contextmanager

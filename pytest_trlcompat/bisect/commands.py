@@ -48,12 +48,14 @@ class Asked:
     Attributes:
         folder: from which paths are meant.
         command: asks the same again.
+        reproduce: asks the same anywhere else, without what concerns this machine's files alone.
     """
 
     options: argparse.Namespace
     layout: Layout
     folder: Path
     command: str
+    reproduce: str
     say: Callable[[str], None]
 
     @cached_property
@@ -61,14 +63,19 @@ class Asked:
         return read_matrix(self.layout.matrix)
 
     @property
+    def state(self) -> Path:
+        """Journals, reports, listings of releases."""
+        return self.folder / self.options.state if self.options.state else state_folder(self.layout)
+
+    @property
     def work(self) -> Path:
-        return state_folder(self.layout) / "work"
+        return self.state / "work"
 
     def predicate(self, *, in_place: bool = False) -> Predicate:
         return question.find_predicate(self.options, self.layout, self.folder, in_place=in_place)
 
     def journal(self, predicate: Predicate) -> Journal:
-        journal = Journal(state_folder(self.layout) / f"{predicate.slug}-{predicate.digest}")
+        journal = Journal(self.state / f"{predicate.slug}-{predicate.digest}")
         if self.options.fresh:
             journal.forget()
         return journal
@@ -86,7 +93,7 @@ class Asked:
         )
 
     def listing(self, package: str) -> Listing:
-        return list_releases(package, self.matrix.python, state_folder(self.layout) / f"releases-{package}.json")
+        return list_releases(package, self.matrix.python, self.state / f"releases-{package}.json")
 
     def finder(self, hunt: Hunt, clones: Mapping[str, Clone]) -> Finder:
         return Finder(hunt, self.matrix, self.layout, self.folder, self.work, clones, self.listing)
@@ -205,7 +212,7 @@ def _finish(asked: Asked, hunt: Hunt, culprit: Culprit, **about: Any) -> int:
     result = Result(
         question={**asked_for, **about, "predicate": hunt.predicate.describe()},
         about=hunt.predicate.describe(),
-        command=asked.command,
+        command=asked.reproduce,
         culprit=culprit,
         steps=hunt.steps,
         seconds=hunt.progress.elapsed,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from pytest_trlcompat.matrix.errors import Untestable
 from pytest_trlcompat.matrix.files import locked
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
+from pytest_trlcompat.matrix.process import undisturbed
 from pytest_trlcompat.matrix.uv import uv_cached_first
 
 __all__ = ["Commits", "span"]
@@ -87,7 +89,7 @@ class Commits:
 
     @contextlib.contextmanager
     def _files(self, commit: Commit, say: Callable[[str], None]) -> Iterator[Place]:
-        with self.clone.worktree(commit, self.work / f"tree-{self._unique(commit)}") as folder:
+        with self.clone.worktree(commit, self._tree(commit)) as folder:
             yield Place(None, folder)
 
     @contextlib.contextmanager
@@ -99,10 +101,22 @@ class Commits:
             if not (overlay / _STAMP).is_file():
                 say(f"installing {self.package} {commit.short}")
                 shutil.rmtree(overlay, ignore_errors=True)
-                with self.clone.worktree(commit, self.work / f"tree-{self._unique(commit)}") as files:
+                with self.clone.worktree(commit, self._tree(commit)) as files:
                     _install(files, overlay, environment)
                 (overlay / _STAMP).touch()
         yield Place(environment, self.folder, overlay)
+
+    def tidy(self) -> None:
+        """Take away the files of commits whose process has ended, or is this one, which is done with them."""
+        with undisturbed():
+            for folder in self.work.glob("tree-*"):
+                owner = int(folder.name.rpartition("-")[2])
+                if owner == os.getpid() or not Path(f"/proc/{owner}").exists():
+                    self.clone.remove_worktree(folder)
+
+    def _tree(self, commit: Commit) -> Path:
+        """Two commands may want the same commit's files at a time."""
+        return self.work / f"tree-{commit.sha[:12]}-{os.getpid()}"
 
     def _unique(self, commit: Commit) -> str:
         where = f"{self.clone.path.resolve()} {self._identity(commit)}"

@@ -44,3 +44,6 @@ class Days:
         day = datetime.date.fromisoformat(candidate.version)
         lock = resolve(self.matrix, Cell(dict(self.others), day))
         return Prepared(lock.digest, lock, partial(environment_place, lock, self.layout, self.folder))
+
+    def tidy(self) -> None:
+        """Environments stay."""

@@ -23,6 +23,7 @@ _TELLING_WORDS = 3
 
 _FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line \d+, in (?P<function>.+)$')
 _RAISED = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: (?P<message>.*))?$")
+_COMMIT = re.compile(r"/(?:tree|installed)-[0-9a-f]{12}-[0-9a-f]+/")
 _HEADER = "Traceback (most recent call last):"
 _PREFIX = re.compile(r"^(?:\[?rank\s*\d+\]?:|E {1,3}|\|)\s?")
 
@@ -32,7 +33,7 @@ _REPLACEMENTS = (
     # Paths differ from environment to environment; the last part says what is meant.
     (re.compile(r"(?<![\w.])(?:file://)?/(?:[^\s/'\"`:,)]+/)+"), ""),
     (re.compile(r"\b(?:cuda|npu|cpu):\d+"), "DEVICE"),
-    (re.compile(r"(?<![A-Za-z_])[-+]?\d+(?:\.\d+)*(?:[eE][-+]?\d+)?(?![A-Za-z_])"), "N"),
+    (re.compile(r"(?<!\w)[-+]?\d+(?:\.\d+)*(?:[eE][-+]?\d+)?(?!\w)"), "N"),
     (re.compile(r"\s+"), " "),
 )
 
@@ -122,8 +123,8 @@ def _foreign(path: str) -> bool:
 
 
 def _tail(path: str) -> str:
-    """A file from its package on: ``trl/trainer/grpo_trainer.py``."""
-    parts = path.replace("\\", "/").split("/")
+    """A file from its package on (``trl/trainer/grpo_trainer.py``), or from the folder of a commit's files on."""
+    parts = _COMMIT.split(path.replace("\\", "/"))[-1].strip("/").split("/")
     if "site-packages" in parts:
         parts = parts[len(parts) - parts[::-1].index("site-packages") :]
     elif "src" in parts:

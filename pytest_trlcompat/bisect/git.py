@@ -1,4 +1,7 @@
-"""A local git clone, read without touching what its owner has checked out. Imports only the standard library."""
+"""A local git clone, read without touching what its owner has checked out.
+
+Imports only the standard library and the matrix.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_trlcompat.bisect.errors import BisectError
+from pytest_trlcompat.matrix.process import undisturbed
 
 __all__ = ["Clone", "Commit"]
 
@@ -113,20 +117,25 @@ class Clone:
         Raises:
             BisectError: when git cannot make it.
         """
-        with contextlib.suppress(BisectError):  # what a killed run left
-            self._git("worktree", "remove", "--force", str(folder))
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # Hooks of the clone's owner are not for us.
-        self._git(
-            *("-c", "core.hooksPath=/dev/null", "worktree", "add", "--quiet", "--force", "--detach"),
-            *(str(folder), commit.sha),
-        )
         try:
+            with undisturbed():
+                self.remove_worktree(folder)  # what a killed run left
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                # Hooks of the clone's owner are not for us.
+                self._git(
+                    *("-c", "core.hooksPath=/dev/null", "worktree", "add", "--quiet", "--force", "--detach"),
+                    *(str(folder), commit.sha),
+                )
             yield folder
         finally:
+            with undisturbed():
+                self.remove_worktree(folder)
+
+    def remove_worktree(self, folder: Path) -> None:
+        """Take a worktree away that nobody needs any more."""
+        if folder.exists():
             with contextlib.suppress(BisectError):
-                self._git("worktree", "remove", "--force", str(folder))
+                self._git("worktree", "remove", "--force", "--force", str(folder))
             shutil.rmtree(folder, ignore_errors=True)
 
     def _git(self, *arguments: str, otherwise: str = "") -> str:

@@ -170,6 +170,7 @@ class _Search:
                 self._take(index, done)
         finally:
             workers.stop(workers.running())
+            self.source.tidy()
 
     # Asking
 

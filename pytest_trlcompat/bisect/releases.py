@@ -108,3 +108,6 @@ class Releases:
     def pins(self, version: str) -> dict[str, str]:
         """In the order of a cell that was written down, so that it has the same id and the same kept lock."""
         return parse_pins(f"{name}={pinned}" for name, pinned in {self.package: version, **self.others}.items())
+
+    def tidy(self) -> None:
+        """Environments stay."""

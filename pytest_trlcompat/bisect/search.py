@@ -8,6 +8,7 @@ either answer filled in.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -205,7 +206,7 @@ def _bracket(
 def _likelihoods(count: int, votes: Mapping[int, Sequence[Vote]], policy: Policy) -> list[float]:
     """For each place of the turn (the index of the first candidate after it), the logarithm of the votes' probability.
 
-    Place 0 is impossible: the first candidate is before the turn.
+    At place 0 and at place ``count`` nothing turns, and an end has lied.
     """
     steps = [0.0] * count
     for index, given in votes.items():
@@ -213,12 +214,7 @@ def _likelihoods(count: int, votes: Mapping[int, Sequence[Vote]], policy: Policy
             if vote.answer is not Answer.UNKNOWN:
                 # A turn later than this candidate makes a vote for "before" right.
                 steps[index] += _weight(vote.doubt) * (1 if vote.answer is policy.before else -1)
-    likely = [-math.inf] * count
-    total = 0.0
-    for place in range(1, count):
-        total += steps[place - 1]
-        likely[place] = total
-    return likely
+    return list(itertools.accumulate(steps, initial=0.0))
 
 
 def _next(width: int, open_ones: Sequence[int], unknown: Sequence[int], budget: int) -> int:

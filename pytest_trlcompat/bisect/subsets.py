@@ -54,3 +54,6 @@ class Subsets:
             base = Lock(candidate.label, date, self.before.python, self.before.packages, self.before.asked)
             lock = near(self.matrix, candidate.label, moved, base)
         return Prepared(lock.digest, lock, partial(environment_place, lock, self.layout, self.folder))
+
+    def tidy(self) -> None:
+        """Environments stay."""

@@ -1,24 +1,27 @@
 """Workers: examine several candidates at a time, each in a forked process of its own, and stop those not needed.
 
-Imports only the standard library.
+Imports only the standard library and the matrix.
 """
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
+import uuid
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, Generic, Protocol, TypeVar
 
+from pytest_trlcompat.matrix import process
+
 __all__ = ["Forked", "Here", "WorkerDied", "Workers"]
 
 Key = TypeVar("Key", bound=Hashable)
-_GRACE = 10.0
-"""Seconds in which a worker that was told to stop ends its own children."""
+_MARK = "_TRLCOMPAT_WORKER"
+"""A variable by which what a worker started is known."""
 
 
 class WorkerDied(RuntimeError):
@@ -61,10 +64,14 @@ class Here(Generic[Key]):
 
 
 class Forked(Generic[Key]):
-    """Several at a time. A fork takes the question along as it is; nothing but results needs to be serialised."""
+    """Several at a time. A fork takes the question along as it is; nothing but results needs to be serialised.
+
+    A worker that is stopped is killed with all that it started: everything that it writes is written whole or not at
+    all, and what it leaves is tidied up by the one who stopped it.
+    """
 
     def __init__(self) -> None:
-        self._workers: dict[Key, tuple[ForkProcess, Connection]] = {}
+        self._workers: dict[Key, _Worker] = {}
         self._context = multiprocessing.get_context("fork")
 
     def running(self) -> set[Key]:
@@ -72,52 +79,54 @@ class Forked(Generic[Key]):
 
     def start(self, key: Key, function: Callable[[], Any]) -> None:
         receiver, sender = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_work, args=(function, sender, os.getpid()))
-        process.start()
+        mark = uuid.uuid4().hex
+        started = self._context.Process(target=_work, args=(function, sender, mark, os.getpid()))
+        with process.undisturbed():
+            started.start()
+            self._workers[key] = _Worker(started, receiver, mark)
         sender.close()
-        self._workers[key] = (process, receiver)
 
     def next(self) -> tuple[Key, Any]:
-        ready = wait([receiver for _, receiver in self._workers.values()])
-        key = next(key for key, (_, receiver) in self._workers.items() if receiver in ready)
-        process, receiver = self._workers.pop(key)
+        ready = wait([worker.receiver for worker in self._workers.values()])
+        key, worker = next((key, worker) for key, worker in self._workers.items() if worker.receiver in ready)
         try:
-            failed, result = receiver.recv()
+            failed, result = worker.receiver.recv()
         except EOFError:
-            process.join()
-            raise WorkerDied(f"the worker for {key} ended with exit status {process.exitcode}") from None
-        finally:
-            receiver.close()
-        process.join()
+            worker.process.join()
+            raise WorkerDied(f"the worker for {key} ended with exit status {worker.process.exitcode}") from None
+        self.stop([key])
         if failed:
             raise result
         return key, result
 
     def stop(self, keys: Iterable[Key]) -> None:
-        stopped = [self._workers.pop(key) for key in list(keys) if key in self._workers]
-        for process, _ in stopped:
-            process.terminate()
-        for process, receiver in stopped:
-            process.join(_GRACE)
-            if process.is_alive():
-                process.kill()
-                process.join()
-            receiver.close()
+        for key in [key for key in keys if key in self._workers]:
+            worker = self._workers[key]
+            worker.process.kill()
+            worker.process.join()
+            process.kill_marked(f"{_MARK}={worker.mark}")
+            worker.receiver.close()
+            del self._workers[key]
 
 
-def _work(function: Callable[[], Any], sender: Connection, parent: int) -> None:
-    signal.signal(signal.SIGTERM, _interrupt)
-    # Ctrl-C reaches the whole group of a terminal; the parent tells its workers to stop once, by SIGTERM. A handler
-    # that does nothing is not handed on to children, as SIG_IGN would be.
+@dataclass(frozen=True)
+class _Worker:
+    process: ForkProcess
+    receiver: Connection
+    mark: str
+
+
+def _work(function: Callable[[], Any], sender: Connection, mark: str, parent: int) -> None:
+    # Ctrl-C reaches the whole group of a terminal; it is the parent's to stop its workers. A handler that does nothing
+    # is not handed on to children, as SIG_IGN would be.
     signal.signal(signal.SIGINT, lambda number, frame: None)
-    with contextlib.suppress(KeyboardInterrupt):
-        try:
-            outcome: tuple[bool, Any] = (False, function())
-        except Exception as error:
-            outcome = (True, error)
-        if os.getppid() == parent:
-            sender.send(outcome)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt(signal.Signals(number).name)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    process.die_with(parent)
+    os.environ[_MARK] = mark
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    try:
+        outcome: tuple[bool, Any] = (False, function())
+    except Exception as error:
+        outcome = (True, error)
+    sender.send(outcome)

@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-__all__ = ["run"]
+__all__ = ["die_with", "kill_marked", "run", "undisturbed"]
 
 _MARK = "TRLCOMPAT_RUN"
 _GRACE = 1.2
 """Seconds between asking and killing. ``nox --parallel`` gives a session two seconds, so this must be less."""
 
 _PR_SET_PDEATHSIG = 1
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -51,35 +52,42 @@ def run(
     """
     mark = f"{_MARK}={uuid.uuid4().hex}"
     variables = {**env, _MARK: mark.partition("=")[2]}
+    child = None
     with _stopped_like_ctrl_c():
-        child = subprocess.Popen(
-            list(command),
-            env=variables,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,  # a group in the background that reads the terminal would be stopped
-            stdout=output,
-            stderr=output,
-            preexec_fn=_lead_a_group(os.getpid()),
-        )
         try:
+            with undisturbed():  # a child that nobody knows of yet could not be stopped
+                child = subprocess.Popen(
+                    list(command),
+                    env=variables,
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,  # a group in the background that reads the terminal would be stopped
+                    stdout=output,
+                    stderr=output,
+                    preexec_fn=_lead_a_group(os.getpid()),
+                )
             return child.wait(timeout)
         finally:
             with _deaf():
-                if child.poll() is None:
+                if child is not None and child.poll() is None:
                     _stop(child)
-                _kill_leftovers(mark.encode())
+                kill_marked(mark)
 
 
 def _lead_a_group(parent: int) -> Callable[[], None]:
     def prepare() -> None:
         os.setpgid(0, 0)
-        if _LIBC is not None:
-            # For the one end that this process cannot answer: its own SIGKILL.
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:
-                os._exit(1)
+        die_with(parent)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
     return prepare
+
+
+def die_with(parent: int) -> None:
+    """End this process by SIGTERM when its parent ends, for the one end that a parent cannot answer: SIGKILL."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
@@ -95,12 +103,22 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
         os.killpg(leader, number)
 
 
-def _kill_leftovers(mark: bytes) -> None:
-    """Kill descendants that left the group, known by a variable that they inherited."""
+def kill_marked(mark: str) -> None:
+    """Kill descendants that left the group, known by a variable (``NAME=VALUE``) that they inherited."""
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
-            if mark in entry.read_bytes().split(b"\0"):
+            if mark.encode() in entry.read_bytes().split(b"\0"):
                 os.kill(int(entry.parent.name), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Within the block the signals that end a process wait; they are answered when it ends."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
