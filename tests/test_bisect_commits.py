@@ -9,11 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_trlcompat.bisect.cli import main
+
+if TYPE_CHECKING:
+    from tests.conftest import GitHistory
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -30,39 +33,6 @@ if state["other"]:
 if state["bad"]:
     raise ValueError(f"loss is {0.1 * state['number']} instead of 0.5 at 0x{state['number']:x}")
 """
-
-
-def git(folder: Path, *arguments: str, stdin: str | None = None) -> str:
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    people = {"GIT_AUTHOR_NAME": "A", "GIT_AUTHOR_EMAIL": "a@b.c", "GIT_COMMITTER_NAME": "A"}
-    done = subprocess.run(
-        ["git", "-c", "core.hooksPath=/dev/null", *arguments],
-        cwd=folder,
-        env={**variables, **people, "GIT_COMMITTER_EMAIL": "a@b.c"},
-        input=stdin,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
-
-
-def make_history(folder: Path, states: list[Mapping[str, Any]]) -> list[str]:
-    """A repository with one commit per state, made at once; returns the commits, oldest first."""
-    folder.mkdir()
-    git(folder, "init", "--quiet", "--initial-branch=main")
-    lines = [f"blob\nmark :1\ndata {len(CHECK)}\n{CHECK}"]
-    for number, state in enumerate(states):
-        text = json.dumps(state)
-        message = f"change {number}"
-        day = 1735689600 + 3600 * number
-        lines.append(
-            f"commit refs/heads/main\ncommitter A <a@b.c> {day} +0000\ndata {len(message)}\n{message}\n"
-            f"M 100644 :1 check.py\nM 100644 inline state.json\ndata {len(text)}\n{text}\n"
-        )
-    git(folder, "fast-import", "--quiet", stdin="\n".join(lines))
-    git(folder, "checkout", "--quiet", "main")
-    return git(folder, "log", "--reverse", "--format=%H").split()
 
 
 def states_of(count: int, turn: int, *, broken: range, missing: set[int], other: range) -> list[Mapping[str, Any]]:
@@ -91,13 +61,13 @@ PYTHON = f"{sys.executable} check.py"
 
 
 def test_two_hundred_commits_with_unbuildable_ones_and_another_failure(
-    tmp_path: Path, bisect: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    git_history: GitHistory, tmp_path: Path, bisect: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     count, turn = 240, 151
     missing = {7, 33, 60, 119, 134, 180, 210}
     states = states_of(count, turn, broken=range(100, 118), missing=missing, other=range(160, 176))
-    shas = make_history(tmp_path / "clone", states)
-    status = git(tmp_path / "clone", "status", "--porcelain=v2", "--branch")
+    shas = git_history.make(tmp_path / "clone", states, CHECK)
+    status = git_history.run(tmp_path / "clone", "status", "--porcelain=v2", "--branch")
     arguments = ["commits", "--clone", "clone", "--good", shas[0], "--bad", "main", "--command", PYTHON]
     assert bisect(*arguments, "--json", "result.json") == 0
 
@@ -124,8 +94,8 @@ def test_two_hundred_commits_with_unbuildable_ones_and_another_failure(
         assert step["answer"] == (expected if state["build"] == "fine" and not state["other"] else "cannot tell")
 
     # Nothing of it is left in the clone.
-    assert git(tmp_path / "clone", "status", "--porcelain=v2", "--branch") == status
-    assert len(git(tmp_path / "clone", "worktree", "list").splitlines()) == 1
+    assert git_history.run(tmp_path / "clone", "status", "--porcelain=v2", "--branch") == status
+    assert len(git_history.run(tmp_path / "clone", "worktree", "list").splitlines()) == 1
     assert not list((tmp_path / "state" / "work").glob("tree-*"))
     out = capsys.readouterr().out
     assert "bad is: ValueError: loss is N instead of N at 0xN in check.py:<module>\n" in out
@@ -133,9 +103,11 @@ def test_two_hundred_commits_with_unbuildable_ones_and_another_failure(
 
 
 @pytest.mark.parametrize("turn", [1, 64, 119, 120, 199])
-def test_the_turn_is_found_wherever_it_is(tmp_path: Path, bisect: Callable[..., int], turn: int) -> None:
+def test_the_turn_is_found_wherever_it_is(
+    git_history: GitHistory, tmp_path: Path, bisect: Callable[..., int], turn: int
+) -> None:
     states = states_of(200, turn, broken=range(120, 121), missing={50}, other=range(0))
-    shas = make_history(tmp_path / "clone", states)
+    shas = git_history.make(tmp_path / "clone", states, CHECK)
     arguments = ["commits", "--clone", "clone", "--bad", shas[0], "--good", shas[-1], "--find-fix"]
     assert bisect(*arguments, "--command", f"! {PYTHON}", "--json", "result.json") == 0
     culprit = json.loads((tmp_path / "result.json").read_text())["culprit"]
@@ -144,9 +116,9 @@ def test_the_turn_is_found_wherever_it_is(tmp_path: Path, bisect: Callable[..., 
 
 
 def test_the_same_command_repeats_nothing(
-    tmp_path: Path, bisect: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    git_history: GitHistory, tmp_path: Path, bisect: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shas = make_history(tmp_path / "clone", states_of(40, 23, broken=range(0), missing={20}, other=range(0)))
+    shas = git_history.make(tmp_path / "clone", states_of(40, 23, broken=range(0), missing={20}, other=range(0)), CHECK)
     log = tmp_path / "runs"
     command = f"echo run >> {log}; {PYTHON}"
     arguments = ["commits", "--clone", "clone", "--good", shas[0], "--bad", shas[-1], "--command", command]
@@ -167,8 +139,10 @@ def test_the_same_command_repeats_nothing(
 
 
 @pytest.mark.parametrize("jobs", ["1", "3"])
-def test_it_goes_on_after_it_was_stopped(tmp_path: Path, jobs: str) -> None:
-    shas = make_history(tmp_path / "clone", states_of(60, 37, broken=range(0), missing=set(), other=range(0)))
+def test_it_goes_on_after_it_was_stopped(git_history: GitHistory, tmp_path: Path, jobs: str) -> None:
+    shas = git_history.make(
+        tmp_path / "clone", states_of(60, 37, broken=range(0), missing=set(), other=range(0)), CHECK
+    )
     log, gate = tmp_path / "runs", tmp_path / "gate"
     # The fourth run waits until it is stopped.
     command = f'n=$(cat {log} 2>/dev/null | wc -l); echo run >> {log}; [ "$n" -lt 3 ] || [ -e {gate} ] || sleep 300; '
@@ -211,9 +185,11 @@ def test_it_goes_on_after_it_was_stopped(tmp_path: Path, jobs: str) -> None:
 
 
 def test_with_jobs_the_next_possible_candidates_run_ahead_of_time(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    git_history: GitHistory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    shas = make_history(tmp_path / "clone", states_of(60, 37, broken=range(0), missing=set(), other=range(0)))
+    shas = git_history.make(
+        tmp_path / "clone", states_of(60, 37, broken=range(0), missing=set(), other=range(0)), CHECK
+    )
     words = [
         *(sys.executable, "-m", "pytest_trlcompat.bisect", "commits", "--clone", "clone", "--good", shas[0], "--jobs"),
         *("3", "--bad", shas[-1], "--command", PYTHON, "--state", "state", "--json", "result.json"),
@@ -223,14 +199,14 @@ def test_with_jobs_the_next_possible_candidates_run_ahead_of_time(
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads((tmp_path / "result.json").read_text())["culprit"]["first_bad"] == shas[37]
     assert "ahead of time: " in done.stdout
-    assert len(git(tmp_path / "clone", "worktree", "list").splitlines()) == 1
+    assert len(git_history.run(tmp_path / "clone", "worktree", "list").splitlines()) == 1
 
 
-def test_as_the_command_of_git_bisect_run(tmp_path: Path) -> None:
+def test_as_the_command_of_git_bisect_run(git_history: GitHistory, tmp_path: Path) -> None:
     states = states_of(40, 23, broken=range(0), missing={19, 20}, other=range(0))
-    shas = make_history(tmp_path / "clone", states)
+    shas = git_history.make(tmp_path / "clone", states, CHECK)
     clone = tmp_path / "clone"
-    git(clone, "bisect", "start", shas[-1], shas[0])
+    git_history.run(clone, "bisect", "start", shas[-1], shas[0])
     command = [
         *(sys.executable, "-m", "pytest_trlcompat.bisect", "test", "--command", PYTHON),
         *("--state", str(tmp_path / "state")),
@@ -263,6 +239,7 @@ def test_as_the_command_of_git_bisect_run(tmp_path: Path) -> None:
     ],
 )
 def test_one_commit_is_answered_by_the_exit_status(
+    git_history: GitHistory,
     tmp_path: Path,
     bisect: Callable[..., int],
     capsys: pytest.CaptureFixture[str],
@@ -271,20 +248,20 @@ def test_one_commit_is_answered_by_the_exit_status(
     status: int,
     said: str,
 ) -> None:
-    make_history(tmp_path / "clone", [{"number": 5, **state}])
+    git_history.make(tmp_path / "clone", [{"number": 5, **state}], CHECK)
     assert bisect("test", "--clone", "clone", "--command", PYTHON, *options) == status
     assert said in capsys.readouterr().out
 
 
 def test_a_release_branch_is_searched_from_where_it_left(
-    tmp_path: Path, bisect: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    git_history: GitHistory, tmp_path: Path, bisect: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     clone = tmp_path / "clone"
-    shas = make_history(clone, states_of(20, 12, broken=range(0), missing=set(), other=range(0)))
-    git(clone, "checkout", "--quiet", "-b", "release", shas[5])
+    shas = git_history.make(clone, states_of(20, 12, broken=range(0), missing=set(), other=range(0)), CHECK)
+    git_history.run(clone, "checkout", "--quiet", "-b", "release", shas[5])
     (clone / "notes").write_text("a release\n")
-    git(clone, "add", "notes")
-    git(clone, "commit", "--quiet", "-m", "release")
+    git_history.run(clone, "add", "notes")
+    git_history.run(clone, "commit", "--quiet", "-m", "release")
     arguments = ["commits", "--clone", "clone", "--good", "release", "--bad", "main", "--command", PYTHON]
     assert bisect(*arguments, "--json", "result.json") == 0
     out = capsys.readouterr().out
@@ -326,6 +303,7 @@ def _nothing(clone: Path, shas: list[str]) -> None:
     ],
 )
 def test_bad_input_is_one_clear_message(
+    git_history: GitHistory,
     tmp_path: Path,
     bisect: Callable[..., int],
     capsys: pytest.CaptureFixture[str],
@@ -336,7 +314,7 @@ def test_bad_input_is_one_clear_message(
     message: str,
 ) -> None:
     clone = tmp_path / "clone"
-    shas = make_history(clone, states_of(30, 20, broken=range(0), missing={10}, other=range(0)))
+    shas = git_history.make(clone, states_of(30, 20, broken=range(0), missing={10}, other=range(0)), CHECK)
     prepare(clone, shas)
     ends = ["--good", shas[good], "--bad", bad if isinstance(bad, str) else shas[bad]]
     assert bisect("commits", "--clone", "clone", *ends, "--command", PYTHON, *options) == 2
