@@ -123,9 +123,9 @@ class Finder:
             culprit.package = _main(attributed.packages)
             culprit.others = tuple(name for name in attributed.packages if name != culprit.package)
             if package not in attributed.packages:
-                culprit.notes.append(
-                    f"it was not {package}: beside it {', '.join(attributed.packages)} changed, which turn it alone"
-                )
+                named = " and ".join(attributed.packages)
+                culprit.notes.append(f"it was not {package}: what turned it alone is {named}, changed beside it")
+                self._by_release(culprit, turn.standard)
         self._by_commit(culprit, after)
         return culprit
 

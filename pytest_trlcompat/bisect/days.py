@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class Days:
 
     def prepare(self, candidate: Candidate) -> Prepared:
         day = datetime.date.fromisoformat(candidate.version)
-        lock = resolve(self.matrix, Cell(dict(self.others), day))
+        lock = dataclasses.replace(resolve(self.matrix, Cell(dict(self.others), day)), cell_id=candidate.label)
         return Prepared(lock.digest, lock, partial(environment_place, lock, self.layout, self.folder))
 
     def tidy(self) -> None:

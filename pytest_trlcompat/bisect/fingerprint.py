@@ -125,8 +125,7 @@ def _foreign(path: str) -> bool:
 def _tail(path: str) -> str:
     """A file from its package on (``trl/trainer/grpo_trainer.py``), or from the folder of a commit's files on."""
     parts = _COMMIT.split(path.replace("\\", "/"))[-1].strip("/").split("/")
-    if "site-packages" in parts:
-        parts = parts[len(parts) - parts[::-1].index("site-packages") :]
-    elif "src" in parts:
-        parts = parts[len(parts) - parts[::-1].index("src") :]
-    return "/".join(parts[-4:])
+    for landmark in ("site-packages", "src"):
+        if landmark in parts:
+            return "/".join(parts[len(parts) - parts[::-1].index(landmark) :])
+    return "/".join(parts[-2:])
