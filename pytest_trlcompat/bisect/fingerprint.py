@@ -22,6 +22,7 @@ _TELLING_WORDS = 3
 """A message of so many words speaks for itself; a shorter one (a bare assert) needs the place as well."""
 
 _FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line \d+, in (?P<function>.+)$')
+_PYTEST_FRAME = re.compile(r"^(?P<path>\S+):\d+: in (?P<function>.+)$")
 _RAISED = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: (?P<message>.*))?$")
 _COMMIT = re.compile(r"/(?:tree|installed)-[0-9a-f]{12}-[0-9a-f]+/")
 _HEADER = "Traceback (most recent call last):"
@@ -93,7 +94,7 @@ def of_text(text: str, otherwise: str) -> Fingerprint:
     lines = [_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
     starts = [number for number, line in enumerate(lines) if line.strip() == _HEADER]
     if not starts:
-        return Fingerprint(otherwise)
+        return _of_pytests_own(text) or Fingerprint(otherwise)
     frames: list[str] = []
     for number in range(starts[-1] + 1, len(lines)):
         frame = _FRAME.match(lines[number])
@@ -106,6 +107,19 @@ def of_text(text: str, otherwise: str) -> Fingerprint:
             innermost = [frame for frame in reversed(frames) if frame][:_FRAMES]
             return Fingerprint(raised["type"].rpartition(".")[2], normalise(message), tuple(innermost))
     return Fingerprint(otherwise)
+
+
+def _of_pytests_own(text: str) -> Fingerprint | None:
+    """Of a module that pytest could not import, which it tells in a style of its own whatever was asked for."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        raised = _RAISED.match(_PREFIX.sub("", line)) if line.startswith("E  ") else None
+        if raised:
+            frames = [found for found in map(_PYTEST_FRAME.match, lines[:number]) if found and _foreign(found["path"])]
+            places = tuple(f"{_tail(found['path'])}:{found['function']}" for found in reversed(frames))
+            message = normalise(raised["message"] or "")
+            return Fingerprint(raised["type"].rpartition(".")[2], message, places[:_FRAMES])
+    return None
 
 
 def _rest_of_message(lines: Sequence[str]) -> list[str]:

@@ -93,6 +93,7 @@ class Forked(Generic[Key]):
             failed, result = worker.receiver.recv()
         except EOFError:
             worker.process.join()
+            self.stop([key])
             raise WorkerDied(f"the worker for {key} ended with exit status {worker.process.exitcode}") from None
         self.stop([key])
         if failed:
