@@ -20,6 +20,7 @@ from pytest_trlcompat.bisect.progress import duration
 from pytest_trlcompat.bisect.releases import between
 from pytest_trlcompat.bisect.releases_index import Listing, list_releases, parse
 from pytest_trlcompat.bisect.workers import Forked, WorkerDied
+from pytest_trlcompat.matrix import environments
 from pytest_trlcompat.matrix.cells import Matrix
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
@@ -50,7 +51,9 @@ def test_a_listing_is_kept_for_when_there_is_no_network(tmp_path: Path, monkeypa
         subprocess.CompletedProcess([], 0, PIP, ""),
         subprocess.CompletedProcess([], 1, "", "ERROR: Could not find a version\nERROR: No matching distribution\n"),
     ]
-    monkeypatch.setattr(releases_index.subprocess, "run", lambda *words, **options: answers.pop(0))
+    monkeypatch.setattr(
+        "pytest_trlcompat.bisect.releases_index.subprocess.run", lambda *words, **options: answers.pop(0)
+    )
     monkeypatch.setattr(releases_index, "find_uv", lambda: "uv")
     monkeypatch.setattr(releases_index, "settings", lambda environ: {})
     first = list_releases("transformers", "3.11", tmp_path / "kept.json")
@@ -173,3 +176,12 @@ def test_bisecting_imports_neither_the_stack_nor_a_renderer() -> None:
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True, env={**os.environ}
     )
     assert done.stdout == "[]\n"
+
+
+def test_an_environment_finds_the_installed_package_without_building_it(tmp_path: Path) -> None:
+    project, root = tmp_path / "project", tmp_path / "env"
+    site_packages = root / "lib" / "python3.11" / "site-packages"
+    site_packages.mkdir(parents=True)
+    project.mkdir()
+    environments._install_project(root, Layout(project))
+    assert (site_packages / "trlcompat.pth").read_text() == f"{project}\n"
