@@ -324,6 +324,15 @@ def test_bad_input_is_one_clear_message(
     assert "Traceback" not in err
 
 
+def test_a_bare_clone_will_do(git_history: GitHistory, tmp_path: Path, bisect: Callable[..., int]) -> None:
+    states = states_of(10, 6, broken=range(0), missing=set(), other=range(0))
+    shas = git_history.make(tmp_path / "origin", states, CHECK)
+    git_history.run(tmp_path, "clone", "--quiet", "--bare", "origin", "clone.git")
+    arguments = ["commits", "--clone", "clone.git", "--good", shas[0], "--bad", shas[-1], "--command", PYTHON]
+    assert bisect(*arguments, "--json", "result.json") == 0
+    assert json.loads((tmp_path / "result.json").read_text())["culprit"]["first_bad"] == shas[6]
+
+
 def test_what_is_no_clone_is_one_clear_message(
     tmp_path: Path, bisect: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:

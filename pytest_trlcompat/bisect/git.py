@@ -49,7 +49,9 @@ class Clone:
         """
         if not self.path.is_dir():
             raise BisectError(f"--clone {self.path}: there is no such folder; give the folder of a git clone")
-        self._git("rev-parse", "--git-dir", otherwise=f"--clone {self.path}: this is no git clone")
+        bare = self._git("rev-parse", "--is-bare-repository", otherwise=f"--clone {self.path}: this is no git clone")
+        if bare.strip() == "true":
+            return  # nothing is checked out there
         changed = self._git("status", "--porcelain", "--untracked-files=no").splitlines()
         if changed and not may_be_dirty:
             raise BisectError(
