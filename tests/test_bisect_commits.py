@@ -202,6 +202,27 @@ def test_with_jobs_the_next_possible_candidates_run_ahead_of_time(
     assert len(git_history.run(tmp_path / "clone", "worktree", "list").splitlines()) == 1
 
 
+def test_an_answer_that_was_wrong_once_is_uncovered(
+    git_history: GitHistory, tmp_path: Path, bisect: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commit in the middle is bad and says otherwise when it is asked first."""
+    shas = git_history.make(
+        tmp_path / "clone", states_of(41, 10, broken=range(0), missing=set(), other=range(0)), CHECK
+    )
+    lied = tmp_path / "lied"
+    lie = f"grep -q '\"number\": 20,' state.json && [ ! -e {lied} ] && touch {lied} && exit 0"
+    arguments = ["commits", "--clone", "clone", "--good", shas[0], "--bad", shas[-1]]
+    options = ["--command", f"{lie}; {PYTHON}", "--noise", "0.05", "--confidence", "0.95", "--json", "result.json"]
+    assert bisect(*arguments, *options) == 0
+    assert lied.exists()
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["culprit"]["first_bad"] == shas[10]
+    assert result["culprit"]["confidence"] >= 0.95
+    answers = [step["answer"] for step in result["steps"] if step["candidate"] == shas[20]]
+    assert answers[:2] == ["good", "bad"]
+    assert f"testing {shas[20][:10]} (change 20) once more, " in capsys.readouterr().out
+
+
 def test_as_the_command_of_git_bisect_run(git_history: GitHistory, tmp_path: Path) -> None:
     states = states_of(40, 23, broken=range(0), missing={19, 20}, other=range(0))
     shas = git_history.make(tmp_path / "clone", states, CHECK)

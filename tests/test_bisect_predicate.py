@@ -124,7 +124,7 @@ Suite = Callable[..., IssuePredicate]
 def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[IssuePredicate, Place]]:
     """An issue's suite that leaves the given verdicts."""
 
-    def play(*records: Record, strategy: str = "*") -> tuple[IssuePredicate, Place]:
+    def play(*records: Record) -> tuple[IssuePredicate, Place]:
         lines = "".join(record.to_json() + "\n" for record in records)
         script = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[2]); print('played')"
         monkeypatch.setattr(
@@ -134,7 +134,7 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
         )
         (tmp_path / "work").mkdir(exist_ok=True)
         environment = Environment(tmp_path / "env")
-        return IssuePredicate(Layout(tmp_path), "grpo-fsdp-ref-model", strategy), Place(environment, tmp_path)
+        return IssuePredicate(Layout(tmp_path), "grpo-fsdp-ref-model"), Place(environment, tmp_path)
 
     return play
 
@@ -170,12 +170,14 @@ def test_the_verdicts_of_upstream_are_checks(
 
 def test_a_strategy_chooses_among_them(suite: Callable[..., tuple[IssuePredicate, Place]], tmp_path: Path) -> None:
     records = (record("fsdp1", Verdict.OK), record("fsdp1-no_shard", Verdict.OK), record("fsdp2", Verdict.BROKEN))
-    asked, place = suite(*records, strategy="fsdp1*")
+    asked, place = suite(*records)
     seen = asked.observe(place, tmp_path / "work")
-    assert (sorted(seen.passed), dict(seen.failed)) == (["fsdp1", "fsdp1-no_shard"], {})
-    asked, place = suite(*records, strategy="zero3")
-    with pytest.raises(BisectError, match="gave verdicts under fsdp1, fsdp1-no_shard, fsdp2 only"):
-        asked.observe(place, tmp_path / "work")
+    assert dict(seen.only("*").failed) == {"fsdp2": Fingerprint("broken")}
+    chosen = seen.only("fsdp1*")
+    assert (sorted(chosen.passed), dict(chosen.failed)) == (["fsdp1", "fsdp1-no_shard"], {})
+    nothing = seen.only("zero3")
+    assert not nothing.told
+    assert nothing.reason == "nothing was measured under 'zero3', but under fsdp1, fsdp1-no_shard, fsdp2"
 
 
 def test_a_suite_without_verdicts_cannot_tell(

@@ -90,6 +90,7 @@ class Asked:
             jobs=options.jobs,
             noise=options.noise,
             expected=options.expect,
+            checks=options.strategy,
         )
 
     def listing(self, package: str) -> Listing:
@@ -160,7 +161,9 @@ def commits(asked: Asked) -> int:
     if clone.commit(first) == clone.commit(last):
         raise BisectError(f"good and bad are both {clone.commit(first).short}; there is nothing to search")
     chosen, said = span(clone, first, last)
-    asked.say(said or f"{len(chosen)} commits from {first} to {last}")
+    asked.say(f"{len(chosen)} commits from {first} to {last}")
+    if said:
+        asked.say(said)
     lock = _lock_of_commits(asked, package, chosen[-1].day)
     source = Commits(clone, chosen, package, lock, asked.layout, asked.folder, asked.work)
     culprit = asked.finder(hunt, {}).of_commits(hunt.search("commits", source), package, clone, lock)
@@ -183,7 +186,7 @@ def test(asked: Asked) -> int:
     done = examine(source, candidate, predicate, journal)
     if done.reused is None:
         journal.add(candidate.key, candidate.label, done.identity, done.observation)
-    judgement = judge(done.observation, None)
+    judgement = judge(done.observation.only(options.strategy), None)
     answer, why = judgement.answer, judgement.why
     if answer is Answer.BAD and options.expect and options.expect not in why:
         answer, why = Answer.UNKNOWN, f"another failure than --expect {options.expect!r}: {why}"
@@ -208,10 +211,11 @@ def _lock_of_commits(asked: Asked, package: str | None, day: str) -> Lock | None
 def _finish(asked: Asked, hunt: Hunt, culprit: Culprit, **about: Any) -> int:
     """Say who it was, and write the report and the JSON."""
     options = asked.options
+    about_what = hunt.predicate.describe() + (f" under {hunt.checks}" if hunt.checks != "*" else "")
     asked_for = {"kind": options.kind, "good": options.good, "bad": options.bad, "find_fix": options.find_fix}
     result = Result(
-        question={**asked_for, **about, "predicate": hunt.predicate.describe()},
-        about=hunt.predicate.describe(),
+        question={**asked_for, **about, "predicate": about_what},
+        about=about_what,
         command=asked.reproduce,
         culprit=culprit,
         steps=hunt.steps,

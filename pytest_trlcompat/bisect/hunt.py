@@ -47,9 +47,10 @@ class Turn:
 
     Attributes:
         standard: what "bad" means; carried over to the searches that narrow this result down.
-        unknown: candidates between the two that could not tell.
+        unknown: candidates between the two, which cannot tell.
+        count: candidates that were there to search.
         asked: candidates that were asked, the ends among them.
-        bound: questions between the ends that no search can do without.
+        skipped: those of them that could not tell.
     """
 
     before: Candidate
@@ -70,6 +71,8 @@ class Hunt:
 
     Attributes:
         noise: probability that an answer is wrong, for observations that do not say more themselves.
+        expected: what the failure at the bad end must contain.
+        checks: a shell pattern; other checks (strategies of a suite) are kept in the journal but not looked at.
         steps: all steps of all searches of this command, in the order in which they became known.
     """
 
@@ -80,6 +83,7 @@ class Hunt:
     jobs: int = 1
     noise: float = 0.0
     expected: str = ""
+    checks: str = "*"
     steps: list[Step] = field(default_factory=list)
 
     def search(self, phase: str, source: Source, standard: Standard | None = None) -> Turn:
@@ -114,6 +118,7 @@ class Hunt:
         kept: bool,
         reused: str | None = None,
     ) -> Judgement:
+        observation = observation.only(self.checks)
         judgement = judge(observation, standard)
         self.progress.tested(candidate, judgement, observation, kept=kept, reused=reused)
         self.steps.append(Step(phase, candidate, identity, judgement.answer, judgement.why, observation, kept))
@@ -220,7 +225,8 @@ class _Search:
 
     def _observations(self, index: int) -> list[Observation]:
         journal = self.hunt.journal
-        return journal.observations(journal.identity(self.candidates[index].key))
+        kept = journal.observations(journal.identity(self.candidates[index].key))
+        return [observation.only(self.hunt.checks) for observation in kept]
 
     def _votes(self) -> dict[int, list[Vote]]:
         votes = {}

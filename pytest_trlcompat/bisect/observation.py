@@ -5,13 +5,17 @@ Imports only the standard library and this room.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
 
 from pytest_trlcompat.bisect.fingerprint import Fingerprint
 
 __all__ = ["Observation"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,22 @@ class Observation:
     @property
     def told(self) -> bool:
         return bool(self.passed or self.failed)
+
+    def only(self, pattern: str) -> Observation:
+        """What was seen of the checks whose names match a shell pattern."""
+        if pattern == "*" or not (self.told or self.untold):
+            return self
+
+        def chosen(checks: Mapping[str, _T]) -> dict[str, _T]:
+            return {check: what for check, what in checks.items() if fnmatchcase(check, pattern)}
+
+        kept = dataclasses.replace(
+            self, passed=chosen(self.passed), failed=chosen(self.failed), untold=chosen(self.untold)
+        )
+        if kept.told or kept.untold:
+            return kept
+        there = ", ".join(sorted({*self.passed, *self.failed, *self.untold}))
+        return dataclasses.replace(kept, reason=f"nothing was measured under {pattern!r}, but under {there}")
 
     def to_json(self) -> dict[str, Any]:
         return {

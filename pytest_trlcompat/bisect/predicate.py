@@ -12,7 +12,6 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Protocol
 
@@ -51,10 +50,6 @@ class Predicate(Protocol):
         """Of all that its answers depend on beside the place."""
         ...
 
-    def arguments(self) -> list[str]:
-        """The options of the command line that ask the same."""
-        ...
-
     def describe(self) -> str:
         """For people: the rest of the sentence "broke ..."."""
         ...
@@ -66,15 +61,10 @@ class Predicate(Protocol):
 
 @dataclass(frozen=True)
 class IssuePredicate:
-    """The verdict of a known issue's suite for subject ``upstream``.
-
-    Attributes:
-        strategy: a shell pattern; verdicts under other strategies are not looked at.
-    """
+    """The verdicts of a known issue's suite for subject ``upstream``, one check for each strategy."""
 
     layout: Layout
     issue: str
-    strategy: str = "*"
     timeout: float | None = None
     doubt: float = 0.0
 
@@ -84,13 +74,10 @@ class IssuePredicate:
 
     @property
     def digest(self) -> str:
-        return _digest("issue", self.issue, self.strategy, code_digest(self.layout))
-
-    def arguments(self) -> list[str]:
-        return ["--issue", self.issue, *(["--strategy", self.strategy] if self.strategy != "*" else [])]
+        return _digest("issue", self.issue, code_digest(self.layout))
 
     def describe(self) -> str:
-        return self.issue if self.strategy == "*" else f"{self.issue} under {self.strategy}"
+        return self.issue
 
     def observe(self, place: Place, work: Path) -> Observation:
         assert place.environment is not None, "a suite needs an environment"
@@ -100,13 +87,7 @@ class IssuePredicate:
             status = place.run(command, log, self.timeout)
         except Hung as error:
             return Observation(failed={"suite": Fingerprint("hang", str(error))}, doubt=_HANG_DOUBT)
-        heard = [record for record in read_records(results) if record.subject == "upstream"]
-        records = [record for record in heard if fnmatchcase(record.strategy, self.strategy)]
-        if heard and not records:
-            raise BisectError(
-                f"--strategy {self.strategy}: the suite of {self.issue} gave verdicts under "
-                f"{', '.join(sorted(record.strategy for record in heard))} only"
-            )
+        records = [record for record in read_records(results) if record.subject == "upstream"]
         if not records:
             return Observation(
                 reason=f"the suite gave no verdict (pytest ended with exit status {status}): {_end_of(log)}"
@@ -160,9 +141,6 @@ class PytestPredicate:
     @property
     def digest(self) -> str:
         return _digest("pytest", self.text, str(self.folder), *_named_files(self.text, self.folder))
-
-    def arguments(self) -> list[str]:
-        return ["--pytest", self.text]
 
     def describe(self) -> str:
         return f"pytest {self.text}"
@@ -227,9 +205,6 @@ class CommandPredicate:
         if self.in_place:
             return _digest("command", self.text)
         return _digest("command", self.text, str(self.folder), *_named_files(self.text, self.folder))
-
-    def arguments(self) -> list[str]:
-        return ["--command", self.text]
 
     def describe(self) -> str:
         return f"`{self.text}`"

@@ -46,7 +46,7 @@ def find_predicate(asked: argparse.Namespace, layout: Layout, folder: Path, *, i
             catalog.load().get_issue(asked.issue)
         except catalog.CatalogError as error:
             raise BisectError(f"--issue: {error}") from error
-        return IssuePredicate(layout, asked.issue, asked.strategy, asked.timeout)
+        return IssuePredicate(layout, asked.issue, asked.timeout)
     if asked.pytest is not None:
         return PytestPredicate(asked.pytest, folder, asked.timeout)
     return CommandPredicate(asked.command, folder, in_place, asked.timeout)
