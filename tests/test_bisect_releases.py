@@ -294,7 +294,7 @@ def test_two_releases_without_one_between(registry: Registry, capsys: pytest.Cap
             ["--with", "transformers=4.1"],
             "transformers is what is searched; leave ",
         ),
-        ("4.40.0", "4.59.0", ["--strategy", "fsdp1"], "--strategy chooses among the verdicts of an issue"),
+        ("4.40.0", "4.59.0", ["--strategy", "fsdp1"], "--strategy chooses among the checks of a suite; "),
         ("4.40.0", "4.59.0", ["--issue", "nothing"], "one of --issue ID, --pytest TEXT and --command TEXT"),
         ("4.40.0", "4.59.0", ["--clone", "trl"], "--clone trl: write PACKAGE=FOLDER"),
         ("4.40.0", "4.59.0", ["--clone", "trl=nowhere"], "there is no such folder; give the folder of a git clone"),

@@ -119,7 +119,7 @@ def _clones(parser: argparse.ArgumentParser) -> None:
 def _predicate(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is bad")
     what.add_argument("--issue", metavar="ID", help="the verdict of a known issue's suite, of TRL's own trainer")
-    what.add_argument("--strategy", default="*", metavar="PATTERN", help="with --issue: look at these strategies only")
+    what.add_argument("--strategy", default="*", metavar="PATTERN", help="look at these strategies, or tests, only")
     what.add_argument("--pytest", metavar="TEXT", help="a pytest test: node ids and options as on its command line")
     what.add_argument("--command", metavar="TEXT", help="a shell command: 0 is good, 125 cannot tell, else bad")
     what.add_argument("--expect", default="", metavar="TEXT", help="the failure must contain this, else it is another")

@@ -5,6 +5,7 @@ Imports only the standard library and this room.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -120,9 +121,16 @@ class Hunt:
     ) -> Judgement:
         observation = observation.only(self.checks)
         judgement = judge(observation, standard)
-        self.progress.tested(candidate, judgement, observation, kept=kept, reused=reused)
+        certain = standard is not None or not observation.told
+        self.progress.tested(candidate, judgement, observation, certain=certain, kept=kept, reused=reused)
         self.steps.append(Step(phase, candidate, identity, judgement.answer, judgement.why, observation, kept))
         return judgement
+
+    def judge_again(self, standard: Standard) -> None:
+        """Hold the first end, which was seen before there was a standard, against it."""
+        for number, step in enumerate(self.steps):
+            judgement = judge(step.observation, standard)
+            self.steps[number] = dataclasses.replace(step, answer=judgement.answer, why=judgement.why)
 
     def workers(self) -> Workers[int]:
         return Here() if self.jobs == 1 else Forked()
@@ -270,6 +278,7 @@ class _Search:
             )
         self.standard = standard
         self.hunt.progress.standard(standard)
+        self.hunt.judge_again(standard)
 
     # The end
 

@@ -127,10 +127,12 @@ class PytestPredicate:
     Attributes:
         text: as on a command line, ``tests/test_loss.py::test_masked -k short``.
         folder: from which relative paths are meant.
+        in_place: they are meant from the place's own folder (a commit's files) instead.
     """
 
     text: str
     folder: Path
+    in_place: bool = False
     timeout: float | None = None
     doubt: float = 0.0
 
@@ -140,6 +142,8 @@ class PytestPredicate:
 
     @property
     def digest(self) -> str:
+        if self.in_place:
+            return _digest("pytest", self.text)
         return _digest("pytest", self.text, str(self.folder), *_named_files(self.text, self.folder))
 
     def describe(self) -> str:
@@ -153,7 +157,7 @@ class PytestPredicate:
             *(["-p", "trlcompat"] if place.environment is not None else []),
             *shlex.split(self.text),
         ]
-        inside = Place(place.environment, self.folder, place.overlay)
+        inside = place if self.in_place else Place(place.environment, self.folder, place.overlay)
         try:
             status = inside.run(command, log, self.timeout)
         except Hung as error:

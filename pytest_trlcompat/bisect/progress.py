@@ -57,6 +57,7 @@ class Progress:
         judgement: Judgement,
         observation: Observation,
         *,
+        certain: bool,
         kept: bool,
         reused: str | None = None,
     ) -> None:
@@ -69,7 +70,9 @@ class Progress:
             self.ran.append(seconds)
             built = "in place" if observation.reused else f"{observation.build_seconds:.0f} s"
             how = f"{seconds:.0f} s, environment {built}"
-        self.say(f"  {candidate.label}: {judgement.answer} ({judgement.why}) [{how}]")
+        # The first end is neither good nor bad before the other one is known.
+        what = f"{judgement.answer} ({judgement.why})" if certain else judgement.why
+        self.say(f"  {candidate.label}: {what} [{how}]")
 
 
 def duration(seconds: float) -> str:

@@ -28,7 +28,7 @@ def find_predicate(asked: argparse.Namespace, layout: Layout, folder: Path, *, i
     """What is asked of each candidate.
 
     Args:
-        in_place: commands run in a commit's own files.
+        in_place: tests and commands run in a commit's own files.
 
     Raises:
         BisectError: unless exactly one thing is asked, of a known issue.
@@ -37,8 +37,8 @@ def find_predicate(asked: argparse.Namespace, layout: Layout, folder: Path, *, i
     if len(given) != 1:
         found = " and ".join(f"--{name}" for name in given) or "none of them"
         raise BisectError(f"one of --issue ID, --pytest TEXT and --command TEXT says what is bad; found: {found}")
-    if asked.strategy != "*" and asked.issue is None:
-        raise BisectError("--strategy chooses among the verdicts of an issue; give it with --issue")
+    if asked.strategy != "*" and asked.command is not None:
+        raise BisectError("--strategy chooses among the checks of a suite; a command is one check")
     if asked.issue is not None:
         if in_place:
             raise BisectError("--issue needs an environment: say with --package which package the clone is")
@@ -48,7 +48,7 @@ def find_predicate(asked: argparse.Namespace, layout: Layout, folder: Path, *, i
             raise BisectError(f"--issue: {error}") from error
         return IssuePredicate(layout, asked.issue, asked.timeout)
     if asked.pytest is not None:
-        return PytestPredicate(asked.pytest, folder, asked.timeout)
+        return PytestPredicate(asked.pytest, folder, in_place, asked.timeout)
     return CommandPredicate(asked.command, folder, in_place, asked.timeout)
 
 

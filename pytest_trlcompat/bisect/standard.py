@@ -95,10 +95,8 @@ def judge(observation: Observation, standard: Standard | None) -> Judgement:
 
 
 def _plainly(observation: Observation) -> Judgement:
-    if observation.failed:
-        texts = {check: str(failure) for check, failure in observation.failed.items()}
-        return Judgement(Answer.BAD, _named(texts, texts, texts))
-    return Judgement(Answer.GOOD, _named(observation.passed, observation.passed, observation.passed))
+    texts = {**observation.passed, **{check: str(failure) for check, failure in observation.failed.items()}}
+    return Judgement(Answer.BAD if observation.failed else Answer.GOOD, _named(texts, texts, texts))
 
 
 def _turned(good: Observation, bad: Observation) -> dict[str, Fingerprint]:
