@@ -226,6 +226,22 @@ def test_a_change_beside_the_release_is_told_from_it(registry: Registry, capsys:
     assert "2 packages changed there: transformers, accelerate\n" in capsys.readouterr().out
 
 
+def test_the_same_command_resolves_and_runs_nothing_again(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule(registry, SILENT.format(condition="at_least('transformers', '4.52')"))
+    assert ask(registry, *OVER_ALL) == 0
+    first, runs = result(registry), len(registry.runs)
+    assert [step["phase"] for step in first["steps"]][-1] == "packages"
+
+    def refuse(*words: object) -> Lock:
+        raise AssertionError("it was resolved again")
+
+    monkeypatch.setattr(releases, "lock_for", refuse)
+    monkeypatch.setattr(resolving, "compile_versions", refuse)
+    assert ask(registry, *OVER_ALL) == 0
+    assert result(registry)["culprit"] == first["culprit"]
+    assert len(registry.runs) == runs
+
+
 def test_the_rest_of_the_stack_may_be_held(registry: Registry) -> None:
     rule(registry, SILENT.format(condition="at_least('transformers', '4.52')"))
     assert ask(registry, *OVER_ALL, "--rest", "fixed") == 0
