@@ -70,7 +70,7 @@ def _copied(package: Path, below: Path) -> Path:
     for path in files:
         digest.update(str(path.relative_to(package.parent)).encode() + b"\0" + path.read_bytes())
     target = below / f"{__version__}-{digest.hexdigest()[:12]}"
-    with locked(target.with_suffix(".lock")):
+    with locked(below / f".{target.name}.lock"):
         if not target.is_dir():
             # Renamed into place, so that a copy that was cut short is not taken for a whole one.
             temporary = Path(tempfile.mkdtemp(dir=below))
