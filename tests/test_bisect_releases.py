@@ -74,6 +74,8 @@ class Registry:
         for package, version in versions.items():
             if version not in self.released[package]:
                 raise Untestable(f"there is no version of {package}=={version}")
+            if DAY + datetime.timedelta(days=self.released[package][version]) >= date:
+                raise Untestable(f"{package}=={version} was filtered by exclude-newer {date}")
         for package, version, other, least in self.needs:
             if Version(versions[package]) >= Version(version) and Version(versions[other]) < Version(least):
                 raise Untestable(f"{package} {versions[package]} needs {other}>={least}")
@@ -453,15 +455,16 @@ def make_clone(git_history: GitHistory, folder: Path, count: int, tags: Mapping[
     return shas
 
 
+def install(arguments: Sequence[str]) -> str:
+    """What uv would do with a commit's files."""
+    shutil.copytree(arguments[-1], arguments[arguments.index("--target") + 1])
+    return ""
+
+
 def test_one_command_goes_from_two_days_to_the_commit(
     registry: Registry, git_history: GitHistory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shas = make_clone(git_history, registry.folder / "clone", 30, {"v4.51.0": 3, "v4.52.0": 27})
-
-    def install(arguments: Sequence[str]) -> str:
-        shutil.copytree(arguments[-1], arguments[arguments.index("--target") + 1])
-        return ""
-
     monkeypatch.setattr(commits, "uv_cached_first", install)
     rule(
         registry,
@@ -475,6 +478,22 @@ def test_one_command_goes_from_two_days_to_the_commit(
     assert culprit["commits"]["first_bad"] == shas[18]
     assert result(registry)["verdict"].startswith(f"transformers {shas[18][:10]} (change 18) broke")
     assert [search["phase"] for search in result(registry)["searches"]] == ["days", "commits"]
+
+
+@pytest.mark.parametrize("held", [(), ("--with", "accelerate=1.3", "trl=0.14.0")])
+def test_commits_of_a_package_are_installed_over_one_environment(
+    registry: Registry, git_history: GitHistory, monkeypatch: pytest.MonkeyPatch, held: tuple[str, ...]
+) -> None:
+    """What is held may be newer than the commits, which are of January."""
+    shas = make_clone(git_history, registry.folder / "clone", 12, {})
+    monkeypatch.setattr(commits, "uv_cached_first", install)
+    rule(registry, SILENT.format(condition="commit >= 7"))
+    arguments = ["--package", "transformers", "--clone", "clone", "--good", shas[0], "--bad", shas[-1]]
+    assert ask(registry, "commits", *arguments, *held) == 0
+    culprit = result(registry)["culprit"]
+    assert (culprit["package"], culprit["first_bad"]) == ("transformers", shas[7])
+    assert {run["accelerate"] for run in registry.runs} == ({"1.3"} if held else {"1.0"})
+    assert len(list((registry.folder / "envs").iterdir())) == 1
 
 
 def test_a_clone_without_the_tags_loses_nothing_that_was_found(

@@ -195,7 +195,8 @@ def test(asked: Asked) -> int:
 
 
 def _lock_of_commits(asked: Asked, package: str | None, day: str) -> Lock | None:
-    """The versions that all commits are tested with: those held, the others as of the newest commit.
+    """The versions that all commits are tested with: those held, the others as of the newest commit, or as of the day
+    when all that is held was there.
 
     A release of the package itself that is held says whose requirements are installed.
     """
@@ -205,7 +206,10 @@ def _lock_of_commits(asked: Asked, package: str | None, day: str) -> Lock | None
         return None
     date = datetime.date.fromisoformat(day) + datetime.timedelta(days=asked.matrix.settle_days)
     today = datetime.datetime.now(datetime.timezone.utc).date()
-    return resolve(asked.matrix, Cell(question.pins(asked.options), min(date, today)))
+    held = question.pins(asked.options)
+    if held:
+        date = max(date, find_date(asked.matrix, Cell(held)))
+    return resolve(asked.matrix, Cell(held, min(date, today)))
 
 
 def _finish(asked: Asked, hunt: Hunt, culprit: Culprit, **about: Any) -> int:
