@@ -109,7 +109,8 @@ class Commits:
     def tidy(self) -> None:
         """Take away the files of commits whose process has ended, or is this one, which is done with them."""
         with undisturbed():
-            for folder in self.work.glob("tree-*"):
+            ours = self.work.resolve()
+            for folder in {*self.clone.worktrees(ours), *ours.glob("tree-*")}:
                 owner = int(folder.name.rpartition("-")[2])
                 if owner == os.getpid() or not Path(f"/proc/{owner}").exists():
                     self.clone.remove_worktree(folder)

@@ -6,6 +6,7 @@ Imports only the standard library and the matrix.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_trlcompat.bisect.errors import BisectError
+from pytest_trlcompat.bisect.workers import MARK
 from pytest_trlcompat.matrix.process import undisturbed
 
 __all__ = ["Clone", "Commit"]
@@ -120,29 +122,37 @@ class Clone:
             BisectError: when git cannot make it.
         """
         try:
-            with undisturbed():
-                self.remove_worktree(folder)  # what a killed run left
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                # Hooks of the clone's owner are not for us.
-                self._git(
-                    *("-c", "core.hooksPath=/dev/null", "worktree", "add", "--quiet", "--force", "--detach"),
-                    *(str(folder), commit.sha),
-                )
+            # Hooks of the clone's owner are not for us.
+            options = ("-c", "core.hooksPath=/dev/null")
+            self._change_worktrees(
+                folder.parent, *options, "add", "--force", "--quiet", "--detach", str(folder), commit.sha
+            )
             yield folder
         finally:
-            with undisturbed():
-                self.remove_worktree(folder)
+            self.remove_worktree(folder)
 
     def remove_worktree(self, folder: Path) -> None:
         """Take a worktree away that nobody needs any more."""
-        if folder.exists():
-            with contextlib.suppress(BisectError):
-                self._git("worktree", "remove", "--force", "--force", str(folder))
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(BisectError):  # git does not know it
+            self._change_worktrees(folder.parent, "remove", "--force", "--force", str(folder))
+        shutil.rmtree(folder, ignore_errors=True)
 
-    def _git(self, *arguments: str, otherwise: str = "") -> str:
+    def worktrees(self, below: Path) -> list[Path]:
+        """All of a folder that git knows of, those included whose files are gone."""
+        with _one_at_a_time(below) as lock:
+            lines = self._git("worktree", "list", "--porcelain", hold=lock).splitlines()
+        known = [Path(line.partition(" ")[2]) for line in lines if line.startswith("worktree ")]
+        return [folder for folder in known if folder.parent == below.resolve()]
+
+    def _change_worktrees(self, below: Path, *arguments: str) -> None:
+        """Worktrees of one clone are not made at the same time, nor left half made by a worker that is killed."""
+        place = next(number for number, word in enumerate(arguments) if word in ("add", "remove"))
+        with undisturbed(), _one_at_a_time(below) as lock:
+            self._git(*arguments[:place], "worktree", *arguments[place:], hold=lock)
+
+    def _git(self, *arguments: str, otherwise: str = "", hold: int | None = None) -> str:
         # Set by git itself for the command of `git bisect run`, and by hooks: they would lead to another repository.
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", MARK))}
         command = ["git", "-C", str(self.path), "-c", "log.showSignature=false", *arguments]
         variables = {**inherited, "GIT_LFS_SKIP_SMUDGE": "1", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
         try:
@@ -153,3 +163,12 @@ class Clone:
             reason = done.stderr.strip().splitlines()[:1] or [f"git ended with exit status {done.returncode}"]
             raise BisectError(otherwise or f"--clone {self.path}: git {arguments[0]}: {reason[0]}")
         return done.stdout
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[int]:
+    """A lock that git inherits, so that it is held until git has ended, also where the one who called it was killed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".worktrees.lock", "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()

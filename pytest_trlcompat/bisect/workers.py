@@ -17,11 +17,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pytest_trlcompat.matrix import process
 
-__all__ = ["Forked", "Here", "WorkerDied", "Workers"]
+__all__ = ["MARK", "Forked", "Here", "WorkerDied", "Workers"]
 
 Key = TypeVar("Key", bound=Hashable)
-_MARK = "_TRLCOMPAT_WORKER"
-"""A variable by which what a worker started is known."""
+MARK = "_TRLCOMPAT_WORKER"
+"""A variable by which what a worker started is known, and is killed with it. What must not be, is started without."""
 
 
 class WorkerDied(RuntimeError):
@@ -105,7 +105,7 @@ class Forked(Generic[Key]):
             worker = self._workers[key]
             worker.process.kill()
             worker.process.join()
-            process.kill_marked(f"{_MARK}={worker.mark}")
+            process.kill_marked(f"{MARK}={worker.mark}")
             worker.receiver.close()
             del self._workers[key]
 
@@ -124,7 +124,7 @@ def _work(function: Callable[[], Any], sender: Connection, mark: str, parent: in
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     process.die_with(parent)
-    os.environ[_MARK] = mark
+    os.environ[MARK] = mark
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
         outcome: tuple[bool, Any] = (False, function())
