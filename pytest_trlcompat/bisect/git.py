@@ -122,11 +122,7 @@ class Clone:
             BisectError: when git cannot make it.
         """
         try:
-            # Hooks of the clone's owner are not for us.
-            options = ("-c", "core.hooksPath=/dev/null")
-            self._change_worktrees(
-                folder.parent, *options, "add", "--force", "--quiet", "--detach", str(folder), commit.sha
-            )
+            self._change_worktrees(folder.parent, "add", "--force", "--quiet", "--detach", str(folder), commit.sha)
             yield folder
         finally:
             self.remove_worktree(folder)
@@ -146,14 +142,15 @@ class Clone:
 
     def _change_worktrees(self, below: Path, *arguments: str) -> None:
         """Worktrees of one clone are not made at the same time, nor left half made by a worker that is killed."""
-        place = next(number for number, word in enumerate(arguments) if word in ("add", "remove"))
         with undisturbed(), _one_at_a_time(below) as lock:
-            self._git(*arguments[:place], "worktree", *arguments[place:], hold=lock)
+            self._git("worktree", *arguments, hold=lock)
 
     def _git(self, *arguments: str, otherwise: str = "", hold: int | None = None) -> str:
         # Set by git itself for the command of `git bisect run`, and by hooks: they would lead to another repository.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", MARK))}
-        command = ["git", "-C", str(self.path), "-c", "log.showSignature=false", *arguments]
+        # Hooks of the clone's owner are not for us.
+        settings = ("-c", "core.hooksPath=/dev/null", "-c", "log.showSignature=false")
+        command = ["git", "-C", str(self.path), *settings, *arguments]
         variables = {**inherited, "GIT_LFS_SKIP_SMUDGE": "1", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
         try:
             done = subprocess.run(command, env=variables, capture_output=True, text=True, errors="replace", check=False)
