@@ -115,6 +115,9 @@ class Registry:
         return Environment(root)
 
     def find_date(self, matrix: Matrix, cell: Cell) -> datetime.date:
+        for name, version in cell.pins.items():
+            if version not in self.released[name]:
+                raise Untestable(f"No solution found\nBecause there is no version of {name}=={version}")
         born = max(self.released[name][version] for name, version in cell.pins.items())
         return DAY + datetime.timedelta(days=born + matrix.settle_days)
 
@@ -311,6 +314,12 @@ def test_two_releases_without_one_between(registry: Registry, capsys: pytest.Cap
             "4.59.0",
             ["--with", "transformers=4.1"],
             "transformers is what is searched; leave ",
+        ),
+        (
+            "4.40.0",
+            "4.59.0",
+            ["--with", "trl=9"],
+            "--with trl=9: No solution found Because there is no version of trl==9",
         ),
         ("4.40.0", "4.59.0", ["--strategy", "fsdp1"], "--strategy chooses among the checks of a suite; "),
         ("4.40.0", "4.59.0", ["--issue", "nothing"], "one of --issue ID, --pytest TEXT and --command TEXT"),

@@ -59,7 +59,7 @@ TWO = Standard({"a": BROKEN, "b": BROKEN})
         (seen(a="ok", b=ERROR), Answer.UNKNOWN, "b another failure: ValueError: another thing that happened"),
         (seen(a="ok", b=None), Answer.UNKNOWN, "b absent: no such trainer"),
         (seen(a="ok"), Answer.UNKNOWN, "b not measured"),
-        (Observation(reason="untestable: no\nsolution"), Answer.UNKNOWN, "untestable: no"),
+        (Observation(reason="untestable: no\nsolution"), Answer.UNKNOWN, "untestable: no solution"),
         (Observation(), Answer.UNKNOWN, "nothing was measured"),
     ],
 )

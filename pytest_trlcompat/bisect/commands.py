@@ -30,8 +30,9 @@ from pytest_trlcompat.bisect.releases import Releases, between
 from pytest_trlcompat.bisect.releases_index import Listing, list_releases
 from pytest_trlcompat.bisect.result import Result
 from pytest_trlcompat.bisect.search import Answer
-from pytest_trlcompat.bisect.standard import judge
+from pytest_trlcompat.bisect.standard import judge, one_line
 from pytest_trlcompat.matrix.cells import Cell, Matrix, read_matrix
+from pytest_trlcompat.matrix.errors import Unreachable, Untestable
 from pytest_trlcompat.matrix.files import write_whole
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock, find_date, lock_for, resolve
@@ -113,6 +114,7 @@ def releases(asked: Asked) -> int:
     good, bad = (question.version_of(getattr(options, end), f"--{end}") for end in ("good", "bad"))
     first, last = question.check_order(good, bad, options.find_fix)
     others = question.pins(options, free=[package])
+    _born(asked, others)
     hunt, clones = asked.hunt(asked.predicate()), asked.clones()
     found = between(asked.listing(package), first, last, pre=options.pre, yanked=options.yanked)
     for line in found.left_out:
@@ -136,10 +138,8 @@ def days(asked: Asked) -> int:
     first, last = question.check_days(options.good, options.bad, options.find_fix)
     others = question.pins(options)
     hunt, clones = asked.hunt(asked.predicate()), asked.clones()
-    born = (
-        find_date(asked.matrix, Cell(others)) - datetime.timedelta(days=asked.matrix.settle_days) if others else first
-    )
-    if first <= born and others:
+    born = _born(asked, others)
+    if born is not None and first <= born:
         raise BisectError(
             f"{first} is too early: the versions of --with were all there on {born} only; "
             f"name {born + datetime.timedelta(days=1)} or a later day"
@@ -204,12 +204,33 @@ def _lock_of_commits(asked: Asked, package: str | None, day: str) -> Lock | None
         if asked.options.with_:
             raise BisectError("--with holds versions of an environment: say with --package which package the clone is")
         return None
+    held = question.pins(asked.options)
     date = datetime.date.fromisoformat(day) + datetime.timedelta(days=asked.matrix.settle_days)
     today = datetime.datetime.now(datetime.timezone.utc).date()
-    held = question.pins(asked.options)
-    if held:
-        date = max(date, find_date(asked.matrix, Cell(held)))
+    born = _born(asked, held)
+    if born is not None:
+        date = max(date, born + datetime.timedelta(days=asked.matrix.settle_days))
     return resolve(asked.matrix, Cell(held, min(date, today)))
+
+
+def _born(asked: Asked, held: dict[str, str]) -> datetime.date | None:
+    """The day on which all that is held was there; ``None`` where nothing is.
+
+    Raises:
+        BisectError: for versions that the registry does not have, before anything is run with them.
+    """
+    if not held:
+        return None
+    named = " ".join(f"{name}={version}" for name, version in held.items())
+    try:
+        return find_date(asked.matrix, Cell(held)) - datetime.timedelta(days=asked.matrix.settle_days)
+    except Unreachable as error:
+        raise BisectError(
+            f"--with {named}: the package registry cannot be reached, and the cache does not know these versions; run "
+            f"the same command again with a network. {one_line(str(error))}"
+        ) from error
+    except Untestable as error:
+        raise BisectError(f"--with {named}: {one_line(str(error))}") from error
 
 
 def _finish(asked: Asked, hunt: Hunt, culprit: Culprit, **about: Any) -> int:

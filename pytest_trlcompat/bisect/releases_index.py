@@ -113,7 +113,7 @@ def _version_of_file(name: str) -> Version | None:
 
 def _reason(output: str) -> str:
     wanted = re.compile(
-        r"^(?:ERROR:|WARNING: Retrying|error:)|^\s+Caused by:|Could not|offline|No matching", re.IGNORECASE
+        r"^(?:ERROR:|WARNING: Retrying|error:)|^\s+Caused by:|Could not|network|No matching", re.IGNORECASE
     )
     lines = [line.strip() for line in output.splitlines() if wanted.search(line)]
     return " / ".join(dict.fromkeys(lines[-3:])) or "pip gave no reason"

@@ -12,7 +12,7 @@ from pytest_trlcompat.bisect.fingerprint import Fingerprint, same
 from pytest_trlcompat.bisect.observation import Observation
 from pytest_trlcompat.bisect.search import Answer, Refusal
 
-__all__ = ["KNOWN_SYMPTOMS", "Judgement", "NoStandard", "Standard", "judge", "set_standard"]
+__all__ = ["KNOWN_SYMPTOMS", "Judgement", "NoStandard", "Standard", "judge", "one_line", "set_standard"]
 
 KNOWN_SYMPTOMS = ("broken", "silent", "wasteful")
 """Verdicts that show a known issue; ``error`` and ``hang`` are other failures."""
@@ -75,7 +75,9 @@ def judge(observation: Observation, standard: Standard | None) -> Judgement:
     """
     if not observation.told:
         reasons = [observation.reason, *observation.untold.values()]
-        return Judgement(Answer.UNKNOWN, next((_line(reason) for reason in reasons if reason), "nothing was measured"))
+        return Judgement(
+            Answer.UNKNOWN, next((one_line(reason) for reason in reasons if reason), "nothing was measured")
+        )
     if standard is None:
         return _plainly(observation)
     watched = standard.watched
@@ -87,7 +89,7 @@ def judge(observation: Observation, standard: Standard | None) -> Judgement:
     others = {
         check: f"another failure: {observation.failed[check]}" for check in watched if check in observation.failed
     }
-    untold = {check: _line(observation.untold.get(check, "not measured")) for check in watched}
+    untold = {check: one_line(observation.untold.get(check, "not measured")) for check in watched}
     unclear = {check: others.get(check, untold[check]) for check in watched if check not in observation.passed}
     if unclear:
         return Judgement(Answer.UNKNOWN, _named(unclear, unclear, watched))
@@ -115,7 +117,7 @@ def _named(checks: object, texts: Mapping[str, str], among: Mapping[str, object]
     return "; ".join(f"{check} {texts[check]}" for check in chosen)
 
 
-def _line(text: str) -> str:
-    """The first line that says something, shortened."""
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return first if len(first) <= 160 else first[:157] + "..."
+def one_line(text: str) -> str:
+    """A reason of several lines on one, shortened."""
+    joined = " ".join(text.split())
+    return joined if len(joined) <= 240 else joined[:237] + "..."
