@@ -129,6 +129,11 @@ def test_an_installed_package_is_copied_out_of_its_neighbours_sight(
     assert state_folder(layout) == tmp_path / "cache" / "bisect"
 
 
+# From Python 3.12 on, forking beside pytest-xdist's threads is warned of; the program itself has none.
+FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+
+@FORKS
 def test_a_worker_hands_over_its_result_or_its_exception() -> None:
     workers: Forked[str] = Forked()
     workers.start("good", lambda: 3)
@@ -146,6 +151,7 @@ def test_a_worker_hands_over_its_result_or_its_exception() -> None:
     assert workers.running() == set()
 
 
+@FORKS
 def test_a_worker_that_is_stopped_leaves_nothing_behind(tmp_path: Path) -> None:
     def long() -> None:
         subprocess.run(["/bin/sh", "-c", f"echo $$ > {tmp_path}/pid; setsid sleep 300 & sleep 300"], check=True)
