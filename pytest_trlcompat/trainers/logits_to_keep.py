@@ -145,7 +145,7 @@ class LogitsToKeepMixin:
         # The method of trl 0.15.0 to 0.19.1; it takes a batch size from 0.17.0 on.
         upstream: Any = super()
         keyword = logits_keyword(model, device=input_ids.device)
-        splits = batch_size is None or "batch_size" in inspect.signature(upstream._get_per_token_logps).parameters
+        splits = batch_size is None or _takes_batch_size(upstream._get_per_token_logps)
         if keyword == "logits_to_keep" and self._upstream_divides_by_temperature() and splits:
             more = kwargs if batch_size is None else {"batch_size": batch_size, **kwargs}
             return upstream._get_per_token_logps(model, input_ids, attention_mask, logits_to_keep, **more)
@@ -234,6 +234,11 @@ class _ClosureCalls:
         (input_ids, length), self._asked = self._asked, None
         output.logits = _last_positions(output.logits, input_ids, length) / self.temperature
         return output
+
+
+def _takes_batch_size(method: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(method).parameters.values()
+    return any(one.name == "batch_size" or one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
 
 
 def _has_logps_method(upstream: Any) -> bool:
