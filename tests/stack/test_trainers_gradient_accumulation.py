@@ -23,10 +23,14 @@ class Trainer:
 
     divides_before_backward = False
     divides_report = False
+    told = 1
+    """Of how many micro-batches Accelerate knows, by which it divides unless DeepSpeed goes backward."""
 
     def __init__(self, distributed_type: Any = DistributedType.NO) -> None:
         self.args = SimpleNamespace(gradient_accumulation_steps=STEPS)
-        self.accelerator = SimpleNamespace(distributed_type=distributed_type, no_sync="upstream")
+        self.accelerator = SimpleNamespace(
+            distributed_type=distributed_type, no_sync="upstream", gradient_accumulation_steps=self.told
+        )
         self.weight = torch.ones((), requires_grad=True)
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -40,7 +44,7 @@ class Trainer:
         if self.divides_before_backward:
             loss = loss / STEPS
         by_engine = self.accelerator.distributed_type == DistributedType.DEEPSPEED
-        (loss / STEPS if by_engine else loss).backward()
+        (loss / STEPS if by_engine else loss / self.accelerator.gradient_accumulation_steps).backward()
         return loss.detach() / STEPS if self.divides_report else loss.detach()
 
 
@@ -50,6 +54,12 @@ class Trainer446(Trainer):
 
 class Trainer448(Trainer):
     divides_before_backward = True
+
+
+class Trainer52(Trainer448):
+    """That of 5.2.0 to 5.5.3."""
+
+    told = STEPS
 
 
 def corrected(kind: type[Trainer], *args: Any) -> Any:
@@ -124,6 +134,14 @@ def test_deepspeed_is_not_told_when_to_synchronise(
     if replaced:
         with trainer.accelerator.no_sync(model=None):
             pass
+
+
+def test_accelerate_does_not_divide_once_more(version: Any) -> None:
+    version("5.2.0")
+    for trainer, gradient in ((Trainer52(), 3.0 / STEPS**2), (corrected(Trainer52), 3.0 / STEPS)):
+        trainer.create_accelerator_and_postprocess()
+        trainer.training_step(3.0)
+        assert trainer.weight.grad.item() == pytest.approx(gradient)
 
 
 @pytest.mark.parametrize("distributed_type", [DistributedType.NO, DistributedType.DEEPSPEED])
