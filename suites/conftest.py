@@ -48,6 +48,26 @@ def _has_grpo() -> bool:
     return any((Path(folder) / "trainer" / "grpo_trainer.py").is_file() for folder in trl.submodule_search_locations)
 
 
+class _Once:
+    """Makes each launch once; one that failed fails again for every suite that asks for it."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._known: dict[str, LaunchResult | LaunchError] = {}
+
+    def __call__(self, body: Callable[..., Any], *args: Any, **settings: Any) -> LaunchResult:
+        key = repr((body.__module__, body.__qualname__, args, sorted(settings.items())))
+        if key not in self._known:
+            try:
+                self._known[key] = self._launcher(body, *args, **settings)
+            except LaunchError as error:
+                self._known[key] = error
+        found = self._known[key]
+        if isinstance(found, LaunchError):
+            raise found
+        return found
+
+
 @pytest.fixture(params=["upstream", "corrected"])
 def subject(request: pytest.FixtureRequest) -> str:
     """Whose trainer runs: TRL's own, or the corrected one of this package."""
@@ -68,20 +88,10 @@ def grpo_runs(launcher: Launcher, saved_qwen2: TinyModel) -> Callable[..., Launc
 
     A launch that failed fails again for every suite that asks for it.
     """
-    known: dict[Any, LaunchResult | LaunchError] = {}
+    once = _Once(launcher)
 
     def run(measure: str, subject: str, strategy: str, **arguments: Any) -> LaunchResult:
-        key = (measure, subject, strategy, *sorted(arguments.items()))
-        if key not in known:
-            body = getattr(grpo_training_measures, measure)
-            try:
-                known[key] = launcher(body, subject, saved_qwen2, strategy=strategy, **arguments)
-            except LaunchError as error:
-                known[key] = error
-        found = known[key]
-        if isinstance(found, LaunchError):
-            raise found
-        return found
+        return once(getattr(grpo_training_measures, measure), subject, saved_qwen2, strategy=strategy, **arguments)
 
     return run
 
@@ -123,21 +133,8 @@ def launch_once(launcher: Launcher) -> Callable[..., list[Any]]:
 
     Several known issues show in the numbers of one launch, and each has a suite of its own.
     """
-    known: dict[str, list[Any] | LaunchError] = {}
-
-    def launch(body: Callable[..., Any], *args: Any, **settings: Any) -> list[Any]:
-        key = repr((body.__module__, body.__qualname__, args, settings))
-        if key not in known:
-            try:
-                known[key] = list(launcher(body, *args, **settings).values)
-            except LaunchError as error:
-                known[key] = error
-        found = known[key]
-        if isinstance(found, LaunchError):
-            raise found
-        return found
-
-    return launch
+    once = _Once(launcher)
+    return lambda body, *args, **settings: once(body, *args, **settings).values
 
 
 @pytest.fixture(scope="session")

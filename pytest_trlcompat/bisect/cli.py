@@ -6,11 +6,9 @@ Thin: options, and which room answers them. Imports only the standard library an
 from __future__ import annotations
 
 import argparse
-import contextlib
 import shlex
-import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +17,7 @@ from pytest_trlcompat.bisect.commands import Asked, commits, days, releases, tes
 from pytest_trlcompat.bisect.layouts import find_layout
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import said_plainly
+from pytest_trlcompat.matrix.process import stopped_like_ctrl_c
 
 __all__ = ["add_parser", "main"]
 
@@ -156,7 +155,7 @@ def _run(parsed: argparse.Namespace, given: Sequence[str] | None = None) -> int:
     reproduce = f"trlcompat bisect {shlex.join(_without(words, ('--json', '--report', '--state', '--jobs')))}"
     say = partial(print, flush=True)
     try:
-        with said_plainly(), _stopped_like_ctrl_c():
+        with said_plainly(), stopped_like_ctrl_c():
             asked = Asked(parsed, find_layout(), Path.cwd(), command, reproduce, say)
             return {"releases": releases, "days": days, "commits": commits, "test": test}[parsed.kind](asked)
     except MatrixError as error:
@@ -179,18 +178,3 @@ def _without(words: Sequence[str], options: Sequence[str]) -> list[str]:
         elif not word.startswith(tuple(f"{option}=" for option in options)):
             kept.append(word)
     return kept
-
-
-@contextlib.contextmanager
-def _stopped_like_ctrl_c() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a command as orderly as Ctrl-C does."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -142,9 +142,7 @@ class PytestPredicate:
 
     @property
     def digest(self) -> str:
-        if self.in_place:
-            return _digest("pytest", self.text)
-        return _digest("pytest", self.text, str(self.folder), *_named_files(self.text, self.folder))
+        return _digest("pytest", self.text, *_read_from(self))
 
     def describe(self) -> str:
         return f"pytest {self.text}"
@@ -206,9 +204,7 @@ class CommandPredicate:
 
     @property
     def digest(self) -> str:
-        if self.in_place:
-            return _digest("command", self.text)
-        return _digest("command", self.text, str(self.folder), *_named_files(self.text, self.folder))
+        return _digest("command", self.text, *_read_from(self))
 
     def describe(self) -> str:
         return f"`{self.text}`"
@@ -230,6 +226,12 @@ class CommandPredicate:
         otherwise = f"signal {-status}" if status < 0 else f"exit status {status}"
         evidence = {"command": {"verdict": otherwise, "output": text[-_TAIL:]}}
         return Observation(failed={"command": of_text(text, otherwise)}, evidence=evidence, doubt=self.doubt)
+
+
+def _read_from(predicate: PytestPredicate | CommandPredicate) -> list[str]:
+    """What its answers depend on beside the text: the caller's folder and files, unless it means the place's own."""
+    folder = predicate.folder
+    return [] if predicate.in_place else [str(folder), *_named_files(predicate.text, folder)]
 
 
 def _named_files(text: str, folder: Path) -> list[str]:

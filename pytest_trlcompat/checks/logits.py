@@ -7,8 +7,6 @@ corrected trainers' ``logits_keyword``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 
 from pytest_trlcompat.checks._models import unwrapped
 from pytest_trlcompat.checks._ranks import CheckError, together
-from pytest_trlcompat.trainers.logits_to_keep import KEYWORDS, logits_keyword
+from pytest_trlcompat.trainers.logits_to_keep import KEYWORDS, dropout_off, logits_keyword
 
 __all__ = ["LogitsCalls", "check_logits"]
 
@@ -66,7 +64,7 @@ def check_logits(
                 f"asked for the logits of {logits_to_keep} positions, but {_name(model)} honours none of "
                 f"{', '.join(KEYWORDS)}: it always computes all of them"
             )
-    with torch.no_grad(), _evaluating(model):
+    with torch.no_grad(), dropout_off(model):
         full, refused = _forward(model, input_ids, mask, {}), None
         try:
             short = _forward(model, input_ids, mask, {chosen: logits_to_keep})
@@ -207,16 +205,3 @@ def _language_models(model: nn.Module) -> list[nn.Module]:
 
 def _name(model: nn.Module) -> str:
     return type(unwrapped(model)).__name__.removeprefix("FSDP")  # which FSDP2 puts before it
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Dropout off for a while, so that two forwards can be compared and no random number is drawn."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-__all__ = ["die_with", "kill_marked", "run", "undisturbed"]
+__all__ = ["die_with", "kill_marked", "run", "stopped_like_ctrl_c", "undisturbed"]
 
 _MARK = "TRLCOMPAT_RUN"
 _GRACE = 1.2
@@ -53,7 +53,7 @@ def run(
     mark = f"{_MARK}={uuid.uuid4().hex}"
     variables = {**env, _MARK: mark.partition("=")[2]}
     child = None
-    with _stopped_like_ctrl_c():
+    with stopped_like_ctrl_c():
         try:
             with undisturbed():  # a child that nobody knows of yet could not be stopped
                 child = subprocess.Popen(
@@ -122,7 +122,7 @@ def undisturbed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stopped_like_ctrl_c() -> Iterator[None]:
+def stopped_like_ctrl_c() -> Iterator[None]:
     """Within the block, the signals that end a process orderly raise KeyboardInterrupt."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -27,6 +27,7 @@ __all__ = [
     "LogitsShapeError",
     "LogitsToKeepMixin",
     "completion_logits",
+    "dropout_off",
     "logits_keyword",
     "per_token_logps",
 ]
@@ -247,7 +248,7 @@ def _has_logps_method(upstream: Any) -> bool:
 
 def _honours(model: nn.Module, keyword: str, ids: Tensor) -> bool:
     try:
-        with torch.no_grad(), _dropout_off(model):
+        with torch.no_grad(), dropout_off(model):
             logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **{keyword: 1}).logits
     except TypeError as error:
         if keyword not in str(error):
@@ -257,8 +258,8 @@ def _honours(model: nn.Module, keyword: str, ids: Tensor) -> bool:
 
 
 @contextmanager
-def _dropout_off(model: nn.Module) -> Iterator[None]:
-    """Put every module into eval mode for a while, so that asking draws no random numbers."""
+def dropout_off(model: nn.Module) -> Iterator[None]:
+    """Put every module into eval mode for a while, so that a forward draws no random numbers."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
