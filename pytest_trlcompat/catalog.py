@@ -141,8 +141,7 @@ class KnownIssue:
     @property
     def trainer(self) -> str:
         """Whose issue it is, by its id: ``grpo``, ``ppo``, or empty for one that meets every trainer."""
-        prefix = self.id.partition("-")[0]
-        return prefix if prefix in TRAINERS else ""
+        return _trainer_of(self.id)
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -263,6 +262,11 @@ def _blocked(issue: KnownIssue, errors: list[Prediction]) -> KnownIssue:
     return replace(issue, predictions=(*first, *errors, *rest)) if errors else issue
 
 
+def _trainer_of(issue_id: str) -> str:
+    prefix = issue_id.partition("-")[0]
+    return prefix if prefix in TRAINERS else ""
+
+
 def _absences(entry: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """The predictions for releases that have no such trainer, which come before all others."""
     if entry is None:
@@ -279,7 +283,7 @@ _ISSUE_KEYS = {
 
 def _issue(entry: Mapping[str, Any], absent: Mapping[str, Any]) -> KnownIssue:
     _known_keys(entry, _ISSUE_KEYS)
-    measured_with = "ppo" if entry["id"].startswith("ppo-") else "grpo"
+    measured_with = _trainer_of(entry["id"]) or "grpo"
     issue = KnownIssue(
         id=_line(entry, "id"),
         title=_line(entry, "title"),
