@@ -13,7 +13,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.fingerprint import Fingerprint, normalise, of_text
@@ -121,11 +121,10 @@ def _of_verdict(record: Record) -> Fingerprint:
 
 
 @dataclass(frozen=True)
-class PytestPredicate:
-    """Any pytest test: node ids and options, run in the caller's folder with the plugin loaded.
+class _Written:
+    """What the caller has written on a command line.
 
     Attributes:
-        text: as on a command line, ``tests/test_loss.py::test_masked -k short``.
         folder: from which relative paths are meant.
         in_place: they are meant from the place's own folder (a commit's files) instead.
     """
@@ -136,13 +135,24 @@ class PytestPredicate:
     timeout: float | None = None
     doubt: float = 0.0
 
-    @property
-    def slug(self) -> str:
-        return "pytest"
+    slug: ClassVar[str]
 
     @property
     def digest(self) -> str:
-        return _digest("pytest", self.text, *_read_from(self))
+        if self.in_place:
+            return _digest(self.slug, self.text)
+        return _digest(self.slug, self.text, str(self.folder), *_named_files(self.text, self.folder))
+
+    def _inside(self, place: Place) -> Place:
+        """Where to run."""
+        return place if self.in_place else Place(place.environment, self.folder, place.overlay)
+
+
+@dataclass(frozen=True)
+class PytestPredicate(_Written):
+    """Any pytest test, with the plugin loaded: node ids and options, ``tests/test_loss.py::test_masked -k short``."""
+
+    slug = "pytest"
 
     def describe(self) -> str:
         return f"pytest {self.text}"
@@ -155,9 +165,8 @@ class PytestPredicate:
             *(["-p", "trlcompat"] if place.environment is not None else []),
             *shlex.split(self.text),
         ]
-        inside = place if self.in_place else Place(place.environment, self.folder, place.overlay)
         try:
-            status = inside.run(command, log, self.timeout)
+            status = self._inside(place).run(command, log, self.timeout)
         except Hung as error:
             return Observation(failed={"pytest": Fingerprint("hang", str(error))}, doubt=_HANG_DOUBT)
         if status == 4:
@@ -185,35 +194,18 @@ class PytestPredicate:
 
 
 @dataclass(frozen=True)
-class CommandPredicate:
-    """A command for the shell: 0 is good, 125, 126 and 127 cannot tell, anything else is bad.
+class CommandPredicate(_Written):
+    """A command for the shell: 0 is good, 125, 126 and 127 cannot tell, anything else is bad."""
 
-    Attributes:
-        in_place: run in the place's own folder (a commit's files), not in the caller's.
-    """
-
-    text: str
-    folder: Path
-    in_place: bool = False
-    timeout: float | None = None
-    doubt: float = 0.0
-
-    @property
-    def slug(self) -> str:
-        return "command"
-
-    @property
-    def digest(self) -> str:
-        return _digest("command", self.text, *_read_from(self))
+    slug = "command"
 
     def describe(self) -> str:
         return f"`{self.text}`"
 
     def observe(self, place: Place, work: Path) -> Observation:
         log = work / "output.txt"
-        inside = place if self.in_place else Place(place.environment, self.folder, place.overlay)
         try:
-            status = inside.run(["/bin/sh", "-c", self.text], log, self.timeout)
+            status = self._inside(place).run(["/bin/sh", "-c", self.text], log, self.timeout)
         except Hung as error:
             return Observation(failed={"command": Fingerprint("hang", str(error))}, doubt=_HANG_DOUBT)
         if status == 0:
@@ -226,12 +218,6 @@ class CommandPredicate:
         otherwise = f"signal {-status}" if status < 0 else f"exit status {status}"
         evidence = {"command": {"verdict": otherwise, "output": text[-_TAIL:]}}
         return Observation(failed={"command": of_text(text, otherwise)}, evidence=evidence, doubt=self.doubt)
-
-
-def _read_from(predicate: PytestPredicate | CommandPredicate) -> list[str]:
-    """What its answers depend on beside the text: the caller's folder and files, unless it means the place's own."""
-    folder = predicate.folder
-    return [] if predicate.in_place else [str(folder), *_named_files(predicate.text, folder)]
 
 
 def _named_files(text: str, folder: Path) -> list[str]:
