@@ -110,11 +110,16 @@ def lora_runs(launcher: Launcher, saved_qwen2: TinyModel) -> Callable[[str, str]
             groups = {
                 name: group for name, group in lora_measures.VARIANTS.items() if name.partition("-")[0] == strategy
             }
-            variants = {f"{name}: {one}": made for name, group in groups.items() for one, made in group.items()}
+            # By their settings, since labels share trainings. Those in bf16 last: it stays on for the whole process,
+            # in the variable that Transformers sets and in Accelerate's state.
+            made = sorted(
+                (made for group in groups.values() for made in group.values()), key=lambda made: "bf16" in made
+            )
+            variants = {repr(settings): settings for settings in made}
             body = lora_measures.lora_trainings
             result = launcher(body, subject, saved_qwen2, variants, strategy=strategy, sharded=False)
             known[subject, strategy] = result.values[0]
-        return {name: known[subject, strategy][f"{label}: {name}"] for name in lora_measures.VARIANTS[label]}
+        return {name: known[subject, strategy][repr(made)] for name, made in lora_measures.VARIANTS[label].items()}
 
     return run
 

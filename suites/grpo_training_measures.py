@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["ACCUMULATED", "fix_completions", "live_hooks", "resumed", "single", "training"]
 
 EVALUATED_PROMPTS = 4
+COMPLETION_LENGTH = 3
+"""Shorter than elsewhere: these trainings generate most, and no number here depends on it."""
 ACCUMULATED = 2
 """Gradients that are accumulated where that is the point; evaluation must not depend on it."""
 
@@ -33,8 +35,8 @@ class _Seen:
     prompts: list[list[str]] = field(default_factory=list)
 
 
-def training(subject: str, model: TinyModel, evaluate_first: bool = False) -> dict[str, Any]:
-    """Train three steps with an evaluation after each, then evaluate once more; maybe also once before.
+def training(subject: str, model: TinyModel, evaluate_first: bool = False, eval_steps: int = 2) -> dict[str, Any]:
+    """Train three steps with an evaluation after every ``eval_steps``, then evaluate once more; maybe also once before.
 
     A stage that fails is recorded and the following ones are still tried, so that one symptom does not hide another.
     Beside the trainer's own generation, the subject's ``unwrap_model_for_generation`` is called directly: on the bare
@@ -42,7 +44,7 @@ def training(subject: str, model: TinyModel, evaluate_first: bool = False) -> di
     """
     seen = _Seen()
     fix_completions(model.vocab_size, seen.hooks)
-    trainer = _build(subject, model, seen, evaluating=True)
+    trainer = _build(subject, model, seen, evaluating=True, eval_steps=eval_steps)
     stages = _Stages(trainer, seen)
     direct = {"before": _direct(subject, trainer, trainer.model)}
     if evaluate_first:
@@ -61,7 +63,10 @@ def training(subject: str, model: TinyModel, evaluate_first: bool = False) -> di
         "losses": seen.losses,
         "prompts": seen.prompts,
         "grad_norm": [float(norm) for norm in _logged(stages.logs["train"], "grad_norm")],
-        "eval_losses": {name: _logged(logs, "eval_loss") for name, logs in stages.logs.items()},
+        "eval_losses": {
+            name: {entry["step"]: entry["eval_loss"] for entry in logs if entry.get("eval_loss") is not None}
+            for name, logs in stages.logs.items()
+        },
         "logs": stages.logs,
     }
 
@@ -74,7 +79,7 @@ def single(subject: str, model: TinyModel) -> dict[str, Any]:
     from transformers.generation import GenerationMixin
 
     generate = GenerationMixin.generate
-    measured = {"training": _caught(lambda: training(subject, model))}
+    measured = {"training": _caught(lambda: training(subject, model, eval_steps=1))}
     for name in ("evaluating", "undisturbed"):
         GenerationMixin.generate = generate
         measured[name] = _caught(lambda: _accumulating(subject, model, evaluating=name == "evaluating"))  # noqa: B023
@@ -110,13 +115,13 @@ def resumed(subject: str, model: TinyModel) -> dict[str, Any]:
 
     seen, later = _Seen(), _Seen()
     fix_completions(model.vocab_size)
-    saving = {"save_strategy": "steps", "save_steps": 1}
-    trainer = _build(subject, model, seen, evaluating=False, **saving)
+    trainer = _build(subject, model, seen, evaluating=False, save_strategy="steps", save_steps=1)
+    trainer.add_callback(_saving_once())
     [folder] = broadcast_object_list([trainer.args.output_dir])  # each rank has made a folder of its own
     trainer.args.output_dir = folder
     trainer.train()
     trainer.accelerator.wait_for_everyone()  # rank 0 writes the trainer's state
-    again = _build(subject, model, later, evaluating=False, **saving)
+    again = _build(subject, model, later, evaluating=False)
     again.args.output_dir = folder
     again.train(resume_from_checkpoint=f"{folder}/checkpoint-1")
     return {
@@ -126,6 +131,17 @@ def resumed(subject: str, model: TinyModel) -> dict[str, Any]:
         "grad_norm_resumed": [float(norm) for norm in _logged(again.state.log_history, "grad_norm")],
         "steps": again.state.global_step,
     }
+
+
+def _saving_once() -> Any:
+    """A callback that leaves the first checkpoint to be saved, and none of the others: nobody reads them."""
+    from transformers import TrainerCallback
+
+    class SavingOnce(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_save = state.global_step == 1
+
+    return SavingOnce()
 
 
 def live_hooks(model: torch.nn.Module) -> int:
@@ -159,7 +175,7 @@ def fix_completions(vocab_size: int, hooks: list[int] | None = None) -> None:
         generated = generate(self, inputs, **kwargs)  # a prompt may come back as several rows
         length = prompts.shape[1]
         copy = torch.arange(generated.shape[0], device=generated.device)[:, None] % 2
-        column = torch.arange(grpo.COMPLETION_LENGTH, device=generated.device)
+        column = torch.arange(COMPLETION_LENGTH, device=generated.device)
         key = generated[:, :length].sum(dim=1, keepdim=True) * 11 + (copy + 1) * (17 + column * 5)
         return torch.cat([generated[:, :length], 3 + key % (vocab_size - 3)], dim=1)
 
@@ -188,8 +204,10 @@ class _Stages:
 
 
 def _build(subject: str, model: TinyModel, seen: _Seen, evaluating: bool, **settings: Any) -> Any:
+    settings["max_completion_length"] = COMPLETION_LENGTH
     if evaluating:
-        settings |= {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": _eval_rows()}
+        evaluation = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": _eval_rows()}
+        settings = evaluation | settings
 
     class Recording(grpo.trainer_class(subject)):  # type: ignore[misc]
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:

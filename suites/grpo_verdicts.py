@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pytest_trlcompat.catalog import load
 from pytest_trlcompat.verdict import Verdict
 
-__all__ = ["LOSS_TOLERANCE", "failure_of", "mean_over_ranks", "unequal"]
+__all__ = ["LOSS_TOLERANCE", "failure_of", "mean_over_ranks", "same_at", "unequal"]
 
 LOSS_TOLERANCE = 1e-5
 """Absolute, of a loss of about 0.02 in float32: sums in another order differ by 1e-8, a wrong reduction by 1e-3."""
@@ -31,6 +31,12 @@ def failure_of(issue_id: str, failures: Mapping[str, str]) -> Verdict | None:
 def mean_over_ranks(ranks: Sequence[Sequence[float]]) -> list[float]:
     """The loss of each step, whose rows are spread over the ranks evenly."""
     return [sum(step) / len(step) for step in zip(*ranks, strict=True)]
+
+
+def same_at(found: Mapping[int, float], truth: Mapping[int, float]) -> bool:
+    """Whether there are losses, and each is the truth's of the same step, which may know more steps."""
+    steps = [step for step in found if step in truth]
+    return bool(steps) and not unequal(list(found.values()), [truth[step] for step in steps])
 
 
 def unequal(one: Sequence[float], other: Sequence[float], relative: bool = False) -> bool:

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["VARIANTS", "lora_trainings"]
+__all__ = ["STEPS", "VARIANTS", "lora_trainings"]
+
+STEPS = 2
+"""As many as it takes: ``lora_A`` gets its first gradient when ``lora_B`` has moved away from zero."""
 
 DEFAULT = {"gradient_checkpointing": True}
 REENTRANT = {**DEFAULT, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
@@ -55,6 +58,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "model, default": {"passed": "model", **DEFAULT},
     },
 }
+_LENGTH = grpo_training_measures.COMPLETION_LENGTH  # of the completions that it puts in place of generated ones
 _TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -95,7 +99,9 @@ def _train(subject: str, model: TinyModel, passed: str, head: bool = False, **se
         arguments["model"] = get_peft_model(arguments["model"], config)
     else:
         arguments["peft_config"] = config
-    trainer = grpo.build_trainer(subject, model, arguments=arguments, **settings)
+    trainer = grpo.build_trainer(
+        subject, model, arguments=arguments, max_steps=STEPS, max_completion_length=_LENGTH, **settings
+    )
     named = dict(trainer.model.named_parameters())
     learning = [name for name, parameter in named.items() if parameter.requires_grad]
     finite = _watch_gradients({name: named[name] for name in learning})
@@ -106,7 +112,7 @@ def _train(subject: str, model: TinyModel, passed: str, head: bool = False, **se
     return {
         "failure": None,
         "trainable": len(learning),
-        "without_gradient": sorted(name for name in learning if finite[name] < grpo.STEPS),
+        "without_gradient": sorted(name for name in learning if finite[name] < STEPS),
         "lora_b": sum("lora_B" in name for name in learning),
         "lora_b_moved": sum("lora_B" in name and name in moved for name in learning),
         "frozen": len(named) - len(learning),

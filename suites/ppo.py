@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
 
-PROMPT_LENGTH, RESPONSE_LENGTH = 6, 5
+PROMPT_LENGTH, RESPONSE_LENGTH = 6, 3
 ROWS = 4
 """Rows of a batch over all ranks."""
-STEPS = 3
+STEPS = 2
 
 # TRL's PPO before 0.12 calls its arguments otherwise.
 _OLD_NAMES = {"args": "config", "processing_class": "tokenizer", "model": "policy", "ref_model": "ref_policy"}
@@ -73,7 +73,7 @@ def build_trainer(
     config_cls: Any = None,
     **settings: Any,
 ) -> Any:
-    """A PPO trainer on fresh tiny models: 3 batches, no dropout, no saving, no samples printed.
+    """A PPO trainer on fresh tiny models: 2 batches, no dropout, no saving, no samples printed.
 
     Args:
         cls: a subclass to build instead of the subject's trainer.

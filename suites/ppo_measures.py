@@ -19,7 +19,7 @@ __all__ = ["deepspeed_by_argument", "life", "reload"]
 
 SAVES = ("constructed", "checkpoint", "final")
 WORKAROUNDS = ("workaround_gather", "workaround_swap")
-CHECKPOINT_STEP = 2
+CHECKPOINT_STEP = 1
 
 
 def life(subject: str, model: TinyModel, folder: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 from pytest_trlcompat.judge import Finding, Judge
 from pytest_trlcompat.verdict import Verdict
 
-from . import grpo
+from . import lora_measures
 from .grpo_verdicts import failure_of
 
 if TYPE_CHECKING:
@@ -30,6 +30,6 @@ def test_adapter_without_biases(subject: str, judge: Judge, lora_runs: Callable[
         if failed:
             return Finding(failed, run)
         moved = run["lora_b_moved"] == run["lora_b"] > 0 and not run["without_gradient"] and not run["frozen_moved"]
-        return Finding(Verdict.OK if moved and len(run["losses"]) == grpo.STEPS else Verdict.SILENT, run)
+        return Finding(Verdict.OK if moved and len(run["losses"]) == lora_measures.STEPS else Verdict.SILENT, run)
 
     judge(measure, subject=subject, strategy="zero2")

@@ -14,7 +14,7 @@ from pytest_trlcompat.judge import Finding, Judge
 from pytest_trlcompat.verdict import Verdict
 
 from . import grpo
-from .grpo_verdicts import failure_of, mean_over_ranks, unequal
+from .grpo_verdicts import failure_of, mean_over_ranks, same_at, unequal
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import LaunchResult
@@ -54,12 +54,13 @@ def _evidence(ranks: list[dict[str, Any]], alone: dict[str, Any], undisturbed: d
 
 def _verdict(evidence: dict[str, Any]) -> Verdict:
     assert len(evidence["losses"]) == grpo.STEPS
-    before = evidence["eval_losses"]["evaluate_before"]
+    found = dict(evidence["eval_losses"])
+    before = found.pop("evaluate_before")
     wrong = (
         unequal(evidence["losses"], evidence["losses_single"])
         or unequal(evidence["grad_norm"], evidence["grad_norm_single"], relative=True)
-        or unequal(before, [0.0])  # the policy still is its reference, and advantages cancel out
-        or any(unequal(evidence["eval_losses"][when], found) for when, found in evidence["eval_losses_single"].items())
+        or not same_at(before, {0: 0.0})  # the policy still is its reference, and advantages cancel out
+        or any(not same_at(losses, evidence["eval_losses_single"][when]) for when, losses in found.items())
     )
     if wrong:
         return Verdict.SILENT

@@ -30,7 +30,7 @@ def test_evaluation(subject: str, judge: Judge, grpo_runs: Callable[..., LaunchR
         failed = failure_of(ISSUE, run["failures"])
         if failed:
             return Finding(failed, {"failures": run["failures"]})
-        during, after = run["eval_losses"]["train"], run["eval_losses"]["evaluate_after"]
+        during, after = (list(run["eval_losses"][when].values()) for when in ("train", "evaluate_after"))
         right = len(during) == grpo.STEPS and all(math.isfinite(loss) and loss > 0 for loss in during)
         verdict = Verdict.OK if right and not unequal(after, during[-1:]) else Verdict.SILENT
         return Finding(verdict, {"eval_losses": during, "eval_loss_after": after})

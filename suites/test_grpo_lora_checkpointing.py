@@ -14,7 +14,7 @@ import pytest
 from pytest_trlcompat.judge import Finding, Judge
 from pytest_trlcompat.verdict import Verdict
 
-from . import grpo, lora_measures
+from . import lora_measures
 from .grpo_verdicts import failure_of, unequal
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def test_adapters_learn(
 
 def _learned(run: dict[str, Any]) -> bool:
     assert run["lora_b"] > 0
-    assert len(run["grad_norm"]) == grpo.STEPS
+    assert len(run["grad_norm"]) == lora_measures.STEPS
     return not run["without_gradient"] and run["lora_b_moved"] == run["lora_b"] and not run["frozen_moved"]
 
 

@@ -15,7 +15,7 @@ from pytest_trlcompat.judge import Finding, Judge
 from pytest_trlcompat.verdict import Verdict
 
 from . import grpo
-from .grpo_verdicts import failure_of, mean_over_ranks, unequal
+from .grpo_verdicts import failure_of, mean_over_ranks, same_at, unequal
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import LaunchResult
@@ -101,7 +101,9 @@ def _verdict(evidence: dict[str, Any]) -> Verdict:
     wrong = (
         unequal(evidence["losses"], evidence["losses_single"])
         or unequal(evidence["grad_norm"], evidence["grad_norm_single"], relative=True)
-        or any(unequal(found, evidence["eval_losses_single"][when]) for when, found in evidence["eval_losses"].items())
+        or any(
+            not same_at(found, evidence["eval_losses_single"][when]) for when, found in evidence["eval_losses"].items()
+        )
     )
     whole = evidence["hooks_at_the_end"]
     if wrong or whole < ALL or evidence["hooks_in_loss"] != [whole]:
