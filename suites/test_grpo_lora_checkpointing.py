@@ -63,7 +63,7 @@ def _disagrees(name: str, run: dict[str, Any], group: Mapping[str, dict[str, Any
         return bool(run["checkpointing"] != "off")
     if name.endswith("not reentrant") and run["checkpointing"] != "use_reentrant=False":
         return True
-    other = group[plain]
+    other = group[plain if plain in group else "config"]
     if name.startswith("bf16"):
         pairs = zip(run["grad_norm"], other["grad_norm"], strict=True)
         return run["checkpointing"] == "off" or any(
