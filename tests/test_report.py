@@ -277,6 +277,22 @@ def test_the_report_is_the_same_whenever_it_is_made(report: Report, tmp_path: Pa
     assert {path.name: path.read_text() for path in write_all(gather(tmp_path), tmp_path)} == first
 
 
+def test_a_prediction_mended_after_the_sweep_counts(results: Callable[..., Path]) -> None:
+    lock = {"trl": "0.15.2", "transformers": "4.48.3"}
+    cell = dataclasses.replace(NEW, id="trl0.15.2-tf4.48.3", pins=lock, lock=lock)
+    unforeseen = Record("grpo-logits-to-keep", "upstream", "single", Verdict.WASTEFUL, Verdict.OK)
+    nobodys = Record("of-another-catalogue", "upstream", "single", Verdict.OK, Verdict.SILENT)
+    report = gather(results((cell, (unforeseen, nobodys))))
+    assert [record.issue for _, record in report.wrong] == ["grpo-logits-to-keep", "of-another-catalogue"]
+    judged = report.judged_by(catalog.load())
+    assert [record.issue for _, record in judged.wrong] == ["of-another-catalogue"]
+    assert judged.cells[0].verdicts[0].expected is Verdict.WASTEFUL
+
+    assert main([str(results())]) == 0
+    written = json.loads((results() / "compat.json").read_text())
+    assert [verdict["expected"] for verdict in written["cells"][0]["verdicts"]] == ["wasteful", "silent"]
+
+
 def test_an_empty_folder_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"{tmp_path}: no cell has left results there; run one with: nox -s matrix\n"

@@ -7,6 +7,7 @@ where a form needs them.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import re
@@ -19,6 +20,8 @@ from typing import Any
 
 from packaging.version import Version
 
+from pytest_trlcompat import catalog
+from pytest_trlcompat.catalog import Catalog
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import said_plainly, write_whole
 from pytest_trlcompat.matrix.layout import Layout
@@ -146,6 +149,13 @@ class Report:
         """The cells that one command ran."""
         return Report(tuple(cell for cell in self.cells if cell.sidecar.sweep == name))
 
+    def judged_by(self, known: Catalog) -> Report:
+        """The same verdicts, held against the predictions of a catalogue, as far as it knows their issues.
+
+        A prediction that was mended after a sweep is judged by what the sweep measured; no cell needs to run again.
+        """
+        return dataclasses.replace(self, cells=tuple(_judged(cell, known) for cell in self.cells))
+
     def to_dict(self) -> dict[str, Any]:
         cells = [cell.to_dict() for cell in self.cells]
         return {"schema": 1, "cells": cells, **({"unmeasured": list(self.unmeasured)} if self.unmeasured else {})}
@@ -200,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         with said_plainly():
-            report = publish.with_boundaries(gather(parsed.results))
+            report = publish.with_boundaries(gather(parsed.results).judged_by(catalog.load()))
             paths = write_all(report, parsed.results)
             published = publish.publish(report, Layout(parsed.publish)) if parsed.publish else []
     except MatrixError as error:
@@ -210,6 +220,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path in published:
         print(f"published: {path}")
     return 0
+
+
+def _judged(cell: CellReport, known: Catalog) -> CellReport:
+    versions = {**cell.sidecar.pins, **cell.sidecar.lock}
+
+    def judged(record: Record) -> Record:
+        if record.issue not in known:
+            return record
+        prediction = known[record.issue].predict(record.subject, record.strategy, versions)
+        return dataclasses.replace(record, expected=None if prediction is None else prediction.verdict)
+
+    return dataclasses.replace(cell, verdicts=tuple(map(judged, cell.verdicts)))
 
 
 def _age(cell: CellReport) -> tuple[Any, ...]:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.trainers.train_sampler import TrainSamplerMixin
     from pytest_trlcompat.trainers.warnings_issued import WarningsIssuedMixin
     from pytest_trlcompat.trainers.zero3_generation import ZeRO3GenerationMixin
+    from pytest_trlcompat.trainers.zero3_lora_checkpointing import ZeRO3LoraCheckpointingMixin
 
 # Without PPOTrainer and PPOConfig, which some releases have not: importing everything must not fail for that.
 __all__ = [
@@ -71,6 +72,7 @@ __all__ = [
     "TrainSamplerMixin",
     "WarningsIssuedMixin",
     "ZeRO3GenerationMixin",
+    "ZeRO3LoraCheckpointingMixin",
 ]
 
 _MODULES = {
@@ -102,6 +104,7 @@ _MODULES = {
     "TrainSamplerMixin": "train_sampler",
     "WarningsIssuedMixin": "warnings_issued",
     "ZeRO3GenerationMixin": "zero3_generation",
+    "ZeRO3LoraCheckpointingMixin": "zero3_lora_checkpointing",
 }
 
 

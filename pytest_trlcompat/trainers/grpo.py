@@ -26,6 +26,7 @@ from pytest_trlcompat.trainers.token_normalizer import TokenNormalizerMixin
 from pytest_trlcompat.trainers.train_sampler import TrainSamplerMixin
 from pytest_trlcompat.trainers.warnings_issued import WarningsIssuedMixin
 from pytest_trlcompat.trainers.zero3_generation import ZeRO3GenerationMixin
+from pytest_trlcompat.trainers.zero3_lora_checkpointing import ZeRO3LoraCheckpointingMixin
 
 __all__ = ["GRPOTrainer"]
 
@@ -46,6 +47,7 @@ class GRPOTrainer(
     EvaluationMixin,
     TrainSamplerMixin,
     LoraCheckpointingMixin,
+    ZeRO3LoraCheckpointingMixin,
     FSDPGradientsMixin,
     FSDPSaveMixin,
     OneDevicePerRankMixin,
@@ -56,31 +58,32 @@ class GRPOTrainer(
 
     Takes what ``trl.GRPOTrainer`` takes, is one, and behaves like it elsewhere.
 
-    =============================== ============================ ==================================================
-    cure                            upstream                     does nothing
-    =============================== ============================ ==================================================
-    :mod:`.logits_to_keep`          trl 2770                     from trl 0.20.0; from 0.16.0 where the model honours
-                                                                 ``logits_to_keep``
-    :mod:`.fsdp_ref_model`          trl 3348                     from trl 0.18.0 (FSDP1), 0.29.0 (FSDP2)
-    :mod:`.fsdp_generation`         trl 2796                     from trl 0.18.0
-    :mod:`.zero3_generation`        trl 2782                     from trl 0.16.0
-    :mod:`.deepspeed_hooks`         trl 2962                     from trl 0.16.0; with DeepSpeed before 0.16.4
-    :mod:`.deepspeed_evaluation`    transformers 44889           without an evaluation before training
-    :mod:`.empty_param_groups`      transformers 43711           without DeepSpeed
-    :mod:`.evaluation`              trl 3337, 4010, 4669         in trl 0.18.0 to 0.21.0, and from 0.27.1
-    :mod:`.train_sampler`           reported downstream alone    from trl 0.17.0; with Transformers before 4.52.1
-    :mod:`.lora_checkpointing`      trl 3150, 3089               in trl 0.16.0 to 0.21.0, and from 0.26.0
-    :mod:`.fsdp_gradients`          none found                   outside of FSDP1 ``no_shard``
-    :mod:`.fsdp_sync_ref_model`     none found                   outside of FSDP1
-    :mod:`.fsdp_save`               transformers 30491           where the state dict type is FULL_STATE_DICT
-    :mod:`.device_map`              none found                   before trl 0.26.0
-    :mod:`.warnings_issued`         none found                   from trl 0.27.0; with Transformers before 5.1.0
-    :mod:`.gradient_accumulation`   trl 2617                     from Transformers 4.49.0; from 4.48.0 without
-                                                                 DeepSpeed
-    :mod:`.token_normalizer`        trl 5619, 6439               before trl 0.22.0, and where TRL takes the share
-    :mod:`.sampling`                trl 5783                     from trl 0.27.0
-    :mod:`.checkpointed_generation` none found                   without ``gradient_checkpointing``
-    =============================== ============================ ==================================================
+    ================================ ============================ ==================================================
+    cure                             upstream                     does nothing
+    ================================ ============================ ==================================================
+    :mod:`.logits_to_keep`           trl 2770                     from trl 0.20.0; from 0.16.0 where the model honours
+                                                                  ``logits_to_keep``
+    :mod:`.fsdp_ref_model`           trl 3348                     from trl 0.18.0 (FSDP1), 0.29.0 (FSDP2)
+    :mod:`.fsdp_generation`          trl 2796                     from trl 0.18.0
+    :mod:`.zero3_generation`         trl 2782                     from trl 0.16.0
+    :mod:`.deepspeed_hooks`          trl 2962                     from trl 0.16.0; with DeepSpeed before 0.16.4
+    :mod:`.deepspeed_evaluation`     transformers 44889           without an evaluation before training
+    :mod:`.empty_param_groups`       transformers 43711           without DeepSpeed
+    :mod:`.evaluation`               trl 3337, 4010, 4669         in trl 0.18.0 to 0.21.0, and from 0.27.1
+    :mod:`.train_sampler`            reported downstream alone    from trl 0.17.0; with Transformers before 4.52.1
+    :mod:`.lora_checkpointing`       trl 3150, 3089               in trl 0.16.0 to 0.21.0, and from 0.26.0
+    :mod:`.zero3_lora_checkpointing` trl 2514                     from trl 1.9.0; outside of ZeRO-3
+    :mod:`.fsdp_gradients`           none found                   outside of FSDP1 ``no_shard``
+    :mod:`.fsdp_sync_ref_model`      none found                   outside of FSDP1
+    :mod:`.fsdp_save`                transformers 30491           where the state dict type is FULL_STATE_DICT
+    :mod:`.device_map`               none found                   before trl 0.26.0
+    :mod:`.warnings_issued`          none found                   from trl 0.27.0; with Transformers before 5.1.0
+    :mod:`.gradient_accumulation`    trl 2617                     from Transformers 4.49.0; from 4.48.0 without
+                                                                  DeepSpeed
+    :mod:`.token_normalizer`         trl 5619, 6439               before trl 0.22.0, and where TRL takes the share
+    :mod:`.sampling`                 trl 5783                     from trl 0.27.0
+    :mod:`.checkpointed_generation`  none found                   without ``gradient_checkpointing``
+    ================================ ============================ ==================================================
     """
 
     @functools.wraps(trl.GRPOTrainer.__init__)  # type: ignore[misc] # the stack is Any where it is not installed

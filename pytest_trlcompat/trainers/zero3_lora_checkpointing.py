@@ -1,0 +1,64 @@
+"""Cure of ``lora-zero3-checkpointing`` (trl 2514, transformers 47254): adapters, ZeRO-3 and gradient checkpointing.
+
+A layer that is computed again for its gradients ends with DeepSpeed's hooks, which partition its frozen parameters; that
+leaves them empty under the eyes of PyTorch's non-reentrant checkpointing, which compares what it saved with what it
+computed: ``CheckpointError: Recomputed values for the following tensors have different metadata``. Reentrant
+checkpointing does not compare. It was the default until Transformers 5.0 and trl 0.27.
+
+Imports nothing of the stack, and of this package ``lora_checkpointing``.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from pytest_trlcompat.trainers.lora_checkpointing import (
+    checkpointing_keywords,
+    input_gradients_are_on,
+    trains_adapters,
+)
+
+__all__ = ["ZeRO3LoraCheckpointingMixin"]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class ZeRO3LoraCheckpointingMixin:
+    """Makes the checkpointing of a subclass of ``trl.GRPOTrainer`` reentrant where it trains adapters under ZeRO-3.
+
+    Needless from trl 1.9.0 on, which does the same. It knows by the arguments: ``use_reentrant=True`` there is left
+    alone, ``False`` is changed with a warning, and so is a default. Reentrant checkpointing gives a layer gradients only
+    if its input requires one, hence the embeddings' output does from then on.
+    """
+
+    args: Any
+    model: Any
+    accelerator: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        plugin = getattr(self.accelerator.state, "deepspeed_plugin", None)
+        if (
+            self.args.gradient_checkpointing
+            and plugin is not None
+            and plugin.zero_stage == 3
+            and trains_adapters(self.model)
+        ):
+            self._checkpoint_reentrantly()
+
+    def _checkpoint_reentrantly(self) -> None:
+        given = self.args.gradient_checkpointing_kwargs or {}
+        wanted = {**given, "use_reentrant": True}
+        if given == wanted:
+            return
+        if given.get("use_reentrant") is False:
+            _LOGGER.warning(
+                "gradient_checkpointing_kwargs has use_reentrant=False, with which adapters cannot be trained under "
+                "ZeRO-3 (transformers issue 47254); it is True now"
+            )
+        self.args.gradient_checkpointing_kwargs = wanted  # train() turns checkpointing on with them
+        if checkpointing_keywords(self.model) not in (None, wanted):
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=wanted)
+        if not input_gradients_are_on(self.model):
+            self.model.enable_input_require_grads()
