@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pytest_trlcompat.catalog import load
+from pytest_trlcompat.judge import Finding
 from pytest_trlcompat.verdict import Verdict
 
-__all__ = ["LOSS_TOLERANCE", "failure_of", "mean_over_ranks", "same_at", "unequal"]
+from . import grpo
+
+__all__ = ["LOSS_TOLERANCE", "failure_of", "mean_over_ranks", "of_resuming", "same_at", "unequal"]
 
 LOSS_TOLERANCE = 1e-5
 """Absolute, of a loss of about 0.02 in float32: sums in another order differ by 1e-8, a wrong reduction by 1e-3."""
@@ -31,6 +35,22 @@ def failure_of(issue_id: str, failures: Mapping[str, str]) -> Verdict | None:
 def mean_over_ranks(ranks: Sequence[Sequence[float]]) -> list[float]:
     """The loss of each step, whose rows are spread over the ranks evenly."""
     return [sum(step) / len(step) for step in zip(*ranks, strict=True)]
+
+
+def of_resuming(ranks: Sequence[Mapping[str, Any]]) -> Finding:
+    """What :func:`grpo_training_measures.resumed` shows: ``ok`` where nobody can tell that training was interrupted."""
+    losses, resumed = (mean_over_ranks([rank[key] for rank in ranks]) for key in ("losses", "losses_resumed"))
+    norms, norms_resumed = ranks[0]["grad_norm"], ranks[0]["grad_norm_resumed"]
+    evidence = {
+        "losses": losses,
+        "losses_resumed": resumed,
+        "grad_norm": norms,
+        "grad_norm_resumed": norms_resumed,
+        "steps": ranks[0]["steps"],
+    }
+    assert len(losses) == grpo.STEPS
+    wrong = unequal(resumed, losses[1:]) or unequal(norms_resumed, norms, relative=True)
+    return Finding(Verdict.SILENT if wrong or ranks[0]["steps"] != grpo.STEPS else Verdict.OK, evidence)
 
 
 def same_at(found: Mapping[int, float], truth: Mapping[int, float]) -> bool:

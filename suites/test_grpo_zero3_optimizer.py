@@ -15,7 +15,7 @@ from pytest_trlcompat.judge import Finding, Judge
 from pytest_trlcompat.verdict import Verdict
 
 from . import grpo
-from .grpo_verdicts import failure_of, mean_over_ranks, same_at, unequal
+from .grpo_verdicts import failure_of, mean_over_ranks, of_resuming, same_at, unequal
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import LaunchResult
@@ -60,19 +60,7 @@ def test_unwrapping_the_bare_module(subject: str, judge: Judge, grpo_runs: Calla
 
 def test_resuming(subject: str, judge: Judge, grpo_runs: Callable[..., LaunchResult]) -> None:
     def measure() -> Finding:
-        ranks = grpo_runs("resumed", subject, "zero3").values
-        losses, resumed = (mean_over_ranks([rank[key] for rank in ranks]) for key in ("losses", "losses_resumed"))
-        norms, norms_resumed = ranks[0]["grad_norm"], ranks[0]["grad_norm_resumed"]
-        evidence = {
-            "losses": losses,
-            "losses_resumed": resumed,
-            "grad_norm": norms,
-            "grad_norm_resumed": norms_resumed,
-            "steps": ranks[0]["steps"],
-        }
-        assert len(losses) == grpo.STEPS
-        wrong = unequal(resumed, losses[1:]) or unequal(norms_resumed, norms, relative=True)
-        return Finding(Verdict.SILENT if wrong or ranks[0]["steps"] != grpo.STEPS else Verdict.OK, evidence)
+        return of_resuming(grpo_runs("resumed", subject, "zero3").values)
 
     judge(measure, subject=subject, strategy="zero3-resume")
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.trainers.ppo_fsdp import PPOFSDPMixin
     from pytest_trlcompat.trainers.ppo_newer_trainer import PPONewerTrainerMixin
     from pytest_trlcompat.trainers.ppo_save import PPOSaveMixin
+    from pytest_trlcompat.trainers.resuming import ResumingMixin
     from pytest_trlcompat.trainers.sampling import SamplingMixin
     from pytest_trlcompat.trainers.token_normalizer import TokenNormalizerMixin
     from pytest_trlcompat.trainers.train_sampler import TrainSamplerMixin
@@ -67,6 +68,7 @@ __all__ = [
     "PPOFSDPMixin",
     "PPONewerTrainerMixin",
     "PPOSaveMixin",
+    "ResumingMixin",
     "SamplingMixin",
     "TokenNormalizerMixin",
     "TrainSamplerMixin",
@@ -99,6 +101,7 @@ _MODULES = {
     "PPONewerTrainerMixin": "ppo_newer_trainer",
     "PPOSaveMixin": "ppo_save",
     "PPOTrainer": "ppo",
+    "ResumingMixin": "resuming",
     "SamplingMixin": "sampling",
     "TokenNormalizerMixin": "token_normalizer",
     "TrainSamplerMixin": "train_sampler",

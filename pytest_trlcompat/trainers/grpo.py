@@ -21,6 +21,7 @@ from pytest_trlcompat.trainers.fsdp_sync_ref_model import FSDPSyncRefModelMixin
 from pytest_trlcompat.trainers.gradient_accumulation import GradientAccumulationMixin
 from pytest_trlcompat.trainers.logits_to_keep import LogitsToKeepMixin
 from pytest_trlcompat.trainers.lora_checkpointing import LoraCheckpointingMixin
+from pytest_trlcompat.trainers.resuming import ResumingMixin
 from pytest_trlcompat.trainers.sampling import SamplingMixin
 from pytest_trlcompat.trainers.token_normalizer import TokenNormalizerMixin
 from pytest_trlcompat.trainers.train_sampler import TrainSamplerMixin
@@ -45,6 +46,7 @@ class GRPOTrainer(
     DeepSpeedEvaluationMixin,
     EmptyParamGroupsMixin,
     EvaluationMixin,
+    ResumingMixin,
     TrainSamplerMixin,
     LoraCheckpointingMixin,
     ZeRO3LoraCheckpointingMixin,
@@ -70,6 +72,7 @@ class GRPOTrainer(
     :mod:`.deepspeed_evaluation`     transformers 44889           without an evaluation before training
     :mod:`.empty_param_groups`       transformers 43711           without DeepSpeed
     :mod:`.evaluation`               trl 3337, 4010, 4669         in trl 0.18.0 to 0.21.0, and from 0.27.1
+    :mod:`.resuming`                 transformers 34631           from Transformers 4.47.0
     :mod:`.train_sampler`            reported downstream alone    from trl 0.17.0; with Transformers before 4.52.1
     :mod:`.lora_checkpointing`       trl 3150, 3089               in trl 0.16.0 to 0.21.0, and from 0.26.0
     :mod:`.zero3_lora_checkpointing` trl 2514                     from trl 1.9.0; outside of ZeRO-3

@@ -1,8 +1,8 @@
 """Cure of ``lora-zero3-checkpointing`` (trl 2514, transformers 47254): adapters, ZeRO-3 and gradient checkpointing.
 
-A layer that is computed again for its gradients ends with DeepSpeed's hooks, which partition its frozen parameters; that
-leaves them empty under the eyes of PyTorch's non-reentrant checkpointing, which compares what it saved with what it
-computed: ``CheckpointError: Recomputed values for the following tensors have different metadata``. Reentrant
+A layer that is computed again for its gradients ends with DeepSpeed's hooks, which partition its frozen parameters.
+That leaves them empty under the eyes of PyTorch's non-reentrant checkpointing, which compares what it saved with what
+it computed: ``CheckpointError: Recomputed values for the following tensors have different metadata``. Reentrant
 checkpointing does not compare. It was the default until Transformers 5.0 and trl 0.27.
 
 Imports nothing of the stack, and of this package ``lora_checkpointing``.
@@ -28,7 +28,7 @@ class ZeRO3LoraCheckpointingMixin:
     """Makes the checkpointing of a subclass of ``trl.GRPOTrainer`` reentrant where it trains adapters under ZeRO-3.
 
     Needless from trl 1.9.0 on, which does the same. It knows by the arguments: ``use_reentrant=True`` there is left
-    alone, ``False`` is changed with a warning, and so is a default. Reentrant checkpointing gives a layer gradients only
+    alone, ``False`` is changed with a warning, a default without. Reentrant checkpointing gives a layer gradients only
     if its input requires one, hence the embeddings' output does from then on.
     """
 

@@ -1,0 +1,46 @@
+"""Cure of ``transformers-resume`` (transformers 34631): random states of a checkpoint that torch 2.6 refuses to load.
+
+Since torch 2.6 ``torch.load`` takes weights alone unless it is told what else; Transformers tells it from 4.47.0 on.
+Before, a training that is resumed ends with ``Weights only load failed`` at the random state of numpy.
+
+Imports nothing of the stack at the top.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+__all__ = ["ResumingMixin", "random_states_can_be_loaded"]
+
+
+def random_states_can_be_loaded() -> contextlib.AbstractContextManager[None]:
+    """A context in which ``torch.load`` takes numpy's random state as well: an array, and no code of the file.
+
+    Does nothing where torch loads everything, or Transformers sees to it itself.
+    """
+    import numpy as np
+    import torch
+    import transformers.trainer
+
+    safe_globals = getattr(torch.serialization, "safe_globals", None)  # since torch 2.5
+    if safe_globals is None or hasattr(transformers.trainer, "safe_globals"):
+        return contextlib.nullcontext()
+    reconstruct = np.empty(0).__reduce__()[0]
+    context: contextlib.AbstractContextManager[None] = safe_globals(
+        [reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]
+    )
+    return context
+
+
+class ResumingMixin:
+    """Lets a subclass of ``transformers.Trainer`` go on from a checkpoint with torch 2.6 or later (transformers 34631).
+
+    Needless from Transformers 4.47.0 on: it knows by ``safe_globals`` there. Resuming sets the random states of Python,
+    numpy, torch and the accelerator, as it did before torch 2.6.
+    """
+
+    def _load_rng_state(self, checkpoint: Any) -> None:
+        upstream: Any = super()
+        with random_states_can_be_loaded():
+            upstream._load_rng_state(checkpoint)
