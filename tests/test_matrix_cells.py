@@ -38,6 +38,7 @@ def test_the_shipped_full_selection_has_two_cells_of_every_minor_release_of_trl(
     for cell in full:
         minors.setdefault(cell.pins["trl"].rpartition(".")[0], []).append(cell.pins["transformers"])
     assert list(minors) == [*(f"0.{minor}" for minor in range(9, 30)), *(f"1.{minor}" for minor in range(17))]
+    assert minors.pop("0.12") == ["4.46.3"]  # before it no processing_class, and 4.47 is excluded
     assert all(len(transformers) >= 2 for transformers in minors.values()), minors
     assert minors["0.14"] == ["4.46.3", "4.48.3", "4.49.0", "4.50.3", "4.52.4", "5.0.0"]  # oldest first
     assert minors["1.16"] == ["4.56.2", "5.23.0"]

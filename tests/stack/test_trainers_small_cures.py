@@ -1,9 +1,10 @@
-"""The cures of ``grpo-train-sampler``, ``grpo-lora-checkpointing`` and ``deepspeed-empty-param-group``."""
+"""The small cures: of samplers, of adapters' checkpointing, of empty groups of parameters, of resuming."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,9 @@ from pytest_trlcompat.trainers.lora_checkpointing import (
     input_gradients_are_on,
     trains_adapters,
 )
+from pytest_trlcompat.trainers.resuming import ResumingMixin, random_states_can_be_loaded
 from pytest_trlcompat.trainers.train_sampler import TrainSamplerMixin
+from pytest_trlcompat.trainers.zero3_lora_checkpointing import ZeRO3LoraCheckpointingMixin
 
 
 class TakesNone:
@@ -116,3 +119,78 @@ def test_an_empty_group_is_dropped_under_deepspeed_alone(enabled: bool, left: li
 
     created = Mine().create_optimizer("model")
     assert [group["params"] for group in created.param_groups] == left
+
+
+def trainer_under(stage: int | None, model: Any, kwargs: Any, checkpointing: bool = True) -> Any:
+    class Base:
+        accelerator = SimpleNamespace(
+            state=SimpleNamespace(deepspeed_plugin=None if stage is None else SimpleNamespace(zero_stage=stage))
+        )
+
+        def __init__(self) -> None:
+            self.model = model
+            self.args = SimpleNamespace(gradient_checkpointing=checkpointing, gradient_checkpointing_kwargs=kwargs)
+
+    class Mine(ZeRO3LoraCheckpointingMixin, Base):
+        pass
+
+    return Mine()
+
+
+@pytest.mark.parametrize("kwargs", [None, {}, {"use_reentrant": False}, {"use_reentrant": False, "debug": False}])
+def test_checkpointing_of_adapters_is_reentrant_under_zero3(kwargs: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model = lora()
+    model.train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    trainer = trainer_under(3, model, kwargs)
+    assert trainer.args.gradient_checkpointing_kwargs == {**(kwargs or {}), "use_reentrant": True}
+    assert checkpointing_keywords(model) == trainer.args.gradient_checkpointing_kwargs
+    assert input_gradients_are_on(model)
+    asked_otherwise = bool(kwargs) and kwargs["use_reentrant"] is False
+    assert ("use_reentrant=False, with which adapters cannot be trained" in caplog.text) == asked_otherwise
+
+
+def test_checkpointing_is_left_alone_elsewhere() -> None:
+    whole, adapters = tiny.qwen2().model, lora()
+    for stage, model, kwargs, checkpointing in (
+        (None, adapters, None, True),
+        (2, adapters, {"use_reentrant": False}, True),
+        (3, whole, {"use_reentrant": False}, True),
+        (3, adapters, {"use_reentrant": True}, True),
+        (3, adapters, None, False),
+    ):
+        trainer = trainer_under(stage, model, kwargs, checkpointing)
+        assert trainer.args.gradient_checkpointing_kwargs == kwargs
+        assert not input_gradients_are_on(model)
+
+
+def test_numpys_random_state_can_be_loaded_where_transformers_does_not_see_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pickle
+
+    import numpy as np
+    import torch
+    import transformers.trainer
+
+    file = tmp_path / "rng_state.pth"
+    torch.save({"numpy": np.random.RandomState(5).get_state()}, file)
+
+    class Base:
+        def _load_rng_state(self, checkpoint: Any) -> Any:
+            self.loaded = torch.load(checkpoint, weights_only=True)
+
+    class Mine(ResumingMixin, Base):
+        pass
+
+    mine: Any = Mine()
+    monkeypatch.setattr(transformers.trainer, "safe_globals", None, raising=False)
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        mine._load_rng_state(file)
+    monkeypatch.delattr(transformers.trainer, "safe_globals")
+    mine._load_rng_state(file)
+    assert mine.loaded["numpy"][1].tolist() == np.random.RandomState(5).get_state()[1].tolist()
+    with pytest.raises(pickle.UnpicklingError):  # and nothing stays allowed
+        torch.load(file, weights_only=True)
+    with random_states_can_be_loaded():
+        assert torch.load(file, weights_only=True)["numpy"][0] == "MT19937"
