@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pytest_trlcompat._devices import visible_gpus
 from pytest_trlcompat.launch import cold
 from pytest_trlcompat.launch.cluster import Cluster
 from pytest_trlcompat.launch.environment import base_environment, rank_environment
@@ -101,8 +102,8 @@ class Launcher:
                 value. Import the stack inside it, so that the test process stays light.
             strategy: its name (see :data:`pytest_trlcompat.launch.strategy.NAMES`), a :class:`Strategy`, or the path
                 of a configuration file of Accelerate's.
-            world_size: number of ranks, 1 to 8 on each machine; by default what the configuration file says, else 2,
-                and 1 for ``single``.
+            world_size: number of ranks, 1 to 8 on each machine, and on CUDA not more than there are GPUs; by default
+                what the configuration file says, else 2 (1 with one GPU), and 1 for ``single``.
             options: the strategy's options, see :func:`pytest_trlcompat.launch.strategy.strategy`.
             timeout: seconds, from the fork on.
             env: environment variables for the ranks, beside those of the test process and of the strategy.
@@ -120,8 +121,8 @@ class Launcher:
             ValueError: a world size that the strategy cannot have, an unknown device, mode or command.
         """
         chosen = _choose(strategy, options)
-        size = self._world_size(chosen, world_size)
         where = _known("device", device or self.device, DEVICES)
+        size = self._world_size(chosen, where, world_size)
         _known("mode", mode, MODES)
         spec = {
             "payload": dump(function, args, kwargs),
@@ -164,12 +165,14 @@ class Launcher:
             raise ValueError(f"world_size={size} means {local} ranks on this machine; there can be {MAX_WORLD_SIZE}")
         return [rank_environment(chosen, number, size, self.cluster) for number in range(local)]
 
-    def _world_size(self, chosen: Strategy, given: int | None) -> int:
-        most = MAX_WORLD_SIZE * self.cluster.nnodes
-        default = 1 if chosen.name == "single" else chosen.world_size or max(2, self.cluster.nnodes)
+    def _world_size(self, chosen: Strategy, device: str, given: int | None) -> int:
+        here = min(MAX_WORLD_SIZE, visible_gpus()) if device == "cuda" else MAX_WORLD_SIZE
+        most = here * self.cluster.nnodes
+        default = 1 if chosen.name == "single" else min(most, chosen.world_size or max(2, self.cluster.nnodes))
         size = default if given is None else given
         if not 1 <= size <= most:
-            raise ValueError(f"world_size must be 1 to {most}, not {size}")
+            why = f": a rank takes a GPU, and {here} can be seen" if device == "cuda" else ""
+            raise ValueError(f"world_size must be 1 to {most}, not {size}{why}")
         if chosen.name == "single" and size != 1:
             raise ValueError(f"strategy 'single' is one rank, but world_size={size} was asked for")
         return size

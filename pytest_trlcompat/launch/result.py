@@ -97,10 +97,10 @@ class LaunchResult:
     name: str
     strategy: str
     device: str
-    mode: str
     ranks: tuple[RankResult, ...]
     timed_out: bool = False
     seconds: float = 0.0
+    mode: str = "warm"
 
     @property
     def ok(self) -> bool:
