@@ -123,7 +123,8 @@ class Launcher:
         chosen = _choose(strategy, options)
         where = _known("device", device or self.device, DEVICES)
         size = self._world_size(chosen, where, world_size)
-        _known("mode", mode, MODES)
+        if _known("mode", mode, MODES) == "warm" and command is not None:
+            raise ValueError(f"command {command!r} is for cold launches; pass mode='cold' as well")
         spec = {
             "payload": dump(function, args, kwargs),
             "strategy": chosen.name,

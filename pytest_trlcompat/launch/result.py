@@ -15,7 +15,10 @@ from pytest_trlcompat.launch.stacks import last_stack, whereabouts
 __all__ = ["Failure", "LaunchError", "LaunchResult", "LaunchWarning", "RankResult", "describe_exit"]
 
 _OUTPUT_LINES = 25
-_PEER_GONE = re.compile(r"Connection (closed|reset) by peer|Broken pipe|remote process exited", re.IGNORECASE)
+_PEER_GONE = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|remote process exited|failed to pass monitoredBarrier",
+    re.IGNORECASE,
+)
 """How gloo and NCCL say that another rank has left."""
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 
