@@ -136,7 +136,12 @@ class Launcher:
             "sys_path": list(sys.path),
             "rank_environment": self._rank_environment(chosen, size),
             "expectation": expectation(chosen, size, where, sharded),
-            "cluster": (self.cluster.address, self.cluster.node_rank, self._launches),
+            "cluster": {
+                "address": self.cluster.address,
+                "nnodes": self.cluster.nnodes,
+                "node_rank": self.cluster.node_rank,
+                "launch": self._launches,
+            },
         }
         self._launches += 1
         with tempfile.TemporaryDirectory(prefix="launch-", dir=self._own_folder()) as folder:
