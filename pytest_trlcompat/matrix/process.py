@@ -1,29 +1,26 @@
 """A child that leaves nothing behind: however this process ends, the child and whatever it started end too.
 
-Imports only the standard library.
+Imports only the standard library and ``_processes``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+from pytest_trlcompat._processes import deaf, die_with_parent, kill_marked
 
 __all__ = ["run"]
 
 _MARK = "TRLCOMPAT_RUN"
 _GRACE = 1.2
 """Seconds between asking and killing. ``nox --parallel`` gives a session two seconds, so this must be less."""
-
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def run(command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> int:
@@ -49,20 +46,17 @@ def run(command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> int:
         try:
             return child.wait()
         finally:
-            with _deaf():
+            with deaf():
                 if child.poll() is None:
                     _stop(child)
-                _kill_leftovers(mark.encode())
+                kill_marked(mark)
 
 
 def _lead_a_group(parent: int) -> Callable[[], None]:
     def prepare() -> None:
         os.setpgid(0, 0)
-        if _LIBC is not None:
-            # For the one end that this process cannot answer: its own SIGKILL.
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:
-                os._exit(1)
+        # For the one end that this process cannot answer: its own SIGKILL.
+        die_with_parent(parent, signal.SIGTERM)
 
     return prepare
 
@@ -80,14 +74,6 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
         os.killpg(leader, number)
 
 
-def _kill_leftovers(mark: bytes) -> None:
-    """Kill descendants that left the group, known by a variable that they inherited."""
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if mark in entry.read_bytes().split(b"\0"):
-                os.kill(int(entry.parent.name), signal.SIGKILL)
-
-
 @contextlib.contextmanager
 def _stopped_like_ctrl_c() -> Iterator[None]:
     """Within the block, the signals that end a process orderly raise KeyboardInterrupt."""
@@ -99,21 +85,6 @@ def _stopped_like_ctrl_c() -> Iterator[None]:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _deaf() -> Iterator[None]:
-    """Within the block, an impatient second Ctrl-C does not cut the cleaning short."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
         yield
     finally:
