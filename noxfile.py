@@ -5,6 +5,7 @@
     nox -s matrix -- --full                every cell, for each TRL release the lowest and highest Transformers
     nox -s "matrix(trl0.15.2-tf4.48.3)"    one of them
     nox -s cell -- trl=0.19.1 transformers=4.53.3 [accelerate=...] [--issue ID ...] [--date DAY]
+    nox -s bisect -- releases --package transformers --good 4.49.0 --bad 4.53.3 --with trl=0.14.0 --issue ID
     nox -s tests                           this project's own tests
 
 Environments are uv's, kept below .nox/envs and shared by the sessions, hence no virtual environments of nox's own.
@@ -102,6 +103,18 @@ def report(session: nox.Session) -> None:
     """Merge what sweeps left in build/compat into compat.json, .md, .html and .xml, print the table [-- --publish]."""
     with plainly(session):
         WORKSHOP.report(session.posargs)
+
+
+@nox.session(default=False)
+def bisect(session: nox.Session) -> None:
+    """What broke or cured a verdict: -- releases | days | commits, see -- --help; goes on where it was stopped."""
+    with plainly(session):
+        environment = WORKSHOP.tools("bisect", group("bisect"), project=True)
+    command = [str(environment.python), "-m", "pytest_trlcompat.bisect", *session.posargs]
+    if session.posargs and session.posargs[0] in ("releases", "days", "commits", "test"):
+        command += ["--called-as", "nox -s bisect --"]
+    # Time for a search that is stopped to take down what it has started.
+    session.run(*command, external=True, interrupt_timeout=15, terminate_timeout=5)
 
 
 @nox.session(default=False)

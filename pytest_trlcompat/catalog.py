@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -121,6 +121,7 @@ class KnownIssue:
             :meth:`labels`.
         needs: packages without which the issue cannot show, ``peft`` for one of adapters, beside what the strategy
             itself needs.
+        blocks: ids of issues that cannot be seen where this one is ``broken``: their upstream verdict is ``error``.
     """
 
     id: str
@@ -135,6 +136,7 @@ class KnownIssue:
     predictions: tuple[Prediction, ...]
     strategies: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()
 
     @property
     def trainer(self) -> str:
@@ -231,7 +233,34 @@ def load(path: Path = _CATALOG) -> Catalog:
         if issue.id in catalog:
             raise CatalogError(f"{path}: issue {issue.id} stands there twice")
         catalog[issue.id] = issue
-    return catalog
+    try:
+        return _with_blocks(catalog)
+    except ValueError as error:
+        raise CatalogError(f"{path}: {error}") from error
+
+
+def _with_blocks(catalog: Catalog) -> Catalog:
+    """Predict ``error`` of the issues that another one keeps from being seen, wherever that one is ``broken``.
+
+    Such a prediction stands behind those of absence and before all others.
+    """
+    blocked: dict[str, list[Prediction]] = {}
+    for blocking in catalog.values():
+        for name in blocking.blocks:
+            if name not in catalog or name == blocking.id:
+                raise ValueError(f"issue {blocking.id}: blocks {name!r}, which is no other issue")
+            blocked.setdefault(name, []).extend(
+                replace(broken, verdict=Verdict.ERROR, strategies=(), why=f"stopped before that by {blocking.id}")
+                for broken in blocking.predictions
+                if broken.subject == "upstream" and broken.verdict is Verdict.BROKEN
+            )
+    return Catalog({name: _blocked(issue, blocked.get(name, [])) for name, issue in catalog.items()})
+
+
+def _blocked(issue: KnownIssue, errors: list[Prediction]) -> KnownIssue:
+    first = [each for each in issue.predictions if each.verdict is Verdict.ABSENT]
+    rest = [each for each in issue.predictions if each.verdict is not Verdict.ABSENT]
+    return replace(issue, predictions=(*first, *errors, *rest)) if errors else issue
 
 
 def _absences(entry: Mapping[str, Any] | None) -> list[dict[str, Any]]:
@@ -244,7 +273,7 @@ def _absences(entry: Mapping[str, Any] | None) -> list[dict[str, Any]]:
 
 _ISSUE_KEYS = {
     *("id", "title", "wrong", "remedy", "upstream", "suite", "cure", "cured_in", "symptom", "prediction"),
-    *("strategies", "needs"),
+    *("strategies", "needs", "blocks"),
 }
 
 
@@ -264,6 +293,7 @@ def _issue(entry: Mapping[str, Any], absent: Mapping[str, Any]) -> KnownIssue:
         predictions=tuple(_prediction(raw) for raw in [*_absences(absent.get(measured_with)), *entry["prediction"]]),
         strategies=_lines(entry, "strategies", default=()),
         needs=_lines(entry, "needs", default=()),
+        blocks=_lines(entry, "blocks", default=()),
     )
     for strategy in issue.strategies:
         if kind(strategy) not in STRATEGIES or _WILDCARD.search(strategy):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,3 +80,43 @@ def run_installed(wheel: Path, tmp_path: Path) -> Callable[..., subprocess.Compl
         )
 
     return run
+
+
+class GitHistory:
+    """Makes git repositories, one commit for each state that a test describes."""
+
+    def run(self, folder: Path, *arguments: str, stdin: str | None = None) -> str:
+        """Run git in a folder; returns what it printed."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        people = {f"GIT_{role}_{what}": "a@b.c" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+        done = subprocess.run(
+            ["git", "-c", "core.hooksPath=/dev/null", *arguments],
+            cwd=folder,
+            env={**inherited, **people},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    def make(self, folder: Path, states: Sequence[Mapping[str, Any]], check: str = "") -> list[str]:
+        """A repository whose commits hold ``state.json`` and ``check.py``; returns the commits, oldest first."""
+        folder.mkdir()
+        self.run(folder, "init", "--quiet", "--initial-branch=main")
+        lines = [f"blob\nmark :1\ndata {len(check)}\n{check}"]
+        for number, state in enumerate(states):
+            text, message, time = json.dumps(state), f"change {number}", 1735689600 + 3600 * number
+            lines.append(
+                f"commit refs/heads/main\ncommitter A <a@b.c> {time} +0000\ndata {len(message)}\n{message}\n"
+                f"M 100644 :1 check.py\nM 100644 inline state.json\ndata {len(text)}\n{text}\n"
+            )
+        self.run(folder, "fast-import", "--quiet", stdin="\n".join(lines))
+        self.run(folder, "checkout", "--quiet", "main")
+        return self.run(folder, "log", "--reverse", "--format=%H").split()
+
+
+@pytest.fixture(scope="session")
+def git_history() -> GitHistory:
+    """Makes git repositories."""
+    return GitHistory()

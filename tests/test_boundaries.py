@@ -147,10 +147,10 @@ def test_what_is_not_measured_says_so() -> None:
 def test_the_boundaries_of_the_catalogue_are_those_that_it_states() -> None:
     told = [boundary.describe() for boundary in boundaries(catalog.load()["grpo-logits-to-keep"])]
     assert set(told) >= {
-        "grpo-logits-to-keep, upstream, every strategy: wasteful becomes ok at transformers >=4.49 with trl >=0.15",
-        "grpo-logits-to-keep, upstream, every strategy: ok becomes silent at transformers >=4.52 with trl >=0.14,<0.15",
-        "grpo-logits-to-keep, upstream, every strategy: ok becomes wasteful at trl >=0.15 with transformers <4.49",
-        "grpo-logits-to-keep, upstream, every strategy: silent becomes ok at trl >=0.15 with transformers >=4.52",
+        "grpo-logits-to-keep, upstream, single: wasteful becomes ok at transformers >=4.49 with trl >=0.15",
+        "grpo-logits-to-keep, upstream, single: ok becomes silent at transformers >=4.52 with trl >=0.14,<0.15",
+        "grpo-logits-to-keep, upstream, single: ok becomes wasteful at trl >=0.15 with transformers <4.49",
+        "grpo-logits-to-keep, upstream, single: ok becomes error at transformers >=4.52.1 with trl >=0.15,<0.17",
         "grpo-logits-to-keep, upstream, single-neither: broken becomes ok at trl >=0.20",
-        "grpo-logits-to-keep, upstream, every strategy: absent becomes ok at trl >=0.14 with transformers <4.52",
+        "grpo-logits-to-keep, corrected, every strategy: absent becomes ok at trl >=0.14",
     }

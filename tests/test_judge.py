@@ -82,7 +82,7 @@ def test_absent_passes_for_corrected(judge: Judge, results: Path) -> None:
 
 
 def test_without_a_prediction_only_error_and_hang_fail(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack, "installed", lambda: {"trl": "0.13.0", "accelerate": "1.7.0"})
+    monkeypatch.setattr(stack, "installed", lambda: {"accelerate": "1.7.0"})
     assert judge(lambda: Finding(Verdict.SILENT), subject="upstream", strategy="fsdp1").expected is None
     with pytest.raises(pytest.fail.Exception, match="the verdict is error; the catalogue predicts nothing here"):
         judge(lambda: raising(failed(None)), subject="upstream", strategy="fsdp2")

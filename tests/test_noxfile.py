@@ -92,7 +92,7 @@ def test_every_other_cell_has_a_session_when_it_is_named(how: str) -> None:
 def test_the_other_sessions_are_run_by_name() -> None:
     listed = nox(ROOT, "--list").stdout
     assert re.findall(r"^- (\w+) ->", listed, re.MULTILINE) == [
-        *("cell", "lock", "clean", "report", "bench", "mutations", "lint"),
+        *("cell", "lock", "clean", "report", "bisect", "bench", "mutations", "lint"),
     ]
 
 

@@ -128,8 +128,10 @@ def _accelerate_state() -> dict[str, Any]:
     shared = {**partial, **full}
     if "distributed_type" not in shared:
         return {}
-    kind = shared["distributed_type"]
-    return {"distributed_type": getattr(kind, "value", str(kind)), "device_type": shared["device"].type}
+    kind, device = shared["distributed_type"], shared.get("device")
+    seen = {"distributed_type": getattr(kind, "value", str(kind))}
+    # None for as long as Accelerate 1.10 has been asked for its state alone.
+    return seen if device is None else {**seen, "device_type": device.type}
 
 
 def _measure_ddp(engine: Any, entry: dict[str, Any]) -> None:

@@ -133,6 +133,9 @@ def _build(root: Path, interpreter: str, fill: Callable[[str], None], starting: 
 
 def _install_project(root: Path, layout: Layout) -> None:
     """Install this checkout editable, again when its metadata (entry points, dependencies) changed."""
+    if not (layout.root / "pyproject.toml").is_file():
+        _point_at(layout.root, root)
+        return
     stamp = root / "trlcompat-project.txt"
     wanted = _digest(str(layout.root), (layout.root / "pyproject.toml").read_text(encoding="utf-8"))
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
@@ -143,6 +146,15 @@ def _install_project(root: Path, layout: Layout) -> None:
     except Untestable as error:
         raise MatrixError(f"this project itself could not be installed: {error}") from error
     write_whole(stamp, wanted)
+
+
+def _point_at(project: Path, root: Path) -> None:
+    """Put a folder that holds the installed package, metadata and all, on an environment's path.
+
+    There is nothing to build: its dependencies are part of every lock.
+    """
+    (site_packages,) = (root / "lib").glob("python*/site-packages")
+    write_whole(site_packages / "trlcompat.pth", f"{project}\n")
 
 
 def _digest(*texts: str) -> str:

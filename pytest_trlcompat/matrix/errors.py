@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["MatrixError", "Untestable"]
+__all__ = ["MatrixError", "Unreachable", "Untestable"]
 
 
 class MatrixError(Exception):
@@ -11,3 +11,7 @@ class MatrixError(Exception):
 
 class Untestable(MatrixError):
     """A cell cannot be resolved, or its environment cannot be built; the text is the resolver's reason."""
+
+
+class Unreachable(Untestable):
+    """The registry cannot be reached and the cache does not do, so nothing is known of the cell itself."""

@@ -10,7 +10,8 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,17 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Lock", "find_date", "kept", "lock_for", "read_lock", "renew", "resolve", "strays"]
+__all__ = [
+    "Lock",
+    "compile_versions",
+    "find_date",
+    "kept",
+    "lock_for",
+    "read_lock",
+    "renew",
+    "resolve",
+    "strays",
+]
 
 _FOREVER = "9999-01-01T00:00:00Z"
 
@@ -144,18 +155,39 @@ def resolve(matrix: Matrix, cell: Cell) -> Lock:
         Untestable: with the resolver's reason.
     """
     date = cell.date or find_date(matrix, cell)
+    return Lock(
+        cell.id, date, matrix.python, compile_versions(matrix, matrix.requirements(cell), date), _asked(matrix, cell)
+    )
+
+
+def compile_versions(
+    matrix: Matrix, requirements: Sequence[str], date: datetime.date, preferred: Sequence[str] = ()
+) -> dict[str, str]:
+    """Every version that ``requirements`` come to as of ``date``, canonical name to version.
+
+    Args:
+        preferred: ``name==version`` lines that are kept to wherever the requirements allow it.
+
+    Raises:
+        Untestable: with the resolver's reason.
+    """
     later = {name: _midnight(day) for name, day in matrix.not_before.items() if day > date}
     exempted = {**later, **dict.fromkeys(matrix.undated, _FOREVER)}
-    answer = uv_network_first(
-        [
-            *("pip", "compile", "-", "--quiet", "--no-header", "--no-annotate", "--python", matrix.python),
-            *("--exclude-newer", _midnight(date)),
-            *(text for name, moment in exempted.items() for text in ("--exclude-newer-package", f"{name}={moment}")),
-            *torch_backend(os.environ),
-        ],
-        stdin="\n".join(matrix.requirements(cell)),
-    )
-    return Lock(cell.id, date, matrix.python, _packages(answer), _asked(matrix, cell))
+    command = [
+        *("pip", "compile", "-", "--quiet", "--no-header", "--no-annotate", "--python", matrix.python),
+        *("--exclude-newer", _midnight(date)),
+        *(text for name, moment in exempted.items() for text in ("--exclude-newer-package", f"{name}={moment}")),
+        *torch_backend(os.environ),
+    ]
+    asked = "\n".join(requirements)
+    if not preferred:
+        return _packages(uv_network_first(command, stdin=asked))
+    with tempfile.TemporaryDirectory() as folder:
+        # uv prefers the versions that stand in the file that it is to write.
+        answer = Path(folder) / "answer.txt"
+        answer.write_text("\n".join([*preferred, ""]), encoding="utf-8")
+        uv_network_first([*command, "--output-file", str(answer)], stdin=asked)
+        return _packages(answer.read_text(encoding="utf-8"))
 
 
 def find_date(matrix: Matrix, cell: Cell) -> datetime.date:

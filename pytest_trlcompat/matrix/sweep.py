@@ -25,7 +25,18 @@ from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock, lock_for
 from pytest_trlcompat.verdict import Record, RecordError, Verdict, read_records
 
-__all__ = ["Outcome", "Sidecar", "Sweep", "is_wrong", "read_sidecar", "read_sidecars", "run_cell"]
+__all__ = [
+    "Outcome",
+    "Sidecar",
+    "Sweep",
+    "child_variables",
+    "code_digest",
+    "is_wrong",
+    "read_sidecar",
+    "read_sidecars",
+    "run_cell",
+    "suite_command",
+]
 
 TESTED = "tested"
 UNTESTABLE = "untestable"
@@ -262,7 +273,7 @@ class _Job:
         self._write(RUNNING, None)
         try:
             status = process.run(
-                self._command(environment, resumed), env=_variables(environment), cwd=self.sweep.layout.root
+                self._command(environment, resumed), env=child_variables(environment), cwd=self.sweep.layout.root
             )
         except KeyboardInterrupt:
             self._write(INTERRUPTED, "it was stopped")
@@ -278,11 +289,8 @@ class _Job:
 
     def _command(self, environment: Environment, resumed: bool) -> list[str]:
         return [
-            *(str(environment.python), "-m", "pytest", "-p", "trlcompat", "-p", "no:cacheprovider"),
-            *("--trlcompat-results", str(self.results)),
+            *suite_command(environment, self.sweep.layout, self.results, self.issues),
             *(["--trlcompat-resume"] if resumed else []),
-            *(option for issue in self.issues for option in ("--trlcompat-issue", issue)),
-            str(self.sweep.layout.suites),
             *self.pytest_arguments,
         ]
 
@@ -344,7 +352,17 @@ def _unheard(status: int, records: Sequence[Record]) -> str | None:
     return f"pytest ended with exit status {status}; see its output"
 
 
-def _variables(environment: Environment) -> dict[str, str]:
+def suite_command(environment: Environment, layout: Layout, results: Path, issues: Sequence[str] = ()) -> list[str]:
+    """The pytest of an environment that runs the suites of ``issues`` (empty: all) and appends their verdicts."""
+    return [
+        *(str(environment.python), "-m", "pytest", "-p", "trlcompat", "-p", "no:cacheprovider"),
+        *("--trlcompat-results", str(results)),
+        *(option for issue in issues for option in ("--trlcompat-issue", issue)),
+        str(layout.suites),
+    ]
+
+
+def child_variables(environment: Environment) -> dict[str, str]:
     """The child's environment: nothing of the caller's Python or pytest, no plugin but ours, no model hub."""
     inherited = {
         name: value
@@ -364,8 +382,15 @@ def _digest(lock: Lock, layout: Layout, issues: Sequence[str], arguments: Sequen
     """Of all that verdicts depend on: the versions, our code, the suites, their data, the settings in force."""
     digest = hashlib.sha256(lock.digest.encode())
     digest.update(repr((tuple(issues), tuple(arguments))).encode())
+    digest.update(code_digest(layout).encode())
+    return digest.hexdigest()[:16]
+
+
+def code_digest(layout: Layout) -> str:
+    """Of our code, the suites, their data and the settings in force."""
+    digest = hashlib.sha256()
     for name, value in sorted(os.environ.items()):
-        if name.startswith("TRLCOMPAT_") and name not in (Sweep.VARIABLE, "TRLCOMPAT_CACHE"):
+        if name.startswith("TRLCOMPAT_") and name not in (Sweep.VARIABLE, "TRLCOMPAT_CACHE", "TRLCOMPAT_RUN"):
             digest.update(f"{name}={value}".encode())
     for folder in (layout.root / "pytest_trlcompat", layout.suites, layout.root / "fixtures"):
         for path in sorted(folder.rglob("*")):

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pytest_trlcompat.matrix.errors import MatrixError, Untestable
+from pytest_trlcompat.matrix.errors import MatrixError, Unreachable, Untestable
 from pytest_trlcompat.matrix.files import disk_is_full
 
 __all__ = ["find_uv", "settings", "torch_backend", "uv", "uv_cached_first", "uv_network_first"]
@@ -77,7 +77,7 @@ def uv_cached_first(arguments: Sequence[str]) -> str:
             return uv(arguments)
         except Untestable as error:
             if _NETWORK.search(str(error)):
-                raise Untestable(f"{error}\nand without the network: {from_cache}") from error
+                raise Unreachable(f"{error}\nand without the network: {from_cache}") from error
             raise
 
 
@@ -94,7 +94,7 @@ def uv_network_first(arguments: Sequence[str], *, stdin: str | None = None) -> s
         try:
             return uv(arguments, stdin=stdin, offline=True)
         except Untestable as from_cache:
-            raise Untestable(f"{error}\nand without the network: {from_cache}") from error
+            raise Unreachable(f"{error}\nand without the network: {from_cache}") from error
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:

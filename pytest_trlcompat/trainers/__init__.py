@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_trlcompat.trainers.checkpointed_generation import CheckpointedGenerationMixin
     from pytest_trlcompat.trainers.deepspeed_evaluation import DeepSpeedEvaluationMixin
-    from pytest_trlcompat.trainers.deepspeed_hooks import DeepSpeedHooksMixin
+    from pytest_trlcompat.trainers.deepspeed_hooks import DeepSpeedHooksMixin, PPODeepSpeedHooksMixin
     from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
     from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
     from pytest_trlcompat.trainers.evaluation import EvaluationMixin
@@ -62,6 +62,7 @@ __all__ = [
     "LoraCheckpointingMixin",
     "OneDevicePerRankMixin",
     "PPOAcceleratorMixin",
+    "PPODeepSpeedHooksMixin",
     "PPOFSDPMixin",
     "PPONewerTrainerMixin",
     "PPOSaveMixin",
@@ -91,6 +92,7 @@ _MODULES = {
     "OneDevicePerRankMixin": "device_map",
     "PPOAcceleratorMixin": "ppo_accelerator",
     "PPOConfig": "ppo",
+    "PPODeepSpeedHooksMixin": "deepspeed_hooks",
     "PPOFSDPMixin": "ppo_fsdp",
     "PPONewerTrainerMixin": "ppo_newer_trainer",
     "PPOSaveMixin": "ppo_save",

@@ -1,7 +1,7 @@
 """Cure of ``deepspeed-hook-registration`` (trl 2962): hooks that come back with every DeepSpeed.
 
 After generation under ZeRO-3 TRL registers DeepSpeed's hooks again, by a private method that DeepSpeed 0.16.4 renamed.
-trl 0.12 to 0.15 know only the old name, and end the first step with ``'DeepSpeedZeRoOffload' object has no attribute
+Up to 0.15 TRL knows only the old name, and ends the first step with ``'DeepSpeedZeRoOffload' object has no attribute
 '_register_hooks_recursively'``; a TRL that knows only the new one does not work with an older DeepSpeed either.
 
 Imports nothing of the stack but TRL's utilities, when asked, and of this package ``_upstream``.
@@ -16,7 +16,7 @@ from typing import Any
 
 from pytest_trlcompat.trainers._upstream import replaced
 
-__all__ = ["DeepSpeedHooksMixin", "add_hooks", "hooks_added_by_any_name"]
+__all__ = ["DeepSpeedHooksMixin", "PPODeepSpeedHooksMixin", "add_hooks", "hooks_added_by_any_name"]
 
 _NAMES = ("_register_deepspeed_module", "_register_hooks_recursively")
 """What DeepSpeed calls the method, from 0.16.4 on and before."""
@@ -55,6 +55,20 @@ class DeepSpeedHooksMixin:
         with hooks_added_by_any_name():  # trl 0.14.0 generates here
             upstream: Any = super()
             return upstream.compute_loss(*args, **kwargs)
+
+
+class PPODeepSpeedHooksMixin:
+    """The same for a subclass of TRL's PPO trainer, which generates within ``train``."""
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        with hooks_added_by_any_name():
+            upstream: Any = super()
+            return upstream.train(*args, **kwargs)
+
+    def generate_completions(self, *args: Any, **kwargs: Any) -> Any:
+        with hooks_added_by_any_name():
+            upstream: Any = super()
+            return upstream.generate_completions(*args, **kwargs)
 
 
 def hooks_added_by_any_name() -> AbstractContextManager[None]:

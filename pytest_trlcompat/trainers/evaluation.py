@@ -35,7 +35,7 @@ _MISSING = object()
 class EvaluationMixin:
     """Lets a subclass of ``trl.GRPOTrainer`` evaluate: at any time, the whole loss, and its own metrics.
 
-    Needless from trl 0.28.0 on, and in 0.18.0 to 0.21.0. It knows by the methods that TRL defines, by the shape of its
+    Needless from trl 0.27.1 on, and in 0.18.0 to 0.21.0. It knows by the methods that TRL defines, by the shape of its
     metrics and by the names that its code uses.
     """
 

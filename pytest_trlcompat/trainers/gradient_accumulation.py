@@ -4,7 +4,8 @@ With gradient accumulation over N micro-batches each loss must be divided by N, 
 nobody does for a trainer that computes its own loss, as GRPO does: gradients are N times too long, while the reported
 loss is right. In 4.48 Trainer does, and DeepSpeed does so again: gradients are N times too short. 4.46 moreover tells
 DeepSpeed not to synchronise between micro-batches, which newer DeepSpeed refuses under ZeRO-2 and ZeRO-3: ``no_sync
-context manager is incompatible with gradient partitioning``.
+context manager is incompatible with gradient partitioning``. Transformers 5.2.0 to 5.5.3 tell Accelerate of the N
+micro-batches, which then divides by N as well, unless DeepSpeed does the backward pass: for every trainer, too short.
 
 Imports Accelerate and Transformers, and nothing of this package.
 """
@@ -27,9 +28,10 @@ __all__ = ["GradientAccumulationMixin"]
 class GradientAccumulationMixin:
     """Scales the gradients of a subclass of ``transformers.Trainer`` that computes its own loss as the mean of a batch.
 
-    Needless from Transformers 4.49.0 on, and without DeepSpeed in 4.48; does nothing there, nor where
-    ``gradient_accumulation_steps`` is 1. It knows by the code of ``Trainer.training_step``, and by the version of
-    Transformers whether the division there comes before the backward pass. What is reported stays as it is.
+    Needless from Transformers 4.49.0 on, but for 5.2.0 to 5.5.3, and without DeepSpeed in 4.48; does nothing there, nor
+    where ``gradient_accumulation_steps`` is 1. It knows by the code of ``Trainer.training_step``, by what Accelerate
+    was told, and by the version of Transformers whether the division there comes before the backward pass. What is
+    reported stays as it is.
     """
 
     accelerator: Any
@@ -42,6 +44,8 @@ class GradientAccumulationMixin:
         # DeepSpeed counts micro-batches itself; Trainer leaves it alone from 4.47.0 on.
         if self._by_deepspeed() and Version(transformers.__version__) < Version("4.47.0"):
             self.accelerator.no_sync = _synchronising
+        if not self._by_deepspeed() and self.accelerator.gradient_accumulation_steps != 1:
+            self.accelerator.gradient_accumulation_steps = 1  # Trainer counts micro-batches, and divides
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()

@@ -67,7 +67,7 @@ class GRPOTrainer(
     :mod:`.deepspeed_hooks`         trl 2962                     from trl 0.16.0; with DeepSpeed before 0.16.4
     :mod:`.deepspeed_evaluation`    transformers 44889           without an evaluation before training
     :mod:`.empty_param_groups`      transformers 43711           without DeepSpeed
-    :mod:`.evaluation`              trl 3337, 4010, 4669         in trl 0.18.0 to 0.21.0, and from 0.28.0
+    :mod:`.evaluation`              trl 3337, 4010, 4669         in trl 0.18.0 to 0.21.0, and from 0.27.1
     :mod:`.train_sampler`           reported downstream alone    from trl 0.17.0; with Transformers before 4.52.1
     :mod:`.lora_checkpointing`      trl 3150, 3089               in trl 0.16.0 to 0.21.0, and from 0.26.0
     :mod:`.fsdp_gradients`          none found                   outside of FSDP1 ``no_shard``

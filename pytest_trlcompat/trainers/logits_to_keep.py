@@ -13,6 +13,7 @@ Imports torch alone, and nothing of this package.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -142,10 +143,11 @@ class LogitsToKeepMixin:
         **kwargs: Any,
     ) -> Tensor:
         # The method of trl 0.15.0 to 0.19.1; it takes a batch size from 0.17.0 on.
+        upstream: Any = super()
         keyword = logits_keyword(model, device=input_ids.device)
-        if keyword == "logits_to_keep" and self._upstream_divides_by_temperature():
+        splits = batch_size is None or _takes_batch_size(upstream._get_per_token_logps)
+        if keyword == "logits_to_keep" and self._upstream_divides_by_temperature() and splits:
             more = kwargs if batch_size is None else {"batch_size": batch_size, **kwargs}
-            upstream: Any = super()
             return upstream._get_per_token_logps(model, input_ids, attention_mask, logits_to_keep, **more)
         return per_token_logps(
             model,
@@ -232,6 +234,11 @@ class _ClosureCalls:
         (input_ids, length), self._asked = self._asked, None
         output.logits = _last_positions(output.logits, input_ids, length) / self.temperature
         return output
+
+
+def _takes_batch_size(method: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(method).parameters.values()
+    return any(one.name == "batch_size" or one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
 
 
 def _has_logps_method(upstream: Any) -> bool:

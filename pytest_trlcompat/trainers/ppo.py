@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from pytest_trlcompat.trainers._ppo import ppo_config_class, ppo_trainer_class
+from pytest_trlcompat.trainers.deepspeed_hooks import PPODeepSpeedHooksMixin
 from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
 from pytest_trlcompat.trainers.ppo_accelerator import PPOAcceleratorMixin
 from pytest_trlcompat.trainers.ppo_fsdp import PPOFSDPMixin
@@ -42,7 +43,13 @@ class PPOConfig(UpstreamConfig):
 
 
 class PPOTrainer(
-    PPOSaveMixin, PPOFSDPMixin, PPOAcceleratorMixin, PPONewerTrainerMixin, EmptyParamGroupsMixin, UpstreamTrainer
+    PPOSaveMixin,
+    PPOFSDPMixin,
+    PPOAcceleratorMixin,
+    PPONewerTrainerMixin,
+    PPODeepSpeedHooksMixin,
+    EmptyParamGroupsMixin,
+    UpstreamTrainer,
 ):
     """TRL's PPO trainer of whichever release is installed, with known bugs cured.
 
@@ -57,6 +64,7 @@ class PPOTrainer(
     :mod:`.ppo_accelerator`         trl 2377, 2555, 3453         without DeepSpeed
     :mod:`.ppo_fsdp`                trl 1726                     without FSDP
     :mod:`.ppo_newer_trainer`       none found                   from trl 0.12.0
+    :mod:`.deepspeed_hooks`         trl 2962                     from trl 0.16.0; with DeepSpeed before 0.16.4
     :mod:`.empty_param_groups`      transformers 43692           without DeepSpeed
     =============================== ============================ ==================================================
     """

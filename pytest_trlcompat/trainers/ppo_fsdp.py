@@ -132,6 +132,9 @@ def _wrapper_for_fsdp(upstream: Any) -> Callable[..., nn.Module]:
     class PolicyAndValueWrapper(upstream):
         """Upstream's, with the layers that FSDP shall shard, each of them registered once."""
 
+        # Accelerate before 1.2 asks every model that it wraps; up to trl 0.11 the wrapper has none to tell.
+        _tied_weights_keys = None
+
         def __init__(self, policy: nn.Module, value_model: nn.Module) -> None:
             super().__init__(policy, value_model)
             del self._modules["critic_backbone"]

@@ -2,6 +2,8 @@
 
 From Transformers 4.47.0 on ``Trainer.create_optimizer`` reads ``self.optimizer_cls_and_kwargs``, which its constructor
 sets and PPOv2's, which does not call it, does not; and ``_save_checkpoint`` takes no ``metrics``, which PPOv2 passes.
+Up to 0.10 PPOv2 also keeps no place in its state for what callbacks save, which since Transformers 4.43 ends a
+checkpoint in ``KeyError: 'TrainerControl'``.
 
 Imports nothing of the stack.
 """
@@ -22,9 +24,21 @@ class PPONewerTrainerMixin:
     """
 
     optimizer_cls_and_kwargs: Any = None
+    callback_handler: Any
+    control: Any
+    state: Any
 
     def _save_checkpoint(self, model: Any, trial: Any, *metrics: Any, **more: Any) -> Any:
         upstream: Any = super()
+        self._make_room_for_callbacks()
         if "metrics" not in inspect.signature(upstream._save_checkpoint).parameters:
             more.pop("metrics", None)
         return upstream._save_checkpoint(model, trial, *metrics, **more)
+
+    def _make_room_for_callbacks(self) -> None:
+        """As ``Trainer``'s constructor does; a callback that has its place already keeps it."""
+        places = getattr(self.state, "stateful_callbacks", None)
+        if places is not None:  # Transformers before 4.43 saves nothing of callbacks
+            for callback in (*self.callback_handler.callbacks, self.control):
+                if callable(getattr(callback, "state", None)):
+                    places.setdefault(type(callback).__name__, callback.state())

@@ -377,3 +377,16 @@ def test_a_batch_size_reaches_upstream_and_the_cure() -> None:
     model = SwallowsBoth().eval()
     trainer._get_per_token_logps(model, ids, mask, COMPLETION, batch_size=3)
     assert [call["shape"][0] for call in model.calls[-2:]] == [3, 1]
+
+
+def test_a_release_without_batch_sizes_is_not_given_one() -> None:
+    class Trl016(Trl017):
+        def _get_per_token_logps(self, model: Any, ids: Any, mask: Any, logits_to_keep: int) -> Any:
+            return super()._get_per_token_logps(model, ids, mask, logits_to_keep)
+
+    trainer: Any = type("Corrected", (LogitsToKeepMixin, Trl016), {})(1.0)
+    ids, mask = batch()
+    model = HonoursNew().eval()
+    split = trainer._get_per_token_logps(model, ids, mask, COMPLETION, batch_size=3)
+    assert trainer.upstream_calls == []
+    assert torch.equal(split, per_token_logps(model, ids, mask, COMPLETION))

@@ -1,0 +1,141 @@
+"""The journal: every observation as it comes, one JSON line each, so that nothing is run twice.
+
+One journal for each predicate, shared by all commands that ask it, since an observation depends on the versions alone.
+Imports only the standard library and this room.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_trlcompat.bisect.errors import BisectError
+from pytest_trlcompat.bisect.observation import Observation
+from pytest_trlcompat.matrix.files import write_whole
+from pytest_trlcompat.matrix.locks import Lock, read_lock
+
+__all__ = ["Entry", "Journal"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One observation of one candidate.
+
+    Attributes:
+        candidate: its key.
+        identity: candidates that share it share their observations.
+        at: when it ended, in UTC.
+    """
+
+    candidate: str
+    label: str
+    identity: str
+    observation: Observation
+    at: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "candidate": self.candidate,
+            "label": self.label,
+            "identity": self.identity,
+            "at": self.at,
+            "observation": self.observation.to_json(),
+        }
+
+
+class Journal:
+    """Observations of one predicate, in ``steps.jsonl``; the locks they were made with beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._path = folder / "steps.jsonl"
+        self._entries: list[Entry] = []
+        self._identities: dict[str, str] = {}
+        self._read()
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        return self._entries
+
+    def identity(self, candidate: str) -> str | None:
+        """Of a candidate that was prepared before."""
+        return self._identities.get(candidate)
+
+    def observations(self, identity: str | None) -> list[Observation]:
+        return [entry.observation for entry in self._entries if entry.identity == identity]
+
+    def first(self, identity: str) -> Entry | None:
+        """Which entry an identity was observed for first."""
+        return next((entry for entry in self._entries if entry.identity == identity), None)
+
+    def add(self, candidate: str, label: str, identity: str, observation: Observation) -> Entry:
+        """Keep an observation: it is on the disk when this returns."""
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        entry = Entry(candidate, label, identity, observation, now)
+        self._append({"kind": "observation", **entry.to_json()})
+        self._take(entry)
+        return entry
+
+    def alias(self, candidate: str, identity: str) -> None:
+        """Keep that a candidate has the identity of another one, which was observed."""
+        if self._identities.get(candidate) != identity:
+            self._append({"kind": "alias", "candidate": candidate, "identity": identity})
+            self._identities[candidate] = identity
+
+    def keep_lock(self, identity: str, lock: Lock) -> None:
+        path = self._lock(identity)
+        if not path.exists():
+            write_whole(path, lock.to_text())
+
+    def lock(self, identity: str | None) -> Lock | None:
+        path = self._lock(identity or "none")
+        return read_lock(path) if path.is_file() else None
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._path.unlink(missing_ok=True)
+        self._entries, self._identities = [], {}
+
+    def _lock(self, identity: str) -> Path:
+        return self.folder / "locks" / f"{identity}.txt"
+
+    def _take(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        self._identities[entry.candidate] = entry.identity
+
+    def _append(self, raw: dict[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        data = (json.dumps(raw) + "\n").encode()
+        with open(self._path, "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _read(self) -> None:
+        try:
+            text = self._path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return
+        whole, _, torn = text.rpartition("\n")
+        if torn:
+            # A command that was killed left half a line, which the next one must not be appended to.
+            write_whole(self._path, whole + "\n" if whole else "")
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                raw = json.loads(line)
+                if raw["kind"] == "alias":
+                    self._identities[raw["candidate"]] = raw["identity"]
+                else:
+                    observation = Observation.from_json(raw["observation"])
+                    self._take(Entry(raw["candidate"], raw["label"], raw["identity"], observation, raw["at"]))
+            except (KeyError, TypeError, ValueError) as error:
+                raise BisectError(
+                    f"{self._path}, line {number}: not a step ({error!r}); remove the line, or begin anew with --fresh"
+                ) from error

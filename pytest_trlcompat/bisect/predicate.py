@@ -1,0 +1,252 @@
+"""What is asked of each candidate: a known issue's verdict, a pytest test, or a command.
+
+Imports only the standard library, the catalogue, verdicts and the matrix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pytest_trlcompat.bisect.errors import BisectError
+from pytest_trlcompat.bisect.fingerprint import Fingerprint, normalise, of_text
+from pytest_trlcompat.bisect.observation import Observation
+from pytest_trlcompat.bisect.place import Hung, Place
+from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.sweep import code_digest, suite_command
+from pytest_trlcompat.verdict import Record, Verdict, read_records
+
+__all__ = ["CommandPredicate", "IssuePredicate", "Predicate", "PytestPredicate"]
+
+_HANG_DOUBT = 0.1
+"""A machine that does something else can make a run look like a hang."""
+
+_TAIL = 4000
+_SHOWN = 12
+"""Characters of the log's end that are kept as evidence, and lines of it that a reason may have."""
+
+_SKIP_STATUS = 125
+_NOT_RUN = (126, 127)
+"""Exit statuses by which a shell says that it could not start the command."""
+
+
+class Predicate(Protocol):
+    """Observes one place."""
+
+    @property
+    def slug(self) -> str:
+        """A name for folders."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Of all that its answers depend on beside the place."""
+        ...
+
+    def describe(self) -> str:
+        """For people: the rest of the sentence "broke ..."."""
+        ...
+
+    def observe(self, place: Place, work: Path) -> Observation:
+        """Run in a place; ``work`` is an empty folder for its files."""
+        ...
+
+
+@dataclass(frozen=True)
+class IssuePredicate:
+    """The verdicts of a known issue's suite for subject ``upstream``, one check for each strategy."""
+
+    layout: Layout
+    issue: str
+    timeout: float | None = None
+    doubt: float = 0.0
+
+    @property
+    def slug(self) -> str:
+        return self.issue
+
+    @property
+    def digest(self) -> str:
+        return _digest("issue", self.issue, code_digest(self.layout))
+
+    def describe(self) -> str:
+        return self.issue
+
+    def observe(self, place: Place, work: Path) -> Observation:
+        assert place.environment is not None, "a suite needs an environment"
+        results, log = work / "verdicts.jsonl", work / "output.txt"
+        command = [*suite_command(place.environment, self.layout, results, [self.issue]), "-k", "upstream"]
+        try:
+            status = place.run(command, log, self.timeout)
+        except Hung as error:
+            return Observation(failed={"suite": Fingerprint("hang", str(error))}, doubt=_HANG_DOUBT)
+        records = [record for record in read_records(results) if record.subject == "upstream"]
+        if not records:
+            return Observation(
+                reason=f"the suite gave no verdict (pytest ended with exit status {status}): {_end_of(log)}"
+            )
+        return self._of_records(records)
+
+    def _of_records(self, records: Iterable[Record]) -> Observation:
+        passed, failed, untold, evidence = {}, {}, {}, {}
+        doubt = self.doubt
+        for record in records:
+            evidence[record.strategy] = {"verdict": record.verdict.value, **record.evidence}
+            if record.verdict is Verdict.OK:
+                passed[record.strategy] = record.verdict.value
+            elif record.verdict in (Verdict.ABSENT, Verdict.UNTESTABLE):
+                untold[record.strategy] = f"{record.verdict}: {record.evidence.get('reason', '')}"
+            else:
+                failed[record.strategy] = _of_verdict(record)
+                doubt = max(doubt, _HANG_DOUBT if record.verdict is Verdict.HANG else 0.0)
+        return Observation(passed, failed, untold, evidence=evidence, doubt=doubt)
+
+
+def _of_verdict(record: Record) -> Fingerprint:
+    """The verdict itself, which the suite has told from other failures already; of an error, its exception."""
+    if record.verdict is not Verdict.ERROR:
+        return Fingerprint(record.verdict.value)
+    evidence = record.evidence
+    found = of_text(str(evidence.get("traceback", evidence.get("launch", ""))), "error")
+    if "exception" not in evidence:
+        return found
+    return Fingerprint(str(evidence["exception"]), normalise(str(evidence.get("message", ""))), found.frames)
+
+
+@dataclass(frozen=True)
+class PytestPredicate:
+    """Any pytest test: node ids and options, run in the caller's folder with the plugin loaded.
+
+    Attributes:
+        text: as on a command line, ``tests/test_loss.py::test_masked -k short``.
+        folder: from which relative paths are meant.
+        in_place: they are meant from the place's own folder (a commit's files) instead.
+    """
+
+    text: str
+    folder: Path
+    in_place: bool = False
+    timeout: float | None = None
+    doubt: float = 0.0
+
+    @property
+    def slug(self) -> str:
+        return "pytest"
+
+    @property
+    def digest(self) -> str:
+        if self.in_place:
+            return _digest("pytest", self.text)
+        return _digest("pytest", self.text, str(self.folder), *_named_files(self.text, self.folder))
+
+    def describe(self) -> str:
+        return f"pytest {self.text}"
+
+    def observe(self, place: Place, work: Path) -> Observation:
+        report, log = work / "junit.xml", work / "output.txt"
+        python = sys.executable if place.environment is None else str(place.environment.python)
+        command = [
+            *(python, "-m", "pytest", "-p", "no:cacheprovider", "--tb=native", f"--junitxml={report}"),
+            *(["-p", "trlcompat"] if place.environment is not None else []),
+            *shlex.split(self.text),
+        ]
+        inside = place if self.in_place else Place(place.environment, self.folder, place.overlay)
+        try:
+            status = inside.run(command, log, self.timeout)
+        except Hung as error:
+            return Observation(failed={"pytest": Fingerprint("hang", str(error))}, doubt=_HANG_DOUBT)
+        if status == 4:
+            raise BisectError(f"pytest does not understand --pytest {shlex.quote(self.text)}: {_end_of(log)}")
+        if not report.exists():
+            return Observation(reason=f"pytest ended with exit status {status} and no report: {_end_of(log)}")
+        return self._of_junit(report, log)
+
+    def _of_junit(self, report: Path, log: Path) -> Observation:
+        passed, failed, untold, evidence = {}, {}, {}, {}
+        for case in ElementTree.parse(report).iter("testcase"):
+            name = "::".join(part for part in (case.get("classname"), case.get("name")) if part)
+            wrong = case.find("failure") if case.find("failure") is not None else case.find("error")
+            skipped = case.find("skipped")
+            if wrong is not None:
+                failed[name] = of_text(wrong.text or "", "failed")
+                evidence[name] = {"verdict": "failed", "traceback": (wrong.text or "")[-_TAIL:]}
+            elif skipped is not None:
+                untold[name] = skipped.get("message") or "skipped"
+            else:
+                passed[name] = "passed"
+        if not (passed or failed or untold):
+            return Observation(reason=f"pytest collected no test: {_end_of(log)}")
+        return Observation(passed, failed, untold, evidence=evidence, doubt=self.doubt)
+
+
+@dataclass(frozen=True)
+class CommandPredicate:
+    """A command for the shell: 0 is good, 125, 126 and 127 cannot tell, anything else is bad.
+
+    Attributes:
+        in_place: run in the place's own folder (a commit's files), not in the caller's.
+    """
+
+    text: str
+    folder: Path
+    in_place: bool = False
+    timeout: float | None = None
+    doubt: float = 0.0
+
+    @property
+    def slug(self) -> str:
+        return "command"
+
+    @property
+    def digest(self) -> str:
+        if self.in_place:
+            return _digest("command", self.text)
+        return _digest("command", self.text, str(self.folder), *_named_files(self.text, self.folder))
+
+    def describe(self) -> str:
+        return f"`{self.text}`"
+
+    def observe(self, place: Place, work: Path) -> Observation:
+        log = work / "output.txt"
+        inside = place if self.in_place else Place(place.environment, self.folder, place.overlay)
+        try:
+            status = inside.run(["/bin/sh", "-c", self.text], log, self.timeout)
+        except Hung as error:
+            return Observation(failed={"command": Fingerprint("hang", str(error))}, doubt=_HANG_DOUBT)
+        if status == 0:
+            return Observation(passed={"command": "exit status 0"}, doubt=self.doubt)
+        if status == _SKIP_STATUS:
+            return Observation(reason=f"the command asked to skip (exit status 125): {_end_of(log)}")
+        if status in _NOT_RUN:
+            return Observation(reason=f"the command could not be started (exit status {status}): {_end_of(log)}")
+        text = log.read_text(encoding="utf-8", errors="replace")
+        otherwise = f"signal {-status}" if status < 0 else f"exit status {status}"
+        evidence = {"command": {"verdict": otherwise, "output": text[-_TAIL:]}}
+        return Observation(failed={"command": of_text(text, otherwise)}, evidence=evidence, doubt=self.doubt)
+
+
+def _named_files(text: str, folder: Path) -> list[str]:
+    """The contents of the files that a command line names: when one was edited, earlier answers are another test's."""
+    try:
+        words = shlex.split(text)
+    except ValueError:  # the shell may understand what shlex does not
+        words = text.split()
+    files = [folder / word.split("::")[0] for word in words]
+    return [path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file()]
+
+
+def _end_of(log: Path) -> str:
+    """The last lines of a program's output, on one line."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return " / ".join(lines[-_SHOWN:])[-600:] or "it printed nothing"
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(json.dumps([str(part) for part in parts]).encode()).hexdigest()[:12]

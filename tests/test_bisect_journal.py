@@ -1,0 +1,61 @@
+"""The journal: what was seen is kept at once, and a file that was cut short or damaged is met sensibly."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+
+from pytest_trlcompat.bisect.errors import BisectError
+from pytest_trlcompat.bisect.journal import Journal
+from pytest_trlcompat.bisect.observation import Observation
+from pytest_trlcompat.matrix.locks import Lock
+
+OK, BAD = Observation(passed={"a": "ok"}), Observation(reason="untestable: no")
+
+
+def test_another_journal_of_the_same_folder_knows_all(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.add("transformers==1", "transformers 1", "id-1", OK)
+    journal.add("transformers==1", "transformers 1", "id-1", BAD)
+    journal.alias("day", "id-1")
+    again = Journal(tmp_path)
+    assert [again.identity(name) for name in ("transformers==1", "day", "other")] == ["id-1", "id-1", None]
+    assert again.observations("id-1") == [OK, BAD]
+    assert again.observations(None) == []
+    first = again.first("id-1")
+    assert first is not None
+    assert (first.label, first.observation) == ("transformers 1", OK)
+
+
+def test_a_line_that_was_cut_short_is_dropped_before_the_next_one(tmp_path: Path) -> None:
+    Journal(tmp_path).add("a", "a", "id-a", OK)
+    with open(tmp_path / "steps.jsonl", "a") as file:
+        file.write('{"kind": "observation", "cand')
+    journal = Journal(tmp_path)
+    journal.add("b", "b", "id-b", OK)
+    assert [entry.candidate for entry in Journal(tmp_path).entries] == ["a", "b"]
+
+
+def test_a_damaged_line_is_one_clear_message(tmp_path: Path) -> None:
+    (tmp_path / "steps.jsonl").write_text('{"kind": "observation"}\n')
+    with pytest.raises(BisectError, match=r"steps\.jsonl, line 1: not a step .* begin anew with --fresh"):
+        Journal(tmp_path)
+
+
+def test_it_forgets_when_asked(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.add("a", "a", "id-a", OK)
+    journal.forget()
+    assert journal.observations("id-a") == []
+    assert Journal(tmp_path).entries == []
+
+
+def test_locks_are_kept_beside_it(tmp_path: Path) -> None:
+    lock = Lock("cell", datetime.date(2025, 2, 1), "3.11", {"trl": "0.14.0"}, "x")
+    journal = Journal(tmp_path)
+    journal.keep_lock("id", lock)
+    assert journal.lock("id") == lock
+    assert journal.lock("other") is None
+    assert journal.lock(None) is None
