@@ -14,8 +14,9 @@ from pytest_trlcompat import stack
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["LINE", "MarkerError", "Requirement", "parse_mark", "skip_reason"]
+__all__ = ["GPU_LINE", "LINE", "MarkerError", "Requirement", "parse_mark", "skip_reason"]
 
+GPU_LINE = "gpu: this test needs a real GPU; it is skipped where launches take another device."
 LINE = (
     "versions(trl='>=0.15', transformers='<4.50', ..., reason=None, issue=None): "
     f"skip unless every range holds for the installed version; packages are {', '.join(stack.PACKAGES)}; "

@@ -33,6 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", markers.LINE)
     config.addinivalue_line("markers", known_issues.LINE)
+    config.addinivalue_line("markers", markers.GPU_LINE)
     try:
         config.stash[settings.KEY] = settings.read_settings(config)
         config.stash[_DEVICE] = settings.resolve_device(config.stash[settings.KEY].device)
@@ -85,9 +86,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if refusals:
         raise pytest.UsageError("\n".join(refusals))
     _select_issues(config, items)
-    versions = stack.installed()
+    versions, device = stack.installed(), config.stash[_DEVICE]
     for item in items:
         reason = markers.skip_reason(item.iter_markers("versions"), versions)
+        if reason is None and device.name != "cuda" and item.get_closest_marker("gpu"):
+            reason = f"needs a GPU; the device of launches is {device.name} ({device.why})"
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
@@ -168,12 +171,17 @@ def launcher(pytestconfig: pytest.Config) -> Iterator[Launcher]:
     Returns one result per rank (``.values``). Strategies are single, ddp, zero1, zero2, zero3, fsdp1 and fsdp2. The
     first launch of a session imports the stack, later ones take about a second.
     """
-    from pytest_trlcompat.launch import Launcher
+    from pytest_trlcompat.launch import Cluster, ClusterError, Launcher
 
     device = pytestconfig.stash[_DEVICE].name
     if device == "software":
         _build_accelerator(pytestconfig)
-    with Launcher(device=device, timeout=pytestconfig.stash[settings.KEY].timeout.value) as launch:
+    values = pytestconfig.stash[settings.KEY]
+    try:
+        cluster = Cluster(values.nnodes.value, values.node_rank.value, values.rdzv_endpoint.value)
+    except ClusterError as error:
+        raise pytest.UsageError(f"trlcompat: {error}") from error
+    with Launcher(device=device, timeout=values.timeout.value, cluster=cluster) as launch:
         yield launch
 
 

@@ -74,7 +74,7 @@ class Spec:
 
     @property
     def option(self) -> str:
-        return f"--trlcompat-{self.name}"
+        return f"--trlcompat-{self.name.replace('_', '-')}"
 
     @property
     def dest(self) -> str:
@@ -108,6 +108,9 @@ class Settings:
         resume: whether verdicts that stand in ``results`` already are taken from there.
         issue: ids of the known issues to which the suites are limited; empty means all.
         timeout: seconds that a launch may take.
+        nnodes: number of machines that run these tests together.
+        node_rank: number of this machine among them.
+        rdzv_endpoint: where they meet, ``HOST:PORT`` of machine 0.
     """
 
     device: Setting[str]
@@ -115,6 +118,9 @@ class Settings:
     resume: Setting[bool]
     issue: Setting[tuple[str, ...]]
     timeout: Setting[float]
+    nnodes: Setting[int]
+    node_rank: Setting[int]
+    rdzv_endpoint: Setting[str | None]
 
     def changed(self) -> dict[str, Setting[Any]]:
         """The settings that somebody set, by name."""
@@ -155,6 +161,12 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise ValueError("write a positive number of seconds")
     return seconds
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise ValueError("write a number")
+    return int(text)
 
 
 def _file(text: str) -> Path:
@@ -203,6 +215,21 @@ SPECS: tuple[Spec, ...] = (
         help="run the suites of this known issue only; may be given several times",
     ),
     Spec("timeout", parse=_seconds, default=120.0, metavar="SECONDS", help="seconds that a launch may take"),
+    Spec(
+        "nnodes",
+        parse=_count,
+        default=1,
+        metavar="N",
+        help="machines that run these tests together, each with this option, as for torchrun",
+    ),
+    Spec("node_rank", parse=_count, default=0, metavar="N", help="number of this machine among them, from 0"),
+    Spec(
+        "rdzv_endpoint",
+        parse=str,
+        default=None,
+        metavar="HOST:PORT",
+        help="where the machines meet: an address of machine 0 that all of them reach",
+    ),
 )
 
 

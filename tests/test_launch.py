@@ -6,16 +6,20 @@ What needs torch is in tests/stack/test_launch.py.
 from __future__ import annotations
 
 import os
+import random
+import resource
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat.launch import Launcher, LaunchError, StrategyError
+from pytest_trlcompat.launch import Launcher, LaunchError, LaunchWarning, StrategyError
 from pytest_trlcompat.launch.protocol import Buffer
 
 GREETING = "hello"
@@ -164,25 +168,111 @@ def test_what_a_rank_leaves_behind_is_ended(launch: Launcher) -> None:
     wait_until_gone(launch(leave_grandchild, strategy="single").values[0])
 
 
-def test_much_output_is_cut_in_the_middle(launch: Launcher) -> None:
+def test_a_hundred_megabytes_of_output_are_cut_in_the_middle(launch: Launcher) -> None:
     def talk() -> None:
-        for _ in range(1000):
-            sys.stdout.write("x" * 999 + "\n")
+        print("the start")
+        for _ in range(100):
+            sys.stdout.write("x" * ((1 << 20) - 1) + "\n")
         print("the end")
 
     output = launch(talk, strategy="single").ranks[0].stdout
     assert len(output) < 400_000
-    assert "bytes left out" in output
+    assert output.startswith("the start\n")
+    assert f"[... {(100 << 20) + 18 - (1 << 16) - (1 << 18)} bytes left out ...]" in output
     assert output.endswith("the end\n")
+
+
+def test_an_endless_loop_in_native_code_ends_with_the_timeout(launch: Launcher) -> None:
+    def loop_in_native_code() -> None:
+        # One call that never comes back and never lets go of the interpreter's lock, so no Python handler could run.
+        any(iter(int, 1))
+
+    with pytest.raises(LaunchError) as caught:
+        launch(loop_in_native_code, strategy="single", timeout=0.5)
+    assert "it stood in loop_in_native_code (tests/test_launch.py:" in str(caught.value)
+    assert launch(lambda: "next", strategy="single").values == ["next"]
+
+
+class Unpicklable(Exception):
+    """An exception that cannot be sent, and whose text cannot be had either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+def raise_unpicklable() -> None:
+    raise Unpicklable
+
+
+def test_an_exception_that_cannot_be_pickled_is_told(launch: Launcher) -> None:
+    with pytest.raises(LaunchError, match="rank 0 raised Unpicklable") as caught:
+        launch(raise_unpicklable, strategy="single")
+    assert caught.value.failure is not None
+    assert caught.value.failure.message == "<Unpicklable whose text cannot be had: ZeroDivisionError>"
+
+
+def test_temporary_files_of_ranks_last_as_long_as_the_launcher() -> None:
+    def leave_file() -> str:
+        descriptor, name = tempfile.mkstemp()
+        os.close(descriptor)
+        return name
+
+    with Launcher(device="cpu") as launcher:
+        name = launcher(leave_file, strategy="single").values[0]
+        assert Path(name).exists()
+    assert not Path(name).parent.exists()
+
+
+def test_a_full_disk_is_told(launch: Launcher, tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk: a rank whose output does not fit must not be taken for good."""
+
+    def print_beyond_the_limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        print("x" * 10_000)
+
+    with pytest.raises(LaunchError, match="rank 0 raised OSError") as caught:
+        launch(print_beyond_the_limit, strategy="single")
+    assert "File too large" in str(caught.value)
+    assert launch(lambda: "next", strategy="single").values == ["next"]
+
+
+def test_nothing_is_left_in_the_test_process_or_the_server(launch: Launcher) -> None:
+    def server_state() -> tuple[int, int, list[str]]:
+        server = os.getppid()
+        threads = len(os.listdir(f"/proc/{server}/task"))
+        return len(os.listdir(f"/proc/{server}/fd")), threads, sorted(os.listdir("/dev/shm"))
+
+    def own_state() -> tuple[object, ...]:
+        return (
+            dict(os.environ),
+            random.getstate(),
+            threading.active_count(),
+            os.getcwd(),
+            list(sys.path),
+            signal.getsignal(signal.SIGINT),
+        )
+
+    launch(lambda: None, strategy="single")
+    before, server_before = own_state(), launch(server_state, strategy="single").values[0]
+    for _ in range(10):
+        launch(return_arguments, strategy="single")
+        launch(raise_with_output, strategy="single", check=False)
+    assert own_state() == before
+    assert launch(server_state, strategy="single").values[0] == server_before
 
 
 def test_a_killed_server_is_told_and_replaced() -> None:
     with Launcher(device="cpu") as launcher:
         server = launcher(os.getppid, strategy="single").values[0]
         os.kill(server, signal.SIGKILL)
-        with pytest.raises(LaunchError, match="the launch server died of SIGKILL"):
-            launcher(os.getppid, strategy="single")
-        assert launcher(os.getppid, strategy="single").values[0] != server
+        wait_until_gone(server)
+        with pytest.warns(LaunchWarning, match="the launch server died of SIGKILL .* a new one is started"):
+            assert launcher(os.getppid, strategy="single").values[0] != server
 
 
 def test_a_server_killed_in_the_middle_takes_its_ranks_along(tmp_path: Path) -> None:
@@ -194,6 +284,31 @@ def test_a_server_killed_in_the_middle_takes_its_ranks_along(tmp_path: Path) -> 
     with Launcher(device="cpu") as launcher:
         with pytest.raises(LaunchError, match="the launch server died of SIGKILL"):
             launcher(kill_server_and_wait, str(tmp_path / "pid"), strategy="single")
+        wait_until_gone(int((tmp_path / "pid").read_text()))
+
+
+def test_a_grandchild_in_a_session_of_its_own_is_ended(launch: Launcher) -> None:
+    def leave_daemon() -> int:
+        # Twice removed: its parent is gone as well, and it leads a session.
+        code = (
+            "import subprocess as s; "
+            "print(s.Popen(['sleep', '600'], stdout=s.DEVNULL, stderr=s.DEVNULL, start_new_session=True).pid)"
+        )
+        return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+    wait_until_gone(launch(leave_daemon, strategy="single").values[0])
+
+
+def test_a_killed_server_takes_grandchildren_along(tmp_path: Path) -> None:
+    def leave_daemon_and_kill_server(file: str) -> None:
+        pid = subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+        Path(file).write_text(str(pid))
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+
+    with Launcher(device="cpu") as launcher:
+        with pytest.raises(LaunchError, match="the launch server died of SIGKILL"):
+            launcher(leave_daemon_and_kill_server, str(tmp_path / "pid"), strategy="single")
         wait_until_gone(int((tmp_path / "pid").read_text()))
 
 
@@ -241,6 +356,33 @@ def test_ctrl_c_in_a_launch_leaves_nothing_behind(tmp_path: Path) -> None:
         wait_until_gone(int(pid))
 
 
+def test_a_second_ctrl_c_does_not_leave_anything_behind(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, time\n"
+        "from pytest_trlcompat.launch import Launcher\n"
+        "def body():\n"
+        f"    open({str(tmp_path / 'pids')!r}, 'w').write(f'{{os.getpid()}} {{os.getppid()}}')\n"
+        "    os.kill(os.getppid(), signal.SIGSTOP)\n"  # so that the server does not leave by itself
+        "    time.sleep(600)\n"
+        "with Launcher(device='cpu') as launch:\n"
+        "    launch(body, strategy='single')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "pids").exists() or not (tmp_path / "pids").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert "KeyboardInterrupt" in errors
+    for pid in (tmp_path / "pids").read_text().split():
+        wait_until_gone(int(pid))
+
+
 def test_two_launchers_do_not_meet() -> None:
     with Launcher(device="cpu") as one, Launcher(device="cpu") as other:
         assert one(os.getppid, strategy="single").values != other(os.getppid, strategy="single").values
@@ -250,7 +392,7 @@ def test_what_cannot_be_sent_is_refused_before_a_server_starts() -> None:
     launcher = Launcher(device="cpu")
     with pytest.raises(LaunchError, match="cannot be sent to the ranks"):
         launcher(lambda: None, (letter for letter in "ab"), strategy="single")
-    assert launcher._server is None
+    assert not launcher._servers
 
 
 @pytest.mark.parametrize(

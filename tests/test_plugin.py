@@ -14,6 +14,7 @@ import pytest
 
 from pytest_trlcompat import __version__, accelerator, launch, settings, stack
 from pytest_trlcompat.doctor import header as doctor_header
+from pytest_trlcompat.launch import Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
 PLUGIN = "pytest_trlcompat.plugin"
@@ -133,8 +134,11 @@ def test_options_stand_in_a_group_of_their_own(run: Run) -> None:
     lines = run("--help").outlines
     start = next(number for number, line in enumerate(lines) if line.startswith("trlcompat:"))
     group = lines[start : lines.index("", start)]
-    shown = [match[1] for line in group if (match := re.match(r"  (--trlcompat-\w+)", line))]
-    assert shown == [f"--trlcompat-{name}" for name in ("device", "results", "resume", "issue", "timeout")]
+    shown = [match[1] for line in group if (match := re.match(r"  --trlcompat-([\w-]+)", line))]
+    assert shown == [
+        *("device", "results", "resume", "issue", "timeout"),
+        *("nnodes", "node-rank", "rdzv-endpoint"),
+    ]
 
 
 def test_every_fixture_is_documented(run: Run) -> None:
@@ -356,7 +360,7 @@ def test_launcher_fixtures_share_one_launcher_and_choose_the_strategy(
     )
     run("--trlcompat-device=cpu", "--trlcompat-timeout=7").assert_outcomes(passed=4)
     (launcher,) = launchers
-    assert launcher.arguments == {"device": "cpu", "timeout": 7.0}
+    assert launcher.arguments == {"device": "cpu", "timeout": 7.0, "cluster": Cluster()}
     assert launcher.calls[0] == ((1,), {"strategy": "ddp", "world_size": 4, "timeout": 5, "x": 2})
     assert [kwargs["strategy"] for _, kwargs in launcher.calls] == [
         *("ddp", "zero1", "zero2", "zero3", "zero3", "fsdp2", "fsdp1", "single"),

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, Generic, Protocol, TypeVar
 
+from pytest_trlcompat import _processes
 from pytest_trlcompat.matrix import process
 
 __all__ = ["MARK", "Forked", "Here", "WorkerDied", "Workers"]
@@ -105,7 +106,7 @@ class Forked(Generic[Key]):
             worker = self._workers[key]
             worker.process.kill()
             worker.process.join()
-            process.kill_marked(f"{MARK}={worker.mark}")
+            _processes.kill_marked(f"{MARK}={worker.mark}")
             worker.receiver.close()
             del self._workers[key]
 
@@ -123,7 +124,7 @@ def _work(function: Callable[[], Any], sender: Connection, mark: str, parent: in
     signal.signal(signal.SIGINT, lambda number, frame: None)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    process.die_with(parent)
+    _processes.die_with_parent(parent, signal.SIGTERM)
     os.environ[MARK] = mark
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:

@@ -12,18 +12,23 @@
 from __future__ import annotations
 
 from pytest_trlcompat.launch.client import DEFAULT_TIMEOUT, Launcher
-from pytest_trlcompat.launch.result import Failure, LaunchError, LaunchResult, RankResult
-from pytest_trlcompat.launch.strategy import NAMES, Strategy, StrategyError, strategy
+from pytest_trlcompat.launch.cluster import Cluster, ClusterError
+from pytest_trlcompat.launch.result import Failure, LaunchError, LaunchResult, LaunchWarning, RankResult
+from pytest_trlcompat.launch.strategy import NAMES, Strategy, StrategyError, accelerate_config, strategy
 
 __all__ = [
     "DEFAULT_TIMEOUT",
     "NAMES",
+    "Cluster",
+    "ClusterError",
     "Failure",
     "LaunchError",
     "LaunchResult",
+    "LaunchWarning",
     "Launcher",
     "RankResult",
     "Strategy",
     "StrategyError",
+    "accelerate_config",
     "strategy",
 ]

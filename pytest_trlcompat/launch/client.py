@@ -1,4 +1,4 @@
-"""The launcher: what tests call. Owns the warm server, sends it functions, and turns its answers into results.
+"""The launcher: what tests call. Owns the warm servers, sends them functions, and turns their answers into results.
 
 Runs in the test process and must import nothing of the stack.
 """
@@ -6,36 +6,34 @@ Runs in the test process and must import nothing of the stack.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import pickle
-import signal
-import socket
-import subprocess
+import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import IO, Any
+from typing import Any
 
-import cloudpickle
-
-from pytest_trlcompat.accelerator.build import cache_folder
-from pytest_trlcompat.launch import protocol
+from pytest_trlcompat._devices import visible_gpus
+from pytest_trlcompat.launch import cold
+from pytest_trlcompat.launch.cluster import Cluster
+from pytest_trlcompat.launch.environment import base_environment, rank_environment
+from pytest_trlcompat.launch.payload import dump
 from pytest_trlcompat.launch.proof import expectation
-from pytest_trlcompat.launch.result import Failure, LaunchError, LaunchResult, RankResult, describe_exit
-from pytest_trlcompat.launch.strategy import Strategy, strategy
+from pytest_trlcompat.launch.result import Failure, LaunchError, LaunchResult, LaunchWarning, RankResult
+from pytest_trlcompat.launch.strategy import Strategy, accelerate_config, strategy
+from pytest_trlcompat.launch.warm import Server
 
-__all__ = ["DEFAULT_TIMEOUT", "Launcher"]
+__all__ = ["DEFAULT_TIMEOUT", "DEVICES", "MAX_WORLD_SIZE", "MODES", "Launcher"]
 
 DEFAULT_TIMEOUT = 120.0
 """Seconds that a launch may take, from the fork on."""
 MAX_WORLD_SIZE = 8
-_START_TIMEOUT = 600.0
-# What the server needs after a launch's own timeout: to dump stacks, end the ranks and collect their output.
-_ANSWER_MARGIN = 30.0
+"""Of one machine."""
+DEVICES = ("software", "cuda", "cpu")
+MODES = ("warm", "cold")
 
 
 class Launcher:
@@ -47,14 +45,18 @@ class Launcher:
     Args:
         device: ``"software"`` (the software accelerator), ``"cuda"`` (one GPU per rank) or ``"cpu"``.
         timeout: seconds that a launch may take unless it says otherwise.
+        cluster: which machine of several this is; one alone by default.
     """
 
-    def __init__(self, device: str = "software", timeout: float = DEFAULT_TIMEOUT) -> None:
-        if device not in ("software", "cuda", "cpu"):
-            raise ValueError(f"unknown device {device!r}; known are software, cuda, cpu")
-        self.device = device
+    def __init__(
+        self, device: str = "software", timeout: float = DEFAULT_TIMEOUT, cluster: Cluster | None = None
+    ) -> None:
+        self.device = _known("device", device, DEVICES)
         self.timeout = timeout
-        self._server: _Server | None = None
+        self.cluster = cluster or Cluster()
+        self._servers: dict[str, Server] = {}
+        self._folder: Path | None = None
+        self._launches = 0
 
     def __enter__(self) -> Launcher:
         return self
@@ -63,17 +65,24 @@ class Launcher:
         self.close()
 
     def close(self) -> None:
-        """End the server and whatever it still runs. A later launch starts a new one."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.stop()
+        """End the servers and whatever they still run, and remove the ranks' temporary files.
+
+        A later launch starts anew.
+        """
+        servers, self._servers = self._servers, {}
+        folder, self._folder = self._folder, None
+        with contextlib.ExitStack() as stack:
+            if folder is not None:
+                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            for server in servers.values():
+                stack.callback(server.stop)
 
     def __call__(
         self,
         function: Callable[..., Any],
         /,
         *args: Any,
-        strategy: str | Strategy = "ddp",
+        strategy: str | Strategy | os.PathLike[str] = "ddp",
         world_size: int | None = None,
         options: Mapping[str, Any] | None = None,
         timeout: float | None = None,
@@ -81,6 +90,9 @@ class Launcher:
         check: bool = True,
         sharded: bool = True,
         seed: int = 0,
+        device: str | None = None,
+        mode: str = "warm",
+        command: str | None = None,
         **kwargs: Any,
     ) -> LaunchResult:
         """Run ``function(*args, **kwargs)`` on every rank.
@@ -88,45 +100,64 @@ class Launcher:
         Args:
             function: any function; it and its arguments go to the ranks by cloudpickle, functions of test modules by
                 value. Import the stack inside it, so that the test process stays light.
-            strategy: its name (see :data:`pytest_trlcompat.launch.strategy.NAMES`) or a :class:`Strategy`.
-            world_size: number of ranks, 1 to 8; by default 2, and 1 for ``single``.
+            strategy: its name (see :data:`pytest_trlcompat.launch.strategy.NAMES`), a :class:`Strategy`, or the path
+                of a configuration file of Accelerate's.
+            world_size: number of ranks, 1 to 8 on each machine, and on CUDA not more than there are GPUs; by default
+                what the configuration file says, else 2 (1 with one GPU), and 1 for ``single``.
             options: the strategy's options, see :func:`pytest_trlcompat.launch.strategy.strategy`.
             timeout: seconds, from the fork on.
             env: environment variables for the ranks, beside those of the test process and of the strategy.
             check: raise when any rank fails; ``False`` returns the result all the same.
             sharded: demand that the function builds an engine of the strategy (DDP, FSDP, DeepSpeed).
             seed: random state of Python, NumPy and torch in every rank.
+            device: another one than the launcher's.
+            mode: ``"warm"``, or ``"cold"`` for fresh interpreters under a real launcher's command.
+            command: of a cold launch: ``"accelerate"`` (``accelerate launch``), ``"torchrun"`` or ``"deepspeed"``.
 
         Raises:
             LaunchError: a rank failed (root cause first), the launch timed out, or the server could not be started.
             StrategyError: the strategy or its options make no sense.
-            ValueError: a world size that the strategy cannot have.
+            ClusterError: the ranks cannot be shared out evenly to the machines.
+            ValueError: a world size that the strategy cannot have, an unknown device, mode or command.
         """
         chosen = _choose(strategy, options)
-        size = _world_size(chosen, world_size)
-        limit = self.timeout if timeout is None else timeout
-        name = getattr(function, "__qualname__", repr(function))
-        payload = _dump(function, args, kwargs)
-        with tempfile.TemporaryDirectory(prefix="trlcompat-launch-") as folder:
-            spec = {
-                "payload": payload,
-                "strategy": chosen.name,
-                "device": self.device,
-                "world_size": size,
-                "timeout": limit,
-                "seed": seed,
-                "cwd": os.getcwd(),
-                "sys_path": list(sys.path),
-                "environment": {**_base_environment(self.device), **chosen.environment(Path(folder)), **(env or {})},
-                "rank_environment": [_rank_environment(chosen, rank, size) for rank in range(size)],
-                "expectation": expectation(chosen, size, self.device, sharded),
-            }
-            answer = self._ask(spec, limit)
+        where = _known("device", device or self.device, DEVICES)
+        size = self._world_size(chosen, where, world_size)
+        if _known("mode", mode, MODES) == "warm" and command is not None:
+            raise ValueError(f"command {command!r} is for cold launches; pass mode='cold' as well")
+        spec = {
+            "payload": dump(function, args, kwargs),
+            "strategy": chosen.name,
+            "device": where,
+            "mode": mode,
+            "timeout": self.timeout if timeout is None else timeout,
+            "seed": seed,
+            "cwd": os.getcwd(),
+            "sys_path": list(sys.path),
+            "rank_environment": self._rank_environment(chosen, size),
+            "expectation": expectation(chosen, size, where, sharded),
+            "cluster": {
+                "address": self.cluster.address,
+                "nnodes": self.cluster.nnodes,
+                "node_rank": self.cluster.node_rank,
+                "launch": self._launches,
+            },
+        }
+        self._launches += 1
+        with tempfile.TemporaryDirectory(prefix="launch-", dir=self._own_folder()) as folder:
+            environment = {**base_environment(where, self.cluster), "TMPDIR": str(self._own_folder() / "tmp")}
+            if mode == "warm":
+                spec["environment"] = {**environment, **chosen.environment(Path(folder)), **(env or {})}
+                answer = self._ask(where, spec)
+            else:
+                answer = self._launch_cold(spec, chosen, command, {**environment, **(env or {})})
+        first = self.cluster.node_rank * len(answer["ranks"]) if chosen.name != "single" else 0
         result = LaunchResult(
-            name=name,
+            name=getattr(function, "__qualname__", repr(function)),
             strategy=chosen.name,
-            device=self.device,
-            ranks=tuple(_rank_result(raw) for raw in answer["ranks"]),
+            device=where,
+            mode=mode,
+            ranks=tuple(_rank_result(raw, first) for raw in answer["ranks"]),
             timed_out=answer["timed_out"],
             seconds=answer["seconds"],
         )
@@ -134,83 +165,81 @@ class Launcher:
             raise LaunchError(result.describe(), result)
         return result
 
-    def _ask(self, spec: dict[str, Any], limit: float) -> dict[str, Any]:
+    def _rank_environment(self, chosen: Strategy, size: int) -> list[dict[str, str]]:
+        local = 1 if chosen.name == "single" else self.cluster.local_world_size(size)
+        if local > MAX_WORLD_SIZE:
+            raise ValueError(f"world_size={size} means {local} ranks on this machine; there can be {MAX_WORLD_SIZE}")
+        return [rank_environment(chosen, number, size, self.cluster) for number in range(local)]
+
+    def _world_size(self, chosen: Strategy, device: str, given: int | None) -> int:
+        here = min(MAX_WORLD_SIZE, visible_gpus()) if device == "cuda" else MAX_WORLD_SIZE
+        most = here * self.cluster.nnodes
+        default = 1 if chosen.name == "single" else min(most, chosen.world_size or max(2, self.cluster.nnodes))
+        size = default if given is None else given
+        if not 1 <= size <= most:
+            why = f": a rank takes a GPU, and {here} can be seen" if device == "cuda" else ""
+            raise ValueError(f"world_size must be 1 to {most}, not {size}{why}")
+        if chosen.name == "single" and size != 1:
+            raise ValueError(f"strategy 'single' is one rank, but world_size={size} was asked for")
+        return size
+
+    def _ask(self, device: str, spec: dict[str, Any]) -> dict[str, Any]:
         try:
-            if self._server is None:
-                self._server = _Server(self.device)
-            return self._server.ask(spec, limit + _ANSWER_MARGIN)
+            return self._server(device).ask(spec)
         except BaseException:  # also Ctrl-C: the server would otherwise answer a question that nobody remembers
-            self.close()
+            self._forget(device)
             raise
 
-
-class _Server:
-    """The client's side of the warm server process."""
-
-    def __init__(self, device: str) -> None:
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in stop
-        self._channel, theirs = socket.socketpair()
-        with theirs:
-            code = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
-            code += "from pytest_trlcompat.launch.server import main; main(int(sys.argv[1]))"
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code, str(theirs.fileno()), _json_path()],
-                pass_fds=[theirs.fileno()],
-                env=_base_environment(device),
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                start_new_session=True,  # Ctrl-C reaches the test process, which ends the server
+    def _server(self, device: str) -> Server:
+        known = self._servers.get(device)
+        if known is not None and known.death is not None:
+            warnings.warn(
+                f"the launch server {known.death} since the last launch; a new one is started", LaunchWarning, 4
             )
-        try:
-            self._greet(device)
-        except BaseException:
-            self.stop()
-            raise
+            self._forget(device)
+        if device not in self._servers:
+            _build_accelerator(device)
+            environment = {**base_environment(device, self.cluster), "TMPDIR": str(self._own_folder() / "tmp")}
+            self._servers[device] = Server(device, MAX_WORLD_SIZE, environment)
+        return self._servers[device]
 
-    def _greet(self, device: str) -> None:
-        _build_accelerator(device)
-        self._exchange(
-            {"device": device, "devices": MAX_WORLD_SIZE, "sys_path": list(sys.path)}, _START_TIMEOUT, "start"
-        )
+    def _forget(self, device: str) -> None:
+        server = self._servers.pop(device, None)
+        if server is not None:
+            server.stop()
 
-    def ask(self, spec: dict[str, Any], limit: float) -> dict[str, Any]:
-        return self._exchange(spec, limit, "answer")
+    def _launch_cold(
+        self, spec: dict[str, Any], chosen: Strategy, command: str | None, environment: dict[str, str]
+    ) -> dict[str, Any]:
+        program = _known("command", command or cold.default_command(chosen, spec["device"]), cold.COMMANDS)
+        if program == "deepspeed" and (chosen.config is None or self.cluster.nnodes > 1):
+            raise ValueError("command 'deepspeed' launches zero1, zero2 and zero3, on one machine")
+        path = [str(Path(__file__).parents[2]), *filter(None, [environment.get("PYTHONPATH")])]
+        spec["extra_path"] = []
+        if spec["device"] == "software":
+            from pytest_trlcompat import accelerator
 
-    def _exchange(self, message: dict[str, Any], limit: float, what: str) -> dict[str, Any]:
-        self._channel.settimeout(limit)
-        try:
-            protocol.send(self._channel, message)
-            answer: dict[str, Any] = protocol.receive(self._channel)
-        except TimeoutError as error:
-            raise LaunchError(f"the launch server did not {what} within {limit:g} s\n{self._log_tail()}") from error
-        except (EOFError, OSError, pickle.UnpicklingError) as error:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=5)
-            status = self._process.returncode
-            how = "closed its connection" if status is None else describe_exit(status)
-            raise LaunchError(
-                f"the launch server {how}; the next launch starts a new one\n{self._log_tail()}"
-            ) from error
-        if answer["kind"] == "refused":
-            raise LaunchError(f"the launch server could not {what}: {answer['error']}")
-        return answer
+            _build_accelerator("software")
+            device_environment = accelerator.environment(devices=len(spec["rank_environment"]))
+            standin, *_ = device_environment.pop("PYTHONPATH").split(os.pathsep)
+            environment |= device_environment
+            path.insert(0, standin)
+            spec["extra_path"] = [standin]
+        environment["PYTHONPATH"] = os.pathsep.join(path)
+        return cold.launch(spec, chosen, program, self.cluster, environment)
 
-    def stop(self) -> None:
-        """Close the connection, on which the server ends its ranks and leaves; kill it if it does not."""
-        self._channel.close()
-        try:
-            self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # its ranks die with it: PR_SET_PDEATHSIG
-            self._process.wait()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._log.close()
+    def _own_folder(self) -> Path:
+        """Where this launcher and the temporary files of its ranks live, until it is closed."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="trlcompat-"))
+            (self._folder / "tmp").mkdir()
+        return self._folder
 
-    def _log_tail(self) -> str:
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")[-4000:]
+
+def _known(what: str, given: str, known: tuple[str, ...]) -> str:
+    if given not in known:
+        raise ValueError(f"unknown {what} {given!r}; known are {', '.join(known)}")
+    return given
 
 
 def _build_accelerator(device: str) -> None:
@@ -221,108 +250,21 @@ def _build_accelerator(device: str) -> None:
         accelerator.build()
 
 
-def _choose(chosen: str | Strategy, options: Mapping[str, Any] | None) -> Strategy:
-    if isinstance(chosen, Strategy):
-        if options:
-            raise ValueError("options were given beside a ready Strategy; put them into it")
-        return chosen
-    return strategy(chosen, options)
+def _choose(chosen: str | Strategy | os.PathLike[str], options: Mapping[str, Any] | None) -> Strategy:
+    if isinstance(chosen, str):
+        return strategy(chosen, options)
+    if options:
+        raise ValueError("options were given beside a ready strategy; put them into it")
+    return chosen if isinstance(chosen, Strategy) else accelerate_config(chosen)
 
 
-def _world_size(chosen: Strategy, given: int | None) -> int:
-    size = given if given is not None else 1 if chosen.name == "single" else 2
-    if not 1 <= size <= MAX_WORLD_SIZE:
-        raise ValueError(f"world_size must be 1 to {MAX_WORLD_SIZE}, not {size}")
-    if chosen.name == "single" and size != 1:
-        raise ValueError(f"strategy 'single' is one rank, but world_size={size} was asked for")
-    return size
-
-
-def _rank_environment(chosen: Strategy, rank: int, size: int) -> dict[str, str]:
-    if chosen.name == "single":
-        return {}
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is the server's; no rank hosts it
-    }
-
-
-def _base_environment(device: str) -> dict[str, str]:
-    """The test process's environment, less what another launcher may have left, plus what keeps launches offline."""
-    inherited = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    environment = {key: value for key, value in os.environ.items() if key not in inherited}
-    defaults = {
-        "OMP_NUM_THREADS": "1",  # ranks share the cores; and a thread pool does not survive a fork
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_OFFLINE": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TORCH_EXTENSIONS_DIR": str(_extensions_folder()),
-    }
-    if device == "cpu":
-        defaults["ACCELERATE_USE_CPU"] = "true"
-    return {**defaults, **environment}
-
-
-def _extensions_folder() -> Path:
-    """One folder per environment: extensions built against one torch and DeepSpeed must not meet another's."""
-    digest = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
-    return cache_folder() / "torch_extensions" / digest
-
-
-def _json_path() -> str:
-    return json.dumps([os.path.abspath(entry) for entry in sys.path])
-
-
-def _dump(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    try:
-        with _by_value(function):
-            return bytes(cloudpickle.dumps((function, args, kwargs)))
-    except Exception as error:
-        raise LaunchError(
-            f"{getattr(function, '__qualname__', function)} or its arguments cannot be sent to the ranks: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-
-
-@contextlib.contextmanager
-def _by_value(function: Callable[..., Any]) -> Iterator[None]:
-    """Pickle functions of test modules by value: a rank then need not import the test module, and often could not."""
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    if module is None or not _is_test_module(module):
-        yield
-        return
-    registered = module.__name__ in cloudpickle.list_registry_pickle_by_value()
-    if not registered:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        if not registered:
-            cloudpickle.unregister_pickle_by_value(module)
-
-
-def _is_test_module(module: ModuleType) -> bool:
-    """A module that is not part of an installed package; this package's own suites count as test modules."""
-    file = getattr(module, "__file__", None)
-    top = module.__name__.partition(".")[0]
-    if file is None or top == "__main__" or top in sys.stdlib_module_names:
-        return False
-    stem = Path(file).stem
-    if stem.startswith("test_") or stem.endswith("_test"):
-        return True
-    return top != "pytest_trlcompat" and "site-packages" not in Path(file).parts
-
-
-def _rank_result(raw: dict[str, Any]) -> RankResult:
+def _rank_result(raw: dict[str, Any], first: int) -> RankResult:
     failure = raw["failure"]
     value = raw["value"]
     return RankResult(
         **{
             **raw,
+            "rank": first + raw["rank"],
             "failure": None if failure is None else Failure(**failure),
             "value": None if value is None else pickle.loads(value),
         }

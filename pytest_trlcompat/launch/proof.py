@@ -7,16 +7,25 @@ device and sharding are those asked for. Imports torch only inside functions.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pytest_trlcompat.launch.strategy import Strategy
 
-__all__ = ["NotProved", "Observer", "check", "expectation"]
+__all__ = ["NotProved", "Observer", "check", "expectation", "load_engines"]
 
 _DEVICE_TYPES = {"software": "npu", "cuda": "cuda", "cpu": "cpu"}
+_ENGINES = {
+    "ddp": ("torch.nn.parallel.distributed", "DistributedDataParallel"),
+    "fsdp1": ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),
+    "fsdp2": ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup"),
+    "deepspeed": ("deepspeed.runtime.engine", "DeepSpeedEngine"),
+}
+"""Module and class of each kind of engine; for FSDP2, which has no wrapper, the group of parameters."""
 _DDP_TYPES = {"software": "MULTI_NPU", "cuda": "MULTI_GPU", "cpu": "MULTI_CPU"}
 
 
@@ -55,6 +64,17 @@ def _engine_name(strategy: Strategy) -> str:
     return strategy.name
 
 
+def load_engines(strategy: str) -> None:
+    """Import what defines the engines of a strategy, for an :class:`Observer` in a process that has imported nothing.
+
+    A module that cannot be imported is left to the function, which meets the same error.
+    """
+    wanted = ("deepspeed",) if strategy.startswith("zero") else ("ddp", "fsdp1", "fsdp2")
+    for name in wanted:
+        with contextlib.suppress(Exception):
+            importlib.import_module(_ENGINES[name][0])
+
+
 class Observer:
     """Records the engines that are built in this process from :meth:`install` on. It keeps them alive."""
 
@@ -63,12 +83,7 @@ class Observer:
 
     def install(self) -> None:
         """Wrap the constructors of the engines; forked ranks do so in their own memory only."""
-        for name, module, path in (
-            ("ddp", "torch.nn.parallel.distributed", "DistributedDataParallel"),
-            ("fsdp1", "torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),
-            ("fsdp2", "torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup"),
-            ("deepspeed", "deepspeed.runtime.engine", "DeepSpeedEngine"),
-        ):
+        for name, (module, path) in _ENGINES.items():
             # What the server could not import, the function cannot build either, or it builds it unobserved and the
             # check then fails loudly.
             if module in sys.modules:

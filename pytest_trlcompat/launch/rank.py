@@ -1,18 +1,18 @@
-"""What a freshly forked rank does: leave the server's state behind, run the function, prove the strategy, report.
+"""What a freshly forked rank does: leave its parent's state behind, run the function, prove the strategy, report.
 
-Runs inside the fork; must import nothing of the stack that the server has not imported already.
+Runs inside the fork of the warm server, or of a cold rank's keeper; imports nothing of the stack itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import random
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Mapping
@@ -20,21 +20,25 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
-from pytest_trlcompat import accelerator
+from pytest_trlcompat import _processes, accelerator
 from pytest_trlcompat.launch import proof, protocol
 
 __all__ = ["STACK_DUMP_SIGNAL", "run"]
 
 STACK_DUMP_SIGNAL = signal.SIGUSR2
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def run(spec: Mapping[str, Any], rank: int, channel: socket.socket, stdout: int, stderr: int) -> NoReturn:
-    """Never returns: the rank leaves by ``os._exit``, since returning into a forked interpreter's shutdown can hang."""
+def run(spec: Mapping[str, Any], rank: int, channel: socket.socket, parent: int, output: tuple[int, int]) -> NoReturn:
+    """Never returns: the rank leaves by ``os._exit``, since returning into a forked interpreter's shutdown can hang.
+
+    Args:
+        rank: its number among the ranks of this machine.
+        parent: process id of the server or keeper that forked it, with which it ends.
+        output: descriptors that take its stdout and stderr.
+    """
     status = 1
     try:
-        _become_rank(spec, rank, stdout, stderr)
+        _become_rank(spec, rank, parent, output)
         message = _call(spec, rank)
         status = 0 if message["kind"] == "returned" else 1
         sys.stdout.flush()
@@ -47,29 +51,33 @@ def run(spec: Mapping[str, Any], rank: int, channel: socket.socket, stdout: int,
         os._exit(status)
 
 
-def _become_rank(spec: Mapping[str, Any], rank: int, stdout: int, stderr: int) -> None:
+def _become_rank(spec: Mapping[str, Any], rank: int, parent: int, output: tuple[int, int]) -> None:
     os.setpgid(0, 0)
     _yield_to_no_wakeup()
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a killed server must not leave ranks behind
+    _processes.die_with_parent(parent)  # a killed server must not leave ranks behind
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    os.dup2(stdout, 1)
-    os.dup2(stderr, 2)
+    for ours, standard in zip(output, (1, 2), strict=True):
+        os.dup2(ours, standard)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
-    faulthandler.enable(file=2)
-    # A handler in C: it tells where a rank stands even while native code holds the interpreter's lock.
-    faulthandler.register(STACK_DUMP_SIGNAL, file=2, all_threads=True)
-    os.environ.clear()
-    os.environ.update(spec["extra_environment"])
-    os.environ.update(spec["environment"])
-    os.environ.update(spec["rank_environment"][rank])
+    _show_stacks()
+    if spec["mode"] == "warm":  # a cold rank has the environment that its launcher gave it
+        os.environ.clear()
+        os.environ.update(spec["extra_environment"])
+        os.environ.update(spec["environment"])
+        os.environ.update(spec["rank_environment"][rank])
+    tempfile.tempdir = None  # the server has looked it up already, in its own environment
     os.chdir(spec["cwd"])
     sys.path[:] = [*spec["extra_path"], *spec["sys_path"]]
     sys.argv = ["trlcompat-rank"]
-    if spec["device"] == "software":
+    if spec["mode"] == "cold":
+        proof.load_engines(spec["strategy"])
+    elif spec["device"] == "software":
         # Code that spreads a model over all devices it sees must see as many as there are ranks.
-        accelerator.show_devices(spec["world_size"])
+        accelerator.show_devices(len(spec["rank_environment"]))
+    if "torch.distributed" in sys.modules:  # it read the variable when the server imported it
+        sys.modules["torch.distributed"].set_debug_level_from_env()
     _seed(spec["seed"])
 
 
@@ -82,6 +90,20 @@ def _yield_to_no_wakeup() -> None:
     """
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def _show_stacks() -> None:
+    """On a fatal signal, and on :data:`STACK_DUMP_SIGNAL`, print where every thread stands, to stderr."""
+    if "torch" in sys.modules:
+        # Its handler prints the native stack of a fatal signal, then calls the one that was there before it.
+        show = getattr(sys.modules["torch"]._C, "_set_print_stack_traces_on_fatal_signal", None)
+    else:
+        show = None
+    faulthandler.enable(file=2)
+    if show is not None:
+        show(True)
+    # A handler in C: it tells where a rank stands even while native code holds the interpreter's lock.
+    faulthandler.register(STACK_DUMP_SIGNAL, file=2, all_threads=True)
 
 
 def _seed(seed: int) -> None:
@@ -102,9 +124,10 @@ def _call(spec: Mapping[str, Any], rank: int) -> dict[str, Any]:
         ended = time.monotonic()
         seen = observer.seen()
         proof.check(spec["expectation"], seen, rank)
-        return {"kind": "returned", "value": _dump(value), "proof": seen, "at": ended}
+        message = {"kind": "returned", "value": _dump(value), "proof": seen, "at": ended}
     except BaseException as error:
-        return {"kind": "raised", "failure": _failure(error), "proof": _seen(observer), "at": time.monotonic()}
+        message = {"kind": "raised", "failure": _failure(error), "proof": _seen(observer), "at": time.monotonic()}
+    return {**message, "peak_accelerator_bytes": _peak_accelerator_bytes()}
 
 
 def _dump(value: Any) -> bytes:
@@ -115,6 +138,16 @@ def _dump(value: Any) -> bytes:
             f"the function returned a {type(value).__name__} that cannot be pickled ({error}); "
             "return plain numbers, strings, lists or tensors"
         ) from error
+
+
+def _peak_accelerator_bytes() -> int:
+    """The most that this rank had allocated at once, summed over the devices it used; 0 without an accelerator."""
+    torch = sys.modules.get("torch")
+    for name in ("npu", "cuda"):
+        device = getattr(torch, name, None)
+        if device is not None and device.is_available() and device.is_initialized():
+            return sum(device.max_memory_allocated(index) for index in range(device.device_count()))
+    return 0
 
 
 def _seen(observer: proof.Observer) -> dict[str, Any]:

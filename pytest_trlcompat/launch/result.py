@@ -1,17 +1,26 @@
 """What a launch returns: one result per rank, and one error that tells the root cause first.
 
-Imports only the standard library.
+Imports nothing of the stack.
 """
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Failure", "LaunchError", "LaunchResult", "RankResult", "describe_exit"]
+from pytest_trlcompat.launch.stacks import last_stack, whereabouts
+
+__all__ = ["Failure", "LaunchError", "LaunchResult", "LaunchWarning", "RankResult", "describe_exit"]
 
 _OUTPUT_LINES = 25
+_PEER_GONE = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|remote process exited|failed to pass monitoredBarrier",
+    re.IGNORECASE,
+)
+"""How gloo and NCCL say that another rank has left."""
+_COLLECTIVES = "torch/distributed/distributed_c10d.py"
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,8 @@ class RankResult:
         ended_by_launcher: why the launcher ended this rank (a timeout, another rank's failure), else ``None``.
         seconds: from fork to the function's end, or to the rank's exit.
         ended_at: ``time.monotonic()`` of that end, comparable among the ranks of a launch.
-        peak_bytes: peak resident memory of the process.
+        peak_bytes: peak resident memory of the process. The part that it shares with the warm server counts too.
+        peak_accelerator_bytes: the most that it had allocated on its accelerator at once; 0 without one.
         proof: what the rank saw of its world size, device, distributed type and sharding.
     """
 
@@ -55,6 +65,7 @@ class RankResult:
     seconds: float = 0.0
     ended_at: float = 0.0
     peak_bytes: int = 0
+    peak_accelerator_bytes: int = 0
     returned: bool = False
     proof: dict[str, Any] = field(default_factory=dict)
 
@@ -62,12 +73,21 @@ class RankResult:
     def ok(self) -> bool:
         return self.returned and self.failure is None and self.exit_status == 0 and self.ended_by_launcher is None
 
+    @property
+    def was_in_collective(self) -> bool:
+        """Whether this rank failed, or was ended, while it waited for others."""
+        if self.failure is not None:
+            return _PEER_GONE.search(self.failure.message) is not None
+        return any(_COLLECTIVES in frame.file for frame in last_stack(self.stderr)[:1])
+
     def describe(self) -> str:
         """One line on how this rank ended."""
         if self.failure is not None:
             return f"rank {self.rank} raised {self.failure.type_name} after {self.seconds:.1f} s"
         if self.ended_by_launcher is not None:
-            return f"rank {self.rank} was ended by the launcher after {self.seconds:.1f} s: {self.ended_by_launcher}"
+            ended = f"rank {self.rank} was ended by the launcher after {self.seconds:.1f} s: {self.ended_by_launcher}"
+            stood = whereabouts(self.stderr)
+            return ended if stood is None else f"{ended}; it stood in {stood}"
         if not self.returned or self.exit_status != 0:
             return f"rank {self.rank} {describe_exit(self.exit_status)} after {self.seconds:.1f} s"
         return f"rank {self.rank} returned after {self.seconds:.1f} s"
@@ -83,6 +103,7 @@ class LaunchResult:
     ranks: tuple[RankResult, ...]
     timed_out: bool = False
     seconds: float = 0.0
+    mode: str = "warm"
 
     @property
     def ok(self) -> bool:
@@ -99,6 +120,13 @@ class LaunchResult:
         failed = [rank for rank in self.ranks if not rank.ok]
         return min(failed, key=lambda rank: (rank.ended_by_launcher is not None, rank.ended_at), default=None)
 
+    def _left_early(self, rank: RankResult, cause: RankResult) -> str:
+        """What to add where a rank was done while the failed one waited for it in a collective."""
+        if not rank.ok or rank.ended_at > cause.ended_at or not cause.was_in_collective:
+            return ""
+        before = cause.ended_at - rank.ended_at
+        return f", {before:.1f} s before that: it took no part in the collective that rank {cause.rank} waited in"
+
     def describe(self) -> str:
         """The whole story of a failed launch: root cause first, then the other ranks."""
         what = f"{self.name} under {self.strategy} on {len(self.ranks)} rank(s), device {self.device}"
@@ -111,7 +139,7 @@ class LaunchResult:
             lines.append(cause.failure.traceback.rstrip())
         for rank in self.ranks:
             if rank is not cause:
-                lines.append(rank.describe())
+                lines.append(rank.describe() + self._left_early(rank, cause))
                 if rank.failure is not None and not _same(rank.failure, cause.failure):
                     lines.append(rank.failure.traceback.rstrip())
         shown = self.ranks if self.timed_out else (cause,)
@@ -121,6 +149,10 @@ class LaunchResult:
                 if tail:
                     lines += [f"--- {name} of rank {rank.rank}, last {len(tail)} line(s)", *tail]
         return "\n".join(lines)
+
+
+class LaunchWarning(UserWarning):
+    """Something went wrong beside a launch that could still be made."""
 
 
 class LaunchError(Exception):

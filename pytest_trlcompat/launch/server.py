@@ -11,6 +11,7 @@ import socket
 import sys
 from typing import Any
 
+from pytest_trlcompat import _processes
 from pytest_trlcompat.launch import protocol
 
 __all__ = ["main"]
@@ -18,6 +19,7 @@ __all__ = ["main"]
 
 def main(descriptor: int) -> None:
     """Serve the client at ``descriptor`` until it closes its side."""
+    _processes.adopt_orphans()
     client = socket.socket(fileno=descriptor)
     client.set_inheritable(False)
     try:

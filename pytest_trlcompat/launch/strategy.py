@@ -7,15 +7,27 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DEEPSPEED_CONFIG_NAME", "NAMES", "Strategy", "StrategyError", "strategy"]
+__all__ = [
+    "DEEPSPEED_CONFIG_NAME",
+    "FSDP_CONFIG_NAMES",
+    "NAMES",
+    "Strategy",
+    "StrategyError",
+    "accelerate_config",
+    "strategy",
+]
 
 NAMES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
 DEEPSPEED_CONFIG_NAME = "deepspeed_config.json"
+
+FSDP_CONFIG_NAMES = {"transformer_cls_to_wrap": "transformer_layer_cls_to_wrap"}
+"""What Accelerate calls otherwise in its configuration files than in the environment, both without their prefix."""
 
 _DEEPSPEED_DEFAULTS: dict[str, Any] = {
     "train_batch_size": "auto",
@@ -59,11 +71,15 @@ class Strategy:
         name: one of :data:`NAMES`.
         config: the DeepSpeed configuration of ``zero1`` to ``zero3``, else ``None``.
         fsdp: the ``FSDP_*`` settings of ``fsdp1`` and ``fsdp2`` without their prefix, lower case, else ``None``.
+        more: further environment variables for every rank (``ACCELERATE_MIXED_PRECISION``).
+        world_size: number of ranks that a configuration file asks for.
     """
 
     name: str
     config: dict[str, Any] | None = None
     fsdp: dict[str, Any] | None = field(default=None)
+    more: dict[str, str] = field(default_factory=dict)
+    world_size: int | None = None
 
     @property
     def zero_stage(self) -> int | None:
@@ -88,12 +104,12 @@ class Strategy:
         if self.config is not None:
             path = folder / DEEPSPEED_CONFIG_NAME
             path.write_text(json.dumps(self.config, indent=1))
-            return {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(path)}
+            return {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(path), **self.more}
         if self.fsdp is not None:
             variables = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": str(self.fsdp_version)}
             variables |= {f"FSDP_{key.upper()}": _text(value) for key, value in self.fsdp.items()}
-            return variables
-        return {}
+            return {**variables, **self.more}
+        return dict(self.more)
 
 
 def strategy(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
@@ -118,6 +134,78 @@ def strategy(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
     if given:
         raise StrategyError(f"strategy {name!r} takes no options, but was given {', '.join(sorted(given))}")
     return Strategy(name)
+
+
+def accelerate_config(path: str | os.PathLike[str]) -> Strategy:
+    """Read a configuration file of Accelerate's, YAML or JSON, as ``accelerate config`` writes it.
+
+    Of it count: the distributed type, ``deepspeed_config``, ``fsdp_config``, ``mixed_precision``, ``num_processes``.
+
+    Raises:
+        StrategyError: it cannot be read, or asks for something that is none of :data:`NAMES`.
+    """
+    config = _read_accelerate_config(Path(path))
+    kind = str(config.get("distributed_type", "NO")).upper()
+    more = {"ACCELERATE_MIXED_PRECISION": str(config.get("mixed_precision", "no"))}
+    size = int(config["num_processes"]) if "num_processes" in config else None
+    if kind == "DEEPSPEED":
+        made = _from_deepspeed_section(dict(config.get("deepspeed_config") or {}), Path(path))
+    elif kind == "FSDP":
+        made = _from_fsdp_section(dict(config.get("fsdp_config") or {}))
+    elif kind in ("NO", "MULTI_GPU", "MULTI_NPU", "MULTI_CPU", "MULTI_XPU"):
+        made = Strategy("single" if kind == "NO" else "ddp")
+    else:
+        raise StrategyError(f"{path}: distributed_type {kind} is none that can be launched ({', '.join(NAMES)})")
+    return replace(made, more=more, world_size=None if made.name == "single" else size)
+
+
+def _read_accelerate_config(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            config = json.loads(text)
+        else:
+            import yaml  # Accelerate requires it
+
+            config = yaml.safe_load(text)
+    except Exception as error:
+        raise StrategyError(f"the Accelerate configuration {path} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise StrategyError(f"the Accelerate configuration {path} must be a mapping, like `accelerate config` writes")
+    return config
+
+
+def _from_deepspeed_section(section: dict[str, Any], path: Path) -> Strategy:
+    file = section.get("deepspeed_config_file")
+    if file is not None:
+        config = _read_config(path.parent / file)
+        stage = (config.get("zero_optimization") or {}).get("stage")
+    else:
+        stage = section.get("zero_stage", 2)
+        config = {}
+        if "gradient_clipping" in section:
+            config["gradient_clipping"] = section["gradient_clipping"]
+        if "gradient_accumulation_steps" in section:
+            config["gradient_accumulation_steps"] = section["gradient_accumulation_steps"]
+        zero = {
+            "offload_optimizer": {"device": section.get("offload_optimizer_device", "none")},
+            "offload_param": {"device": section.get("offload_param_device", "none")},
+        }
+        if "zero3_save_16bit_model" in section:
+            zero["stage3_gather_16bit_weights_on_model_save"] = section["zero3_save_16bit_model"]
+        config["zero_optimization"] = zero
+    if stage not in (1, 2, 3):
+        raise StrategyError(f"{path}: ZeRO stage {stage!r} is none that can be launched (1, 2, 3)")
+    return strategy(f"zero{stage}", config)
+
+
+def _from_fsdp_section(section: dict[str, Any]) -> Strategy:
+    version = int(section.pop("fsdp_version", 1))
+    if version not in (1, 2):
+        raise StrategyError(f"fsdp_version {version} is none that can be launched (1, 2)")
+    names = {value: key for key, value in FSDP_CONFIG_NAMES.items()}
+    options = {names.get(key, key): value for key, value in ((k.removeprefix("fsdp_"), v) for k, v in section.items())}
+    return strategy(f"fsdp{version}", options)
 
 
 def _deepspeed_config(stage: int, options: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Forks the ranks of one launch and stays with them until the last has ended, in bounded time, whatever they do.
 
-Runs in the warm server. Single-threaded while it forks. Imports torch only for the rendezvous store.
+Runs in the warm server, which is single-threaded while it forks, and in the keeper of each cold rank. Imports nothing
+of the stack.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import IO, Any
 
+from pytest_trlcompat import _processes
 from pytest_trlcompat.launch import protocol, rank
+from pytest_trlcompat.launch.rendezvous import rendezvous, store_process
 
-__all__ = ["Cancelled", "launch"]
+__all__ = ["Cancelled", "Child", "attend", "dump_stacks", "end_orphans", "fork_rank", "launch", "reap", "report"]
 
 # After the first failure the other ranks get this long to notice it by themselves, so that their own errors are seen.
 _GRACE = 5.0
@@ -33,7 +35,9 @@ class Cancelled(Exception):
 
 
 @dataclass
-class _Child:
+class Child:
+    """A rank, as the process that forked it sees it."""
+
     rank: int
     pid: int
     pidfd: int
@@ -59,7 +63,7 @@ class _Child:
 
 
 def launch(spec: Mapping[str, Any], client: socket.socket) -> dict[str, Any]:
-    """Run ``spec["world_size"]`` ranks.
+    """Run ``len(spec["rank_environment"])`` ranks.
 
     Returns:
         ``{"ranks": [...], "timed_out": bool, "seconds": s}``, plain data for the client.
@@ -68,7 +72,7 @@ def launch(spec: Mapping[str, Any], client: socket.socket) -> dict[str, Any]:
         Cancelled: the client closed its side; every rank has been ended by then.
     """
     started = time.monotonic()
-    with _rendezvous(spec) as serve, contextlib.ExitStack() as stack:
+    with rendezvous(spec) as serve, contextlib.ExitStack() as stack:
         children = _fork_all(spec, client, stack)
         try:
             serve()
@@ -76,76 +80,69 @@ def launch(spec: Mapping[str, Any], client: socket.socket) -> dict[str, Any]:
         finally:
             for child in children:
                 child.end("the launch was cancelled")
-                _reap(child, wait=True)
+                reap(child, wait=True)
+            end_orphans()
         return {
-            "ranks": [_report(child) for child in children],
+            "ranks": [report(child) for child in children],
             "timed_out": timed_out,
             "seconds": time.monotonic() - started,
         }
 
 
-@contextlib.contextmanager
-def _rendezvous(spec: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
-    """A store that the ranks meet at: on loopback only, on a port that the system chose and nobody can take away.
-
-    The socket is bound before the fork, so that the ranks know the port; the store's thread starts after it, so that
-    no thread is forked. It outlives every rank: one that is done early takes nothing from the others.
-    """
-    if spec["strategy"] == "single":
-        yield lambda: None
-        return
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    stores = []
-
-    def serve() -> None:
-        from torch.distributed import TCPStore
-
-        stores.append(
-            TCPStore(
-                "127.0.0.1",
-                port,
-                is_master=True,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=spec["timeout"]),
-                master_listen_fd=listener.detach(),
-            )
-        )
-
-    try:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(128)
-        port = listener.getsockname()[1]
-        for variables in spec["rank_environment"]:
-            variables["MASTER_ADDR"], variables["MASTER_PORT"] = "127.0.0.1", str(port)
-        yield serve
-    finally:
-        stores.clear()
-        listener.close()
-
-
-def _fork_all(spec: Mapping[str, Any], client: socket.socket, stack: contextlib.ExitStack) -> list[_Child]:
-    children: list[_Child] = []
-    for number in range(spec["world_size"]):
-        ours, theirs = socket.socketpair()
-        stack.callback(ours.close)
-        stdout = _output_file(stack)
-        stderr = _output_file(stack)
-        started = time.monotonic()
-        pid = os.fork()
-        if pid == 0:
-            # The rank must hold no end of anybody else's connection, or nobody would see it close.
-            client.close()
-            for inherited in (ours, *(child.channel for child in children)):
-                inherited.close()
-            rank.run(spec, number, theirs, stdout.fileno(), stderr.fileno())
-        theirs.close()
-        with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # the rank does the same; whoever is first
-        ours.setblocking(False)
-        pidfd = os.pidfd_open(pid)
-        stack.callback(os.close, pidfd)
-        children.append(_Child(number, pid, pidfd, ours, stdout, stderr, started))
+def _fork_all(spec: Mapping[str, Any], client: socket.socket, stack: contextlib.ExitStack) -> list[Child]:
+    children: list[Child] = []
+    for number in range(len(spec["rank_environment"])):
+        others = [client, *(child.channel for child in children)]
+        children.append(fork_rank(spec, number, others, (_output_file(stack), _output_file(stack)), stack))
     return children
+
+
+def fork_rank(
+    spec: Mapping[str, Any],
+    number: int,
+    others: Sequence[socket.socket],
+    output: tuple[IO[bytes], IO[bytes]],
+    stack: contextlib.ExitStack,
+) -> Child:
+    """Fork one rank, which leads a process group of its own.
+
+    Args:
+        number: among the ranks of this machine.
+        others: connections that the rank must not hold, or nobody would see them close.
+        output: files that take its stdout and stderr.
+        stack: closes what this process holds of it.
+    """
+    ours, theirs = socket.socketpair()
+    stack.callback(ours.close)
+    started = time.monotonic()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        for inherited in (ours, *others):
+            inherited.close()
+        rank.run(spec, number, theirs, parent, (output[0].fileno(), output[1].fileno()))
+    theirs.close()
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, pid)  # the rank does the same; whoever is first
+    ours.setblocking(False)
+    pidfd = os.pidfd_open(pid)
+    stack.callback(os.close, pidfd)
+    return Child(number, pid, pidfd, ours, *output, started)
+
+
+def end_orphans() -> None:
+    """Kill what the ranks of a launch left behind in groups or sessions of their own.
+
+    Their parents gone, they are this process's children (:func:`_processes.adopt_orphans`), as are theirs in turn.
+    """
+    kept = store_process()
+    while orphans := [pid for pid in _processes.children() if pid not in kept]:
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in orphans:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
 
 
 def _output_file(stack: contextlib.ExitStack) -> IO[bytes]:
@@ -153,7 +150,7 @@ def _output_file(stack: contextlib.ExitStack) -> IO[bytes]:
     return stack.enter_context(tempfile.TemporaryFile())
 
 
-def _supervise(children: list[_Child], client: socket.socket, timeout: float) -> bool:
+def _supervise(children: list[Child], client: socket.socket, timeout: float) -> bool:
     deadline = time.monotonic() + timeout
     failed_at: float | None = None
     with selectors.DefaultSelector() as selector:
@@ -165,7 +162,7 @@ def _supervise(children: list[_Child], client: socket.socket, timeout: float) ->
             for key, _ in selector.select(_POLL):
                 if key.fileobj is client:
                     raise Cancelled
-                if not _attend(key.data, key.fileobj):
+                if not attend(key.data, key.fileobj):
                     selector.unregister(key.fileobj)
             now = time.monotonic()
             if failed_at is None and any(child.failed for child in children):
@@ -175,22 +172,22 @@ def _supervise(children: list[_Child], client: socket.socket, timeout: float) ->
                 for child in children:
                     child.end(f"rank {first.rank} had failed and this one did not end by itself")
             if now > deadline:
-                _dump_stacks(children)
+                dump_stacks(children)
                 for child in children:
                     child.end(f"the launch's timeout of {timeout:g} s passed")
                 return True
     return False
 
 
-def _attend(child: _Child, source: Any) -> bool:
+def attend(child: Child, source: Any) -> bool:
     """Take what a rank sent, or its exit; ``False`` when this source will say nothing more."""
     if source is child.channel:
         return _drain(child)
-    _reap(child, wait=False)
+    reap(child, wait=False)
     return child.status is None
 
 
-def _drain(child: _Child) -> bool:
+def _drain(child: Child) -> bool:
     """Take all that the rank has sent so far; ``False`` when its side is closed."""
     while True:
         try:
@@ -205,7 +202,7 @@ def _drain(child: _Child) -> bool:
             child.message = message
 
 
-def _reap(child: _Child, wait: bool) -> None:
+def reap(child: Child, wait: bool) -> None:
     if child.status is not None:
         return
     # The exited rank is still a zombie here, so its group cannot be anybody else's: end what it left behind.
@@ -223,7 +220,8 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _dump_stacks(children: list[_Child]) -> None:
+def dump_stacks(children: Sequence[Child]) -> None:
+    """Have every rank that still runs print where its threads stand, to its stderr."""
     for child in children:
         if child.status is None:
             with contextlib.suppress(ProcessLookupError):
@@ -231,7 +229,8 @@ def _dump_stacks(children: list[_Child]) -> None:
     time.sleep(_DUMP_TIME)
 
 
-def _report(child: _Child) -> dict[str, Any]:
+def report(child: Child) -> dict[str, Any]:
+    """What became of a rank that has ended: plain data for the client."""
     message = child.message or {}
     ended = message.get("at", child.ended_at)
     return {
@@ -247,6 +246,7 @@ def _report(child: _Child) -> dict[str, Any]:
         "seconds": ended - child.started,
         "ended_at": ended,
         "peak_bytes": child.peak_bytes,
+        "peak_accelerator_bytes": message.get("peak_accelerator_bytes", 0),
     }
 
 

@@ -6,26 +6,24 @@ Imports only the standard library.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-__all__ = ["die_with", "kill_marked", "run", "stopped_like_ctrl_c", "undisturbed"]
+from pytest_trlcompat._processes import deaf, die_with_parent, kill_marked
+
+__all__ = ["run", "stopped_like_ctrl_c", "undisturbed"]
 
 _MARK = "TRLCOMPAT_RUN"
 _GRACE = 1.2
 """Seconds between asking and killing. ``nox --parallel`` gives a session two seconds, so this must be less."""
 
-_PR_SET_PDEATHSIG = 1
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def run(
@@ -67,7 +65,7 @@ def run(
                 )
             return child.wait(timeout)
         finally:
-            with _deaf():
+            with deaf():
                 if child is not None and child.poll() is None:
                     _stop(child)
                 kill_marked(mark)
@@ -76,18 +74,11 @@ def run(
 def _lead_a_group(parent: int) -> Callable[[], None]:
     def prepare() -> None:
         os.setpgid(0, 0)
-        die_with(parent)
+        # For the one end that this process cannot answer: its own SIGKILL.
+        die_with_parent(parent, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
     return prepare
-
-
-def die_with(parent: int) -> None:
-    """End this process by SIGTERM when its parent ends, for the one end that a parent cannot answer: SIGKILL."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
@@ -101,14 +92,6 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 def _signal_group(leader: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
-
-
-def kill_marked(mark: str) -> None:
-    """Kill descendants that left the group, known by a variable (``NAME=VALUE``) that they inherited."""
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if mark.encode() in entry.read_bytes().split(b"\0"):
-                os.kill(int(entry.parent.name), signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -132,21 +115,6 @@ def stopped_like_ctrl_c() -> Iterator[None]:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _deaf() -> Iterator[None]:
-    """Within the block, an impatient second Ctrl-C does not cut the cleaning short."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
         yield
     finally:

@@ -1,4 +1,8 @@
-"""The process group backend ``hccl``: gloo's collectives on the device's memory, in order."""
+"""The process group backend ``hccl``: gloo's collectives on the device's memory, in order.
+
+With ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` ranks compare every collective before they enter it, as PyTorch has them do for
+gloo and NCCL: a mismatch fails at once and names both, where it would otherwise wait for the timeout or abort a rank.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import os
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import _ProcessGroupWrapper
 
 from torch_npu import _C
 
@@ -21,7 +26,11 @@ def register() -> None:
 
 def _create(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroup:
     ordered = os.environ.get(UNORDERED_VARIABLE, "0") in ("", "0")
-    return _C.new_backend(_gloo(store, rank, world_size, timeout), ordered)
+    backend = _C.new_backend(_gloo(store, rank, world_size, timeout), ordered)
+    if dist.get_debug_level() is dist.DebugLevel.DETAIL:
+        # PyTorch itself does so only for the backends that it knows by name.
+        return _ProcessGroupWrapper(backend, _gloo(dist.PrefixStore("compare", store), rank, world_size, timeout))
+    return backend
 
 
 def _gloo(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroupGloo:

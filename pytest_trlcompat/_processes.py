@@ -1,0 +1,69 @@
+"""Finding and ending processes that others left behind. Linux; imports only the standard library."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["adopt_orphans", "children", "deaf", "die_with_parent", "kill_marked"]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when ``parent``, its parent, ends; leave at once if it has already."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, so that none of them can get away."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children() -> list[int]:
+    """Process ids of this process's children, whichever of its threads started them."""
+    found: list[int] = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, path.read_text().split())
+    return found
+
+
+def kill_marked(mark: str) -> None:
+    """Kill every process whose environment holds the variable ``mark``, ``NAME=value``, but this one.
+
+    A variable is inherited by descendants in whatever group or session they are.
+    """
+    wanted = mark.encode()
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        pid = int(entry.parent.name)
+        with contextlib.suppress(OSError):
+            if pid != os.getpid() and wanted in entry.read_bytes().split(b"\0"):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def deaf() -> Iterator[None]:
+    """Within the block, an impatient second Ctrl-C does not cut the cleaning short."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,67 @@
+"""Several machines: the same tests are started on each, as ``torchrun`` is, and their launches meet.
+
+Imports only the standard library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Cluster", "ClusterError"]
+
+
+class ClusterError(ValueError):
+    """Settings of a cluster that make no sense, or a world size that does not fit it."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Which machine of how many this is, and where they meet; the names are torchrun's.
+
+    Every machine must make the same launches in the same order. A launch returns the results of this machine's ranks.
+
+    Attributes:
+        nnodes: number of machines.
+        node_rank: number of this one, from 0.
+        rdzv_endpoint: ``HOST:PORT`` of machine 0, which every machine reaches. The port is open, and unprotected, for
+            as long as tests run: a private network is presupposed, as for torchrun.
+
+    Raises:
+        ClusterError: the settings do not fit each other.
+    """
+
+    nnodes: int = 1
+    node_rank: int = 0
+    rdzv_endpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.nnodes < 1:
+            raise ClusterError(f"nnodes must be at least 1, not {self.nnodes}")
+        if not 0 <= self.node_rank < self.nnodes:
+            raise ClusterError(f"node_rank must be 0 to {self.nnodes - 1}, not {self.node_rank}")
+        if self.nnodes > 1 and self.rdzv_endpoint is None:
+            raise ClusterError(f"{self.nnodes} machines need rdzv_endpoint, HOST:PORT of machine 0, to meet at")
+        if self.rdzv_endpoint is not None:
+            _address(self.rdzv_endpoint)
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Host and port to meet at; ``None`` for one machine alone, where the system chooses."""
+        return None if self.nnodes == 1 or self.rdzv_endpoint is None else _address(self.rdzv_endpoint)
+
+    def local_world_size(self, world_size: int) -> int:
+        """Number of ranks on each machine.
+
+        Raises:
+            ClusterError: the ranks cannot be shared out evenly.
+        """
+        if world_size % self.nnodes:
+            raise ClusterError(f"world_size={world_size} cannot be shared out evenly to {self.nnodes} machines")
+        return world_size // self.nnodes
+
+
+def _address(endpoint: str) -> tuple[str, int]:
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise ClusterError(f"rdzv_endpoint must be HOST:PORT, like 10.0.0.1:29400, not {endpoint!r}")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,311 @@
+"""Cold launches: the same function through the real ``accelerate launch``, ``torchrun`` or ``deepspeed`` command.
+
+Slow, since every rank imports the stack anew; it is what the warm launches are held against. Each rank is kept by a
+process of ours (:mod:`pytest_trlcompat.launch.keeper`), which the command starts, and which fetches the function over a
+socket in a folder that only this user can enter. Runs in the test process and must import nothing of the stack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_trlcompat import _processes
+from pytest_trlcompat.launch import protocol
+from pytest_trlcompat.launch.cluster import Cluster
+from pytest_trlcompat.launch.result import LaunchError, describe_exit
+from pytest_trlcompat.launch.strategy import DEEPSPEED_CONFIG_NAME, FSDP_CONFIG_NAMES, Strategy
+from pytest_trlcompat.launch.warm import MARK
+
+__all__ = ["COMMANDS", "default_command", "launch"]
+
+COMMANDS = ("accelerate", "torchrun", "deepspeed")
+
+_SOCKET = "s"  # a short name: a socket's path may have a hundred characters
+_START_TIMEOUT = 300.0
+_DUMP_TIME, _LAST_WORDS = 0.5, 5.0
+_GRACE = 5.0
+_POLL = 0.1
+_LOG_TAIL = 6000
+_CREDENTIALS = struct.Struct("3i")
+_ACCELERATE_TYPES = {"software": "MULTI_NPU", "cuda": "MULTI_GPU", "cpu": "MULTI_CPU"}
+
+
+@dataclass
+class _Keeper:
+    """The connection to the process that keeps one rank."""
+
+    rank: int
+    channel: socket.socket
+    buffer: protocol.Buffer = field(default_factory=protocol.Buffer)
+    report: dict[str, Any] | None = None
+    gone: bool = False
+
+    def tell(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            protocol.send(self.channel, message)
+
+
+def default_command(strategy: Strategy, device: str) -> str:
+    """``accelerate``, except for several ranks on a plain CPU, for which it would want MPI."""
+    return "torchrun" if device == "cpu" and strategy.name != "single" else "accelerate"
+
+
+def launch(
+    spec: Mapping[str, Any], strategy: Strategy, command: str, cluster: Cluster, launcher_environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """Run ``spec`` under a real launcher's command.
+
+    Args:
+        spec: as the warm server takes it; of its environments only the caller's part is used.
+        launcher_environment: of the command itself.
+
+    Returns:
+        What the warm server answers: ``{"ranks": [...], "timed_out": bool, "seconds": s}``.
+
+    Raises:
+        LaunchError: the command ended before every rank had begun, with its output.
+    """
+    mark = uuid.uuid4().hex
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="trlcompat-") as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        listener.bind(str(folder / _SOCKET))
+        listener.listen(len(spec["rank_environment"]))
+        log = stack.enter_context(tempfile.TemporaryFile())
+        process = subprocess.Popen(
+            _command(strategy, command, cluster, spec, folder),
+            env={**launcher_environment, **_strategy_environment(strategy, command, folder), MARK: mark},
+            cwd=spec["cwd"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        stack.callback(_end, process, mark)
+        job = _Job(spec, process, listener, command)
+        stack.callback(job.close)
+        try:
+            timed_out = job.run()
+        except _Ended as ended:
+            log.seek(0)
+            tail = log.read().decode(errors="replace")[-_LOG_TAIL:]
+            raise LaunchError(f"{command} {ended}; its output:\n{tail}") from None
+        return {
+            "kind": "done",
+            "ranks": [job.reported(rank) for rank in range(job.size)],
+            "timed_out": timed_out,
+            "seconds": time.monotonic() - started,
+        }
+
+
+class _Ended(Exception):
+    """The command is over, and not all ranks have been heard of."""
+
+
+class _Job:
+    """The keepers of one launch."""
+
+    def __init__(
+        self, spec: Mapping[str, Any], process: subprocess.Popen[bytes], listener: socket.socket, command: str
+    ) -> None:
+        self.spec = spec
+        self.size = len(spec["rank_environment"])
+        self._process = process
+        self._listener = listener
+        self._command = command
+        self._keepers: dict[int, _Keeper] = {}
+
+    def run(self) -> bool:
+        """Stay with the ranks until each has been heard of; ``True`` when the launch's timeout passed."""
+        self._gather()
+        deadline = time.monotonic() + self.spec["timeout"]
+        for keeper in self._keepers.values():
+            keeper.tell({"kind": "run", "spec": dict(self.spec)})
+        failed_at: float | None = None
+        while waiting := self._waiting():
+            self._listen(waiting, _POLL)
+            now = time.monotonic()
+            if failed_at is None and self._failed():
+                failed_at = now
+            if failed_at is not None and now > failed_at + _GRACE:
+                self._finish("another rank had failed and this one did not end by itself")
+            if now > deadline:
+                self._tell_waiting({"kind": "dump"})
+                time.sleep(_DUMP_TIME)
+                self._finish(f"the launch's timeout of {self.spec['timeout']:g} s passed")
+                return True
+        for keeper in self._keepers.values():
+            keeper.tell({"kind": "leave"})
+        return False
+
+    def reported(self, rank: int) -> dict[str, Any]:
+        """What is known of a rank at the end."""
+        report = self._keepers[rank].report if rank in self._keepers else None
+        if report is not None:
+            return report
+        return {
+            "rank": rank,
+            "exit_status": 1,
+            "failure": None,
+            "value": None,
+            "ended_by_launcher": f"{self._command} ended it before it could report",
+        }
+
+    def close(self) -> None:
+        for keeper in self._keepers.values():
+            keeper.channel.close()
+
+    def _gather(self) -> None:
+        """Wait until a keeper of each rank has come."""
+        deadline = time.monotonic() + _START_TIMEOUT
+        self._listener.settimeout(_POLL)
+        while len(self._keepers) < self.size:
+            with contextlib.suppress(TimeoutError):
+                channel, _ = self._listener.accept()
+                self._welcome(channel)
+            if self._process.poll() is not None and len(self._keepers) < self.size:
+                raise _Ended(f"{describe_exit(self._process.returncode)} and started {len(self._keepers)} ranks")
+            if time.monotonic() > deadline:
+                raise _Ended(f"started {len(self._keepers)} of {self.size} ranks within {_START_TIMEOUT:g} s")
+
+    def _welcome(self, channel: socket.socket) -> None:
+        """Take a keeper in. Nobody else can reach the socket; that the peer is this user's is checked all the same."""
+        peer = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, user, _ = _CREDENTIALS.unpack(peer)
+        if user != os.getuid():
+            channel.close()
+            return
+        channel.settimeout(_START_TIMEOUT)
+        rank = int(protocol.receive(channel)["local_rank"])
+        self._keepers[rank] = _Keeper(rank, channel)
+
+    def _waiting(self) -> list[_Keeper]:
+        return [keeper for keeper in self._keepers.values() if keeper.report is None and not keeper.gone]
+
+    def _failed(self) -> bool:
+        reports = [keeper.report for keeper in self._keepers.values()]
+        gone = any(keeper.gone and keeper.report is None for keeper in self._keepers.values())
+        return gone or any(report is not None and report["exit_status"] != 0 for report in reports)
+
+    def _listen(self, keepers: Sequence[_Keeper], limit: float) -> None:
+        with selectors.DefaultSelector() as selector:
+            for keeper in keepers:
+                selector.register(keeper.channel, selectors.EVENT_READ, keeper)
+            for key, _ in selector.select(limit):
+                self._hear(key.data)
+
+    def _hear(self, keeper: _Keeper) -> None:
+        try:
+            data = keeper.channel.recv(1 << 20)
+        except OSError:
+            data = b""
+        if not data:
+            keeper.gone = True
+        for message in keeper.buffer.feed(data):
+            keeper.report = message
+
+    def _finish(self, reason: str) -> None:
+        """End the ranks that still run, and hear their last words."""
+        self._tell_waiting({"kind": "end", "reason": reason})
+        deadline = time.monotonic() + _LAST_WORDS
+        while (waiting := self._waiting()) and time.monotonic() < deadline:
+            self._listen(waiting, _POLL)
+
+    def _tell_waiting(self, message: dict[str, Any]) -> None:
+        for keeper in self._waiting():
+            keeper.tell(message)
+
+
+def _end(process: subprocess.Popen[bytes], mark: str) -> None:
+    """Let the command leave by itself for a moment, then end it and all that it started."""
+    try:
+        process.wait(timeout=_LAST_WORDS)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with _processes.deaf():
+            process.kill()
+            process.wait()
+            _processes.kill_marked(f"{MARK}={mark}")
+
+
+def _strategy_environment(strategy: Strategy, command: str, folder: Path) -> dict[str, str]:
+    """What ``accelerate launch`` sets by itself and the others do not know of."""
+    environment = strategy.environment(folder)  # writes the DeepSpeed configuration as well
+    return {} if command == "accelerate" else environment
+
+
+def _command(strategy: Strategy, command: str, cluster: Cluster, spec: Mapping[str, Any], folder: Path) -> list[str]:
+    keeper = ["-m", "pytest_trlcompat.launch.keeper", str(folder / _SOCKET)]
+    local = len(spec["rank_environment"])
+    if command == "accelerate":
+        config = folder / "accelerate_config.json"
+        config.write_text(json.dumps(_accelerate_config(strategy, spec["device"], local, cluster, folder), indent=1))
+        return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config), *keeper]
+    if command == "torchrun":
+        return [sys.executable, "-m", "torch.distributed.run", *_torchrun_arguments(local, cluster), *keeper]
+    return [sys.executable, "-m", "deepspeed.launcher.runner", *_deepspeed_arguments(local), *keeper[1:]]
+
+
+def _accelerate_config(strategy: Strategy, device: str, local: int, cluster: Cluster, folder: Path) -> dict[str, Any]:
+    """A configuration as ``accelerate config`` writes it."""
+    host, port = cluster.address or (None, 0)  # port 0: the command looks for a free one
+    config: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "NO" if strategy.name == "single" else _ACCELERATE_TYPES[device],
+        "num_processes": local * cluster.nnodes,
+        "num_machines": cluster.nnodes,
+        "machine_rank": cluster.node_rank,
+        "main_process_ip": host,
+        "main_process_port": port,
+        "use_cpu": device == "cpu",
+        "debug": False,
+    }
+    if strategy.config is not None:
+        # Accelerate refuses settings that stand in DeepSpeed's configuration, mixed precision among them.
+        config["distributed_type"] = "DEEPSPEED"
+        config["deepspeed_config"] = {"deepspeed_config_file": str(folder / DEEPSPEED_CONFIG_NAME)}
+    if strategy.fsdp is not None:
+        config["distributed_type"] = "FSDP"
+        config["fsdp_config"] = dict(_fsdp_config(strategy))
+    return config
+
+
+def _fsdp_config(strategy: Strategy) -> Iterator[tuple[str, Any]]:
+    yield "fsdp_version", strategy.fsdp_version
+    for name, value in (strategy.fsdp or {}).items():
+        yield f"fsdp_{FSDP_CONFIG_NAMES.get(name, name)}", value
+
+
+def _torchrun_arguments(local: int, cluster: Cluster) -> list[str]:
+    if cluster.nnodes == 1:
+        return ["--nproc-per-node", str(local), "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    return [
+        *("--nnodes", str(cluster.nnodes), "--node-rank", str(cluster.node_rank), "--nproc-per-node", str(local)),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", str(cluster.rdzv_endpoint)),
+    ]
+
+
+def _deepspeed_arguments(local: int) -> list[str]:
+    return ["--num_gpus", str(local), "--master_port", str(_free_port()), "--no_local_rank", "--module"]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

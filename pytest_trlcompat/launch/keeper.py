@@ -1,0 +1,98 @@
+"""Keeps one rank of a cold launch: ``python -m pytest_trlcompat.launch.keeper SOCKET``, started by a real launcher.
+
+Fetches what to run over the socket, forks the rank, which then imports the stack, and reports how it ended, so that a
+rank's death is seen as it is and not as the launcher tells it. Imports nothing of the stack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+from typing import Any
+
+from pytest_trlcompat import _processes
+from pytest_trlcompat.launch import protocol, supervise
+
+__all__ = ["main"]
+
+
+class _Stopped(BaseException):
+    """The launcher's command asks this process to stop."""
+
+
+def main(path: str) -> int:
+    """Keep a rank.
+
+    Returns:
+        An exit status that tells the launcher's command whether the rank did well.
+    """
+    _processes.adopt_orphans()
+    signal.signal(signal.SIGTERM, _stop)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect(path)
+        rank = int(os.environ.get("LOCAL_RANK", "0"))
+        protocol.send(client, {"local_rank": rank})
+        try:
+            spec = protocol.receive(client)["spec"]
+            report = _keep(spec, rank, client)
+        except EOFError:  # nobody waits for the answer
+            return 1
+        with contextlib.suppress(OSError, EOFError, _Stopped):
+            protocol.send(client, report)
+            # A failed rank ends all others at once. So it waits until the client has heard what befell them.
+            protocol.receive(client)
+    return 0 if report["exit_status"] == 0 else 1
+
+
+def _stop(number: int, frame: object) -> None:
+    raise _Stopped
+
+
+def _keep(spec: dict[str, Any], rank: int, client: socket.socket) -> dict[str, Any]:
+    with contextlib.ExitStack() as stack:
+        output = (stack.enter_context(tempfile.TemporaryFile()), stack.enter_context(tempfile.TemporaryFile()))
+        child = supervise.fork_rank(spec, rank, [client], output, stack)
+        try:
+            _attend(child, client)
+        except _Stopped:
+            child.end("its launcher stopped it")
+        except BaseException:
+            child.end("the launch was cancelled")
+            raise
+        finally:
+            supervise.reap(child, wait=True)
+            supervise.end_orphans()
+        return supervise.report(child)
+
+
+def _attend(child: supervise.Child, client: socket.socket) -> None:
+    """Take what the rank sends, and do what the client says, until the rank has ended.
+
+    Raises:
+        EOFError: the client is gone.
+    """
+    with selectors.DefaultSelector() as selector:
+        for source in (child.channel, child.pidfd, client):
+            selector.register(source, selectors.EVENT_READ)
+        while child.status is None:
+            for key, _ in selector.select():
+                if key.fileobj is client:
+                    _obey(child, protocol.receive(client))
+                elif not supervise.attend(child, key.fileobj):
+                    selector.unregister(key.fileobj)
+
+
+def _obey(child: supervise.Child, message: dict[str, Any]) -> None:
+    if message["kind"] == "dump":
+        supervise.dump_stacks([child])
+    elif message["kind"] == "end":
+        child.end(message["reason"])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

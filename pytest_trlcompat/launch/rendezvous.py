@@ -1,0 +1,165 @@
+"""Where the ranks of a launch meet: a store that none of them hosts, so that one which is done takes nothing away.
+
+Runs in the warm server. Imports torch only inside functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from pytest_trlcompat import _processes
+
+__all__ = ["rendezvous", "store_process"]
+
+_LOOPBACK = "127.0.0.1"
+_BIND_TIMEOUT = 30.0
+_OTHERS_TIMEOUT = 10.0
+
+_hosts: dict[tuple[str, int], int] = {}
+"""Process ids of the stores that this server keeps for several machines, by address."""
+
+
+@contextlib.contextmanager
+def rendezvous(spec: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
+    """Tell the ranks of ``spec`` where to meet; what it yields is to be called once they are forked.
+
+    That is a store of this launch alone, on a port that the system chose and nobody can take away. On one machine it
+    listens on loopback. Machine 0 of several has it listen where the others reach it, and tells them the port.
+    """
+    if spec["strategy"] == "single":
+        yield lambda: None
+    elif spec["cluster"]["address"] is None:
+        with _store(spec, _LOOPBACK) as serve:
+            yield serve
+    else:
+        with _across_machines(spec, **spec["cluster"]) as serve:
+            yield serve
+
+
+def store_process() -> set[int]:
+    """Children of this server that must outlive a launch."""
+    return set(_hosts.values())
+
+
+@contextlib.contextmanager
+def _store(spec: Mapping[str, Any], host: str) -> Iterator[Callable[[], None]]:
+    """The socket is bound before the fork, so that the ranks know the port; the store's thread starts after it, so
+    that no thread is forked."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    stores = []
+    try:
+        listener.bind((host, 0))
+        listener.listen(128)
+        port = listener.getsockname()[1]
+        _meet_at(spec, host, port)
+        yield lambda: stores.append(_serve(listener, (host, port), spec["timeout"]))
+    finally:
+        stores.clear()
+        listener.close()
+
+
+@contextlib.contextmanager
+def _across_machines(
+    spec: Mapping[str, Any], address: tuple[str, int], nnodes: int, node_rank: int, launch: int
+) -> Iterator[Callable[[], None]]:
+    """Machine 0 says in a store that lasts as long as its server, at the address that all know, where they meet."""
+    host, _ = address
+    if node_rank == 0:
+        _host(address)
+    lasting = _client(address, spec["timeout"])
+    if node_rank != 0:
+        _meet_at(spec, host, int(lasting.get(f"port/{launch}")))
+        try:
+            yield lambda: None
+        finally:
+            lasting.add(f"done/{launch}", 1)
+        return
+    with _store(spec, host) as serve:
+        lasting.set(f"port/{launch}", spec["rank_environment"][0]["MASTER_PORT"])
+        try:
+            yield serve
+        finally:
+            lasting.add(f"done/{launch}", 1)
+            _wait_for_others(lasting, f"done/{launch}", nnodes)
+
+
+def _wait_for_others(lasting: Any, key: str, nnodes: int) -> None:
+    """Keep the launch's store until every machine's ranks are done with it, or must be taken for dead."""
+    deadline = time.monotonic() + _OTHERS_TIMEOUT
+    while lasting.add(key, 0) < nnodes and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _meet_at(spec: Mapping[str, Any], host: str, port: int) -> None:
+    for variables in spec["rank_environment"]:
+        variables["MASTER_ADDR"], variables["MASTER_PORT"] = host, str(port)
+
+
+def _serve(listener: socket.socket, address: tuple[str, int], timeout: float) -> Any:
+    from torch.distributed import TCPStore
+
+    return TCPStore(
+        *address,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout),
+        master_listen_fd=listener.detach(),
+    )
+
+
+def _client(address: tuple[str, int], timeout: float) -> Any:
+    """Connect to machine 0, which may start later."""
+    from torch.distributed import TCPStore
+
+    return TCPStore(*address, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout))
+
+
+def _host(address: tuple[str, int]) -> None:
+    """Keep a store for the machines, in a process of its own: its threads must not be forked, and it serves every
+    launch, since another machine may be at the next one already."""
+    if address in _hosts:
+        return
+    listener = _bound(address)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _serve_for_ever(listener, address, parent)
+    listener.close()
+    _hosts[address] = pid
+
+
+def _bound(address: tuple[str, int]) -> socket.socket:
+    """Listen at the address itself and at no other of this machine."""
+    deadline = time.monotonic() + _BIND_TIMEOUT
+    while True:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            listener.close()
+            if time.monotonic() > deadline:
+                raise OSError(f"machine 0 cannot listen at {address[0]}:{address[1]}: {error}") from error
+            time.sleep(0.2)  # the store of a session that has just ended
+        else:
+            listener.listen(128)
+            return listener
+
+
+def _serve_for_ever(listener: socket.socket, address: tuple[str, int], parent: int) -> NoReturn:
+    try:
+        _processes.die_with_parent(parent)
+        kept = _serve(listener, address, timedelta(days=1).total_seconds())
+        while kept is not None:
+            time.sleep(3600)
+    except BaseException as error:
+        print(f"the store of the rendezvous ended: {error}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(1)

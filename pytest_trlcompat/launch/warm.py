@@ -1,0 +1,138 @@
+"""The test process's side of a warm server: starts it, asks it, ends it.
+
+Must import nothing of the stack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Mapping
+from typing import IO, Any
+
+from pytest_trlcompat import _processes
+from pytest_trlcompat.launch import protocol
+from pytest_trlcompat.launch.result import LaunchError, describe_exit
+
+__all__ = ["MARK", "Server"]
+
+MARK = "TRLCOMPAT_LAUNCH"
+"""Variable by which a launcher's processes are known, whatever group or session they are in."""
+
+_START_TIMEOUT = 600.0
+# What the server needs after a launch's own timeout: to dump stacks, end the ranks and collect their output.
+_ANSWER_MARGIN = 30.0
+_STOP_TIMEOUT = 5.0
+_CODE = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
+    "from pytest_trlcompat.launch.server import main; main(int(sys.argv[1]))"
+)
+
+
+class Server:
+    """A process that has imported the stack, and forks the ranks of one launch after the other.
+
+    Args:
+        device: ``software``, ``cuda`` or ``cpu``.
+        devices: how many software accelerators its ranks can see at most.
+        environment: to start with.
+
+    Raises:
+        LaunchError: it could not be started, with its output.
+    """
+
+    def __init__(self, device: str, devices: int, environment: Mapping[str, str]) -> None:
+        self._mark = uuid.uuid4().hex
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in stop
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _CODE, str(theirs.fileno()), _json_path()],
+                pass_fds=[theirs.fileno()],
+                env={**environment, MARK: self._mark},
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                start_new_session=True,  # Ctrl-C reaches the test process, which ends the server
+            )
+        hello = {"device": device, "devices": devices, "sys_path": list(sys.path)}
+        try:
+            self._exchange(hello, _START_TIMEOUT, "start")
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def death(self) -> str | None:
+        """How it ended by itself; ``None`` while it lives."""
+        status = self._process.poll()
+        return None if status is None else describe_exit(status)
+
+    def ask(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """Make a launch.
+
+        Raises:
+            LaunchError: the server died, did not answer in time, or could not fork.
+        """
+        environment = {**spec["environment"], MARK: self._mark}
+        return self._exchange({**spec, "environment": environment}, spec["timeout"] + _ANSWER_MARGIN, "answer")
+
+    def stop(self) -> None:
+        """Close the connection, on which the server ends its ranks and leaves; kill it if it does not.
+
+        A second Ctrl-C meanwhile makes it shorter, not incomplete.
+        """
+        self._channel.close()
+        try:
+            self._process.wait(timeout=_STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._kill()
+        except BaseException:
+            self._kill()
+            raise
+        finally:
+            if self._process.returncode != 0:
+                # It did not leave by itself, so what its ranks started may be left.
+                self._kill()
+            self._log.close()
+
+    def _kill(self) -> None:
+        with _processes.deaf():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            _processes.kill_marked(f"{MARK}={self._mark}")
+
+    def _exchange(self, message: Mapping[str, Any], limit: float, what: str) -> dict[str, Any]:
+        self._channel.settimeout(limit)
+        try:
+            protocol.send(self._channel, message)
+            answer: dict[str, Any] = protocol.receive(self._channel)
+        except TimeoutError as error:
+            raise LaunchError(f"the launch server did not {what} within {limit:g} s\n{self._log_tail()}") from error
+        except (EOFError, OSError, pickle.UnpicklingError) as error:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_STOP_TIMEOUT)
+            raise LaunchError(
+                f"the launch server {self.death or 'closed its connection'}; the next launch starts a new one\n"
+                f"{self._log_tail()}"
+            ) from error
+        if answer["kind"] == "refused":
+            raise LaunchError(f"the launch server could not {what}: {answer['error']}")
+        return answer
+
+    def _log_tail(self) -> str:
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")[-4000:]
+
+
+def _json_path() -> str:
+    return json.dumps([os.path.abspath(entry) for entry in sys.path])

@@ -1,0 +1,97 @@
+"""Several machines: two network namespaces stand for two hosts, each with a launcher of its own.
+
+Needs the right to make namespaces; skipped elsewhere. The namespaces share the file system and the processes, which
+real hosts do not; what is tested is the network: where the ranks meet, how they are numbered, that nothing falls back
+on loopback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HOSTS = ("10.83.1.1", "10.83.1.2")
+SCRIPT = """
+import json, os, sys
+from launch_bodies import all_reduce, train_step
+from pytest_trlcompat.launch import Cluster, Launcher
+
+node_rank = int(sys.argv[1])
+with Launcher(device="software", timeout=90, cluster=Cluster(2, node_rank, sys.argv[2])) as launch:
+    first = launch(all_reduce, strategy="ddp", sharded=False)
+    four = launch(all_reduce, strategy="ddp", sharded=False, world_size=4)
+    step = launch(train_step, strategy="zero3")
+    print(json.dumps({
+        "ranks": [rank.rank for rank in first.ranks],
+        "ranks_of_four": [rank.rank for rank in four.ranks],
+        "values": [first.values, four.values],
+        "losses": [value["losses"] for value in step.values],
+        "world_size": step.ranks[0].proof["world_size"],
+    }))
+"""
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[str, str]]:
+    """Names of two network namespaces with a cable between them."""
+    if shutil.which("ip") is None:
+        pytest.skip("there is no program ip to make network namespaces with")
+    names = (f"trlcompat-a-{os.getpid()}", f"trlcompat-b-{os.getpid()}")
+    with contextlib.ExitStack() as stack:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+                stack.callback(ip, "netns", "del", name)
+            ip("link", "add", "cable0", "netns", names[0], "type", "veth", "peer", "name", "cable0", "netns", names[1])
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"this machine makes no network namespaces: {error.stderr.strip()}")
+        for name, address in zip(names, HOSTS, strict=True):
+            ip("-n", name, "address", "add", f"{address}/24", "dev", "cable0")
+            ip("-n", name, "link", "set", "cable0", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names
+
+
+def test_two_hosts_train_together(hosts: tuple[str, str], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+        "GLOO_SOCKET_IFNAME": "cable0",
+    }
+    running = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", name, sys.executable, str(script), str(number), f"{HOSTS[0]}:29412"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number, name in enumerate(hosts)
+    ]
+    try:
+        outputs = [process.communicate(timeout=240) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert [process.returncode for process in running] == [0, 0], [errors[-3000:] for _, errors in outputs]
+    told = [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+    assert [each["ranks"] for each in told] == [[0], [1]]
+    assert [each["ranks_of_four"] for each in told] == [[0, 1], [2, 3]]
+    assert [each["values"] for each in told] == [[[3.0], [10.0, 10.0]]] * 2
+    assert [each["world_size"] for each in told] == [2, 2]
+    assert told[0]["losses"] == told[1]["losses"]
+    assert told[0]["losses"][0][0] > told[0]["losses"][0][-1]

@@ -1,0 +1,72 @@
+"""Cold launches: the same functions through the real commands give the numbers that warm launches give."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from pytest_trlcompat.launch import Launcher, LaunchError
+
+from .launch_bodies import train_step
+
+CASES = [("zero3", "accelerate"), ("fsdp1", "accelerate"), ("ddp", "torchrun"), ("zero2", "deepspeed")]
+
+
+@pytest.mark.parametrize(("strategy", "command"), CASES)
+def test_cold_and_warm_agree_bitwise(launcher: Launcher, strategy: str, command: str) -> None:
+    options = {"auto_wrap_policy": "NO_WRAP"} if strategy.startswith("fsdp") else {}
+    warm = launcher(train_step, strategy=strategy, options=options)
+    cold = launcher(train_step, strategy=strategy, options=options, mode="cold", command=command)
+    assert cold.values == warm.values
+    assert [rank.proof["engines"] for rank in cold.ranks] == [rank.proof["engines"] for rank in warm.ranks]
+    assert cold.mode == "cold"
+
+
+def test_a_cold_failure_is_told_like_a_warm_one(launcher: Launcher) -> None:
+    def fail_on_rank_1() -> None:
+        import sys
+
+        print("a word before")
+        if os.environ["RANK"] == "1":
+            sys.stdout.flush()
+            os.kill(os.getpid(), 9)
+
+    with pytest.raises(LaunchError) as caught:
+        launcher(fail_on_rank_1, strategy="ddp", sharded=False, mode="cold", command="torchrun")
+    assert "first observed failure: rank 1 died of SIGKILL (often: out of memory)" in str(caught.value)
+    assert "a word before" in str(caught.value)
+
+
+def test_a_cold_hang_ends_with_the_timeout(launcher: Launcher) -> None:
+    def sleep_for_ever() -> None:
+        import time
+
+        time.sleep(600)
+
+    with pytest.raises(LaunchError) as caught:
+        launcher(sleep_for_ever, strategy="single", mode="cold", timeout=20)
+    assert caught.value.result is not None
+    assert caught.value.result.timed_out
+    assert "it stood in sleep_for_ever" in str(caught.value)
+
+
+def test_a_command_that_refuses_is_quoted(launcher: Launcher) -> None:
+    environment = {"ACCELERATE_USE_CPU": "no boolean"}
+    with pytest.raises(LaunchError, match="accelerate exited with status 1 and started 0 ranks"):
+        launcher(train_step, strategy="ddp", mode="cold", env=environment)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"mode": "lukewarm"}, "unknown mode 'lukewarm'; known are warm, cold"),
+        ({"mode": "cold", "command": "mpirun"}, "unknown command 'mpirun'; known are accelerate, torchrun, deepspeed"),
+        ({"mode": "cold", "command": "deepspeed"}, "command 'deepspeed' launches zero1, zero2 and zero3"),
+        ({"command": "torchrun"}, "command 'torchrun' is for cold launches"),
+    ],
+)
+def test_bad_requests_are_refused(launcher: Launcher, arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        launcher(train_step, strategy="ddp", **arguments)
