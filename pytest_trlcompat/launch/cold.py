@@ -30,7 +30,7 @@ from pytest_trlcompat.launch.result import LaunchError, describe_exit
 from pytest_trlcompat.launch.strategy import DEEPSPEED_CONFIG_NAME, FSDP_CONFIG_NAMES, Strategy
 from pytest_trlcompat.launch.warm import MARK
 
-__all__ = ["COMMANDS", "default_command", "launch"]
+__all__ = ["COMMANDS", "accelerate_settings", "default_command", "launch"]
 
 COMMANDS = ("accelerate", "torchrun", "deepspeed")
 
@@ -255,14 +255,14 @@ def _command(strategy: Strategy, command: str, cluster: Cluster, spec: Mapping[s
     local = len(spec["rank_environment"])
     if command == "accelerate":
         config = folder / "accelerate_config.json"
-        config.write_text(json.dumps(_accelerate_config(strategy, spec["device"], local, cluster, folder), indent=1))
+        config.write_text(json.dumps(accelerate_settings(strategy, spec["device"], local, cluster, folder), indent=1))
         return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config), *keeper]
     if command == "torchrun":
         return [sys.executable, "-m", "torch.distributed.run", *_torchrun_arguments(local, cluster), *keeper]
     return [sys.executable, "-m", "deepspeed.launcher.runner", *_deepspeed_arguments(local), *keeper[1:]]
 
 
-def _accelerate_config(strategy: Strategy, device: str, local: int, cluster: Cluster, folder: Path) -> dict[str, Any]:
+def accelerate_settings(strategy: Strategy, device: str, local: int, cluster: Cluster, folder: Path) -> dict[str, Any]:
     """A configuration as ``accelerate config`` writes it."""
     host, port = cluster.address or (None, 0)  # port 0: the command looks for a free one
     config: dict[str, Any] = {

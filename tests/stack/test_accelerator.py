@@ -271,6 +271,7 @@ def test_memory_is_counted_per_device_in_bytes(launch: Launcher) -> None:
         seen["the other device"] = npu.memory_allocated(other.device), npu.max_memory_allocated("npu:1")
         del result
         seen["one freed"] = npu.memory_allocated(), npu.max_memory_allocated()
+        seen["summary"] = npu.memory_summary()
         npu.reset_peak_memory_stats()
         seen["reset"] = npu.max_memory_allocated(), torch.accelerator.max_memory_allocated()
         kept.untyped_storage().resize_(0)
@@ -282,6 +283,7 @@ def test_memory_is_counted_per_device_in_bytes(launch: Launcher) -> None:
         "two tensors": (12000, 12000),
         "the other device": (80, 80),
         "one freed": (4000, 12000),
+        "summary": "allocated: 4000 bytes, at most 12000",
         "reset": (4000, 4000),
         "resized": 0,
     }

@@ -18,6 +18,7 @@ __all__ = [
     "memory_cached",
     "memory_reserved",
     "memory_stats",
+    "memory_summary",
     "reset_accumulated_memory_stats",
     "reset_max_memory_allocated",
     "reset_max_memory_cached",
@@ -52,6 +53,11 @@ def memory_stats(device: Device = None) -> dict[str, Any]:
         for kind in ("allocated", "reserved", "active")
         for name, value in (("current", current), ("peak", peak))
     }
+
+
+def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
+    """For people. FSDP1 asks the first rank for it when ``TORCH_DISTRIBUTED_DEBUG`` is ``DETAIL``."""
+    return f"allocated: {memory_allocated(device)} bytes, at most {max_memory_allocated(device)}"
 
 
 def mem_get_info(device: Device = None) -> tuple[int, int]:

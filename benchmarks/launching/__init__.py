@@ -1,0 +1,1 @@
+"""Ways of launching that launch.py and soak.py measure."""
