@@ -137,7 +137,7 @@ def _saving_once() -> Any:
     """A callback that leaves the first checkpoint to be saved, and none of the others: nobody reads them."""
     from transformers import TrainerCallback
 
-    class SavingOnce(TrainerCallback):  # type: ignore[misc]
+    class SavingOnce(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_save = state.global_step == 1
 
