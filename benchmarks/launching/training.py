@@ -19,8 +19,9 @@ MODEL = "TRLCOMPAT_BENCH_MODEL"
 
 def train(model: TinyModel, steps: int = 3) -> list[float]:
     """The losses of a training, which must be the same however it is launched."""
-    from suites import grpo
     from transformers.generation import GenerationMixin
+
+    from suites import grpo
 
     generate = GenerationMixin.generate
     try:
