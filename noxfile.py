@@ -33,6 +33,8 @@ nox.options.sessions = ["tests", "matrix"]
 STACK_TESTS = ["trl0.17.0-tf4.50.3", "trl1.16.0-tf5.23.0"]
 """Cells in whose environments tests/stack runs: FSDP1 before ``prepare_fsdp``, and the newest release."""
 
+LONG_BENCHMARKS = ("sweep", "launch", "soak")
+
 try:
     WORKSHOP = Workshop(ROOT)
 except MatrixError as error:
@@ -119,7 +121,7 @@ def bisect(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Run a benchmark [-- NAME ARGUMENTS ...], all but the sweep's by default; see benchmarks/README.md."""
+    """Run a benchmark [-- NAME ARGUMENTS ...], all but the long ones by default; see benchmarks/README.md."""
     scripts = {script.stem: script for script in sorted((ROOT / "benchmarks").glob("*.py"))}
     del scripts["mutations"]  # a session of its own
     name, *arguments = session.posargs or [""]
@@ -127,8 +129,12 @@ def bench(session: nox.Session) -> None:
         session.error(f"no benchmark {name!r}; there are: {', '.join(scripts)}")
     with plainly(session):
         environment = WORKSHOP.stack(STACK_TESTS[-1])
-        for stem in [name] if name else [stem for stem in scripts if stem != "sweep"]:
-            WORKSHOP.run_in(environment, ["python", str(scripts[stem]), *arguments])
+        for stem in [name] if name else [stem for stem in scripts if stem not in LONG_BENCHMARKS]:
+            more = []
+            if stem == "launch":  # PyTorch's own test class imports expecttest, which the stack has not
+                (packages,) = (WORKSHOP.tools("expecttest", ["expecttest"]).root / "lib").glob("python*/site-packages")
+                more = ["--extra-path", str(packages)]
+            WORKSHOP.run_in(environment, ["python", str(scripts[stem]), *more, *arguments])
 
 
 @nox.session(default=False)

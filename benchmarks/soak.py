@@ -110,9 +110,8 @@ def main() -> None:
     left = [pid for pid in _processes.children() if pid != os.getpid()]
     failures += [f"process {pid} was left behind" for pid in left]
     failures += _grown(rows[0], rows[-1])
-    print(
-        f"{parsed.launches} launches in {seconds:.0f} s, {seconds / parsed.launches:.2f} s each; {len(failures)} failures"
-    )
+    each = seconds / parsed.launches
+    print(f"{parsed.launches} launches in {seconds:.0f} s, {each:.2f} s each; {len(failures)} failures")
     if parsed.json is not None:
         parsed.json.write_text(json.dumps({"rows": [asdict(row) for row in rows], "failures": failures}, indent=1))
     if failures:
