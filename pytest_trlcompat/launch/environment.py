@@ -48,11 +48,11 @@ def base_environment(device: str, cluster: Cluster) -> dict[str, str]:
     }
     if cluster.nnodes == 1:
         defaults["GLOO_SOCKET_IFNAME"] = "lo"  # nothing listens where another machine could reach it
-    if device != "cuda":
-        # Mismatched collectives then fail at once and name each other. NCCL pays more for it than gloo does.
-        defaults["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
     if device == "cpu":
         defaults["ACCELERATE_USE_CPU"] = "true"
+        # Mismatched collectives then fail at once and name each other. The software accelerator compares by itself, for
+        # less; NCCL would pay much.
+        defaults["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
     return {**defaults, **environment}
 
 

@@ -3,13 +3,20 @@
 // NCCL orders collectives by stream; gloo does not, and callers that wait only for the last of several (DeepSpeed
 // before 0.19.8, its PR 8539) then read memory that is still being written. So each collective is waited for when it
 // starts. Point-to-point operations are apart: waiting at once for a send whose receive is posted later never ends.
+//
+// Ranks that disagree about a collective wait for gloo's timeout, are aborted by it, or exchange what happens to fit.
+// So they may be asked to compare first what each is about to do, in one small exchange. PyTorch's own wrapper, which
+// compares for gloo and NCCL with TORCH_DISTRIBUTED_DEBUG=DETAIL, takes three, and makes ZeRO-3 twice as slow.
 #include "collectives.h"
 
 #include "aliases.h"
 
 #include <ATen/core/List.h>
 
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
 #include <mutex>
+#include <sstream>
 
 namespace trlcompat {
 namespace {
@@ -86,75 +93,136 @@ at::Tensor on_cpu_flat(const at::Tensor& tensor) {
   return on_cpu(tensor).view({-1});
 }
 
+// What a rank is about to do. The words up to kCompared must be the same on all ranks; as for NCCL, the number of
+// elements counts and not the shape, which is told for people.
+class Fingerprint {
+ public:
+  Fingerprint(c10d::OpType operation, int64_t number, const Tensors& tensors)
+      : words_(at::zeros({kWords}, at::kLong)) {
+    auto words = words_.accessor<int64_t, 1>();
+    words[kOperation] = static_cast<int64_t>(operation);
+    words[kNumber] = number;
+    words[kTensors] = static_cast<int64_t>(tensors.size());
+    for (const auto& tensor : tensors) words[kElements] += tensor.numel();
+    if (tensors.empty()) return;
+    const auto& first = tensors.front();
+    words[kType] = static_cast<int64_t>(first.scalar_type());
+    words[kDimensions] = first.dim();
+    for (int64_t i = 0; i < first.dim() && kSizes + i < kWords; ++i) words[kSizes + i] = first.size(i);
+  }
+  explicit Fingerprint(at::Tensor words) : words_(std::move(words)) {}
+
+  const at::Tensor& words() const { return words_; }
+  bool agrees(const Fingerprint& other) const {
+    return words_.slice(0, 0, kCompared).equal(other.words_.slice(0, 0, kCompared));
+  }
+  std::string describe() const {
+    const auto words = words_.accessor<int64_t, 1>();
+    std::ostringstream text;
+    text << "OpType=" << c10d::opTypeToString(static_cast<c10d::OpType>(words[kOperation])) << " as collective "
+         << words[kNumber] << " of its group";
+    if (words[kTensors] == 0) return text.str();
+    text << ", TensorShape=[";
+    for (int64_t i = 0; i < words[kDimensions] && kSizes + i < kWords; ++i)
+      text << (i == 0 ? "" : ", ") << words[kSizes + i];
+    text << "], TensorDtype=" << c10::toString(static_cast<c10::ScalarType>(words[kType]));
+    if (words[kTensors] > 1)
+      text << ", the first of " << words[kTensors] << " tensors with " << words[kElements] << " elements in all";
+    return text.str();
+  }
+
+  enum Word : int64_t { kOperation, kType, kTensors, kElements, kCompared, kNumber = kCompared, kDimensions, kSizes };
+  static constexpr int64_t kWords = kSizes + 6;
+
+ private:
+  at::Tensor words_;
+};
+
 class Backend final : public c10d::Backend {
  public:
-  Backend(c10::intrusive_ptr<c10d::Backend> gloo, bool ordered)
-      : c10d::Backend(gloo->getRank(), gloo->getSize()), gloo_(std::move(gloo)), ordered_(ordered) {}
+  Backend(c10::intrusive_ptr<c10d::Backend> gloo, bool ordered, bool comparing)
+      : c10d::Backend(gloo->getRank(), gloo->getSize()),
+        gloo_(std::move(gloo)),
+        ordered_(ordered),
+        comparing_(comparing && gloo_->getSize() > 1) {}
 
   const std::string getBackendName() const override { return "hccl"; }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    compare(c10d::OpType::BROADCAST, tensors);
     auto aliases = on_cpu(tensors);
     return started(gloo_->broadcast(aliases, options), tensors);
   }
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    compare(c10d::OpType::ALLREDUCE, tensors);
     auto aliases = on_cpu(tensors);
     return started(gloo_->allreduce(aliases, summing(options)), tensors, averaged(options, aliases));
   }
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
+    compare(c10d::OpType::ALLREDUCE_COALESCED, tensors);
     auto aliases = on_cpu(tensors);
     return started(gloo_->allreduce_coalesced(aliases, summing(options)), tensors, averaged(options, aliases));
   }
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    compare(c10d::OpType::REDUCE, tensors);
     auto aliases = on_cpu(tensors);
     auto work = gloo_->reduce(aliases, summing(options));
     const bool receives = options.rootRank == getRank();
     return started(std::move(work), tensors, receives ? averaged(options, aliases) : Tensors());
   }
   WorkPtr allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    compare(c10d::OpType::ALLGATHER, inputs);
     auto to = on_cpu(outputs);
     auto from = on_cpu(inputs);
     return started(gloo_->allgather(to, from, options), flatten(outputs));
   }
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+    compare(c10d::OpType::_ALLGATHER_BASE, {input});
     auto to = on_cpu_flat(output);
     auto from = on_cpu_flat(input);
     return started(gloo_->_allgather_base(to, from, options), {output});
   }
   WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    compare(c10d::OpType::ALLGATHER_COALESCED, inputs);
     auto to = on_cpu(outputs);
     auto from = on_cpu(inputs);
     return started(gloo_->allgather_coalesced(to, from, options), flatten(outputs));
   }
   WorkPtr allgather_into_tensor_coalesced(
       Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    compare(c10d::OpType::ALLGATHER_COALESCED, inputs);
     auto to = on_cpu(outputs);
     auto from = on_cpu(inputs);
     return started(gloo_->allgather_into_tensor_coalesced(to, from, options), outputs);
   }
   WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
+    compare(c10d::OpType::GATHER, inputs);
     auto to = on_cpu(outputs);
     auto from = on_cpu(inputs);
     return started(gloo_->gather(to, from, options), flatten(outputs));
   }
   WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) override {
+    compare(c10d::OpType::SCATTER, outputs);
     auto to = on_cpu(outputs);
     auto from = on_cpu(inputs);
     return started(gloo_->scatter(to, from, options), outputs);
   }
   WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& options) override {
+    compare(c10d::OpType::REDUCE_SCATTER, outputs);
     auto to = on_cpu(outputs);
     auto from = on_cpu(inputs);
     return started(gloo_->reduce_scatter(to, from, summing(options)), outputs, averaged(options, to));
   }
   WorkPtr _reduce_scatter_base(
       at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
+    compare(c10d::OpType::_REDUCE_SCATTER_BASE, {output});
     auto to = on_cpu_flat(output);
     auto from = on_cpu_flat(input);
     return started(gloo_->_reduce_scatter_base(to, from, summing(options)), {output}, averaged(options, {to}));
   }
   WorkPtr reduce_scatter_tensor_coalesced(
       Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) override {
+    compare(c10d::OpType::REDUCE_SCATTER, outputs);
     auto to = on_cpu(outputs);
     auto from = on_cpu(inputs);
     return started(gloo_->reduce_scatter_tensor_coalesced(to, from, summing(options)), outputs, averaged(options, to));
@@ -162,16 +230,19 @@ class Backend final : public c10d::Backend {
   WorkPtr alltoall_base(
       at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
       const c10d::AllToAllOptions& options) override {
+    compare(c10d::OpType::ALLTOALL_BASE, {});
     auto to = on_cpu(output);
     auto from = on_cpu(input);
     return started(gloo_->alltoall_base(to, from, output_splits, input_splits, options), {output});
   }
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override {
+    compare(c10d::OpType::ALLTOALL, {});
     auto to = on_cpu(outputs);
     auto from = on_cpu(inputs);
     return started(gloo_->alltoall(to, from, options), outputs);
   }
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
+    compare(c10d::OpType::BARRIER, {});
     auto anywhere = options;  // gloo knows nothing of the device that accelerators name here
     anywhere.device_ids.clear();
     anywhere.device = std::nullopt;
@@ -200,6 +271,27 @@ class Backend final : public c10d::Backend {
  private:
   c10::intrusive_ptr<c10d::Backend> gloo_;
   bool ordered_;
+  bool comparing_;
+  int64_t compared_ = 0;
+
+  // Of all-to-all alone sizes may differ among ranks.
+  void compare(c10d::OpType operation, const Tensors& tensors) {
+    if (!comparing_) return;
+    const Fingerprint own(operation, ++compared_, tensors);
+    auto all = at::empty({getSize(), Fingerprint::kWords}, at::kLong);
+    auto words = own.words();
+    auto flat = all.view({-1});
+    gloo_->_allgather_base(flat, words, c10d::AllgatherOptions())->wait();
+    for (int64_t rank = 0; rank < getSize(); ++rank) {
+      const Fingerprint other(all[rank]);
+      if (own.agrees(other)) continue;
+      C10_THROW_ERROR(
+          DistBackendError,
+          c10::str(
+              "Detected mismatch between collectives on ranks. Rank ", getRank(), " is running ", own.describe(),
+              ", but rank ", rank, " is running ", other.describe(), "."));
+    }
+  }
 
   WorkPtr started(WorkPtr gloo, Tensors outputs, Tensors averaged = {}) const {
     auto work = c10::make_intrusive<Collective>(std::move(gloo), std::move(outputs), std::move(averaged), getSize());
@@ -221,8 +313,9 @@ class Backend final : public c10d::Backend {
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Backend> new_backend(const c10::intrusive_ptr<c10d::Backend>& gloo, bool ordered) {
-  return c10::make_intrusive<Backend>(gloo, ordered);
+c10::intrusive_ptr<c10d::Backend> new_backend(
+    const c10::intrusive_ptr<c10d::Backend>& gloo, bool ordered, bool comparing) {
+  return c10::make_intrusive<Backend>(gloo, ordered, comparing);
 }
 
 }  // namespace trlcompat

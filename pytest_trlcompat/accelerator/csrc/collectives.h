@@ -7,6 +7,7 @@ namespace trlcompat {
 
 // A backend for tensors on the device, which hands every collective to `gloo`. With `ordered` false they complete as
 // gloo's do: the project's own test shows with it what ordering is for.
-c10::intrusive_ptr<c10d::Backend> new_backend(const c10::intrusive_ptr<c10d::Backend>& gloo, bool ordered);
+c10::intrusive_ptr<c10d::Backend> new_backend(
+    const c10::intrusive_ptr<c10d::Backend>& gloo, bool ordered, bool comparing);
 
 }  // namespace trlcompat
