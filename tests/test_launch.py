@@ -312,6 +312,21 @@ def test_a_killed_server_takes_grandchildren_along(tmp_path: Path) -> None:
         wait_until_gone(int((tmp_path / "pid").read_text()))
 
 
+def test_a_stack_that_hangs_when_it_is_imported_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = tmp_path / "pid"
+    (tmp_path / "torch.py").write_text(
+        f"import os, time\nopen({str(where)!r}, 'w').write(str(os.getpid()))\nprint('importing')\ntime.sleep(600)\n"
+    )
+    with Launcher(device="cpu") as launcher, monkeypatch.context() as patched:
+        patched.syspath_prepend(tmp_path)
+        patched.setattr("pytest_trlcompat.launch.warm._START_TIMEOUT", 2.0)
+        with pytest.raises(LaunchError, match="the launch server did not start within 2 s"):
+            launcher(os.getppid, strategy="single")
+        wait_until_gone(int(where.read_text()))
+        patched.undo()
+        assert launcher(os.getppid, strategy="single").values[0] != int(where.read_text())
+
+
 def test_closing_ends_the_server() -> None:
     with Launcher(device="cpu") as launcher:
         server = launcher(os.getppid, strategy="single").values[0]
