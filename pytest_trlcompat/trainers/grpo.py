@@ -75,7 +75,8 @@ class GRPOTrainer(
     :mod:`.resuming`                 transformers 34631           from Transformers 4.47.0
     :mod:`.train_sampler`            reported downstream alone    from trl 0.17.0; with Transformers before 4.52.1
     :mod:`.lora_checkpointing`       trl 3150, 3089               in trl 0.16.0 to 0.21.0, and from 0.26.0
-    :mod:`.zero3_lora_checkpointing` trl 2514                     from trl 1.9.0; outside of ZeRO-3
+    :mod:`.zero3_lora_checkpointing` trl 2514                     from trl 1.9.0, DeepSpeed 0.19.3; outside of
+                                                                  ZeRO-3
     :mod:`.fsdp_gradients`           none found                   outside of FSDP1 ``no_shard``
     :mod:`.fsdp_sync_ref_model`      none found                   outside of FSDP1
     :mod:`.fsdp_save`                transformers 30491           where the state dict type is FULL_STATE_DICT

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat import tiny
+from pytest_trlcompat.trainers import zero3_lora_checkpointing
 from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
 from pytest_trlcompat.trainers.lora_checkpointing import (
     LoraCheckpointingMixin,
@@ -138,7 +139,10 @@ def trainer_under(stage: int | None, model: Any, kwargs: Any, checkpointing: boo
 
 
 @pytest.mark.parametrize("kwargs", [None, {}, {"use_reentrant": False}, {"use_reentrant": False, "debug": False}])
-def test_checkpointing_of_adapters_is_reentrant_under_zero3(kwargs: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_checkpointing_of_adapters_is_reentrant_under_zero3(
+    kwargs: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(zero3_lora_checkpointing, "_frozen_parameters_stay_whole", lambda: False)
     model = lora()
     model.train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -150,7 +154,19 @@ def test_checkpointing_of_adapters_is_reentrant_under_zero3(kwargs: Any, caplog:
     assert ("use_reentrant=False, with which adapters cannot be trained" in caplog.text) == asked_otherwise
 
 
-def test_checkpointing_is_left_alone_elsewhere() -> None:
+def test_checkpointing_is_left_alone_where_deepspeed_leaves_frozen_parameters_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    coordinator = pytest.importorskip("deepspeed.runtime.zero.partitioned_param_coordinator")
+    adapters = lora()
+    monkeypatch.setattr(coordinator, "update_recompute_parameters", object(), raising=False)
+    assert trainer_under(3, adapters, None).args.gradient_checkpointing_kwargs is None
+    monkeypatch.delattr(coordinator, "update_recompute_parameters")
+    assert trainer_under(3, adapters, None).args.gradient_checkpointing_kwargs == {"use_reentrant": True}
+
+
+def test_checkpointing_is_left_alone_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zero3_lora_checkpointing, "_frozen_parameters_stay_whole", lambda: False)
     whole, adapters = tiny.qwen2().model, lora()
     for stage, model, kwargs, checkpointing in (
         (None, adapters, None, True),
