@@ -21,6 +21,7 @@ from pytest_trlcompat.trainers.fsdp_sync_ref_model import FSDPSyncRefModelMixin
 from pytest_trlcompat.trainers.gradient_accumulation import GradientAccumulationMixin
 from pytest_trlcompat.trainers.logits_to_keep import LogitsToKeepMixin
 from pytest_trlcompat.trainers.lora_checkpointing import LoraCheckpointingMixin
+from pytest_trlcompat.trainers.plain_logprobs import PlainLogProbsMixin
 from pytest_trlcompat.trainers.resuming import ResumingMixin
 from pytest_trlcompat.trainers.sampling import SamplingMixin
 from pytest_trlcompat.trainers.token_normalizer import TokenNormalizerMixin
@@ -37,6 +38,7 @@ class GRPOTrainer(
     TokenNormalizerMixin,
     SamplingMixin,
     CheckpointedGenerationMixin,
+    PlainLogProbsMixin,
     LogitsToKeepMixin,
     FSDPSyncRefModelMixin,
     FSDPReferenceModelMixin,
@@ -85,6 +87,7 @@ class GRPOTrainer(
     :mod:`.gradient_accumulation`    trl 2617                     from Transformers 4.49.0; from 4.48.0 without
                                                                   DeepSpeed
     :mod:`.token_normalizer`         trl 5619, 6439               before trl 0.22.0, and where TRL takes the share
+    :mod:`.plain_logprobs`           none found                   but in trl 1.15.0 without Triton
     :mod:`.sampling`                 trl 5783                     from trl 0.27.0
     :mod:`.checkpointed_generation`  none found                   without ``gradient_checkpointing``
     ================================ ============================ ==================================================
