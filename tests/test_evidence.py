@@ -81,11 +81,15 @@ def test_what_was_published_is_what_the_catalogue_predicts() -> None:
             assert predicted is None or predicted.verdict is verdict, (cell.id, issue, subject, strategy)
 
 
+MEASURED_UNDER_ONE = {"transformers-resume", "ppo-config-after-grpo", "ppo-newer-trainer"}
+"""Show under every strategy, and are measured where a checkpoint is resumed anyway, or where PPO trains anyway."""
+
+
 def test_an_entry_that_shows_only_when_ranks_share_a_model_says_so() -> None:
     """Else the doctor takes it for one that shows under every strategy."""
     for issue in catalog.load().values():
         measured = sorted({catalog.kind(strategy) for strategy in evidence.published().strategies(issue.id)})
-        silent = not issue.strategies and measured and "single" not in measured
+        silent = not issue.strategies and measured and "single" not in measured and issue.id not in MEASURED_UNDER_ONE
         assert not silent, f"{issue.id} was measured under {', '.join(measured)} alone: list its strategies"
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.trainers.grpo import GRPOTrainer
     from pytest_trlcompat.trainers.logits_to_keep import LogitsToKeepMixin
     from pytest_trlcompat.trainers.lora_checkpointing import LoraCheckpointingMixin
+    from pytest_trlcompat.trainers.plain_logprobs import PlainLogProbsMixin
     from pytest_trlcompat.trainers.ppo import PPOConfig as PPOConfig
     from pytest_trlcompat.trainers.ppo import PPOTrainer as PPOTrainer
     from pytest_trlcompat.trainers.ppo_accelerator import PPOAcceleratorMixin
@@ -68,6 +69,7 @@ __all__ = [
     "PPOFSDPMixin",
     "PPONewerTrainerMixin",
     "PPOSaveMixin",
+    "PlainLogProbsMixin",
     "ResumingMixin",
     "SamplingMixin",
     "TokenNormalizerMixin",
@@ -101,6 +103,7 @@ _MODULES = {
     "PPONewerTrainerMixin": "ppo_newer_trainer",
     "PPOSaveMixin": "ppo_save",
     "PPOTrainer": "ppo",
+    "PlainLogProbsMixin": "plain_logprobs",
     "ResumingMixin": "resuming",
     "SamplingMixin": "sampling",
     "TokenNormalizerMixin": "token_normalizer",

@@ -21,6 +21,7 @@ from pytest_trlcompat.trainers.fsdp_sync_ref_model import FSDPSyncRefModelMixin
 from pytest_trlcompat.trainers.gradient_accumulation import GradientAccumulationMixin
 from pytest_trlcompat.trainers.logits_to_keep import LogitsToKeepMixin
 from pytest_trlcompat.trainers.lora_checkpointing import LoraCheckpointingMixin
+from pytest_trlcompat.trainers.plain_logprobs import PlainLogProbsMixin
 from pytest_trlcompat.trainers.resuming import ResumingMixin
 from pytest_trlcompat.trainers.sampling import SamplingMixin
 from pytest_trlcompat.trainers.token_normalizer import TokenNormalizerMixin
@@ -37,6 +38,7 @@ class GRPOTrainer(
     TokenNormalizerMixin,
     SamplingMixin,
     CheckpointedGenerationMixin,
+    PlainLogProbsMixin,
     LogitsToKeepMixin,
     FSDPSyncRefModelMixin,
     FSDPReferenceModelMixin,
@@ -75,7 +77,8 @@ class GRPOTrainer(
     :mod:`.resuming`                 transformers 34631           from Transformers 4.47.0
     :mod:`.train_sampler`            reported downstream alone    from trl 0.17.0; with Transformers before 4.52.1
     :mod:`.lora_checkpointing`       trl 3150, 3089               in trl 0.16.0 to 0.21.0, and from 0.26.0
-    :mod:`.zero3_lora_checkpointing` trl 2514                     from trl 1.9.0; outside of ZeRO-3
+    :mod:`.zero3_lora_checkpointing` trl 2514                     from trl 1.9.0, DeepSpeed 0.19.3; outside of
+                                                                  ZeRO-3
     :mod:`.fsdp_gradients`           none found                   outside of FSDP1 ``no_shard``
     :mod:`.fsdp_sync_ref_model`      none found                   outside of FSDP1
     :mod:`.fsdp_save`                transformers 30491           where the state dict type is FULL_STATE_DICT
@@ -84,6 +87,7 @@ class GRPOTrainer(
     :mod:`.gradient_accumulation`    trl 2617                     from Transformers 4.49.0; from 4.48.0 without
                                                                   DeepSpeed
     :mod:`.token_normalizer`         trl 5619, 6439               before trl 0.22.0, and where TRL takes the share
+    :mod:`.plain_logprobs`           none found                   but in trl 1.15.0 without Triton
     :mod:`.sampling`                 trl 5783                     from trl 0.27.0
     :mod:`.checkpointed_generation`  none found                   without ``gradient_checkpointing``
     ================================ ============================ ==================================================

@@ -3,14 +3,16 @@
 A layer that is computed again for its gradients ends with DeepSpeed's hooks, which partition its frozen parameters.
 That leaves them empty under the eyes of PyTorch's non-reentrant checkpointing, which compares what it saved with what
 it computed: ``CheckpointError: Recomputed values for the following tensors have different metadata``. Reentrant
-checkpointing does not compare. It was the default until Transformers 5.0 and trl 0.27.
+checkpointing does not compare. It was the default until Transformers 5.0 and trl 0.27. DeepSpeed leaves such parameters
+whole from 0.19.3 on.
 
-Imports nothing of the stack, and of this package ``lora_checkpointing``.
+Imports DeepSpeed when asked, and of this package ``lora_checkpointing``.
 """
 
 from __future__ import annotations
 
 import logging
+from importlib import import_module
 from typing import Any
 
 from pytest_trlcompat.trainers.lora_checkpointing import (
@@ -27,9 +29,10 @@ _LOGGER = logging.getLogger(__name__)
 class ZeRO3LoraCheckpointingMixin:
     """Makes the checkpointing of a subclass of ``trl.GRPOTrainer`` reentrant where it trains adapters under ZeRO-3.
 
-    Needless from trl 1.9.0 on, which does the same. It knows by the arguments: ``use_reentrant=True`` there is left
-    alone, ``False`` is changed with a warning, a default without. Reentrant checkpointing gives a layer gradients only
-    if its input requires one, hence the embeddings' output does from then on.
+    Needless from trl 1.9.0 on, which does the same, and from DeepSpeed 0.19.3 on, which it knows by what that has. Else
+    it knows by the arguments: ``use_reentrant=True`` is left alone there, ``False`` changed with a warning, a default
+    without. Reentrant checkpointing gives a layer gradients only if its input requires one, so from then on the output
+    of the embeddings does.
     """
 
     args: Any
@@ -44,6 +47,7 @@ class ZeRO3LoraCheckpointingMixin:
             and plugin is not None
             and plugin.zero_stage == 3
             and trains_adapters(self.model)
+            and not _frozen_parameters_stay_whole()
         ):
             self._checkpoint_reentrantly()
 
@@ -62,3 +66,9 @@ class ZeRO3LoraCheckpointingMixin:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=wanted)
         if not input_gradients_are_on(self.model):
             self.model.enable_input_require_grads()
+
+
+def _frozen_parameters_stay_whole() -> bool:
+    """Whether DeepSpeed waits for the end of the backward pass (its PR 8148)."""
+    coordinator = import_module("deepspeed.runtime.zero.partitioned_param_coordinator")
+    return hasattr(coordinator, "update_recompute_parameters")

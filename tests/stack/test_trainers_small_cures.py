@@ -1,9 +1,9 @@
-"""The small cures: of samplers, of adapters' checkpointing, of empty groups of parameters, of resuming."""
+"""The small cures: of samplers, adapters' checkpointing, empty groups of parameters, resuming, a missing kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat import tiny
+from pytest_trlcompat.trainers import plain_logprobs, zero3_lora_checkpointing
 from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
 from pytest_trlcompat.trainers.lora_checkpointing import (
     LoraCheckpointingMixin,
@@ -138,7 +139,10 @@ def trainer_under(stage: int | None, model: Any, kwargs: Any, checkpointing: boo
 
 
 @pytest.mark.parametrize("kwargs", [None, {}, {"use_reentrant": False}, {"use_reentrant": False, "debug": False}])
-def test_checkpointing_of_adapters_is_reentrant_under_zero3(kwargs: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_checkpointing_of_adapters_is_reentrant_under_zero3(
+    kwargs: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(zero3_lora_checkpointing, "_frozen_parameters_stay_whole", lambda: False)
     model = lora()
     model.train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -150,7 +154,19 @@ def test_checkpointing_of_adapters_is_reentrant_under_zero3(kwargs: Any, caplog:
     assert ("use_reentrant=False, with which adapters cannot be trained" in caplog.text) == asked_otherwise
 
 
-def test_checkpointing_is_left_alone_elsewhere() -> None:
+def test_checkpointing_is_left_alone_where_deepspeed_leaves_frozen_parameters_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    coordinator = pytest.importorskip("deepspeed.runtime.zero.partitioned_param_coordinator")
+    adapters = lora()
+    monkeypatch.setattr(coordinator, "update_recompute_parameters", object(), raising=False)
+    assert trainer_under(3, adapters, None).args.gradient_checkpointing_kwargs is None
+    monkeypatch.delattr(coordinator, "update_recompute_parameters")
+    assert trainer_under(3, adapters, None).args.gradient_checkpointing_kwargs == {"use_reentrant": True}
+
+
+def test_checkpointing_is_left_alone_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zero3_lora_checkpointing, "_frozen_parameters_stay_whole", lambda: False)
     whole, adapters = tiny.qwen2().model, lora()
     for stage, model, kwargs, checkpointing in (
         (None, adapters, None, True),
@@ -194,3 +210,52 @@ def test_numpys_random_state_can_be_loaded_where_transformers_does_not_see_to_it
         torch.load(file, weights_only=True)
     with random_states_can_be_loaded():
         assert torch.load(file, weights_only=True)["numpy"][0] == "MT19937"
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("biased", [True, False])
+def test_log_probabilities_without_triton_are_those_of_whole_logits(softcap: float | None, biased: bool) -> None:
+    import torch
+
+    torch.manual_seed(0)
+    hidden, weight, bias = torch.randn(6, 4), torch.randn(9, 4), torch.randn(9) if biased else None
+    targets = torch.tensor([0, 8, 3, 3, 5, 1])
+    function = plain_logprobs._function(SimpleNamespace(maybe_gather_lm_head_ctx=lambda *_: nullcontext()))
+
+    def gradients(compute: Any) -> tuple[list[Any], list[Any]]:
+        leaves = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias) if tensor is not None]
+        results = compute(leaves[0], leaves[1], leaves[2] if biased else None)
+        (results[0].square().sum() + (results[1] * torch.arange(6)).sum()).backward()
+        return [result.detach() for result in results], [leaf.grad for leaf in leaves]
+
+    def truth(hidden: Any, weight: Any, bias: Any) -> list[Any]:
+        logits = (hidden @ weight.T + (0 if bias is None else bias)) * 2.0
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        logits = logits / 0.7
+        probabilities = logits.softmax(-1)
+        logps = logits.log_softmax(-1)
+        chosen = logps[torch.arange(6), targets]
+        entropy = -(probabilities * logps).sum(-1)
+        return [chosen, entropy, probabilities.square().sum(-1).log(), logits.mean(-1), logits.argmax(-1) == targets]
+
+    found = gradients(lambda *leaves: function.apply(*leaves, targets, 0.7, 4, softcap, 2.0))
+    for ours, right in zip(found, gradients(truth), strict=True):
+        assert all(torch.allclose(a.float(), b.float(), atol=1e-5) for a, b in zip(ours, right, strict=True))
+    some = function.apply(hidden, weight, bias, targets, 0.7, 4, softcap, 2.0, ("entropy",))
+    assert [value is None for value in some] == [False, False, True, True, True]
+
+
+def test_a_kernel_that_is_there_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    utils = pytest.importorskip("trl.trainer.utils")
+    kernel = object()
+    monkeypatch.setattr(utils, "_ChunkedLogProbFunction", kernel, raising=False)
+    with plain_logprobs.log_probs_without_triton():
+        assert utils._ChunkedLogProbFunction is kernel
+    monkeypatch.setattr(utils, "_ChunkedLogProbFunction", None)
+    with plain_logprobs.log_probs_without_triton():
+        assert hasattr(utils._ChunkedLogProbFunction, "apply")
+    assert utils._ChunkedLogProbFunction is None
+    monkeypatch.delattr(utils, "_ChunkedLogProbFunction")
+    with plain_logprobs.log_probs_without_triton():
+        assert not hasattr(utils, "_ChunkedLogProbFunction")
