@@ -264,7 +264,7 @@ def _command(strategy: Strategy, command: str, cluster: Cluster, spec: Mapping[s
 
 def accelerate_settings(strategy: Strategy, device: str, local: int, cluster: Cluster, folder: Path) -> dict[str, Any]:
     """A configuration as ``accelerate config`` writes it."""
-    host, port = cluster.address or (None, 0)  # port 0: the command looks for a free one
+    host, port = cluster.address or (None, _free_port())  # not 0: older releases take that for a port
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "NO" if strategy.name == "single" else _ACCELERATE_TYPES[device],
