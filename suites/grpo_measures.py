@@ -5,12 +5,16 @@ Imports the stack only inside functions.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["local_elements", "logged", "placement", "save_model"]
+__all__ = ["gathered", "local_elements", "logged", "placement", "save_model"]
 
 
 def save_model(model: TinyModel) -> str:
@@ -41,3 +45,18 @@ def local_elements(module: Any) -> int:
 def logged(trainer: Any, key: str) -> list[float]:
     """What was logged at each step of training."""
     return [float(entry[key]) for entry in trainer.state.log_history if entry.get(key) is not None and "loss" in entry]
+
+
+def gathered(
+    parameters: Iterable[torch.nn.Parameter], modifier_rank: int | None = None
+) -> contextlib.AbstractContextManager[Any]:
+    """DeepSpeed's context, in which parameters are whole, where ZeRO-3 has partitioned them. Collective there."""
+    wanted = list(parameters)
+    if any(hasattr(parameter, "ds_id") for parameter in wanted):
+        import deepspeed
+
+        context: contextlib.AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(
+            wanted, modifier_rank=modifier_rank
+        )
+        return context
+    return contextlib.nullcontext()

@@ -5,11 +5,10 @@ Imports the stack only inside functions.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import grpo, grpo_training_measures
+from . import grpo, grpo_measures, grpo_training_measures
 
 if TYPE_CHECKING:
     import torch
@@ -145,7 +144,7 @@ def _fill_adapter(parameters: Mapping[str, torch.nn.Parameter]) -> None:
 
     adapter = {name: parameter for name, parameter in parameters.items() if "lora_A" in name}
     places = sorted({name.partition("lora_A")[0] for name in adapter})
-    with _gathered(adapter, modifier_rank=0), torch.no_grad():
+    with grpo_measures.gathered(adapter.values(), modifier_rank=0), torch.no_grad():
         for name, parameter in adapter.items():
             generator = torch.Generator().manual_seed(places.index(name.partition("lora_A")[0]))
             bound = parameter.shape[1] ** -0.5
@@ -154,22 +153,8 @@ def _fill_adapter(parameters: Mapping[str, torch.nn.Parameter]) -> None:
 
 def _whole(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
     """Copies of the parameters on the CPU; collective where ZeRO-3 has partitioned them."""
-    with _gathered(parameters):
+    with grpo_measures.gathered(parameters.values()):
         return {name: parameter.detach().cpu().clone() for name, parameter in parameters.items()}
-
-
-def _gathered(
-    parameters: Mapping[str, torch.nn.Parameter], modifier_rank: int | None = None
-) -> contextlib.AbstractContextManager[Any]:
-    """DeepSpeed's context, where ZeRO-3 has partitioned the parameters."""
-    if any(hasattr(parameter, "ds_id") for parameter in parameters.values()):
-        import deepspeed
-
-        gathered: contextlib.AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(
-            list(parameters.values()), modifier_rank=modifier_rank
-        )
-        return gathered
-    return contextlib.nullcontext()
 
 
 def _checkpointing(trainer: Any) -> str:

@@ -150,15 +150,11 @@ def _whole(model: Any) -> dict[str, torch.Tensor]:
     if isinstance(model, FullyShardedDataParallel):
         with FullyShardedDataParallel.summon_full_params(model, writeback=False):
             return {_bare(name): p.detach().cpu().clone() for name, p in model.named_parameters()}
-    if any(hasattr(parameter, "ds_id") for parameter in parameters.values()):
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters(list(parameters.values())):
-            return {_bare(name): p.detach().cpu().clone() for name, p in parameters.items()}
-    return {
-        _bare(name): (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().cpu().clone()
-        for name, p in parameters.items()
-    }
+    with grpo_measures.gathered(parameters.values()):
+        return {
+            _bare(name): (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().cpu().clone()
+            for name, p in parameters.items()
+        }
 
 
 def _bare(name: str) -> str:

@@ -54,13 +54,14 @@ def _evidence(ranks: list[dict[str, Any]], alone: dict[str, Any], undisturbed: d
 
 def _verdict(evidence: dict[str, Any]) -> Verdict:
     assert len(evidence["losses"]) == grpo.STEPS
-    found = dict(evidence["eval_losses"])
-    before = found.pop("evaluate_before")
+    found = evidence["eval_losses"]
     wrong = (
         unequal(evidence["losses"], evidence["losses_single"])
         or unequal(evidence["grad_norm"], evidence["grad_norm_single"], relative=True)
-        or not same_at(before, {0: 0.0})  # the policy still is its reference, and advantages cancel out
-        or any(not same_at(losses, evidence["eval_losses_single"][when]) for when, losses in found.items())
+        or not same_at(
+            found["evaluate_before"], {0: 0.0}
+        )  # the policy still is its reference, and advantages cancel out
+        or any(not same_at(found[when], losses) for when, losses in evidence["eval_losses_single"].items())
     )
     if wrong:
         return Verdict.SILENT

@@ -54,7 +54,7 @@ def evidence_of(report: Report, date: str = "") -> Evidence:
 
 
 def _measured(cell: CellReport) -> MeasuredCell:
-    installed = {**cell.sidecar.pins, **cell.sidecar.lock}
+    installed = cell.versions
     versions = {package: installed[package] for package in PACKAGES if package in installed}
     return MeasuredCell(cell.id, versions, {record.key: record.verdict for record in cell.verdicts}, cell.sidecar.date)
 

@@ -51,6 +51,11 @@ class CellReport:
     verdicts: tuple[Record, ...]
 
     @property
+    def versions(self) -> dict[str, str]:
+        """What was pinned and resolved, package to version."""
+        return {**self.sidecar.pins, **self.sidecar.lock}
+
+    @property
     def id(self) -> str:
         return self.sidecar.id
 
@@ -223,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _judged(cell: CellReport, known: Catalog) -> CellReport:
-    versions = {**cell.sidecar.pins, **cell.sidecar.lock}
+    versions = cell.versions
 
     def judged(record: Record) -> Record:
         if record.issue not in known:
