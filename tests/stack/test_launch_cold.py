@@ -27,10 +27,15 @@ def test_cold_and_warm_agree_bitwise(launcher: Launcher, strategy: str, command:
 def test_a_cold_failure_is_told_like_a_warm_one(launcher: Launcher) -> None:
     def fail_on_rank_1() -> None:
         import sys
+        import time
 
+        from accelerate import PartialState
+
+        PartialState().wait_for_everyone()
         print("a word before")
         if os.environ["RANK"] == "1":
             sys.stdout.flush()
+            time.sleep(1)  # so that the other has left the barrier
             os.kill(os.getpid(), 9)
 
     with pytest.raises(LaunchError) as caught:
@@ -53,7 +58,7 @@ def test_a_cold_hang_ends_with_the_timeout(launcher: Launcher) -> None:
 
 
 def test_a_command_that_refuses_is_quoted(launcher: Launcher) -> None:
-    environment = {"ACCELERATE_USE_CPU": "no boolean"}
+    environment = {"OMP_NUM_THREADS": "many"}
     with pytest.raises(LaunchError, match="accelerate exited with status 1 and started 0 ranks"):
         launcher(train_step, strategy="ddp", mode="cold", env=environment)
 
