@@ -14,6 +14,7 @@ from pytest_trlcompat.launch import LaunchError
 from pytest_trlcompat.verdict import Record
 
 from . import grpo_measures, grpo_training_measures, lora_measures, sharing
+from .lora_saving import AdapterTrainings
 from .ppo_lives import PPOLives
 
 if TYPE_CHECKING:
@@ -122,6 +123,14 @@ def lora_runs(launcher: Launcher, saved_qwen2: TinyModel) -> Callable[[str, str]
         return {name: known[subject, strategy][repr(made)] for name, made in lora_measures.VARIANTS[label].items()}
 
     return run
+
+
+@pytest.fixture(scope="session")
+def adapter_trainings(
+    launcher: Launcher, saved_qwen2: TinyModel, tmp_path_factory: pytest.TempPathFactory
+) -> AdapterTrainings:
+    """One training of an adapter per subject and strategy, saved and resumed, for all suites that ask for it."""
+    return AdapterTrainings(_Once(launcher), saved_qwen2, tmp_path_factory.mktemp("adapters"))
 
 
 @pytest.fixture(scope="session")

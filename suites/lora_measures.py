@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["STEPS", "VARIANTS", "lora_trainings"]
+__all__ = ["STEPS", "VARIANTS", "fill_adapter", "lora_trainings"]
 
 STEPS = 2
 """As many as it takes: ``lora_A`` gets its first gradient when ``lora_B`` has moved away from zero."""
@@ -100,7 +100,7 @@ def _train(subject: str, model: TinyModel, passed: str, head: bool = False, **se
         subject, model, arguments=arguments, max_steps=STEPS, max_completion_length=_LENGTH, **settings
     )
     named = dict(trainer.model.named_parameters())
-    _fill_adapter(named)
+    fill_adapter(named)
     learning = [name for name, parameter in named.items() if parameter.requires_grad]
     finite = _watch_gradients({name: named[name] for name in learning})
     before = _whole(named)
@@ -137,7 +137,7 @@ def _watch_gradients(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, 
     return counts
 
 
-def _fill_adapter(parameters: Mapping[str, torch.nn.Parameter]) -> None:
+def fill_adapter(parameters: Mapping[str, torch.nn.Parameter]) -> None:
     """Give every ``lora_A`` weights as PEFT draws them, but the same in every variant, and in the adapter that some
     releases of TRL copy for the reference."""
     import torch

@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher, LaunchResult
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["NO_SHARD", "WORLD_SIZE", "Training", "Trainings", "greatest_difference", "read_safetensors"]
+__all__ = [
+    "NO_SHARD",
+    "WORLD_SIZE",
+    "Training",
+    "Trainings",
+    "built_as_asked",
+    "greatest_difference",
+    "read_safetensors",
+]
 
 WORLD_SIZE = 2
 NO_SHARD = "fsdp1-no_shard"
@@ -82,12 +90,7 @@ class Trainings:
         """
         self.single(subject, strategy)  # saves the model that the ranks read
         training = self._train(subject, strategy, _ACCUMULATION.get(strategy, 1))
-        name = strategy.partition("-")[0]
-        engine = "deepspeed" if name.startswith("zero") else name
-        if training.engines and engine not in training.engines:
-            raise Absent(f"{name} was asked for, and this stack built {', '.join(training.engines)}")
-        if _CANNOT_PREPARE_FSDP2 in (training.failure or ""):
-            raise Absent(f"the Trainer of this release of Transformers cannot train under {name}: {training.failure}")
+        built_as_asked(strategy.partition("-")[0], training.engines, training.failure)
         return training
 
     def single(self, subject: str, strategy: str) -> Training:
@@ -121,6 +124,22 @@ class Trainings:
         )
 
 
+def built_as_asked(strategy: str, engines: Mapping[str, Any], failure: str | None) -> None:
+    """
+    Args:
+        engines: that a rank built, by name; empty where training failed before.
+        failure: what training ended in, if it failed.
+
+    Raises:
+        Absent: this release of the stack cannot train under ``strategy``, whatever TRL does.
+    """
+    engine = "deepspeed" if strategy.startswith("zero") else strategy
+    if engines and engine not in engines:
+        raise Absent(f"{strategy} was asked for, and this stack built {', '.join(engines)}")
+    if _CANNOT_PREPARE_FSDP2 in (failure or ""):
+        raise Absent(f"the Trainer of this release of Transformers cannot train under {strategy}: {failure}")
+
+
 def greatest_difference(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> float:
     """Between elements of float32 tensors with the same names; NaN counts as infinite, as do other shapes or names."""
     if {name: len(data) for name, data in one.items()} != {name: len(data) for name, data in other.items()}:
@@ -133,12 +152,12 @@ def greatest_difference(one: Mapping[str, bytes], other: Mapping[str, bytes]) ->
     return max((math.inf if math.isnan(difference) else difference for difference in differences), default=math.inf)
 
 
-def read_safetensors(folder: Path) -> dict[str, bytes]:
-    """The float32 tensors that lie in a folder's ``model.safetensors``; none where there is no such file.
+def read_safetensors(folder: Path, name: str = "model.safetensors") -> dict[str, bytes]:
+    """The float32 tensors that lie in a folder's file; none where there is no such file.
 
     Read here, in a process that never had the model: https://huggingface.co/docs/safetensors.
     """
-    file = folder / "model.safetensors"
+    file = folder / name
     if not file.is_file():
         return {}
     content = file.read_bytes()

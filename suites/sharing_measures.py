@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["MIXUP", "train"]
+__all__ = ["MIXUP", "failure", "to_bytes", "train", "whole"]
 
 MIXUP = 0.6
 """``ref_model_mixup_alpha``: the share of the policy in the synchronised reference model."""
@@ -51,11 +51,11 @@ def train(subject: str, model: TinyModel, folder: str, **settings: Any) -> dict[
         arguments={"eval_dataset": grpo.prompts().select(range(grpo.ROWS))},
         **{**_settings(), **settings},
     )
-    with _failure() as training:
+    with failure() as training:
         trainer.train()
-    with _failure() as gathering:
-        policy, ref_model = _whole(trainer.model_wrapped), _whole(trainer.ref_model)
-    with _failure() as saving:
+    with failure() as gathering:
+        policy, ref_model = whole(trainer.model_wrapped), whole(trainer.ref_model)
+    with failure() as saving:
         trainer.save_model(folder)
     main = trainer.is_world_process_zero()
     callbacks = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
@@ -70,9 +70,9 @@ def train(subject: str, model: TinyModel, folder: str, **settings: Any) -> dict[
         "synchronises": any("SyncRefModelCallback" in name for name in callbacks),
         "gathering": gathering.get("text"),
         "saving": saving.get("text"),
-        "initial": _bytes(model.new_model().state_dict()) if main else None,
-        "policy": _bytes(policy) if main and not gathering else None,
-        "ref_model": _bytes(ref_model) if main and not gathering else None,
+        "initial": to_bytes(model.new_model().state_dict()) if main else None,
+        "policy": to_bytes(policy) if main and not gathering else None,
+        "ref_model": to_bytes(ref_model) if main and not gathering else None,
     }
 
 
@@ -103,9 +103,9 @@ def _recording(subject: str, losses: list[float], evaluation: dict[str, Any]) ->
             return loss
 
         def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-            with _failure() as failure:
+            with failure() as caught:
                 metrics = super().evaluate(*args, **kwargs)
-            found = {"failure": failure["text"]} if failure else {"loss": float(metrics["eval_loss"])}
+            found = {"failure": caught["text"]} if caught else {"loss": float(metrics["eval_loss"])}
             if not evaluation:  # Transformers 5 evaluates once more, at the end
                 evaluation.update(found)
             return {}
@@ -114,12 +114,14 @@ def _recording(subject: str, losses: list[float], evaluation: dict[str, Any]) ->
 
 
 @contextlib.contextmanager
-def _failure() -> Iterator[dict[str, str]]:
+def failure() -> Iterator[dict[str, str]]:
     """Catch what is raised, and tell it as a text."""
     found: dict[str, str] = {}
     try:
         yield found
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # torch's CheckpointException is no Exception
         found["text"] = f"{type(error).__name__}: {str(error)[:300]}"
 
 
@@ -142,7 +144,7 @@ def _generate_greedily() -> list[torch.Tensor]:
     return tokens
 
 
-def _whole(model: Any) -> dict[str, torch.Tensor]:
+def whole(model: Any) -> dict[str, torch.Tensor]:
     """Every parameter of a model, gathered, on the CPU, under the name that it has in the bare model."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -161,5 +163,5 @@ def _bare(name: str) -> str:
     return name.replace("_fsdp_wrapped_module.", "").replace("_checkpoint_wrapped_module.", "").removeprefix("module.")
 
 
-def _bytes(tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:
+def to_bytes(tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:
     return {name: tensor.contiguous().numpy().tobytes() for name, tensor in tensors.items()}

@@ -16,12 +16,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_trlcompat.trainers.adapter_loading import AdapterLoadingMixin
     from pytest_trlcompat.trainers.checkpointed_generation import CheckpointedGenerationMixin
     from pytest_trlcompat.trainers.deepspeed_evaluation import DeepSpeedEvaluationMixin
     from pytest_trlcompat.trainers.deepspeed_hooks import DeepSpeedHooksMixin, PPODeepSpeedHooksMixin
     from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
     from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
     from pytest_trlcompat.trainers.evaluation import EvaluationMixin
+    from pytest_trlcompat.trainers.fsdp_adapter_generation import FSDPAdapterGenerationMixin
+    from pytest_trlcompat.trainers.fsdp_adapter_save import FSDPAdapterSaveMixin
     from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin
     from pytest_trlcompat.trainers.fsdp_gradients import FSDPGradientsMixin
     from pytest_trlcompat.trainers.fsdp_ref_model import FSDPReferenceModelMixin
@@ -48,11 +51,14 @@ if TYPE_CHECKING:
 
 # Without PPOTrainer and PPOConfig, which some releases have not: importing everything must not fail for that.
 __all__ = [
+    "AdapterLoadingMixin",
     "CheckpointedGenerationMixin",
     "DeepSpeedEvaluationMixin",
     "DeepSpeedHooksMixin",
     "EmptyParamGroupsMixin",
     "EvaluationMixin",
+    "FSDPAdapterGenerationMixin",
+    "FSDPAdapterSaveMixin",
     "FSDPGenerationMixin",
     "FSDPGradientsMixin",
     "FSDPReferenceModelMixin",
@@ -80,11 +86,14 @@ __all__ = [
 ]
 
 _MODULES = {
+    "AdapterLoadingMixin": "adapter_loading",
     "CheckpointedGenerationMixin": "checkpointed_generation",
     "DeepSpeedEvaluationMixin": "deepspeed_evaluation",
     "DeepSpeedHooksMixin": "deepspeed_hooks",
     "EmptyParamGroupsMixin": "empty_param_groups",
     "EvaluationMixin": "evaluation",
+    "FSDPAdapterGenerationMixin": "fsdp_adapter_generation",
+    "FSDPAdapterSaveMixin": "fsdp_adapter_save",
     "FSDPGenerationMixin": "fsdp_generation",
     "FSDPGradientsMixin": "fsdp_gradients",
     "FSDPReferenceModelMixin": "fsdp_ref_model",

@@ -7,12 +7,15 @@ from typing import Any
 
 import trl
 
+from pytest_trlcompat.trainers.adapter_loading import AdapterLoadingMixin
 from pytest_trlcompat.trainers.checkpointed_generation import CheckpointedGenerationMixin
 from pytest_trlcompat.trainers.deepspeed_evaluation import DeepSpeedEvaluationMixin
 from pytest_trlcompat.trainers.deepspeed_hooks import DeepSpeedHooksMixin
 from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
 from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
 from pytest_trlcompat.trainers.evaluation import EvaluationMixin
+from pytest_trlcompat.trainers.fsdp_adapter_generation import FSDPAdapterGenerationMixin
+from pytest_trlcompat.trainers.fsdp_adapter_save import FSDPAdapterSaveMixin
 from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin
 from pytest_trlcompat.trainers.fsdp_gradients import FSDPGradientsMixin
 from pytest_trlcompat.trainers.fsdp_ref_model import FSDPReferenceModelMixin
@@ -43,6 +46,7 @@ class GRPOTrainer(
     FSDPSyncRefModelMixin,
     FSDPReferenceModelMixin,
     FSDPGenerationMixin,
+    FSDPAdapterGenerationMixin,
     ZeRO3GenerationMixin,
     DeepSpeedHooksMixin,
     DeepSpeedEvaluationMixin,
@@ -54,6 +58,8 @@ class GRPOTrainer(
     ZeRO3LoraCheckpointingMixin,
     FSDPGradientsMixin,
     FSDPSaveMixin,
+    FSDPAdapterSaveMixin,
+    AdapterLoadingMixin,
     OneDevicePerRankMixin,
     WarningsIssuedMixin,
     trl.GRPOTrainer,
@@ -79,6 +85,9 @@ class GRPOTrainer(
     :mod:`.lora_checkpointing`       trl 3150, 3089               in trl 0.16.0 to 0.21.0, and from 0.26.0
     :mod:`.zero3_lora_checkpointing` trl 2514                     from trl 1.9.0, DeepSpeed 0.19.3; outside of
                                                                   ZeRO-3
+    :mod:`.adapter_loading`          peft 3628                    with PEFT before 0.19 and from 0.20 on
+    :mod:`.fsdp_adapter_generation`  trl 4550                     from Transformers 5.0.0; outside of FSDP2
+    :mod:`.fsdp_adapter_save`        none found                   outside of FSDP1
     :mod:`.fsdp_gradients`           none found                   outside of FSDP1 ``no_shard``
     :mod:`.fsdp_sync_ref_model`      none found                   outside of FSDP1
     :mod:`.fsdp_save`                transformers 30491           where the state dict type is FULL_STATE_DICT

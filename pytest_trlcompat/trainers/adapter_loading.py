@@ -1,0 +1,63 @@
+"""Cure of ``peft-distributed-load`` (peft 3628): adapters loaded by ranks, with any release of Transformers.
+
+Where there is a process group PEFT 0.19 prepares to load adapters for tensor parallelism, whether there is any or not,
+and imports a class for it that Transformers has from 5.1 to 5.15 alone: resuming ends in ``cannot import name
+'EmbeddingParallel'``. PEFT 0.20 first looks whether a layer is parallel.
+
+Imports PEFT and Transformers when asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
+from typing import Any
+
+from pytest_trlcompat.trainers.lora_checkpointing import trains_adapters
+
+__all__ = ["AdapterLoadingMixin", "without_tensor_parallelism"]
+
+_NAME = "_maybe_shard_state_dict_for_tp"
+
+
+@contextmanager
+def without_tensor_parallelism(model: Any) -> Iterator[None]:
+    """Keep PEFT from splitting what it loads while the context lasts, where it could not and need not.
+
+    Changes nothing where ``model`` has layers that are parallel, or where PEFT finds what it imports.
+    """
+    peft = import_module("peft.utils.save_and_load")
+    parallel = any(getattr(module, "_hf_tp_plan", None) is not None for module in model.modules())
+    if parallel or not hasattr(peft, _NAME) or _can_be_split():
+        yield
+        return
+    upstream = getattr(peft, _NAME)
+    setattr(peft, _NAME, lambda model, state_dict, adapter_name: None)
+    try:
+        yield
+    finally:
+        setattr(peft, _NAME, upstream)
+
+
+def _can_be_split() -> bool:
+    """Whether Transformers has what PEFT imports from it."""
+    try:
+        return hasattr(import_module("transformers.integrations.tensor_parallel"), "EmbeddingParallel")
+    except ImportError:
+        return False
+
+
+class AdapterLoadingMixin:
+    """Lets any ``transformers.Trainer`` resume the training of adapters in several processes.
+
+    Needless with other releases of PEFT than 0.19. It knows by what Transformers has, and by PEFT's own function.
+    """
+
+    model: Any
+
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        adapters = trains_adapters(self.model)
+        with without_tensor_parallelism(self.model) if adapters else nullcontext():
+            upstream: Any = super()
+            return upstream._load_from_checkpoint(*args, **kwargs)

@@ -1,0 +1,56 @@
+"""Cure of ``lora-fsdp2-generation`` (trl 4550): adapters under FSDP2 generate with the root's parameters gathered.
+
+FSDP2 gathers the parameters that belong to no layer (embeddings, final norm, output head) when the root module is
+called. A ``PeftModel`` that is the root generates with the model beneath it, for which they stay sharded:
+``aten.embedding.default got mixed torch.Tensor and DTensor``. Without adapters the root itself generates.
+
+Imports torch, and of this package ``fsdp_ref_model`` and ``lora_checkpointing``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version
+from pytest_trlcompat.trainers.lora_checkpointing import trains_adapters
+
+__all__ = ["FSDPAdapterGenerationMixin", "gather_to_generate"]
+
+
+def gather_to_generate(model: nn.Module) -> None:
+    """Let FSDP2 gather the root's parameters for ``model.generate`` as it does for ``model.forward``, for good.
+
+    Layers stay sharded and are gathered one at a time as ever. Where it does so already, nothing is changed.
+
+    Args:
+        model: a root that ``fully_shard`` has been given.
+
+    Raises:
+        ValueError: FSDP2 has not sharded it.
+    """
+    from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+
+    if not isinstance(model, FSDPModule):
+        raise ValueError(f"FSDP2 has not sharded this {type(model).__name__}; call fully_shard first")
+    if "generate" not in vars(model):  # where it is registered, the model has one of its own
+        register_fsdp_forward_method(model, "generate")
+
+
+class FSDPAdapterGenerationMixin:
+    """Lets a subclass of ``trl.GRPOTrainer`` generate with adapters under FSDP2 (trl 4550).
+
+    Needless from Transformers 5.0 on, whose Trainer does the same (its pull 42436); it knows by the model. Does nothing
+    without adapters, under another strategy, or with vLLM, which generates elsewhere.
+    """
+
+    accelerator: Any
+    args: Any
+    model: Any
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        if fsdp_version(self.accelerator) == 2 and trains_adapters(self.model) and not self.args.use_vllm:
+            gather_to_generate(self.model)
+        upstream: Any = super()
+        return upstream._prepare_inputs(inputs)

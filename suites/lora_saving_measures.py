@@ -1,0 +1,78 @@
+"""GRPO with adapters, measured inside the ranks: trained, saved, and resumed from a checkpoint.
+
+Imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from . import grpo, grpo_measures, grpo_training_measures, lora_measures, sharing_measures
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["SAVED", "STEPS", "train"]
+
+STEPS = 2
+SAVED = "saved"
+"""Name of the folder that ``save_model`` is given."""
+
+
+def train(subject: str, model: TinyModel, folder: str) -> dict[str, Any]:
+    """Train an adapter for two steps with a checkpoint after each, save it, then resume another from the first.
+
+    Args:
+        folder: for the checkpoints, and for what ``save_model`` writes, in :data:`SAVED`.
+
+    Returns:
+        ``failure`` and ``resuming`` tell as texts what went wrong, or are ``None``; ``adapter`` and ``resumed`` map the
+        names of files of PEFT's to the bytes of whole float32 tensors, on rank 0 alone.
+    """
+    grpo_training_measures.fix_completions(model.vocab_size)
+    trainer = _build(subject, model, folder)
+    with sharing_measures.failure() as training:
+        trainer.train()
+    found: dict[str, Any] = {"failure": training.get("text"), "grad_norm": grpo_measures.logged(trainer, "grad_norm")}
+    if training:
+        with sharing_measures.failure():  # a rank that leaves early takes its connections along
+            trainer.accelerator.wait_for_everyone()
+        return found
+    found["adapter"] = _adapter(trainer)
+    with sharing_measures.failure() as saving:
+        trainer.save_model(os.path.join(folder, SAVED))
+    found["saving"] = saving.get("text")
+    again = _build(subject, model, folder)
+    with sharing_measures.failure() as resuming:
+        again.train(resume_from_checkpoint=os.path.join(folder, "checkpoint-1"))
+    found["resuming"] = resuming.get("text")
+    if not resuming:
+        found["resumed"] = _adapter(again)
+        found["grad_norm_resumed"] = grpo_measures.logged(again, "grad_norm")
+    return found
+
+
+def _build(subject: str, model: TinyModel, folder: str) -> Any:
+    from peft import LoraConfig
+
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    trainer = grpo.build_trainer(
+        subject,
+        model,
+        arguments={"model": grpo.load_policy(model), "peft_config": config},
+        max_steps=STEPS,
+        max_completion_length=grpo_training_measures.COMPLETION_LENGTH,
+        output_dir=folder,
+        save_strategy="steps",
+        save_steps=1,
+    )
+    lora_measures.fill_adapter(dict(trainer.model.named_parameters()))
+    return trainer
+
+
+def _adapter(trainer: Any) -> dict[str, bytes] | None:
+    """The adapter's tensors under the names that PEFT saves them by; gathering them is collective."""
+    whole = sharing_measures.whole(trainer.model_wrapped)
+    adapter = {name.replace(".default", ""): tensor for name, tensor in whole.items() if "lora_" in name}
+    return sharing_measures.to_bytes(adapter) if trainer.is_world_process_zero() else None
