@@ -57,34 +57,106 @@ def test_an_exception_within_a_step(failing: Callable[..., LaunchError]) -> None
     assert "first observed failure: rank 1 raised ArithmeticError" in str(error)
 
 
-def test_mismatched_collectives_name_each_other(failing: Callable[..., LaunchError]) -> None:
-    def call_different_ones() -> None:
+def find_no_notes() -> None:
+    """As on several machines: no rank but the first finds the file in which ranks tell each other what they do."""
+    import os
+
+    upstream = os.open
+
+    def without_notes(path: Any, *args: Any, **kwargs: Any) -> int:
+        if "trlcompat-notes" in str(path):
+            raise FileNotFoundError(path)
+        return upstream(path, *args, **kwargs)
+
+    if os.environ["RANK"] != "0":
+        os.open = without_notes
+
+
+@pytest.mark.parametrize("machines", ["one", "several"])
+def test_mismatched_collectives_name_each_other(failing: Callable[..., LaunchError], machines: str) -> None:
+    def call_different_ones(machines: str) -> None:
         import torch
 
+        if machines == "several":
+            find_no_notes()
         rank, device = meet()
         value = torch.ones(4, device=device)
         torch.distributed.all_reduce(value) if rank else torch.distributed.broadcast(value, 0)
 
-    error = failing(call_different_ones)
+    error = failing(call_different_ones, machines=machines)
     assert error.result is not None
     assert not error.result.timed_out
-    assert "Detected mismatch between collectives on ranks" in str(error)
-    assert "OpType=BROADCAST" in str(error)
-    assert "OpType=ALLREDUCE" in str(error)
+    for rank in error.result.ranks:
+        assert rank.failure is not None
+        assert "Detected mismatch between collectives on ranks" in rank.failure.message
+        assert f"Rank {rank.rank} is running OpType={['BROADCAST', 'ALLREDUCE'][rank.rank]}" in rank.failure.message
+        assert f"rank {1 - rank.rank} is running OpType={['ALLREDUCE', 'BROADCAST'][rank.rank]}" in rank.failure.message
 
 
-def test_mismatched_shapes_name_each_other(failing: Callable[..., LaunchError]) -> None:
-    def send_different_shapes() -> None:
+@pytest.mark.parametrize("machines", ["one", "several"])
+def test_mismatched_shapes_name_each_other(failing: Callable[..., LaunchError], machines: str) -> None:
+    def send_different_shapes(machines: str) -> None:
         import torch
 
+        if machines == "several":
+            find_no_notes()
         rank, device = meet()
         torch.distributed.all_reduce(torch.ones(4 + rank, device=device))
 
-    error = failing(send_different_shapes)
+    error = failing(send_different_shapes, machines=machines)
     assert error.result is not None
     assert not error.result.timed_out
-    assert "TensorShape=[4]" in str(error)
-    assert "TensorShape=[5]" in str(error)
+    for rank in error.result.ranks:
+        assert rank.failure is not None
+        assert "TensorShape=[4]" in rank.failure.message
+        assert "TensorShape=[5]" in rank.failure.message
+
+
+def test_a_rank_that_waits_already_is_told_that_another_disagrees(launcher: Launcher) -> None:
+    def disagree_and_live_on() -> str:
+        import torch
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        rank, device = meet()
+        store = _get_default_store()
+        value = torch.ones(4, device=device)
+        told = ""
+        try:
+            if rank == 0:
+                store.set("waits", "")
+                torch.distributed.broadcast(value, 1)
+            else:
+                store.get("waits")
+                time.sleep(0.2)
+                torch.distributed.all_reduce(value)
+        except torch.distributed.DistBackendError as error:
+            told = str(error)
+        store.set(f"told {rank}", "")
+        store.get(f"told {1 - rank}")  # a rank that leaves would be noticed by its connections
+        return told
+
+    ranks = launcher(disagree_and_live_on, strategy="ddp", sharded=False).values
+    assert ["Detected mismatch between collectives on ranks" in told for told in ranks] == [True, True]
+
+
+def test_notes_are_left_and_compared_beyond_their_number(launcher: Launcher) -> None:
+    def go_on_and_disagree() -> tuple[float, str]:
+        import torch
+
+        rank, device = meet()
+        value = torch.zeros(1, device=device)
+        for number in range(2500):
+            torch.distributed.all_reduce(value.fill_(number))
+        try:
+            torch.distributed.all_reduce(torch.ones(1 + rank, device=device))
+        except torch.distributed.DistBackendError as error:
+            return value.item(), str(error)
+        raise AssertionError("ranks disagreed and nobody said so")
+
+    for value, told in launcher(go_on_and_disagree, strategy="ddp", sharded=False).values:
+        assert value == 2 * 2499
+        assert "of its group, TensorShape=[1]" in told
+        assert "of its group, TensorShape=[2]" in told
 
 
 def test_a_rank_that_is_done_while_another_waits_for_it(failing: Callable[..., LaunchError]) -> None:

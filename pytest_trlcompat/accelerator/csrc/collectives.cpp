@@ -5,18 +5,20 @@
 // starts. Point-to-point operations are apart: waiting at once for a send whose receive is posted later never ends.
 //
 // Ranks that disagree about a collective wait for gloo's timeout, are aborted by it, or exchange what happens to fit.
-// So they may be asked to compare first what each is about to do, in one small exchange. PyTorch's own wrapper, which
-// compares for gloo and NCCL with TORCH_DISTRIBUTED_DEBUG=DETAIL, takes three, and makes ZeRO-3 twice as slow.
+// So they may be asked to compare first what each is about to do. On one machine each leaves a note where all can read
+// it and waits for nobody: of two that disagree the later one sees it, before it has begun, and the other one finds the
+// note when it has waited for a moment. On several machines they compare in one small exchange. PyTorch's own wrapper,
+// which compares for gloo and NCCL with TORCH_DISTRIBUTED_DEBUG=DETAIL, takes three, and makes ZeRO-3 twice as slow.
 #include "collectives.h"
 
 #include "aliases.h"
+#include "notes.h"
 
 #include <ATen/core/List.h>
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <mutex>
-#include <sstream>
 
 namespace trlcompat {
 namespace {
@@ -31,17 +33,27 @@ Tensors flatten(const TensorLists& lists) {
   return all;
 }
 
+// How long a rank waits before it looks whether another one disagrees. It costs nothing where nobody waits that long.
+constexpr std::chrono::milliseconds kPatience{500};
+
 // One collective on its way. `outputs` are on the device: DDP's reducer takes its bucket from the future's value.
 class Collective final : public c10d::Work {
  public:
-  Collective(WorkPtr gloo, Tensors outputs, Tensors averaged, int64_t divisor)
-      : gloo_(std::move(gloo)), outputs_(std::move(outputs)), averaged_(std::move(averaged)), divisor_(divisor) {}
+  Collective(
+      WorkPtr gloo, Tensors outputs, Tensors averaged, int64_t divisor, std::shared_ptr<const Notes> notes,
+      Fingerprint fingerprint)
+      : gloo_(std::move(gloo)),
+        outputs_(std::move(outputs)),
+        averaged_(std::move(averaged)),
+        divisor_(divisor),
+        notes_(std::move(notes)),
+        fingerprint_(fingerprint) {}
 
   // Only once, since gloo's reduce_scatter copies its result out again at every wait().
   void complete(std::chrono::milliseconds timeout = kNoTimeout) {
     std::lock_guard<std::mutex> lock(completing_);
     if (gloo_ == nullptr) return;
-    gloo_->wait(timeout);
+    wait_for_gloo(timeout);
     for (auto& tensor : averaged_) tensor.div_(divisor_);
     gloo_ = nullptr;
   }
@@ -65,11 +77,29 @@ class Collective final : public c10d::Work {
   }
 
  private:
+  void wait_for_gloo(std::chrono::milliseconds timeout) {
+    if (notes_ == nullptr) {
+      gloo_->wait(timeout);
+      return;
+    }
+    for (auto waited = kPatience;; waited += kPatience) {
+      try {
+        gloo_->wait(timeout == kNoTimeout ? kPatience : std::min(kPatience, timeout));
+        return;
+      } catch (const std::exception&) {  // one that disagrees has left, or has not come, or nothing is wrong yet
+        notes_->compare(fingerprint_);
+        if (gloo_->isCompleted() || (timeout != kNoTimeout && waited >= timeout)) throw;
+      }
+    }
+  }
+
   std::mutex completing_;
   WorkPtr gloo_;
   Tensors outputs_;
   Tensors averaged_;
   int64_t divisor_;
+  std::shared_ptr<const Notes> notes_;
+  Fingerprint fingerprint_;
 };
 
 at::Tensor on_cpu(const at::Tensor& tensor) {
@@ -93,58 +123,14 @@ at::Tensor on_cpu_flat(const at::Tensor& tensor) {
   return on_cpu(tensor).view({-1});
 }
 
-// What a rank is about to do. The words up to kCompared must be the same on all ranks; as for NCCL, the number of
-// elements counts and not the shape, which is told for people.
-class Fingerprint {
- public:
-  Fingerprint(c10d::OpType operation, int64_t number, const Tensors& tensors)
-      : words_(at::zeros({kWords}, at::kLong)) {
-    auto words = words_.accessor<int64_t, 1>();
-    words[kOperation] = static_cast<int64_t>(operation);
-    words[kNumber] = number;
-    words[kTensors] = static_cast<int64_t>(tensors.size());
-    for (const auto& tensor : tensors) words[kElements] += tensor.numel();
-    if (tensors.empty()) return;
-    const auto& first = tensors.front();
-    words[kType] = static_cast<int64_t>(first.scalar_type());
-    words[kDimensions] = first.dim();
-    for (int64_t i = 0; i < first.dim() && kSizes + i < kWords; ++i) words[kSizes + i] = first.size(i);
-  }
-  explicit Fingerprint(at::Tensor words) : words_(std::move(words)) {}
-
-  const at::Tensor& words() const { return words_; }
-  bool agrees(const Fingerprint& other) const {
-    return words_.slice(0, 0, kCompared).equal(other.words_.slice(0, 0, kCompared));
-  }
-  std::string describe() const {
-    const auto words = words_.accessor<int64_t, 1>();
-    std::ostringstream text;
-    text << "OpType=" << c10d::opTypeToString(static_cast<c10d::OpType>(words[kOperation])) << " as collective "
-         << words[kNumber] << " of its group";
-    if (words[kTensors] == 0) return text.str();
-    text << ", TensorShape=[";
-    for (int64_t i = 0; i < words[kDimensions] && kSizes + i < kWords; ++i)
-      text << (i == 0 ? "" : ", ") << words[kSizes + i];
-    text << "], TensorDtype=" << c10::toString(static_cast<c10::ScalarType>(words[kType]));
-    if (words[kTensors] > 1)
-      text << ", the first of " << words[kTensors] << " tensors with " << words[kElements] << " elements in all";
-    return text.str();
-  }
-
-  enum Word : int64_t { kOperation, kType, kTensors, kElements, kCompared, kNumber = kCompared, kDimensions, kSizes };
-  static constexpr int64_t kWords = kSizes + 6;
-
- private:
-  at::Tensor words_;
-};
-
 class Backend final : public c10d::Backend {
  public:
-  Backend(c10::intrusive_ptr<c10d::Backend> gloo, bool ordered, bool comparing)
+  Backend(c10::intrusive_ptr<c10d::Backend> gloo, bool ordered, bool comparing, int notes)
       : c10d::Backend(gloo->getRank(), gloo->getSize()),
         gloo_(std::move(gloo)),
         ordered_(ordered),
-        comparing_(comparing && gloo_->getSize() > 1) {}
+        comparing_(comparing && gloo_->getSize() > 1),
+        notes_(notes < 0 ? nullptr : std::make_shared<Notes>(notes, getRank(), getSize())) {}
 
   const std::string getBackendName() const override { return "hccl"; }
 
@@ -272,29 +258,31 @@ class Backend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> gloo_;
   bool ordered_;
   bool comparing_;
-  int64_t compared_ = 0;
+  std::shared_ptr<Notes> notes_;
+  Fingerprint last_;
 
   // Of all-to-all alone sizes may differ among ranks.
   void compare(c10d::OpType operation, const Tensors& tensors) {
     if (!comparing_) return;
-    const Fingerprint own(operation, ++compared_, tensors);
-    auto all = at::empty({getSize(), Fingerprint::kWords}, at::kLong);
-    auto words = own.words();
-    auto flat = all.view({-1});
-    gloo_->_allgather_base(flat, words, c10d::AllgatherOptions())->wait();
+    last_ = Fingerprint(operation, last_.number() + 1, tensors);
+    if (notes_ != nullptr) {
+      notes_->leave(last_);
+      notes_->compare(last_);
+      return;
+    }
+    auto words = at::from_blob(last_.words.data(), {Fingerprint::kWords}, at::kLong);
+    auto all = at::empty({getSize() * Fingerprint::kWords}, at::kLong);
+    gloo_->_allgather_base(all, words, c10d::AllgatherOptions())->wait();
     for (int64_t rank = 0; rank < getSize(); ++rank) {
-      const Fingerprint other(all[rank]);
-      if (own.agrees(other)) continue;
-      C10_THROW_ERROR(
-          DistBackendError,
-          c10::str(
-              "Detected mismatch between collectives on ranks. Rank ", getRank(), " is running ", own.describe(),
-              ", but rank ", rank, " is running ", other.describe(), "."));
+      Fingerprint other;
+      std::copy_n(all.const_data_ptr<int64_t>() + rank * Fingerprint::kWords, Fingerprint::kWords, other.words.data());
+      if (!last_.agrees(other)) disagree(getRank(), last_, rank, other);
     }
   }
 
   WorkPtr started(WorkPtr gloo, Tensors outputs, Tensors averaged = {}) const {
-    auto work = c10::make_intrusive<Collective>(std::move(gloo), std::move(outputs), std::move(averaged), getSize());
+    auto work = c10::make_intrusive<Collective>(
+        std::move(gloo), std::move(outputs), std::move(averaged), getSize(), notes_, last_);
     if (ordered_) work->complete();
     return work;
   }
@@ -314,8 +302,8 @@ class Backend final : public c10d::Backend {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> new_backend(
-    const c10::intrusive_ptr<c10d::Backend>& gloo, bool ordered, bool comparing) {
-  return c10::make_intrusive<Backend>(gloo, ordered, comparing);
+    const c10::intrusive_ptr<c10d::Backend>& gloo, bool ordered, bool comparing, int notes) {
+  return c10::make_intrusive<Backend>(gloo, ordered, comparing, notes);
 }
 
 }  // namespace trlcompat

@@ -1,6 +1,7 @@
 // The Python module: what the stand-in package torch_npu calls.
 #include "accelerator.h"
 #include "collectives.h"
+#include "notes.h"
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
@@ -29,5 +30,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("memory_allocated", wrap_pybind_function(memory_allocated));
   m.def("max_memory_allocated", wrap_pybind_function(max_memory_allocated));
   m.def("reset_peak_memory_stats", wrap_pybind_function(reset_peak_memory_stats));
+  m.def("notes_bytes", wrap_pybind_function(trlcompat::Notes::bytes));
   m.def("new_backend", wrap_pybind_function(trlcompat::new_backend));
 }

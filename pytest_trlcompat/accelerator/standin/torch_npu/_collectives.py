@@ -1,12 +1,13 @@
 """The process group backend ``hccl``: gloo's collectives on the device's memory, in order.
 
-Ranks compare every collective before they enter it: a mismatch fails at once and names both, where it would otherwise
-wait for the timeout, abort a rank, or pass.
+Ranks compare what each is about to do: a mismatch fails at once and names both, where it would otherwise wait for the
+timeout, abort a rank, or pass.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -17,7 +18,7 @@ __all__ = ["register"]
 
 # For the project's own test alone, which shows what ordering is for: collectives then complete as gloo's do.
 UNORDERED_VARIABLE = "TRLCOMPAT_UNORDERED_COLLECTIVES"
-# What comparing costs, about a tenth of a small ZeRO-3 training, can be saved where nothing is in doubt.
+# For measuring what comparing costs.
 COMPARE_VARIABLE = "TRLCOMPAT_COMPARE_COLLECTIVES"
 
 
@@ -28,7 +29,40 @@ def register() -> None:
 def _create(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroup:
     ordered = os.environ.get(UNORDERED_VARIABLE, "0") in ("", "0")
     comparing = os.environ.get(COMPARE_VARIABLE, "1") not in ("", "0")
-    return _C.new_backend(_gloo(store, rank, world_size, timeout), ordered, comparing)
+    gloo = _gloo(store, rank, world_size, timeout)
+    notes = _notes(store, rank, world_size) if comparing and world_size > 1 else None
+    try:
+        return _C.new_backend(gloo, ordered, comparing, -1 if notes is None else notes)
+    finally:
+        if notes is not None:
+            os.close(notes)
+
+
+def _notes(store: dist.Store, rank: int, world_size: int) -> int | None:
+    """A file that all ranks of the group have open and nobody else finds; ``None`` where they are on several machines.
+
+    Returns:
+        Its descriptor.
+    """
+    if rank == 0:
+        descriptor, path = tempfile.mkstemp(prefix="trlcompat-notes-")
+        os.truncate(descriptor, _C.notes_bytes(world_size))
+        store.set("trlcompat/notes", path)
+    else:
+        path = store.get("trlcompat/notes").decode()
+        try:
+            descriptor = os.open(path, os.O_RDWR)
+        except OSError:
+            descriptor = -1
+            store.add("trlcompat/notes/missed", 1)
+    if store.add("trlcompat/notes/looked", 1) == world_size:
+        store.set("trlcompat/notes/shared", str(store.add("trlcompat/notes/missed", 0) == 0))
+    shared = store.get("trlcompat/notes/shared") == b"True"
+    if rank == 0:
+        os.unlink(path)
+    if not shared and descriptor >= 0:
+        os.close(descriptor)
+    return descriptor if shared else None
 
 
 def _gloo(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
