@@ -346,14 +346,16 @@ def test_descriptors_do_not_grow(launch: Launcher) -> None:
     assert launch(count, strategy="single").values[0] == inside
 
 
-def test_ctrl_c_in_a_launch_leaves_nothing_behind(tmp_path: Path) -> None:
+def begin_in_a_script(tmp_path: Path, *lines: str) -> subprocess.Popen[str]:
+    """A program whose rank runs ``lines``, then sleeps; it has begun, and the pids of rank and server lie in a file."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import os, sys, time\n"
+        "import os, signal, time\n"
         "from pytest_trlcompat.launch import Launcher\n"
         "def body():\n"
         f"    open({str(tmp_path / 'pids')!r}, 'w').write(f'{{os.getpid()}} {{os.getppid()}}')\n"
-        "    time.sleep(600)\n"
+        + "".join(f"    {line}\n" for line in lines)
+        + "    time.sleep(600)\n"
         "with Launcher(device='cpu') as launch:\n"
         "    launch(body, strategy='single')\n"
     )
@@ -364,38 +366,29 @@ def test_ctrl_c_in_a_launch_leaves_nothing_behind(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    return process
+
+
+def everything_ends(process: subprocess.Popen[str], tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=30)
     assert "KeyboardInterrupt" in errors
     for pid in (tmp_path / "pids").read_text().split():
         wait_until_gone(int(pid))
+
+
+def test_ctrl_c_in_a_launch_leaves_nothing_behind(tmp_path: Path) -> None:
+    process = begin_in_a_script(tmp_path)
+    process.send_signal(signal.SIGINT)
+    everything_ends(process, tmp_path)
 
 
 def test_a_second_ctrl_c_does_not_leave_anything_behind(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import os, signal, time\n"
-        "from pytest_trlcompat.launch import Launcher\n"
-        "def body():\n"
-        f"    open({str(tmp_path / 'pids')!r}, 'w').write(f'{{os.getpid()}} {{os.getppid()}}')\n"
-        "    os.kill(os.getppid(), signal.SIGSTOP)\n"  # so that the server does not leave by itself
-        "    time.sleep(600)\n"
-        "with Launcher(device='cpu') as launch:\n"
-        "    launch(body, strategy='single')\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "pids").exists() or not (tmp_path / "pids").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    # Stopped, so that the server does not leave by itself.
+    process = begin_in_a_script(tmp_path, "os.kill(os.getppid(), signal.SIGSTOP)")
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert "KeyboardInterrupt" in errors
-    for pid in (tmp_path / "pids").read_text().split():
-        wait_until_gone(int(pid))
+    everything_ends(process, tmp_path)
 
 
 def test_two_launchers_do_not_meet() -> None:
