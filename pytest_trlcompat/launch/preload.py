@@ -5,8 +5,11 @@ Imports of the stack take ten seconds, a launch half a second: what is missing h
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import importlib
+import importlib.metadata
 import sys
 import time
 
@@ -67,11 +70,26 @@ _MODULES = (
     "pytest_trlcompat.launch.proof",
 )
 
+_ASKED_FOR = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "peft",
+    "trl",
+    "datasets",
+    "safetensors",
+    "tokenizers",
+)
 
-def preload(modules: tuple[str, ...] = _MODULES) -> dict[str, str]:
+
+def preload(modules: tuple[str, ...] = _MODULES, may_have_cuda: bool = True) -> dict[str, str]:
     """Import every module and freeze the heap; return the error texts of those that could not be imported.
 
     A broken combination of versions must not stop the server: its ranks meet the same error in the test's own code.
+
+    Args:
+        may_have_cuda: whether there may be a GPU, which must not be touched before the fork.
     """
     errors = {}
     gc.disable()  # nothing of what imports make is garbage: to look for some takes a sixth of their time
@@ -81,6 +99,10 @@ def preload(modules: tuple[str, ...] = _MODULES) -> dict[str, str]:
         except Exception as error:
             errors[name] = f"{type(error).__name__}: {error}"
     _load_auto_mapping()
+    _remember_metadata()
+    _build_conversion_mapping()
+    if not may_have_cuda:
+        _probe_operators()
     # Ranks then neither scan nor copy the stack's objects; DeepSpeed's see_memory_usage runs full collections.
     gc.enable()
     gc.collect()
@@ -88,11 +110,39 @@ def preload(modules: tuple[str, ...] = _MODULES) -> dict[str, str]:
     return errors
 
 
+def _probe_operators() -> None:
+    """Have DeepSpeed find out which of its operators could be built: it runs a compiler for that, and keeps the answer.
+
+    Older releases do so when they are imported, 0.19.8 when it is first asked, in every rank. On CUDA it asks the GPU.
+    """
+    with contextlib.suppress(Exception):  # ranks meet the same error
+        getattr(sys.modules["deepspeed"].ops, "__compatible_ops__", None)
+
+
 def _load_auto_mapping() -> None:
     """Load the two hundred configuration modules that the first look-up of an auto class loads."""
     auto = sys.modules.get("transformers.models.auto.modeling_auto")
     if auto is not None:
         list(auto.AutoModelForCausalLM._model_mapping.keys())
+
+
+def _remember_metadata() -> None:
+    """Have the metadata of each package read once; the installed packages do not change while a server lives.
+
+    Accelerate parses them for every question whether a package is there, which is a tenth of a short launch.
+    """
+    for name in ("metadata", "version"):
+        read = functools.cache(getattr(importlib.metadata, name))
+        for package in _ASKED_FOR:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                read(package)
+        setattr(importlib.metadata, name, read)
+
+
+def _build_conversion_mapping() -> None:
+    """Have Transformers 5 compile the nine hundred patterns with which it renames weights when it loads a model."""
+    with contextlib.suppress(ImportError, AttributeError):
+        importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("qwen2")
 
 
 if __name__ == "__main__":
