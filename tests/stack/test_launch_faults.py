@@ -57,33 +57,47 @@ def test_an_exception_within_a_step(failing: Callable[..., LaunchError]) -> None
     assert "first observed failure: rank 1 raised ArithmeticError" in str(error)
 
 
-def find_no_notes() -> None:
-    """As on several machines: no rank but the first finds the file in which ranks tell each other what they do."""
+def have_no_notes(why: str) -> None:
+    """Ranks cannot share the file in which they tell each other what they do; with no reason given, they can."""
+    import errno
     import os
 
-    upstream = os.open
+    from torch_npu import _collectives
+
+    upstream, notes = os.open, _collectives._notes
+
+    def watched(*args: Any) -> int | None:
+        descriptor = notes(*args)
+        assert (descriptor is None) == bool(why)
+        return descriptor
+
+    _collectives._notes = watched
 
     def without_notes(path: Any, *args: Any, **kwargs: Any) -> int:
         if "trlcompat-notes" in str(path):
             raise FileNotFoundError(path)
         return upstream(path, *args, **kwargs)
 
-    if os.environ["RANK"] != "0":
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if why == "several machines" and os.environ["RANK"] != "0":
         os.open = without_notes
+    if why == "full disk":
+        os.posix_fallocate = full
 
 
-@pytest.mark.parametrize("machines", ["one", "several"])
-def test_mismatched_collectives_name_each_other(failing: Callable[..., LaunchError], machines: str) -> None:
-    def call_different_ones(machines: str) -> None:
+@pytest.mark.parametrize("why", ["", "several machines", "full disk"])
+def test_mismatched_collectives_name_each_other(failing: Callable[..., LaunchError], why: str) -> None:
+    def call_different_ones(why: str) -> None:
         import torch
 
-        if machines == "several":
-            find_no_notes()
+        have_no_notes(why)
         rank, device = meet()
         value = torch.ones(4, device=device)
         torch.distributed.all_reduce(value) if rank else torch.distributed.broadcast(value, 0)
 
-    error = failing(call_different_ones, machines=machines)
+    error = failing(call_different_ones, why=why)
     assert error.result is not None
     assert not error.result.timed_out
     for rank in error.result.ranks:
@@ -93,17 +107,16 @@ def test_mismatched_collectives_name_each_other(failing: Callable[..., LaunchErr
         assert f"rank {1 - rank.rank} is running OpType={['ALLREDUCE', 'BROADCAST'][rank.rank]}" in rank.failure.message
 
 
-@pytest.mark.parametrize("machines", ["one", "several"])
-def test_mismatched_shapes_name_each_other(failing: Callable[..., LaunchError], machines: str) -> None:
-    def send_different_shapes(machines: str) -> None:
+@pytest.mark.parametrize("why", ["", "several machines"])
+def test_mismatched_shapes_name_each_other(failing: Callable[..., LaunchError], why: str) -> None:
+    def send_different_shapes(why: str) -> None:
         import torch
 
-        if machines == "several":
-            find_no_notes()
+        have_no_notes(why)
         rank, device = meet()
         torch.distributed.all_reduce(torch.ones(4 + rank, device=device))
 
-    error = failing(send_different_shapes, machines=machines)
+    error = failing(send_different_shapes, why=why)
     assert error.result is not None
     assert not error.result.timed_out
     for rank in error.result.ranks:

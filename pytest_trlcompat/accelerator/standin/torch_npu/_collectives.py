@@ -39,14 +39,13 @@ def _create(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -
 
 
 def _notes(store: dist.Store, rank: int, world_size: int) -> int | None:
-    """A file that all ranks of the group have open and nobody else finds; ``None`` where they are on several machines.
+    """A file that all ranks of the group have open and nobody else finds.
 
     Returns:
-        Its descriptor.
+        Its descriptor; ``None`` where the ranks are on several machines, or the first one could not write it.
     """
     if rank == 0:
-        descriptor, path = tempfile.mkstemp(prefix="trlcompat-notes-")
-        os.truncate(descriptor, _C.notes_bytes(world_size))
+        descriptor, path = _new_file(_C.notes_bytes(world_size))
         store.set("trlcompat/notes", path)
     else:
         path = store.get("trlcompat/notes").decode()
@@ -54,15 +53,31 @@ def _notes(store: dist.Store, rank: int, world_size: int) -> int | None:
             descriptor = os.open(path, os.O_RDWR)
         except OSError:
             descriptor = -1
-            store.add("trlcompat/notes/missed", 1)
+    if descriptor < 0:
+        store.add("trlcompat/notes/missed", 1)
     if store.add("trlcompat/notes/looked", 1) == world_size:
         store.set("trlcompat/notes/shared", str(store.add("trlcompat/notes/missed", 0) == 0))
     shared = store.get("trlcompat/notes/shared") == b"True"
-    if rank == 0:
+    if rank == 0 and path:
         os.unlink(path)
     if not shared and descriptor >= 0:
         os.close(descriptor)
     return descriptor if shared else None
+
+
+def _new_file(size: int) -> tuple[int, str]:
+    """A file of zeros, all of it on the disk: who writes into a hole for which there is no room is killed."""
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="trlcompat-notes-")
+    except OSError:
+        return -1, ""
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError:
+        os.close(descriptor)
+        os.unlink(path)
+        return -1, ""
+    return descriptor, path
 
 
 def _gloo(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
