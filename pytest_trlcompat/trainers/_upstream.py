@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from types import CodeType, ModuleType
 from typing import Any
 from unittest import mock
 
-__all__ = ["class_uses", "function_uses", "grpo_module", "replaced"]
+__all__ = ["AroundGeneration", "class_uses", "function_uses", "grpo_module", "replaced"]
 
 
 def grpo_module() -> ModuleType:
@@ -61,3 +61,23 @@ def _code_uses(code: CodeType, name: str) -> bool:
     return name in code.co_names or any(
         _code_uses(constant, name) for constant in code.co_consts if isinstance(constant, CodeType)
     )
+
+
+class AroundGeneration:
+    """Lets mixins for ``trl.GRPOTrainer`` change what happens while it generates, wherever its release does so.
+
+    A mixin overrides :meth:`_around_generation` with a context of its own, and enters that of ``super()`` within it.
+    """
+
+    def _around_generation(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        with self._around_generation():  # trl 0.15.0 and later generate here
+            upstream: Any = super()
+            return upstream._prepare_inputs(inputs)
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        with self._around_generation():  # trl 0.14.0 generates here
+            upstream: Any = super()
+            return upstream.compute_loss(*args, **kwargs)

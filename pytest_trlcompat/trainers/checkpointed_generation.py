@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from pytest_trlcompat.trainers._upstream import grpo_module, replaced
+from pytest_trlcompat.trainers._upstream import AroundGeneration, grpo_module, replaced
 
 __all__ = ["CheckpointedGenerationMixin", "gradient_checkpointing_off"]
 
@@ -34,7 +34,7 @@ def gradient_checkpointing_off(model: nn.Module) -> Iterator[None]:
             module.gradient_checkpointing = True
 
 
-class CheckpointedGenerationMixin:
+class CheckpointedGenerationMixin(AroundGeneration):
     """Lets a subclass of ``trl.GRPOTrainer`` generate without gradient checkpointing, and train with it.
 
     Generation computes no gradients, so that nothing is lost by it. Does nothing where ``gradient_checkpointing`` is
@@ -43,15 +43,10 @@ class CheckpointedGenerationMixin:
 
     args: Any
 
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        with self._generating():  # trl 0.15.0 and later generate here
-            upstream: Any = super()
-            return upstream._prepare_inputs(inputs)
-
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        with self._generating():  # trl 0.14.0 generates here
-            upstream: Any = super()
-            return upstream.compute_loss(*args, **kwargs)
+    @contextmanager
+    def _around_generation(self) -> Iterator[None]:
+        with self._generating(), super()._around_generation():
+            yield
 
     def _generating(self) -> AbstractContextManager[None]:
         if not self.args.gradient_checkpointing or not hasattr(grpo_module(), "unwrap_model_for_generation"):

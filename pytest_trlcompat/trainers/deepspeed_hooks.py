@@ -9,12 +9,12 @@ Imports nothing of the stack but TRL's utilities, when asked, and of this packag
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from typing import Any
 
-from pytest_trlcompat.trainers._upstream import replaced
+from pytest_trlcompat.trainers._upstream import AroundGeneration, replaced
 
 __all__ = ["DeepSpeedHooksMixin", "PPODeepSpeedHooksMixin", "add_hooks", "hooks_added_by_any_name"]
 
@@ -39,22 +39,17 @@ def add_hooks(engine: Any) -> None:
     register(offload.module)
 
 
-class DeepSpeedHooksMixin:
+class DeepSpeedHooksMixin(AroundGeneration):
     """Lets a subclass of ``trl.GRPOTrainer`` register DeepSpeed's hooks by the name that they have (trl 2962).
 
     Needless from trl 0.16.0 on, and with DeepSpeed up to 0.16.3. It knows by trying: TRL's own function runs first, and
     ours only where that asks DeepSpeed for a method which it has not.
     """
 
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        with hooks_added_by_any_name():  # trl 0.15.0 and later generate here
-            upstream: Any = super()
-            return upstream._prepare_inputs(inputs)
-
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        with hooks_added_by_any_name():  # trl 0.14.0 generates here
-            upstream: Any = super()
-            return upstream.compute_loss(*args, **kwargs)
+    @contextmanager
+    def _around_generation(self) -> Iterator[None]:
+        with hooks_added_by_any_name(), super()._around_generation():
+            yield
 
 
 class PPODeepSpeedHooksMixin:

@@ -4,15 +4,18 @@ FSDP2 gathers the parameters that belong to no layer (embeddings, final norm, ou
 called. A ``PeftModel`` that is the root generates with the model beneath it, for which they stay sharded:
 ``aten.embedding.default got mixed torch.Tensor and DTensor``. Without adapters the root itself generates.
 
-Imports torch, and of this package ``fsdp_ref_model`` and ``lora_checkpointing``.
+Imports torch, and of this package ``_upstream``, ``fsdp_ref_model`` and ``lora_checkpointing``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
+from pytest_trlcompat.trainers._upstream import AroundGeneration
 from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version
 from pytest_trlcompat.trainers.lora_checkpointing import trains_adapters
 
@@ -38,7 +41,7 @@ def gather_to_generate(model: nn.Module) -> None:
         register_fsdp_forward_method(model, "generate")
 
 
-class FSDPAdapterGenerationMixin:
+class FSDPAdapterGenerationMixin(AroundGeneration):
     """Lets a subclass of ``trl.GRPOTrainer`` generate with adapters under FSDP2 (trl 4550).
 
     Needless from Transformers 5.0 on, whose Trainer does the same (its pull 42436); it knows by the model. Does nothing
@@ -49,8 +52,9 @@ class FSDPAdapterGenerationMixin:
     args: Any
     model: Any
 
-    def _prepare_inputs(self, inputs: Any) -> Any:
+    @contextmanager
+    def _around_generation(self) -> Iterator[None]:
         if fsdp_version(self.accelerator) == 2 and trains_adapters(self.model) and not self.args.use_vllm:
             gather_to_generate(self.model)
-        upstream: Any = super()
-        return upstream._prepare_inputs(inputs)
+        with super()._around_generation():
+            yield

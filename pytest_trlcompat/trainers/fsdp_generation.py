@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from pytest_trlcompat.trainers._upstream import class_uses, replaced
+from pytest_trlcompat.trainers._upstream import AroundGeneration, class_uses, replaced
 from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version
 
 __all__ = ["FSDPGenerationMixin", "root_parameters_summoned"]
@@ -36,7 +36,7 @@ def root_parameters_summoned(model: nn.Module) -> Iterator[None]:
         yield
 
 
-class FSDPGenerationMixin:
+class FSDPGenerationMixin(AroundGeneration):
     """Lets a subclass of ``trl.GRPOTrainer`` generate under FSDP1 ``full_shard`` (trl 2796).
 
     Needless from trl 0.18.0 on, and does nothing there. It knows by looking for ``summon_full_params`` in the trainer's
@@ -46,15 +46,10 @@ class FSDPGenerationMixin:
     accelerator: Any
     args: Any
 
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        with self._generation_summoned():  # trl 0.15.0 to 0.17.0 generate here
-            upstream: Any = super()
-            return upstream._prepare_inputs(inputs)
-
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        with self._generation_summoned():  # trl 0.14.0 generates here
-            upstream: Any = super()
-            return upstream.compute_loss(*args, **kwargs)
+    @contextmanager
+    def _around_generation(self) -> Iterator[None]:
+        with self._generation_summoned(), super()._around_generation():
+            yield
 
     def _generation_summoned(self) -> AbstractContextManager[None]:
         needed = (

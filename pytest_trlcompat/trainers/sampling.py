@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from pytest_trlcompat.trainers._upstream import function_uses, grpo_module, replaced
+from pytest_trlcompat.trainers._upstream import AroundGeneration, function_uses, grpo_module, replaced
 
 __all__ = ["SamplingMixin", "sampling_preferences_set_aside"]
 
@@ -56,7 +56,7 @@ def sampling_preferences_set_aside(model: nn.Module, generation_config: Any) -> 
         owner.generation_config = original
 
 
-class SamplingMixin:
+class SamplingMixin(AroundGeneration):
     """Lets a subclass of ``trl.GRPOTrainer`` sample as its arguments say, and from all tokens unless they limit them.
 
     Needless from trl 0.27.0 on, and does nothing there: it looks for ``_override_model_generation_config`` in TRL's
@@ -77,15 +77,10 @@ class SamplingMixin:
         more = getattr(self.args, "generation_kwargs", None) or {}
         return bool(getattr(self.args, "top_k", None) or more.get("top_k"))
 
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        with self._sampling():  # trl 0.15.0 and later generate here
-            upstream: Any = super()
-            return upstream._prepare_inputs(inputs)
-
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        with self._sampling():  # trl 0.14.0 generates here
-            upstream: Any = super()
-            return upstream.compute_loss(*args, **kwargs)
+    @contextmanager
+    def _around_generation(self) -> Iterator[None]:
+        with self._sampling(), super()._around_generation():
+            yield
 
     def _sampling(self) -> AbstractContextManager[None]:
         unwrap = getattr(grpo_module(), "unwrap_model_for_generation", None)

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
 
-from pytest_trlcompat.trainers._upstream import replaced
+from pytest_trlcompat.trainers._upstream import AroundGeneration, replaced
 from pytest_trlcompat.trainers.deepspeed_hooks import hooks_added_by_any_name
 
 __all__ = ["ZeRO3GenerationMixin", "engine_of", "unwrap_model_for_generation"]
@@ -44,7 +44,7 @@ def unwrap_model_for_generation(model: Any, accelerator: Any, *args: Any, **kwar
         yield unwrapped
 
 
-class ZeRO3GenerationMixin:
+class ZeRO3GenerationMixin(AroundGeneration):
     """Lets a subclass of ``trl.GRPOTrainer`` generate under ZeRO-3 without DeepSpeed's hooks (trl 2782).
 
     Needless from trl 0.16.0 on, whose trainer passes the engine. It knows by looking at what TRL passes; where that is
@@ -54,15 +54,10 @@ class ZeRO3GenerationMixin:
 
     accelerator: Any
 
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        with self._hooks_lifted_in_generation():  # trl 0.15.0 and later generate here
-            upstream: Any = super()
-            return upstream._prepare_inputs(inputs)
-
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        with self._hooks_lifted_in_generation():  # trl 0.14.0 generates here
-            upstream: Any = super()
-            return upstream.compute_loss(*args, **kwargs)
+    @contextmanager
+    def _around_generation(self) -> Iterator[None]:
+        with self._hooks_lifted_in_generation(), super()._around_generation():
+            yield
 
     def _hooks_lifted_in_generation(self) -> AbstractContextManager[None]:
         needed = _is_zero3(self.accelerator)
