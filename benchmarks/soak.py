@@ -2,7 +2,8 @@
 
 Every launch trains for real and must give the losses of the first launch under its strategy, bitwise. Beside it counts
 what a launch must not leave behind: processes, descriptors, threads and memory of the test process and of the server,
-files in shared memory and in the folder for temporary files, variables, and the state of the random generators.
+files in shared memory and in the folder for temporary files, variables, and the state of the random generators. Shared
+memory is the machine's, so let nothing else run beside it that uses some.
 """
 
 from __future__ import annotations
@@ -47,8 +48,12 @@ class Count:
     temporary_files: int
 
 
-def count(launches: int) -> Count:
-    """Look at this process and all its descendants."""
+def count(launches: int, folder: Path) -> Count:
+    """Look at this process and all its descendants.
+
+    Args:
+        folder: where their temporary files are.
+    """
     processes = list(_family(os.getpid()))
     return Count(
         launches,
@@ -57,7 +62,7 @@ def count(launches: int) -> Count:
         [len(os.listdir(f"/proc/{pid}/task")) for pid in processes],
         [_private_bytes(pid) for pid in processes],
         len(os.listdir("/dev/shm")),
-        sum(1 for _ in Path(tempfile.gettempdir()).glob("trlcompat-*/**/*")),
+        sum(1 for _ in folder.rglob("*")),
     )
 
 
@@ -84,12 +89,14 @@ def main() -> None:
     failures: list[str] = []
     rows: list[Count] = []
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, Launcher(device="software") as launch:
-        model = qwen2(directory=folder)
+    with tempfile.TemporaryDirectory() as name, Launcher(device="software") as launch:
+        folder = Path(name)
+        os.environ["TMPDIR"] = tempfile.tempdir = name
+        model = qwen2(directory=folder / "model")
         launch(save_model, model, strategy="single")
         expected = {name: launch(train, model, 1, strategy=name).values for name in STRATEGIES}
         outside = dict(os.environ), random.getstate(), os.getcwd()
-        rows.append(count(0))
+        rows.append(count(0, folder))
         print("| launches | failures | processes | descriptors | threads | memory, MiB | shared memory | files |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- |")
         print(_row(rows[0], 0), flush=True)
@@ -102,7 +109,7 @@ def main() -> None:
             except LaunchError as error:
                 failures.append(f"launch {number}, {name}: {error}")
             if number % max(parsed.launches // ROWS, 1) == 0:
-                rows.append(count(number))
+                rows.append(count(number, folder))
                 print(_row(rows[-1], len(failures)), flush=True)
         if (dict(os.environ), random.getstate(), os.getcwd()) != outside:
             failures.append("variables, random state or folder of the test process have changed")

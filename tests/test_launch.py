@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -297,6 +298,25 @@ def test_a_grandchild_in_a_session_of_its_own_is_ended(launch: Launcher) -> None
         return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
     wait_until_gone(launch(leave_daemon, strategy="single").values[0])
+
+
+@pytest.mark.parametrize("end", ["returned", "killed"])
+def test_semaphores_of_processes_that_are_not_forked_are_removed(launch: Launcher, tmp_path: Path, end: str) -> None:
+    def lock(end: str) -> None:
+        import multiprocessing
+
+        context = multiprocessing.get_context("spawn")
+        made: Any = context.Lock()
+        context.kept = made  # type: ignore[attr-defined]
+        name = Path("/dev/shm") / f"sem.{made._semlock.name.removeprefix('/')}"
+        (tmp_path / "name").write_text(f"{name} {name.exists()}")
+        if end == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    launch(lock, end, strategy="single", check=False)
+    name, existed = (tmp_path / "name").read_text().split()
+    assert existed == "True"
+    assert not Path(name).exists()
 
 
 def test_a_killed_server_takes_grandchildren_along(tmp_path: Path) -> None:

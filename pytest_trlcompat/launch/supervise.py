@@ -7,14 +7,17 @@ of the stack.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.process
 import os
 import selectors
 import signal
 import socket
 import tempfile
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any
 
 from pytest_trlcompat import _processes
@@ -27,6 +30,7 @@ __all__ = ["Cancelled", "Child", "attend", "dump_stacks", "end_orphans", "fork_r
 _GRACE = 5.0
 _DUMP_TIME = 0.5
 _POLL = 0.05
+_SHARED_MEMORY = Path("/dev/shm")
 _OUTPUT_HEAD, _OUTPUT_TAIL = 1 << 16, 1 << 18
 
 
@@ -114,12 +118,15 @@ def fork_rank(
     """
     ours, theirs = socket.socketpair()
     stack.callback(ours.close)
+    semaphores = f"trlcompat-{uuid.uuid4().hex}"
+    stack.callback(_remove_semaphores, semaphores)
     started = time.monotonic()
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         for inherited in (ours, *others):
             inherited.close()
+        _name_semaphores(semaphores)
         rank.run(spec, number, theirs, parent, (output[0].fileno(), output[1].fileno()))
     theirs.close()
     with contextlib.suppress(OSError):
@@ -128,6 +135,20 @@ def fork_rank(
     pidfd = os.pidfd_open(pid)
     stack.callback(os.close, pidfd)
     return Child(number, pid, pidfd, ours, *output, started)
+
+
+def _name_semaphores(prefix: str) -> None:
+    """Have ``multiprocessing`` name this process's semaphores, and its children's, so that they can be found.
+
+    Where processes are not forked (DeepSpeed 0.17 and 0.18 see to that) a semaphore lasts until somebody removes it,
+    and a rank that is killed, or leaves without the interpreter's shutdown, does not.
+    """
+    multiprocessing.process.current_process()._config["semprefix"] = f"/{prefix}"  # type: ignore[attr-defined]
+
+
+def _remove_semaphores(prefix: str) -> None:
+    for path in _SHARED_MEMORY.glob(f"sem.{prefix}-*"):
+        path.unlink(missing_ok=True)
 
 
 def end_orphans() -> None:
