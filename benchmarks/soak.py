@@ -52,7 +52,8 @@ def count(launches: int, folder: Path) -> Count:
     """Look at this process and all its descendants.
 
     Args:
-        folder: where their temporary files are.
+        folder: where their temporary files are. Those that trainings make last as long as the launcher, in a folder
+            ``tmp``, and are not counted.
     """
     processes = list(_family(os.getpid()))
     return Count(
@@ -62,7 +63,7 @@ def count(launches: int, folder: Path) -> Count:
         [len(os.listdir(f"/proc/{pid}/task")) for pid in processes],
         [_private_bytes(pid) for pid in processes],
         len(os.listdir("/dev/shm")),
-        sum(1 for _ in folder.rglob("*")),
+        sum("tmp" not in path.relative_to(folder).parts for path in folder.rglob("*")),
     )
 
 
@@ -113,9 +114,12 @@ def main() -> None:
                 print(_row(rows[-1], len(failures)), flush=True)
         if (dict(os.environ), random.getstate(), os.getcwd()) != outside:
             failures.append("variables, random state or folder of the test process have changed")
+        launch.close()
+        leftovers = list(folder.glob("trlcompat-*"))
     seconds = time.monotonic() - started
     left = [pid for pid in _processes.children() if pid != os.getpid()]
     failures += [f"process {pid} was left behind" for pid in left]
+    failures += [f"{path} was left behind" for path in leftovers]
     failures += _grown(rows[0], rows[-1])
     each = seconds / parsed.launches
     print(f"{parsed.launches} launches in {seconds:.0f} s, {each:.2f} s each; {len(failures)} failures")
