@@ -1,4 +1,4 @@
-"""What a launch costs, ours against others: ``nox -s bench -- launch [--quick] [--json FILE]``.
+"""What a launch costs, ours against others: ``nox -s bench -- launch [--quick] [--pairs N] [--json FILE]``.
 
 Each way of launching makes the same launch under the same strategy, in turns with ours, warm: A B A B. What is started
 once for all tests of a session, our server for one, is started before, by a launch that does not count. The losses must
@@ -79,7 +79,8 @@ def _same(name: str, expected: Losses, found: Losses) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one pair of each")
+    parser.add_argument("--quick", action="store_const", const=1, dest="pairs", help="one pair of each")
+    parser.add_argument("--pairs", type=int, default=PAIRS, metavar="N", help=f"of each, {PAIRS} by default")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every launch's seconds there")
     parser.add_argument("--strategy", action="append", choices=STRATEGIES, help="this one only")
     parser.add_argument("--extra-path", default="", help="where expecttest lies, which PyTorch's test class imports")
@@ -93,12 +94,12 @@ def main() -> None:
         print("| --- | --- | --- | --- | --- |")
         for strategy in parsed.strategy or STRATEGIES:
             for cls in PEERS:
-                found = compare(cls, strategy, model, 1 if parsed.quick else PAIRS, parsed.extra_path)
+                found = compare(cls, strategy, model, parsed.pairs, parsed.extra_path)
                 figures.append(found)
                 print(_row(found), flush=True)
     if parsed.json is not None:
         parsed.json.write_text(json.dumps([asdict(each) for each in figures], indent=1))
-    if not parsed.quick:
+    if parsed.pairs > 1:
         path = Path(__file__).with_name("launch.svg")
         path.write_text(plot.bars([each for each in figures if each.failure is None]))
 

@@ -90,9 +90,9 @@ def main() -> None:
     failures: list[str] = []
     rows: list[Count] = []
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as name, Launcher(device="software") as launch:
-        folder = Path(name)
-        os.environ["TMPDIR"] = tempfile.tempdir = name
+    with tempfile.TemporaryDirectory() as place, Launcher(device="software") as launch:
+        folder = Path(place)
+        os.environ["TMPDIR"] = tempfile.tempdir = place
         model = qwen2(directory=folder / "model")
         launch(save_model, model, strategy="single")
         expected = {name: launch(train, model, 1, strategy=name).values for name in STRATEGIES}
