@@ -140,8 +140,8 @@ def fork_rank(
 def _name_semaphores(prefix: str) -> None:
     """Have ``multiprocessing`` name this process's semaphores, and its children's, so that they can be found.
 
-    Where processes are not forked (importing DeepSpeed 0.17.1 sees to that) a semaphore lasts until somebody removes it,
-    and a rank that is killed, or leaves without the interpreter's shutdown, does not.
+    Where processes are not forked (importing DeepSpeed 0.17.1 sees to that) a semaphore lasts until somebody removes
+    it, and a rank that is killed, or leaves without the interpreter's shutdown, does not.
     """
     multiprocessing.process.current_process()._config["semprefix"] = f"/{prefix}"  # type: ignore[attr-defined]
 
