@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
-from pytest_trlcompat.trainers._upstream import replaced
+from pytest_trlcompat.trainers._upstream import AroundGeneration, replaced
 
 __all__ = ["FSDPGradientsMixin", "forget_zeroed_gradients"]
 
@@ -35,7 +35,7 @@ def forget_zeroed_gradients(model: nn.Module) -> None:
             handle._reset_flat_param_grad_info_if_needed()
 
 
-class FSDPGradientsMixin:
+class FSDPGradientsMixin(AroundGeneration):
     """Lets a subclass of ``trl.GRPOTrainer`` accumulate gradients under FSDP1 ``NO_SHARD``. Needed with every release.
 
     Does nothing for models that are not wrapped so, nor with vLLM, which generates elsewhere.
@@ -44,15 +44,10 @@ class FSDPGradientsMixin:
     args: Any
     model_wrapped: Any
 
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        with self._zeroed_gradients_forgotten():  # trl 0.15.0 and later generate here
-            upstream: Any = super()
-            return upstream._prepare_inputs(inputs)
-
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        with self._zeroed_gradients_forgotten():  # trl 0.14.0 generates here
-            upstream: Any = super()
-            return upstream.compute_loss(*args, **kwargs)
+    @contextmanager
+    def _around_generation(self) -> Iterator[None]:
+        with self._zeroed_gradients_forgotten(), super()._around_generation():
+            yield
 
     def _zeroed_gradients_forgotten(self) -> AbstractContextManager[None]:
         model = self.model_wrapped

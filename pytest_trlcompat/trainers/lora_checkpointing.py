@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pytest_trlcompat.trainers._upstream import replaced
+from pytest_trlcompat.trainers._upstream import AroundGeneration, replaced
 
 __all__ = ["LoraCheckpointingMixin", "checkpointing_keywords", "input_gradients_are_on", "trains_adapters"]
 
@@ -42,7 +42,7 @@ def checkpointing_keywords(model: Any) -> dict[str, Any] | None:
     return None
 
 
-class LoraCheckpointingMixin:
+class LoraCheckpointingMixin(AroundGeneration):
     """Lets a subclass of ``trl.GRPOTrainer`` train adapters with gradient checkpointing (trl 3150, 3089).
 
     Needless in trl 0.16.0 to 0.21.0, and from 0.26.0 on. It knows by the hook that ``enable_input_require_grads``
@@ -63,10 +63,10 @@ class LoraCheckpointingMixin:
         ):
             self.model.enable_input_require_grads()
 
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        upstream: Any = super()
-        with replaced("unwrap_model_for_generation", _keeping_keywords):
-            return upstream._prepare_inputs(inputs)
+    @contextmanager
+    def _around_generation(self) -> Iterator[None]:
+        with replaced("unwrap_model_for_generation", _keeping_keywords), super()._around_generation():
+            yield
 
 
 def _keeping_keywords(unwrap: Callable[..., Any]) -> Callable[..., Any]:
