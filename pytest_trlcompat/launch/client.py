@@ -145,7 +145,7 @@ class Launcher:
         }
         self._launches += 1
         with tempfile.TemporaryDirectory(prefix="launch-", dir=self._own_folder()) as folder:
-            environment = {**base_environment(where, self.cluster), "TMPDIR": str(self._own_folder() / "tmp")}
+            environment = self._environment(where)
             if mode == "warm":
                 spec["environment"] = {**environment, **chosen.environment(Path(folder)), **(env or {})}
                 answer = self._ask(where, spec)
@@ -199,8 +199,7 @@ class Launcher:
             self._forget(device)
         if device not in self._servers:
             _build_accelerator(device)
-            environment = {**base_environment(device, self.cluster), "TMPDIR": str(self._own_folder() / "tmp")}
-            self._servers[device] = Server(device, MAX_WORLD_SIZE, environment)
+            self._servers[device] = Server(device, MAX_WORLD_SIZE, self._environment(device))
         return self._servers[device]
 
     def _forget(self, device: str) -> None:
@@ -227,6 +226,9 @@ class Launcher:
             spec["extra_path"] = [standin]
         environment["PYTHONPATH"] = os.pathsep.join(path)
         return cold.launch(spec, chosen, program, self.cluster, environment)
+
+    def _environment(self, device: str) -> dict[str, str]:
+        return {**base_environment(device, self.cluster), "TMPDIR": str(self._own_folder() / "tmp")}
 
     def _own_folder(self) -> Path:
         """Where this launcher and the temporary files of its ranks live, until it is closed."""
