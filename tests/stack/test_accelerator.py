@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,6 @@ from pytest_trlcompat.launch import Launcher
 
 MODEL = tiny.qwen2(seed=3)
 ROWS, LENGTH, STEPS = 4, 12, 3
-
-
-@pytest.fixture(scope="module")
-def launch() -> Iterator[Launcher]:
-    with Launcher(device="software") as launcher:
-        yield launcher
 
 
 def beside_two_devices(launch: Launcher, function: Callable[..., Any], *args: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -19,12 +19,6 @@ ROWS, LENGTH, STEPS = 4, 12, 4
 # Plain SGD, because AdamW would hide gradients that are off by a factor: summed, say, and not averaged.
 LEARNING_RATE = 0.5
 UNORDERED = {"TRLCOMPAT_UNORDERED_COLLECTIVES": "1"}
-
-
-@pytest.fixture(scope="module")
-def launch() -> Iterator[Launcher]:
-    with Launcher(device="software") as launcher:
-        yield launcher
 
 
 def join(torch: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,16 +11,10 @@ import pytest
 from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.launch import Launcher
 
+from .checks_bodies import TRAINS_FSDP2
+
 pytest.importorskip("trl")
 pytest.importorskip("peft")
-
-TRAINS_FSDP2 = stack.satisfied({"transformers": ">=4.51", "accelerate": ">=1.6"}, stack.installed())
-
-
-@pytest.fixture(scope="module")
-def launch() -> Iterator[Launcher]:
-    with Launcher(device="software") as launcher:
-        yield launcher
 
 
 def adapted() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +10,12 @@ import pytest
 from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.launch import Launcher, LaunchError
 
+from .checks_bodies import TRAINS_FSDP2
+
 pytest.importorskip("trl")
 
 INSTALLED = stack.installed()
 # Transformers' Trainer prepares the model without the optimizer before 4.51, which Accelerate refuses under FSDP2.
-TRAINS_FSDP2 = stack.satisfied({"transformers": ">=4.51", "accelerate": ">=1.6"}, INSTALLED)
 
 FULL_SHARD = ("fsdp1", {"sharding_strategy": "FULL_SHARD"})
 FLAT_PARAMETERS = ("fsdp1", {"sharding_strategy": "FULL_SHARD", "use_orig_params": False, "sync_module_states": False})
@@ -23,12 +23,6 @@ NO_SHARD = ("fsdp1", {"sharding_strategy": "NO_SHARD"})
 CPU_OFFLOAD = ("fsdp1", {"sharding_strategy": "FULL_SHARD", "offload_params": True})
 # Accelerate 1.6 refuses another state dict type with FSDP2.
 FSDP2 = ("fsdp2", {"state_dict_type": "SHARDED_STATE_DICT"})
-
-
-@pytest.fixture(scope="module")
-def launch() -> Iterator[Launcher]:
-    with Launcher(device="software") as launcher:
-        yield launcher
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +12,6 @@ from pytest_trlcompat.launch import Launcher
 pytest.importorskip("trl")
 
 NO_SHARD = {"sharding_strategy": "NO_SHARD"}
-
-
-@pytest.fixture(scope="module")
-def launch() -> Iterator[Launcher]:
-    with Launcher(device="software") as launcher:
-        yield launcher
 
 
 def accumulate(cured: bool, middle: bool) -> dict[str, list[float]]:

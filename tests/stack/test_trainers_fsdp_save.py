@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pytest_trlcompat import stack, tiny
+from pytest_trlcompat import tiny
 from pytest_trlcompat.launch import Launcher
 
+from .checks_bodies import TRAINS_FSDP2
+
 pytest.importorskip("trl")
-
-TRAINS_FSDP2 = stack.satisfied({"transformers": ">=4.51", "accelerate": ">=1.6"}, stack.installed())
-
-
-@pytest.fixture(scope="module")
-def launch() -> Iterator[Launcher]:
-    with Launcher(device="software") as launcher:
-        yield launcher
 
 
 def train_and_save(cured: bool, model: tiny.TinyModel, folder: str) -> dict[str, Any]:

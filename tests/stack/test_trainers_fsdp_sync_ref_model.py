@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +11,6 @@ from pytest_trlcompat import tiny
 from pytest_trlcompat.launch import Launcher
 
 pytest.importorskip("trl")
-
-
-@pytest.fixture(scope="module")
-def launch() -> Iterator[Launcher]:
-    with Launcher(device="software") as launcher:
-        yield launcher
 
 
 def mix(cured: bool, wrap_target_alike: bool) -> dict[str, float]:

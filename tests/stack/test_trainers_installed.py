@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.launch import Launcher
-
-
-@pytest.fixture(scope="module")
-def launch() -> Iterator[Launcher]:
-    with Launcher(device="software") as launcher:
-        yield launcher
 
 
 def two_steps(subject: str, model: tiny.TinyModel, temperature: float, more: dict[str, Any]) -> dict[str, Any]:

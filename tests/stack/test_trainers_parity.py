@@ -6,7 +6,7 @@ included: both draw from the same random state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,6 @@ SUBJECTS = ("upstream", "corrected")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tiny.TinyModel:
     return tiny.qwen2(directory=tmp_path_factory.mktemp("models"), initializer_range=0.2)
-
-
-@pytest.fixture(scope="module")
-def launch() -> Iterator[Launcher]:
-    with Launcher(device="software") as launcher:
-        yield launcher
 
 
 @pytest.fixture

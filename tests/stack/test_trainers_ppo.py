@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,6 @@ pytest.importorskip("trl")
 INSTALLED = stack.installed()
 HAS_PPO = stack.satisfied({"trl": ">=0.9.6,<1.13"}, INSTALLED)
 needs_ppo = pytest.mark.skipif(not HAS_PPO, reason=f"trl {INSTALLED['trl']} has no PPO trainer")
-
-
-@pytest.fixture(scope="module")
-def launch() -> Iterator[Launcher]:
-    with Launcher(device="software") as launcher:
-        yield launcher
 
 
 @pytest.fixture(scope="module")
