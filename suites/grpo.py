@@ -5,6 +5,8 @@ Imports the stack only inside functions, so that the test process stays light.
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -53,10 +55,19 @@ def build_trainer(
 
 
 def load_policy(model: TinyModel) -> Any:
-    """The tiny model, read from its folder."""
+    """The tiny model, read from its folder; a copy of what was read before, unless ZeRO-3 partitions what it reads."""
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    if is_deepspeed_zero3_enabled():
+        return _read_policy.__wrapped__(model.path)
+    return copy.deepcopy(_read_policy(model.path))
+
+
+@functools.cache
+def _read_policy(path: str) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(model.path, attn_implementation="eager")
+    return AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
 
 
 def _config(**settings: Any) -> Any:

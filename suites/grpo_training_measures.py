@@ -5,6 +5,7 @@ Imports the stack only inside functions.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -157,8 +158,9 @@ def live_hooks(model: torch.nn.Module) -> int:
 def fix_completions(vocab_size: int, hooks: list[int] | None = None) -> None:
     """Let generation run for real, then put tokens in place of its own that depend on the prompt and its copy alone.
 
-    So they are the same whatever the number of ranks and the order of the prompts, and whether training was interrupted
-    or not. The two copies of a prompt get different completions, and so different rewards.
+    It runs for one token, since none of its own is kept. Those in their place are the same whatever the number of ranks
+    and the order of the prompts, and whether training was interrupted or not. The two copies of a prompt get different
+    completions, and so different rewards.
 
     Args:
         hooks: grows, with every call, by the number of DeepSpeed's hooks that are alive during it.
@@ -172,11 +174,14 @@ def fix_completions(vocab_size: int, hooks: list[int] | None = None) -> None:
         prompts = inputs if inputs is not None else kwargs["input_ids"]
         if hooks is not None:
             hooks.append(live_hooks(self))
-        generated = generate(self, inputs, **kwargs)  # a prompt may come back as several rows
+        config = copy.deepcopy(kwargs.pop("generation_config"))
+        config.max_new_tokens = 1
+        # A prompt may come back as several rows.
+        generated = generate(self, inputs, generation_config=config, **kwargs)
         length = prompts.shape[1]
-        copy = torch.arange(generated.shape[0], device=generated.device)[:, None] % 2
+        member = torch.arange(generated.shape[0], device=generated.device)[:, None] % 2
         column = torch.arange(COMPLETION_LENGTH, device=generated.device)
-        key = generated[:, :length].sum(dim=1, keepdim=True) * 11 + (copy + 1) * (17 + column * 5)
+        key = generated[:, :length].sum(dim=1, keepdim=True) * 11 + (member + 1) * (17 + column * 5)
         return torch.cat([generated[:, :length], 3 + key % (vocab_size - 3)], dim=1)
 
     GenerationMixin.generate = fixed  # the rank is a process of its own and ends with the launch

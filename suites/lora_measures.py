@@ -45,19 +45,11 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "config": {"passed": "config", "head": True},
         "config, default": {"passed": "config", "head": True, **DEFAULT},
     },
-    "zero2": {
-        "config": {"passed": "config"},
-        "config, default": {"passed": "config", **DEFAULT},
-        "model, default": {"passed": "model", **DEFAULT},
-    },
-    "zero3": {
-        "config": {"passed": "config"},
-        "config, default": {"passed": "config", **DEFAULT},
-        "model, default": {"passed": "model", **DEFAULT},
-    },
+    "zero2": {"config": {"passed": "config"}, "config, default": {"passed": "config", **DEFAULT}},
+    "zero3": {"config": {"passed": "config"}, "config, default": {"passed": "config", **DEFAULT}},
 }
 _LENGTH = grpo_training_measures.COMPLETION_LENGTH  # of the completions that it puts in place of generated ones
-_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+_TARGETS = ["q_proj", "v_proj", "down_proj"]
 
 
 def lora_trainings(subject: str, model: TinyModel, variants: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -103,11 +103,11 @@ def _recording(subject: str, losses: list[float], evaluation: dict[str, Any]) ->
             return loss
 
         def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+            if evaluation:  # Transformers 5 evaluates once more, at the end
+                return {}
             with failure() as caught:
                 metrics = super().evaluate(*args, **kwargs)
-            found = {"failure": caught["text"]} if caught else {"loss": float(metrics["eval_loss"])}
-            if not evaluation:  # Transformers 5 evaluates once more, at the end
-                evaluation.update(found)
+            evaluation.update({"failure": caught["text"]} if caught else {"loss": float(metrics["eval_loss"])})
             return {}
 
     return Recording
@@ -126,7 +126,10 @@ def failure() -> Iterator[dict[str, str]]:
 
 
 def _generate_greedily() -> list[torch.Tensor]:
-    """Make generation greedy, and return a list that grows by the new tokens of every call, ``(B, K)``."""
+    """Make generation greedy, and return a list that grows by the new tokens of every call, ``(B, K)``.
+
+    Only the first call goes on to the last token: nobody looks at what the later ones give.
+    """
     from transformers.generation import GenerationMixin
 
     generate: Callable[..., torch.Tensor] = GenerationMixin.generate
@@ -136,6 +139,8 @@ def _generate_greedily() -> list[torch.Tensor]:
         prompts = inputs if inputs is not None else kwargs["input_ids"]
         config = copy.deepcopy(kwargs.pop("generation_config"))
         config.top_k = 1  # greedy, and allowed with several sequences per prompt
+        if tokens:
+            config.max_new_tokens = 1
         ids = generate(self, inputs, generation_config=config, **kwargs)
         tokens.append(ids[:, prompts.shape[1] :].cpu())
         return ids
