@@ -15,7 +15,7 @@ from . import ppo
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["deepspeed_by_argument", "life", "reload"]
+__all__ = ["accumulated", "deepspeed_by_argument", "life", "reload"]
 
 SAVES = ("constructed", "checkpoint", "final")
 WORKAROUNDS = ("workaround_gather", "workaround_swap")
@@ -60,6 +60,39 @@ def deepspeed_by_argument(subject: str, model: TinyModel, settings: dict[str, An
     past = type(configuration.__name__, (configuration,), {"model_init_kwargs": None})
     trainer = ppo.build_trainer(subject, model, config_cls=past, deepspeed=settings)
     return {"stage": trainer.accelerator.state.deepspeed_plugin.zero_stage, "engine": type(trainer.model).__name__}
+
+
+def accumulated(subject: str, model: TinyModel, steps: int) -> dict[str, bytes]:
+    """One optimizer step of plain SGD over one batch, in ``steps`` micro-batches.
+
+    Returns:
+        By how much each tensor of the policy moved, as the bytes of float32 numbers; empty but on rank 0.
+    """
+    import os
+
+    from .sharing_measures import to_bytes
+
+    rows = ppo.ROWS // int(os.environ.get("WORLD_SIZE", "1"))
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": rows // steps,
+        "gradient_accumulation_steps": steps,
+        "num_ppo_epochs": 1,
+        "total_episodes": ppo.ROWS,
+        "optim": "sgd",
+        "learning_rate": 0.1,
+    }
+    try:
+        trainer = ppo.build_trainer(subject, model, **settings)
+    except ValueError:  # ppo-accelerate-state, which is another matter
+        if subject == "corrected":
+            raise
+        trainer = ppo.build_trainer(subject, model, before=_forget_accelerator_state, **settings)
+    before = ppo.gathered_policy(trainer)
+    trainer.train()
+    after = ppo.gathered_policy(trainer)
+    if not trainer.accelerator.is_main_process:
+        return {}
+    return to_bytes({name: tensor.float() - before[name].float() for name, tensor in after.items()})
 
 
 def reload(saved: Mapping[str, str]) -> dict[str, dict[str, Any]]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_trlcompat.trainers.adapter_loading import AdapterLoadingMixin
     from pytest_trlcompat.trainers.checkpointed_generation import CheckpointedGenerationMixin
+    from pytest_trlcompat.trainers.deepspeed_accumulation import DeepSpeedAccumulationMixin
     from pytest_trlcompat.trainers.deepspeed_evaluation import DeepSpeedEvaluationMixin
     from pytest_trlcompat.trainers.deepspeed_hooks import DeepSpeedHooksMixin, PPODeepSpeedHooksMixin
     from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.trainers.ppo import PPOConfig as PPOConfig
     from pytest_trlcompat.trainers.ppo import PPOTrainer as PPOTrainer
     from pytest_trlcompat.trainers.ppo_accelerator import PPOAcceleratorMixin
+    from pytest_trlcompat.trainers.ppo_accumulation import PPOAccumulationMixin
     from pytest_trlcompat.trainers.ppo_fsdp import PPOFSDPMixin
     from pytest_trlcompat.trainers.ppo_newer_trainer import PPONewerTrainerMixin
     from pytest_trlcompat.trainers.ppo_save import PPOSaveMixin
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AdapterLoadingMixin",
     "CheckpointedGenerationMixin",
+    "DeepSpeedAccumulationMixin",
     "DeepSpeedEvaluationMixin",
     "DeepSpeedHooksMixin",
     "EmptyParamGroupsMixin",
@@ -71,6 +74,7 @@ __all__ = [
     "LoraCheckpointingMixin",
     "OneDevicePerRankMixin",
     "PPOAcceleratorMixin",
+    "PPOAccumulationMixin",
     "PPODeepSpeedHooksMixin",
     "PPOFSDPMixin",
     "PPONewerTrainerMixin",
@@ -88,6 +92,7 @@ __all__ = [
 _MODULES = {
     "AdapterLoadingMixin": "adapter_loading",
     "CheckpointedGenerationMixin": "checkpointed_generation",
+    "DeepSpeedAccumulationMixin": "deepspeed_accumulation",
     "DeepSpeedEvaluationMixin": "deepspeed_evaluation",
     "DeepSpeedHooksMixin": "deepspeed_hooks",
     "EmptyParamGroupsMixin": "empty_param_groups",
@@ -106,6 +111,7 @@ _MODULES = {
     "LoraCheckpointingMixin": "lora_checkpointing",
     "OneDevicePerRankMixin": "device_map",
     "PPOAcceleratorMixin": "ppo_accelerator",
+    "PPOAccumulationMixin": "ppo_accumulation",
     "PPOConfig": "ppo",
     "PPODeepSpeedHooksMixin": "deepspeed_hooks",
     "PPOFSDPMixin": "ppo_fsdp",

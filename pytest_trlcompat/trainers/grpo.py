@@ -9,6 +9,7 @@ import trl
 
 from pytest_trlcompat.trainers.adapter_loading import AdapterLoadingMixin
 from pytest_trlcompat.trainers.checkpointed_generation import CheckpointedGenerationMixin
+from pytest_trlcompat.trainers.deepspeed_accumulation import DeepSpeedAccumulationMixin
 from pytest_trlcompat.trainers.deepspeed_evaluation import DeepSpeedEvaluationMixin
 from pytest_trlcompat.trainers.deepspeed_hooks import DeepSpeedHooksMixin
 from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
@@ -38,6 +39,7 @@ __all__ = ["GRPOTrainer"]
 
 class GRPOTrainer(
     GradientAccumulationMixin,
+    DeepSpeedAccumulationMixin,
     TokenNormalizerMixin,
     SamplingMixin,
     CheckpointedGenerationMixin,
@@ -93,8 +95,9 @@ class GRPOTrainer(
     :mod:`.fsdp_save`                transformers 30491           where the state dict type is FULL_STATE_DICT
     :mod:`.device_map`               none found                   before trl 0.26.0
     :mod:`.warnings_issued`          none found                   from trl 0.27.0; with Transformers before 5.1.0
-    :mod:`.gradient_accumulation`    trl 2617                     from Transformers 4.49.0; from 4.48.0 without
-                                                                  DeepSpeed
+    :mod:`.gradient_accumulation`    trl 2617                     from Transformers 4.49.0, but for 5.2.0 to 5.5.3;
+                                                                  from 4.48.0 without DeepSpeed
+    :mod:`.deepspeed_accumulation`   trl 4631, deepspeed 7718     before DeepSpeed 0.17.6, and from 0.19.6 on
     :mod:`.token_normalizer`         trl 5619, 6439               before trl 0.22.0, and where TRL takes the share
     :mod:`.plain_logprobs`           none found                   but in trl 1.15.0 without Triton
     :mod:`.sampling`                 trl 5783                     from trl 0.27.0

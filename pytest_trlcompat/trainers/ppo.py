@@ -13,6 +13,7 @@ from pytest_trlcompat.trainers._ppo import ppo_config_class, ppo_trainer_class
 from pytest_trlcompat.trainers.deepspeed_hooks import PPODeepSpeedHooksMixin
 from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
 from pytest_trlcompat.trainers.ppo_accelerator import PPOAcceleratorMixin
+from pytest_trlcompat.trainers.ppo_accumulation import PPOAccumulationMixin
 from pytest_trlcompat.trainers.ppo_fsdp import PPOFSDPMixin
 from pytest_trlcompat.trainers.ppo_newer_trainer import PPONewerTrainerMixin
 from pytest_trlcompat.trainers.ppo_save import PPOSaveMixin
@@ -43,6 +44,7 @@ class PPOConfig(UpstreamConfig):
 
 
 class PPOTrainer(
+    PPOAccumulationMixin,
     PPOSaveMixin,
     PPOFSDPMixin,
     PPOAcceleratorMixin,
@@ -62,6 +64,7 @@ class PPOTrainer(
     =============================== ============================ ==================================================
     :mod:`.ppo_save`                trl 2122, 2375, 2885, 3301   in trl 0.9.6; in one process
     :mod:`.ppo_accelerator`         trl 2377, 2555, 3453         without DeepSpeed
+    :mod:`.ppo_accumulation`        deepspeed 7718               without DeepSpeed
     :mod:`.ppo_fsdp`                trl 1726                     without FSDP
     :mod:`.ppo_newer_trainer`       none found                   from trl 0.12.0
     :mod:`.deepspeed_hooks`         trl 2962                     from trl 0.16.0; with DeepSpeed before 0.16.4

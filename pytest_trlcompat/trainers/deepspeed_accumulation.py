@@ -1,0 +1,105 @@
+"""Cure of ``grpo-gradient-accumulation`` in DeepSpeed (trl 4631, DeepSpeed 7718): every micro-batch counts, and once.
+
+Two things go wrong there when gradients are accumulated, without an error and whoever trains:
+
+- 0.17.6 to 0.18.2 keep what ZeRO-2 accumulates in one place and ask another, filled at the last micro-batch only,
+  whether there is something yet: each micro-batch takes the place of the one before it. A step is trained on its last
+  micro-batch alone, divided as if there were all.
+- 0.18.3 to 0.19.5 divide the gradient of every output of the model as it arrives, instead of the loss: once more for
+  each output that another one was made from, as hidden states are. 0.18.3 does so also when ``engine.backward`` is told
+  not to divide (``scale_wrt_gas=False``), as Transformers does since it divides the loss itself.
+
+Imports nothing of the stack; DeepSpeed is there where there is something to do.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from packaging.version import Version
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DeepSpeedAccumulationMixin", "repair_accumulation"]
+
+_LOSING = (Version("0.17.6"), Version("0.18.3"))
+"""The first release of DeepSpeed that loses gradients, and the first that does not any more."""
+
+
+class DeepSpeedAccumulationMixin:
+    """Repairs the engine of a subclass of ``transformers.Trainer`` before its first step.
+
+    Does nothing without DeepSpeed, and with releases other than 0.17.6 to 0.19.5. Transformers tells DeepSpeed not to
+    divide from 4.49.0 on, so that numbers change up to 0.18.3 only.
+    """
+
+    accelerator: Any
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        upstream: Any = super()
+        wrapped = getattr(self.accelerator, "deepspeed_engine_wrapped", None)
+        if wrapped is not None:
+            repair_accumulation(wrapped.engine)
+        return upstream.training_step(*args, **kwargs)
+
+
+def repair_accumulation(engine: Any) -> None:
+    """Have a ``DeepSpeedEngine`` add up the gradients of all micro-batches, and divide the loss if it is told to.
+
+    Changes methods of the engine and of its optimizer, as objects; a second call changes nothing. It knows by
+    DeepSpeed's version whether it loses gradients, and by its code whether it divides those of outputs.
+    """
+    optimizer = engine.optimizer
+    losing = hasattr(optimizer, "get_all_grad_tensors") and "get_all_grad_tensors" not in vars(optimizer)
+    if losing and _loses_gradients():
+        _add_up(optimizer)
+    if _divides_outputs(engine):
+        _divide_the_loss(engine)
+
+
+def _loses_gradients() -> bool:
+    import deepspeed
+
+    first, cured = _LOSING
+    return first <= Version(deepspeed.__version__) < cured
+
+
+def _add_up(optimizer: Any) -> None:
+    """Have ``get_all_grad_tensors`` return the sum so far, where DeepSpeed would put the last summand in its place."""
+    last = optimizer.get_all_grad_tensors
+
+    def summed(parameters: Sequence[torch.nn.Parameter], dtype: torch.dtype) -> list[torch.Tensor]:
+        gradients: list[torch.Tensor] = last(parameters, dtype)
+        group = next(index for index, own in enumerate(optimizer.params_in_partition) if own is parameters)
+        so_far = optimizer.all_grad_tensors.get(group)
+        if so_far is None or optimizer.averaged_gradients.get(group) is not None:
+            return gradients  # the first, or what DeepSpeed adds itself
+        return [accumulated.add_(gradient) for accumulated, gradient in zip(so_far, gradients, strict=True)]
+
+    optimizer.get_all_grad_tensors = summed
+
+
+def _divides_outputs(engine: Any) -> bool:
+    """Whether it divides gradients of outputs and does not look, as 0.19.6 does, whether ``backward`` divides."""
+    divide = getattr(type(engine), "_backward_prologue_per_tensor", None)
+    if divide is None or "_backward_prologue_per_tensor" in vars(engine):
+        return False
+    return "is_current_graph_registered" not in inspect.unwrap(divide).__code__.co_names
+
+
+def _divide_the_loss(engine: Any) -> None:
+    backward = engine.backward
+
+    def divided_once(loss: torch.Tensor, *args: Any, scale_wrt_gas: bool = True, **kwargs: Any) -> Any:
+        loss = loss / engine.gradient_accumulation_steps() if scale_wrt_gas else loss
+        return backward(loss, *args, scale_wrt_gas=False, **kwargs)
+
+    engine.backward = divided_once
+    engine._backward_prologue_per_tensor = _as_it_is
+
+
+def _as_it_is(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient
