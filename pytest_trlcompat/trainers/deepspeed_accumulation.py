@@ -93,9 +93,9 @@ def _divides_outputs(engine: Any) -> bool:
 def _divide_the_loss(engine: Any) -> None:
     backward = engine.backward
 
-    def divided_once(loss: torch.Tensor, *args: Any, scale_wrt_gas: bool = True, **kwargs: Any) -> Any:
+    def divided_once(loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Any:
         loss = loss / engine.gradient_accumulation_steps() if scale_wrt_gas else loss
-        return backward(loss, *args, scale_wrt_gas=False, **kwargs)
+        return backward(loss, retain_graph=retain_graph, scale_wrt_gas=False)
 
     engine.backward = divided_once
     engine._backward_prologue_per_tensor = _as_it_is
