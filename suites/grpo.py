@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,15 +60,17 @@ def load_policy(model: TinyModel) -> Any:
     from transformers.integrations import is_deepspeed_zero3_enabled
 
     if is_deepspeed_zero3_enabled():
-        return _read_policy.__wrapped__(model.path)
-    return copy.deepcopy(_read_policy(model.path))
+        return _read_policy(model.path)
+    return copy.deepcopy(_read_policy_once(model.path))
 
 
-@functools.cache
-def _read_policy(path: str) -> Any:
+def _read_policy(path: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+
+
+_read_policy_once = functools.cache(_read_policy)
 
 
 def _config(**settings: Any) -> Any:

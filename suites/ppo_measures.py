@@ -6,11 +6,13 @@ Imports the stack only inside functions.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import ppo
+from .sharing_measures import to_bytes
 
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
@@ -68,10 +70,6 @@ def accumulated(subject: str, model: TinyModel, steps: int) -> dict[str, bytes]:
     Returns:
         By how much each tensor of the policy moved, as the bytes of float32 numbers; empty but on rank 0.
     """
-    import os
-
-    from .sharing_measures import to_bytes
-
     rows = ppo.ROWS // int(os.environ.get("WORLD_SIZE", "1"))
     settings: dict[str, Any] = {
         "per_device_train_batch_size": rows // steps,

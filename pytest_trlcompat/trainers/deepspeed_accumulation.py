@@ -9,21 +9,23 @@ Two things go wrong there when gradients are accumulated, without an error and w
   each output that another one was made from, as hidden states are. 0.18.3 does so also when ``engine.backward`` is told
   not to divide (``scale_wrt_gas=False``), as Transformers does since it divides the loss itself.
 
-Imports nothing of the stack; DeepSpeed is there where there is something to do.
+Imports nothing of the stack, and of this package ``_upstream``; DeepSpeed is there where there is something to do.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
+from pytest_trlcompat.trainers._upstream import function_uses
+
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeepSpeedAccumulationMixin", "repair_accumulation"]
+__all__ = ["DeepSpeedAccumulationMixin", "repair_accumulation", "synchronising"]
 
 _LOSING = (Version("0.17.6"), Version("0.18.3"))
 """The first release of DeepSpeed that loses gradients, and the first that does not any more."""
@@ -60,6 +62,11 @@ def repair_accumulation(engine: Any) -> None:
         _divide_the_loss(engine)
 
 
+def synchronising(model: Any = None) -> AbstractContextManager[None]:
+    """In place of ``Accelerator.no_sync``: DeepSpeed counts micro-batches itself."""
+    return nullcontext()
+
+
 def _loses_gradients() -> bool:
     import deepspeed
 
@@ -87,7 +94,7 @@ def _divides_outputs(engine: Any) -> bool:
     divide = getattr(type(engine), "_backward_prologue_per_tensor", None)
     if divide is None or "_backward_prologue_per_tensor" in vars(engine):
         return False
-    return "is_current_graph_registered" not in inspect.unwrap(divide).__code__.co_names
+    return not function_uses(divide, "is_current_graph_registered")
 
 
 def _divide_the_loss(engine: Any) -> None:

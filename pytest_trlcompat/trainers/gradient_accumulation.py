@@ -7,20 +7,21 @@ DeepSpeed not to synchronise between micro-batches, which newer DeepSpeed refuse
 context manager is incompatible with gradient partitioning``. Transformers 5.2.0 to 5.5.3 tell Accelerate of the N
 micro-batches, which then divides by N as well, unless DeepSpeed does the backward pass: for every trainer, too short.
 
-Imports Accelerate and Transformers, and nothing of this package.
+Imports Accelerate and Transformers, and of this package ``deepspeed_accumulation``.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from types import CodeType
 from typing import Any
 
 import transformers
 from accelerate.utils import DistributedType
 from packaging.version import Version
+
+from pytest_trlcompat.trainers.deepspeed_accumulation import synchronising
 
 __all__ = ["GradientAccumulationMixin"]
 
@@ -43,7 +44,7 @@ class GradientAccumulationMixin:
         upstream.create_accelerator_and_postprocess()
         # DeepSpeed counts micro-batches itself; Trainer leaves it alone from 4.47.0 on.
         if self._by_deepspeed() and Version(transformers.__version__) < Version("4.47.0"):
-            self.accelerator.no_sync = _synchronising
+            self.accelerator.no_sync = synchronising
         if not self._by_deepspeed() and self.accelerator.gradient_accumulation_steps != 1:
             self.accelerator.gradient_accumulation_steps = 1  # Trainer counts micro-batches, and divides
 
@@ -73,11 +74,6 @@ class GradientAccumulationMixin:
 
     def _by_deepspeed(self) -> bool:
         return bool(self.accelerator.distributed_type == DistributedType.DEEPSPEED)
-
-
-def _synchronising(model: Any = None) -> AbstractContextManager[None]:
-    """In place of ``Accelerator.no_sync``."""
-    return nullcontext()
 
 
 def _tells_deepspeed_not_to_divide(training_step: Callable[..., Any]) -> bool:

@@ -11,10 +11,9 @@ Beside that comes what DeepSpeed 0.17.6 to 0.19.5 do to every trainer: see :mod:
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from pytest_trlcompat.trainers.deepspeed_accumulation import repair_accumulation
+from pytest_trlcompat.trainers.deepspeed_accumulation import repair_accumulation, synchronising
 
 __all__ = ["PPOAccumulationMixin"]
 
@@ -32,11 +31,6 @@ class PPOAccumulationMixin:
         upstream: Any = super()
         wrapped = getattr(self.accelerator, "deepspeed_engine_wrapped", None)
         if wrapped is not None:
-            self.accelerator.no_sync = _synchronising
+            self.accelerator.no_sync = synchronising
             repair_accumulation(wrapped.engine)
         return upstream.train(*args, **kwargs)
-
-
-def _synchronising(model: Any = None) -> AbstractContextManager[None]:
-    """In place of ``Accelerator.no_sync``."""
-    return nullcontext()
