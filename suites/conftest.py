@@ -77,14 +77,22 @@ def subject(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def saved_qwen2(tiny_qwen2: Callable[..., TinyModel], launcher: Launcher) -> TinyModel:
-    """A tiny Qwen2 whose folder was written by a rank, so that the test process imports no torch."""
+    """A tiny Qwen2 of one layer whose folder was written by a rank, so that the test process imports no torch."""
+    model = tiny_qwen2(num_hidden_layers=1)
+    launcher(grpo_measures.save_model, model, strategy="single")
+    return model
+
+
+@pytest.fixture(scope="session")
+def layered_qwen2(tiny_qwen2: Callable[..., TinyModel], launcher: Launcher) -> TinyModel:
+    """Like :func:`saved_qwen2`, with two layers: what DeepSpeed hooks into it was first counted so."""
     model = tiny_qwen2()
     launcher(grpo_measures.save_model, model, strategy="single")
     return model
 
 
 @pytest.fixture(scope="session")
-def grpo_runs(launcher: Launcher, saved_qwen2: TinyModel) -> Callable[..., LaunchResult]:
+def grpo_runs(launcher: Launcher, layered_qwen2: TinyModel) -> Callable[..., LaunchResult]:
     """Trainings that several suites judge: ``grpo_runs(measure, subject, strategy, **arguments)``, each made once.
 
     A launch that failed fails again for every suite that asks for it.
@@ -92,7 +100,7 @@ def grpo_runs(launcher: Launcher, saved_qwen2: TinyModel) -> Callable[..., Launc
     once = _Once(launcher)
 
     def run(measure: str, subject: str, strategy: str, **arguments: Any) -> LaunchResult:
-        return once(getattr(grpo_training_measures, measure), subject, saved_qwen2, strategy=strategy, **arguments)
+        return once(getattr(grpo_training_measures, measure), subject, layered_qwen2, strategy=strategy, **arguments)
 
     return run
 
@@ -153,8 +161,8 @@ def launch_once(launcher: Launcher) -> Callable[..., list[Any]]:
 
 @pytest.fixture(scope="session")
 def saved_mistral(tiny_mistral: Callable[..., TinyModel], launcher: Launcher) -> TinyModel:
-    """A tiny Mistral; see ``saved_qwen2``."""
-    model = tiny_mistral()
+    """A tiny Mistral of one layer; see ``saved_qwen2``."""
+    model = tiny_mistral(num_hidden_layers=1)
     launcher(grpo_measures.save_model, model, strategy="single")
     return model
 

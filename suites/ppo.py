@@ -119,7 +119,7 @@ def config(cls: Any = None, /, **settings: Any) -> Any:
         "per_device_eval_batch_size": rows,
         "gradient_accumulation_steps": 1,
         "num_mini_batches": 1,
-        "num_ppo_epochs": 2,
+        "num_ppo_epochs": 1,
         "total_episodes": ROWS * STEPS,
         "response_length": RESPONSE_LENGTH,
         "local_rollout_forward_batch_size": rows,

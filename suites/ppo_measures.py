@@ -74,7 +74,6 @@ def accumulated(subject: str, model: TinyModel, steps: int) -> dict[str, bytes]:
     settings: dict[str, Any] = {
         "per_device_train_batch_size": rows // steps,
         "gradient_accumulation_steps": steps,
-        "num_ppo_epochs": 1,
         "total_episodes": ppo.ROWS,
         "optim": "sgd",
         "learning_rate": 0.1,

@@ -1,9 +1,9 @@
 """One GRPO training per subject and strategy, from which the suites about sharing a model judge what they are about.
 
 Runs inside the ranks; imports the stack only inside functions. What one launch measures, in its order: how the models
-are placed and sharded; the tokens that a greedy generation gave; losses and gradient norms of three steps; an
-evaluation after the second; the synchronisation of the reference model after the third; the gathered policy and
-reference model; and what ``save_model`` wrote. A failure is returned, not raised, with all that was known before it.
+are placed and sharded; the tokens that a greedy generation gave; losses and gradient norms of two steps; an evaluation
+between them; the synchronisation of the reference model after them; the gathered policy and reference model; and what
+``save_model`` wrote. A failure is returned, not raised, with all that was known before it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["MIXUP", "failure", "to_bytes", "train", "whole"]
+__all__ = ["MIXUP", "STEPS", "failure", "to_bytes", "train", "whole"]
 
+STEPS = 2
 MIXUP = 0.6
 """``ref_model_mixup_alpha``: the share of the policy in the synchronised reference model."""
 _LEARNING_RATE = 0.5
@@ -79,15 +80,16 @@ def train(subject: str, model: TinyModel, folder: str, **settings: Any) -> dict[
 def _settings() -> dict[str, Any]:
     """SGD, since Adam divides a gradient by itself: it hides a wrong scale, and blows up the rounding of a zero."""
     return {
+        "max_steps": STEPS,
         "optim": "sgd",
         "learning_rate": _LEARNING_RATE,
         "max_grad_norm": _MAX_GRAD_NORM,  # below every gradient norm here, so that clipping matters
         "eval_strategy": "steps",
-        "eval_steps": 2,
+        "eval_steps": 1,
         # One batch, on however many ranks: each call of generate has tokens of its own.
         "per_device_eval_batch_size": grpo.ROWS // int(os.environ.get("WORLD_SIZE", "1")),
         "sync_ref_model": True,
-        "ref_model_sync_steps": grpo.STEPS,
+        "ref_model_sync_steps": STEPS,
         "ref_model_mixup_alpha": MIXUP,
     }
 
@@ -103,7 +105,7 @@ def _recording(subject: str, losses: list[float], evaluation: dict[str, Any]) ->
             return loss
 
         def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-            if evaluation:  # Transformers 5 evaluates once more, at the end
+            if evaluation:  # once is enough
                 return {}
             with failure() as caught:
                 metrics = super().evaluate(*args, **kwargs)

@@ -1,6 +1,6 @@
 """Known issue ``grpo-fsdp-no-shard-gradients``: accumulated gradients are lost under FSDP1 ``NO_SHARD``.
 
-Right is: gradient norms and weights of three steps, each of two accumulated batches, are those of a single process.
+Right is: gradient norms and weights of two steps, each of two accumulated batches, are those of a single process.
 """
 
 from __future__ import annotations

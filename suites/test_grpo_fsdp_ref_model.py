@@ -13,8 +13,8 @@ import pytest
 from pytest_trlcompat.judge import Finding, Judge
 from pytest_trlcompat.verdict import Verdict
 
-from . import grpo
 from .sharing import NO_SHARD, WORLD_SIZE
+from .sharing_measures import STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,8 +28,7 @@ LOSS_TOLERANCE = 1e-5
 GRAD_NORM_TOLERANCE = 1e-4
 """Relative; the norm is a sum over shards in another order."""
 # From the second step on gradients are wrong under NO_SHARD, which is another matter: grpo-fsdp-no-shard-gradients.
-STEPS = {"fsdp1": grpo.STEPS, NO_SHARD: 2, "fsdp2": grpo.STEPS}
-GRAD_NORMS = {"fsdp1": grpo.STEPS, NO_SHARD: 1, "fsdp2": grpo.STEPS}
+GRAD_NORMS = {"fsdp1": STEPS, NO_SHARD: 1, "fsdp2": STEPS}
 
 
 @pytest.mark.parametrize("strategy", WRAPPER)
@@ -73,10 +72,10 @@ def _evidence(strategy: str, training: Training, total: int) -> dict[str, Any]:
 
 
 def _numbers(strategy: str, training: Training, alone: Training) -> dict[str, Any]:
-    losses, norms = STEPS[strategy], GRAD_NORMS[strategy]
+    norms = GRAD_NORMS[strategy]
     return {
-        "losses": training.losses[:losses],
-        "losses_single": alone.losses[:losses],
+        "losses": training.losses,
+        "losses_single": alone.losses,
         "grad_norm": training.first["grad_norm"][:norms],
         "grad_norm_single": alone.first["grad_norm"][:norms],
         "kl": training.first["kl"],
@@ -93,8 +92,8 @@ def _verdict(evidence: dict[str, Any]) -> Verdict:
     evaluation, truth = evidence["evaluation"], evidence["evaluation_single"]
     if "loss" in truth and "loss" not in evaluation:  # where a single process cannot evaluate either, it is not FSDP
         return Verdict.ERROR
-    assert len(evidence["losses_single"]) >= 2
-    all_gradients_right = len(evidence["grad_norm_single"]) == grpo.STEPS
+    assert len(evidence["losses_single"]) == STEPS
+    all_gradients_right = len(evidence["grad_norm_single"]) == STEPS
     right = (
         evidence["losses"] == pytest.approx(evidence["losses_single"], abs=LOSS_TOLERANCE)
         and abs(evidence["kl"][0]) <= LOSS_TOLERANCE

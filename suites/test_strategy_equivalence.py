@@ -1,6 +1,6 @@
 """Known issue ``strategy-equivalence``: GRPO under a strategy is the training that it is in a single process.
 
-Right is: with the same seed, data and completions three steps of SGD, gradients clipped, give the same losses, gradient
+Right is: with the same seed, data and completions two steps of SGD, gradients clipped, give the same losses, gradient
 norms and weights; for tolerances and their reasons see :mod:`equivalence`. This catches silent bugs that nobody has
 named.
 """

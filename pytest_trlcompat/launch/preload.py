@@ -104,9 +104,8 @@ def preload(modules: tuple[str, ...] = _MODULES, may_have_cuda: bool = True) -> 
     if not may_have_cuda:
         _probe_operators()
     # Ranks then neither scan nor copy the stack's objects; DeepSpeed's see_memory_usage runs full collections.
-    gc.enable()
-    gc.collect()
     gc.freeze()
+    gc.enable()
     return errors
 
 
