@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["STEPS", "VARIANTS", "fill_adapter", "lora_trainings"]
+__all__ = ["CHECKPOINTED", "ONE_FORWARD", "STEPS", "VARIANTS", "fill_adapter", "lora_trainings"]
 
 STEPS = 2
 """As many as it takes: ``lora_A`` gets its first gradient when ``lora_B`` has moved away from zero."""
@@ -23,6 +23,8 @@ STEPS = 2
 DEFAULT = {"gradient_checkpointing": True}
 REENTRANT = {**DEFAULT, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
 NOT_REENTRANT = {**DEFAULT, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+ONE_FORWARD: Mapping[str, Any] = {"passed": "config", "beta": 0.0, "past_empty_groups": True, "steps": 3}
+"""Without a reference model a step has one forward."""
 # Strategy label -> variants that are judged together, each against the one of its group without checkpointing: of its
 # own kind where there is one, else "config". All begin with the same adapter, whoever wraps the model.
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -47,7 +49,11 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "zero2": {"config": {"passed": "config"}, "config, default": {"passed": "config", **DEFAULT}},
     "zero3": {"config": {"passed": "config"}, "config, default": {"passed": "config", **DEFAULT}},
+    "single-one_forward": {"config": ONE_FORWARD},
+    "zero3-one_forward": {"config": ONE_FORWARD},
 }
+CHECKPOINTED = [label for label, group in VARIANTS.items() if any("," in variant for variant in group)]
+"""The labels under which one variant is held against another."""
 _LENGTH = grpo_training_measures.COMPLETION_LENGTH  # of the completions that it puts in place of generated ones
 _TARGETS = ["q_proj", "v_proj", "down_proj"]
 
@@ -57,7 +63,9 @@ def lora_trainings(subject: str, model: TinyModel, variants: Mapping[str, Mappin
 
     Args:
         variants: by name; ``passed`` is ``"model"`` for a ready ``PeftModel`` or ``"config"`` for ``peft_config``,
-            ``head`` whether the output head learns as well, and the rest are settings of ``GRPOConfig``.
+            ``head`` whether the output head learns as well, ``steps`` how many there are, ``past_empty_groups``
+            whether TRL's own trainer gets the cure of ``deepspeed-empty-param-group``, so that what lies behind can be
+            measured, and the rest are settings of ``GRPOConfig``.
 
     Returns:
         By name what :func:`_train` measured, or ``{"failure": "..."}``.
@@ -72,7 +80,15 @@ def lora_trainings(subject: str, model: TinyModel, variants: Mapping[str, Mappin
     return results
 
 
-def _train(subject: str, model: TinyModel, passed: str, head: bool = False, **settings: Any) -> dict[str, Any]:
+def _train(
+    subject: str,
+    model: TinyModel,
+    passed: str,
+    head: bool = False,
+    steps: int = STEPS,
+    past_empty_groups: bool = False,
+    **settings: Any,
+) -> dict[str, Any]:
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -89,7 +105,13 @@ def _train(subject: str, model: TinyModel, passed: str, head: bool = False, **se
     else:
         arguments["peft_config"] = config
     trainer = grpo.build_trainer(
-        subject, model, arguments=arguments, max_steps=STEPS, max_completion_length=_LENGTH, **settings
+        subject,
+        model,
+        cls=_with_whole_groups() if past_empty_groups and subject == "upstream" else None,
+        arguments=arguments,
+        max_steps=steps,
+        max_completion_length=_LENGTH,
+        **settings,
     )
     named = dict(trainer.model.named_parameters())
     fill_adapter(named)
@@ -102,7 +124,7 @@ def _train(subject: str, model: TinyModel, passed: str, head: bool = False, **se
     return {
         "failure": None,
         "trainable": len(learning),
-        "without_gradient": sorted(name for name in learning if finite[name] < STEPS),
+        "without_gradient": sorted(name for name in learning if finite[name] < steps),
         "lora_b": sum("lora_B" in name for name in learning),
         "lora_b_moved": sum("lora_B" in name and name in moved for name in learning),
         "frozen": len(named) - len(learning),
@@ -112,6 +134,14 @@ def _train(subject: str, model: TinyModel, passed: str, head: bool = False, **se
         "checkpointing": _checkpointing(trainer),
         "weights": sum(float(after[name].double().abs().sum()) for name in learning),
     }
+
+
+def _with_whole_groups() -> type:
+    import trl
+
+    from pytest_trlcompat.trainers import EmptyParamGroupsMixin
+
+    return type("GRPOTrainer", (EmptyParamGroupsMixin, trl.GRPOTrainer), {})
 
 
 def _watch_gradients(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, int]:

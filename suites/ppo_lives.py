@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["Life", "PPOLives", "require_ppo", "saves_verdict"]
+__all__ = ["TOLERANCE", "Life", "PPOLives", "require_ppo", "saves_verdict"]
 
 KL_TOLERANCE = 1e-5
 """Of the first step, where both models are equal."""
+TOLERANCE = 1e-3
+"""Of every logged number against DDP's. Seen are 0; a wrong gather shows 0.1 and more."""
 
 
 @dataclass
@@ -58,6 +60,11 @@ class Life:
             and abs(self.log[0]["objective/kl"]) <= KL_TOLERANCE
             and 0 < self.policy_tensors == self.moved_tensors
         )
+
+    def difference(self, other: Life) -> float:
+        """The greatest one of any number that both have logged at the same step."""
+        pairs = zip(self.log, other.log, strict=True)
+        return max(abs(entry[key] - same[key]) for entry, same in pairs for key in entry.keys() & same.keys())
 
     def failure(self, stages: Iterable[str]) -> dict[str, str] | None:
         """The first failure among these stages."""

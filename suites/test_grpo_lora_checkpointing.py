@@ -27,7 +27,7 @@ BF16_TOLERANCE = 0.02
 """Relative, of a gradient norm: recomputed activations round as the first ones did; what is left is the sum's order."""
 
 
-@pytest.mark.parametrize("strategy", lora_measures.VARIANTS)
+@pytest.mark.parametrize("strategy", lora_measures.CHECKPOINTED)
 def test_adapters_learn(
     strategy: str, subject: str, judge: Judge, lora_runs: Callable[[str, str], dict[str, Any]]
 ) -> None:

@@ -1,8 +1,13 @@
-"""Cure of ``deepspeed-hook-registration`` (trl 2962): hooks that come back with every DeepSpeed.
+"""Cure of ``deepspeed-hook-registration`` (trl 2962), ``ppo-stale-trace`` and ``grpo-lora-stale-trace`` (trl 4693).
 
 After generation under ZeRO-3 TRL registers DeepSpeed's hooks again, by a private method that DeepSpeed 0.16.4 renamed.
 Up to 0.15 TRL knows only the old name, and ends the first step with ``'DeepSpeedZeRoOffload' object has no attribute
 '_register_hooks_recursively'``; a TRL that knows only the new one does not work with an older DeepSpeed either.
+
+Registering the hooks numbers the modules anew. If DeepSpeed was recording by the old numbers in which order modules are
+used, it looks them up by the new ones at the next forward: ``pop from an empty deque``. It was where a step had one
+forward and generation did not pass the wrapped model: PPO generates with the policy inside of it, and GRPO with what an
+adapter wraps. TRL drops the record from 1.5 on, DeepSpeed itself from 0.19.2 on.
 
 Imports nothing of the stack but TRL's utilities, when asked, and of this package ``_upstream``.
 """
@@ -16,20 +21,34 @@ from typing import Any
 
 from pytest_trlcompat.trainers._upstream import AroundGeneration, replaced
 
-__all__ = ["DeepSpeedHooksMixin", "PPODeepSpeedHooksMixin", "add_hooks", "hooks_added_by_any_name"]
+__all__ = [
+    "DeepSpeedHooksMixin",
+    "PPODeepSpeedHooksMixin",
+    "add_hooks",
+    "forget_trace",
+    "offload_of",
+    "working_add_hooks",
+]
 
 _NAMES = ("_register_deepspeed_module", "_register_hooks_recursively")
 """What DeepSpeed calls the method, from 0.16.4 on and before."""
 
 
+def offload_of(engine: Any) -> Any:
+    """What holds an engine's hooks: its ZeRO-3 optimizer's offload, or, without an optimizer, the offload itself."""
+    optimizer = getattr(engine, "optimizer", None)
+    return getattr(optimizer, "parameter_offload", optimizer)
+
+
 def add_hooks(engine: Any) -> None:
     """Register DeepSpeed's ZeRO-3 hooks on the module of ``engine``, by whichever method this DeepSpeed has.
+
+    The record of the order of modules is left; see :func:`forget_trace`.
 
     Raises:
         RuntimeError: the engine has no ZeRO-3 hooks, or DeepSpeed has renamed the method once more.
     """
-    optimizer = getattr(engine, "optimizer", None)
-    offload: Any = getattr(optimizer, "parameter_offload", optimizer)
+    offload = offload_of(engine)
     register = next((getattr(offload, name) for name in _NAMES if hasattr(offload, name)), None)
     if register is None:
         raise RuntimeError(
@@ -40,15 +59,16 @@ def add_hooks(engine: Any) -> None:
 
 
 class DeepSpeedHooksMixin(AroundGeneration):
-    """Lets a subclass of ``trl.GRPOTrainer`` register DeepSpeed's hooks by the name that they have (trl 2962).
+    """Lets a subclass of ``trl.GRPOTrainer`` register DeepSpeed's hooks after each generation (trl 2962, 4693).
 
-    Needless from trl 0.16.0 on, and with DeepSpeed up to 0.16.3. It knows by trying: TRL's own function runs first, and
-    ours only where that asks DeepSpeed for a method which it has not.
+    Needless from trl 1.5 on, and from DeepSpeed 0.19.2 on with trl 0.16 and later. It knows by trying: TRL's own
+    function runs first, ours only where that asks DeepSpeed for a method which it has not, and what DeepSpeed has
+    recorded is dropped if it is still there. The order is then recorded anew, as those releases do.
     """
 
     @contextmanager
     def _around_generation(self) -> Iterator[None]:
-        with hooks_added_by_any_name(), super()._around_generation():
+        with working_add_hooks(), super()._around_generation():
             yield
 
 
@@ -56,28 +76,39 @@ class PPODeepSpeedHooksMixin:
     """The same for a subclass of TRL's PPO trainer, which generates within ``train``."""
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        with hooks_added_by_any_name():
+        with working_add_hooks():
             upstream: Any = super()
             return upstream.train(*args, **kwargs)
 
     def generate_completions(self, *args: Any, **kwargs: Any) -> Any:
-        with hooks_added_by_any_name():
+        with working_add_hooks():
             upstream: Any = super()
             return upstream.generate_completions(*args, **kwargs)
 
 
-def hooks_added_by_any_name() -> AbstractContextManager[None]:
+def forget_trace(engine: Any) -> None:
+    """Drop DeepSpeed's record of the order in which modules are used, which the next step makes anew.
+
+    Does nothing where there is none: ``engine`` is no engine, or not one of ZeRO stage 3.
+    """
+    coordinator = getattr(offload_of(engine), "param_coordinator", None)
+    if coordinator is not None and not coordinator.is_invalid_trace():  # DeepSpeed refuses to drop it twice
+        coordinator._invalidate_trace()
+
+
+def working_add_hooks() -> AbstractContextManager[None]:
     """Lend TRL an ``add_hooks`` that works with every DeepSpeed, while the context lasts."""
-    return replaced("add_hooks", _by_any_name, import_module("trl.models.utils"))
+    return replaced("add_hooks", _working, import_module("trl.models.utils"))
 
 
-def _by_any_name(upstream: Callable[[Any], None]) -> Callable[[Any], None]:
-    def add_hooks_by_any_name(engine: Any) -> None:
+def _working(upstream: Callable[[Any], None]) -> Callable[[Any], None]:
+    def add_hooks_and_forget_trace(engine: Any) -> None:
         try:
             upstream(engine)
         except AttributeError as error:
             if error.name not in _NAMES:
                 raise
             add_hooks(engine)
+        forget_trace(engine)
 
-    return add_hooks_by_any_name
+    return add_hooks_and_forget_trace

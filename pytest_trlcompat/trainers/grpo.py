@@ -78,7 +78,8 @@ class GRPOTrainer(
     :mod:`.fsdp_ref_model`           trl 3348                     from trl 0.18.0 (FSDP1), 0.29.0 (FSDP2)
     :mod:`.fsdp_generation`          trl 2796                     from trl 0.18.0
     :mod:`.zero3_generation`         trl 2782                     from trl 0.16.0
-    :mod:`.deepspeed_hooks`          trl 2962                     from trl 0.16.0; with DeepSpeed before 0.16.4
+    :mod:`.deepspeed_hooks`          trl 2962, 4693               from trl 1.5.0; from trl 0.16.0 with DeepSpeed from
+                                                                  0.19.2 on
     :mod:`.deepspeed_evaluation`     transformers 44889           without an evaluation before training
     :mod:`.empty_param_groups`       transformers 43711           without DeepSpeed
     :mod:`.evaluation`               trl 3337, 4010, 4669         in trl 0.18.0 to 0.21.0, and from 0.27.1

@@ -67,7 +67,8 @@ class PPOTrainer(
     :mod:`.ppo_accumulation`        deepspeed 7718               without DeepSpeed
     :mod:`.ppo_fsdp`                trl 1726                     without FSDP
     :mod:`.ppo_newer_trainer`       none found                   from trl 0.12.0
-    :mod:`.deepspeed_hooks`         trl 2962                     from trl 0.16.0; with DeepSpeed before 0.16.4
+    :mod:`.deepspeed_hooks`         trl 2962, 2304               from trl 1.5.0; from trl 0.16.0 with DeepSpeed from
+                                                                 0.19.2 on
     :mod:`.empty_param_groups`      transformers 43692           without DeepSpeed
     =============================== ============================ ==================================================
     """

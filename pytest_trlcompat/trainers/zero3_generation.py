@@ -12,12 +12,12 @@ Imports DeepSpeed only where it is in use, and of this package ``_upstream`` and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 from pytest_trlcompat.trainers._upstream import AroundGeneration, replaced
-from pytest_trlcompat.trainers.deepspeed_hooks import hooks_added_by_any_name
+from pytest_trlcompat.trainers.deepspeed_hooks import offload_of, working_add_hooks
 
 __all__ = ["ZeRO3GenerationMixin", "engine_of", "unwrap_model_for_generation"]
 
@@ -40,7 +40,7 @@ def unwrap_model_for_generation(model: Any, accelerator: Any, *args: Any, **kwar
     """
     upstream = import_module("trl.models.utils").unwrap_model_for_generation
     unwrap = _right_for_bare_modules(upstream)
-    with hooks_added_by_any_name(), unwrap(model, accelerator, *args, **kwargs) as unwrapped:
+    with working_add_hooks(), unwrap(model, accelerator, *args, **kwargs) as unwrapped:
         yield unwrapped
 
 
@@ -48,8 +48,8 @@ class ZeRO3GenerationMixin(AroundGeneration):
     """Lets a subclass of ``trl.GRPOTrainer`` generate under ZeRO-3 without DeepSpeed's hooks (trl 2782).
 
     Needless from trl 0.16.0 on, whose trainer passes the engine. It knows by looking at what TRL passes; where that is
-    the engine, all that is left to do is to put the hooks back when generation fails, and to drop DeepSpeed's record of
-    the order of modules, as TRL does itself from 1.5 on.
+    the engine, all that is left to do is to put the hooks back when generation fails. What goes with putting them back
+    is :mod:`.deepspeed_hooks`' matter.
     """
 
     accelerator: Any
@@ -59,9 +59,13 @@ class ZeRO3GenerationMixin(AroundGeneration):
         with self._hooks_lifted_in_generation(), super()._around_generation():
             yield
 
-    def _hooks_lifted_in_generation(self) -> AbstractContextManager[None]:
-        needed = _is_zero3(self.accelerator)
-        return replaced("unwrap_model_for_generation", _right_for_bare_modules) if needed else nullcontext()
+    @contextmanager
+    def _hooks_lifted_in_generation(self) -> Iterator[None]:
+        if not _is_zero3(self.accelerator):
+            yield
+            return
+        with working_add_hooks(), replaced("unwrap_model_for_generation", _right_for_bare_modules):
+            yield
 
 
 def _right_for_bare_modules(upstream: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,7 +78,6 @@ def _right_for_bare_modules(upstream: Callable[..., Any]) -> Callable[..., Any]:
         engine = engine_of(model, accelerator)
         with _hooks_restored(engine), _nothing_to_lift(engine), upstream(engine, accelerator, *args, **kwargs) as whole:
             yield whole
-        _forget_trace(_offload(engine))
 
     return unwrap
 
@@ -82,8 +85,8 @@ def _right_for_bare_modules(upstream: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def _hooks_restored(engine: Any) -> Iterator[None]:
     """Put the hooks back when generation has failed, after which TRL does not."""
-    offload = _offload(engine)
-    lifted = offload is not None and bool(offload.forward_hooks)
+    offload = offload_of(engine)
+    lifted = bool(getattr(offload, "forward_hooks", None))
     try:
         yield
     except BaseException:
@@ -103,26 +106,8 @@ def _nothing_to_lift(engine: Any) -> Iterator[None]:
         yield
 
 
-def _forget_trace(offload: Any) -> None:
-    """Drop DeepSpeed's record of the order of modules.
-
-    Registering the hooks again numbers the modules anew, and DeepSpeed 0.16.3 then looks the old record up by the new
-    numbers: ``pop from an empty deque``.
-    """
-    coordinator = getattr(offload, "param_coordinator", None)
-    if coordinator is not None and not coordinator.is_invalid_trace():
-        coordinator._invalidate_trace()
-
-
 def _doing_nothing(_upstream: Callable[..., None]) -> Callable[..., None]:
     return lambda model: None
-
-
-def _offload(engine: Any) -> Any:
-    """What holds an engine's hooks: its ZeRO-3 optimizer's offload, or, without an optimizer, the offload itself."""
-    optimizer = getattr(engine, "optimizer", None)
-    offload = getattr(optimizer, "parameter_offload", optimizer)
-    return offload if hasattr(offload, "forward_hooks") else None
 
 
 def _is_zero3(accelerator: Any) -> bool:

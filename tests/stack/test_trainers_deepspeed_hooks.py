@@ -1,4 +1,7 @@
-"""The cure of ``deepspeed-hook-registration``: either name, TRL's own way first, and a clear error for neither."""
+"""The cure of ``deepspeed-hook-registration`` and of the stale trace.
+
+Either name, TRL's own way first, a clear error for neither, and what DeepSpeed has recorded dropped once.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_trlcompat.trainers.deepspeed_hooks import DeepSpeedHooksMixin, _by_any_name, add_hooks
+from pytest_trlcompat.trainers.deepspeed_hooks import DeepSpeedHooksMixin, _working, add_hooks, forget_trace
 
 NAMES = ("_register_deepspeed_module", "_register_hooks_recursively")
 
@@ -43,12 +46,27 @@ def test_trl_goes_first_and_other_errors_stay() -> None:
     def wrong(engine: Any) -> None:
         engine.optimizer.something_else()
 
-    _by_any_name(right)(engine)
+    _working(right)(engine)
     assert held.registered == ["by trl"]
-    _by_any_name(stale)(engine)
+    _working(stale)(engine)
     assert held.registered == ["by trl", "module"]
     with pytest.raises(AttributeError, match="something_else"):
-        _by_any_name(wrong)(engine)
+        _working(wrong)(engine)
+
+
+@pytest.mark.parametrize("invalid", [False, True])
+def test_the_record_of_modules_is_dropped_once(invalid: bool) -> None:
+    done: list[str] = []
+    coordinator = SimpleNamespace(is_invalid_trace=lambda: invalid, _invalidate_trace=lambda: done.append("dropped"))
+    engine = SimpleNamespace(optimizer=SimpleNamespace(param_coordinator=coordinator))
+    _working(lambda engine: done.append("registered"))(engine)
+    assert done == ["registered", *([] if invalid else ["dropped"])]  # DeepSpeed refuses to drop it twice
+
+
+def test_there_may_be_no_record() -> None:
+    forget_trace(None)
+    forget_trace(SimpleNamespace(optimizer=None))
+    forget_trace(SimpleNamespace(optimizer=SimpleNamespace(parameter_offload=SimpleNamespace())))
 
 
 def test_the_mixin_lends_trl_its_function_and_takes_it_back() -> None:
@@ -69,5 +87,5 @@ def test_the_mixin_lends_trl_its_function_and_takes_it_back() -> None:
 
     assert Mine()._prepare_inputs("inputs") == "inputs"
     assert Mine().compute_loss("model", "inputs") == ("model", "inputs")
-    assert [function.__name__ for function in seen] == ["add_hooks_by_any_name"] * 2
+    assert [function.__name__ for function in seen] == ["add_hooks_and_forget_trace"] * 2
     assert utils.add_hooks is upstream

@@ -51,17 +51,6 @@ def test_other_stages_are_left_to_trl() -> None:
     assert given == [module, engine]
 
 
-@pytest.mark.parametrize("invalid", [False, True])
-def test_the_record_of_modules_is_dropped_once(invalid: bool) -> None:
-    from pytest_trlcompat.trainers.zero3_generation import _forget_trace
-
-    dropped: list[str] = []
-    coordinator = SimpleNamespace(is_invalid_trace=lambda: invalid, _invalidate_trace=lambda: dropped.append("trace"))
-    _forget_trace(SimpleNamespace(param_coordinator=coordinator))
-    _forget_trace(None)  # no engine
-    assert dropped == ([] if invalid else ["trace"])  # DeepSpeed refuses to drop it twice
-
-
 def fail_in_generation(model: tiny.TinyModel) -> dict[str, Any]:
     """Hooks before a failing generation, during it and after, on a bare module with a mixin of its own."""
     import tempfile
