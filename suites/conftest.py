@@ -92,7 +92,7 @@ def layered_qwen2(tiny_qwen2: Callable[..., TinyModel], launcher: Launcher) -> T
 
 
 @pytest.fixture(scope="session")
-def grpo_runs(launcher: Launcher, layered_qwen2: TinyModel) -> Callable[..., LaunchResult]:
+def grpo_runs(launcher: Launcher, saved_qwen2: TinyModel, layered_qwen2: TinyModel) -> Callable[..., LaunchResult]:
     """Trainings that several suites judge: ``grpo_runs(measure, subject, strategy, **arguments)``, each made once.
 
     A launch that failed fails again for every suite that asks for it.
@@ -100,7 +100,8 @@ def grpo_runs(launcher: Launcher, layered_qwen2: TinyModel) -> Callable[..., Lau
     once = _Once(launcher)
 
     def run(measure: str, subject: str, strategy: str, **arguments: Any) -> LaunchResult:
-        return once(getattr(grpo_training_measures, measure), subject, layered_qwen2, strategy=strategy, **arguments)
+        model = saved_qwen2 if measure == "resumed" else layered_qwen2  # hooks are counted in all others
+        return once(getattr(grpo_training_measures, measure), subject, model, strategy=strategy, **arguments)
 
     return run
 

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["ACCUMULATED", "fix_completions", "live_hooks", "resumed", "single", "training"]
+__all__ = ["ACCUMULATED", "RESUMED_STEPS", "fix_completions", "live_hooks", "resumed", "single", "training"]
 
 EVALUATED_PROMPTS = 4
 COMPLETION_LENGTH = 3
 """Shorter than elsewhere: these trainings generate most, and no number here depends on it."""
 ACCUMULATED = 2
 """Gradients that are accumulated where that is the point; evaluation must not depend on it."""
+RESUMED_STEPS = 2
+"""One before the checkpoint, one after it."""
 
 
 @dataclass
@@ -116,13 +118,14 @@ def resumed(subject: str, model: TinyModel) -> dict[str, Any]:
 
     seen, later = _Seen(), _Seen()
     fix_completions(model.vocab_size)
-    trainer = _build(subject, model, seen, evaluating=False, save_strategy="steps", save_steps=1)
+    steps = {"max_steps": RESUMED_STEPS}
+    trainer = _build(subject, model, seen, evaluating=False, save_strategy="steps", save_steps=1, **steps)
     trainer.add_callback(_saving_once())
     [folder] = broadcast_object_list([trainer.args.output_dir])  # each rank has made a folder of its own
     trainer.args.output_dir = folder
     trainer.train()
     trainer.accelerator.wait_for_everyone()  # rank 0 writes the trainer's state
-    again = _build(subject, model, later, evaluating=False)
+    again = _build(subject, model, later, evaluating=False, **steps)
     again.args.output_dir = folder
     again.train(resume_from_checkpoint=f"{folder}/checkpoint-1")
     return {

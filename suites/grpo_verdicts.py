@@ -9,7 +9,7 @@ from pytest_trlcompat.catalog import load
 from pytest_trlcompat.judge import Finding
 from pytest_trlcompat.verdict import Verdict
 
-from . import grpo
+from . import grpo_training_measures
 
 __all__ = ["LOSS_TOLERANCE", "failure_of", "mean_over_ranks", "of_resuming", "same_at", "unequal"]
 
@@ -48,9 +48,10 @@ def of_resuming(ranks: Sequence[Mapping[str, Any]]) -> Finding:
         "grad_norm_resumed": norms_resumed,
         "steps": ranks[0]["steps"],
     }
-    assert len(losses) == grpo.STEPS
+    expected = grpo_training_measures.RESUMED_STEPS
+    assert len(losses) == expected
     wrong = unequal(resumed, losses[1:]) or unequal(norms_resumed, norms, relative=True)
-    return Finding(Verdict.SILENT if wrong or ranks[0]["steps"] != grpo.STEPS else Verdict.OK, evidence)
+    return Finding(Verdict.SILENT if wrong or ranks[0]["steps"] != expected else Verdict.OK, evidence)
 
 
 def same_at(found: Mapping[int, float], truth: Mapping[int, float]) -> bool:

@@ -141,7 +141,9 @@ def test_a_tested_cell_leaves_its_verdicts_and_a_sidecar(stage: Stage) -> None:
 def test_pytest_runs_the_suites_with_our_plugin_and_nothing_of_the_callers(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"PYTEST_ADDOPTS": "-x", "PYTHONPATH": "/p", "HOME": "/home/me"}.items():
+    tunable = "glibc.malloc.arena_max=1"
+    callers = {"PYTEST_ADDOPTS": "-x", "PYTHONPATH": "/p", "HOME": "/home/me", "GLIBC_TUNABLES": tunable}
+    for name, value in callers.items():
         monkeypatch.setenv(name, value)
     stage.play(OK)
     stage.run(issues=["issue-b", "issue-a"], pytest_arguments=["-x"])
@@ -157,6 +159,7 @@ def test_pytest_runs_the_suites_with_our_plugin_and_nothing_of_the_callers(
     assert (environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"], environ["HF_HUB_OFFLINE"]) == ("1", "1")
     assert environ["TORCH_EXTENSIONS_DIR"] == str(stage.root / "env" / "torch_extensions")
     assert environ["HOME"] == "/home/me"
+    assert environ["GLIBC_TUNABLES"] == f"{tunable}:glibc.malloc.hugetlb=1"
 
 
 def test_wrong_predictions_and_unpredicted_failures_fail_the_cell_by_name(stage: Stage) -> None:
