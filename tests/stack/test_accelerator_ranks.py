@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from importlib import metadata
 from typing import Any
 
@@ -255,7 +256,7 @@ def gather_from_a_late_rank() -> tuple[bool, list[float]]:
     output = torch.zeros(2, device="npu")
     dist.barrier()
     if rank == 1:
-        time.sleep(0.5)
+        time.sleep(0.3)
     work = dist.all_gather_into_tensor(output, torch.ones(1, device="npu"), async_op=True)
     seen = work.is_completed(), output.tolist()
     work.wait()
@@ -266,6 +267,31 @@ def test_a_collective_is_complete_when_it_has_started(launch: Launcher) -> None:
     options: dict[str, Any] = {"strategy": "ddp", "world_size": 2, "sharded": False}
     assert launch(gather_from_a_late_rank, **options).values[0] == (True, [1.0, 1.0])
     assert launch(gather_from_a_late_rank, **options, env=UNORDERED).values[0] == (False, [0.0, 0.0])
+
+
+def reduce_when_patience_runs_out(rounds: int) -> list[float]:
+    """Rank 1 joins each collective at about the time at which rank 0 looks whether it disagrees."""
+    import torch
+    import torch.distributed as dist
+    from torch_npu import _collectives
+
+    _collectives.PATIENCE = timedelta(milliseconds=2)
+    rank = join(torch)
+    sums = []
+    for step in range(rounds):
+        ones = torch.ones(1, device="npu")
+        dist.barrier()
+        if rank == 1:
+            time.sleep(0.0005 + 2e-6 * (step % 1000))
+        dist.all_reduce(ones)
+        sums.append(ones.item())
+    return sums
+
+
+def test_a_collective_that_ends_when_patience_runs_out_has_not_timed_out(launch: Launcher) -> None:
+    """It has ended between running out of patience and looking: some of these failed until that was looked at."""
+    result = launch(reduce_when_patience_runs_out, 1500, strategy="ddp", world_size=2, sharded=False)
+    assert result.values == [[2.0] * 1500] * 2
 
 
 def corrupted_gathers(gathers: int) -> int:

@@ -33,21 +33,19 @@ Tensors flatten(const TensorLists& lists) {
   return all;
 }
 
-// How long a rank waits before it looks whether another one disagrees. It costs nothing where nobody waits that long.
-constexpr std::chrono::milliseconds kPatience{500};
-
 // One collective on its way. `outputs` are on the device: DDP's reducer takes its bucket from the future's value.
 class Collective final : public c10d::Work {
  public:
   Collective(
       WorkPtr gloo, Tensors outputs, Tensors averaged, int64_t divisor, std::shared_ptr<const Notes> notes,
-      Fingerprint fingerprint)
+      Fingerprint fingerprint, std::chrono::milliseconds patience)
       : gloo_(std::move(gloo)),
         outputs_(std::move(outputs)),
         averaged_(std::move(averaged)),
         divisor_(divisor),
         notes_(std::move(notes)),
-        fingerprint_(fingerprint) {}
+        fingerprint_(fingerprint),
+        patience_(patience) {}
 
   // Only once, since gloo's reduce_scatter copies its result out again at every wait().
   void complete(std::chrono::milliseconds timeout = kNoTimeout) {
@@ -82,15 +80,17 @@ class Collective final : public c10d::Work {
       gloo_->wait(timeout);
       return;
     }
-    for (auto waited = kPatience;; waited += kPatience) {
+    for (auto waited = patience_;; waited += patience_) {
       try {
-        gloo_->wait(timeout == kNoTimeout ? kPatience : std::min(kPatience, timeout));
+        gloo_->wait(timeout == kNoTimeout ? patience_ : std::min(patience_, timeout));
         return;
       } catch (const std::exception&) {  // one that disagrees has left, or has not come, or nothing is wrong yet
         notes_->compare(fingerprint_);
-        if (gloo_->isCompleted() || (timeout != kNoTimeout && waited >= timeout)) throw;
+        if (gloo_->isCompleted()) break;  // it has failed, or it came right after the patience had run out
+        if (timeout != kNoTimeout && waited >= timeout) throw;
       }
     }
+    gloo_->wait();  // at once, and with its own error if it has failed
   }
 
   std::mutex completing_;
@@ -100,6 +100,7 @@ class Collective final : public c10d::Work {
   int64_t divisor_;
   std::shared_ptr<const Notes> notes_;
   Fingerprint fingerprint_;
+  std::chrono::milliseconds patience_;
 };
 
 at::Tensor on_cpu(const at::Tensor& tensor) {
@@ -125,12 +126,15 @@ at::Tensor on_cpu_flat(const at::Tensor& tensor) {
 
 class Backend final : public c10d::Backend {
  public:
-  Backend(c10::intrusive_ptr<c10d::Backend> gloo, bool ordered, bool comparing, int notes)
+  Backend(
+      c10::intrusive_ptr<c10d::Backend> gloo, bool ordered, bool comparing, int notes,
+      std::chrono::milliseconds patience)
       : c10d::Backend(gloo->getRank(), gloo->getSize()),
         gloo_(std::move(gloo)),
         ordered_(ordered),
         comparing_(comparing && gloo_->getSize() > 1),
-        notes_(notes < 0 ? nullptr : std::make_shared<Notes>(notes, getRank(), getSize())) {}
+        notes_(notes < 0 ? nullptr : std::make_shared<Notes>(notes, getRank(), getSize())),
+        patience_(patience) {}
 
   const std::string getBackendName() const override { return "hccl"; }
 
@@ -259,6 +263,7 @@ class Backend final : public c10d::Backend {
   bool ordered_;
   bool comparing_;
   std::shared_ptr<Notes> notes_;
+  std::chrono::milliseconds patience_;
   Fingerprint last_;
 
   // Of all-to-all alone sizes may differ among ranks.
@@ -282,7 +287,7 @@ class Backend final : public c10d::Backend {
 
   WorkPtr started(WorkPtr gloo, Tensors outputs, Tensors averaged = {}) const {
     auto work = c10::make_intrusive<Collective>(
-        std::move(gloo), std::move(outputs), std::move(averaged), getSize(), notes_, last_);
+        std::move(gloo), std::move(outputs), std::move(averaged), getSize(), notes_, last_, patience_);
     if (ordered_) work->complete();
     return work;
   }
@@ -302,8 +307,8 @@ class Backend final : public c10d::Backend {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> new_backend(
-    const c10::intrusive_ptr<c10d::Backend>& gloo, bool ordered, bool comparing, int notes) {
-  return c10::make_intrusive<Backend>(gloo, ordered, comparing, notes);
+    const c10::intrusive_ptr<c10d::Backend>& gloo, bool ordered, bool comparing, int notes, int64_t patience) {
+  return c10::make_intrusive<Backend>(gloo, ordered, comparing, notes, std::chrono::milliseconds(patience));
 }
 
 }  // namespace trlcompat

@@ -20,6 +20,8 @@ __all__ = ["register"]
 UNORDERED_VARIABLE = "TRLCOMPAT_UNORDERED_COLLECTIVES"
 # For measuring what comparing costs.
 COMPARE_VARIABLE = "TRLCOMPAT_COMPARE_COLLECTIVES"
+# How long a rank waits before it looks whether another one disagrees. It costs nothing where nobody waits that long.
+PATIENCE = timedelta(milliseconds=500)
 
 
 def register() -> None:
@@ -32,7 +34,8 @@ def _create(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -
     gloo = _gloo(store, rank, world_size, timeout)
     notes = _notes(store, rank, world_size) if comparing and world_size > 1 else None
     try:
-        return _C.new_backend(gloo, ordered, comparing, -1 if notes is None else notes)
+        patience = PATIENCE // timedelta(milliseconds=1)
+        return _C.new_backend(gloo, ordered, comparing, -1 if notes is None else notes, patience)
     finally:
         if notes is not None:
             os.close(notes)
