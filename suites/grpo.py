@@ -114,8 +114,9 @@ def _config(**settings: Any) -> Any:
     return trl.GRPOConfig(**{key: value for key, value in {**values, **settings}.items() if key in known})
 
 
+@functools.cache
 def prompts() -> Any:
-    """Prompts of equal length, so that nothing is padded."""
+    """Prompts of equal length, so that nothing is padded; made once, since a dataset is hashed for every one."""
     from datasets import Dataset
 
     texts = [" ".join(f"w{(row * 7 + column) % 61}" for column in range(PROMPT_LENGTH)) for row in range(16)]

@@ -46,22 +46,22 @@ def trainer_class(subject: str) -> type:
 
 def load_models(model: TinyModel) -> Models:
     """A policy and its reference from the folder, and a reward and a value model whose heads are no zeros."""
+    import copy
+
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    def scorer(seed: int) -> Any:
-        scoring = AutoModelForSequenceClassification.from_pretrained(
-            model.path, num_labels=1, attn_implementation="eager"
-        )
+    policy = AutoModelForCausalLM.from_pretrained(model.path, attn_implementation="eager")
+    scorer = AutoModelForSequenceClassification.from_pretrained(model.path, num_labels=1, attn_implementation="eager")
+
+    def scoring(seed: int) -> Any:
+        scoring = copy.deepcopy(scorer)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             scoring.score.weight.uniform_(-0.5, 0.5, generator=generator)
         return scoring
 
-    def policy() -> Any:
-        return AutoModelForCausalLM.from_pretrained(model.path, attn_implementation="eager")
-
-    return Models(model=policy(), ref_model=policy(), reward_model=scorer(1), value_model=scorer(2))
+    return Models(model=policy, ref_model=copy.deepcopy(policy), reward_model=scoring(1), value_model=scoring(2))
 
 
 def build_trainer(
