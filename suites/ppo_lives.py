@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat import stack
-from pytest_trlcompat.judge import Absent
+from pytest_trlcompat.judge import Absent, Finding
 from pytest_trlcompat.verdict import Verdict
 
 from . import ppo, ppo_measures
@@ -66,9 +66,13 @@ class Life:
         pairs = zip(self.log, other.log, strict=True)
         return max(abs(entry[key] - same[key]) for entry, same in pairs for key in entry.keys() & same.keys())
 
-    def failure(self, stages: Iterable[str]) -> dict[str, str] | None:
-        """The first failure among these stages."""
-        return next((self.failures[stage] for stage in stages if stage in self.failures), None)
+    def failed(self, stages: Iterable[str], issue: KnownIssue) -> Finding | None:
+        """The first failure among these stages: ``broken`` where it is the issue's symptom, ``error`` otherwise."""
+        failure = next((self.failures[stage] for stage in stages if stage in self.failures), None)
+        if failure is None:
+            return None
+        known = issue.shows((failure["type"],), failure["text"])
+        return Finding(Verdict.BROKEN if known else Verdict.ERROR, failure)
 
     def evidence(self, stages: Iterable[str]) -> dict[str, Any]:
         """What a report shows of these stages."""
@@ -148,9 +152,9 @@ def saves_verdict(life: Life, stages: Iterable[str], issue: KnownIssue) -> Verdi
     A stage that a release has not (0.9.6 writes no checkpoints) is passed over, but there must be one.
     """
     stages = list(stages)
-    failure = life.failure(["construct_again", *stages])
-    if failure is not None:
-        return Verdict.BROKEN if issue.shows((failure["type"],), failure["text"]) else Verdict.ERROR
+    failed = life.failed(["construct_again", *stages], issue)
+    if failed is not None:
+        return failed.verdict
     read = [one for stage, one in (life.reloaded or {}).items() if stage in stages]
     if not read:  # it was never built
         return Verdict.ERROR

@@ -22,10 +22,9 @@ pytestmark = pytest.mark.known_issue("ppo-accelerate-state")
 def test_construction(stage: int, subject: str, judge: Judge, ppo_lives: PPOLives) -> None:
     def measure() -> Finding:
         life = ppo_lives(subject, f"zero{stage}")
-        failure = life.failure(["construct"])
-        if failure is not None:
-            known = judge.issue.shows((failure["type"],), failure["text"])
-            return Finding(Verdict.BROKEN if known else Verdict.ERROR, failure)
+        failed = life.failed(["construct"], judge.issue)
+        if failed is not None:
+            return failed
         found = life.engines["deepspeed"]["zero_stage"]
         return Finding(Verdict.OK if found == stage else Verdict.SILENT, {"zero_stage": found})
 

@@ -17,10 +17,6 @@ pytestmark = pytest.mark.known_issue("ppo-config-after-grpo")
 
 def test_configuration(subject: str, judge: Judge, ppo_lives: PPOLives) -> None:
     def measure() -> Finding:
-        failure = ppo_lives(subject, "ddp").failure(["config"])
-        if failure is None:
-            return Finding(Verdict.OK)
-        known = judge.issue.shows((failure["type"],), failure["text"])
-        return Finding(Verdict.BROKEN if known else Verdict.ERROR, failure)
+        return ppo_lives(subject, "ddp").failed(["config"], judge.issue) or Finding(Verdict.OK)
 
     judge(measure, subject=subject, strategy="ddp")

@@ -26,10 +26,9 @@ pytestmark = pytest.mark.known_issue("ppo-fsdp-rollout")
 def test_training(strategy: str, subject: str, judge: Judge, ppo_lives: PPOLives) -> None:
     def measure() -> Finding:
         life = ppo_lives(subject, strategy)
-        failure = life.failure(["construct", "train"])
-        if failure is not None:
-            known = judge.issue.shows((failure["type"],), failure["text"])
-            return Finding(Verdict.BROKEN if known else Verdict.ERROR, failure)
+        failed = life.failed(["construct", "train"], judge.issue)
+        if failed is not None:
+            return failed
         ppo_lives.read_back(subject, strategy)
         engine = life.engines[strategy]
         evidence = life.evidence(ppo_measures.SAVES) | {

@@ -21,10 +21,9 @@ pytestmark = pytest.mark.known_issue("ppo-lr-scheduler-zip")
 def test_training(subject: str, judge: Judge, ppo_lives: PPOLives) -> None:
     def measure() -> Finding:
         life = ppo_lives(subject, "zero2")
-        failure = life.failure(["construct_again", "train"])
-        if failure is not None:
-            known = judge.issue.shows((failure["type"],), failure["text"])
-            return Finding(Verdict.BROKEN if known else Verdict.ERROR, failure)
+        failed = life.failed(["construct_again", "train"], judge.issue)
+        if failed is not None:
+            return failed
         return Finding(Verdict.OK if life.trained else Verdict.SILENT, {"log": life.log, "moved": life.moved_tensors})
 
     judge(measure, subject=subject, strategy="zero2")

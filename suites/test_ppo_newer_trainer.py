@@ -21,11 +21,10 @@ pytestmark = pytest.mark.known_issue("ppo-newer-trainer")
 def test_construction(subject: str, judge: Judge, ppo_lives: PPOLives) -> None:
     def measure() -> Finding:
         life = ppo_lives(subject, "ddp")
-        failure = life.failure(["construct"])
-        if failure is None:
-            assert life.trained or subject == "upstream", life
-            return Finding(Verdict.OK, life.evidence(["construct"]))
-        known = judge.issue.shows((failure["type"],), failure["text"])
-        return Finding(Verdict.BROKEN if known else Verdict.ERROR, failure)
+        failed = life.failed(["construct"], judge.issue)
+        if failed is not None:
+            return failed
+        assert life.trained or subject == "upstream", life
+        return Finding(Verdict.OK, life.evidence(["construct"]))
 
     judge(measure, subject=subject, strategy="ddp")

@@ -24,10 +24,9 @@ pytestmark = pytest.mark.known_issue("ppo-stale-trace")
 def test_one_update_per_batch(subject: str, judge: Judge, ppo_lives: PPOLives) -> None:
     def measure() -> Finding:
         life = ppo_lives(subject, "zero3")
-        failure = life.failure(["construct_again", "train"])
-        if failure is not None:
-            known = judge.issue.shows((failure["type"],), failure["text"])
-            return Finding(Verdict.BROKEN if known else Verdict.ERROR, failure)
+        failed = life.failed(["construct_again", "train"], judge.issue)
+        if failed is not None:
+            return failed
         difference = life.difference(ppo_lives("corrected", "ddp"))
         right = life.trained and difference <= TOLERANCE
         evidence = {"max_difference_to_ddp": difference, "log": life.log}
