@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PLUGIN = "pytest_trlcompat.plugin"
 STACK = {"torch": "2.13.0+cpu", "transformers": "4.48.3", "trl": "0.15.2", "accelerate": "1.4.0"}
 BITES = f"trlcompat: {doctor_header.line(STACK)}"
-"""What it says is tested in test_doctor.py."""
+"""What it says is tested in tests/doctor/test_header.py."""
 FIXTURES = (
     "tiny_qwen2",
     "tiny_mistral",

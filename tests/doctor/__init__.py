@@ -1,0 +1,1 @@
+"""Tests of the doctor. A package, so that they can share a made-up catalogue."""

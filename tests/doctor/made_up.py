@@ -1,0 +1,56 @@
+"""A catalogue of one known issue, cells that have measured it, and the doctor's answers from them alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from pytest_trlcompat.catalog import Catalog, KnownIssue, Prediction, Symptom
+from pytest_trlcompat.doctor.diagnosis import Diagnosis, diagnose
+from pytest_trlcompat.doctor.given import of_mentions
+from pytest_trlcompat.doctor.requirements import of_pins
+from pytest_trlcompat.evidence import Evidence, MeasuredCell
+from pytest_trlcompat.verdict import Verdict
+
+Run = Callable[..., tuple[int, str, str]]
+"""What the fixture ``doctor`` is: arguments to status, output and errors."""
+LINK = "https://github.com/huggingface/trl/issues/1"
+
+
+def predict(verdict: str, strategies: tuple[str, ...] = (), subject: str = "upstream", **when: str) -> Prediction:
+    return Prediction(Verdict(verdict), subject, when, strategies, f"{verdict} because")
+
+
+def issue(
+    *predictions: Prediction,
+    name: str = "one",
+    strategies: tuple[str, ...] = ("single", "zero3"),
+    needs: tuple[str, ...] = (),
+    cure: str = "",
+) -> KnownIssue:
+    symptoms = (Symptom("RuntimeError", re.compile("on the same device")),)
+    return KnownIssue(
+        name, "title", "wrong", "remedy", (LINK,), "s", cure, "", symptoms, predictions, strategies, needs
+    )
+
+
+def cell(trl: str, transformers: str = "4.49.0", *, corrected: str = "ok", **verdicts: str) -> MeasuredCell:
+    """``single="ok"``: the verdict of issue ``one`` under ``single``."""
+    found = {("one", "upstream", strategy): Verdict(verdict) for strategy, verdict in verdicts.items()}
+    found |= {("one", "corrected", strategy): Verdict(corrected) for strategy in verdicts}
+    return MeasuredCell(f"trl{trl}-tf{transformers}", {"trl": trl, "transformers": transformers}, found)
+
+
+BROKEN_BEFORE_018 = issue(predict("broken", trl="<0.18"), predict("ok"))
+
+
+def ask(
+    *pins: str,
+    issues: Sequence[KnownIssue] = (BROKEN_BEFORE_018,),
+    cells: Sequence[MeasuredCell] = (),
+    strategies: Sequence[str] = (),
+    complete: bool = False,
+) -> Diagnosis:
+    given = of_mentions(of_pins(pins), "the command line", complete=complete)
+    known = Catalog({each.id: each for each in issues})
+    return diagnose(given, known, Evidence("2026-11-21", tuple(cells)), strategies)

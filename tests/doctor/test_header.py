@@ -1,0 +1,74 @@
+"""What the header of a pytest run says of the installed stack, in one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pytest_trlcompat import catalog
+from pytest_trlcompat.catalog import KnownIssue
+from pytest_trlcompat.doctor import header
+
+from .made_up import issue, predict
+
+
+def test_the_header_says_in_one_line_what_bites(small: KnownIssue) -> None:
+    installed = {"trl": "0.15.2", "transformers": "4.48.3", "deepspeed": "0.16.4"}
+    assert header.line(installed) == "1 known issue bites this stack: one (broken under zero3); see: trlcompat doctor"
+    assert header.line({**installed, "trl": "0.18.0"}) is None
+    del installed["deepspeed"]
+    assert header.line(installed) is None
+
+
+@pytest.mark.parametrize("installed", [{}, {"transformers": "4.48.3"}, {"trl": "main"}])
+def test_the_header_says_nothing_of_what_cannot_be_judged(installed: dict[str, str]) -> None:
+    assert header.line(installed) is None
+
+
+class Kept(dict[str, object]):
+    """As pytest's cache."""
+
+    def get(self, key: str, default: object, /) -> object:  # type: ignore[override]
+        return dict.get(self, key, default)
+
+    def set(self, key: str, value: object, /) -> None:
+        self[key] = json.loads(json.dumps(value))
+
+
+def test_the_headers_answer_is_kept_until_stack_or_catalogue_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def line(installed: dict[str, str]) -> str:
+        asked.append(installed["trl"])
+        return f"of {installed['trl']}"
+
+    monkeypatch.setattr(header, "line", line)
+    cache = Kept()
+    assert [header.line_once({"trl": version}, cache) for version in ("1", "1", "2", "2")] == ["of 1"] * 2 + [
+        "of 2"
+    ] * 2
+    assert asked == ["1", "2"]
+    monkeypatch.setattr(catalog, "fingerprint", lambda: (1, 2))
+    assert header.line_once({"trl": "2"}, cache) == "of 2"
+    assert asked == ["1", "2", "2"]
+    assert header.line_once({"trl": "2"}, None) == "of 2"
+    assert asked == ["1", "2", "2", "2"]
+
+
+def test_that_nothing_bites_is_kept_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(header, "line", lambda _: calls.append(1))
+    cache = Kept()
+    assert [header.line_once({"trl": "1"}, cache) for _ in range(2)] == [None, None]
+    assert calls == [1]
+
+
+def test_the_header_names_the_worst_and_counts_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts = ["wasteful", "broken", "ok", "silent", "hang", "broken", "error"]
+    entries = [issue(predict(verdict), name=f"{number}-{verdict}") for number, verdict in enumerate(verdicts)]
+    monkeypatch.setattr(catalog, "load", lambda: {entry.id: entry for entry in entries})
+    assert header.line({"trl": "1.0.0", "deepspeed": "0.19"}) == (
+        "6 known issues bite this stack: 3-silent (silent under single zero3), 1-broken (broken under single zero3), "
+        "5-broken (broken under single zero3), 6-error (error under single zero3), and 2 more; see: trlcompat doctor"
+    )

@@ -1,0 +1,261 @@
+"""``trlcompat doctor`` as a program: its status, its text, its JSON, and what it costs."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_trlcompat import catalog, cli, evidence
+from pytest_trlcompat.catalog import Catalog, KnownIssue
+from pytest_trlcompat.doctor.text import show
+
+from .made_up import LINK, Run, ask, issue, predict
+
+ROOT = Path(__file__).resolve().parents[2]
+FULL = [
+    "trl==0.15.2",
+    "transformers==4.48.3",
+    "torch==2.13.0",
+    "accelerate==1.4.0",
+    "deepspeed==0.16.4",
+    "peft==0.14.0",
+]
+
+
+def test_status_1_when_something_bites_with_all_that_is_to_be_said(doctor: Run) -> None:
+    status, out, err = doctor(*FULL)
+    assert (status, err) == (1, "")
+    entry = catalog.load()["grpo-logits-to-keep"]
+    flat = " ".join(out.split())
+    for text in (
+        "trl 0.15.2, transformers 4.48.3, torch 2.13.0, ",
+        "not given: datasets",
+        f"{entry.id}: {entry.title}",
+        "wasteful under every strategy: logits_to_keep is swallowed; TRL trims afterwards",
+        f"symptom {entry.wrong}",
+        f"cure {entry.remedy}",
+        f"upstream {entry.upstream[0]}",
+        "[measured under single on trl0.15.2-tf4.48.3]",
+    ):
+        assert text in flat, text
+    assert "\x1b" not in out  # no terminal
+    assert max(map(len, out.splitlines())) <= 120
+
+
+def test_status_0_when_nothing_bites(doctor: Run, small: KnownIssue) -> None:
+    status, out, err = doctor("trl==0.19.0")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[-1] == "No known issue bites; the nearest measured cell is trl0.18.2-tf4.49.0."
+    assert doctor("trl==0.15.2", "--strategy", "single")[0] == 0
+    assert doctor("trl==0.15.2")[0] == 1
+
+
+def test_the_text_in_full(doctor: Run, small: KnownIssue) -> None:
+    assert doctor("trl==0.15.2", "peft==0.14.0")[1] == (
+        "trl 0.15.2, peft 0.14.0 (the command line); not given: transformers, torch, accelerate, deepspeed, datasets\n"
+        "\n"
+        "1 known issue bites.\n"
+        "\n"
+        "one: title\n"
+        "  broken     under zero3: broken because [measured on trl0.15.2-tf4.49.0]\n"
+        "  symptom    wrong\n"
+        "  cure       remedy\n"
+        f"  upstream   {LINK}\n"
+        "\n"
+        "Nearest measured pins, ok for all issues under single, ddp, zero1, zero2, fsdp1, fsdp2: trl==0.15.2 "
+        "transformers==4.49.0\n"
+        "Nearest measured pins, ok for all issues under every strategy: trl==0.18.2 transformers==4.49.0\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trk==1.0"], "trlcompat doctor: unknown package 'trk'"),
+        (["-r", "/nowhere/at/all.txt"], "trlcompat doctor: cannot read /nowhere/at/all.txt: No such file"),
+        (["trl==0.15.2", "--strategy", "zero9"], "trlcompat doctor: unknown strategy 'zero9'; known are single, "),
+    ],
+)
+def test_status_2_with_one_line_for_a_question_that_makes_no_sense(
+    doctor: Run, arguments: list[str], message: str
+) -> None:
+    status, out, err = doctor(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+
+
+def test_damaged_evidence_is_named_with_status_2(doctor: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(evidence, "published", lambda: evidence.load(tmp_path / "gone.json"))
+    assert doctor("trl==0.15.2")[0] == 2
+
+
+@pytest.mark.parametrize("arguments", [[], ["surgeon"], ["doctor", "--frobnicate"], ["doctor", "--strategy"]])
+def test_wrong_usage_has_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert "usage: trlcompat" in capsys.readouterr().err
+
+
+def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert "doctor  which known issues bite a stack, and what cures them" in capsys.readouterr().out
+
+
+def test_options_may_stand_anywhere(doctor: Run) -> None:
+    status, out, _ = doctor("--json", "trl==0.15.2", "--strategy", "single", "transformers==4.48.3")
+    document = json.loads(out)
+    assert status == 1
+    assert document["stack"] == {"trl": "0.15.2", "transformers": "4.48.3"}
+    assert document["strategies"] == ["single"]
+
+
+def test_json_says_all_that_the_text_says(doctor: Run, small: KnownIssue) -> None:
+    assert json.loads(doctor("--json", "trl==0.15.2", "peft==0.14.0", "--strategy=zero3")[1]) == {
+        "schema": 1,
+        "source": "the command line",
+        "stack": {"trl": "0.15.2", "peft": "0.14.0"},
+        "unknown": ["transformers", "torch", "accelerate", "deepspeed", "datasets"],
+        "absent": [],
+        "notes": [],
+        "strategies": ["zero3"],
+        "left_out": "",
+        "measured": "2026-11-21",
+        "bites": [
+            {
+                "id": "one",
+                "title": "title",
+                "wrong": "wrong",
+                "symptoms": [{"type": "RuntimeError", "text": "on the same device"}],
+                "remedy": "remedy",
+                "cure": "",
+                "cured_in": "",
+                "uncured": "",
+                "upstream": [LINK],
+                "suite": "s",
+                "when": [
+                    {
+                        "strategies": ["zero3"],
+                        "verdict": "broken",
+                        "condition": "",
+                        "why": "broken because",
+                        "sure": "measured",
+                        "cells": ["trl0.15.2-tf4.49.0"],
+                        "measured_under": "",
+                    }
+                ],
+            }
+        ],
+        "clear": [],
+        "untold": [],
+        "nearest": "trl0.15.2-tf4.49.0",
+        "ok_pins": [
+            {
+                "cell": "trl0.18.2-tf4.49.0",
+                "versions": {"trl": "0.18.2", "transformers": "4.49.0"},
+                "strategies": ["zero3"],
+            }
+        ],
+    }
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_has_colours_where_rich_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    shown: list[str] = []
+    for installed in (True, False):
+        if not installed:
+            monkeypatch.setitem(sys.modules, "rich.console", None)  # as where it is not installed
+        terminal = Terminal()
+        show(ask("trl==0.15.2"), terminal)
+        shown.append(terminal.getvalue())
+    coloured, plain = shown
+    assert "\x1b[1;31mone: title\x1b[0m\n" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+    assert max(map(len, plain.splitlines())) <= 60
+
+
+def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *arguments], input=stdin, capture_output=True, text=True, check=False, env=environment
+    )
+
+
+def test_the_module_runs_as_a_program_and_reads_standard_input() -> None:
+    done = run("-m", "pytest_trlcompat", "doctor", "-", stdin="trl==0.15.2\ntransformers==4.48.3\n")
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith("trl 0.15.2, transformers 4.48.3 (standard input); not given: ")
+    assert run("-m", "pytest_trlcompat", "--version").stdout.startswith("trlcompat 0")
+
+
+def test_a_closed_standard_input_is_an_empty_one(doctor: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert doctor("trl==0.15.2")[0] == 1
+    status, _, err = doctor("-")
+    assert (status, err.split(";")[0]) == (2, "trlcompat doctor: standard input: empty")
+
+
+def test_a_closed_pipe_ends_it_quietly() -> None:
+    code = (
+        "import os, subprocess, sys; read, write = os.pipe(); os.close(read); "
+        "sys.exit(subprocess.run([sys.executable, '-m', 'pytest_trlcompat', 'doctor', 'trl==0.15.2'], stdout=write)"
+        ".returncode)"
+    )
+    done = run("-c", code)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys; from pytest_trlcompat import cli; status = cli.main(['doctor', 'trl==0.15.2']); "
+        "from pytest_trlcompat.stack import PACKAGES; heavy = {*PACKAGES, 'numpy', 'pytest', 'rich', 'jinja2'}; "
+        "print(sorted(heavy & set(sys.modules)), status)"
+    )
+    assert run("-c", code).stdout.splitlines()[-1] == "[] 1"
+
+
+def test_an_answer_takes_a_few_times_as_long_as_python_itself() -> None:
+    """Processor time, in turns, because other work on the machine must not decide."""
+
+    def seconds(*arguments: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run(*arguments)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    pairs = [(seconds("-c", "pass"), seconds("-m", "pytest_trlcompat", "doctor", *FULL, "--json")) for _ in range(5)]
+    # About 12 times where this was written; importing torch alone makes it over 100.
+    assert min(ours / python for python, ours in pairs) < 30
+
+
+def test_issues_of_a_trainer_that_one_does_not_use_can_be_left_out(
+    doctor: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [issue(predict("broken"), name=name) for name in ("grpo-a", "ppo-a", "trl-import")]
+    monkeypatch.setattr(catalog, "load", lambda: Catalog({entry.id: entry for entry in entries}))
+    found = {}
+    for arguments in ((), ("--trainer", "ppo"), ("--trainer", "grpo")):
+        document = json.loads(doctor("trl==1.0.0", "--json", *arguments)[1])
+        found[arguments] = [each["id"] for each in document["bites"]]
+    assert list(found.values()) == [
+        ["grpo-a", "ppo-a", "trl-import"],
+        ["ppo-a", "trl-import"],
+        ["grpo-a", "trl-import"],
+    ]
