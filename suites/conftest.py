@@ -118,7 +118,9 @@ def lora_runs(launcher: Launcher, saved_qwen2: TinyModel) -> Callable[[str, str]
         strategy = label.partition("-")[0]
         if (subject, strategy) not in known:
             groups = {
-                name: group for name, group in lora_measures.VARIANTS.items() if name.partition("-")[0] == strategy
+                name: group
+                for name, group in lora_measures.VARIANTS.items()
+                if name.partition("-")[0] == strategy and (subject == "corrected" or name not in lora_measures.TRUTHS)
             }
             # By their settings, since labels share trainings. Those in bf16 last: it stays on for the whole process,
             # in the variable that Transformers sets and in Accelerate's state.

@@ -93,7 +93,14 @@ class Objective:
         import torch
 
         named = dict(policy.named_parameters())
-        parts = [[self._token_losses(policy, trained) for trained in part] for part in microbatches]
+        rows = [trained.row for part in microbatches for trained in part]
+        current = logps(policy, rows)
+        with torch.no_grad():
+            reference = logps(self.start, rows)
+        parts = [
+            [self._token_losses(trained, current[trained.row], reference[trained.row]) for trained in part]
+            for part in microbatches
+        ]
         loss = self._aggregate(parts, tokens)
         gradients = torch.autograd.grad(loss, list(named.values()))
         return loss.item(), dict(zip(named, gradients, strict=True))
@@ -111,17 +118,13 @@ class Objective:
             return torch.cat(every).sum() / tokens
         raise ValueError(f"unknown loss type {self.loss_type!r}; known are grpo, bnpo and dapo")
 
-    def _token_losses(self, policy: Any, trained: Trained) -> torch.Tensor:
+    def _token_losses(self, trained: Trained, current: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
         import torch
 
-        row = trained.row
-        current = logps(policy, row)
-        if self.mask_truncated and row.truncated:
+        if self.mask_truncated and trained.row.truncated:
             return current[:0]
-        with torch.no_grad():
-            reference = logps(self.start, row)
         ratio = (current - trained.sampled).exp()
-        advantage = self._advantage(row)
+        advantage = self._advantage(trained.row)
         surrogate = torch.min(ratio * advantage, ratio.clamp(1 - EPSILON, 1 + EPSILON) * advantage)
         kl = (reference - current).exp() - (reference - current) - 1
         return self.beta * kl - surrogate
@@ -136,23 +139,32 @@ class Objective:
         return float((rewards[group.index(row)] - rewards.mean()) / (rewards.std() + 1e-4))
 
 
-def logps(policy: Any, row: Row) -> torch.Tensor:
-    """Log-probabilities ``(K,)`` of a completion: a plain full forward pass of the one row, without padding."""
+def logps(policy: Any, rows: Sequence[Row]) -> dict[Row, torch.Tensor]:
+    """Log-probabilities ``(K,)`` of each completion: a plain full forward pass.
+
+    Nothing but padding on the right, where no token of a row looks.
+    """
     import torch
 
-    ids = torch.tensor([[*row.prompt, *row.completion]])
+    known = [torch.tensor([*row.prompt, *row.completion]) for row in rows]
+    ids = torch.nn.utils.rnn.pad_sequence(known, batch_first=True, padding_value=_PAD)
     every = policy(input_ids=ids).logits[:, :-1].float().log_softmax(-1)
-    chosen: torch.Tensor = every.gather(-1, ids[:, 1:, None])[0, :, 0]
-    return chosen[-len(row.completion) :]
+    chosen = every.gather(-1, ids[:, 1:, None])[..., 0]
+    return {
+        row: chosen[place, len(row.prompt) - 1 : len(row.prompt) - 1 + len(row.completion)]
+        for place, row in enumerate(rows)
+    }
 
 
 @contextmanager
 def learn_by_heart(vocab_size: int) -> Iterator[list[Row]]:
-    """Let generation run for real, then put the fixed completions in place of its tokens.
+    """Let generation run for real, for one token, then put the fixed completions in place of its tokens.
 
     Yields:
         A list that grows by the rows of each generation, in their order.
     """
+    import copy
+
     import torch
     from transformers.generation import GenerationMixin
 
@@ -161,7 +173,10 @@ def learn_by_heart(vocab_size: int) -> Iterator[list[Row]]:
 
     def fixed(self: Any, inputs: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
         prompts = inputs if inputs is not None else kwargs["input_ids"]
-        generated = generate(self, inputs, **kwargs)  # a prompt may come back as several rows
+        config = copy.deepcopy(kwargs.pop("generation_config"))
+        config.max_new_tokens = 1
+        # A prompt may come back as several rows.
+        generated = generate(self, inputs, generation_config=config, **kwargs)
         width = prompts.shape[1]
         rows = []
         for place, prompt in enumerate(generated[:, :width].tolist()):

@@ -107,9 +107,9 @@ class _Recorder:
         import torch
 
         rows, self.sampled[:] = list(self.sampled), []
-        with torch.no_grad():
-            self.old.update({row: grpo_objective.logps(self.policy, row) for row in rows})
         if rows:
+            with torch.no_grad():
+                self.old.update(grpo_objective.logps(self.policy, rows))
             self.generated = self.objective.tokens(rows)
         return rows
 

@@ -17,7 +17,16 @@ if TYPE_CHECKING:
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["ACCUMULATED", "RESUMED_STEPS", "fix_completions", "live_hooks", "resumed", "single", "training"]
+__all__ = [
+    "ACCUMULATED",
+    "RESUMED_STEPS",
+    "fix_completions",
+    "live_hooks",
+    "resumed",
+    "saving_once",
+    "single",
+    "training",
+]
 
 EVALUATED_PROMPTS = 4
 COMPLETION_LENGTH = 3
@@ -118,14 +127,14 @@ def resumed(subject: str, model: TinyModel) -> dict[str, Any]:
 
     seen, later = _Seen(), _Seen()
     fix_completions(model.vocab_size)
-    steps = {"max_steps": RESUMED_STEPS}
-    trainer = _build(subject, model, seen, evaluating=False, save_strategy="steps", save_steps=1, **steps)
-    trainer.add_callback(_saving_once())
+    steps: dict[str, Any] = {"max_steps": RESUMED_STEPS}
+    trainer = _build(subject, model, seen, save_strategy="steps", save_steps=1, **steps)
+    trainer.add_callback(saving_once())
     [folder] = broadcast_object_list([trainer.args.output_dir])  # each rank has made a folder of its own
     trainer.args.output_dir = folder
     trainer.train()
     trainer.accelerator.wait_for_everyone()  # rank 0 writes the trainer's state
-    again = _build(subject, model, later, evaluating=False, **steps)
+    again = _build(subject, model, later, **steps)
     again.args.output_dir = folder
     again.train(resume_from_checkpoint=f"{folder}/checkpoint-1")
     return {
@@ -137,7 +146,7 @@ def resumed(subject: str, model: TinyModel) -> dict[str, Any]:
     }
 
 
-def _saving_once() -> Any:
+def saving_once() -> Any:
     """A callback that leaves the first checkpoint to be saved, and none of the others: nobody reads them."""
     from transformers import TrainerCallback
 
@@ -211,7 +220,7 @@ class _Stages:
         self.logs[name] = history[known if name != "train" else 0 :]  # train() starts a new history
 
 
-def _build(subject: str, model: TinyModel, seen: _Seen, evaluating: bool, **settings: Any) -> Any:
+def _build(subject: str, model: TinyModel, seen: _Seen, evaluating: bool = False, **settings: Any) -> Any:
     settings["max_completion_length"] = COMPLETION_LENGTH
     if evaluating:
         evaluation = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": _eval_rows()}

@@ -25,6 +25,12 @@ REENTRANT = {**DEFAULT, "gradient_checkpointing_kwargs": {"use_reentrant": True}
 NOT_REENTRANT = {**DEFAULT, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
 ONE_FORWARD: Mapping[str, Any] = {"passed": "config", "beta": 0.0, "past_empty_groups": True, "steps": 3}
 """Without a reference model a step has one forward."""
+BIASES: Mapping[str, Any] = {"passed": "config", "bias": "lora_only", "optim": "sgd", "learning_rate": 0.5, "steps": 1}
+"""Biases of frozen weights learn as well, by SGD, since Adam hides a gradient's scale.
+
+For one step, since then it matters what the reference is: up to trl 0.18 a model of its own under ZeRO-3, and elsewhere
+the policy without its adapter, but with the biases that have learned.
+"""
 # Strategy label -> variants that are judged together, each against the one of its group without checkpointing: of its
 # own kind where there is one, else "config". All begin with the same adapter, whoever wraps the model.
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -49,9 +55,13 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "zero2": {"config": {"passed": "config"}, "config, default": {"passed": "config", **DEFAULT}},
     "zero3": {"config": {"passed": "config"}, "config, default": {"passed": "config", **DEFAULT}},
+    "single-biases": {"config": BIASES},
+    "zero3-biases": {"config": BIASES},
     "single-one_forward": {"config": ONE_FORWARD},
     "zero3-one_forward": {"config": ONE_FORWARD},
 }
+TRUTHS = ("single-one_forward", "single-biases")
+"""The labels that are measured of the corrected trainer alone, to hold others against."""
 CHECKPOINTED = [label for label, group in VARIANTS.items() if any("," in variant for variant in group)]
 """The labels under which one variant is held against another."""
 _LENGTH = grpo_training_measures.COMPLETION_LENGTH  # of the completions that it puts in place of generated ones
@@ -63,9 +73,10 @@ def lora_trainings(subject: str, model: TinyModel, variants: Mapping[str, Mappin
 
     Args:
         variants: by name; ``passed`` is ``"model"`` for a ready ``PeftModel`` or ``"config"`` for ``peft_config``,
-            ``head`` whether the output head learns as well, ``steps`` how many there are, ``past_empty_groups``
-            whether TRL's own trainer gets the cure of ``deepspeed-empty-param-group``, so that what lies behind can be
-            measured, and the rest are settings of ``GRPOConfig``.
+            ``head`` whether the output head learns as well, ``bias`` which biases do (``LoraConfig``), ``steps`` how
+            many there are, ``past_empty_groups`` whether TRL's own trainer gets the cure of
+            ``deepspeed-empty-param-group``, so that what lies behind can be measured, and the rest are settings of
+            ``GRPOConfig``.
 
     Returns:
         By name what :func:`_train` measured, or ``{"failure": "..."}``.
@@ -85,6 +96,7 @@ def _train(
     model: TinyModel,
     passed: str,
     head: bool = False,
+    bias: str = "none",
     steps: int = STEPS,
     past_empty_groups: bool = False,
     **settings: Any,
@@ -97,6 +109,7 @@ def _train(
         lora_alpha=8,
         target_modules=_TARGETS,
         modules_to_save=["lm_head"] if head else None,
+        bias=bias,
         task_type="CAUSAL_LM",
     )
     arguments: dict[str, Any] = {"model": grpo.load_policy(model)}

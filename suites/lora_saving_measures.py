@@ -21,7 +21,7 @@ SAVED = "saved"
 
 
 def train(subject: str, model: TinyModel, folder: str) -> dict[str, Any]:
-    """Train an adapter for two steps with a checkpoint after each, save it, then resume another from the first.
+    """Train an adapter for two steps with a checkpoint after the first, save it, then resume another from there.
 
     Args:
         folder: for the checkpoints, and for what ``save_model`` writes, in :data:`SAVED`.
@@ -32,6 +32,7 @@ def train(subject: str, model: TinyModel, folder: str) -> dict[str, Any]:
     """
     grpo_training_measures.fix_completions(model.vocab_size)
     trainer = _build(subject, model, folder)
+    trainer.add_callback(grpo_training_measures.saving_once())  # the other one saves its last step
     with sharing_measures.failure() as training:
         trainer.train()
     found: dict[str, Any] = {"failure": training.get("text"), "grad_norm": grpo_measures.logged(trainer, "grad_norm")}

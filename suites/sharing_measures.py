@@ -30,11 +30,14 @@ _LEARNING_RATE = 0.5
 _MAX_GRAD_NORM = 0.5
 
 
-def train(subject: str, model: TinyModel, folder: str, **settings: Any) -> dict[str, Any]:
+def train(
+    subject: str, model: TinyModel, folder: str, evaluating_part: bool = False, **settings: Any
+) -> dict[str, Any]:
     """Train, evaluate, synchronise, gather and save.
 
     Args:
         folder: the policy is saved there.
+        evaluating_part: whether to evaluate once more, at last: two prompts, whose rows fill one batch.
         settings: of the ``GRPOConfig``, in place of those chosen here.
 
     Returns:
@@ -58,6 +61,12 @@ def train(subject: str, model: TinyModel, folder: str, **settings: Any) -> dict[
         policy, ref_model = whole(trainer.model_wrapped), whole(trainer.ref_model)
     with failure() as saving:
         trainer.save_model(folder)
+    part: dict[str, Any] = {}
+    if evaluating_part:
+        with failure() as evaluating:
+            evaluate = super(type(trainer), trainer).evaluate  # past what ours adds
+            part["loss"] = float(evaluate(grpo.prompts().select(range(2)))["eval_loss"])
+        part |= {"failure": evaluating["text"]} if evaluating else {}
     main = trainer.is_world_process_zero()
     callbacks = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
     return {
@@ -68,6 +77,7 @@ def train(subject: str, model: TinyModel, folder: str, **settings: Any) -> dict[
         "kl": grpo_measures.logged(trainer, "kl"),
         "grad_norm": grpo_measures.logged(trainer, "grad_norm"),
         "evaluation": evaluation,
+        "evaluation_of_part": part,
         "synchronises": any("SyncRefModelCallback" in name for name in callbacks),
         "gathering": gathering.get("text"),
         "saving": saving.get("text"),

@@ -29,11 +29,13 @@ NEWEST = {"trl": "1.16.0", "transformers": "5.23.0", "deepspeed": "0.19.8"}
         ("grpo-eval-metrics", "single", "error error silent error ok ok"),
         ("grpo-eval-accumulation", "single", "error error ok error silent ok"),
         ("grpo-eval-accumulation", "single-before_training", "error error ok ok broken ok"),
+        ("grpo-eval-remainder", "ddp", "error error silent error silent silent"),
         ("grpo-lora-checkpointing", "single", "broken broken broken error ok ok"),
         ("grpo-lora-checkpointing", "single-not_reentrant", "ok ok ok error broken ok"),
         ("grpo-lora-checkpointing", "single-head", "silent silent silent error ok ok"),
         ("grpo-lora-checkpointing", "zero3", "broken error broken error error ok"),
         ("grpo-lora-stale-trace", "zero3", "broken error ok error broken ok"),
+        ("lora-zero3-biases", "zero3", "broken error broken error ok ok"),
         ("deepspeed-empty-param-group", "zero2", "broken broken broken error broken ok"),
         ("grpo-token-normalizer", "single-truncated", "absent absent absent absent silent ok"),
         ("grpo-token-normalizer", "fsdp2", "absent absent absent absent silent ok"),  # as measured in one process

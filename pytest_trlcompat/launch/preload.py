@@ -26,6 +26,7 @@ _MODULES = (
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
     "torch.nn.parallel.distributed",
     "torch.utils.checkpoint",
+    "torch.utils.serialization.config",
     "torch.utils.tensorboard",
     "numpy.ctypeslib",
     "datasets",
@@ -66,7 +67,8 @@ _MODULES = (
     "trl.trainer.ppo_trainer",
     "trl.experimental.ppo",
     "pytest_trlcompat.tiny",
-    "pytest_trlcompat.trainers",
+    "pytest_trlcompat.trainers.grpo",
+    "pytest_trlcompat.trainers.ppo",
     "pytest_trlcompat.launch.proof",
 )
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
     from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
     from pytest_trlcompat.trainers.evaluation import EvaluationMixin
+    from pytest_trlcompat.trainers.evaluation_remainder import EvaluationRemainderMixin
     from pytest_trlcompat.trainers.fsdp_adapter_generation import FSDPAdapterGenerationMixin
     from pytest_trlcompat.trainers.fsdp_adapter_save import FSDPAdapterSaveMixin
     from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.trainers.token_normalizer import TokenNormalizerMixin
     from pytest_trlcompat.trainers.train_sampler import TrainSamplerMixin
     from pytest_trlcompat.trainers.warnings_issued import WarningsIssuedMixin
+    from pytest_trlcompat.trainers.zero3_biases import ZeRO3BiasesMixin
     from pytest_trlcompat.trainers.zero3_generation import ZeRO3GenerationMixin
     from pytest_trlcompat.trainers.zero3_lora_checkpointing import ZeRO3LoraCheckpointingMixin
 
@@ -60,6 +62,7 @@ __all__ = [
     "DeepSpeedHooksMixin",
     "EmptyParamGroupsMixin",
     "EvaluationMixin",
+    "EvaluationRemainderMixin",
     "FSDPAdapterGenerationMixin",
     "FSDPAdapterSaveMixin",
     "FSDPGenerationMixin",
@@ -85,6 +88,7 @@ __all__ = [
     "TokenNormalizerMixin",
     "TrainSamplerMixin",
     "WarningsIssuedMixin",
+    "ZeRO3BiasesMixin",
     "ZeRO3GenerationMixin",
     "ZeRO3LoraCheckpointingMixin",
 ]
@@ -97,6 +101,7 @@ _MODULES = {
     "DeepSpeedHooksMixin": "deepspeed_hooks",
     "EmptyParamGroupsMixin": "empty_param_groups",
     "EvaluationMixin": "evaluation",
+    "EvaluationRemainderMixin": "evaluation_remainder",
     "FSDPAdapterGenerationMixin": "fsdp_adapter_generation",
     "FSDPAdapterSaveMixin": "fsdp_adapter_save",
     "FSDPGenerationMixin": "fsdp_generation",
@@ -124,6 +129,7 @@ _MODULES = {
     "TokenNormalizerMixin": "token_normalizer",
     "TrainSamplerMixin": "train_sampler",
     "WarningsIssuedMixin": "warnings_issued",
+    "ZeRO3BiasesMixin": "zero3_biases",
     "ZeRO3GenerationMixin": "zero3_generation",
     "ZeRO3LoraCheckpointingMixin": "zero3_lora_checkpointing",
 }

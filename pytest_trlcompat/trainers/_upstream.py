@@ -43,10 +43,10 @@ def class_uses(cls: type, name: str, but: tuple[str, ...] = ()) -> bool:
 
 
 @contextmanager
-def replaced(name: str, make: Callable[[Any], Any], module: ModuleType | None = None) -> Iterator[None]:
-    """Lend TRL's GRPO module, or another one, ``make(original)`` in place of its global ``name``, for a while.
+def replaced(name: str, make: Callable[[Any], Any], module: ModuleType | type | None = None) -> Iterator[None]:
+    """Lend TRL's GRPO module, or another one, or a class, ``make(original)`` in place of its ``name``, for a while.
 
-    Does nothing where the module of the installed TRL has no such name. The replacement is seen by all threads.
+    Does nothing where what is installed has no such name there. The replacement is seen by all threads.
     """
     module = module or grpo_module()
     original = getattr(module, name, None)

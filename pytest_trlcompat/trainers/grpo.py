@@ -15,6 +15,7 @@ from pytest_trlcompat.trainers.deepspeed_hooks import DeepSpeedHooksMixin
 from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
 from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
 from pytest_trlcompat.trainers.evaluation import EvaluationMixin
+from pytest_trlcompat.trainers.evaluation_remainder import EvaluationRemainderMixin
 from pytest_trlcompat.trainers.fsdp_adapter_generation import FSDPAdapterGenerationMixin
 from pytest_trlcompat.trainers.fsdp_adapter_save import FSDPAdapterSaveMixin
 from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin
@@ -31,6 +32,7 @@ from pytest_trlcompat.trainers.sampling import SamplingMixin
 from pytest_trlcompat.trainers.token_normalizer import TokenNormalizerMixin
 from pytest_trlcompat.trainers.train_sampler import TrainSamplerMixin
 from pytest_trlcompat.trainers.warnings_issued import WarningsIssuedMixin
+from pytest_trlcompat.trainers.zero3_biases import ZeRO3BiasesMixin
 from pytest_trlcompat.trainers.zero3_generation import ZeRO3GenerationMixin
 from pytest_trlcompat.trainers.zero3_lora_checkpointing import ZeRO3LoraCheckpointingMixin
 
@@ -54,10 +56,12 @@ class GRPOTrainer(
     DeepSpeedEvaluationMixin,
     EmptyParamGroupsMixin,
     EvaluationMixin,
+    EvaluationRemainderMixin,
     ResumingMixin,
     TrainSamplerMixin,
     LoraCheckpointingMixin,
     ZeRO3LoraCheckpointingMixin,
+    ZeRO3BiasesMixin,
     FSDPGradientsMixin,
     FSDPSaveMixin,
     FSDPAdapterSaveMixin,
@@ -83,11 +87,13 @@ class GRPOTrainer(
     :mod:`.deepspeed_evaluation`     transformers 44889           without an evaluation before training
     :mod:`.empty_param_groups`       transformers 43711           without DeepSpeed
     :mod:`.evaluation`               trl 3337, 4010, 4669         in trl 0.18.0 to 0.21.0, and from 0.27.1
+    :mod:`.evaluation_remainder`     none found                   where TRL's sampler repeats nothing: trl 0.14.0
     :mod:`.resuming`                 transformers 34631           from Transformers 4.47.0
     :mod:`.train_sampler`            reported downstream alone    from trl 0.17.0; with Transformers before 4.52.1
     :mod:`.lora_checkpointing`       trl 3150, 3089               in trl 0.16.0 to 0.21.0, and from 0.26.0
     :mod:`.zero3_lora_checkpointing` trl 2514                     from trl 1.9.0, DeepSpeed 0.19.3; outside of
                                                                   ZeRO-3
+    :mod:`.zero3_biases`             deepspeed 7435               from DeepSpeed 0.17.3; outside of ZeRO-3
     :mod:`.adapter_loading`          peft 3628                    with PEFT before 0.19 and from 0.20 on
     :mod:`.fsdp_adapter_generation`  trl 4550                     from Transformers 5.0.0; outside of FSDP2
     :mod:`.fsdp_adapter_save`        none found                   outside of FSDP1

@@ -1,0 +1,51 @@
+"""Cure of ``grpo-eval-remainder``: the rows of the last batch that an evaluation on several ranks leaves out.
+
+TRL's sampler repeats each prompt for its generations. Accelerate does not know: it takes the prompts for rows, works
+out from their number how many rows of the last batch are there only to fill it, and drops as many of the gathered
+losses. ``eval_loss`` then is that of the first ranks, or weighs the last batch wrongly.
+
+Imports nothing of the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["EvaluationRemainderMixin"]
+
+
+class EvaluationRemainderMixin:
+    """Has the evaluation of a subclass of ``trl.GRPOTrainer`` count rows where Accelerate counts prompts.
+
+    No release of TRL up to 1.16.0 is free of it. It knows by the sampler: one that repeats nothing, as that of trl
+    0.14.0, is left alone.
+    """
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        upstream: Any = super()
+        with _of_length(dataloader.dataset, self._evaluated_rows(dataloader.dataset)):
+            return upstream.evaluation_loop(dataloader, *args, **kwargs)
+
+    def _evaluated_rows(self, dataset: Any) -> int | None:
+        """How many there are, if it is known and not the number of prompts."""
+        if not isinstance(dataset, Sized):
+            return None
+        trainer: Any = self
+        sampler = trainer._get_eval_sampler(dataset)
+        rows = len(sampler) if isinstance(sampler, Sized) else len(dataset)
+        return None if rows == len(dataset) else rows
+
+
+@contextmanager
+def _of_length(dataset: Any, rows: int | None) -> Iterator[None]:
+    """Tell Accelerate that a dataset has so many rows, by the attribute that it looks for, while the context lasts."""
+    if rows is None:
+        yield
+        return
+    dataset.total_dataset_length = rows
+    try:
+        yield
+    finally:
+        del dataset.total_dataset_length

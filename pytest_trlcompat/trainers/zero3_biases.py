@@ -1,0 +1,64 @@
+"""Cure of ``lora-zero3-biases`` (deepspeed 7435): the gradient of a bias whose weight is frozen, under ZeRO-3.
+
+DeepSpeed's linear layer looks at the number of dimensions where it computes the weight's gradient, and needs it for the
+bias's as well: ``cannot access local variable 'dim'``. So an adapter with ``bias="lora_only"`` or ``bias="all"`` cannot
+be trained where DeepSpeed's layer takes the place of PyTorch's.
+
+Imports DeepSpeed when asked, and of this package ``_upstream``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from pytest_trlcompat.trainers._upstream import replaced
+
+__all__ = ["ZeRO3BiasesMixin"]
+
+
+class ZeRO3BiasesMixin:
+    """Lets a subclass of ``transformers.Trainer`` train biases of frozen weights under ZeRO-3 (deepspeed 7435).
+
+    Needless from DeepSpeed 0.17.3 on. It knows by trying: DeepSpeed's own gradients are taken where it has them.
+    """
+
+    accelerator: Any
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        upstream: Any = super()
+        plugin = getattr(self.accelerator.state, "deepspeed_plugin", None)
+        if plugin is None or plugin.zero_stage != 3:
+            return upstream.train(*args, **kwargs)
+        linear = import_module("deepspeed.runtime.zero.linear").LinearFunctionForZeroStage3
+        with replaced("backward", _working, linear):
+            return upstream.train(*args, **kwargs)
+
+
+class _WithoutBias:
+    """The context of a backward pass, as it was if the layer had no bias."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    @property
+    def saved_tensors(self) -> tuple[Any, Any, None]:
+        inputs, weight, _bias = self._context.saved_tensors
+        return inputs, weight, None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+def _working(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def backward(context: Any, grad_output: Any) -> Any:
+        try:
+            return upstream(context, grad_output)
+        except UnboundLocalError as error:
+            if "'dim'" not in str(error):
+                raise
+        grad_input, grad_weight, _none = upstream(_WithoutBias(context), grad_output)
+        return grad_input, grad_weight, grad_output.sum(tuple(range(grad_output.dim() - 1)))
+
+    return backward
