@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat.matrix import environments
-from pytest_trlcompat.matrix.environments import ensure, ensure_tools, prune
+from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, prune
 from pytest_trlcompat.matrix.errors import MatrixError, Untestable
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
@@ -153,3 +153,15 @@ def test_compiled_extensions_of_environments_do_not_mix(uv: FakeUv, layout: Layo
     other = ensure(Lock("x", LOCK.date, "3.12", LOCK.packages, "x"), layout).variables
     assert one["TORCH_EXTENSIONS_DIR"] != other["TORCH_EXTENSIONS_DIR"]
     assert one["PATH"].startswith(f"{one['VIRTUAL_ENV']}/bin:")
+
+
+def test_compiled_modules_are_read_ahead_and_nothing_else(tmp_path: Path) -> None:
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    for number in range(40):  # more than are read at a time
+        cache = packages / f"package{number}" / "__pycache__"
+        cache.mkdir(parents=True)
+        (cache / "module.cpython-311.pyc").write_bytes(b"x" * number)
+        (cache.parent / "module.py").write_bytes(b"not this")
+    (packages / "gone.pyc").symlink_to(packages / "nowhere")
+    assert Environment(tmp_path).read_ahead() == sum(range(40))
+    assert Environment(tmp_path / "empty").read_ahead() == 0

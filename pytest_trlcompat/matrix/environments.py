@@ -5,6 +5,7 @@ Imports only the standard library and this room.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -12,6 +13,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +31,8 @@ _FORMAT = "1"
 _STAMP = "trlcompat-built.json"
 _SOURCE_ONLY = ("deepspeed",)
 _BUILDS_PROJECT = ("hatchling", "editables")
+_READERS = 32
+"""Files that are read ahead at the same time: a disk answers many questions at once as fast as one."""
 
 Say = Callable[[str], None]
 
@@ -53,6 +57,19 @@ class Environment:
             "TORCH_EXTENSIONS_DIR": str(self.root / "torch_extensions"),
             "PYTHONNOUSERSITE": "1",
         }
+
+    def read_ahead(self) -> int:
+        """Read all compiled modules once, many at a time, so that they are in memory when they are imported.
+
+        An import reads one after the other, and waits for the disk each time: for half a minute, where they were not
+        used lately. Where they were, this takes a fraction of a second.
+
+        Returns:
+            How many bytes were read; a file that cannot be read is left out.
+        """
+        files = sorted(str(path) for path in (self.root / "lib").rglob("*.pyc"))
+        with ThreadPoolExecutor(_READERS) as readers:
+            return sum(readers.map(_read, (files[start::_READERS] for start in range(_READERS))))
 
 
 def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
@@ -114,6 +131,15 @@ def prune(layout: Layout, wanted: Iterable[Lock], say: Say = print) -> None:
         with said_plainly(), locked(root.with_suffix(".lock"), waiting):
             shutil.rmtree(root)  # its lock file stays, since another process may be waiting for it
         say(f"{root.name}: no lock asks for it, removed")
+
+
+def _read(files: Iterable[str]) -> int:
+    read = 0
+    for name in files:
+        with contextlib.suppress(OSError), open(name, "rb", buffering=0) as file:
+            while piece := file.read(1 << 20):
+                read += len(piece)
+    return read
 
 
 def _root(lock: Lock, layout: Layout) -> Path:
