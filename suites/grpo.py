@@ -163,6 +163,14 @@ def fix_completions(vocab_size: int) -> list[torch.Tensor]:
     return returned
 
 
+def with_generation_settings(kwargs: Mapping[str, Any], **settings: Any) -> dict[str, Any]:
+    """The keyword arguments of ``generate``, with a copy of their ``generation_config`` that has ``settings``."""
+    config = copy.deepcopy(kwargs["generation_config"])
+    for name, value in settings.items():
+        setattr(config, name, value)
+    return {**kwargs, "generation_config": config}
+
+
 def _token(call: int, row: int, column: int, vocab_size: int) -> int:
     """Any word of the vocabulary, never one of its three special tokens."""
     return 3 + (call * 11 + row * 17 + column * 5) % (vocab_size - 3)

@@ -163,8 +163,6 @@ def learn_by_heart(vocab_size: int) -> Iterator[list[Row]]:
     Yields:
         A list that grows by the rows of each generation, in their order.
     """
-    import copy
-
     import torch
     from transformers.generation import GenerationMixin
 
@@ -173,10 +171,8 @@ def learn_by_heart(vocab_size: int) -> Iterator[list[Row]]:
 
     def fixed(self: Any, inputs: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
         prompts = inputs if inputs is not None else kwargs["input_ids"]
-        config = copy.deepcopy(kwargs.pop("generation_config"))
-        config.max_new_tokens = 1
         # A prompt may come back as several rows.
-        generated = generate(self, inputs, generation_config=config, **kwargs)
+        generated = generate(self, inputs, **grpo.with_generation_settings(kwargs, max_new_tokens=1))
         width = prompts.shape[1]
         rows = []
         for place, prompt in enumerate(generated[:, :width].tolist()):

@@ -5,7 +5,6 @@ Imports the stack only inside functions.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -186,10 +185,8 @@ def fix_completions(vocab_size: int, hooks: list[int] | None = None) -> None:
         prompts = inputs if inputs is not None else kwargs["input_ids"]
         if hooks is not None:
             hooks.append(live_hooks(self))
-        config = copy.deepcopy(kwargs.pop("generation_config"))
-        config.max_new_tokens = 1
         # A prompt may come back as several rows.
-        generated = generate(self, inputs, generation_config=config, **kwargs)
+        generated = generate(self, inputs, **grpo.with_generation_settings(kwargs, max_new_tokens=1))
         length = prompts.shape[1]
         member = torch.arange(generated.shape[0], device=generated.device)[:, None] % 2
         column = torch.arange(COMPLETION_LENGTH, device=generated.device)

@@ -9,7 +9,6 @@ between them; the synchronisation of the reference model after them; the gathere
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -63,10 +62,9 @@ def train(
         trainer.save_model(folder)
     part: dict[str, Any] = {}
     if evaluating_part:
-        with failure() as evaluating:
-            evaluate = super(type(trainer), trainer).evaluate  # past what ours adds
-            part["loss"] = float(evaluate(grpo.prompts().select(range(2)))["eval_loss"])
-        part |= {"failure": evaluating["text"]} if evaluating else {}
+        part = _evaluated(
+            super(type(trainer), trainer).evaluate, grpo.prompts().select(range(2))
+        )  # past what ours adds
     main = trainer.is_world_process_zero()
     callbacks = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
     return {
@@ -117,12 +115,17 @@ def _recording(subject: str, losses: list[float], evaluation: dict[str, Any]) ->
         def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
             if evaluation:  # once is enough
                 return {}
-            with failure() as caught:
-                metrics = super().evaluate(*args, **kwargs)
-            evaluation.update({"failure": caught["text"]} if caught else {"loss": float(metrics["eval_loss"])})
+            evaluation.update(_evaluated(super().evaluate, *args, **kwargs))
             return {}
 
     return Recording
+
+
+def _evaluated(evaluate: Callable[..., dict[str, float]], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The ``loss`` of an evaluation, or its ``failure``."""
+    with failure() as caught:
+        metrics = evaluate(*args, **kwargs)
+    return {"failure": caught["text"]} if caught else {"loss": float(metrics["eval_loss"])}
 
 
 @contextlib.contextmanager
@@ -149,11 +152,9 @@ def _generate_greedily() -> list[torch.Tensor]:
 
     def greedy(self: Any, inputs: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
         prompts = inputs if inputs is not None else kwargs["input_ids"]
-        config = copy.deepcopy(kwargs.pop("generation_config"))
-        config.top_k = 1  # greedy, and allowed with several sequences per prompt
-        if tokens:
-            config.max_new_tokens = 1
-        ids = generate(self, inputs, generation_config=config, **kwargs)
+        shorter = {"max_new_tokens": 1} if tokens else {}
+        # top_k is greedy, and allowed with several sequences per prompt.
+        ids = generate(self, inputs, **grpo.with_generation_settings(kwargs, top_k=1, **shorter))
         tokens.append(ids[:, prompts.shape[1] :].cpu())
         return ids
 

@@ -271,8 +271,8 @@ class _Job:
                 self.say(f"{self.cell.id}: was cut short, and what it depends on has changed since; starts afresh")
             self.results.unlink(missing_ok=True)
         self._write(RUNNING, None)
-        environment.read_ahead()
         try:
+            environment.read_ahead()
             status = process.run(
                 self._command(environment, resumed), env=child_variables(environment), cwd=self.sweep.layout.root
             )
