@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["AdapterTraining", "AdapterTrainings"]
 
 
+_RESUMED = ("ddp", "fsdp1")
+"""The strategies under which resuming is judged."""
+
+
 @dataclass(frozen=True)
 class AdapterTraining:
     """What rank 0 measured (:mod:`lora_saving_measures`), the engines that it built, and where it saved."""
@@ -44,6 +48,7 @@ class AdapterTrainings:
     def __call__(self, subject: str, strategy: str) -> AdapterTraining:
         folder = self.folder / f"{subject}-{strategy}"
         body = lora_saving_measures.train
+        resuming = strategy in _RESUMED
         # Not sharded where a broken trainer fails before it has wrapped anything.
-        result = self.launch(body, subject, self.model, str(folder), strategy=strategy, sharded=False)
+        result = self.launch(body, subject, self.model, str(folder), resuming, strategy=strategy, sharded=False)
         return AdapterTraining(result.values[0], result.ranks[0].proof["engines"], folder)

@@ -20,19 +20,21 @@ SAVED = "saved"
 """Name of the folder that ``save_model`` is given."""
 
 
-def train(subject: str, model: TinyModel, folder: str) -> dict[str, Any]:
-    """Train an adapter for two steps with a checkpoint after the first, save it, then resume another from there.
+def train(subject: str, model: TinyModel, folder: str, resuming: bool) -> dict[str, Any]:
+    """Train an adapter for two steps; with a checkpoint after the first, if another is to be resumed from there.
 
     Args:
         folder: for the checkpoints, and for what ``save_model`` writes, in :data:`SAVED`.
+        resuming: whether to save, and to resume.
 
     Returns:
         ``failure`` and ``resuming`` tell as texts what went wrong, or are ``None``; ``adapter`` and ``resumed`` map the
         names of files of PEFT's to the bytes of whole float32 tensors, on rank 0 alone.
     """
     grpo_training_measures.fix_completions(model.vocab_size)
-    trainer = _build(subject, model, folder)
-    trainer.add_callback(grpo_training_measures.saving_once())  # the other one saves its last step
+    trainer = _build(subject, model, folder, resuming)
+    if resuming:
+        trainer.add_callback(grpo_training_measures.saving_once())  # the other one saves its last step
     with sharing_measures.failure() as training:
         trainer.train()
     found: dict[str, Any] = {"failure": training.get("text"), "grad_norm": grpo_measures.logged(trainer, "grad_norm")}
@@ -40,21 +42,23 @@ def train(subject: str, model: TinyModel, folder: str) -> dict[str, Any]:
         with sharing_measures.failure():  # a rank that leaves early takes its connections along
             trainer.accelerator.wait_for_everyone()
         return found
+    if not resuming:
+        return found
     found["adapter"] = _adapter(trainer)
     with sharing_measures.failure() as saving:
         trainer.save_model(os.path.join(folder, SAVED))
     found["saving"] = saving.get("text")
-    again = _build(subject, model, folder)
-    with sharing_measures.failure() as resuming:
+    again = _build(subject, model, folder, saving=True)
+    with sharing_measures.failure() as caught:
         again.train(resume_from_checkpoint=os.path.join(folder, "checkpoint-1"))
-    found["resuming"] = resuming.get("text")
-    if not resuming:
+    found["resuming"] = caught.get("text")
+    if not caught:
         found["resumed"] = _adapter(again)
         found["grad_norm_resumed"] = grpo_measures.logged(again, "grad_norm")
     return found
 
 
-def _build(subject: str, model: TinyModel, folder: str) -> Any:
+def _build(subject: str, model: TinyModel, folder: str, saving: bool) -> Any:
     from peft import LoraConfig
 
     config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -65,7 +69,7 @@ def _build(subject: str, model: TinyModel, folder: str) -> Any:
         max_steps=STEPS,
         max_completion_length=grpo_training_measures.COMPLETION_LENGTH,
         output_dir=folder,
-        save_strategy="steps",
+        save_strategy="steps" if saving else "no",
         save_steps=1,
     )
     lora_measures.fill_adapter(dict(trainer.model.named_parameters()))

@@ -38,7 +38,15 @@ NO_SHARD = "fsdp1-no_shard"
 _OPTIONS: Mapping[str, Mapping[str, str]] = {NO_SHARD: {"sharding_strategy": "NO_SHARD"}}
 _ACCUMULATION: Mapping[str, int] = {NO_SHARD: 2}
 """Steps of gradient accumulation. ``NO_SHARD`` is wrong with more than one only."""
-_EVALUATING_PART = ("single", "ddp")
+_FSDP = (sharing_measures.EVALUATION, sharing_measures.SAVING)
+_MEASURED: Mapping[str, Sequence[str]] = {
+    "single": (sharing_measures.EVALUATION, sharing_measures.EVALUATION_OF_PART),
+    "ddp": (sharing_measures.EVALUATION_OF_PART,),
+    "fsdp1": _FSDP,
+    NO_SHARD: _FSDP,
+    "fsdp2": _FSDP,
+}
+"""What a suite asks for beside the training."""
 _CANNOT_PREPARE_FSDP2 = "a model and optimizer must be passed together"
 """Accelerate refuses the policy of a Trainer that prepares its model alone, whatever TRL does."""
 
@@ -117,7 +125,7 @@ class Trainings:
             subject,
             self.model,
             str(folder),
-            evaluating_part=strategy in _EVALUATING_PART,
+            measured=_MEASURED.get(strategy, ()),
             gradient_accumulation_steps=accumulation,
             strategy=strategy.partition("-")[0],
             options=_OPTIONS.get(strategy, {}),

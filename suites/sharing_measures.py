@@ -1,16 +1,17 @@
 """One GRPO training per subject and strategy, from which the suites about sharing a model judge what they are about.
 
 Runs inside the ranks; imports the stack only inside functions. What one launch measures, in its order: how the models
-are placed and sharded; the tokens that a greedy generation gave; losses and gradient norms of two steps; an evaluation
-between them; the synchronisation of the reference model after them; the gathered policy and reference model; and what
-``save_model`` wrote. A failure is returned, not raised, with all that was known before it.
+are placed and sharded; the tokens that a greedy generation gave; losses and gradient norms of two steps; the
+synchronisation of the reference model after them; the gathered policy and reference model; and, where it is asked for,
+an evaluation between the steps, what ``save_model`` wrote, and an evaluation of few prompts at last. A failure is
+returned, not raised, with all that was known before it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import grpo, grpo_measures
@@ -20,9 +21,13 @@ if TYPE_CHECKING:
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["MIXUP", "STEPS", "failure", "to_bytes", "train", "whole"]
+__all__ = ["EVALUATION", "EVALUATION_OF_PART", "MIXUP", "SAVING", "STEPS", "failure", "to_bytes", "train", "whole"]
 
 STEPS = 2
+GENERATED = 3
+"""New tokens of the generation that is looked at."""
+EVALUATION, SAVING, EVALUATION_OF_PART = "evaluation", "saving", "evaluation of part"
+"""What is measured only where it is asked for: it costs, and most strategies are judged without."""
 MIXUP = 0.6
 """``ref_model_mixup_alpha``: the share of the policy in the synchronised reference model."""
 _LEARNING_RATE = 0.5
@@ -30,13 +35,14 @@ _MAX_GRAD_NORM = 0.5
 
 
 def train(
-    subject: str, model: TinyModel, folder: str, evaluating_part: bool = False, **settings: Any
+    subject: str, model: TinyModel, folder: str, measured: Collection[str] = (), **settings: Any
 ) -> dict[str, Any]:
-    """Train, evaluate, synchronise, gather and save.
+    """Train, synchronise and gather, and what else is to be ``measured``.
 
     Args:
         folder: the policy is saved there.
-        evaluating_part: whether to evaluate once more, at last: two prompts, whose rows fill one batch.
+        measured: any of ``EVALUATION``, ``SAVING`` and ``EVALUATION_OF_PART``, which is of two prompts, whose rows fill
+            one batch.
         settings: of the ``GRPOConfig``, in place of those chosen here.
 
     Returns:
@@ -44,27 +50,28 @@ def train(
         whole float32 tensors, on rank 0 alone, and are ``None`` where they could not be gathered.
     """
     generated = _generate_greedily()
-    grpo.fix_completions(model.vocab_size)
+    returned = grpo.fix_completions(model.vocab_size)
     losses: list[float] = []
     evaluation: dict[str, Any] = {}
+    evaluating = {"eval_strategy": "steps", "eval_steps": 1} if EVALUATION in measured else {}
     trainer = grpo.build_trainer(
         subject,
         model,
-        cls=_recording(subject, losses, evaluation),
+        cls=_recording(subject, losses, evaluation, returned),
         arguments={"eval_dataset": grpo.prompts().select(range(grpo.ROWS))},
-        **{**_settings(), **settings},
+        **{**_settings(), **evaluating, **settings},
     )
     with failure() as training:
         trainer.train()
     with failure() as gathering:
         policy, ref_model = whole(trainer.model_wrapped), whole(trainer.ref_model)
     with failure() as saving:
-        trainer.save_model(folder)
+        if SAVING in measured:
+            trainer.save_model(folder)
     part: dict[str, Any] = {}
-    if evaluating_part:
-        part = _evaluated(
-            super(type(trainer), trainer).evaluate, grpo.prompts().select(range(2))
-        )  # past what ours adds
+    if EVALUATION_OF_PART in measured:
+        evaluate = super(type(trainer), trainer).evaluate  # past what ours adds
+        part = _evaluated(evaluate, grpo.prompts().select(range(2)))
     main = trainer.is_world_process_zero()
     callbacks = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
     return {
@@ -92,8 +99,6 @@ def _settings() -> dict[str, Any]:
         "optim": "sgd",
         "learning_rate": _LEARNING_RATE,
         "max_grad_norm": _MAX_GRAD_NORM,  # below every gradient norm here, so that clipping matters
-        "eval_strategy": "steps",
-        "eval_steps": 1,
         # One batch, on however many ranks: each call of generate has tokens of its own.
         "per_device_eval_batch_size": grpo.ROWS // int(os.environ.get("WORLD_SIZE", "1")),
         "sync_ref_model": True,
@@ -102,8 +107,13 @@ def _settings() -> dict[str, Any]:
     }
 
 
-def _recording(subject: str, losses: list[float], evaluation: dict[str, Any]) -> type:
-    """The subject's trainer, which keeps the losses of training and goes on after a failed evaluation."""
+def _recording(subject: str, losses: list[float], evaluation: dict[str, Any], returned: list[torch.Tensor]) -> type:
+    """The subject's trainer, which keeps the losses of training and goes on after a failed evaluation.
+
+    Args:
+        returned: by :func:`grpo.fix_completions`; the completions of training are the same with an evaluation and
+            without.
+    """
 
     class Recording(grpo.trainer_class(subject)):  # type: ignore[misc]
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
@@ -115,7 +125,9 @@ def _recording(subject: str, losses: list[float], evaluation: dict[str, Any]) ->
         def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
             if evaluation:  # once is enough
                 return {}
+            known = len(returned)
             evaluation.update(_evaluated(super().evaluate, *args, **kwargs))
+            del returned[known:]
             return {}
 
     return Recording
@@ -143,7 +155,7 @@ def failure() -> Iterator[dict[str, str]]:
 def _generate_greedily() -> list[torch.Tensor]:
     """Make generation greedy, and return a list that grows by the new tokens of every call, ``(B, K)``.
 
-    Only the first call goes on to the last token: nobody looks at what the later ones give.
+    Only the first call gives more than one: nobody looks at those of the later ones.
     """
     from transformers.generation import GenerationMixin
 
@@ -152,9 +164,9 @@ def _generate_greedily() -> list[torch.Tensor]:
 
     def greedy(self: Any, inputs: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
         prompts = inputs if inputs is not None else kwargs["input_ids"]
-        shorter = {"max_new_tokens": 1} if tokens else {}
+        length = 1 if tokens else GENERATED
         # top_k is greedy, and allowed with several sequences per prompt.
-        ids = generate(self, inputs, **grpo.with_generation_settings(kwargs, top_k=1, **shorter))
+        ids = generate(self, inputs, **grpo.with_generation_settings(kwargs, top_k=1, max_new_tokens=length))
         tokens.append(ids[:, prompts.shape[1] :].cpu())
         return ids
 
