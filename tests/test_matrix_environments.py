@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
+import os
+import py_compile
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat.matrix import environments
-from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, prune
+from pytest_trlcompat.matrix.environments import ensure, ensure_tools, prune, standing
 from pytest_trlcompat.matrix.errors import MatrixError, Untestable
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
@@ -27,6 +32,7 @@ class FakeUv:
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
         self.refuse: tuple[str, BaseException] | None = None
+        self.source: Path | None = None
 
     def __call__(self, arguments: Sequence[str], *, offline: bool = False) -> str:
         self.asked.append(list(arguments))
@@ -35,10 +41,18 @@ class FakeUv:
         if arguments[0] == "venv":
             (Path(arguments[-1]) / "bin").mkdir(parents=True)
             (Path(arguments[-1]) / "bin" / "python").touch()
+        if self.source is not None and "torch==2.13.0" in arguments:
+            module = modules_of(Path(arguments[arguments.index("--python") + 1]).parents[1]) / self.source.name
+            module.parent.mkdir(parents=True)
+            os.link(self.source, module)
         return ""
 
     def count(self, word: str) -> int:
         return sum(word in arguments for arguments in self.asked)
+
+
+def modules_of(root: Path) -> Path:
+    return root / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
 
 @pytest.fixture
@@ -138,6 +152,40 @@ def test_environments_that_no_lock_asks_for_are_removed_and_no_others(uv: FakeUv
     assert uv.count("venv") == 3  # what is left is whole
 
 
+def test_a_new_environment_takes_over_what_another_compiled(uv: FakeUv, layout: Layout) -> None:
+    uv.source = layout.root / "module.py"
+    uv.source.write_text("value = 1")
+    one, *others = [Lock("x", LOCK.date, python, LOCK.packages, "x") for python in ("3.11", "3.12", "3.13")]
+    environment = ensure(one, layout)
+    own = Path(py_compile.compile(str(modules_of(environment.root) / "module.py"), doraise=True) or "")
+    environment.share_modules()
+    for other in others:
+        assert (modules_of(ensure(other, layout).root) / "__pycache__" / own.name).samefile(own)
+    prune(layout, [])
+    assert list((layout.environments / "compiled").iterdir()) == []
+
+
+def test_only_what_is_built_stands(uv: FakeUv, layout: Layout) -> None:
+    assert standing(LOCK, layout) is None
+    environment = ensure(LOCK, layout)
+    assert standing(LOCK, layout) == environment
+
+
+def test_reading_ahead_is_a_program_of_its_own_too(uv: FakeUv, layout: Layout) -> None:
+    environment = ensure(LOCK, layout)
+    module = modules_of(environment.root) / "module.pyc"
+    module.parent.mkdir(parents=True)
+    os.mkfifo(module)
+    with subprocess.Popen(environment.read_ahead_command()) as program:
+        writing = None
+        while writing is None and program.poll() is None:
+            with contextlib.suppress(OSError):  # as long as nobody reads it
+                writing = os.open(module, os.O_WRONLY | os.O_NONBLOCK)
+        assert writing is not None, "the program ended and has not read the module"
+        os.close(writing)
+    assert program.returncode == 0
+
+
 def test_tools_are_keyed_by_what_is_asked_for(uv: FakeUv, layout: Layout) -> None:
     first = ensure_tools("lint", ["ruff", "mypy"], layout)
     assert ensure_tools("lint", ["ruff", "mypy"], layout) == first
@@ -153,15 +201,3 @@ def test_compiled_extensions_of_environments_do_not_mix(uv: FakeUv, layout: Layo
     other = ensure(Lock("x", LOCK.date, "3.12", LOCK.packages, "x"), layout).variables
     assert one["TORCH_EXTENSIONS_DIR"] != other["TORCH_EXTENSIONS_DIR"]
     assert one["PATH"].startswith(f"{one['VIRTUAL_ENV']}/bin:")
-
-
-def test_compiled_modules_are_read_ahead_and_nothing_else(tmp_path: Path) -> None:
-    packages = tmp_path / "lib" / "python3.11" / "site-packages"
-    for number in range(40):  # more than are read at a time
-        cache = packages / f"package{number}" / "__pycache__"
-        cache.mkdir(parents=True)
-        (cache / "module.cpython-311.pyc").write_bytes(b"x" * number)
-        (cache.parent / "module.py").write_bytes(b"not this")
-    (packages / "gone.pyc").symlink_to(packages / "nowhere")
-    assert Environment(tmp_path).read_ahead() == sum(range(40))
-    assert Environment(tmp_path / "empty").read_ahead() == 0

@@ -5,7 +5,6 @@ Imports only the standard library and this room.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
@@ -13,17 +12,17 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_trlcompat.matrix import compiled
 from pytest_trlcompat.matrix.errors import MatrixError, Untestable
 from pytest_trlcompat.matrix.files import locked, said_plainly, write_whole
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.uv import torch_backend, uv, uv_cached_first
 
-__all__ = ["Environment", "ensure", "ensure_tools", "prune"]
+__all__ = ["Environment", "ensure", "ensure_tools", "prune", "standing"]
 
 _FORMAT = "1"
 """Part of every environment's key; raise it when environments are built in another way."""
@@ -31,8 +30,8 @@ _FORMAT = "1"
 _STAMP = "trlcompat-built.json"
 _SOURCE_ONLY = ("deepspeed",)
 _BUILDS_PROJECT = ("hatchling", "editables")
-_READERS = 32
-"""Files that are read ahead at the same time: a disk answers many questions at once as fast as one."""
+_COMPILED = "compiled"
+"""The folder, among the environments, of the compiled modules that they share."""
 
 Say = Callable[[str], None]
 
@@ -58,18 +57,25 @@ class Environment:
             "PYTHONNOUSERSITE": "1",
         }
 
-    def read_ahead(self) -> int:
-        """Read all compiled modules once, many at a time, so that they are in memory when they are imported.
+    def read_ahead(self) -> None:
+        """Have its compiled modules in memory before they are imported."""
+        compiled.read_ahead(self._modules)
 
-        An import reads one after the other, and waits for the disk each time: for half a minute, where they were not
-        used lately. Where they were, this takes a fraction of a second.
+    def read_ahead_command(self) -> list[str]:
+        """A program that does :meth:`read_ahead`, for a process beside this one."""
+        return [sys.executable, "-I", compiled.__file__, str(self._modules)]
 
-        Returns:
-            How many bytes were read; a file that cannot be read is left out.
-        """
-        files = sorted(str(path) for path in (self.root / "lib").rglob("*.pyc"))
-        with ThreadPoolExecutor(_READERS) as readers:
-            return sum(readers.map(_read, (files[start::_READERS] for start in range(_READERS))))
+    def share_modules(self) -> None:
+        """Have one copy of its compiled modules with the environments beside it."""
+        compiled.share(self._modules, self.root.parent / _COMPILED)
+
+    def adopt_modules(self) -> None:
+        """Take over what the environments beside it have compiled of the same sources."""
+        compiled.adopt(self._modules, self.root.parent / _COMPILED)
+
+    @property
+    def _modules(self) -> Path:
+        return self.root / "lib"
 
 
 def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
@@ -88,11 +94,18 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
         uv_cached_first([*install, *torch_backend(os.environ), *wheels])
         if source_only:
             uv_cached_first([*install, "--no-build-isolation", *source_only])
+        Environment(root).adopt_modules()
 
     with said_plainly(), locked(root.with_suffix(".lock"), lambda: say(f"{root.name}: another process builds it")):
         _build(root, lock.python, fill, lambda: say(f"{lock.cell_id}: building its environment {root.name}"))
         _install_project(root, layout)
     return Environment(root)
+
+
+def standing(lock: Lock, layout: Layout) -> Environment | None:
+    """The environment of a lock, if it is built already."""
+    root = _root(lock, layout)
+    return Environment(root) if _stands(root) else None
 
 
 def ensure_tools(
@@ -131,15 +144,8 @@ def prune(layout: Layout, wanted: Iterable[Lock], say: Say = print) -> None:
         with said_plainly(), locked(root.with_suffix(".lock"), waiting):
             shutil.rmtree(root)  # its lock file stays, since another process may be waiting for it
         say(f"{root.name}: no lock asks for it, removed")
-
-
-def _read(files: Iterable[str]) -> int:
-    read = 0
-    for name in files:
-        with contextlib.suppress(OSError), open(name, "rb", buffering=0) as file:
-            while piece := file.read(1 << 20):
-                read += len(piece)
-    return read
+    with said_plainly():
+        compiled.drop_unused(layout.environments / _COMPILED)
 
 
 def _root(lock: Lock, layout: Layout) -> Path:
@@ -148,13 +154,17 @@ def _root(lock: Lock, layout: Layout) -> Path:
 
 def _build(root: Path, interpreter: str, fill: Callable[[str], None], starting: Callable[[], None]) -> None:
     """Build in place, because scripts in ``bin`` hold absolute paths; the stamp, written last, says it is whole."""
-    if (root / _STAMP).is_file() and (root / "bin" / "python").exists():
+    if _stands(root):
         return
     starting()
     shutil.rmtree(root, ignore_errors=True)
     uv(["venv", "--quiet", "--python", interpreter, str(root)], offline=Path(interpreter).is_absolute())
     fill(str(root / "bin" / "python"))
     write_whole(root / _STAMP, json.dumps({"format": _FORMAT}))
+
+
+def _stands(root: Path) -> bool:
+    return (root / _STAMP).is_file() and (root / "bin" / "python").exists()
 
 
 def _install_project(root: Path, layout: Layout) -> None:

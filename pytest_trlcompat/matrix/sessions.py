@@ -9,6 +9,7 @@ import argparse
 import atexit
 import datetime
 import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -95,7 +96,9 @@ class Workshop:
         asked = _parse("matrix", arguments)
         if asked.words or asked.date:
             raise MatrixError(f"matrix takes no {' '.join(asked.words) or '--date'}; for other cells use: nox -s cell")
-        self._run(self.matrix.cell(cell_id), asked)
+        cells = self.matrix.full() if asked.full else self.matrix.default()
+        later = itertools.dropwhile(lambda cell: cell.id != cell_id, cells)
+        self._run(self.matrix.cell(cell_id), asked, tuple(later)[1:])
 
     def free_cell(self, arguments: Sequence[str]) -> None:
         """Run any other combination: pins (``trl=0.19.1``), or the id of a cell of the matrix.
@@ -203,7 +206,7 @@ class Workshop:
         except (MatrixError, OSError) as error:
             print(f"no table: {error}", file=sys.stderr)
 
-    def _run(self, cell: Cell, asked: _Asked) -> None:
+    def _run(self, cell: Cell, asked: _Asked, following: Sequence[Cell] = ()) -> None:
         outcome = run_cell(
             self.matrix,
             cell,
@@ -211,6 +214,7 @@ class Workshop:
             issues=asked.issues,
             fresh=asked.fresh,
             pytest_arguments=asked.pytest_arguments,
+            following=following,
             say=self.say,
         )
         if outcome.problem is not None:

@@ -12,17 +12,17 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_trlcompat.matrix import process
 from pytest_trlcompat.matrix.cells import Cell, Matrix
-from pytest_trlcompat.matrix.environments import Environment, ensure
+from pytest_trlcompat.matrix.environments import Environment, ensure, standing
 from pytest_trlcompat.matrix.errors import MatrixError, Untestable
 from pytest_trlcompat.matrix.files import locked, said_plainly, write_whole
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.locks import Lock, lock_for
+from pytest_trlcompat.matrix.locks import Lock, kept, lock_for
 from pytest_trlcompat.verdict import Record, RecordError, Verdict, read_records
 
 __all__ = [
@@ -149,6 +149,13 @@ class Sweep:
         (self._all / self.name).mkdir(parents=True, exist_ok=True)
         (self._all / self.name / cell_id).touch()
 
+    def has_begun(self, cell_id: str) -> bool:
+        """Whether this command has run a cell, or runs it."""
+        sidecar = self.layout.results / f"{cell_id}.cell.json"
+        return (self._all / self.name / cell_id).exists() or (
+            sidecar.exists() and read_sidecar(sidecar).sweep == self.name
+        )
+
     def ended(self, cell_id: str) -> None:
         """Strike a cell off, under whichever command it was begun."""
         for path in self._all.glob(f"*/{cell_id}"):
@@ -197,6 +204,7 @@ def run_cell(
     issues: Sequence[str] = (),
     fresh: bool = False,
     pytest_arguments: Sequence[str] = (),
+    following: Sequence[Cell] = (),
     say: Callable[[str], None] = print,
 ) -> Outcome:
     """Lock, build and test one cell; a cell that cannot be built is an outcome, not an exception.
@@ -205,6 +213,7 @@ def run_cell(
         issues: suites to run, by known issue; empty: all.
         fresh: forget what an earlier run left.
         pytest_arguments: handed to pytest as they are.
+        following: cells that this command runs later; the next one's environment is read ahead meanwhile.
 
     Raises:
         MatrixError: when the machine refuses (a full disk), or a results file is damaged.
@@ -214,7 +223,8 @@ def run_cell(
     lock = layout.results / f".{cell.id}.lock"
     with said_plainly(), locked(lock, lambda: say(f"{cell.id}: another process runs it; waiting")):
         sweep.under_way(cell.id)
-        outcome = _Job(matrix, cell, sweep, tuple(sorted(issues)), fresh, tuple(pytest_arguments), say).run()
+        job = _Job(matrix, cell, sweep, tuple(sorted(issues)), fresh, tuple(pytest_arguments), tuple(following), say)
+        outcome = job.run()
         sweep.ended(cell.id)
         return outcome
 
@@ -227,6 +237,7 @@ class _Job:
     issues: tuple[str, ...]
     fresh: bool
     pytest_arguments: tuple[str, ...]
+    following: tuple[Cell, ...]
     say: Callable[[str], None]
 
     def __post_init__(self) -> None:
@@ -273,20 +284,39 @@ class _Job:
         self._write(RUNNING, None)
         try:
             environment.read_ahead()
-            status = process.run(
-                self._command(environment, resumed), env=child_variables(environment), cwd=self.sweep.layout.root
-            )
+            with self._reading_ahead_of_the_next():
+                status = process.run(
+                    self._command(environment, resumed), env=child_variables(environment), cwd=self.sweep.layout.root
+                )
         except KeyboardInterrupt:
             self._write(INTERRUPTED, "it was stopped")
             count = len(_records(self.results))
-            kept = "1 finished verdict is kept" if count == 1 else f"{count} finished verdicts are kept"
+            left = "1 finished verdict is kept" if count == 1 else f"{count} finished verdicts are kept"
             self.say(
-                f"{self.cell.id}: stopped; {kept}, the same command goes on after {'it' if count == 1 else 'them'}"
+                f"{self.cell.id}: stopped; {left}, the same command goes on after {'it' if count == 1 else 'them'}"
             )
             raise
         unheard = _unheard(status, _records(self.results))
         self._write(TESTED if unheard is None else INTERRUPTED, unheard)
+        environment.share_modules()
         return self._outcome(status)
+
+    @contextlib.contextmanager
+    def _reading_ahead_of_the_next(self) -> Iterator[None]:
+        environment = self._next_environment()
+        if environment is None:
+            yield
+            return
+        with process.beside(environment.read_ahead_command(), cwd=self.sweep.layout.root):
+            yield
+
+    def _next_environment(self) -> Environment | None:
+        """The environment of the cell that comes next, if it is built."""
+        with contextlib.suppress(MatrixError):  # what is damaged there is told when that cell runs
+            cell = next((cell for cell in self.following if not self.sweep.has_begun(cell.id)), None)
+            lock = kept(self.matrix, cell, self.sweep.layout) if cell is not None else None
+            return standing(lock, self.sweep.layout) if lock is not None else None
+        return None
 
     def _command(self, environment: Environment, resumed: bool) -> list[str]:
         return [

@@ -1,0 +1,190 @@
+"""Compiled modules (``*.pyc``) of environments: one copy for all that hold the same source, and read before imported.
+
+uv gives environments hard links to one copy of a source; what Python compiles from it is written for each environment
+again, and read from the disk again. Here it is a hard link as well. Python compares the source's time and size with
+those in a compiled module at each import, and puts its own file in place of one that does not fit, so a wrong link
+costs time and nothing else: https://peps.python.org/pep-3147/. As a program, this reads ahead what lies in a folder.
+Imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import struct
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+__all__ = ["adopt", "drop_unused", "read_ahead", "share"]
+
+_AT_ONCE = 32
+"""Folders or files: a disk answers many questions at once as fast as one."""
+
+_COMPILED = re.compile(r"(?P<module>.+)\.(?P<tag>cpython-\d+)\.pyc")
+"""Not those of ``python -O``, nor pytest's, in which assertions are rewritten."""
+_HEADER = struct.Struct("<4sIII")
+"""Magic number, flags, and the source's time (seconds) and size (bytes), each modulo 2**32."""
+
+_Folder = tuple[str, list[str]]
+"""Its path, and the names of its files."""
+
+
+def read_ahead(root: Path) -> int:
+    """Read all compiled modules below ``root`` once, so that they are in memory when they are imported.
+
+    An import reads one after the other, and waits for the disk each time: for a minute, where they were not used
+    lately. Where they were, this takes a fraction of a second.
+
+    Returns:
+        How many bytes were read; a file that cannot be read is left out.
+    """
+    files = sorted(f"{folder}/{name}" for folder, names in _walk(root) for name in names if name.endswith(".pyc"))
+    with ThreadPoolExecutor(_AT_ONCE) as readers:
+        return sum(readers.map(_read, (files[start::_AT_ONCE] for start in range(_AT_ONCE))))
+
+
+def share(root: Path, store: Path) -> int:
+    """Keep what was compiled below ``root`` for others, or put in its place what is kept already.
+
+    Only of sources that are hard links themselves, and on one file system.
+
+    Returns:
+        How many compiled modules became shared.
+    """
+    store.mkdir(parents=True, exist_ok=True)
+    caches = [found for found in _walk(root) if os.path.basename(found[0]) == "__pycache__"]
+    with ThreadPoolExecutor(_AT_ONCE) as linkers:
+        return sum(linkers.map(functools.partial(_share, store), caches))
+
+
+def adopt(root: Path, store: Path) -> int:
+    """Give the sources below ``root`` that were compiled elsewhere what is kept of them.
+
+    Args:
+        root: holds one folder for each version of Python, such as ``python3.11``.
+
+    Returns:
+        How many compiled modules became shared.
+    """
+    adopted = 0
+    for python in root.glob("python*"):
+        tag = "cpython-" + python.name.removeprefix("python").replace(".", "")
+        with ThreadPoolExecutor(_AT_ONCE) as linkers:
+            adopted += sum(linkers.map(functools.partial(_adopt, tag, store), _walk(python)))
+    return adopted
+
+
+def drop_unused(store: Path) -> int:
+    """Remove what no environment holds any more.
+
+    Returns:
+        How many compiled modules were removed.
+    """
+    unused = [entry.path for entry in os.scandir(store) if entry.stat().st_nlink == 1] if store.is_dir() else []
+    for path in unused:
+        os.unlink(path)
+    return len(unused)
+
+
+def _share(store: Path, cache: _Folder) -> int:
+    folder, names = cache
+    shared = 0
+    for found in filter(None, map(_COMPILED.fullmatch, names)):
+        with contextlib.suppress(OSError):  # it is gone, or may not be linked
+            own = f"{folder}/{found[0]}"
+            source = os.stat(f"{os.path.dirname(folder)}/{found['module']}.py", follow_symlinks=False)
+            if source.st_nlink == 1 or os.stat(own, follow_symlinks=False).st_nlink > 1:
+                continue
+            kept = store / _key(source, found["tag"])
+            if kept.exists():
+                _replace(kept, own)
+            elif _is_of(own, source):
+                os.link(own, kept)
+            else:
+                continue
+            shared += 1
+    return shared
+
+
+def _adopt(tag: str, store: Path, sources: _Folder) -> int:
+    folder, names = sources
+    adopted = 0
+    for name in names:
+        module, extension = os.path.splitext(name)
+        if extension != ".py":
+            continue
+        with contextlib.suppress(OSError):  # nobody compiled it
+            source = os.stat(f"{folder}/{name}", follow_symlinks=False)
+            if source.st_nlink > 1 and (kept := store / _key(source, tag)).exists():
+                os.makedirs(f"{folder}/__pycache__", exist_ok=True)
+                os.link(kept, f"{folder}/__pycache__/{module}.{tag}.pyc")
+                adopted += 1
+    return adopted
+
+
+def _key(source: os.stat_result, tag: str) -> str:
+    """A file's place, time and size: what uv unpacks has the time of that, in nanoseconds."""
+    return f"{source.st_ino}-{source.st_mtime_ns}-{source.st_size}.{tag}.pyc"
+
+
+def _is_of(compiled: str, source: os.stat_result) -> bool:
+    """Whether Python would take it for this source."""
+    with open(compiled, "rb", buffering=0) as file:
+        header = file.read(_HEADER.size)
+    if len(header) != _HEADER.size:
+        return False
+    _, flags, seconds, size = _HEADER.unpack(header)
+    return (flags, seconds, size) == (0, int(source.st_mtime) & 0xFFFFFFFF, source.st_size & 0xFFFFFFFF)
+
+
+def _replace(kept: Path, own: str) -> None:
+    """At once: another process may be importing it."""
+    temporary = f"{own}.{os.getpid()}"
+    os.link(kept, temporary)
+    try:
+        os.replace(temporary, own)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def _walk(root: Path) -> Iterator[_Folder]:
+    """Every folder below ``root``; those that cannot be read are empty."""
+    level = [str(root)]
+    with ThreadPoolExecutor(_AT_ONCE) as readers:
+        while level:
+            below = []
+            for folder, (names, folders) in zip(level, readers.map(_list, level), strict=True):
+                yield folder, names
+                below += folders
+            level = below
+
+
+def _list(folder: str) -> tuple[list[str], list[str]]:
+    """Names of the files, and paths of the folders, in a folder."""
+    names: list[str] = []
+    folders: list[str] = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+            else:
+                names.append(entry.name)
+    return names, folders
+
+
+def _read(files: Iterable[str]) -> int:
+    read = 0
+    for name in files:
+        with contextlib.suppress(OSError), open(name, "rb", buffering=0) as file:
+            while piece := file.read(1 << 20):
+                read += len(piece)
+    return read
+
+
+if __name__ == "__main__":
+    read_ahead(Path(sys.argv[1]))
