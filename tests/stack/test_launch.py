@@ -164,6 +164,21 @@ def test_every_launch_starts_from_the_same_random_state(launcher: Launcher) -> N
     assert launcher(draw, strategy="single", seed=1).values[0] != first
 
 
+def test_a_progress_bar_starts_no_process(launcher: Launcher) -> None:
+    def look() -> int:
+        import multiprocessing
+
+        from tqdm.auto import tqdm
+
+        from pytest_trlcompat._processes import children
+
+        multiprocessing.set_start_method("spawn", force=True)  # as some releases of DeepSpeed do
+        list(tqdm(range(2)))
+        return len(children())
+
+    assert launcher(look, strategy="single").values == [0]
+
+
 def test_rendezvous_listens_on_loopback_alone(launcher: Launcher) -> None:
     def listeners() -> list[str]:
         import os
