@@ -427,7 +427,6 @@ import sys
 from pathlib import Path
 sys.path[:0] = [{root!r}, {tests!r}]
 import test_matrix_sweep as here
-from pytest_trlcompat.matrix import process
 from pytest_trlcompat.matrix import sweep as room
 folder = Path({folder!r})
 room.lock_for = lambda matrix, cell, layout: here.LOCK

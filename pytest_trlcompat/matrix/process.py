@@ -87,7 +87,7 @@ def beside(command: Sequence[str], *, cwd: Path) -> Iterator[None]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            preexec_fn=_give_way(os.getpid()),
+            preexec_fn=_lead_a_group(os.getpid(), niceness=_LEAST),
         )
     try:
         yield
@@ -96,19 +96,10 @@ def beside(command: Sequence[str], *, cwd: Path) -> Iterator[None]:
         child.wait()
 
 
-def _give_way(parent: int) -> Callable[[], None]:
+def _lead_a_group(parent: int, niceness: int = 0) -> Callable[[], None]:
     def prepare() -> None:
         os.setpgid(0, 0)
-        os.nice(_LEAST)
-        die_with_parent(parent)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
-
-    return prepare
-
-
-def _lead_a_group(parent: int) -> Callable[[], None]:
-    def prepare() -> None:
-        os.setpgid(0, 0)
+        os.nice(niceness)
         # For the one end that this process cannot answer: its own SIGKILL.
         die_with_parent(parent, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -301,14 +301,11 @@ class _Job:
         environment.share_modules()
         return self._outcome(status)
 
-    @contextlib.contextmanager
-    def _reading_ahead_of_the_next(self) -> Iterator[None]:
+    def _reading_ahead_of_the_next(self) -> contextlib.AbstractContextManager[None]:
         environment = self._next_environment()
         if environment is None:
-            yield
-            return
-        with process.beside(environment.read_ahead_command(), cwd=self.sweep.layout.root):
-            yield
+            return contextlib.nullcontext()
+        return process.beside(environment.read_ahead_command(), cwd=self.sweep.layout.root)
 
     def _next_environment(self) -> Environment | None:
         """The environment of the cell that comes next, if it is built."""
