@@ -56,6 +56,7 @@ def training(subject: str, model: TinyModel, evaluate_first: bool = False, eval_
     seen = _Seen()
     fix_completions(model.vocab_size, seen.hooks)
     trainer = _build(subject, model, seen, evaluating=True, eval_steps=eval_steps)
+    trainer.add_callback(_evaluating_every(eval_steps))
     stages = _Stages(trainer, seen)
     direct = {"before": _direct(subject, trainer, trainer.model)}
     if evaluate_first:
@@ -154,6 +155,17 @@ def saving_once() -> Any:
             control.should_save = state.global_step == 1
 
     return SavingOnce()
+
+
+def _evaluating_every(steps: int) -> Any:
+    """A callback that leaves out the evaluation which newer releases of Transformers add at the end: one follows."""
+    from transformers import TrainerCallback
+
+    class EvaluatingEvery(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_evaluate = control.should_evaluate and state.global_step % steps == 0
+
+    return EvaluatingEvery()
 
 
 def live_hooks(model: torch.nn.Module) -> int:

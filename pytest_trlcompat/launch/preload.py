@@ -29,6 +29,7 @@ _MODULES = (
     "torch.utils.checkpoint",
     "torch.utils.serialization.config",
     "torch.utils.tensorboard",
+    "torch._subclasses.schema_check_mode",
     "numpy.ctypeslib",
     "datasets",
     "datasets.arrow_dataset",
@@ -36,6 +37,7 @@ _MODULES = (
     "accelerate.utils.fsdp_utils",
     "accelerate.utils.deepspeed",
     "peft",
+    "peft.utils.transformers_weight_conversion",
     "transformers",
     "transformers.trainer",
     "transformers.generation.utils",
@@ -101,7 +103,7 @@ def preload(modules: tuple[str, ...] = _MODULES, may_have_cuda: bool = True) -> 
             importlib.import_module(name)
         except Exception as error:
             errors[name] = f"{type(error).__name__}: {error}"
-    _load_auto_mapping()
+    _load_auto_mappings()
     _remember_metadata()
     _build_conversion_mapping()
     _lock_bars_among_threads()
@@ -134,11 +136,13 @@ def _lock_bars_among_threads() -> None:
         tqdm.tqdm.set_lock(threading.RLock())
 
 
-def _load_auto_mapping() -> None:
-    """Load the two hundred configuration modules that the first look-up of an auto class loads."""
+def _load_auto_mappings() -> None:
+    """Load the two hundred configuration modules that the first look-up of an auto class loads: a policy's, and a
+    reward or value model's."""
     auto = sys.modules.get("transformers.models.auto.modeling_auto")
     if auto is not None:
         list(auto.AutoModelForCausalLM._model_mapping.keys())
+        list(auto.AutoModelForSequenceClassification._model_mapping.keys())
 
 
 def _remember_metadata() -> None:
