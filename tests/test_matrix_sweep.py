@@ -190,7 +190,7 @@ def test_the_next_cells_environment_is_read_ahead_meanwhile(
 
     @contextlib.contextmanager
     def beside(command: list[str], cwd: Path) -> Iterator[None]:
-        seen.append((command[-1], len(stage.calls)))
+        seen.append((command[-2], len(stage.calls)))  # the folder; the pause is last
         yield
         seen.append(("ended", len(stage.calls)))
 

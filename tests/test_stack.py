@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import metadata
+from pathlib import Path
+
 import pytest
 
 from pytest_trlcompat import stack
@@ -22,6 +26,21 @@ from pytest_trlcompat import stack
 )
 def test_ranges_compare_versions(text: str, version: str, holds: bool) -> None:
     assert stack.satisfied({"transformers": text}, {"transformers": version}) is holds
+
+
+def test_what_is_installed_is_read_once_for_each_search_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def version(package: str) -> str:
+        read.append(package)
+        return "1.0"
+
+    monkeypatch.setattr(metadata, "version", version)
+    for count, folder in enumerate(("one", "other"), start=1):
+        monkeypatch.setattr(sys, "path", [str(tmp_path / folder)])
+        stack.installed().clear()  # it is the caller's own
+        assert stack.installed() == dict.fromkeys(stack.PACKAGES, "1.0")
+        assert len(read) == count * len(stack.PACKAGES)
 
 
 def test_every_range_must_hold() -> None:

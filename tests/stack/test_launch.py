@@ -179,6 +179,20 @@ def test_a_progress_bar_starts_no_process(launcher: Launcher) -> None:
     assert launcher(look, strategy="single").values == [0]
 
 
+def test_looking_up_an_auto_class_imports_nothing(launcher: Launcher) -> None:
+    def look() -> list[str]:
+        import sys
+
+        from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+        before = set(sys.modules)
+        for auto in (AutoModelForCausalLM, AutoModelForSequenceClassification):
+            list(auto._model_mapping.keys())
+        return sorted(set(sys.modules) - before)
+
+    assert launcher(look, strategy="single").values == [[]]
+
+
 def test_rendezvous_listens_on_loopback_alone(launcher: Launcher) -> None:
     def listeners() -> list[str]:
         import os
