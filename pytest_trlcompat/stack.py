@@ -29,7 +29,7 @@ def installed() -> dict[str, str]:
 
 @functools.cache
 def _found(path: tuple[str, ...]) -> dict[str, str]:
-    """Read once for each search path: the judge asks for every test, and seven files of metadata take 5 ms to parse."""
+    """Read once for each search path: the judge asks for every test, and seven files of metadata take long to parse."""
     versions = {}
     for package in PACKAGES:
         try:

@@ -190,7 +190,7 @@ def test_the_next_cells_environment_is_read_ahead_meanwhile(
 
     @contextlib.contextmanager
     def beside(command: list[str], cwd: Path) -> Iterator[None]:
-        seen.append((command[-2], len(stage.calls)))  # the folder; the pause is last
+        seen.append((command, len(stage.calls)))
         yield
         seen.append(("ended", len(stage.calls)))
 
@@ -199,7 +199,8 @@ def test_the_next_cells_environment_is_read_ahead_meanwhile(
         Sweep(Layout(stage.root), {Sweep.VARIABLE: "first"}).under_way(cells[number].id)
     stage.play(OK)
     stage.run(following=tuple(cells.values()))
-    assert seen == ([(str(stage.root / str(read) / "lib"), 0), ("ended", 1)] if read else [])
+    reading = Environment(stage.root / str(read)).read_ahead_command()
+    assert seen == ([(reading, 0), ("ended", 1)] if read else [])
 
 
 def test_what_is_damaged_of_the_next_cell_does_not_stop_this_one(stage: Stage) -> None:
