@@ -1,0 +1,98 @@
+"""A checkout and a cell that are made up.
+
+The environment is a stand-in whose ``python`` plays pytest: it appends verdicts as it was told and takes its time.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import stat
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_trlcompat.matrix.cells import Cell, Matrix
+from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.locks import Lock
+from pytest_trlcompat.matrix.sweep import Outcome, Sidecar, Sweep, read_sidecar, run_cell
+from pytest_trlcompat.verdict import Record, Verdict
+
+CELL = Cell({"trl": "0.15.2", "transformers": "4.48.3"})
+MATRIX = Matrix("3.11", {"torch": "2.13.0"}, ("torch", "trl"), (), (), 3)
+LOCK = Lock(CELL.id, datetime.date(2025, 2, 28), "3.11", {"torch": "2.13.0", "trl": "0.15.2"}, "x")
+
+OK = Record("issue-a", "corrected", "single", Verdict.OK, Verdict.OK, {}, 0.5)
+BROKEN = Record("issue-a", "upstream", "single", Verdict.BROKEN, Verdict.BROKEN, {"n": 1}, 0.5)
+SURPRISE = Record("issue-a", "upstream", "ddp", Verdict.OK, Verdict.BROKEN)
+CRASH = Record("issue-b", "upstream", "ddp", Verdict.ERROR, None)
+
+PYTEST = """#!{python}
+import json, os, pathlib, sys, time
+here = pathlib.Path({folder!r})
+play = json.loads((here / "play.json").read_text())
+results = pathlib.Path(sys.argv[sys.argv.index("--trlcompat-results") + 1])
+with open(here / "calls.jsonl", "a") as file:
+    before = results.read_text() if results.exists() else None
+    print(json.dumps({{"arguments": sys.argv[1:], "environ": dict(os.environ), "before": before}}), file=file)
+with open(results, "a") as file:
+    file.writelines(line + "\\n" for line in play["lines"])
+try:
+    time.sleep(play["seconds"])
+except KeyboardInterrupt:
+    sys.exit(2)
+if play["status"] < 0:
+    os.kill(os.getpid(), -play["status"])
+sys.exit(play["status"])
+"""
+
+
+@dataclass
+class Stage:
+    """A checkout in a temporary folder, whose cell's environment is a stand-in."""
+
+    root: Path
+    said: list[str] = field(default_factory=list)
+
+    def play(self, *records: Record, status: int = 0, seconds: float = 0) -> None:
+        """Tell the stand-in what to do."""
+        lines = [record.to_json() for record in records]
+        (self.root / "play.json").write_text(json.dumps({"lines": lines, "status": status, "seconds": seconds}))
+
+    def run(self, sweep: str = "first", **options: Any) -> Outcome:
+        named = Sweep(Layout(self.root), {Sweep.VARIABLE: sweep})
+        return run_cell(MATRIX, CELL, named, say=self.said.append, **options)
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        path = self.root / "calls.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
+    def results(self) -> Path:
+        return Layout(self.root).results / f"{CELL.id}.jsonl"
+
+    @property
+    def sidecar(self) -> Sidecar:
+        return read_sidecar(self.results.with_name(f"{CELL.id}.cell.json"))
+
+    def cut_short(self, sweep: str, *records: Record, torn: str = "") -> None:
+        """Leave what a killed command leaves."""
+        self.play(*records)
+        self.run(sweep)
+        Sweep(Layout(self.root), {Sweep.VARIABLE: sweep}).under_way(CELL.id)
+        path = self.results.with_name(f"{CELL.id}.cell.json")
+        path.write_text(json.dumps({**json.loads(path.read_text()), "state": "running", "seconds": 100.0}))
+        with open(self.results, "a") as file:
+            file.write(torn)
+
+
+def make_stage(folder: Path) -> Stage:
+    python = folder / "env" / "bin" / "python"
+    for path in (python.parent, folder / "pytest_trlcompat", folder / "suites", folder / "fixtures"):
+        path.mkdir(parents=True)
+    (folder / "suites" / "test_a.py").touch()
+    python.write_text(PYTEST.format(python=sys.executable, folder=str(folder)))
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    return Stage(folder)
