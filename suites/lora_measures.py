@@ -31,6 +31,14 @@ BIASES: Mapping[str, Any] = {"passed": "config", "bias": "lora_only", "optim": "
 For one step, since then it matters what the reference is: up to trl 0.18 a model of its own under ZeRO-3, and elsewhere
 the policy without its adapter, but with the biases that have learned.
 """
+WHOLE: Mapping[str, Any] = {
+    "passed": "config",
+    "head": True,
+    "past_empty_groups": True,
+    "optim": "sgd",
+    "learning_rate": 0.5,
+}
+"""The output head learns whole, beside the adapter."""
 # Strategy label -> variants that are judged together, each against the one of its group without checkpointing: of its
 # own kind where there is one, else "config". All begin with the same adapter, whoever wraps the model.
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -57,10 +65,12 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "zero3": {"config": {"passed": "config"}, "config, default": {"passed": "config", **DEFAULT}},
     "single-biases": {"config": BIASES},
     "zero3-biases": {"config": BIASES},
+    "single-whole": {"config": WHOLE},
+    "zero3-whole": {"config": WHOLE},
     "single-one_forward": {"config": ONE_FORWARD},
     "zero3-one_forward": {"config": ONE_FORWARD},
 }
-TRUTHS = ("single-one_forward", "single-biases")
+TRUTHS = ("single-one_forward", "single-biases", "single-whole")
 """The labels that are measured of the corrected trainer alone, to hold others against."""
 CHECKPOINTED = [label for label, group in VARIANTS.items() if any("," in variant for variant in group)]
 """The labels under which one variant is held against another."""

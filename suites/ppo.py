@@ -99,7 +99,7 @@ def build_trainer(
     if before is not None:
         before()
     chosen = cls or trainer_class(subject)
-    known = inspect.signature(chosen.__init__).parameters  # type: ignore[misc]
+    known = inspect.signature(trainer_class(subject).__init__).parameters  # type: ignore[misc]
     return chosen(**{name if name in known else _OLD_NAMES.get(name, name): value for name, value in given.items()})
 
 
@@ -170,6 +170,15 @@ def gathered_policy(trainer: Any) -> dict[str, Any]:
         for name, tensor in state.items()
         if name.startswith("policy.")
     }
+
+
+def logged(trainer: Any) -> list[dict[str, float]]:
+    """The numbers of each step that do not depend on the clock."""
+    return [
+        {key: value for key, value in entry.items() if isinstance(value, (int, float)) and key != "eps"}
+        for entry in trainer.state.log_history
+        if "objective/kl" in entry
+    ]
 
 
 def queries(vocab_size: int, rows: int = 16) -> Any:

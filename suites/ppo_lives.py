@@ -6,7 +6,7 @@ Runs in the test process and imports nothing of the stack.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_trlcompat import stack
 from pytest_trlcompat.judge import Absent, Finding
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["TOLERANCE", "Life", "PPOLives", "require_ppo", "saves_verdict"]
+__all__ = ["TOLERANCE", "Life", "PPOLives", "greatest_difference", "require_ppo", "saves_verdict"]
+
+Log: TypeAlias = "list[dict[str, float]]"
+"""The numbers of each step, by name."""
 
 KL_TOLERANCE = 1e-5
 """Of the first step, where both models are equal."""
@@ -43,7 +46,7 @@ class Life:
     """
 
     failures: dict[str, dict[str, str]]
-    log: list[dict[str, float]]
+    log: Log
     policy_tensors: int
     moved_tensors: int
     engines: dict[str, Any]
@@ -63,8 +66,7 @@ class Life:
 
     def difference(self, other: Life) -> float:
         """The greatest one of any number that both have logged at the same step."""
-        pairs = zip(self.log, other.log, strict=True)
-        return max(abs(entry[key] - same[key]) for entry, same in pairs for key in entry.keys() & same.keys())
+        return greatest_difference(self.log, other.log)
 
     def failed(self, stages: Iterable[str], issue: KnownIssue) -> Finding | None:
         """The first failure among these stages: ``broken`` where it is the issue's symptom, ``error`` otherwise."""
@@ -135,6 +137,12 @@ class PPOLives:
             engines=result.ranks[0].proof["engines"],
             saved={stage: path for stage, path in ranks[0]["saved"].items() if stage not in failures},
         )
+
+
+def greatest_difference(log: Log, other: Log) -> float:
+    """The greatest one of any number that both have logged at the same step."""
+    pairs = zip(log, other, strict=True)
+    return max(abs(entry[key] - same[key]) for entry, same in pairs for key in entry.keys() & same.keys())
 
 
 def require_ppo() -> None:

@@ -52,7 +52,7 @@ def life(subject: str, model: TinyModel, folder: Path) -> dict[str, Any]:
     if not (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):
         with stages("config"):  # last, and not there: it resets what Accelerate knows of the strategy
             ppo.configure_after_grpo(subject)
-    return {**stages.report(), "log": _log(trainer), **_moved(before, after)}
+    return {**stages.report(), "log": ppo.logged(trainer), **_moved(before, after)}
 
 
 def deepspeed_by_argument(subject: str, model: TinyModel, settings: dict[str, Any]) -> dict[str, Any]:
@@ -214,15 +214,6 @@ def _forget_accelerator_state() -> None:
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state(True)
-
-
-def _log(trainer: Any) -> list[dict[str, float]]:
-    """The numbers of each step that do not depend on the clock."""
-    return [
-        {key: value for key, value in entry.items() if isinstance(value, (int, float)) and key != "eps"}
-        for entry in trainer.state.log_history
-        if "objective/kl" in entry
-    ]
 
 
 def _moved(before: dict[str, Any], after: dict[str, Any]) -> dict[str, int]:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.trainers.ppo import PPOTrainer as PPOTrainer
     from pytest_trlcompat.trainers.ppo_accelerator import PPOAcceleratorMixin
     from pytest_trlcompat.trainers.ppo_accumulation import PPOAccumulationMixin
+    from pytest_trlcompat.trainers.ppo_adapter_reference import PPOAdapterReferenceMixin
     from pytest_trlcompat.trainers.ppo_fsdp import PPOFSDPMixin
     from pytest_trlcompat.trainers.ppo_newer_trainer import PPONewerTrainerMixin
     from pytest_trlcompat.trainers.ppo_save import PPOSaveMixin
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.trainers.zero3_biases import ZeRO3BiasesMixin
     from pytest_trlcompat.trainers.zero3_generation import ZeRO3GenerationMixin
     from pytest_trlcompat.trainers.zero3_lora_checkpointing import ZeRO3LoraCheckpointingMixin
+    from pytest_trlcompat.trainers.zero3_whole_modules import ZeRO3WholeModulesMixin
 
 # Without PPOTrainer and PPOConfig, which some releases have not: importing everything must not fail for that.
 __all__ = [
@@ -78,6 +80,7 @@ __all__ = [
     "OneDevicePerRankMixin",
     "PPOAcceleratorMixin",
     "PPOAccumulationMixin",
+    "PPOAdapterReferenceMixin",
     "PPODeepSpeedHooksMixin",
     "PPOFSDPMixin",
     "PPONewerTrainerMixin",
@@ -91,6 +94,7 @@ __all__ = [
     "ZeRO3BiasesMixin",
     "ZeRO3GenerationMixin",
     "ZeRO3LoraCheckpointingMixin",
+    "ZeRO3WholeModulesMixin",
 ]
 
 _MODULES = {
@@ -117,6 +121,7 @@ _MODULES = {
     "OneDevicePerRankMixin": "device_map",
     "PPOAcceleratorMixin": "ppo_accelerator",
     "PPOAccumulationMixin": "ppo_accumulation",
+    "PPOAdapterReferenceMixin": "ppo_adapter_reference",
     "PPOConfig": "ppo",
     "PPODeepSpeedHooksMixin": "deepspeed_hooks",
     "PPOFSDPMixin": "ppo_fsdp",
@@ -132,6 +137,7 @@ _MODULES = {
     "ZeRO3BiasesMixin": "zero3_biases",
     "ZeRO3GenerationMixin": "zero3_generation",
     "ZeRO3LoraCheckpointingMixin": "zero3_lora_checkpointing",
+    "ZeRO3WholeModulesMixin": "zero3_whole_modules",
 }
 
 

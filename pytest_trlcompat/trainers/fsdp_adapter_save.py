@@ -21,7 +21,7 @@ from typing import Any
 from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version
 from pytest_trlcompat.trainers.lora_checkpointing import trains_adapters
 
-__all__ = ["FSDPAdapterSaveMixin", "keys_of_the_state_dict", "names_of_the_state_dict"]
+__all__ = ["FSDPAdapterSaveMixin", "adapter_found", "keys_of_the_state_dict", "names_of_the_state_dict"]
 
 _WRAPPER = "_fsdp_wrapped_module"
 
@@ -80,6 +80,23 @@ def _with_method(model: Any, name: str, method: Callable[..., Any]) -> Iterator[
             setattr(model, name, before)
 
 
+@contextmanager
+def adapter_found(model: Any, known: bool = True) -> Iterator[None]:
+    """Let PEFT find the tensors of ``model``, a ``PeftModel`` that FSDP1 has sharded, in a state dict of the whole.
+
+    Args:
+        known: whether this rank has that state dict.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(names_of_the_state_dict(model))
+        for module in model.modules():
+            if hasattr(module, "modules_to_save") and hasattr(module, "adapter_state_dict"):
+                # The copies that learn of the modules that PEFT saves whole, with whatever wraps them.
+                for copy in module.modules_to_save.values():
+                    stack.enter_context(keys_of_the_state_dict(copy, known))
+        yield
+
+
 class FSDPAdapterSaveMixin:
     """Lets any ``transformers.Trainer`` save adapters under FSDP1 and resume from them.
 
@@ -114,17 +131,8 @@ class FSDPAdapterSaveMixin:
         with ExitStack() as stack:
             if self._shards_adapters():
                 bare = self.accelerator.unwrap_model(self.model)
-                for model in (self.model, bare):
-                    stack.enter_context(names_of_the_state_dict(model))
                 # The state dict that is saved, rank 0 alone has.
                 known = loading or self.accelerator.process_index == 0
-                for module in _modules_to_save(bare):
-                    stack.enter_context(keys_of_the_state_dict(module, known))
+                stack.enter_context(names_of_the_state_dict(self.model))
+                stack.enter_context(adapter_found(bare, known))
             yield
-
-
-def _modules_to_save(model: Any) -> Iterator[Any]:
-    """The copies that learn of the modules that PEFT saves whole, with whatever wraps them."""
-    for module in model.modules():
-        if hasattr(module, "modules_to_save") and hasattr(module, "adapter_state_dict"):
-            yield from module.modules_to_save.values()

@@ -35,6 +35,7 @@ from pytest_trlcompat.trainers.warnings_issued import WarningsIssuedMixin
 from pytest_trlcompat.trainers.zero3_biases import ZeRO3BiasesMixin
 from pytest_trlcompat.trainers.zero3_generation import ZeRO3GenerationMixin
 from pytest_trlcompat.trainers.zero3_lora_checkpointing import ZeRO3LoraCheckpointingMixin
+from pytest_trlcompat.trainers.zero3_whole_modules import ZeRO3WholeModulesMixin
 
 __all__ = ["GRPOTrainer"]
 
@@ -62,6 +63,7 @@ class GRPOTrainer(
     LoraCheckpointingMixin,
     ZeRO3LoraCheckpointingMixin,
     ZeRO3BiasesMixin,
+    ZeRO3WholeModulesMixin,
     FSDPGradientsMixin,
     FSDPSaveMixin,
     FSDPAdapterSaveMixin,
@@ -94,6 +96,8 @@ class GRPOTrainer(
     :mod:`.zero3_lora_checkpointing` trl 2514                     from trl 1.9.0, DeepSpeed 0.19.3; outside of
                                                                   ZeRO-3
     :mod:`.zero3_biases`             deepspeed 7435               from DeepSpeed 0.17.3; outside of ZeRO-3
+    :mod:`.zero3_whole_modules`      deepspeed 7203, 7615         with DeepSpeed before 0.16.5 and from 0.19.3 on, PEFT
+                                                                  before 0.14; without ``modules_to_save``
     :mod:`.adapter_loading`          peft 3628                    with PEFT before 0.19 and from 0.20 on
     :mod:`.fsdp_adapter_generation`  trl 4550                     from Transformers 5.0.0; outside of FSDP2
     :mod:`.fsdp_adapter_save`        none found                   outside of FSDP1

@@ -14,9 +14,11 @@ from pytest_trlcompat.trainers.deepspeed_hooks import PPODeepSpeedHooksMixin
 from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
 from pytest_trlcompat.trainers.ppo_accelerator import PPOAcceleratorMixin
 from pytest_trlcompat.trainers.ppo_accumulation import PPOAccumulationMixin
+from pytest_trlcompat.trainers.ppo_adapter_reference import PPOAdapterReferenceMixin
 from pytest_trlcompat.trainers.ppo_fsdp import PPOFSDPMixin
 from pytest_trlcompat.trainers.ppo_newer_trainer import PPONewerTrainerMixin
 from pytest_trlcompat.trainers.ppo_save import PPOSaveMixin
+from pytest_trlcompat.trainers.zero3_whole_modules import ZeRO3WholeModulesMixin
 
 __all__ = ["PPOConfig", "PPOTrainer"]
 
@@ -47,10 +49,12 @@ class PPOTrainer(
     PPOAccumulationMixin,
     PPOSaveMixin,
     PPOFSDPMixin,
+    PPOAdapterReferenceMixin,
     PPOAcceleratorMixin,
     PPONewerTrainerMixin,
     PPODeepSpeedHooksMixin,
     EmptyParamGroupsMixin,
+    ZeRO3WholeModulesMixin,
     UpstreamTrainer,
 ):
     """TRL's PPO trainer of whichever release is installed, with known bugs cured.
@@ -66,10 +70,14 @@ class PPOTrainer(
     :mod:`.ppo_accelerator`         trl 2377, 2555, 3453         without DeepSpeed
     :mod:`.ppo_accumulation`        deepspeed 7718               without DeepSpeed
     :mod:`.ppo_fsdp`                trl 1726                     without FSDP
+    :mod:`.ppo_adapter_reference`   none found                   before trl 0.13.0; in one process, under DeepSpeed,
+                                                                 with a reference model
     :mod:`.ppo_newer_trainer`       none found                   from trl 0.12.0
     :mod:`.deepspeed_hooks`         trl 2962, 2304               from trl 1.5.0; from trl 0.16.0 with DeepSpeed from
                                                                  0.19.2 on
     :mod:`.empty_param_groups`      transformers 43692           without DeepSpeed
+    :mod:`.zero3_whole_modules`     deepspeed 7203, 7615         with DeepSpeed before 0.16.5 and from 0.19.3 on, PEFT
+                                                                 before 0.14; without ``modules_to_save``
     =============================== ============================ ==================================================
     """
 

@@ -8,10 +8,11 @@ the wrapper that DeepSpeed, FSDP and DDP have taken over, and the policy knows n
 - any ZeRO stage, from Transformers 5 on: ``'...Config' object has no attribute 'get'``;
 - DDP: ``'DistributedDataParallel' object has no attribute 'policy'``, in later releases ``Some tensors share memory``;
 - ranks that write nothing, from Transformers 5.x on: ``no attribute 'is_distributed_loading_by_transformers'``;
-- FSDP1: ``KeyError: None``; FSDP with sharded state dicts writes nothing at all;
+- FSDP1: ``KeyError: None``; FSDP with sharded state dicts writes nothing at all, and PEFT an empty adapter;
 - before ``train()``, DeepSpeed: ``'PPOTrainer' object has no attribute 'deepspeed'``.
 
-Imports Accelerate and torch, and of this package ``_ppo`` and ``_upstream``.
+Imports Accelerate and torch, and of this package ``_ppo``, ``_upstream``, ``fsdp_adapter_save``, ``fsdp_ref_model`` and
+``lora_checkpointing``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from torch.distributed.fsdp import StateDictType
 
 from pytest_trlcompat.trainers._ppo import ppo_trainer_class
 from pytest_trlcompat.trainers._upstream import function_uses
+from pytest_trlcompat.trainers.fsdp_adapter_save import adapter_found
+from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version
+from pytest_trlcompat.trainers.lora_checkpointing import trains_adapters
 
 __all__ = ["PPOSaveMixin"]
 
@@ -74,7 +78,7 @@ class PPOSaveMixin:
         if state_dict is not None:
             kept = {name: tensor for name, tensor in state_dict.items() if name.startswith(_PREFIX)}
             state_dict = {name[len(_PREFIX) :]: tensor for name, tensor in kept.items()}
-        with mock.patch.object(self, "model", policy):
+        with mock.patch.object(self, "model", policy), _adapter_found(policy, self.accelerator):
             upstream._save(output_dir, state_dict=state_dict)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> Any:
@@ -82,6 +86,13 @@ class PPOSaveMixin:
         upstream: Any = super()
         with mock.patch.object(self, "model", self.accelerator.unwrap_model(self.model)):
             return upstream.create_model_card(*args, **kwargs)
+
+
+def _adapter_found(policy: Any, accelerator: Any) -> AbstractContextManager[Any]:
+    """PEFT from 0.21 on would find no tensor of an adapter that FSDP1 has sharded (``lora-fsdp-save``)."""
+    if fsdp_version(accelerator) != 1 or not trains_adapters(policy):
+        return nullcontext()
+    return adapter_found(policy)
 
 
 def _full_state_dict(accelerator: Any) -> AbstractContextManager[Any]:

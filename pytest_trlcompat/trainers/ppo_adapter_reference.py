@@ -1,0 +1,52 @@
+"""Cure of ``ppo-adapter-reference``: PPO's reference is its policy without the adapter, under DDP and FSDP.
+
+Given an adapter and no reference model, TRL's PPO trainer switches the adapter off and calls the policy by itself. It
+looks for the policy in what Accelerate wrapped: ``'DistributedDataParallel' object has no attribute 'policy'``. FSDP's
+wrapper has it, but gathers the parameters of its own unit (embeddings, final norms, heads) only when it is called
+itself. No report of it was found upstream; trl 2375 has the same words, for a save.
+
+Imports torch, and of this package ``ppo_fsdp``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_trlcompat.trainers.ppo_fsdp import root_parameters_unsharded
+
+__all__ = ["PPOAdapterReferenceMixin"]
+
+
+class PPOAdapterReferenceMixin:
+    """Lets a subclass of TRL's PPO trainer take its policy without the adapter, or with another, for its reference.
+
+    Does nothing in one process, under DeepSpeed, where a reference model is given, and before trl 0.13.0, which knows
+    of no adapters. Every other release needs it.
+    """
+
+    model: Any
+
+    @contextmanager
+    def null_ref_context(self) -> Iterator[None]:
+        """As upstream: while it lasts the policy, ``self.model.policy``, is the reference."""
+        upstream: Any = super()
+        with _policy_lent(self.model), root_parameters_unsharded(self.model), upstream.null_ref_context():
+            yield
+
+
+@contextmanager
+def _policy_lent(model: nn.Module) -> Iterator[None]:
+    """While it lasts, DDP's wrapper has the policy of what it wraps; as an attribute, not as a module of its own."""
+    if not isinstance(model, DistributedDataParallel):
+        yield
+        return
+    vars(model)["policy"] = model.module.policy
+    try:
+        yield
+    finally:
+        del vars(model)["policy"]

@@ -1,0 +1,61 @@
+"""The cure of ``lora-zero3-whole-modules``: what PEFT's wrapper has of DeepSpeed while the context lasts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_trlcompat import tiny
+
+peft = pytest.importorskip("peft")
+
+from pytest_trlcompat.trainers.zero3_whole_modules import ZeRO3WholeModulesMixin, own_hooks  # noqa: E402 - of the stack
+
+
+@pytest.fixture
+def wrapper() -> Any:
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM")
+    return peft.get_peft_model(tiny.qwen2().new_model(), config).base_model.model.lm_head
+
+
+@pytest.mark.parametrize("name", ["applied_pre_backward_ref_cnt", "ds_grads_remaining", "post_bwd_fn", "pre_bwd_fn"])
+def test_a_wrapper_has_of_deepspeed_only_its_own(wrapper: Any, name: str) -> None:
+    setattr(wrapper.modules_to_save["default"], name, 5)
+    assert getattr(wrapper, name) == 5  # as PEFT has it
+    with own_hooks():
+        assert not hasattr(wrapper, name)
+        setattr(wrapper, name, 0)
+        assert (getattr(wrapper, name), getattr(wrapper.modules_to_save["default"], name)) == (0, 5)
+    assert getattr(wrapper, name) == 0
+
+
+def test_it_has_everything_else_of_the_module_in_use(wrapper: Any) -> None:
+    with own_hooks():
+        assert wrapper.weight is wrapper.modules_to_save["default"].weight
+        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+            _ = wrapper.nothing
+
+
+def test_it_lasts_for_a_trainers_construction_training_and_evaluation(wrapper: Any) -> None:
+    wrapper.modules_to_save["default"].post_bwd_fn = 5
+    found: list[bool] = []
+
+    class Base:
+        def __init__(self) -> None:
+            self.train()
+            self.evaluate()
+
+        def train(self) -> None:
+            found.append(hasattr(wrapper, "post_bwd_fn"))
+
+        evaluate = train
+
+    class Mine(ZeRO3WholeModulesMixin, Base):
+        pass
+
+    mine = Mine()
+    mine.train()
+    mine.evaluate()
+    assert found == [False] * 4
+    assert hasattr(wrapper, "post_bwd_fn")
