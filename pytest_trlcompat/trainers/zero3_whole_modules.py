@@ -2,8 +2,9 @@
 
 PEFT wraps such a module (``modules_to_save=["lm_head"]``) beside the copy that learns, and the wrapper has every
 attribute that the one in use has. DeepSpeed gives each module functions and counters of its own, and asks first whether
-it has them: the wrapper seems to, and uses those of the copy, whose counter was never begun: ``'Linear' object has no
-attribute 'ds_grads_remaining'``, at the first forward after the hooks were registered.
+it has them: the wrapper seems to, and uses those of the copy, whose counter was not begun: ``'Linear' object has no
+attribute 'ds_grads_remaining'``, at the first forward in training. TRL 0.15 generates with DeepSpeed's hooks in place,
+which begins it before.
 
 Imports nothing of the stack, and of this package ``_upstream``.
 """
