@@ -21,7 +21,13 @@ from typing import Any
 from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version
 from pytest_trlcompat.trainers.lora_checkpointing import trains_adapters
 
-__all__ = ["FSDPAdapterSaveMixin", "adapter_found", "keys_of_the_state_dict", "names_of_the_state_dict"]
+__all__ = [
+    "FSDPAdapterSaveMixin",
+    "adapter_found",
+    "keys_of_the_state_dict",
+    "names_of_the_state_dict",
+    "shards_adapter",
+]
 
 _WRAPPER = "_fsdp_wrapped_module"
 
@@ -80,6 +86,11 @@ def _with_method(model: Any, name: str, method: Callable[..., Any]) -> Iterator[
             setattr(model, name, before)
 
 
+def shards_adapter(model: Any, accelerator: Any) -> bool:
+    """Whether ``model``, unwrapped, is a ``PeftModel`` that ``accelerator`` shards by FSDP1."""
+    return fsdp_version(accelerator) == 1 and trains_adapters(model)
+
+
 @contextmanager
 def adapter_found(model: Any, known: bool = True) -> Iterator[None]:
     """Let PEFT find the tensors of ``model``, a ``PeftModel`` that FSDP1 has sharded, in a state dict of the whole.
@@ -124,15 +135,15 @@ class FSDPAdapterSaveMixin:
             return upstream._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _shards_adapters(self) -> bool:
-        return fsdp_version(self.accelerator) == 1 and trains_adapters(self.accelerator.unwrap_model(self.model))
+        return shards_adapter(self.accelerator.unwrap_model(self.model), self.accelerator)
 
     @contextmanager
     def _adapter_found(self, loading: bool = False) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self._shards_adapters():
-                bare = self.accelerator.unwrap_model(self.model)
-                # The state dict that is saved, rank 0 alone has.
-                known = loading or self.accelerator.process_index == 0
-                stack.enter_context(names_of_the_state_dict(self.model))
-                stack.enter_context(adapter_found(bare, known))
+        if not self._shards_adapters():
+            yield
+            return
+        # The state dict that is saved, rank 0 alone has.
+        known = loading or self.accelerator.process_index == 0
+        bare = self.accelerator.unwrap_model(self.model)
+        with names_of_the_state_dict(self.model), adapter_found(bare, known):
             yield

@@ -11,8 +11,7 @@ the wrapper that DeepSpeed, FSDP and DDP have taken over, and the policy knows n
 - FSDP1: ``KeyError: None``; FSDP with sharded state dicts writes nothing at all, and PEFT an empty adapter;
 - before ``train()``, DeepSpeed: ``'PPOTrainer' object has no attribute 'deepspeed'``.
 
-Imports Accelerate and torch, and of this package ``_ppo``, ``_upstream``, ``fsdp_adapter_save``, ``fsdp_ref_model`` and
-``lora_checkpointing``.
+Imports Accelerate and torch, and of this package ``_ppo``, ``_upstream`` and ``fsdp_adapter_save``.
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ from torch.distributed.fsdp import StateDictType
 
 from pytest_trlcompat.trainers._ppo import ppo_trainer_class
 from pytest_trlcompat.trainers._upstream import function_uses
-from pytest_trlcompat.trainers.fsdp_adapter_save import adapter_found
-from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version
-from pytest_trlcompat.trainers.lora_checkpointing import trains_adapters
+from pytest_trlcompat.trainers.fsdp_adapter_save import adapter_found, shards_adapter
 
 __all__ = ["PPOSaveMixin"]
 
@@ -78,7 +75,9 @@ class PPOSaveMixin:
         if state_dict is not None:
             kept = {name: tensor for name, tensor in state_dict.items() if name.startswith(_PREFIX)}
             state_dict = {name[len(_PREFIX) :]: tensor for name, tensor in kept.items()}
-        with mock.patch.object(self, "model", policy), _adapter_found(policy, self.accelerator):
+        # PEFT from 0.21 on would find no tensor of an adapter that FSDP1 has sharded (``lora-fsdp-save``).
+        found = adapter_found(policy) if shards_adapter(policy, self.accelerator) else nullcontext()
+        with mock.patch.object(self, "model", policy), found:
             upstream._save(output_dir, state_dict=state_dict)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> Any:
@@ -86,13 +85,6 @@ class PPOSaveMixin:
         upstream: Any = super()
         with mock.patch.object(self, "model", self.accelerator.unwrap_model(self.model)):
             return upstream.create_model_card(*args, **kwargs)
-
-
-def _adapter_found(policy: Any, accelerator: Any) -> AbstractContextManager[Any]:
-    """PEFT from 0.21 on would find no tensor of an adapter that FSDP1 has sharded (``lora-fsdp-save``)."""
-    if fsdp_version(accelerator) != 1 or not trains_adapters(policy):
-        return nullcontext()
-    return adapter_found(policy)
 
 
 def _full_state_dict(accelerator: Any) -> AbstractContextManager[Any]:
