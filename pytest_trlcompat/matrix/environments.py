@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_trlcompat.matrix import compiled
+from pytest_trlcompat.matrix import compiled, torch_builds
 from pytest_trlcompat.matrix.errors import MatrixError, Untestable
 from pytest_trlcompat.matrix.files import locked, said_plainly, write_whole
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
-from pytest_trlcompat.matrix.uv import torch_backend, uv, uv_cached_first
+from pytest_trlcompat.matrix.uv import uv, uv_cached_first
 
 __all__ = ["Environment", "ensure", "ensure_tools", "prune", "standing"]
 
@@ -83,17 +83,21 @@ class Environment:
 def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
     """The environment of a lock, with this project installed editable; built unless it stands.
 
+    Where the torch that is to be had is a CUDA build, it gets the libraries of that as well.
+
     Raises:
         Untestable: when it cannot be built, with uv's reason.
         MatrixError: when the machine refuses (a full disk).
     """
     root = _root(lock, layout)
     source_only = [line for line in lock.requirements if line.partition("==")[0] in _SOURCE_ONLY]
-    wheels = [line for line in lock.requirements if line not in source_only]
+    wheels = [line for line in lock.requirements if line not in source_only and not line.startswith("torch==")]
 
     def fill(python: str) -> None:
         install = ("pip", "install", "--quiet", "--no-deps", "--python", python)
-        uv_cached_first([*install, *torch_backend(os.environ), *wheels])
+        if "torch" in lock.packages:
+            torch_builds.install(lock.packages["torch"], lock.python, Path(python), layout, say)
+        uv_cached_first([*install, *wheels])
         if source_only:
             uv_cached_first([*install, "--no-build-isolation", *source_only])
         Environment(root).adopt_modules()
@@ -148,6 +152,8 @@ def prune(layout: Layout, wanted: Iterable[Lock], say: Say = print) -> None:
         say(f"{root.name}: no lock asks for it, removed")
     with said_plainly():
         compiled.drop_unused(layout.environments / _COMPILED)
+        for name in torch_builds.prune(layout):
+            say(f"{name}: no environment holds it, removed")
 
 
 def _root(lock: Lock, layout: Layout) -> Path:

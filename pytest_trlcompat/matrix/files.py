@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.errors import DiskFull, MatrixError
 
 __all__ = ["disk_is_full", "locked", "said_plainly", "write_whole"]
 
@@ -70,7 +70,7 @@ def said_plainly() -> Iterator[None]:
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise MatrixError(disk_is_full(where)) from error
+            raise DiskFull(disk_is_full(where)) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise MatrixError(f"no permission to write{where}: {error.strerror}") from error
         raise
