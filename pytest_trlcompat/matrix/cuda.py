@@ -77,8 +77,8 @@ class CudaLibraries:
     def to_text(self) -> str:
         return "\n".join(
             [
-                "# What the CUDA build of one torch needs beside the lock of a cell; installed beside such a build alone.",
-                "# Triton is left out. Sizes are those of the wheels. `nox -s lock` renews it.",
+                "# What the CUDA build of one torch needs beside the lock of a cell, Triton left out;",
+                "# installed beside such a build alone. Sizes are those of the wheels. `nox -s lock` renews it.",
                 f"# torch: {self.torch}",
                 f"# date: {self.date.isoformat()}",
                 f"# wheel: {self.sizes.get('torch', 0)} bytes",

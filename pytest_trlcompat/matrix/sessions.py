@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pytest_trlcompat import catalog
-from pytest_trlcompat.matrix import cuda, locks, process, torch_axis
+from pytest_trlcompat.matrix import cuda, disk, locks, process, torch_axis
 from pytest_trlcompat.matrix.cells import Cell, Matrix, parse_day, parse_pins, read_matrix
 from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, prune
 from pytest_trlcompat.matrix.errors import MatrixError
@@ -68,6 +68,7 @@ class Workshop:
         self.matrix: Matrix = read_matrix(self.layout.matrix)
         self.sweep = Sweep(self.layout)
         self.say = say
+        self._named: list[str] = []
         if self.sweep.outermost:
             # nox has no hook for "all sessions are over" that also works under --parallel, where the sessions run in
             # processes of their own, and after a session failed or Ctrl-C. The end of the outermost nox is that.
@@ -88,8 +89,9 @@ class Workshop:
         asked, words = command[cut:], [*command[:cut], environ.get("NOXSESSION", "")]
         chosen = torch_axis.selection(self.matrix, self.layout, full=FULL in asked, torch=torch_axis.asked_in(asked))
         known = {cell.id for cell in (*chosen, *self.matrix.cells)}
-        named = [cell_id for cell_id in re.findall(r"matrix\(([^()]+)\)", " ".join(words)) if self._has(cell_id, known)]
-        return list(dict.fromkeys([*(cell.id for cell in chosen), *named]))
+        named = re.findall(r"matrix\(([^()]+)\)", " ".join(words))
+        self._named = [cell_id for cell_id in named if self._has(cell_id, known)]
+        return list(dict.fromkeys([*(cell.id for cell in chosen), *self._named]))
 
     def _has(self, cell_id: str, known: Container[str]) -> bool:
         if cell_id not in known:
@@ -111,8 +113,12 @@ class Workshop:
         if asked.torch is not None:
             cell = torch_axis.with_torch(self.matrix, self.layout, cell, asked.torch)
         cells = torch_axis.selection(self.matrix, self.layout, full=asked.full, torch=asked.torch)
-        later = itertools.dropwhile(lambda each: each.id != cell.id, cells)
-        self._run(cell, asked, tuple(later)[1:])
+        later = tuple(itertools.dropwhile(lambda each: each.id != cell.id, cells))
+        if not self.sweep.began:
+            # nox tells a session nothing of the others; with --parallel this one knows of itself alone.
+            named = [torch_axis.find(self.matrix, self.layout, each) for each in self._named if self.sweep.outermost]
+            self._announce(named or later or [cell])
+        self._run(cell, asked, later[1:])
 
     def free_cell(self, arguments: Sequence[str]) -> None:
         """Run any other combination: pins (``trl=0.19.1``), or the id of a cell of the matrix.
@@ -132,13 +138,14 @@ class Workshop:
             if asked.torch == torch_axis.DATED and locks.kept_date(cell, self.layout) is None:
                 cell = Cell(cell.pins, cell.date or locks.find_date(self.matrix, cell))
             cell = torch_axis.with_torch(self.matrix, self.layout, cell, asked.torch)
+        self._announce([cell])
         self._run(cell, asked)
 
     def renew_locks(self, arguments: Sequence[str]) -> None:
         """Resolve cells anew and keep their locks: those named, with ``--missing`` those without a valid lock, or all.
 
-        All are the cells of the matrix and those of ``--torch dated``, and what the CUDA build of each torch needs. Locks
-        of cells that the matrix no longer has are removed.
+        All are the cells of the matrix and those of ``--torch dated``, and what the CUDA build of each torch needs.
+        Locks of cells that the matrix no longer has are removed.
         """
         missing = MISSING in arguments
         cell_ids = [argument for argument in arguments if argument != MISSING]
@@ -217,7 +224,8 @@ class Workshop:
         failed = []
         for command in commands:
             program = [str(environment.root / "bin" / command[0]), *command[1:]]
-            status = process.run(program, env=_plain(environment), cwd=self.layout.root)
+            with environment.used():
+                status = process.run(program, env=_plain(environment), cwd=self.layout.root)
             if status != 0:
                 failed.append(f"{' '.join(command)} ended with exit status {status}")
         if failed:
@@ -248,7 +256,13 @@ class Workshop:
         except (MatrixError, OSError) as error:
             print(f"no table: {error}", file=sys.stderr)
 
+    def _announce(self, cells: Sequence[Cell]) -> None:
+        if told := disk.announcement(self.matrix, cells, self.layout):
+            self.say(told)
+
     def _run(self, cell: Cell, asked: _Asked, following: Sequence[Cell] = ()) -> None:
+        if asked.torch == torch_axis.DATED and torch_axis.older_than_supported(self.matrix, cell):
+            self.say(f"{cell.id}: gets the oldest torch that is supported; as of {cell.date} that was not there yet")
         outcome = run_cell(
             self.matrix,
             cell,

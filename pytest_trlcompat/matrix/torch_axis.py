@@ -16,8 +16,16 @@ from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import kept_date
 
-__all__ = ["DATED", "OPTION", "asked_in", "cells_with_kept_locks", "find", "older_than_supported", "selection"]
-__all__ += ["torch_of", "with_torch"]
+__all__ = [
+    "DATED",
+    "OPTION",
+    "asked_in",
+    "cells_with_kept_locks",
+    "find",
+    "older_than_supported",
+    "selection",
+    "with_torch",
+]
 
 OPTION = "--torch"
 """Of the sessions ``matrix`` and ``cell``, after ``--``: :data:`DATED`, or one version for every cell."""
@@ -58,7 +66,7 @@ def selection(matrix: Matrix, layout: Layout, *, full: bool = False, torch: str 
     if torch == DATED:
         cells = tuple({cell.id: cell for cell in (*cells, *matrix.tagged_dated())}.values())
     changed = {cell.id: cell for cell in (with_torch(matrix, layout, cell, torch) for cell in cells)}
-    return tuple(sorted(changed.values(), key=lambda cell: (Version(torch_of(matrix, cell)), age(cell))))
+    return tuple(sorted(changed.values(), key=lambda cell: (Version(matrix.all_pins(cell)["torch"]), age(cell))))
 
 
 def with_torch(matrix: Matrix, layout: Layout, cell: Cell, torch: str) -> Cell:
@@ -89,11 +97,6 @@ def with_torch(matrix: Matrix, layout: Layout, cell: Cell, torch: str) -> Cell:
 def older_than_supported(matrix: Matrix, cell: Cell) -> bool:
     """Whether the cell's day is before the oldest release of torch that is supported, so that it gets a newer one."""
     return cell.date is not None and bool(matrix.torch) and cell.date < next(iter(matrix.torch.values()))
-
-
-def torch_of(matrix: Matrix, cell: Cell) -> str:
-    """The version of torch that a cell gets; ``0`` where neither it nor the matrix pins one."""
-    return matrix.all_pins(cell).get("torch", "0")
 
 
 def find(matrix: Matrix, layout: Layout, cell_id: str) -> Cell:

@@ -1,8 +1,8 @@
 """Builds of torch: installed together with what they need, kept once for all environments, and removed when unused.
 
-What uv's own cache holds already comes from there. What has to be fetched and may be a CUDA build, gigabytes of it, comes
-into a cache of its own for each package beside the environments: they share its files by hard links, and it can be
-removed when none of them needs it. Imports only the standard library and this room.
+What uv's own cache holds already comes from there. What has to be fetched and may be a CUDA build, gigabytes of it,
+comes into a cache of its own for each package beside the environments: they share its files by hard links, and it can
+be removed when none of them needs it. Imports only the standard library and this room.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_trlcompat.matrix.cuda import is_cuda_build, libraries_of
-from pytest_trlcompat.matrix.errors import Untestable
+from pytest_trlcompat.matrix.errors import DiskFull, Untestable
 from pytest_trlcompat.matrix.files import locked
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.uv import torch_backend, uv, uv_cached_first, uv_would_install
@@ -76,10 +76,22 @@ def needs(torches: Iterable[str], python: str, layout: Layout) -> list[Need]:
     return found
 
 
-def prune(layout: Layout) -> list[str]:
-    """Remove what no environment of a cell holds any more; returns its names and versions."""
+def prune(layout: Layout, wanted: Mapping[str, str]) -> list[str]:
+    """Remove what no environment of a cell holds any more, and no wanted torch needs.
+
+    Args:
+        wanted: releases of torch, and the Python of their environments.
+
+    Returns:
+        The names and versions of what was removed.
+    """
+    needed = {f"torch=={torch}" for torch in wanted}
+    for torch, python in wanted.items():
+        needed.update(libraries_of(torch, python, layout).requirements)
     removed = []
     for store in sorted(_stores(layout).glob("*==*/")):
+        if store.name in needed:
+            continue
         with _reserved(store):
             name, _, version = store.name.partition("==")
             information = f"lib/python*/site-packages/{name.replace('-', '_')}-{version}*.dist-info"
@@ -98,9 +110,17 @@ def _install_each(requirements: Sequence[str], command: Sequence[str], layout: L
             store = _stores(layout) / requirement
             with _reserved(store):
                 if store.is_dir() or not _is_cached([*command, requirement]):
-                    uv_cached_first([*command, "--cache-dir", str(store), requirement])
+                    _from_store(store, [*command, requirement])
                 else:
                     uv([*command, requirement], offline=True)
+
+
+def _from_store(store: Path, command: Sequence[str]) -> None:
+    try:
+        uv_cached_first([*command, "--cache-dir", str(store)])
+    except DiskFull:
+        shutil.rmtree(store, ignore_errors=True)
+        raise
 
 
 def _missing(torch: str, python: str, layout: Layout, counted: set[str]) -> int:
