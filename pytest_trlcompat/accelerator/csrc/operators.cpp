@@ -126,6 +126,17 @@ bool may_share_parameter(const Tensor& self, const Tensor& other) {
 
 void record_stream(Tensor&, c10::Stream) {}
 
+#if !TRLCOMPAT_TORCH_AT_LEAST(2, 5)
+// Pinned memory, which later releases ask the device's hooks about.
+bool is_pinned_memory(const Tensor& self, std::optional<c10::Device>) { return is_pinned(self.storage().data()); }
+Tensor pin_memory(const Tensor& self, std::optional<c10::Device>) {
+  const auto nbytes = storage_nbytes(self.sizes(), self.strides(), self.itemsize());
+  auto result = at::empty({0}, self.options());
+  result.set_(c10::Storage(c10::Storage::use_byte_size_t(), nbytes, pinned_allocator()), 0, self.sizes(), self.strides());
+  return result.copy_(self);
+}
+#endif
+
 }  // namespace
 }  // namespace trlcompat
 
@@ -146,4 +157,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Tensor", TORCH_FN(set_tensor));
   m.impl("_has_compatible_shallow_copy_type", TORCH_FN(may_share_parameter));
   m.impl("record_stream", TORCH_FN(record_stream));
+#if !TRLCOMPAT_TORCH_AT_LEAST(2, 5)
+  m.impl("is_pinned", TORCH_FN(is_pinned_memory));
+  m.impl("_pin_memory", TORCH_FN(pin_memory));
+#endif
 }
