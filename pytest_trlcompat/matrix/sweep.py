@@ -173,13 +173,13 @@ class Sweep:
 
     def finished(self, python: str) -> list[Lock]:
         """The locks of the cells that this command has finished, oldest first."""
-        paths = sorted(self.layout.results.glob("*.cell.json"), key=lambda path: path.stat().st_mtime)
-        ended = [
-            sidecar
-            for sidecar in map(read_sidecar, paths)
-            if sidecar.sweep == self.name and sidecar.state != RUNNING and sidecar.date is not None
-        ]
-        return [Lock(each.id, parse_day(each.date), python, each.lock, "") for each in ended]
+        found = []
+        for path in sorted(self.layout.results.glob("*.cell.json"), key=lambda path: path.stat().st_mtime):
+            with contextlib.suppress(MatrixError):  # what is damaged is told when its cell runs
+                sidecar = read_sidecar(path)
+                if sidecar.sweep == self.name and sidecar.state != RUNNING and sidecar.date is not None:
+                    found.append(Lock(sidecar.id, parse_day(sidecar.date), python, sidecar.lock, ""))
+        return found
 
     def close(self) -> None:
         """End the command, unless a cell is still under way: then it was cut short, and its folder stays."""
