@@ -83,6 +83,12 @@ def show_devices(count: int) -> None:
     importlib.import_module("torch_npu")._C.show_devices(count)
 
 
+def _current_accelerator(torch: ModuleType) -> object | None:
+    if not hasattr(torch, "accelerator"):  # before 2.6
+        return torch.device("cuda") if torch.cuda.is_available() else None
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+
+
 def _check_count(devices: int) -> None:
     if not 1 <= devices <= 127:  # PyTorch counts devices in a signed byte
         raise AcceleratorError(f"{devices} software accelerators were asked for; there can be 1 to 127 of them.")
@@ -96,8 +102,8 @@ def _refuse_beside_real_accelerator(torch: ModuleType, standin: str) -> None:
             "The software accelerator goes by the name npu, and this environment has a torch_npu of its own. "
             "Test on that one (device auto), or in an environment without it."
         )
-    if torch.accelerator.is_available():
-        found = torch.accelerator.current_accelerator()
+    found = _current_accelerator(torch)
+    if found is not None:
         raise AcceleratorError(
             f"The software accelerator was asked for, and torch sees a real one ({found}). Test on that one "
             f"(--trlcompat-device {found}), or hide it before Python starts, for CUDA with CUDA_VISIBLE_DEVICES=''."

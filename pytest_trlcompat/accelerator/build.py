@@ -49,6 +49,14 @@ FLAGS = (
     "-DUSE_DISTRIBUTED",
 )
 LIBRARIES = ("-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10")
+_ASK_FOR_ABI = """
+import torch
+print(f"_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}")
+for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):
+    value = getattr(torch._C, f"_PYBIND11_{name}", None)
+    if value is not None:
+        print(f'PYBIND11_{name}="{value}"')
+"""
 TAIL_LINES = 20
 DISK_FULL = os.strerror(errno.ENOSPC)
 
@@ -103,8 +111,8 @@ def cache_folder() -> Path:
 def cache_key(torch: Torch) -> str:
     """A folder name that differs wherever the shared object or the stand-in would."""
     digest = hashlib.sha256(repr((FLAGS, LIBRARIES, torch.fingerprint)).encode())
-    for path in (*_files(SOURCES), *_files(STANDIN)):
-        digest.update(f"\0{path.relative_to(HERE).as_posix()}\0".encode())
+    for path in (*_files(SOURCES), *_files(STANDIN), Path(__file__)):
+        digest.update(f"\0{path.resolve().relative_to(HERE).as_posix()}\0".encode())
         digest.update(path.read_bytes())
     # SOABI names interpreter, architecture and C library: cpython-311-x86_64-linux-gnu.
     return f"torch{torch.version}-{sysconfig.get_config_var('SOABI')}-{digest.hexdigest()[:12]}"
@@ -186,7 +194,8 @@ def _copy_standin(work: Path) -> None:
 def _compile(compiler: Sequence[str], torch: Torch, work: Path, log: Path) -> None:
     # One translation unit of all: the headers, which are most of the work, are read once.
     unit = "".join(f'#include "{path.name}"\n' for path in _files(SOURCES) if path.suffix == ".cpp")
-    command = [*compiler, *FLAGS, *_include_flags(torch), "-x", "c++", "-", "-o", str(work / LIBRARY)]
+    includes = _include_flags(torch)
+    command = [*compiler, *FLAGS, *_abi_flags(), *includes, "-x", "c++", "-", "-o", str(work / LIBRARY)]
     # No rpath: the stand-in imports torch first, and its libraries are then found by name among those that are loaded.
     # So one build serves every environment that has this torch.
     command += [f"-L{torch.folder / 'lib'}", *LIBRARIES]
@@ -212,6 +221,25 @@ def _include_flags(torch: Torch) -> list[str]:
             "Install them (Debian, Ubuntu: apt-get install python3-dev; Fedora: dnf install python3-devel)."
         )
     return [f"-I{folder}" for folder in (SOURCES, headers, headers / "torch" / "csrc" / "api" / "include", python)]
+
+
+def _abi_flags() -> list[str]:
+    """How this torch was compiled, as torch.utils.cpp_extension asks it: whoever shares its types has to do the same.
+
+    Wheels up to 2.6 have the C++ library's old strings, and pybind11 up to 2.8 names the compiler's own version.
+    """
+    # In a process of its own: torch must not be imported into this one.
+    done = subprocess.run(
+        [sys.executable, "-c", _ASK_FOR_ABI],
+        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        tail = "\n".join(done.stderr.splitlines()[-TAIL_LINES:])
+        raise AcceleratorError(f"The software accelerator needs torch, and {sys.executable} cannot import it:\n{tail}")
+    return [f"-D{definition}" for definition in done.stdout.splitlines()]
 
 
 def _python_headers() -> Path:

@@ -8,8 +8,15 @@
 #include <ATen/core/Generator.h>
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
+#include <torch/version.h>
 
 #include <optional>
+
+// PyTorch's interfaces grow from release to release. Where a class can be asked whether it has a function, the code does
+// that (`if constexpr (requires { ... })`, or a function without `override`, which overrides where there is something to
+// override); this is for the rest.
+#define TRLCOMPAT_TORCH_AT_LEAST(major, minor) (TORCH_VERSION_MAJOR * 1000 + TORCH_VERSION_MINOR >= (major)*1000 + (minor))
 
 namespace trlcompat {
 
@@ -21,6 +28,8 @@ c10::DeviceIndex device_count();
 void show_devices(int count);
 c10::DeviceIndex current_device();
 void set_current_device(c10::DeviceIndex index);
+c10::Stream current_stream(c10::DeviceIndex index);
+c10::Stream exchange_current_stream(c10::Stream stream);
 void register_hooks();
 // `index` itself; raises where there is no such device.
 c10::DeviceIndex existing(int index);

@@ -3,9 +3,11 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/alloc_cpu.h>
+#if TRLCOMPAT_TORCH_AT_LEAST(2, 9)
+#include <c10/core/CachingDeviceAllocator.h>
+#endif
 
 #include <algorithm>
 #include <array>
@@ -64,11 +66,17 @@ c10::DataPtr allocate_on(c10::Device device, size_t nbytes) {
   return {memory, new Block{memory, {}, nbytes, &count}, &release, device};
 }
 
-// A DeviceAllocator, not a plain one, because torch.accelerator's memory functions ask for it.
-struct HostMemory final : c10::DeviceAllocator {
+#if TRLCOMPAT_TORCH_AT_LEAST(2, 9)
+using AllocatorInterface = c10::DeviceAllocator;  // torch.accelerator's memory functions ask for it
+#else
+using AllocatorInterface = c10::Allocator;
+#endif
+
+struct HostMemory final : AllocatorInterface {
   c10::DataPtr allocate(size_t nbytes) override { return allocate_on(resolve(std::nullopt), nbytes); }
   void copy_data(void* to, const void* from, std::size_t nbytes) const override { std::memcpy(to, from, nbytes); }
 
+#if TRLCOMPAT_TORCH_AT_LEAST(2, 9)
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t) override {}
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
@@ -88,6 +96,7 @@ struct HostMemory final : c10::DeviceAllocator {
   }
   void resetAccumulatedStats(c10::DeviceIndex index) override { counter(index).allocated = counter(index).freed = 0; }
   void resetPeakStats(c10::DeviceIndex index) override { reset_peak_memory(index); }
+#endif
 };
 HostMemory host_memory;
 REGISTER_ALLOCATOR(kDevice, &host_memory)

@@ -19,6 +19,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <mutex>
+#include <type_traits>
 
 namespace trlcompat {
 namespace {
@@ -122,6 +123,12 @@ TensorLists on_cpu(const TensorLists& lists) {
 at::Tensor on_cpu_flat(const at::Tensor& tensor) {
   TORCH_CHECK(tensor.is_contiguous(), "Tensors must be contiguous");
   return on_cpu(tensor).view({-1});
+}
+
+// Calls `function` with `object`, unless its constraint says that the class of `object` lacks what it needs.
+template <class Object, class Function>
+void if_it_can(Object& object, Function function) {
+  if constexpr (std::is_invocable_v<Function, Object&>) function(object);
 }
 
 class Backend final : public c10d::Backend {
@@ -254,9 +261,16 @@ class Backend final : public c10d::Backend {
 
   void setSequenceNumberForGroup() override { gloo_->setSequenceNumberForGroup(); }
   uint64_t getSequenceNumberForGroup() override { return gloo_->getSequenceNumberForGroup(); }
-  void setTimeout(std::chrono::milliseconds timeout) override { gloo_->setTimeout(timeout); }
-  void abort() override { gloo_->abort(); }
-  void shutdown() override { gloo_->shutdown(); }
+  // These three are no part of a backend in every torch (2.9 and 2.7 brought them).
+  void setTimeout(std::chrono::milliseconds timeout) {
+    if_it_can(*gloo_, [&](auto& gloo) requires requires { gloo.setTimeout(timeout); } { gloo.setTimeout(timeout); });
+  }
+  void abort() {
+    if_it_can(*gloo_, [](auto& gloo) requires requires { gloo.abort(); } { gloo.abort(); });
+  }
+  void shutdown() {
+    if_it_can(*gloo_, [](auto& gloo) requires requires { gloo.shutdown(); } { gloo.shutdown(); });
+  }
 
  private:
   c10::intrusive_ptr<c10d::Backend> gloo_;

@@ -15,6 +15,7 @@
 #include <limits>
 #include <map>
 #include <string_view>
+#include <utility>
 
 namespace trlcompat {
 namespace {
@@ -45,9 +46,10 @@ c10::DeviceIndex exchange(c10::DeviceIndex index) {
   return previous;
 }
 
+// Without `override` where a torch asks for the same in another way, or not at all.
 struct Hooks final : at::PrivateUse1HooksInterface {
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
+  bool isBuilt() const { return true; }
+  bool isAvailable() const { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return device_count(); }
   c10::DeviceIndex getCurrentDevice() const override { return current; }
@@ -56,11 +58,14 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override { return exchange(index); }
   c10::Device getDeviceFromPtr(void*) const override { return c10::Device(kDevice, current); }
   at::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
-  bool isPinnedPtr(const void* address) const override { return is_pinned(address); }
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override {
+  bool isPinnedPtr(const void* address) const { return is_pinned(address); }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const {
     return default_generator(resolve(c10::Device(kDevice, index)).index());
   }
-  at::Generator getNewGenerator(c10::DeviceIndex index) const override {
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) {
+    return std::as_const(*this).getDefaultGenerator(index);
+  }
+  at::Generator getNewGenerator(c10::DeviceIndex index) const {
     return new_generator(resolve(c10::Device(kDevice, index)).index());
   }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t nbytes) const override {
@@ -82,9 +87,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (device.index() >= 0) current = device.index();
   }
 
-  c10::Stream getStream(c10::Device device) const override {
-    device = resolve(device);
-    return c10::Stream(c10::Stream::UNSAFE, device, current_streams[device.index()]);
+  // Neither may raise in an older torch, so neither looks whether there is such a device.
+  c10::Stream getStream(c10::Device device) const noexcept override {
+    return current_stream(device.index() < 0 ? current : device.index());
   }
   c10::Stream getDefaultStream(c10::Device device) const override {
     return c10::Stream(c10::Stream::DEFAULT, resolve(device));
@@ -93,14 +98,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return c10::Stream(c10::Stream::UNSAFE, resolve(device), ++last_stream);
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getNewStream(device, 0); }
-  c10::Stream exchangeStream(c10::Stream stream) const override {
-    const auto previous = getStream(stream.device());
-    current_streams[stream.device_index()] = stream.id();
-    return previous;
-  }
+  c10::Stream exchangeStream(c10::Stream stream) const noexcept override { return exchange_current_stream(stream); }
   bool queryStream(const c10::Stream&) const override { return true; }
   void synchronizeStream(const c10::Stream&) const override {}
-  void synchronizeDevice(const c10::DeviceIndex) const override {}
+  void synchronizeDevice(const c10::DeviceIndex) const {}
 
   void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {
     if (*event == nullptr) *event = new Instant;
@@ -135,6 +136,16 @@ void show_devices(int count) {
 }
 
 c10::DeviceIndex current_device() { return current; }
+
+c10::Stream current_stream(c10::DeviceIndex index) {
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(kDevice, index), current_streams[index]);
+}
+
+c10::Stream exchange_current_stream(c10::Stream stream) {
+  const auto previous = current_stream(stream.device_index());
+  current_streams[stream.device_index()] = stream.id();
+  return previous;
+}
 
 void set_current_device(c10::DeviceIndex index) {
   current = existing(index);

@@ -2,6 +2,7 @@
 #include "accelerator.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/GeneratorForPrivateuseone.h>
 #include <c10/core/GeneratorImpl.h>
 
 #include <vector>
@@ -25,6 +26,14 @@ struct DeviceGenerator final : c10::GeneratorImpl {
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return cpu.unsafeGetGeneratorImpl()->get_state(); }
   DeviceGenerator* clone_impl() const override { return new DeviceGenerator(device_.index(), cpu.clone()); }
 };
+
+#if !TRLCOMPAT_TORCH_AT_LEAST(2, 7)
+// torch.Generator("npu"), which later releases make by the device's hooks.
+at::Generator make_generator(c10::DeviceIndex index) {
+  return new_generator(resolve(c10::Device(kDevice, index)).index());
+}
+REGISTER_GENERATOR_PRIVATEUSE1(make_generator)
+#endif
 
 }  // namespace
 

@@ -13,6 +13,11 @@ using torch::wrap_pybind_function;
 int device_count() { return trlcompat::device_count(); }
 int current_device() { return trlcompat::current_device(); }
 void set_device(int index) { trlcompat::set_current_device(trlcompat::existing(index)); }
+int64_t current_stream(int index) { return trlcompat::current_stream(trlcompat::existing(index)).id(); }
+void set_stream(int index, int64_t id) {
+  const c10::Device device(trlcompat::kDevice, trlcompat::existing(index));
+  trlcompat::exchange_current_stream(c10::Stream(c10::Stream::UNSAFE, device, id));
+}
 at::Generator default_generator(int index) { return trlcompat::default_generator(trlcompat::existing(index)); }
 int64_t memory_allocated(int index) { return trlcompat::memory_counts(trlcompat::existing(index)).current; }
 int64_t max_memory_allocated(int index) { return trlcompat::memory_counts(trlcompat::existing(index)).peak; }
@@ -26,6 +31,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("show_devices", wrap_pybind_function(trlcompat::show_devices));
   m.def("current_device", wrap_pybind_function(current_device));
   m.def("set_device", wrap_pybind_function(set_device));
+  m.def("current_stream", wrap_pybind_function(current_stream));
+  m.def("set_stream", wrap_pybind_function(set_stream));
   m.def("default_generator", wrap_pybind_function(default_generator));
   m.def("memory_allocated", wrap_pybind_function(memory_allocated));
   m.def("max_memory_allocated", wrap_pybind_function(max_memory_allocated));

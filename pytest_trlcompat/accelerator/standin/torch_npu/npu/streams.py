@@ -1,9 +1,13 @@
-"""Streams and events: torch's own, which take the current accelerator where no device is named."""
+"""Streams and events: torch's own, which take the current accelerator where no device is named.
+
+Which stream is current is asked of the device itself, since ``torch.accelerator`` came with torch 2.6.
+"""
 
 from __future__ import annotations
 
 import torch
 
+from torch_npu import _C
 from torch_npu._missing import lacking
 from torch_npu.npu._index import Device, index_of
 
@@ -14,17 +18,23 @@ Event = torch.Event
 
 
 def current_stream(device: Device = None) -> torch.Stream:
-    return torch.accelerator.current_stream(torch.device("npu", index_of(device)))
+    index = index_of(device)
+    return _stream(index, _C.current_stream(index))
 
 
 def default_stream(device: Device = None) -> torch.Stream:
+    return _stream(index_of(device), 0)
+
+
+def _stream(index: int, stream_id: int) -> torch.Stream:
     device_type = torch._C._autograd.DeviceType.PrivateUse1.value
-    return torch.Stream(stream_id=0, device_index=index_of(device), device_type=device_type)
+    return torch.Stream(stream_id=stream_id, device_index=index, device_type=device_type)
 
 
 def set_stream(stream: torch.Stream | None) -> None:
     if stream is not None:
-        torch.accelerator.set_stream(stream)
+        _C.set_device(stream.device_index)
+        _C.set_stream(stream.device_index, stream.stream_id)
 
 
 class StreamContext:
@@ -36,7 +46,7 @@ class StreamContext:
 
     def __enter__(self) -> torch.Stream | None:
         if self.stream is not None:
-            self.previous = torch.accelerator.current_stream(self.stream.device)
+            self.previous = current_stream(self.stream.device)
             set_stream(self.stream)
         return self.stream
 
