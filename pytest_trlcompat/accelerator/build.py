@@ -248,7 +248,7 @@ def _compile(compiler: Sequence[str], torch: Torch, work: Path, log: Path) -> No
     # One translation unit of all: the headers, which are most of the work, are read once.
     unit = "".join(f'#include "{path.name}"\n' for path in _files(SOURCES) if path.suffix == ".cpp")
     includes = _include_flags(torch)
-    command = [*compiler, *FLAGS, *_abi_flags(), *includes, "-x", "c++", "-", "-o", str(work / LIBRARY)]
+    command = [*compiler, *FLAGS, *_abi_flags(torch), *includes, "-x", "c++", "-", "-o", str(work / LIBRARY)]
     # No rpath: the stand-in imports torch first, and its libraries are then found by name among those that are loaded.
     # So one build serves every environment that has this torch.
     command += [f"-L{torch.folder / 'lib'}", *LIBRARIES]
@@ -286,7 +286,7 @@ def _include_flags(torch: Torch) -> list[str]:
     return [f"-I{folder}" for folder in (SOURCES, headers, headers / "torch" / "csrc" / "api" / "include", python)]
 
 
-def _abi_flags() -> list[str]:
+def _abi_flags(torch: Torch) -> list[str]:
     """How this torch was compiled, as torch.utils.cpp_extension asks it: whoever shares its types has to do the same.
 
     Wheels up to 2.6 have the C++ library's old strings, and pybind11 up to 2.8 names the compiler's own version.
@@ -294,7 +294,7 @@ def _abi_flags() -> list[str]:
     # In a process of its own: torch must not be imported into this one.
     done = subprocess.run(
         [sys.executable, "-c", _ASK_FOR_ABI],
-        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        env={**os.environ, "PYTHONPATH": str(torch.folder.parent), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         capture_output=True,
         text=True,
         check=False,
