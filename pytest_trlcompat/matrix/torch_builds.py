@@ -103,16 +103,21 @@ def prune(layout: Layout, wanted: Mapping[str, str]) -> list[str]:
 
 def _install_each(requirements: Sequence[str], command: Sequence[str], layout: Layout) -> None:
     """From uv's own cache where that holds all; else each from there, or from the cache of its own."""
+    if _installed_offline([*command, *requirements]):
+        return
+    for requirement in requirements:
+        store = _stores(layout) / requirement
+        with _reserved(store):
+            if store.is_dir() or not _installed_offline([*command, requirement]):
+                _from_store(store, [*command, requirement])
+
+
+def _installed_offline(command: Sequence[str]) -> bool:
     try:
-        uv([*command, *requirements], offline=True)
+        uv(command, offline=True)
     except Untestable:
-        for requirement in requirements:
-            store = _stores(layout) / requirement
-            with _reserved(store):
-                if store.is_dir() or not _is_cached([*command, requirement]):
-                    _from_store(store, [*command, requirement])
-                else:
-                    uv([*command, requirement], offline=True)
+        return False
+    return True
 
 
 def _from_store(store: Path, command: Sequence[str]) -> None:
@@ -146,10 +151,6 @@ def _missing(torch: str, python: str, layout: Layout, counted: set[str]) -> int:
         ]
     counted.update(missing)
     return int(_UNPACKED * sum(libraries.sizes.get(requirement.partition("==")[0], 0) for requirement in missing))
-
-
-def _is_cached(command: Sequence[str]) -> bool:
-    return uv_would_install(command) is not None
 
 
 def _stores(layout: Layout) -> Path:
