@@ -88,6 +88,7 @@ def uv(monkeypatch: pytest.MonkeyPatch, environment: Path) -> FakeUv:
     monkeypatch.setattr(torch_builds, "uv_would_install", fake.would_install)
     monkeypatch.setattr(torch_builds, "libraries_of", _libraries)
     monkeypatch.setattr(torch_builds, "torch_backend", lambda environ: [])
+    monkeypatch.setattr(torch_builds, "_can_link", lambda layout: True)
     return fake
 
 
@@ -170,6 +171,23 @@ def test_a_cpu_build_that_uv_chooses_is_counted_as_such(
     assert needs(["2.6.0", "2.5.1"], "3.11", layout) == [Need("2.6.0", 800_000_000), Need("2.5.1", 800_000_000)]
     uv.cached = {TORCH}
     assert needs(["2.6.0"], "3.11", layout) == []
+
+
+def test_where_files_cannot_be_shared_every_environment_is_counted(
+    uv: FakeUv, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_builds, "_can_link", lambda layout: False)
+    uv.cached = {TORCH, CUBLAS, BINDINGS}
+    assert needs(["2.6.0", "2.5.1", "2.6.0"], "3.11", layout) == [Need("2.6.0", 10_800_036), Need("2.5.1", 5_400_018)]
+    uv.cuda = False
+    assert needs(["2.6.0"], "3.11", layout) == [Need("2.6.0", 800_000_000)]
+
+
+def test_files_can_be_shared_on_one_disk_alone(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_builds, "uv", lambda arguments: f"{layout.root}/not/there/yet\n")
+    assert torch_builds._can_link(layout)
+    monkeypatch.setattr(torch_builds, "uv", lambda arguments: "/proc/self\n")  # another file system
+    assert not torch_builds._can_link(layout)
 
 
 def test_what_no_environment_holds_and_nobody_wants_is_removed(uv: FakeUv, environment: Path, layout: Layout) -> None:
