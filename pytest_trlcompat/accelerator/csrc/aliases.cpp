@@ -14,7 +14,9 @@ c10::Storage wrap(c10::DataPtr memory, size_t nbytes, c10::Allocator* allocator)
 
 // `tensor`, as it is, on another storage.
 at::Tensor retarget(const at::Tensor& tensor, c10::Storage storage, c10::DispatchKey key) {
-  auto result = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key), tensor.dtype());
+  c10::DispatchKeySet keys(key);
+  if (tensor._is_zerotensor()) keys = keys.add(c10::DispatchKey::ZeroTensor);
+  auto result = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, tensor.dtype());
   auto* impl = result.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
   // A wrapped number (the 2 in `x * 2`) takes no part in type promotion.

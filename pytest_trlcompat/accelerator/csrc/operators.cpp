@@ -53,6 +53,21 @@ Tensor empty(
   return result;
 }
 
+// Zeros without memory, of which derivatives are made that are zero everywhere, as of sgn. torch gives every operator
+// that cannot deal with one a tensor of zeros instead.
+Tensor efficientzerotensor(
+    IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+    std::optional<c10::Device> device, std::optional<bool>) {
+  const auto type = dtype ? c10::scalarTypeToTypeMeta(*dtype) : c10::get_default_dtype();
+  const size_t nbytes = c10::multiply_integers(sizes) * type.itemsize();
+  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), nbytes, c10::DataPtr(nullptr, resolve(device)), nullptr, /*resizable=*/false));
+  const c10::DispatchKeySet keys({c10::DispatchKey::PrivateUse1, c10::DispatchKey::ZeroTensor});
+  auto result = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, type);
+  result.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return result;
+}
+
 // ---- viewing: the same as on any device, because only sizes and strides change
 Tensor as_strided(const Tensor& self, IntArrayRef sizes, IntArrayRef strides, std::optional<int64_t> offset) {
   return at::native::as_strided_tensorimpl(self, sizes, strides, offset);
@@ -144,6 +159,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   using namespace trlcompat;
   m.impl("empty.memory_format", TORCH_FN(empty));
   m.impl("empty_strided", TORCH_FN(empty_strided));
+  m.impl("_efficientzerotensor", TORCH_FN(efficientzerotensor));
   m.impl("as_strided", TORCH_FN(as_strided));
   m.impl("view", TORCH_FN(view));
   m.impl("_reshape_alias", TORCH_FN(reshape_alias));
@@ -162,3 +178,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_pin_memory", TORCH_FN(pin_memory));
 #endif
 }
+
+// A lazily conjugated or negated tensor is resolved by copying it, so the copy itself has to take it as it is: torch's
+// own copy_ is exempt for that reason, and it ends here.
+const auto take_lazy_tensors = [](torch::Library& m) {
+  for (const char* name : {"_copy_from", "_copy_from_and_resize"}) m.impl(name, torch::CppFunction::makeFallthrough());
+};
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) { take_lazy_tensors(m); }
+TORCH_LIBRARY_IMPL(aten, Negative, m) { take_lazy_tensors(m); }

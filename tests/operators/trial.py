@@ -1,0 +1,151 @@
+"""One operator of PyTorch's operator database, tried on the CPU and on the software accelerator with the same samples."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tests.operators.comparing import difference, tensors_of
+from tests.operators.moving import Mover
+
+__all__ = ["DTYPES", "operators", "try_operator"]
+
+DTYPES = {
+    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "int64", "bool", "complex64")
+}
+SAMPLES = 4
+SEED = 7
+DEVICE = "npu:0"
+
+
+def operators() -> dict[str, Any]:
+    """The database, by name: ``nn.functional.linear``, ``as_strided.partial_views``."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {".".join(filter(None, (op.name, op.variant_test_name))): op for op in op_db}
+
+
+def try_operator(operator: Any, dtype: torch.dtype, *, bits: bool = True, samples: int | None = SAMPLES) -> str | None:
+    """The first difference between the device and the CPU; None where there is none."""
+    supported = operator.supported_backward_dtypes("cpu") if operator.supports_autograd else ()
+    differentiable = dtype in supported
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number, sample in enumerate(itertools.islice(_samples(operator, dtype, differentiable), samples)):
+            different = _try_sample(operator, sample, differentiable, bits)
+            if different is not None:
+                return f"sample {number}, {different}"
+    return None
+
+
+def _try_sample(operator: Any, sample: Any, differentiable: bool, bits: bool) -> str | None:
+    for stage in (_values, _in_place, _out):
+        moved = copy.copy(sample)
+        moved.input, moved.args, moved.kwargs = Mover(DEVICE).move((sample.input, sample.args, sample.kwargs))
+        expected, found = (_outcome(stage, operator, one, differentiable) for one in (sample, moved))
+        different = difference(expected, found, bits=bits)
+        if different is not None:
+            return f"{stage.__name__.strip('_')}{different}"
+    return None
+
+
+def _samples(operator: Any, dtype: torch.dtype, differentiable: bool) -> Iterator[Any]:
+    """The database's samples; of complex numbers also with a first tensor that is conjugated and negated lazily."""
+    _seed()
+    for sample in operator.sample_inputs_func(operator, "cpu", dtype, differentiable):
+        yield sample
+        if dtype.is_complex and isinstance(sample.input, torch.Tensor) and sample.input.layout == torch.strided:
+            lazy = copy.copy(sample)
+            lazy.input = torch._neg_view(sample.input.conj())
+            yield lazy
+
+
+def _seed() -> None:
+    """As ``torch.manual_seed`` does, which takes a millisecond with a build for CUDA."""
+    torch.default_generator.manual_seed(SEED)
+    torch.npu.manual_seed_all(SEED)
+
+
+def _arguments(sample: Any) -> list[Any]:
+    return [sample.input, sample.args, sample.kwargs]
+
+
+Stage = Callable[[Any, Any, bool], Any]
+
+
+def _outcome(stage: Stage, operator: Any, sample: Any, differentiable: bool) -> Any:
+    """What a stage returns, or of what type its exception is."""
+    _seed()
+    try:
+        return stage(operator, sample, differentiable)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _values(operator: Any, sample: Any, differentiable: bool) -> Any:
+    """The result, which inputs it shares memory with, and the gradients of all inputs."""
+    result = operator(sample.input, *sample.args, **sample.kwargs)
+    inputs = list(tensors_of(_arguments(sample)))
+    outcome = {"result": result, "shared": [_shared_with(tensor, inputs) for tensor in tensors_of(result)]}
+    if differentiable:
+        outcome["gradients"] = _gradients(sample.output_process_fn_grad(result), inputs)
+    return outcome
+
+
+def _in_place(operator: Any, sample: Any, differentiable: bool) -> Any:
+    """The operator's in-place variant, on a copy of its input."""
+    variant = operator.inplace_variant
+    if variant is None or not isinstance(sample.input, torch.Tensor) or sample.broadcasts_input:
+        return None
+    inputs = list(tensors_of(_arguments(sample)))
+    itself = sample.input.clone()
+    result = variant(itself, *sample.args, **sample.kwargs)
+    outcome = {"result": result, "self": itself, "same": result is itself}
+    if differentiable and operator.supports_inplace_autograd:
+        outcome["gradients"] = _gradients(result, inputs)
+    return outcome
+
+
+def _out(operator: Any, sample: Any, _differentiable: bool) -> Any:
+    """The operator's ``out=``, into tensors that are too small and into such that fit but are not contiguous."""
+    if not operator.supports_out:
+        return None
+    with torch.no_grad():
+        result = operator(sample.input, *sample.args, **sample.kwargs)
+        outcome = []
+        for make in (lambda one: one.new_empty(0), lambda one: one.new_zeros((*one.shape, 2))[..., 0]):
+            out = make(result) if isinstance(result, torch.Tensor) else type(result)(map(make, result))
+            _seed()
+            operator(sample.input, *sample.args, **sample.kwargs, out=out)
+            outcome.append(out)
+    return outcome
+
+
+def _gradients(result: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    outputs = [tensor for tensor in tensors_of(result) if tensor.requires_grad]
+    inputs = [tensor for tensor in inputs if tensor.requires_grad]
+    if not outputs or not inputs:
+        return []
+    cotangents = [_numbers_like(tensor) for tensor in outputs]
+    return list(torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True))
+
+
+def _numbers_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Different numbers of both signs, the same on every device."""
+    generator = torch.Generator().manual_seed(SEED)
+    real = torch.complex64 if tensor.dtype.is_complex else torch.float32
+    return torch.randn(tensor.shape, dtype=real, generator=generator).to(tensor.dtype).to(tensor.device)
+
+
+def _shared_with(tensor: torch.Tensor, inputs: list[torch.Tensor]) -> int | None:
+    """The number of the first input whose memory this is."""
+    if tensor.layout != torch.strided:
+        return None
+    storage = tensor.untyped_storage()._cdata
+    candidates = (i for i, one in enumerate(inputs) if one.layout == torch.strided)
+    return next((i for i in candidates if inputs[i].untyped_storage()._cdata == storage), None)
