@@ -114,6 +114,24 @@ def test_cells_that_follow_each_other_and_agree_share_a_row_of_an_issues_table(c
     ]
 
 
+def test_what_torch_alone_changes_stands_with_its_issue(checkout: Layout) -> None:
+    old_torch = dataclasses.replace(
+        OLD, id=f"{OLD.id}-torch2.6.0", pins={**OLD.pins, "torch": "2.6.0"}, lock={**LOCK, "torch": "2.6.0"}
+    )
+    publish(sweep(checkout, (OLD, (WASTEFUL, CURED)), (old_torch, (FINE, CURED))), checkout)
+    lines = checkout.page.read_text().splitlines()
+    assert lines[4] == (
+        "Torch alone changes 1 of 2 questions that more than one torch was asked; each is named below with its issue."
+    )
+    assert (
+        "- With another torch alone: upstream, single (trl 0.15.2, transformers 4.48.3): "
+        "ok with torch 2.6.0, wasteful with torch 2.13.0"
+    ) in lines
+    found = evidence.load(checkout.evidence)
+    assert found.torches == ("2.6.0", "2.13.0")
+    assert [cell.versions["torch"] for cell in found.cells] == ["2.13.0", "2.6.0"]
+
+
 def test_links_of_the_page_lead_somewhere() -> None:
     page = Layout(Path(__file__).resolve().parents[1]).page
     text = page.read_text()

@@ -58,12 +58,13 @@ def show(
     if torch is not None and torch.compared:
         for change in torch.changes:
             console.print(f"{change.column.issue}, {change.describe()}", soft_wrap=True)
-        console.print(torch.summary)
+        console.print(torch.summary, soft_wrap=True)
     if report.unmeasured:
         number = len(report.unmeasured)
         were = "boundary of the catalogue was" if number == 1 else "boundaries of the catalogue were"
         console.print(f"{number} {were} measured by no cell; the pages list them")
-    console.print(Text(report.summary, style="bold red" if report.wrong or report.unfinished else "bold green"))
+    style = "bold red" if report.wrong or report.unfinished else "bold green"
+    console.print(Text(report.summary, style=style), soft_wrap=True)
     if files:
         names = ", ".join(path.name for path in files)
         console.print(Text(f"evidence: {files[0].parent}{os.sep} ({names})", style="dim"), soft_wrap=True)
