@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -140,8 +141,9 @@ def _bites(cell: CellReport, subject: str) -> Iterator[str]:
 
 
 def _counted(cell: CellReport) -> str:
-    fine = sum(record.subject == "corrected" and record.verdict is Verdict.OK for record in cell.verdicts)
-    return f"ok ({fine})" if fine else "-"
+    given = Counter(record.verdict for record in cell.verdicts if record.subject == "corrected")
+    shown = (Verdict.OK, Verdict.UNTESTABLE)
+    return ", ".join(f"{verdict} ({given[verdict]})" for verdict in shown if given[verdict]) or "-"
 
 
 def _issues(report: Report) -> Iterator[str]:
