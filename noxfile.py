@@ -3,6 +3,7 @@
     nox -s matrix                          sweep the default cells, end with a table
     nox -s matrix --parallel 2             two cells at a time
     nox -s matrix -- --full                every cell, for each TRL release the lowest and highest Transformers
+    nox -s matrix -- --torch dated         each cell with the torch of its own day, one cell for each torch since 2.4
     nox -s "matrix(trl0.15.2-tf4.48.3)"    one of them
     nox -s cell -- trl=0.19.1 transformers=4.53.3 [accelerate=...] [--issue ID ...] [--date DAY]
     nox -s bisect -- releases --package transformers --good 4.49.0 --bad 4.53.3 --with trl=0.14.0 --issue ID
@@ -37,10 +38,9 @@ LONG_BENCHMARKS = ("sweep", "launch", "soak")
 
 try:
     WORKSHOP = Workshop(ROOT)
+    CELLS = WORKSHOP.cells(sys.argv[1:])
 except MatrixError as error:
     sys.exit(f"nox: {error}")
-
-CELLS = WORKSHOP.cells(sys.argv[1:])
 
 
 @contextlib.contextmanager
@@ -74,7 +74,7 @@ def tests(session: nox.Session, where: str) -> None:
 @nox.session(allow_parallel=True)
 @nox.parametrize("cell", CELLS, ids=CELLS)
 def matrix(session: nox.Session, cell: str) -> None:
-    """Run the suites in a cell's environment [-- --full, --issue ID, --fresh]; a killed sweep goes on."""
+    """Run the suites in a cell's environment [-- --full, --torch dated, --issue ID, --fresh]; goes on if killed."""
     with plainly(session):
         WORKSHOP.matrix_cell(cell, session.posargs)
 

@@ -27,7 +27,14 @@ class Answers:
         self.refusals = {True: offline, False: online}
         self.asked: list[bool] = []
 
-    def __call__(self, arguments: Sequence[str], *, stdin: str | None = None, offline: bool = False) -> str:
+    def __call__(
+        self,
+        arguments: Sequence[str],
+        *,
+        stdin: str | None = None,
+        offline: bool = False,
+        index_alone: bool = False,
+    ) -> str:
         self.asked.append(offline)
         refusal = self.refusals[offline]
         if refusal is not None:

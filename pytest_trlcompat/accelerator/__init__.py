@@ -27,11 +27,15 @@ import os
 import sys
 from types import ModuleType
 
-from pytest_trlcompat.accelerator.build import AcceleratorError, build
+from pytest_trlcompat.accelerator.build import (
+    DEVICES_VARIABLE,
+    AcceleratorError,
+    absent_capabilities,
+    build,
+    child_variables,
+)
 
-__all__ = ["AcceleratorError", "activate", "build", "environment", "show_devices"]
-
-DEVICES_VARIABLE = "TRLCOMPAT_ACCELERATOR_DEVICES"
+__all__ = ["AcceleratorError", "absent_capabilities", "activate", "build", "environment", "show_devices"]
 
 
 def environment(devices: int = 2) -> dict[str, str]:
@@ -41,13 +45,7 @@ def environment(devices: int = 2) -> dict[str, str]:
     from the child, since PyTorch takes one kind of accelerator per process.
     """
     _check_count(devices)
-    path = [str(build()), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {
-        "PYTHONPATH": os.pathsep.join(path),
-        DEVICES_VARIABLE: str(devices),
-        "CUDA_VISIBLE_DEVICES": "",
-        "HIP_VISIBLE_DEVICES": "",
-    }
+    return child_variables(build(), devices)
 
 
 def activate(devices: int = 2) -> None:

@@ -104,7 +104,8 @@ class Commits:
                 with self.clone.worktree(commit, self._tree(commit)) as files:
                     _install(files, overlay, environment)
                 (overlay / _STAMP).touch()
-        yield Place(environment, self.folder, overlay)
+        with environment.used():
+            yield Place(environment, self.folder, overlay)
 
     def tidy(self) -> None:
         """Take away the files of commits whose process has ended, or is this one, which is done with them."""

@@ -46,4 +46,6 @@ def near(matrix: Matrix, label: str, pins: Mapping[str, str], base: Lock) -> Loc
 @contextlib.contextmanager
 def environment_place(lock: Lock, layout: Layout, folder: Path, say: Callable[[str], None]) -> Iterator[Place]:
     """A lock's environment, shared with the matrix; it stays when the candidate is done."""
-    yield Place(ensure(lock, layout, say), folder)
+    environment = ensure(lock, layout, say)
+    with environment.used():
+        yield Place(environment, folder)

@@ -25,13 +25,16 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["DEFAULT_TAG", "FULL_TAG", "Cell", "Matrix", "parse_day", "parse_pins", "read_matrix"]
+__all__ = ["DATED_TAG", "DEFAULT_TAG", "FULL_TAG", "Cell", "Matrix", "age", "parse_day", "parse_pins", "read_matrix"]
 
 DEFAULT_TAG = "default"
 """Cells with this tag are swept by a plain ``nox -s matrix``."""
 
 FULL_TAG = "full"
 """Cells with this tag are swept by ``nox -s matrix -- --full``."""
+
+DATED_TAG = "dated"
+"""Cells with this tag are swept by ``nox -s matrix -- --torch dated``, beside the default ones."""
 
 _SHORT = {"trl": "trl", "transformers": "tf"}
 _ORDER = ("trl", "transformers", *(package for package in PACKAGES if package not in ("trl", "transformers")))
@@ -69,6 +72,7 @@ class Matrix:
         undated: packages that are taken as they are today: torch, and what only builds.
         settle_days: days after the newest pin came out as of which a cell without a date is resolved.
         not_before: packages that what is undated needs, and the days as of which they are taken in older cells.
+        torch: releases of torch that the harness supports, oldest first, and the days when the index got them.
     """
 
     python: str
@@ -79,6 +83,7 @@ class Matrix:
     settle_days: int
     not_before: Mapping[str, datetime.date] = field(default_factory=dict)
     cells: tuple[Cell, ...] = field(default=())
+    torch: Mapping[str, datetime.date] = field(default_factory=dict)
 
     def default(self) -> tuple[Cell, ...]:
         """The few that tell most."""
@@ -86,7 +91,11 @@ class Matrix:
 
     def full(self) -> tuple[Cell, ...]:
         """All that a full sweep covers, oldest first."""
-        return tuple(sorted(self._tagged(FULL_TAG), key=_age))
+        return tuple(sorted(self._tagged(FULL_TAG), key=age))
+
+    def tagged_dated(self) -> tuple[Cell, ...]:
+        """Those that stand for a release of torch each, beside the default ones."""
+        return self._tagged(DATED_TAG)
 
     def cell(self, cell_id: str) -> Cell:
         """The cell of this id.
@@ -171,7 +180,7 @@ def parse_day(value: object) -> datetime.date:
 
 
 def _matrix(document: dict[str, Any]) -> Matrix:
-    _only(document, {"defaults", "cell", "series"}, "the top level")
+    _only(document, {"defaults", "torch", "cell", "series"}, "the top level")
     defaults = document.get("defaults", {})
     if not isinstance(defaults, dict):
         raise MatrixError("[defaults] must be a table")
@@ -191,6 +200,7 @@ def _matrix(document: dict[str, Any]) -> Matrix:
         settle_days=_count(defaults.get("settle_days", 3), "[defaults] settle_days"),
         not_before=_named("[defaults] not_before", lambda: _days(defaults.get("not_before", {}))),
         cells=cells,
+        torch=_named("[torch]", lambda: _releases(document.get("torch", {}))),
     )
 
 
@@ -316,13 +326,25 @@ def _count(raw: object, what: str) -> int:
     return raw
 
 
-def _days(raw: object) -> dict[str, datetime.date]:
+def _releases(raw: object) -> dict[str, datetime.date]:
+    """Versions and their days, oldest first."""
+    days = _days(raw, "releases")
+    for version in days:
+        try:
+            Version(version)
+        except InvalidVersion as error:
+            raise MatrixError(f"malformed version {version!r}; write for example '2.6.0'") from error
+    return dict(sorted(days.items(), key=lambda release: Version(release[0])))
+
+
+def _days(raw: object, what: str = "packages") -> dict[str, datetime.date]:
     if not isinstance(raw, Mapping):
-        raise MatrixError(f"must be a table of packages and days, not {raw!r}")
-    return {package: parse_day(day) for package, day in raw.items()}
+        raise MatrixError(f"must be a table of {what} and days, not {raw!r}")
+    return {name: parse_day(day) for name, day in raw.items()}
 
 
-def _age(cell: Cell) -> tuple[Version, ...]:
+def age(cell: Cell) -> tuple[Version, ...]:
+    """By which cells are put in order: the versions of their pins, those of TRL first."""
     return tuple(Version(cell.pins.get(package, "0")) for package in _ORDER)
 
 

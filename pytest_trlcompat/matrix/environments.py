@@ -5,6 +5,7 @@ Imports only the standard library and this room.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -15,14 +16,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_trlcompat.matrix import compiled
-from pytest_trlcompat.matrix.errors import MatrixError, Untestable
-from pytest_trlcompat.matrix.files import locked, said_plainly, write_whole
+from pytest_trlcompat.matrix import compiled, torch_builds
+from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Untestable
+from pytest_trlcompat.matrix.files import in_use, locked, said_plainly, unless_in_use, write_whole
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
-from pytest_trlcompat.matrix.uv import torch_backend, uv, uv_cached_first
+from pytest_trlcompat.matrix.uv import uv, uv_cached_first
 
-__all__ = ["Environment", "ensure", "ensure_tools", "prune", "standing"]
+__all__ = ["Environment", "drop_unused", "ensure", "ensure_tools", "prune", "remove", "standing"]
 
 _FORMAT = "1"
 """Part of every environment's key; raise it when environments are built in another way."""
@@ -59,6 +60,10 @@ class Environment:
             "PYTHONNOUSERSITE": "1",
         }
 
+    def used(self) -> contextlib.AbstractContextManager[None]:
+        """For the block, nobody removes it."""
+        return in_use(_users(self.root))
+
     def read_ahead(self) -> None:
         """Have its compiled modules in memory before they are imported."""
         compiled.read_ahead(self._modules)
@@ -83,17 +88,22 @@ class Environment:
 def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
     """The environment of a lock, with this project installed editable; built unless it stands.
 
+    Where the torch that is to be had is a CUDA build, it gets the libraries of that as well.
+
     Raises:
         Untestable: when it cannot be built, with uv's reason.
-        MatrixError: when the machine refuses (a full disk).
+        DiskFull: when there is no room; what was built of it is removed.
+        MatrixError: when the machine refuses otherwise.
     """
     root = _root(lock, layout)
     source_only = [line for line in lock.requirements if line.partition("==")[0] in _SOURCE_ONLY]
-    wheels = [line for line in lock.requirements if line not in source_only]
+    wheels = [line for line in lock.requirements if line not in source_only and not line.startswith("torch==")]
 
     def fill(python: str) -> None:
         install = ("pip", "install", "--quiet", "--no-deps", "--python", python)
-        uv_cached_first([*install, *torch_backend(os.environ), *wheels])
+        if "torch" in lock.packages:
+            torch_builds.install(lock.packages["torch"], lock.python, Path(python), layout, say)
+        uv_cached_first([*install, *wheels])
         if source_only:
             uv_cached_first([*install, "--no-build-isolation", *source_only])
         Environment(root).adopt_modules()
@@ -137,17 +147,54 @@ def ensure_tools(
 def prune(layout: Layout, wanted: Iterable[Lock], say: Say = print) -> None:
     """Remove the environments of cells that none of the locks asks for: locks change, and each has its own.
 
+    One that is in use stays, and what only removed ones held goes as well.
+
     Raises:
         MatrixError: when one cannot be removed.
     """
     kept = {_root(lock, layout) for lock in wanted}
     for root in sorted(set(layout.environments.glob("cell-*/")) - kept):
-        waiting = functools.partial(say, f"{root.name}: another process builds it; waiting")
-        with said_plainly(), locked(root.with_suffix(".lock"), waiting):
-            shutil.rmtree(root)  # its lock file stays, since another process may be waiting for it
-        say(f"{root.name}: no lock asks for it, removed")
+        removed = _remove(root, say)
+        say(f"{root.name}: no lock asks for it, {'removed' if removed else 'but it is in use'}")
+    drop_unused(layout, say)
+
+
+def remove(lock: Lock, layout: Layout, say: Say = print) -> bool:
+    """Remove the environment of a lock; returns whether there was one, and nobody used it.
+
+    Raises:
+        MatrixError: when it cannot be removed.
+    """
+    root = _root(lock, layout)
+    return root.is_dir() and _remove(root, say)
+
+
+def drop_unused(layout: Layout, say: Say = print, wanted: Iterable[Lock] = ()) -> None:
+    """Remove what environments share and none of them holds any more: compiled modules, builds of torch.
+
+    Args:
+        wanted: locks whose builds of torch stay.
+
+    Raises:
+        MatrixError: when something cannot be removed.
+    """
     with said_plainly():
         compiled.drop_unused(layout.environments / _COMPILED)
+        needed = {lock.packages["torch"]: lock.python for lock in wanted if "torch" in lock.packages}
+        for name in torch_builds.prune(layout, needed):
+            say(f"{name}: no environment holds it, removed")
+
+
+def _remove(root: Path, say: Say) -> bool:
+    waiting = functools.partial(say, f"{root.name}: another process builds it; waiting")
+    with said_plainly(), locked(root.with_suffix(".lock"), waiting), unless_in_use(_users(root)) as free:
+        if free:
+            shutil.rmtree(root)  # its lock files stay, since another process may be waiting for it
+        return free
+
+
+def _users(root: Path) -> Path:
+    return root.with_suffix(".used")
 
 
 def _root(lock: Lock, layout: Layout) -> Path:
@@ -160,9 +207,14 @@ def _build(root: Path, interpreter: str, fill: Callable[[str], None], starting: 
         return
     starting()
     shutil.rmtree(root, ignore_errors=True)
-    uv(["venv", "--quiet", "--python", interpreter, str(root)], offline=Path(interpreter).is_absolute())
-    fill(str(root / "bin" / "python"))
-    write_whole(root / _STAMP, json.dumps({"format": _FORMAT}))
+    try:
+        with said_plainly():
+            uv(["venv", "--quiet", "--python", interpreter, str(root)], offline=Path(interpreter).is_absolute())
+            fill(str(root / "bin" / "python"))
+            write_whole(root / _STAMP, json.dumps({"format": _FORMAT}))
+    except DiskFull:
+        shutil.rmtree(root, ignore_errors=True)
+        raise
 
 
 def _stands(root: Path) -> bool:

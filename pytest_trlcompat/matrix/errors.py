@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["MatrixError", "Unreachable", "Untestable"]
+__all__ = ["DiskFull", "MatrixError", "Unreachable", "Untestable"]
 
 
 class MatrixError(Exception):
@@ -15,3 +15,7 @@ class Untestable(MatrixError):
 
 class Unreachable(Untestable):
     """The registry cannot be reached and the cache does not do, so nothing is known of the cell itself."""
+
+
+class DiskFull(MatrixError):
+    """There was no space left: no cell's fault, and the next one may need less."""

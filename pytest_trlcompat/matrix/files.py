@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.errors import DiskFull, MatrixError
 
-__all__ = ["disk_is_full", "locked", "said_plainly", "write_whole"]
+__all__ = ["disk_is_full", "in_use", "locked", "said_plainly", "unless_in_use", "write_whole"]
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -54,6 +54,31 @@ def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[No
         yield
 
 
+@contextlib.contextmanager
+def in_use(path: Path) -> Iterator[None]:
+    """For the block, tell :func:`unless_in_use` in other processes that this one uses what ``path`` stands for.
+
+    Any number of processes may do so at a time; the kernel ends it when they die.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+@contextlib.contextmanager
+def unless_in_use(path: Path) -> Iterator[bool]:
+    """Whether nobody uses what ``path`` stands for; then nobody begins to during the block."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
 def disk_is_full(where: str = "") -> str:
     """What to say then."""
     return (
@@ -70,7 +95,7 @@ def said_plainly() -> Iterator[None]:
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise MatrixError(disk_is_full(where)) from error
+            raise DiskFull(disk_is_full(where)) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise MatrixError(f"no permission to write{where}: {error.strerror}") from error
         raise

@@ -11,12 +11,13 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from pytest_trlcompat.matrix import cuda
 from pytest_trlcompat.matrix.cells import Cell, Matrix, parse_day
 from pytest_trlcompat.matrix.errors import MatrixError, Untestable
 from pytest_trlcompat.matrix.files import write_whole
@@ -33,6 +34,7 @@ __all__ = [
     "compile_versions",
     "find_date",
     "kept",
+    "kept_date",
     "lock_for",
     "read_lock",
     "renew",
@@ -128,9 +130,18 @@ def kept(matrix: Matrix, cell: Cell, layout: Layout) -> Lock | None:
     return _valid(layout.locks / f"{cell.id}.txt", matrix, cell)
 
 
-def strays(matrix: Matrix, layout: Layout) -> list[Path]:
-    """Kept locks of cells that the matrix does not have."""
-    known = {cell.id for cell in matrix.cells}
+def kept_date(cell: Cell, layout: Layout) -> datetime.date | None:
+    """The day as of which a cell was resolved, by its kept lock or else by the one resolved before.
+
+    A cell's day follows from its pins, so that of a lock that is out of date is right as well.
+    """
+    paths = (folder / f"{cell.id}.txt" for folder in (layout.locks, layout.resolved))
+    return next((read_lock(path).date for path in paths if path.is_file()), None)
+
+
+def strays(cells: Iterable[Cell], layout: Layout) -> list[Path]:
+    """Kept locks of other cells than these."""
+    known = {cell.id for cell in cells}
     return [path for path in sorted(layout.locks.glob("*.txt")) if path.stem not in known]
 
 
@@ -165,6 +176,8 @@ def compile_versions(
 ) -> dict[str, str]:
     """Every version that ``requirements`` come to as of ``date``, canonical name to version.
 
+    Whatever build of torch the resolver meets, these are the packages of a CPU build: see :mod:`.cuda`.
+
     Args:
         preferred: ``name==version`` lines that are kept to wherever the requirements allow it.
 
@@ -180,9 +193,13 @@ def compile_versions(
         *torch_backend(os.environ),
     ]
     asked = "\n".join(requirements)
-    if not preferred:
-        return _packages(uv_network_first(command, stdin=asked))
     with tempfile.TemporaryDirectory() as folder:
+        # Replaced by what holds nowhere: that is, left out.
+        overrides = Path(folder) / "overrides.txt"
+        overrides.write_text("".join(f"{name}; python_version < '0'\n" for name in cuda.LEFT_OUT), encoding="utf-8")
+        command += ["--override", str(overrides)]
+        if not preferred:
+            return _packages(uv_network_first(command, stdin=asked))
         # uv prefers the versions that stand in the file that it is to write.
         answer = Path(folder) / "answer.txt"
         answer.write_text("\n".join([*preferred, ""]), encoding="utf-8")

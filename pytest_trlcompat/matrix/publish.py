@@ -19,6 +19,7 @@ from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import write_whole
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.report import CellReport, Column, Report
+from pytest_trlcompat.matrix.report_torch import compare
 from pytest_trlcompat.stack import PACKAGES
 from pytest_trlcompat.verdict import Record, Verdict
 
@@ -94,6 +95,9 @@ def _head(report: Report, evidence: Evidence) -> Iterator[str]:
         "`nox -s report -- --publish`; do not edit."
     )
     yield ""
+    if summary := compare(report.cells, report.columns).summary:
+        yield f"{summary[0].upper()}{summary[1:]}; each is named below with its issue."
+        yield ""
     yield "What is not listed here was not measured. For your own stack, installed or only planned: `trlcompat doctor`."
     yield ""
     yield "- Run one cell again: `nox -s cell -- trl=0.15.2 transformers=4.48.3`. All of them:"
@@ -142,6 +146,7 @@ def _counted(cell: CellReport) -> str:
 
 def _issues(report: Report) -> Iterator[str]:
     known = catalog.load()
+    torch = compare(report.cells, report.columns)
     for name in report.issues:
         columns = [column for column in report.columns if column.issue == name]
         yield f"## {name}"
@@ -151,6 +156,10 @@ def _issues(report: Report) -> Iterator[str]:
             yield f"{issue.title}: {issue.wrong}."
             yield ""
             yield f"What to do: {issue.remedy}. Upstream: {', '.join(issue.upstream) or 'not reported'}."
+            yield ""
+        for change in torch.of(name):
+            yield f"- With another torch alone: {change.describe()}"
+        if torch.of(name):
             yield ""
         yield from _table(report, columns)
         yield ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import json
 import re
@@ -60,11 +61,19 @@ class CellReport:
         return self.sidecar.id
 
     @property
-    def short(self) -> str:
-        """The id without the release of TRL: ``4.48.3``, ``4.48.3 accelerate 1.3.0``."""
-        pins = self.sidecar.pins
-        others = (f"{package} {version}" for package, version in pins.items() if package not in ("trl", "transformers"))
-        return " ".join([*([pins["transformers"]] if "transformers" in pins else []), *others]) or self.id
+    def torch(self) -> str:
+        """Its version of torch, empty where that is not known."""
+        return self.sidecar.lock.get("torch") or self.sidecar.pins.get("torch", "")
+
+    @property
+    def named(self) -> dict[str, str]:
+        """The pins that its id names: without those that every cell has unless it says otherwise."""
+        told = f"-{self.id}-"
+        return {
+            package: version
+            for package, version in self.sidecar.pins.items()
+            if package in ("trl", "transformers") or f"-{package}{version}-" in told
+        }
 
     @property
     def wrong(self) -> list[Record]:
@@ -118,6 +127,22 @@ class Report:
         columns = (column for column in self.columns if column.issue == issue)
         return [(subject, list(group)) for subject, group in itertools.groupby(columns, lambda c: c.subject)]
 
+    @functools.cached_property
+    def torches(self) -> list[str]:
+        """The releases of torch that its cells have, oldest first."""
+        return sorted({cell.torch for cell in self.cells if cell.torch}, key=Version)
+
+    def name(self, cell: CellReport) -> str:
+        """A cell's id, and its torch where cells differ in that and the id does not name it."""
+        told = len(self.torches) < 2 or "torch" in cell.named or not cell.torch
+        return cell.id if told else f"{cell.id} (torch {cell.torch})"
+
+    def short(self, cell: CellReport) -> str:
+        """The name without the release of TRL: ``4.48.3``, ``4.48.3 accelerate 1.3.0``."""
+        pins = {**cell.named, **({"torch": cell.torch} if len(self.torches) > 1 and cell.torch else {})}
+        others = (f"{package} {version}" for package, version in pins.items() if package not in ("trl", "transformers"))
+        return " ".join([*([pins["transformers"]] if "transformers" in pins else []), *others]) or cell.id
+
     @property
     def releases(self) -> list[tuple[str, list[CellReport]]]:
         """The cells by their release of TRL."""
@@ -144,7 +169,8 @@ class Report:
     def summary(self) -> str:
         """One line for people."""
         verdicts = sum(len(cell.verdicts) for cell in self.cells)
-        parts = [f"{_many(len(self.cells), 'cell')}, {_many(verdicts, 'verdict')}"]
+        torch = " to ".join(dict.fromkeys([*self.torches[:1], *self.torches[-1:]]))
+        parts = [f"{_many(len(self.cells), 'cell')}, {_many(verdicts, 'verdict')}" + (torch and f", torch {torch}")]
         parts.append(f"{len(self.wrong)} not as predicted" if self.wrong else "none otherwise than predicted")
         if self.unfinished:
             parts.append(f"{_many(len(self.unfinished), 'cell')} not finished")
@@ -187,10 +213,12 @@ def gather(results: Path) -> Report:
 
 def write_all(report: Report, results: Path) -> list[Path]:
     """Write ``compat.json``, ``.md``, ``.html`` and ``.xml`` and return their paths."""
-    from pytest_trlcompat.matrix import report_junit, report_pages
+    from pytest_trlcompat.matrix import report_junit, report_pages, report_torch
 
+    torch = report_torch.compare(report.cells, report.columns)
+    document = {**report.to_dict(), **({"torch_alone": torch.to_dict()} if torch.compared else {})}
     texts = {
-        "compat.json": json.dumps(report.to_dict(), indent=1) + "\n",
+        "compat.json": json.dumps(document, indent=1) + "\n",
         "compat.md": report_pages.markdown(report),
         "compat.html": report_pages.html(report),
         "compat.xml": report_junit.junit(report),
@@ -202,7 +230,7 @@ def write_all(report: Report, results: Path) -> list[Path]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program: write every form, print the table; exit status 1 with a message where that cannot be done."""
-    from pytest_trlcompat.matrix import publish, report_terminal  # needs rich
+    from pytest_trlcompat.matrix import publish, report_terminal, report_torch  # needs rich
 
     parser = argparse.ArgumentParser(
         prog="python -m pytest_trlcompat.matrix", description="Merge what sweeps left behind into a report."
@@ -221,7 +249,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MatrixError as error:
         print(error, file=sys.stderr)
         return 1
-    report_terminal.show(report.of_sweep(parsed.sweep) if parsed.sweep else report, paths)
+    # Also cells of other sweeps are compared: those of today's torch, which had their own.
+    torch = report_torch.compare(report.cells, report.columns)
+    report_terminal.show(report.of_sweep(parsed.sweep) if parsed.sweep else report, paths, torch=torch)
     for path in published:
         print(f"published: {path}")
     return 0
@@ -241,7 +271,7 @@ def _judged(cell: CellReport, known: Catalog) -> CellReport:
 
 def _age(cell: CellReport) -> tuple[Any, ...]:
     pins = cell.sidecar.pins
-    return (*(Version(pins.get(package, "0")) for package in ("trl", "transformers")), cell.id)
+    return (*(Version(pins.get(package, "0")) for package in ("trl", "transformers", "torch")), cell.id)
 
 
 def _place(name: str, order: Sequence[str]) -> tuple[int, str]:

@@ -10,7 +10,8 @@ import jinja2
 
 from pytest_trlcompat import catalog
 from pytest_trlcompat.matrix.report import Report
-from pytest_trlcompat.matrix.report_rows import MANY, rows
+from pytest_trlcompat.matrix.report_rows import MANY, axes, rows
+from pytest_trlcompat.matrix.report_torch import compare
 from pytest_trlcompat.matrix.sweep import is_wrong
 from pytest_trlcompat.verdict import Record, Verdict
 
@@ -51,8 +52,14 @@ def _render(template: str, report: Report) -> str:
     environment.filters["in_row"] = _in_row
     environment.tests["wrong"] = is_wrong
     environment.filters["known"] = catalog.load().get
-    many = len(report.cells) >= MANY
-    return environment.get_template(template).render(report=report, meanings=MEANINGS, many=many, rows=rows)
+    return environment.get_template(template).render(
+        report=report,
+        meanings=MEANINGS,
+        many=len(report.cells) >= MANY,
+        axes=axes(report),
+        rows=rows,
+        torch=compare(report.cells, report.columns),
+    )
 
 
 def _evidence(record: Record) -> str:

@@ -14,7 +14,7 @@ from packaging.version import Version
 from pytest_trlcompat.matrix.report import CellReport, Column, Report
 from pytest_trlcompat.matrix.sweep import is_wrong
 
-__all__ = ["MANY", "Row", "release", "rows"]
+__all__ = ["MANY", "Row", "axes", "release", "rows"]
 
 MANY = 12
 """From so many cells on a table has shared rows; with fewer each cell has its own."""
@@ -24,9 +24,14 @@ _AXES = ("trl", "transformers")
 
 @dataclass(frozen=True)
 class Row:
-    """Cells that answered every question of a table in the same way, oldest first."""
+    """Cells that answered every question of a table in the same way, oldest first.
+
+    Attributes:
+        axes: packages whose releases tell the cells of the report apart.
+    """
 
     cells: tuple[CellReport, ...]
+    axes: tuple[str, ...] = _AXES
 
     @property
     def first(self) -> CellReport:
@@ -34,20 +39,25 @@ class Row:
         return self.cells[0]
 
     @property
-    def labels(self) -> tuple[str, str, str]:
-        """The releases of TRL and of Transformers, from the oldest to the newest, and the number of cells.
+    def labels(self) -> tuple[str, ...]:
+        """The releases of each of the axes, from the oldest to the newest, and the number of cells.
 
-        A cell that has other pins than these two is named by its id.
+        A cell that has other pins than these is named by its id.
         """
         if _other_pins(self.first):
-            return (self.first.id, "", "1")
-        trl, transformers = (_span(release(cell, package) for cell in self.cells) for package in _AXES)
-        return (trl, transformers, str(len(self.cells)))
+            return (self.first.id, *("" for _ in self.axes[1:]), "1")
+        spans = (_span(release(cell, package) for cell in self.cells) for package in self.axes)
+        return (*spans, str(len(self.cells)))
 
 
 def release(cell: CellReport, package: str) -> str:
-    """The version that a cell pins."""
-    return cell.sidecar.pins.get(package, "")
+    """The version that a cell pins, or of torch has."""
+    return cell.torch if package == "torch" else cell.sidecar.pins.get(package, "")
+
+
+def axes(report: Report) -> tuple[str, ...]:
+    """The packages whose releases tell the cells apart: TRL, Transformers, and torch where cells differ in it."""
+    return (*_AXES, "torch") if len(report.torches) > 1 else _AXES
 
 
 def rows(report: Report, columns: Sequence[Column]) -> list[Row]:
@@ -55,12 +65,12 @@ def rows(report: Report, columns: Sequence[Column]) -> list[Row]:
 
     Cells of one TRL release that follow each other and agree are one row; so are releases of TRL that follow each
     other and agree in all of their cells. What is wrong never shares a row with what is not, nor a cell that has
-    other pins than TRL and Transformers with any.
+    other pins than TRL, Transformers and torch with any.
     """
     if len(report.cells) < MANY:
-        return [Row((cell,)) for cell in report.cells]
+        return [Row((cell,), axes(report)) for cell in report.cells]
     releases = [
-        [Row(tuple(run)) for _, run in itertools.groupby(cells, lambda cell: _answers(cell, columns))]
+        [Row(tuple(run), axes(report)) for _, run in itertools.groupby(cells, lambda cell: _answers(cell, columns))]
         for _, cells in itertools.groupby(report.cells, lambda cell: release(cell, "trl"))
     ]
     return list(_joined(releases, columns))
@@ -75,7 +85,7 @@ def _joined(releases: Iterable[Sequence[Row]], columns: Sequence[Column]) -> Ite
     for _, alike in itertools.groupby(releases, key):
         first, *others = alike
         if others:  # each of them is one row
-            yield Row(tuple(cell for one in (first, *others) for cell in one[0].cells))
+            yield Row(tuple(cell for one in (first, *others) for cell in one[0].cells), first[0].axes)
         else:
             yield from first
 
@@ -90,7 +100,7 @@ def _answers(cell: CellReport, columns: Sequence[Column]) -> Hashable:
 
 
 def _other_pins(cell: CellReport) -> bool:
-    return bool(set(cell.sidecar.pins) - set(_AXES))
+    return bool(set(cell.named) - {*_AXES, "torch"})
 
 
 def _span(versions: Iterable[str]) -> str:

@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_trlcompat.matrix.report import CellReport, Column, Report
-from pytest_trlcompat.matrix.report_rows import MANY, rows
+from pytest_trlcompat.matrix.report_rows import MANY, axes, rows
+from pytest_trlcompat.matrix.report_torch import TorchComparison
 from pytest_trlcompat.matrix.sweep import is_wrong
 from pytest_trlcompat.verdict import Record, Verdict
 
@@ -37,8 +38,10 @@ _FRAME = 3
 """What a column of a table takes beside its text."""
 
 
-def show(report: Report, files: Sequence[Path] = (), file: IO[str] | None = None) -> None:
-    """Print the tables, then what is not as predicted, then where the evidence lies."""
+def show(
+    report: Report, files: Sequence[Path] = (), file: IO[str] | None = None, torch: TorchComparison | None = None
+) -> None:
+    """Print the tables, then what is not as predicted, what torch alone changes, and where the evidence lies."""
     stream = file or sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
     console = Console(file=stream, width=width, highlight=False)
@@ -52,6 +55,10 @@ def show(report: Report, files: Sequence[Path] = (), file: IO[str] | None = None
         console.print(
             Text.assemble((f" {cell.sidecar.state} ", _WRONG), f" {cell.id}: {cell.sidecar.reason}"), soft_wrap=True
         )
+    if torch is not None and torch.compared:
+        for change in torch.changes:
+            console.print(f"{change.column.issue}, {change.describe()}", soft_wrap=True)
+        console.print(torch.summary)
     if report.unmeasured:
         number = len(report.unmeasured)
         were = "boundary of the catalogue was" if number == 1 else "boundaries of the catalogue were"
@@ -84,20 +91,20 @@ def _width(column: Column) -> int:
 
 def _labels_width(report: Report) -> int:
     if len(report.cells) < MANY:
-        return max(map(len, (cell.id for cell in report.cells)), default=0) + _FRAME + 1
-    return len("0.10.1 to 0.10.1") + len("4.46.3 to 4.50.3") + len("cells") + 3 * _FRAME + 1
+        return max(map(len, map(report.name, report.cells)), default=0) + _FRAME + 1
+    return sum(len("0.10.1 to 0.10.1") + _FRAME for _ in axes(report)) + len("cells") + _FRAME + 1
 
 
 def _table(report: Report, columns: Sequence[Column]) -> Table:
     table = Table(title=columns[0].issue, title_style="bold", title_justify="left")
     many = len(report.cells) >= MANY
-    for name in ("trl", "transformers", "cells") if many else ("cell",):
+    for name in (*axes(report), "cells") if many else ("cell",):
         table.add_column(name, no_wrap=True, justify="right" if name == "cells" else "left")
     for column in columns:
         table.add_column(f"{column.subject}\n{column.strategy}", justify="center")
     for row in rows(report, columns):
         entries = (_entry(row.first, row.first.at(column)) for column in columns)
-        table.add_row(*(row.labels if many else [row.first.id]), *entries)
+        table.add_row(*(row.labels if many else [report.name(row.first)]), *entries)
     return table
 
 

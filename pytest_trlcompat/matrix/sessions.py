@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import datetime
 import functools
 import itertools
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pytest_trlcompat import catalog
-from pytest_trlcompat.matrix import locks, process
+from pytest_trlcompat.matrix import cuda, disk, locks, process, torch_axis
 from pytest_trlcompat.matrix.cells import Cell, Matrix, parse_day, parse_pins, read_matrix
 from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, prune
 from pytest_trlcompat.matrix.errors import MatrixError
@@ -54,6 +56,7 @@ class _Asked:
     date: datetime.date | None
     fresh: bool
     full: bool
+    torch: str | None
     pytest_arguments: tuple[str, ...]
 
 
@@ -65,6 +68,7 @@ class Workshop:
         self.matrix: Matrix = read_matrix(self.layout.matrix)
         self.sweep = Sweep(self.layout)
         self.say = say
+        self._named: list[str] = []
         if self.sweep.outermost:
             # nox has no hook for "all sessions are over" that also works under --parallel, where the sessions run in
             # processes of their own, and after a session failed or Ctrl-C. The end of the outermost nox is that.
@@ -75,17 +79,26 @@ class Workshop:
     def cells(self, command: Sequence[str], environ: Mapping[str, str] = os.environ) -> list[str]:
         """The ids of the cells that a command of nox has sessions for, so that ``nox -l`` stays short.
 
-        That is all of the full selection with ``-- --full``, else the default ones and those that it names.
+        That is all of the full selection with ``-- --full``, else the default ones and those that it names; with
+        ``-- --torch dated`` or ``-- --torch 2.6.0`` with another torch.
 
         Args:
             command: the arguments of nox.
         """
         cut = list(command).index("--") if "--" in command else len(command)
-        if FULL in command[cut:]:
-            return [cell.id for cell in self.matrix.full()]
-        words = [*command[:cut], environ.get("NOXSESSION", "")]
-        named = [cell for cell in self.matrix.cells if any(f"({cell.id})" in word for word in words)]
-        return list(dict.fromkeys(cell.id for cell in (*self.matrix.default(), *named)))
+        asked, words = command[cut:], [*command[:cut], environ.get("NOXSESSION", "")]
+        chosen = torch_axis.selection(self.matrix, self.layout, full=FULL in asked, torch=torch_axis.asked_in(asked))
+        known = {cell.id for cell in (*chosen, *self.matrix.cells)}
+        named = re.findall(r"matrix\(([^()]+)\)", " ".join(words))
+        self._named = [cell_id for cell_id in named if self._has(cell_id, known)]
+        return list(dict.fromkeys([*(cell.id for cell in chosen), *self._named]))
+
+    def _has(self, cell_id: str, known: Container[str]) -> bool:
+        if cell_id not in known:
+            with contextlib.suppress(MatrixError):
+                torch_axis.find(self.matrix, self.layout, cell_id)
+                return True
+        return cell_id in known
 
     def matrix_cell(self, cell_id: str, arguments: Sequence[str]) -> None:
         """Sweep one cell of the matrix.
@@ -96,9 +109,16 @@ class Workshop:
         asked = _parse("matrix", arguments)
         if asked.words or asked.date:
             raise MatrixError(f"matrix takes no {' '.join(asked.words) or '--date'}; for other cells use: nox -s cell")
-        cells = self.matrix.full() if asked.full else self.matrix.default()
-        later = itertools.dropwhile(lambda cell: cell.id != cell_id, cells)
-        self._run(self.matrix.cell(cell_id), asked, tuple(later)[1:])
+        cell = torch_axis.find(self.matrix, self.layout, cell_id)
+        if asked.torch is not None:
+            cell = torch_axis.with_torch(self.matrix, self.layout, cell, asked.torch)
+        cells = torch_axis.selection(self.matrix, self.layout, full=asked.full, torch=asked.torch)
+        later = tuple(itertools.dropwhile(lambda each: each.id != cell.id, cells))
+        if not self.sweep.began:
+            # nox tells a session nothing of the others; with --parallel this one knows of itself alone.
+            named = [torch_axis.find(self.matrix, self.layout, each) for each in self._named if self.sweep.outermost]
+            self._announce(named or later or [cell])
+        self._run(cell, asked, later[1:])
 
     def free_cell(self, arguments: Sequence[str]) -> None:
         """Run any other combination: pins (``trl=0.19.1``), or the id of a cell of the matrix.
@@ -110,28 +130,56 @@ class Workshop:
         if asked.full:
             raise MatrixError(f"cell takes no {FULL}; for all cells use: nox -s matrix -- {FULL}")
         if len(asked.words) == 1 and "=" not in asked.words[0]:
-            cell = self.matrix.cell(asked.words[0])
-            self._run(Cell(cell.pins, asked.date or cell.date, cell.tags, cell.why), asked)
+            cell = torch_axis.find(self.matrix, self.layout, asked.words[0])
+            cell = Cell(cell.pins, asked.date or cell.date, cell.tags, cell.why)
         else:
-            self._run(Cell(parse_pins(asked.words), asked.date), asked)
+            cell = Cell(parse_pins(asked.words), asked.date)
+        if asked.torch is not None:
+            if asked.torch == torch_axis.DATED and locks.kept_date(cell, self.layout) is None:
+                cell = Cell(cell.pins, cell.date or locks.find_date(self.matrix, cell))
+            cell = torch_axis.with_torch(self.matrix, self.layout, cell, asked.torch)
+        self._announce([cell])
+        self._run(cell, asked)
 
     def renew_locks(self, arguments: Sequence[str]) -> None:
         """Resolve cells anew and keep their locks: those named, with ``--missing`` those without a valid lock, or all.
 
+        All are the cells of the matrix and those of ``--torch dated``, and what the CUDA build of each torch needs.
         Locks of cells that the matrix no longer has are removed.
         """
         missing = MISSING in arguments
         cell_ids = [argument for argument in arguments if argument != MISSING]
-        cells = [self.matrix.cell(cell_id) for cell_id in cell_ids] or list(self.matrix.cells)
+        named = [torch_axis.find(self.matrix, self.layout, cell_id) for cell_id in cell_ids]
         with said_plainly():
-            for cell in cells:
-                if missing and locks.kept(self.matrix, cell, self.layout) is not None:
-                    continue
-                lock = locks.renew(self.matrix, cell, self.layout)
-                self.say(f"{cell.id}: {len(lock.packages)} packages as of {lock.date}")
-            for path in locks.strays(self.matrix, self.layout):
+            if named:
+                self._renew(named, missing)
+            else:
+                self._renew_cuda_libraries(missing)
+                self._renew(self.matrix.cells, missing)
+                # The torch of a dated cell follows from the date of the other lock, hence after that.
+                others = {cell.id for cell in self.matrix.cells}
+                self._renew([cell for cell in self._with_kept_locks() if cell.id not in others], missing)
+            for path in locks.strays(self._with_kept_locks(), self.layout):
                 path.unlink()
                 self.say(f"{path.stem}: no cell of the matrix, its lock is removed")
+            for path in cuda.strays(self.matrix, self.layout):
+                path.unlink()
+                self.say(f"{path.stem}: not among the matrix's releases of torch, its CUDA libraries are removed")
+
+    def _renew(self, cells: Iterable[Cell], missing: bool) -> None:
+        for cell in cells:
+            if not missing or locks.kept(self.matrix, cell, self.layout) is None:
+                lock = locks.renew(self.matrix, cell, self.layout)
+                self.say(f"{cell.id}: {len(lock.packages)} packages as of {lock.date}")
+
+    def _renew_cuda_libraries(self, missing: bool) -> None:
+        for torch in self.matrix.torch:
+            if not missing or not cuda.kept(torch, self.layout):
+                libraries = cuda.renew(self.matrix, torch, self.layout)
+                self.say(f"torch {torch}: {len(libraries.packages)} CUDA libraries as of {libraries.date}")
+
+    def _with_kept_locks(self) -> list[Cell]:
+        return torch_axis.cells_with_kept_locks(self.matrix, self.layout)
 
     def clean(self) -> None:
         """Remove the environments that neither a kept lock nor one of another combination asks for.
@@ -176,7 +224,8 @@ class Workshop:
         failed = []
         for command in commands:
             program = [str(environment.root / "bin" / command[0]), *command[1:]]
-            status = process.run(program, env=_plain(environment), cwd=self.layout.root)
+            with environment.used():
+                status = process.run(program, env=_plain(environment), cwd=self.layout.root)
             if status != 0:
                 failed.append(f"{' '.join(command)} ended with exit status {status}")
         if failed:
@@ -186,7 +235,8 @@ class Workshop:
 
     def stack(self, cell_id: str) -> Environment:
         """The environment of a cell of the matrix, this project installed."""
-        lock = locks.lock_for(self.matrix, self.matrix.cell(cell_id), self.layout)
+        cell = torch_axis.find(self.matrix, self.layout, cell_id)
+        lock = locks.lock_for(self.matrix, cell, self.layout)
         return ensure(lock, self.layout, self.say)
 
     def tools(self, name: str, requirements: Sequence[str], *, project: bool = False) -> Environment:
@@ -206,7 +256,13 @@ class Workshop:
         except (MatrixError, OSError) as error:
             print(f"no table: {error}", file=sys.stderr)
 
+    def _announce(self, cells: Sequence[Cell]) -> None:
+        if told := disk.announcement(self.matrix, cells, self.layout):
+            self.say(told)
+
     def _run(self, cell: Cell, asked: _Asked, following: Sequence[Cell] = ()) -> None:
+        if asked.torch == torch_axis.DATED and torch_axis.older_than_supported(self.matrix, cell):
+            self.say(f"{cell.id}: gets the oldest torch that is supported; as of {cell.date} that was not there yet")
         outcome = run_cell(
             self.matrix,
             cell,
@@ -244,8 +300,11 @@ def _plain(environment: Environment) -> dict[str, str]:
 
 
 _USAGE = {
-    "matrix": "nox -s matrix -- [--full] [--issue ID ...] [--fresh] [-- PYTEST ARGUMENTS]",
-    "cell": "nox -s cell -- PACKAGE=VERSION ... [--issue ID ...] [--date DAY] [--fresh] [-- PYTEST ARGUMENTS]",
+    "matrix": "nox -s matrix -- [--full] [--torch dated|VERSION] [--issue ID ...] [--fresh] [-- PYTEST ARGUMENTS]",
+    "cell": (
+        "nox -s cell -- PACKAGE=VERSION ... [--torch dated] [--issue ID ...] [--date DAY] [--fresh] "
+        "[-- PYTEST ARGUMENTS]"
+    ),
 }
 
 
@@ -264,6 +323,7 @@ def _parse(session: str, arguments: Sequence[str]) -> _Asked:
     parser.add_argument("--date")
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument(FULL, action="store_true")
+    parser.add_argument(torch_axis.OPTION)
     parsed = parser.parse_intermixed_args(ours)
     for issue in parsed.issue:
         # Here, because a cell that is run for nothing has lost its earlier verdicts.
@@ -272,4 +332,4 @@ def _parse(session: str, arguments: Sequence[str]) -> _Asked:
         except catalog.CatalogError as error:
             raise MatrixError(f"--issue: {error}") from error
     date = parse_day(parsed.date) if parsed.date else None
-    return _Asked(tuple(parsed.words), tuple(parsed.issue), date, parsed.fresh, parsed.full, pytests)
+    return _Asked(tuple(parsed.words), tuple(parsed.issue), date, parsed.fresh, parsed.full, parsed.torch, pytests)

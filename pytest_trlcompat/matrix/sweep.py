@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_trlcompat.matrix import process
-from pytest_trlcompat.matrix.cells import Cell, Matrix
+from pytest_trlcompat.matrix import disk, process
+from pytest_trlcompat.matrix.cells import Cell, Matrix, parse_day
 from pytest_trlcompat.matrix.environments import Environment, ensure, standing
-from pytest_trlcompat.matrix.errors import MatrixError, Untestable
+from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Untestable
 from pytest_trlcompat.matrix.files import locked, said_plainly, write_whole
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock, kept, lock_for
@@ -85,11 +85,13 @@ class Outcome:
 
     Attributes:
         exit_status: pytest's; ``None`` where it was not started.
+        out_of_space: whether there was no room for its environment; the same command then goes on with it.
     """
 
     sidecar: Sidecar
     records: tuple[Record, ...]
     exit_status: int | None = None
+    out_of_space: bool = False
 
     @property
     def wrong(self) -> list[Record]:
@@ -169,6 +171,16 @@ class Sweep:
         """The cells that this command ran."""
         return [sidecar for sidecar in read_sidecars(self.layout) if sidecar.sweep == self.name]
 
+    def finished(self, python: str) -> list[Lock]:
+        """The locks of the cells that this command has finished, oldest first."""
+        found = []
+        for path in sorted(self.layout.results.glob("*.cell.json"), key=lambda path: path.stat().st_mtime):
+            with contextlib.suppress(MatrixError):  # what is damaged is told when its cell runs
+                sidecar = read_sidecar(path)
+                if sidecar.sweep == self.name and sidecar.state != RUNNING and sidecar.date is not None:
+                    found.append(Lock(sidecar.id, parse_day(sidecar.date), python, sidecar.lock, ""))
+        return found
+
     def close(self) -> None:
         """End the command, unless a cell is still under way: then it was cut short, and its folder stays."""
         referred = {sidecar.sweep for sidecar in read_sidecars(self.layout)} - {self.name}
@@ -207,16 +219,17 @@ def run_cell(
     following: Sequence[Cell] = (),
     say: Callable[[str], None] = print,
 ) -> Outcome:
-    """Lock, build and test one cell; a cell that cannot be built is an outcome, not an exception.
+    """Lock, build and test one cell; a cell that cannot be built, or has no room, is an outcome, not an exception.
 
     Args:
         issues: suites to run, by known issue; empty: all.
         fresh: forget what an earlier run left.
         pytest_arguments: handed to pytest as they are.
-        following: cells that this command runs later; the next one's environment is read ahead meanwhile.
+        following: cells that this command runs later; the next one's environment is read ahead meanwhile, and none of
+            theirs is removed to make room.
 
     Raises:
-        MatrixError: when the machine refuses (a full disk), or a results file is damaged.
+        MatrixError: when the machine refuses, or a results file is damaged.
         KeyboardInterrupt: after everything that was started has ended; finished verdicts are kept.
     """
     layout = sweep.layout
@@ -225,7 +238,8 @@ def run_cell(
         sweep.under_way(cell.id)
         job = _Job(matrix, cell, sweep, tuple(sorted(issues)), fresh, tuple(pytest_arguments), tuple(following), say)
         outcome = job.run()
-        sweep.ended(cell.id)
+        if not outcome.out_of_space:
+            sweep.ended(cell.id)
         return outcome
 
 
@@ -253,7 +267,11 @@ class _Job:
         layout = self.sweep.layout
         try:
             lock = lock_for(self.matrix, self.cell, layout)
+            disk.make_room(lock, layout, self.sweep.finished(self.matrix.python), self._wanted_later(), self.say)
             environment = ensure(lock, layout, self.say)
+        except DiskFull as error:
+            self._write(INTERRUPTED, str(error))
+            return Outcome(self.sidecar, (), out_of_space=True)
         except Untestable as error:
             self._write(UNTESTABLE, str(error))
             return Outcome(self.sidecar, ())
@@ -284,7 +302,7 @@ class _Job:
         self._write(RUNNING, None)
         try:
             environment.read_ahead()
-            with self._reading_ahead_of_the_next():
+            with environment.used(), self._reading_ahead_of_the_next():
                 status = process.run(
                     self._command(environment, resumed), env=child_variables(environment), cwd=self.sweep.layout.root
                 )
@@ -306,6 +324,14 @@ class _Job:
         if environment is None:
             return contextlib.nullcontext()
         return process.beside(environment.read_ahead_command(), cwd=self.sweep.layout.root)
+
+    def _wanted_later(self) -> list[Lock]:
+        """The locks of the cells that come later, as far as they are known."""
+        found = []
+        for cell in self.following:
+            with contextlib.suppress(MatrixError):  # what is damaged there is told when that cell runs
+                found.append(kept(self.matrix, cell, self.sweep.layout))
+        return [lock for lock in found if lock is not None]
 
     def _next_environment(self) -> Environment | None:
         """The environment of the cell that comes next, if it is built."""

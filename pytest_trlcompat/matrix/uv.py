@@ -17,10 +17,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pytest_trlcompat.matrix.errors import MatrixError, Unreachable, Untestable
+from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Unreachable, Untestable
 from pytest_trlcompat.matrix.files import disk_is_full
 
-__all__ = ["find_uv", "settings", "torch_backend", "uv", "uv_cached_first", "uv_network_first"]
+__all__ = ["find_uv", "settings", "torch_backend", "uv", "uv_cached_first", "uv_network_first", "uv_would_install"]
 
 _FROM_PIP = {"find-links": "UV_FIND_LINKS", "index-url": "UV_DEFAULT_INDEX"}
 _DISK_FULL = f"(os error {errno.ENOSPC})"
@@ -48,20 +48,41 @@ def find_uv() -> str:
     return found
 
 
-def uv(arguments: Sequence[str], *, stdin: str | None = None, offline: bool = False) -> str:
+def uv(arguments: Sequence[str], *, stdin: str | None = None, offline: bool = False, index_alone: bool = False) -> str:
     """Run uv and return what it printed.
+
+    Args:
+        index_alone: without wheel folders, and with the index's own builds of torch.
 
     Raises:
         Untestable: with uv's own reason when it refuses.
-        MatrixError: when the disk is full, which is no cell's fault.
+        DiskFull: which is no cell's fault.
     """
+    return _run(arguments, stdin, offline, index_alone).stdout
+
+
+def uv_would_install(arguments: Sequence[str]) -> str | None:
+    """What ``uv pip install`` would install from the cache alone, as it says so; ``None`` where it would download."""
+    try:
+        said = _run([*arguments, "--dry-run"], None, offline=True, index_alone=False).stderr
+    except Untestable:
+        return None
+    return None if "Would download" in said else said
+
+
+def _run(
+    arguments: Sequence[str], stdin: str | None, offline: bool, index_alone: bool
+) -> subprocess.CompletedProcess[str]:
     command = [find_uv(), *arguments, *(["--offline"] if offline else [])]
-    done = subprocess.run(command, input=stdin, env=settings(os.environ), capture_output=True, text=True, check=False)
+    child = settings(os.environ)
+    if index_alone:
+        child = {name: value for name, value in child.items() if name not in ("UV_FIND_LINKS", "UV_TORCH_BACKEND")}
+    done = subprocess.run(command, input=stdin, env=child, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         if _DISK_FULL in done.stderr:
-            raise MatrixError(disk_is_full(" (while uv wrote to it)"))
+            raise DiskFull(disk_is_full(" (while uv wrote to it)"))
         raise Untestable(_reason(done.stderr) or f"uv ended with exit status {done.returncode}: {shlex.join(command)}")
-    return done.stdout
+    return done
 
 
 def uv_cached_first(arguments: Sequence[str]) -> str:
@@ -81,18 +102,18 @@ def uv_cached_first(arguments: Sequence[str]) -> str:
             raise
 
 
-def uv_network_first(arguments: Sequence[str], *, stdin: str | None = None) -> str:
+def uv_network_first(arguments: Sequence[str], *, stdin: str | None = None, index_alone: bool = False) -> str:
     """Run uv over the network, and from its cache alone where there is no network.
 
-    For resolving, where the registry may know more than the cache.
+    For resolving, where the registry may know more than the cache. For ``index_alone`` see :func:`uv`.
     """
     try:
-        return uv(arguments, stdin=stdin)
+        return uv(arguments, stdin=stdin, index_alone=index_alone)
     except Untestable as error:
         if not _NETWORK.search(str(error)):
             raise
         try:
-            return uv(arguments, stdin=stdin, offline=True)
+            return uv(arguments, stdin=stdin, offline=True, index_alone=index_alone)
         except Untestable as from_cache:
             raise Unreachable(f"{error}\nand without the network: {from_cache}") from error
 

@@ -1,0 +1,184 @@
+"""The libraries that a CUDA build of torch needs and a CPU build does not: kept apart from the locks of cells.
+
+Torch of the package index is a CUDA build on Linux, while uv's ``--torch-backend cpu`` and many a wheel folder give a
+CPU build. A lock of a cell serves both; what the CUDA build needs beside it is kept once for each torch, and installed
+only beside such a build. Imports only the standard library, ``packaging`` and this room.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from pytest_trlcompat.matrix.cells import Matrix, parse_day
+from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.files import write_whole
+from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.uv import uv_network_first
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["LEFT_OUT", "CudaLibraries", "is_cuda_build", "kept", "libraries_of", "renew", "strays"]
+
+TRITON = "triton"
+"""Never installed: what runs on a CPU needs none, and a lock has to give the same verdicts with either build."""
+
+_BASES = (
+    *("cublas", "cuda-cccl", "cuda-crt", "cuda-cupti", "cuda-nvcc", "cuda-nvrtc", "cuda-runtime", "cudnn"),
+    *("cudnn-frontend", "cufft", "cufile", "curand", "cusolver", "cusparse", "cusparselt", "nccl", "nvjitlink"),
+    *("nvshmem", "nvtx", "nvvm"),
+)
+_EDITIONS = ("", "-cu11", "-cu12", "-cu13", "-cu14")
+
+LEFT_OUT = (
+    *("cuda-bindings", "cuda-pathfinder", "cuda-python", "cuda-toolkit", TRITON),
+    *(f"nvidia-{base}{edition}" for base in _BASES for edition in _EDITIONS),
+)
+"""Left out when a cell is resolved, whichever build of torch the resolver meets.
+
+By name, since a torch's metadata do not tell, and not all of NVIDIA's is of CUDA: DeepSpeed needs ``nvidia-ml-py``.
+"""
+
+_OF_CUDA = re.compile(r"(cuda|nvidia)-.+")
+_HEADER = re.compile(r"^# (torch|date|wheel): (\S+)", re.MULTILINE)
+_LINE = re.compile(r"([a-z0-9-]+)==(\S+)  # (\d+) bytes")
+_BUILT_FOR_CUDA = re.compile(r"^cuda\b[^=]*= *['\"]", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class CudaLibraries:
+    """What the package index's build of one torch needs; nothing, where that is no CUDA build.
+
+    Attributes:
+        date: the day as of which they were resolved.
+        packages: canonical name to version.
+        sizes: of their wheels and that of torch itself, in bytes, by canonical name; 0 where the index does not say.
+    """
+
+    torch: str
+    date: datetime.date
+    packages: Mapping[str, str]
+    sizes: Mapping[str, int]
+
+    @property
+    def requirements(self) -> list[str]:
+        return [f"{name}=={version}" for name, version in self.packages.items()]
+
+    def to_text(self) -> str:
+        return "\n".join(
+            [
+                "# What the CUDA build of one torch needs beside the lock of a cell, Triton left out;",
+                "# installed beside such a build alone. Sizes are those of the wheels. `nox -s lock` renews it.",
+                f"# torch: {self.torch}",
+                f"# date: {self.date.isoformat()}",
+                f"# wheel: {self.sizes.get('torch', 0)} bytes",
+                *(f"{name}=={version}  # {self.sizes.get(name, 0)} bytes" for name, version in self.packages.items()),
+                "",
+            ]
+        )
+
+
+def is_cuda_build(site_packages: Path) -> bool:
+    """Whether the torch that is installed there was built for CUDA, by its ``version.py``; it is not imported."""
+    try:
+        text = (site_packages / "torch" / "version.py").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+    return _BUILT_FOR_CUDA.search(text) is not None
+
+
+def libraries_of(torch: str, python: str, layout: Layout) -> CudaLibraries:
+    """What the CUDA build of a torch needs: as it is kept, else as it was resolved before, else resolved now.
+
+    Raises:
+        Untestable: when it cannot be resolved; the text is the resolver's reason.
+    """
+    for folder in (layout.locks, layout.resolved):
+        if _path(folder, torch).is_file():
+            return _read(_path(folder, torch))
+    libraries = _resolve(torch, python)
+    write_whole(_path(layout.resolved, torch), libraries.to_text())
+    return libraries
+
+
+def kept(torch: str, layout: Layout) -> bool:
+    """Whether the repository keeps what a torch needs."""
+    return _path(layout.locks, torch).is_file()
+
+
+def renew(matrix: Matrix, torch: str, layout: Layout) -> CudaLibraries:
+    """Resolve what a release of the matrix needs, as of its day and some days to settle, and keep it in the repository.
+
+    Raises:
+        Untestable: when it cannot be resolved; the text is the resolver's reason.
+    """
+    libraries = _resolve(torch, matrix.python, matrix.torch[torch] + datetime.timedelta(days=matrix.settle_days))
+    write_whole(_path(layout.locks, torch), libraries.to_text())
+    return libraries
+
+
+def strays(matrix: Matrix, layout: Layout) -> list[Path]:
+    """What is kept for releases of torch that the matrix does not have."""
+    known = {_path(layout.locks, torch) for torch in matrix.torch}
+    return [path for path in sorted(_path(layout.locks, "").parent.glob("*.txt")) if path not in known]
+
+
+def _path(folder: Path, torch: str) -> Path:
+    return folder / "cuda" / f"torch{torch}.txt"
+
+
+def _resolve(torch: str, python: str, day: datetime.date | None = None) -> CudaLibraries:
+    """Ask the package index, as of ``day`` or of today."""
+    day = day or datetime.datetime.now(datetime.timezone.utc).date()
+    answer = uv_network_first(
+        [
+            *("pip", "compile", "-", "--quiet", "--no-header", "--format", "pylock.toml", "--python", python),
+            *("--exclude-newer", f"{day.isoformat()}T00:00:00Z"),
+        ],
+        stdin=f"torch=={torch}",
+        index_alone=True,
+    )
+    packages: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    for package in tomllib.loads(answer).get("packages", []):
+        name = canonicalize_name(package["name"])
+        if name == "torch" or _OF_CUDA.fullmatch(name):
+            sizes[name] = _size(package)
+        if _OF_CUDA.fullmatch(name):
+            packages[name] = package["version"]
+    return CudaLibraries(torch, day, dict(sorted(packages.items())), sizes)
+
+
+def _size(package: Mapping[str, Any]) -> int:
+    """Of the largest wheel: those for other machines are smaller."""
+    return max((int(wheel.get("size", 0)) for wheel in package.get("wheels", [])), default=0)
+
+
+def _read(path: Path) -> CudaLibraries:
+    text = path.read_text(encoding="utf-8")
+    header = dict(_HEADER.findall(text))
+    packages: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    try:
+        sizes["torch"] = int(header["wheel"])
+        for line in text.splitlines():
+            if line.strip() and not line.startswith("#"):
+                found = _LINE.fullmatch(line)
+                if found is None:
+                    raise MatrixError(f"{line!r} is not NAME==VERSION  # SIZE bytes")
+                packages[found[1]], sizes[found[1]] = found[2], int(found[3])
+        return CudaLibraries(header["torch"], parse_day(header["date"]), packages, sizes)
+    except (KeyError, ValueError, MatrixError) as error:
+        raise MatrixError(
+            f"{path}: damaged ({error}); remove it and make it again: nox -s lock -- --missing"
+        ) from error

@@ -1,0 +1,138 @@
+"""Torch as an axis of the matrix: which torch each cell of a sweep gets, today's default or another.
+
+Imports only the standard library, ``packaging`` and this room.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Sequence
+
+from packaging.version import InvalidVersion, Version
+
+from pytest_trlcompat.matrix.cells import Cell, Matrix, age, parse_pins
+from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.locks import kept_date
+
+__all__ = [
+    "DATED",
+    "OPTION",
+    "asked_in",
+    "cells_with_kept_locks",
+    "find",
+    "older_than_supported",
+    "selection",
+    "with_torch",
+]
+
+OPTION = "--torch"
+"""Of the sessions ``matrix`` and ``cell``, after ``--``: :data:`DATED`, or one version for every cell."""
+
+DATED = "dated"
+"""Every cell gets the newest torch of its own day."""
+
+_PIN = re.compile(r"-torch([0-9][^-]*)")
+
+
+def asked_in(arguments: Sequence[str]) -> str | None:
+    """What ``--torch`` says among the arguments of a session; ``None`` where it is not there."""
+    for place, argument in enumerate(arguments):
+        if argument == OPTION:
+            return "".join(arguments[place + 1 : place + 2])
+        if argument.startswith(f"{OPTION}="):
+            return argument.partition("=")[2]
+    return None
+
+
+def selection(matrix: Matrix, layout: Layout, *, full: bool = False, torch: str | None = None) -> tuple[Cell, ...]:
+    """The cells of a sweep.
+
+    Args:
+        full: all of the full selection, not the default ones alone.
+        torch: :data:`DATED` gives each cell the torch of its day, and adds the cells that are tagged for it; a version
+            gives that one to every cell; ``None`` leaves the default pin.
+
+    Returns:
+        With :data:`DATED`, cells of one torch follow each other, so that its build can be removed after the last.
+
+    Raises:
+        MatrixError: as :func:`with_torch`.
+    """
+    cells = matrix.full() if full else matrix.default()
+    if torch is None:
+        return cells
+    if torch == DATED:
+        cells = tuple({cell.id: cell for cell in (*cells, *matrix.tagged_dated())}.values())
+    changed = {cell.id: cell for cell in (with_torch(matrix, layout, cell, torch) for cell in cells)}
+    return tuple(sorted(changed.values(), key=lambda cell: (Version(matrix.all_pins(cell)["torch"]), age(cell))))
+
+
+def with_torch(matrix: Matrix, layout: Layout, cell: Cell, torch: str) -> Cell:
+    """The cell with another torch; the very same cell where that is the default pin.
+
+    Args:
+        torch: a version, or :data:`DATED`: the newest of the matrix's releases on the day as of which the cell is
+            resolved, and the oldest of them for a cell that is older. A torch that the cell itself pins then stays.
+
+    Raises:
+        MatrixError: for a malformed version; with :data:`DATED` where the cell's day is not known, or no release is.
+    """
+    day = cell.date or kept_date(cell, layout)
+    if torch != DATED:
+        return _pinned(matrix, cell, torch, day)
+    if "torch" in cell.pins:
+        return cell
+    if not matrix.torch:
+        raise MatrixError(f"{OPTION} {DATED} needs the releases of torch; write them into [torch] of matrix.toml")
+    if day is None:
+        raise MatrixError(
+            f"{cell.id} has no lock whose date would tell its torch; make it with: nox -s lock -- {cell.id}"
+        )
+    oldest, *later = matrix.torch
+    return _pinned(matrix, cell, [oldest, *(release for release in later if matrix.torch[release] <= day)][-1], day)
+
+
+def older_than_supported(matrix: Matrix, cell: Cell) -> bool:
+    """Whether the cell's day is before the oldest release of torch that is supported, so that it gets a newer one."""
+    return cell.date is not None and bool(matrix.torch) and cell.date < next(iter(matrix.torch.values()))
+
+
+def find(matrix: Matrix, layout: Layout, cell_id: str) -> Cell:
+    """The cell of an id: one of the matrix, or one of those with another torch, ``trl0.15.2-tf4.48.3-torch2.6.0``.
+
+    Raises:
+        MatrixError: when there is none.
+    """
+    known = {cell.id: cell for cell in matrix.cells}
+    pin = _PIN.search(cell_id)
+    base = known.get(_PIN.sub("", cell_id))
+    if pin is None or base is None or cell_id in known:
+        return matrix.cell(cell_id)
+    return with_torch(matrix, layout, base, pin[1])
+
+
+def cells_with_kept_locks(matrix: Matrix, layout: Layout) -> list[Cell]:
+    """The cells whose locks are kept in the repository: those of the matrix, and those of ``--torch dated``.
+
+    Of the second kind only those whose day is known: a cell that was never locked has none.
+    """
+    dated = [
+        with_torch(matrix, layout, cell, DATED)
+        for cell in (*matrix.default(), *matrix.tagged_dated())
+        if matrix.torch and (cell.date or kept_date(cell, layout))
+    ]
+    return list({cell.id: cell for cell in (*matrix.cells, *dated)}.values())
+
+
+def _pinned(matrix: Matrix, cell: Cell, torch: str, day: datetime.date | None) -> Cell:
+    try:
+        Version(torch)
+    except InvalidVersion as error:
+        raise MatrixError(f"{OPTION} {torch!r} is neither {DATED!r} nor a version such as 2.6.0") from error
+    rest = {package: version for package, version in cell.pins.items() if package != "torch"}
+    if matrix.pins.get("torch") == torch:
+        return Cell(rest, cell.date, cell.tags, cell.why)
+    pins = parse_pins(f"{package}={version}" for package, version in {**rest, "torch": torch}.items())
+    return Cell(pins, day, cell.tags, cell.why)
