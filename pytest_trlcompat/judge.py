@@ -17,7 +17,7 @@ import pytest
 
 from pytest_trlcompat import stack
 from pytest_trlcompat.catalog import KnownIssue, Prediction
-from pytest_trlcompat.launch import LaunchError
+from pytest_trlcompat.launch import LaunchError, StrategyAbsent
 from pytest_trlcompat.verdict import Record, Verdict, append_record, read_records
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Judge:
         started = time.monotonic()
         try:
             finding = measure()
-        except Absent as reason:
+        except (Absent, StrategyAbsent) as reason:
             finding = Finding(Verdict.ABSENT, {"reason": str(reason)})
         except LaunchError as error:
             finding = self._failed(error)

@@ -12,7 +12,7 @@ import pytest
 from pytest_trlcompat import catalog, stack
 from pytest_trlcompat.accelerator.artefacts import Artefact, What
 from pytest_trlcompat.judge import Absent, Finding, Judge
-from pytest_trlcompat.launch import Failure, LaunchError, LaunchResult, RankResult
+from pytest_trlcompat.launch import Failure, LaunchError, LaunchResult, RankResult, StrategyAbsent
 from pytest_trlcompat.verdict import Verdict, read_records
 
 ISSUE = "grpo-fsdp-ref-model"
@@ -89,8 +89,9 @@ def test_a_failed_launch_is_classified(judge: Judge, results: Path, error: Launc
     assert read_records(results)[0].verdict.value == verdict
 
 
-def test_absent_passes_for_corrected(judge: Judge, results: Path) -> None:
-    record = judge(lambda: raising(Absent("no such trainer")), subject="corrected", strategy="fsdp1")
+@pytest.mark.parametrize("absent", [Absent("no such trainer"), StrategyAbsent("no such trainer")])
+def test_absent_passes_for_corrected(judge: Judge, results: Path, absent: Exception) -> None:
+    record = judge(lambda: raising(absent), subject="corrected", strategy="fsdp1")
     assert (record.verdict, record.evidence) == (Verdict.ABSENT, {"reason": "no such trainer"})
 
 
