@@ -1,6 +1,6 @@
 """What the software accelerator cannot do is told as its own limit: by launches, the judge, and a user's own tests.
 
-The operator and the names are ones that the device and its stand-in really lack.
+The operator is one that the device really has no kernel for, the names are ones that its stand-in really lacks.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ from pytest_trlcompat.accelerator.artefacts import What
 from pytest_trlcompat.launch import Launcher, LaunchError
 from pytest_trlcompat.verdict import Verdict, read_records
 
-OPERATOR = "aten::_sparse_mm_reduce_impl for SparseCsrnpu"
+OPERATOR = "trlcompat_test::fused_act"
 MODEL = tiny.qwen2(num_hidden_layers=1)
 
 
 def lack_an_operator() -> None:
-    """A product of sparse matrices, in the middle of a model of Transformers."""
+    """An operator of an extension, with a kernel for CUDA alone, in the middle of a model of Transformers."""
     import torch
 
-    class Sparse(torch.nn.Module):
+    library = torch.library.Library("trlcompat_test", "DEF")
+    library.define("fused_act(Tensor hidden) -> Tensor")
+    library.impl("fused_act", lambda hidden: hidden, "CUDA")
+
+    class Fused(torch.nn.Module):
         def forward(self, hidden: Any) -> Any:
-            rows = hidden.flatten(0, -2)
-            return torch.sparse.mm(torch.eye(len(rows)).to_sparse_csr().to(hidden.device), rows, "sum")
+            return torch.ops.trlcompat_test.fused_act(hidden)
 
     model = MODEL.new_model().to("npu")
-    model.model.layers[0].mlp.act_fn = Sparse()
+    model.model.layers[0].mlp.act_fn = Fused()
     model(input_ids=torch.ones(1, 4, dtype=torch.long, device="npu"))
 
 
