@@ -104,6 +104,15 @@ def test_the_page_says_what_bites_and_links_the_locks(checkout: Layout) -> None:
     assert len(boundaries[boundaries.index("### Boundaries not measured") + 2 :]) >= 3
 
 
+def test_what_could_not_be_tested_is_published_as_such(checkout: Layout) -> None:
+    untested = dataclasses.replace(WASTEFUL, verdict=Verdict.UNTESTABLE, evidence={"reason": "no kernel"})
+    ours = dataclasses.replace(CURED, strategy="single-neither", verdict=Verdict.UNTESTABLE)
+    publish(sweep(checkout, (NEW, (untested, CURED, ours))), checkout)
+    assert evidence.load(checkout.evidence).cells[0].verdicts[untested.key] is Verdict.UNTESTABLE
+    (line,) = (line for line in checkout.page.read_text().splitlines() if line.startswith(f"| {NEW.id} | 2025"))
+    assert line.endswith(" | nothing known<br>untestable (1) | ok (1)<br>untestable (1) |")
+
+
 def test_cells_that_follow_each_other_and_agree_share_a_row_of_an_issues_table(checkout: Layout) -> None:
     other = dataclasses.replace(OLD, id="trl0.15.1-tf4.48.3", pins={"trl": "0.15.1", "transformers": "4.48.3"})
     publish(sweep(checkout, (other, (WASTEFUL,)), (OLD, (WASTEFUL,)), (NEW, (FINE,))), checkout)

@@ -30,12 +30,11 @@ from types import ModuleType
 from pytest_trlcompat.accelerator.build import (
     DEVICES_VARIABLE,
     AcceleratorError,
-    absent_capabilities,
     build,
     child_variables,
 )
 
-__all__ = ["AcceleratorError", "absent_capabilities", "activate", "build", "environment", "show_devices"]
+__all__ = ["AcceleratorError", "activate", "build", "environment", "show_devices"]
 
 
 def environment(devices: int = 2) -> dict[str, str]:

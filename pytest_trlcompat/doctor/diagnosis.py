@@ -292,6 +292,8 @@ def _is_ok(cell: MeasuredCell, catalog: Catalog, considered: Sequence[str]) -> b
     for issue in catalog.values():
         for label in {*labels(issue, considered), *_asked(cell, issue, considered)}:
             verdict = cell.verdicts.get((issue.id, "upstream", label))
+            if verdict is Verdict.UNTESTABLE:  # nobody knows
+                return False
             if verdict is not None:
                 found.setdefault(kind(label), []).append(verdict)
             predicted = issue.predict("upstream", label, cell.versions)

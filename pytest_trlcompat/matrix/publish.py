@@ -118,8 +118,10 @@ def _overview(report: Report, layout: Layout) -> Iterator[str]:
     for cell in report.cells:
         versions = _measured(cell).versions
         stack = " | ".join(versions.get(package, "-") for package in _SHOWN)
-        bites = "<br>".join(_bites(cell, "upstream")) or (cell.sidecar.state if not cell.verdicts else "nothing known")
-        corrected = "<br>".join(_bites(cell, "corrected")) or _counted(cell)
+        nothing = "nothing known" if cell.verdicts else cell.sidecar.state
+        bites = "<br>".join([*(list(_bites(cell, "upstream")) or [nothing]), *_untested(cell, "upstream")])
+        helps = list(_bites(cell, "corrected")) or [_counted(cell)]
+        corrected = "<br>".join([*helps, *_untested(cell, "corrected")])
         yield f"| {_linked(cell, layout)} | {cell.sidecar.date or '-'} | {stack} | {bites} | {corrected} |"
     yield ""
 
@@ -142,6 +144,12 @@ def _bites(cell: CellReport, subject: str) -> Iterator[str]:
 def _counted(cell: CellReport) -> str:
     fine = sum(record.subject == "corrected" and record.verdict is Verdict.OK for record in cell.verdicts)
     return f"ok ({fine})" if fine else "-"
+
+
+def _untested(cell: CellReport, subject: str) -> list[str]:
+    """``untestable (3)``, of which nothing is known, for want of the software accelerator."""
+    number = sum(record.subject == subject and record.untested for record in cell.verdicts)
+    return [f"untestable ({number})"] if number else []
 
 
 def _issues(report: Report) -> Iterator[str]:

@@ -155,6 +155,16 @@ class Report:
         return [(cell, record) for cell in self.cells for record in cell.wrong]
 
     @property
+    def untested(self) -> list[tuple[str, list[tuple[CellReport, Record]]]]:
+        """The verdicts that the software accelerator could not give, by their reason, the most frequent first."""
+        found: dict[str, list[tuple[CellReport, Record]]] = {}
+        for cell in self.cells:
+            for record in cell.verdicts:
+                if record.untested:
+                    found.setdefault(record.reason, []).append((cell, record))
+        return sorted(found.items(), key=lambda each: -len(each[1]))
+
+    @property
     def unfinished(self) -> list[CellReport]:
         """Cells that are untestable, or were cut short."""
         return [cell for cell in self.cells if cell.sidecar.state != "tested"]
@@ -172,6 +182,11 @@ class Report:
         torch = " to ".join(dict.fromkeys([*self.torches[:1], *self.torches[-1:]]))
         parts = [f"{_many(len(self.cells), 'cell')}, {_many(verdicts, 'verdict')}" + (torch and f", torch {torch}")]
         parts.append(f"{len(self.wrong)} not as predicted" if self.wrong else "none otherwise than predicted")
+        untested = [record for _, alike in self.untested for _, record in alike]
+        if untested:
+            ours = sum(record.subject == "corrected" for record in untested)
+            of_ours = f" ({ours} of corrected trainers)" if ours else ""
+            parts.append(f"{len(untested)} could not be tested, by the software accelerator{of_ours}")
         if self.unfinished:
             parts.append(f"{_many(len(self.unfinished), 'cell')} not finished")
         return "; ".join(parts)

@@ -118,6 +118,9 @@ class Outcome:
             )
         if not self.records:
             return f"{cell_id}: no suite gave a verdict"
+        untested = [record for record in self.records if record.untested]
+        if untested and all(record.untested or record.verdict is Verdict.ABSENT for record in self.records):
+            return f"{cell_id}: nothing could be tested. {untested[0].reason}"
         return None
 
 

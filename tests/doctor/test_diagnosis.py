@@ -374,6 +374,15 @@ def test_a_cell_is_ok_only_if_what_it_was_not_asked_is_predicted_so() -> None:
     ]
 
 
+def test_a_cell_where_something_could_not_be_tested_is_not_recommended() -> None:
+    entries = [issue(predict("broken", trl="<0.18"), predict("ok"), name=name) for name in ("one", "two")]
+    verdicts = {("one", "upstream", "zero3"): Verdict.OK, ("two", "upstream", "zero3"): Verdict.UNTESTABLE}
+    nearest = dataclasses.replace(cell("0.18.2"), verdicts=verdicts)
+    known = dataclasses.replace(cell("1.0.0"), verdicts=dict.fromkeys(verdicts, Verdict.OK))
+    found = ask("trl==0.16.0", issues=entries, cells=[nearest, known], strategies=["zero3"])
+    assert pins(found) == [("trl1.0.0-tf4.49.0", ("zero3",))]
+
+
 def test_a_corrected_trainer_that_does_not_help_here_is_said() -> None:
     entry = issue(predict("error", ("zero3",), subject="corrected", trl="<0.15"), predict("broken"), cure="a.b")
     assert only(ask("trl==0.14.0", issues=[entry])).uncured == "error under zero3: error because"

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["difference", "tensors_of"]
+__all__ = ["DEVICE", "difference", "tensors_of"]
+
+DEVICE = torch.device("npu", 0)
 
 
 def difference(expected: Any, found: Any, *, bits: bool = True, where: str = "") -> str | None:
@@ -46,7 +48,8 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
         for part in value:
             yield from tensors_of(part)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from tensors_of(vars(value))
+        for entry in dataclasses.fields(value):
+            yield from tensors_of(getattr(value, entry.name))
 
 
 def _first(differences: Iterable[str | None]) -> str | None:
@@ -54,10 +57,13 @@ def _first(differences: Iterable[str | None]) -> str | None:
 
 
 def _named(value: Any) -> str:
-    return f"{type(value).__name__} {value!r}"[:80]
+    return f"{type(value).__name__} {value}"[:200]
 
 
 def _between_tensors(expected: torch.Tensor, found: torch.Tensor, bits: bool, where: str) -> str | None:
+    device = DEVICE if expected.is_cpu else expected.device
+    if found.device != device:
+        return f"{where}: on {found.device} instead of {device}"
     for name, described in _DESCRIPTIONS.items():
         one, other = described(expected), described(found)
         if one != other:

@@ -14,8 +14,8 @@ __all__ = ["Mover"]
 class Mover:
     """Moves nested values to a device; tensors that share memory on the CPU do so there as well."""
 
-    def __init__(self, device: str) -> None:
-        self.device = torch.device(device)
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def move(self, value: Any) -> Any:
@@ -32,7 +32,8 @@ class Mover:
             parts = [self.move(part) for part in value]
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return dataclasses.replace(value, **{name: self.move(part) for name, part in vars(value).items()})
+            names = [entry.name for entry in dataclasses.fields(value)]
+            return dataclasses.replace(value, **{name: self.move(getattr(value, name)) for name in names})
         return value
 
     def _move_tensor(self, tensor: torch.Tensor) -> torch.Tensor:

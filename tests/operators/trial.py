@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tests.operators.comparing import difference, tensors_of
+from tests.operators.comparing import DEVICE, difference, tensors_of
 from tests.operators.moving import Mover
 
 __all__ = ["DTYPES", "operators", "try_operator"]
@@ -20,7 +20,10 @@ DTYPES = {
 }
 SAMPLES = 4
 SEED = 7
-DEVICE = "npu:0"
+HOST_ARGUMENTS = {"tensor_split"}
+"""Operators that want the tensors among their arguments, but not their input, on the CPU, whatever the device."""
+
+Stage = Callable[[Any, Any, bool], Any]
 
 
 def operators() -> dict[str, Any]:
@@ -36,33 +39,38 @@ def try_operator(operator: Any, dtype: torch.dtype, *, bits: bool = True, sample
     differentiable = dtype in supported
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for number, sample in enumerate(itertools.islice(_samples(operator, dtype, differentiable), samples)):
-            different = _try_sample(operator, sample, differentiable, bits)
-            if different is not None:
-                return f"sample {number}, {different}"
+        _seed()
+        made = operator.sample_inputs_func(operator, "cpu", dtype, differentiable)
+        for number, sample in enumerate(itertools.islice(made, samples)):
+            for name, stage, variant in _variants(sample, number):
+                different = _try_sample(stage, operator, variant, differentiable, bits)
+                if different is not None:
+                    return f"sample {number}, {name}{different}"
     return None
 
 
-def _try_sample(operator: Any, sample: Any, differentiable: bool, bits: bool) -> str | None:
-    for stage in (_values, _in_place, _out):
-        moved = copy.copy(sample)
-        moved.input, moved.args, moved.kwargs = Mover(DEVICE).move((sample.input, sample.args, sample.kwargs))
-        expected, found = (_outcome(stage, operator, one, differentiable) for one in (sample, moved))
-        different = difference(expected, found, bits=bits)
-        if different is not None:
-            return f"{stage.__name__.strip('_')}{different}"
-    return None
+def _variants(sample: Any, number: int) -> Iterator[tuple[str, Stage, Any]]:
+    """What is done with a sample: its name, how, and the sample as it is or with its tensors held otherwise."""
+    yield "values", _values, sample
+    yield "in place", _in_place, sample
+    yield "out", _out, sample
+    if number == 0 and all(tensor.layout == torch.strided for tensor in tensors_of(_arguments(sample))):
+        yield "not contiguous", _values, sample.noncontiguous()
+    first = sample.input
+    if isinstance(first, torch.Tensor) and first.is_complex() and first.layout == torch.strided:
+        lazy = copy.copy(sample)
+        lazy.input = torch._neg_view(first.detach().conj()).requires_grad_(first.requires_grad)
+        yield "conjugated and negated", _values, lazy
 
 
-def _samples(operator: Any, dtype: torch.dtype, differentiable: bool) -> Iterator[Any]:
-    """The database's samples; of complex numbers also with a first tensor that is conjugated and negated lazily."""
-    _seed()
-    for sample in operator.sample_inputs_func(operator, "cpu", dtype, differentiable):
-        yield sample
-        if dtype.is_complex and isinstance(sample.input, torch.Tensor) and sample.input.layout == torch.strided:
-            lazy = copy.copy(sample)
-            lazy.input = torch._neg_view(sample.input.conj())
-            yield lazy
+def _try_sample(stage: Stage, operator: Any, sample: Any, differentiable: bool, bits: bool) -> str | None:
+    moved = copy.copy(sample)
+    mover = Mover(DEVICE)
+    moved.input = mover.move(sample.input)
+    if operator.name not in HOST_ARGUMENTS:
+        moved.args, moved.kwargs = mover.move(sample.args), mover.move(sample.kwargs)
+    expected, found = (_outcome(stage, operator, one, differentiable) for one in (sample, moved))
+    return difference(expected, found, bits=bits)
 
 
 def _seed() -> None:
@@ -75,16 +83,13 @@ def _arguments(sample: Any) -> list[Any]:
     return [sample.input, sample.args, sample.kwargs]
 
 
-Stage = Callable[[Any, Any, bool], Any]
-
-
 def _outcome(stage: Stage, operator: Any, sample: Any, differentiable: bool) -> Any:
-    """What a stage returns, or of what type its exception is."""
+    """What a stage returns, or what it raises: exceptions are compared by their type."""
     _seed()
     try:
         return stage(operator, sample, differentiable)
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return error
 
 
 def _values(operator: Any, sample: Any, differentiable: bool) -> Any:
