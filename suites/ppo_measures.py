@@ -122,7 +122,7 @@ class _Stages:
         try:
             yield
         except Exception as error:
-            artefact = artefacts.of_exception(error)
+            artefact = artefacts.met(error)
             self.failures[name] = {
                 "type": type(error).__name__,
                 "text": str(error)[:400],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,15 @@ def judge(monkeypatch: pytest.MonkeyPatch, results: Path) -> Judge:
 def failed(failure: Failure | None, timed_out: bool = False) -> LaunchError:
     ranks = (RankResult(rank=0, failure=failure, exit_status=1),)
     return LaunchError("the launch failed", LaunchResult("train", "fsdp1", "software", ranks, timed_out))
+
+
+@contextlib.contextmanager
+def nothing_skipped() -> Iterator[None]:
+    """A judge that skips would skip the test of it as well, where it is to fail."""
+    try:
+        yield
+    except pytest.skip.Exception as skipped:
+        raise LookupError(f"skipped: {skipped}") from None
 
 
 def raising(error: Exception) -> Finding:
@@ -131,7 +141,8 @@ def test_a_limit_of_the_accelerator_is_untestable_with_the_reason(judge: Judge, 
 
 
 def test_the_known_symptom_goes_before_it(judge: Judge, results: Path) -> None:
-    judge(lambda: raising(failed(SHOWING)), subject="upstream", strategy="fsdp1")
+    with nothing_skipped():
+        judge(lambda: raising(failed(SHOWING)), subject="upstream", strategy="fsdp1")
     assert read_records(results)[0].verdict is Verdict.BROKEN
 
 
@@ -157,7 +168,7 @@ def test_a_suite_that_went_on_after_it_is_not_believed(
 ) -> None:
     monkeypatch.setattr(stack, "installed", dict)  # nothing is predicted
     told = {"runs": [{"failure": f"RuntimeError: boom [{ARTEFACT.describe()}]"}], "reason": "a suite's own"}
-    ends = pytest.raises(pytest.skip.Exception) if recorded is Verdict.UNTESTABLE else contextlib.nullcontext()
+    ends = pytest.raises(pytest.skip.Exception) if recorded is Verdict.UNTESTABLE else nothing_skipped()
     with ends:
         judge(lambda: Finding(verdict, told), subject="upstream", strategy="fsdp1")
     (record,) = read_records(results)
@@ -197,7 +208,7 @@ def test_an_assertion_beside_it_is_no_verdict(judge: Judge, results: Path) -> No
         assert others.failures, "no losses"
         return Finding(Verdict.OK)
 
-    with pytest.raises(AssertionError, match="no losses"):
+    with pytest.raises(AssertionError, match="no losses"), nothing_skipped():
         judge(measure, subject="corrected", strategy="fsdp1")
     assert not results.exists()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from pytest_trlcompat.accelerator.artefacts import Artefact, What
 from pytest_trlcompat.launch import Failure, LaunchError, LaunchResult, RankResult
 
@@ -58,6 +60,15 @@ def test_a_rank_that_died_in_the_devices_own_code() -> None:
     assert failed(elsewhere).artefact is None
     ended = RankResult(rank=0, exit_status=-15, stderr=NATIVE, ended_by_launcher="the launch timed out")
     assert failed(ended, timed_out=True).artefact is None
+
+
+def test_a_rank_that_went_on_after_it_and_ended_otherwise() -> None:
+    told = f"loading\n{ARTEFACT.describe()}\ngoing on\n"
+    assert failed(rank(0, OTHER, stderr=told)).artefact == ARTEFACT
+    hung = [RankResult(rank=number, ended_by_launcher="the launch timed out", exit_status=-9) for number in range(2)]
+    hung.append(dataclasses.replace(hung[0], rank=2, stderr=told))
+    assert failed(*hung, timed_out=True).artefact == ARTEFACT
+    assert failed(RankResult(rank=0, returned=True, stderr=told)).artefact is None
 
 
 def test_without_a_rank_nothing_is_known() -> None:

@@ -36,12 +36,14 @@ __all__ = [
     "What",
     "in_force",
     "in_text",
+    "met",
     "of_crash",
     "of_exception",
     "of_failure",
     "of_program",
     "tell",
     "text_of",
+    "told_in",
 ]
 
 
@@ -155,12 +157,28 @@ def _short_style(output: str) -> list[str]:
     return [line[1:].strip() for line in output.splitlines() if line.startswith("E  ")]
 
 
+def met(error: BaseException) -> Artefact | None:
+    """As :func:`of_exception`, for those who go on after it.
+
+    It is printed as well, for a rank that then hangs or fails otherwise: :func:`told_in`.
+    """
+    artefact = of_exception(error)
+    if artefact is not None:
+        print(artefact.describe(), file=sys.stderr, flush=True)
+    return artefact
+
+
+def told_in(stderr: str) -> Artefact | None:
+    """The one that a rank has :func:`met` first."""
+    return _own_words(stderr)
+
+
 def tell(error: BaseException, limit: int = 300) -> str:
     """``Type: message``, the message cut, and the whole of :meth:`Artefact.describe` where it is one.
 
     For those who go on after a failure and keep it as a text: :func:`in_text` finds it there.
     """
-    artefact = of_exception(error)
+    artefact = met(error)
     told = f"{type(error).__name__}: {text_of(error)[:limit]}"
     return told if artefact is None else f"{told} [{artefact.describe()}]"
 

@@ -88,12 +88,13 @@ class RankResult:
     @property
     def artefact(self) -> Artefact | None:
         """What its end tells of the software accelerator, where it tells nothing of the library."""
-        if self.failure is not None:
-            return self.failure.artefact
-        if self.exit_status >= 0 or self.ended_by_launcher is not None:
-            return None
+        if self.ok or (self.failure is not None and self.failure.artefact is not None):
+            return None if self.failure is None else self.failure.artefact
         from pytest_trlcompat.accelerator import artefacts
 
+        told = artefacts.told_in(self.stderr)
+        if told is not None or self.exit_status >= 0 or self.ended_by_launcher is not None:
+            return told
         return artefacts.of_crash(describe_exit(self.exit_status), self.stderr)
 
     def describe(self) -> str:
@@ -140,12 +141,12 @@ class LaunchResult:
     def artefact(self) -> Artefact | None:
         """Why this launch says nothing of the library: a limit of the software accelerator.
 
-        It is the root cause's, but where that rank only saw another one leave, any other's.
+        It is the root cause's, but where that rank only waited for others, or saw one leave, any other's.
         """
         cause = self.root_cause
         if cause is None or cause.artefact is not None:
             return None if cause is None else cause.artefact
-        others = self.ranks if cause.was_in_collective else ()
+        others = self.ranks if cause.was_in_collective or self.timed_out else ()
         return next((rank.artefact for rank in others if rank.artefact is not None), None)
 
     def _left_early(self, rank: RankResult, cause: RankResult) -> str:
