@@ -7,8 +7,8 @@ backend ``hccl``.
 
 ``TRLCOMPAT_ACCELERATOR_TRACE=1`` makes the device print each operator that falls back to the CPU's kernel, on stderr.
 
-False friends. Upstream code treats an NPU in ways that a GPU does not see. What fails in such a branch, or for want of a
-kernel, is told apart by ``artefacts.py``; ``branches.py`` finds the branches in a library's source. What such a branch
+False friends. Upstream code treats an NPU in ways that a GPU does not see. What fails in such a branch, or for want
+of a kernel, is told apart by ``artefacts.py``; ``branches.py`` finds the branches in a library's source. What such a branch
 merely does otherwise shows elsewhere; before a finding on this device is believed, look for it:
 
 - TRL 1.16 sets ``device_map=None`` only for MULTI_GPU and DEEPSPEED. On MULTI_NPU rank 1 loads its model on ``npu:0``,

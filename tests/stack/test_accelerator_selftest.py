@@ -53,7 +53,7 @@ def broken_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "room"
     for name in ("csrc", "standin", "autoload"):
         shutil.copytree(BUILD.HERE / name, folder / name)
-    shutil.copyfile(BUILD.__file__, folder / "build.py")
+    shutil.copyfile(str(BUILD.__file__), folder / "build.py")
     for name, (text, broken) in BREAKS.items():
         source = (folder / "csrc" / name).read_text()
         assert source.count(text) == 1
