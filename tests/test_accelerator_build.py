@@ -365,8 +365,8 @@ def test_a_build_that_does_not_work_is_refused_at_once_and_again(
             build()
         text = str(raised.value)
         assert text.startswith(
-            "The software accelerator was compiled for torch 2.99.0+cpu and does not work with it; this says nothing of "
-            "your stack. Its self-test failed:\n  loading: the self-test ended with exit status 1:\nTraceback"
+            "The software accelerator was compiled for torch 2.99.0+cpu and does not work with it; this says nothing "
+            "of your stack. Its self-test failed:\n  loading: the self-test ended with exit status 1:\nTraceback"
         )
         assert "It works with torch 2.4 to 2.15: take one of these, update pytest-trlcompat, or test on a GPU" in text
         assert text.endswith(" to build and test it again.")

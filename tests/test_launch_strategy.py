@@ -123,8 +123,8 @@ def test_fsdp2_before_torch_has_it(torch: str, monkeypatch: pytest.MonkeyPatch) 
     with Launcher() as launch, pytest.raises(StrategyAbsent) as raised:
         launch(len, (), strategy="fsdp2")
     assert str(raised.value) == (
-        f"strategy 'fsdp2' was asked for, and this stack has torch {torch}: torch.distributed.fsdp.fully_shard came with "
-        "torch 2.6; Accelerate uses no other. Take torch>=2.6, or another strategy (single, ddp, zero1, zero2, zero3, "
+        f"strategy 'fsdp2' was asked for, and this stack has torch {torch}: torch.distributed.fsdp.fully_shard came "
+        "with torch 2.6; Accelerate uses no other. Take torch>=2.6, or another strategy (single, ddp, zero1, zero2, zero3, "
         "fsdp1, fsdp2)."
     )
 
