@@ -124,8 +124,8 @@ def test_fsdp2_before_torch_has_it(torch: str, monkeypatch: pytest.MonkeyPatch) 
         launch(len, (), strategy="fsdp2")
     assert str(raised.value) == (
         f"strategy 'fsdp2' was asked for, and this stack has torch {torch}: torch.distributed.fsdp.fully_shard came "
-        "with torch 2.6; Accelerate uses no other. Take torch>=2.6, or another strategy (single, ddp, zero1, zero2, zero3, "
-        "fsdp1, fsdp2)."
+        "with torch 2.6; Accelerate uses no other. Take torch>=2.6, or another strategy (single, ddp, zero1, zero2, "
+        "zero3, fsdp1, fsdp2)."
     )
 
 
