@@ -220,3 +220,35 @@ def test_the_report_lists_the_boundaries_that_its_cells_leave_open(checkout: Lay
     assert len(unmeasured) >= 3
     assert any("silent becomes ok at trl >=0.15 with transformers >=4.52: not measured below" in x for x in unmeasured)
     assert not any("upstream, single: wasteful becomes ok" in line for line in unmeasured)
+
+
+def test_a_sweep_of_some_cells_is_published_beside_what_was(checkout: Layout) -> None:
+    publish(sweep(checkout, (OLD, (WASTEFUL, CURED)), (NEW, (FINE, CURED))), checkout)
+    for path in checkout.results.glob("*"):
+        path.unlink()
+    other = dataclasses.replace(OLD, id=f"{OLD.id}-torch2.6.0", lock={**LOCK, "torch": "2.6.0"})
+    report = sweep(checkout, (NEW, (FINE,)), (other, (WASTEFUL, CURED)))
+    publish(report, checkout, keep=True)
+    found = {cell.id: cell for cell in evidence.load(checkout.evidence).cells}
+    assert list(found) == [other.id, OLD.id, NEW.id]
+    assert [found[name].versions["torch"] for name in found] == ["2.6.0", "2.13.0", "2.13.0"]
+    assert found[OLD.id].verdicts == {WASTEFUL.key: Verdict.WASTEFUL, CURED.key: Verdict.OK}
+    assert found[NEW.id].verdicts == {FINE.key: Verdict.OK}, "run anew, with one verdict less"
+    publish(report, checkout)
+    assert [cell.id for cell in evidence.load(checkout.evidence).cells] == [other.id, NEW.id]
+
+
+def test_what_is_kept_is_held_against_the_catalogue_as_it_is_now(checkout: Layout) -> None:
+    publish(sweep(checkout, (OLD, (WASTEFUL, CURED))), checkout)
+    text = checkout.evidence.read_text()
+    checkout.evidence.write_text(text.replace('"wasteful"', '"silent"'))
+    report = sweep(checkout, (NEW, (FINE, CURED)))
+    (checkout.results / f"{OLD.id}.cell.json").unlink()
+    with pytest.raises(MatrixError, match=f"not published: 1 verdicts are not as predicted, .* {OLD.id}: .* is silent"):
+        publish(gather(checkout.results), checkout, keep=True)
+    assert len(report.cells) == 2
+
+
+def test_nothing_to_keep(checkout: Layout) -> None:
+    with pytest.raises(MatrixError, match=r"nothing was published that could be kept: .*evidence\.json"):
+        publish(sweep(checkout, (NEW, (FINE,))), checkout, keep=True)

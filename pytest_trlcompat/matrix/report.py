@@ -14,7 +14,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.sweep import UNTESTABLE, Sidecar, is_wrong, read_sidecar
 from pytest_trlcompat.verdict import Record, RecordError, Verdict, read_records
 
-__all__ = ["CellReport", "Column", "Report", "gather", "main", "write_all"]
+__all__ = ["CellReport", "Column", "Report", "gather", "main", "merge", "write_all"]
 
 _SUBJECTS = ("upstream", "corrected")
 _STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
@@ -226,6 +226,13 @@ def gather(results: Path) -> Report:
     return Report(tuple(sorted(cells, key=_age)))
 
 
+def merge(report: Report, others: Iterable[CellReport]) -> Report:
+    """The report with those of ``others`` that it has not itself."""
+    known = {cell.id for cell in report.cells}
+    cells = [*report.cells, *(cell for cell in others if cell.id not in known)]
+    return dataclasses.replace(report, cells=tuple(sorted(cells, key=_age)))
+
+
 def write_all(report: Report, results: Path) -> list[Path]:
     """Write ``compat.json``, ``.md``, ``.html`` and ``.xml`` and return their paths."""
     from pytest_trlcompat.matrix import report_junit, report_pages, report_torch
@@ -255,12 +262,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--publish", type=Path, metavar="CHECKOUT", help="write fixtures/evidence.json and docs/compatibility.md there"
     )
+    parser.add_argument(
+        "--keep", action="store_true", help="publish the cells that were published before and were not run now as well"
+    )
     parsed = parser.parse_args(arguments)
     try:
         with said_plainly():
             report = publish.with_boundaries(gather(parsed.results).judged_by(catalog.load()))
             paths = write_all(report, parsed.results)
-            published = publish.publish(report, Layout(parsed.publish)) if parsed.publish else []
+            published = publish.publish(report, Layout(parsed.publish), keep=parsed.keep) if parsed.publish else []
     except MatrixError as error:
         print(error, file=sys.stderr)
         return 1
