@@ -104,7 +104,7 @@ class GRPOTrainer(
     :mod:`.fsdp_adapter_generation`  trl 4550                     from Transformers 5.0.0; outside of FSDP2
     :mod:`.fsdp_adapter_save`        none found                   outside of FSDP1
     :mod:`.fsdp_gradients`           none found                   outside of FSDP1 ``no_shard``
-    :mod:`.fsdp2_grad_norm`          pytorch 170862               outside of FSDP2; from torch 2.12 on
+    :mod:`.fsdp2_grad_norm`          pytorch 170862               outside of FSDP2; from torch 2.10 on
     :mod:`.fsdp_sync_ref_model`      none found                   outside of FSDP1
     :mod:`.fsdp_save`                transformers 30491           where the state dict type is FULL_STATE_DICT
     :mod:`.device_map`               none found                   before trl 0.26.0
