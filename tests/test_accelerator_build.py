@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat.accelerator import AcceleratorError, absent_capabilities, build, environment
+from pytest_trlcompat.accelerator import AcceleratorError, build, environment
 from pytest_trlcompat.accelerator.build import cache_folder, cache_key, find_compiler, find_torch
 
 # Takes g++'s arguments: counts its calls, reads the source, and writes what it is asked to write with -o.
@@ -175,7 +175,7 @@ def test_the_key_follows_the_sources_but_not_bytecode(
         shutil.copytree(MODULE.HERE / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
     original = cache_key(find_torch())
     monkeypatch.setattr(MODULE, "HERE", copy)
-    shutil.copyfile(MODULE.__file__, copy / "build.py")
+    shutil.copyfile(str(MODULE.__file__), copy / "build.py")
     monkeypatch.setattr(MODULE, "__file__", str(copy / "build.py"))
     monkeypatch.setattr(MODULE, "SOURCES", copy / "csrc")
     monkeypatch.setattr(MODULE, "AUTOLOAD", copy / "autoload")
@@ -351,10 +351,8 @@ def test_it_is_built_as_torch_was(workshop: Workshop) -> None:
 # ---- the self-test, whose checks are tested with the stack
 
 
-def test_what_this_torch_lacks_is_known_after_the_build(workshop: Workshop) -> None:
-    assert absent_capabilities() == {}
-    build()
-    assert absent_capabilities() == {"fsdp2": "this torch has no fully_shard"}
+def test_what_this_torch_lacks_stands_beside_the_build(workshop: Workshop) -> None:
+    assert MODULE.self_test.read(build()).absent == {"fsdp2": "this torch has no fully_shard"}
 
 
 def test_a_build_that_does_not_work_is_refused_at_once_and_again(
@@ -367,8 +365,8 @@ def test_a_build_that_does_not_work_is_refused_at_once_and_again(
             build()
         text = str(raised.value)
         assert text.startswith(
-            "The software accelerator was compiled for torch 2.99.0+cpu and does not work with it; this says nothing of "
-            "your stack. Its self-test failed:\n  loading: the self-test ended with exit status 1:\nTraceback"
+            "The software accelerator was compiled for torch 2.99.0+cpu and does not work with it; this says nothing "
+            "of your stack. Its self-test failed:\n  loading: the self-test ended with exit status 1:\nTraceback"
         )
         assert "It works with torch 2.4 to 2.15: take one of these, update pytest-trlcompat, or test on a GPU" in text
         assert text.endswith(" to build and test it again.")
@@ -378,7 +376,10 @@ def test_a_build_that_does_not_work_is_refused_at_once_and_again(
 @pytest.mark.parametrize(
     ("printed", "failures"),
     [
-        ('{"checks": {"a": null, "b": "SelfTestFailure: 1 instead of 2"}, "absent": {}}', ["  b: SelfTestFailure: 1 instead of 2"]),
+        (
+            '{"checks": {"a": null, "b": "SelfTestFailure: 1 instead of 2"}, "absent": {}}',
+            ["  b: SelfTestFailure: 1 instead of 2"],
+        ),
         ("a warning\n" + PASSED, []),
         ("Segmentation fault", ["  loading: the self-test ended with exit status -11:", "Segmentation fault"]),
         ("", ["  loading: the self-test ended with exit status -11:", ""]),

@@ -35,7 +35,6 @@ __all__ = [
     "DEVICES_VARIABLE",
     "AcceleratorError",
     "Torch",
-    "absent_capabilities",
     "build",
     "cache_folder",
     "cache_key",
@@ -127,12 +126,6 @@ def build(*, cache: str | os.PathLike[str] | None = None, progress: Progress | N
             f"Remove {target} to build and test it again."
         )
     return target
-
-
-def absent_capabilities() -> dict[str, str]:
-    """What this torch does not have on any device (``fsdp2``), with the reason; empty where nothing is built yet."""
-    target = cache_folder() / "accelerator" / cache_key(find_torch())
-    return dict(self_test.read(target).absent) if _is_complete(target) else {}
 
 
 def child_variables(folder: Path, devices: int) -> dict[str, str]:

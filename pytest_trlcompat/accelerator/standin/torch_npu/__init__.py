@@ -27,6 +27,7 @@ IS_SOFTWARE_ACCELERATOR = True
 os.environ.setdefault("ASCEND_HOME_PATH", str(Path(__file__).with_name("ascend")))
 
 from torch_npu import _C  # noqa: E402
+from torch_npu._missing import lacking  # noqa: E402
 
 _C.register_hooks()
 torch.utils.rename_privateuse1_backend("npu")
@@ -51,3 +52,6 @@ def npu_rotary_mul(*_args: Any, **_kwargs: Any) -> NoReturn:
 
 def npu_fusion_attention(*_args: Any, **_kwargs: Any) -> NoReturn:
     raise NotImplementedError("The software accelerator has no npu_fusion_attention; use attn_implementation='eager'.")
+
+
+__getattr__ = lacking("torch_npu")

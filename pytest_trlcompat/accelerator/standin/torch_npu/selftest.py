@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 import torch_npu  # noqa: F401 - the device, where torch does not load it by itself
 
 RANKS = 2

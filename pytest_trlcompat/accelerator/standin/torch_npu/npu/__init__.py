@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torch_npu import _C
+from torch_npu._missing import lacking
 from torch_npu.npu import amp, random  # noqa: F401 - torch.npu.amp, torch.npu.random
 from torch_npu.npu._index import Device, index_of
 from torch_npu.npu.memory import *  # noqa: F403
@@ -74,6 +75,9 @@ class device:  # noqa: N801 - torch's name
     def __exit__(self, *_exception: object) -> None:
         _C.set_device(self.prev_idx)
 
+    def __getattr__(self, name: str) -> Any:
+        return lacking("torch.npu.device")(name)
+
 
 def synchronize(device: Device = None) -> None:
     pass
@@ -105,3 +109,6 @@ def is_autocast_enabled() -> bool:
 
 def get_autocast_dtype() -> torch.dtype:
     return torch.get_autocast_dtype("npu")
+
+
+__getattr__ = lacking("torch.npu")

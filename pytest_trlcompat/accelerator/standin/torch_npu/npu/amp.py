@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from torch_npu._missing import lacking
+
 __all__ = ["GradScaler", "autocast"]
 
 
@@ -16,3 +18,6 @@ class GradScaler(torch.amp.GradScaler):
 
 def autocast(**options: Any) -> torch.autocast:
     return torch.autocast("npu", **options)
+
+
+__getattr__ = lacking("torch.npu.amp")

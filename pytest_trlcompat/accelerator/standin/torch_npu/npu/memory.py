@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch_npu import _C
+from torch_npu._missing import lacking
 from torch_npu.npu._index import Device, index_of
 
 __all__ = [
@@ -76,3 +77,6 @@ def ipc_collect() -> None:
 memory_reserved = memory_cached = memory_allocated
 max_memory_reserved = max_memory_cached = max_memory_allocated
 reset_max_memory_allocated = reset_max_memory_cached = reset_peak_memory_stats
+
+
+__getattr__ = lacking("torch.npu.memory")

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from torch_npu import _C
+from torch_npu._missing import lacking
 from torch_npu.npu._index import Device, index_of
 
 __all__ = [
@@ -64,3 +65,6 @@ def set_rng_state(new_state: torch.Tensor, device: Device = "npu") -> None:
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
     for index, state in enumerate(new_states):
         set_rng_state(state, index)
+
+
+__getattr__ = lacking("torch.npu.random")

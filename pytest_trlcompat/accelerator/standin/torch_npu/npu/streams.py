@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from torch_npu import _C
+from torch_npu._missing import lacking
 from torch_npu.npu._index import Device, index_of
 
 __all__ = ["Event", "Stream", "StreamContext", "current_stream", "default_stream", "set_stream", "stream"]
@@ -54,3 +55,6 @@ class StreamContext:
 
 
 stream = StreamContext
+
+
+__getattr__ = lacking("torch.npu.streams")

@@ -1,0 +1,245 @@
+"""Which failures say nothing about a library: those of the software accelerator, and of libraries' branches for NPUs.
+
+A harness that blames a library for its own shortcomings is worse than none, so everything that judges a failure asks
+here: a launch, the judge, bisection. A failure is an artefact where
+
+- it says so: an operator without a kernel for this device, a name that the stand-in for ``torch_npu`` lacks, a feature
+  of torch that does not know the device;
+- or the process died in the device's native code, which every operator passes through;
+- or it was raised in a body of a library that an NPU alone takes (:mod:`pytest_trlcompat.accelerator.branches`). Only
+  the innermost frame counts, those of torch, of Python and of the stand-in left out: what is merely called from such a
+  body is run on a GPU as well, and may be wrong there.
+
+An exception that was raised while an artefact was handled, or because of one, is an artefact too: without it nobody had
+come there. An issue's known symptom goes first; whoever judges by symptoms asks for those before.
+
+Imports only the standard library. It is asked in ranks, in the test process, and where no torch is installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_trlcompat.accelerator.artefact_words import AMBIGUOUS, PLAIN, What, Words
+from pytest_trlcompat.accelerator.branches import Branch, Kind, npu_branches
+from pytest_trlcompat.accelerator.tracebacks import Raised, exceptions, led_to, without_prefixes
+
+__all__ = [
+    "Artefact",
+    "What",
+    "in_force",
+    "in_text",
+    "met",
+    "of_crash",
+    "of_exception",
+    "of_failure",
+    "of_program",
+    "tell",
+    "text_of",
+    "told_in",
+]
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A failure that is no verdict about a library.
+
+    Attributes:
+        name: of the operator, the attribute, the branch or the feature.
+        reason: what is missing, as the rest of a sentence.
+        torch: the version of torch, where it is known.
+    """
+
+    what: What
+    name: str
+    reason: str
+    torch: str = ""
+
+    def describe(self) -> str:
+        """For people: whose limit it is, and what to do. :func:`in_text` reads it back."""
+        torch = f", torch {self.torch}" if self.torch else ""
+        return f"{_WHOSE} ({self.what} {self.name}{torch}), not of the library: {self.reason}. {_ADVICE}"
+
+
+_WHOSE = "This is a limit of the software accelerator"
+_ADVICE = "Report it to pytest-trlcompat, or test on a GPU with --trlcompat-device cuda."
+_OWN_WORDS = re.compile(
+    rf"{_WHOSE} \((?P<what>{'|'.join(What)}) (?P<name>.+?)(?:, torch (?P<torch>[\w.+]+))?\), not of the library: "
+    rf"(?P<reason>.+?)\. {re.escape(_ADVICE)}"
+)
+
+_WRAPPERS = frozenset({"ChildFailedError", "ProcessRaisedException", "CalledProcessError", "RemoteTraceback"})
+"""What a launcher raises after its children have printed what happened."""
+_OWN_FRAME = re.compile(r"^ ?frame #\d+: [^\n]*(?:\btrlcompat::|/torch_npu/_C)", re.MULTILINE)
+_PYTHONS_OWN = re.compile(r"/lib/python3(?:\.\d+)?/(?!.*(?:site|dist)-packages)|^<")
+_TORCHS_OWN = re.compile(r"(?:site|dist)-packages/torch/|/torch_npu/")
+
+
+def in_force() -> bool:
+    """Whether this process has the software accelerator: elsewhere nothing is an artefact of it."""
+    return bool(getattr(sys.modules.get("torch_npu"), "IS_SOFTWARE_ACCELERATOR", False))
+
+
+def of_exception(error: BaseException) -> Artefact | None:
+    """What this exception, raised in this process, is an artefact of; ``None`` where it may tell of a library."""
+    if not in_force():
+        return None
+    return of_failure(
+        type(error).__name__,
+        text_of(error),
+        "".join(traceback.format_exception(error)),
+        torch=str(getattr(sys.modules.get("torch"), "__version__", "")),
+    )
+
+
+def of_failure(type_name: str, message: str, traceback: str, *, torch: str = "") -> Artefact | None:
+    """The same of a failure on the software accelerator that is known as text.
+
+    Args:
+        traceback: as Python formats it, with what it was raised from. The source files that it names are read, as
+            far as they are here.
+    """
+    own = _own_words(message)
+    if own is not None:
+        return own
+    *before, last = led_to(exceptions(traceback)) or [Raised((), "")]
+    chain = [Raised(last.frames, f"{type_name}: {message}"), *reversed(before)]
+    for words in (PLAIN, AMBIGUOUS):
+        for raised in chain:
+            found = _by_words(raised.text, words, torch)
+            if found is not None:
+                return found
+    return next(filter(None, (_by_place(raised, torch) for raised in chain)), None)
+
+
+def of_crash(how: str, stderr: str) -> Artefact | None:
+    """The same of a process that died, by the native stack that torch prints on a fatal signal.
+
+    Args:
+        how: ``died of SIGSEGV``.
+    """
+    if _OWN_FRAME.search(stderr) is None:
+        return None
+    return Artefact(What.CRASH, how, "it died in an operator or a collective of its own")
+
+
+def in_text(text: str) -> Artefact | None:
+    """What a short text about a failure tells of: ours, from :meth:`Artefact.describe`, or an exception's message."""
+    return _own_words(text) or _by_words(text, PLAIN, "")
+
+
+def of_program(output: str) -> Artefact | None:
+    """What ended a program, by all that it printed.
+
+    Only what is said plainly counts, since the program may run on the CPU, and of exceptions only the last, with
+    those that led to it: a program may well print one that it has handled.
+    """
+    own = _own_words(output)
+    if own is not None:
+        return own
+    text = without_prefixes(output)
+    raised = exceptions(text)
+    if raised and raised[-1].type_name not in _WRAPPERS:
+        raised = led_to(raised)
+    told = [each.text for each in reversed(raised)] or _short_style(output)
+    return next(filter(None, (_by_words(each, PLAIN, "") for each in told)), None)
+
+
+def _short_style(output: str) -> list[str]:
+    """The exceptions in pytest's own style, which has no traceback of Python's."""
+    return [line[1:].strip() for line in output.splitlines() if line.startswith("E  ")]
+
+
+def met(error: BaseException) -> Artefact | None:
+    """As :func:`of_exception`, for those who go on after it.
+
+    It is printed as well, for a rank that then hangs or fails otherwise: :func:`told_in`.
+    """
+    artefact = of_exception(error)
+    if artefact is not None:
+        print(artefact.describe(), file=sys.stderr, flush=True)
+    return artefact
+
+
+def told_in(stderr: str) -> Artefact | None:
+    """The one that a rank has :func:`met` first."""
+    return _own_words(stderr)
+
+
+def tell(error: BaseException, limit: int = 300) -> str:
+    """``Type: message``, the message cut, and the whole of :meth:`Artefact.describe` where it is one.
+
+    For those who go on after a failure and keep it as a text: :func:`in_text` finds it there.
+    """
+    artefact = met(error)
+    told = f"{type(error).__name__}: {text_of(error)[:limit]}"
+    return told if artefact is None else f"{told} [{artefact.describe()}]"
+
+
+def text_of(error: BaseException) -> str:
+    """The exception's text, also where it cannot be had."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"<{type(error).__name__} whose text cannot be had: {type(broken).__name__}>"
+
+
+def _own_words(text: str) -> Artefact | None:
+    if _WHOSE.rpartition(" ")[2] not in text:
+        return None  # most texts are long, and not ours
+    found = _OWN_WORDS.search(" ".join(text.split()))
+    if found is None:
+        return None
+    return Artefact(What(found["what"]), found["name"], found["reason"], found["torch"] or "")
+
+
+def _by_words(text: str, words: Iterable[Words], torch: str) -> Artefact | None:
+    for each in words:
+        found = re.search(each.pattern, text)
+        if found is not None:
+            groups = {name: value or "?" for name, value in found.groupdict().items()}
+            return Artefact(each.what, each.name.format(**groups).strip(), each.reason, torch)
+    return None
+
+
+def _by_place(raised: Raised, torch: str) -> Artefact | None:
+    """A branch for NPUs whose own line raised."""
+    foreign = [frame for frame in raised.frames if not (_PYTHONS_OWN.search(frame[0]) or _TORCHS_OWN.search(frame[0]))]
+    if not foreign:
+        return None
+    path, line = foreign[-1]
+    branch = next((each for each in _branches(path) if line in each and each.certain and not each.shared), None)
+    if branch is None:
+        return None
+    inside = f" in {branch.function}" if branch.function else ""
+    reason = f"no GPU goes there, only where {branch.condition}{inside}"
+    return Artefact(What.BRANCH, f"{_inside(path)}:{line}", reason, torch)
+
+
+def _branches(path: str) -> tuple[Branch, ...]:
+    try:
+        return _branches_of(path, os.stat(path).st_mtime_ns)
+    except OSError:  # another machine's, or made up as it runs
+        return ()
+
+
+@functools.lru_cache(maxsize=64)
+def _branches_of(path: str, _changed: int) -> tuple[Branch, ...]:
+    try:
+        source = Path(path).read_text(encoding="utf-8", errors="replace")
+        return tuple(branch for branch in npu_branches(source, path) if branch.kind is Kind.NPU)
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return ()
+
+
+def _inside(path: str) -> str:
+    """A file from its package on."""
+    parts = re.split(r"(?:site|dist)-packages/", path.replace("\\", "/"))
+    return parts[-1] if len(parts) > 1 else "/".join(path.replace("\\", "/").split("/")[-3:])
