@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,9 @@ def difference(expected: Any, found: Any, *, bits: bool = True, where: str = "")
     """
     if isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor):
         return _between_tensors(expected, found, bits, where)
+    if isinstance(expected, Exception) and isinstance(found, Exception):
+        one, other = _message(expected), _message(found)
+        return None if one == other else f"{where}: {other} instead of {one}"
     if type(expected) is not type(found):
         return f"{where}: {_named(found)} instead of {_named(expected)}"
     if isinstance(expected, Mapping):
@@ -54,6 +58,12 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 def _first(differences: Iterable[str | None]) -> str | None:
     return next((found for found in differences if found is not None), None)
+
+
+def _message(error: Exception) -> str:
+    """The type of an exception and the first line of its text, with the CPU's name for either device."""
+    text = re.sub(rf"{DEVICE}|{DEVICE.type}", "cpu", str(error))
+    return f"{type(error).__name__}: {text}".splitlines()[0]
 
 
 def _named(value: Any) -> str:

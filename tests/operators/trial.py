@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from tests.operators.comparing import DEVICE, difference, tensors_of
 from tests.operators.moving import Mover
 
-__all__ = ["DTYPES", "operators", "try_operator"]
+__all__ = ["operators", "try_operator"]
 
-DTYPES = {
-    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "int64", "bool", "complex64")
-}
-SAMPLES = 4
+CPU = torch.device("cpu")
 SEED = 7
 HOST_ARGUMENTS = {"tensor_split"}
 """Operators that want the tensors among their arguments, but not their input, on the CPU, whatever the device."""
 
+Value = TypeVar("Value")
 Stage = Callable[[Any, Any, bool], Any]
 
 
@@ -33,20 +30,37 @@ def operators() -> dict[str, Any]:
     return {".".join(filter(None, (op.name, op.variant_test_name))): op for op in op_db}
 
 
-def try_operator(operator: Any, dtype: torch.dtype, *, bits: bool = True, samples: int | None = SAMPLES) -> str | None:
-    """The first difference between the device and the CPU; None where there is none."""
-    supported = operator.supported_backward_dtypes("cpu") if operator.supports_autograd else ()
-    differentiable = dtype in supported
+def try_operator(operator: Any, dtype: torch.dtype, *, bits: bool = True, samples: int | None = None) -> str | None:
+    """The first difference between the device and the CPU, as text; None where there is none.
+
+    Args:
+        bits: compare numbers too, not only what describes them.
+        samples: at most so many of the database's, evenly spread over all; None for all.
+    """
+    differentiable = operator.supports_autograd and dtype in operator.supported_backward_dtypes("cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _seed()
-        made = operator.sample_inputs_func(operator, "cpu", dtype, differentiable)
-        for number, sample in enumerate(itertools.islice(made, samples)):
+        made = list(enumerate(operator.sample_inputs_func(operator, "cpu", dtype, differentiable)))
+        for number, sample in made if samples is None else _spread(made, samples):
             for name, stage, variant in _variants(sample, number):
-                different = _try_sample(stage, operator, variant, differentiable, bits)
+                on_cpu, on_device = _placed(operator, variant)
+                if on_device is None:
+                    continue
+                expected, found = (_outcome(stage, operator, one, differentiable) for one in (on_cpu, on_device))
+                if name == "values" and isinstance(expected, Exception):
+                    return f"sample {number}: the CPU itself raises {type(expected).__name__}: {expected}"
+                different = difference(expected, found, bits=bits)
                 if different is not None:
                     return f"sample {number}, {name}{different}"
     return None
+
+
+def _spread(values: Sequence[Value], count: int) -> list[Value]:
+    """The first and the last of them, and others at even distances between."""
+    if len(values) <= count:
+        return list(values)
+    return [values[round(i * (len(values) - 1) / (count - 1))] for i in range(count)]
 
 
 def _variants(sample: Any, number: int) -> Iterator[tuple[str, Stage, Any]]:
@@ -63,14 +77,18 @@ def _variants(sample: Any, number: int) -> Iterator[tuple[str, Stage, Any]]:
         yield "conjugated and negated", _values, lazy
 
 
-def _try_sample(stage: Stage, operator: Any, sample: Any, differentiable: bool, bits: bool) -> str | None:
+def _placed(operator: Any, sample: Any) -> tuple[Any, Any]:
+    """A copy of the sample on the CPU, and one on the device: None for a factory that is not told where."""
+    to_cpu, to_device = Mover(CPU), Mover(DEVICE)
+    on_device = _moved(sample, to_device, to_cpu if operator.name in HOST_ARGUMENTS else to_device)
+    return _moved(sample, to_cpu, to_cpu), on_device if to_device.names else None
+
+
+def _moved(sample: Any, mover: Mover, arguments: Mover) -> Any:
     moved = copy.copy(sample)
-    mover = Mover(DEVICE)
     moved.input = mover.move(sample.input)
-    if operator.name not in HOST_ARGUMENTS:
-        moved.args, moved.kwargs = mover.move(sample.args), mover.move(sample.kwargs)
-    expected, found = (_outcome(stage, operator, one, differentiable) for one in (sample, moved))
-    return difference(expected, found, bits=bits)
+    moved.args, moved.kwargs = arguments.move(sample.args), arguments.move(sample.kwargs)
+    return moved
 
 
 def _seed() -> None:
@@ -96,7 +114,8 @@ def _values(operator: Any, sample: Any, differentiable: bool) -> Any:
     """The result, which inputs it shares memory with, and the gradients of all inputs."""
     result = operator(sample.input, *sample.args, **sample.kwargs)
     inputs = list(tensors_of(_arguments(sample)))
-    outcome = {"result": result, "shared": [_shared_with(tensor, inputs) for tensor in tensors_of(result)]}
+    written = inputs if operator.name not in HOST_ARGUMENTS else [sample.input]
+    outcome = {"result": result, "inputs": written, "shared": [_shared_with(tensor, inputs) for tensor in tensors_of(result)]}
     if differentiable:
         outcome["gradients"] = _gradients(sample.output_process_fn_grad(result), inputs)
     return outcome

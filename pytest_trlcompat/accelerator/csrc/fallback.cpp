@@ -223,7 +223,7 @@ TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   trlcompat::prefer_kernels_to_composites<c10::DispatchKey::CPU>(m);
   // These choose a kernel by the device of their arguments, and would find none for this one.
-  for (const char* name : {"convolution", "convolution_backward", "conj_physical_", "mode.values"})
+  for (const char* name : {"convolution", "convolution_backward", "conj_physical_", "mode.values", "nanmean.out"})
     m.impl(name, trlcompat::boxed_fallback<c10::DispatchKey::CPU>());
 }
 TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) {
