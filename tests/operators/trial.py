@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from tests.operators.comparing import DEVICE, difference, tensors_of
-from tests.operators.moving import Mover
+from .comparing import DEVICE, Difference, difference, tensors_of
+from .moving import Mover
+from .poison import fill_new_memory
 
 __all__ = ["operators", "try_operator"]
 
@@ -30,30 +31,44 @@ def operators() -> dict[str, Any]:
     return {".".join(filter(None, (op.name, op.variant_test_name))): op for op in op_db}
 
 
-def try_operator(operator: Any, dtype: torch.dtype, *, bits: bool = True, samples: int | None = None) -> str | None:
-    """The first difference between the device and the CPU, as text; None where there is none.
+def try_operator(
+    operator: Any, dtype: torch.dtype, *, samples: int | None = None, cpu_alone: bool = False
+) -> Difference | None:
+    """The first difference between the device and the CPU, numbers last; None where there is none.
 
     Args:
-        bits: compare numbers too, not only what describes them.
         samples: at most so many of the database's, evenly spread over all; None for all.
+        cpu_alone: compare nothing, and leave the device alone: for what may be the CPU's own fault.
     """
-    differentiable = operator.supports_autograd and dtype in operator.supported_backward_dtypes("cpu")
+    numbers = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _seed()
-        made = list(enumerate(operator.sample_inputs_func(operator, "cpu", dtype, differentiable)))
-        for number, sample in made if samples is None else _spread(made, samples):
-            for name, stage, variant in _variants(sample, number):
-                on_cpu, on_device = _placed(operator, variant)
-                if on_device is None:
-                    continue
-                expected, found = (_outcome(stage, operator, one, differentiable) for one in (on_cpu, on_device))
-                if name == "values" and isinstance(expected, Exception):
-                    return f"sample {number}: the CPU itself raises {type(expected).__name__}: {expected}"
-                different = difference(expected, found, bits=bits)
-                if different is not None:
-                    return f"sample {number}, {name}{different}"
-    return None
+        for different in _differences(operator, dtype, samples, cpu_alone):
+            if not different.of_numbers:
+                return different
+            numbers = numbers or different
+    return numbers
+
+
+def _differences(operator: Any, dtype: torch.dtype, samples: int | None, cpu_alone: bool) -> Iterator[Difference]:
+    differentiable = operator.supports_autograd and dtype in operator.supported_backward_dtypes("cpu")
+    _seed()
+    made = list(enumerate(operator.sample_inputs_func(operator, "cpu", dtype, differentiable)))
+    for number, sample in made if samples is None else _spread(made, samples):
+        for name, stage, variant in _variants(sample, number):
+            on_cpu, on_device = _placed(operator, variant)
+            if on_device is None:
+                continue
+            expected = _outcome(stage, operator, on_cpu, differentiable, memory=0x00)
+            if cpu_alone:
+                continue
+            if name == "values" and isinstance(expected, Exception):
+                yield Difference(f"sample {number}: the CPU itself raises {type(expected).__name__}: {expected}")
+                continue
+            found = _outcome(stage, operator, on_device, differentiable, memory=0xA5)
+            different = difference(expected, found)
+            if different is not None:
+                yield Difference(f"sample {number}, {name}{different.text}", different.of_numbers)
 
 
 def _spread(values: Sequence[Value], count: int) -> list[Value]:
@@ -101,8 +116,9 @@ def _arguments(sample: Any) -> list[Any]:
     return [sample.input, sample.args, sample.kwargs]
 
 
-def _outcome(stage: Stage, operator: Any, sample: Any, differentiable: bool) -> Any:
-    """What a stage returns, or what it raises: exceptions are compared by their type."""
+def _outcome(stage: Stage, operator: Any, sample: Any, differentiable: bool, *, memory: int) -> Any:
+    """What a stage returns, or what it raises, where new memory holds the byte ``memory``."""
+    fill_new_memory(memory)
     _seed()
     try:
         return stage(operator, sample, differentiable)
