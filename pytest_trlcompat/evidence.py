@@ -13,11 +13,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from pytest_trlcompat import _data
 from pytest_trlcompat.stack import PACKAGES
 from pytest_trlcompat.verdict import Verdict
 
-__all__ = ["Evidence", "EvidenceError", "Key", "MeasuredCell", "load", "published"]
+__all__ = [
+    "Evidence",
+    "EvidenceError",
+    "Key",
+    "MeasuredCell",
+    "fingerprint",
+    "load",
+    "published",
+    "published_torches",
+]
 
 Key = tuple[str, str, str]
 """Issue, subject, strategy."""
@@ -57,6 +68,11 @@ class Evidence:
     date: str = ""
     cells: tuple[MeasuredCell, ...] = field(default=())
 
+    @functools.cached_property
+    def torches(self) -> tuple[str, ...]:
+        """The releases of torch that its cells have, oldest first."""
+        return tuple(sorted({cell.versions["torch"] for cell in self.cells if "torch" in cell.versions}, key=Version))
+
     def strategies(self, issue_id: str) -> list[str]:
         """The strategies, variants included, under which some cell was asked about an issue."""
         return sorted(strategy for issue, strategy in self._asked if issue == issue_id)
@@ -67,7 +83,7 @@ class Evidence:
 
     def to_json(self) -> str:
         """One line for each cell, so that a new sweep reads well in a diff."""
-        head = json.dumps({"schema": _SCHEMA, "date": self.date})[:-1]
+        head = json.dumps({"schema": _SCHEMA, "date": self.date, "torch": self.torches})[:-1]
         cells = ",\n".join(json.dumps(_to_dict(cell)) for cell in self.cells)
         return f'{head}, "cells": [\n{cells}\n]}}\n'
 
@@ -118,6 +134,28 @@ def load(path: Path) -> Evidence:
         raise EvidenceError(f"{path}: {error}; make it again with: nox -s report -- --publish") from error
 
 
+def published_torches() -> tuple[str, ...]:
+    """:attr:`Evidence.torches` of :func:`published`, from its first line alone; empty where that does not tell."""
+    try:
+        with open(_published(), encoding="utf-8") as file:
+            return tuple(json.loads(f"{file.readline()}]}}")["torch"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+
+
+def fingerprint() -> tuple[int, int]:
+    """Changes when the published evidence does; costs no reading."""
+    try:
+        status = _published().stat()
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
+
+
+def _published() -> Path:
+    return _data.fixtures() / "evidence.json"
+
+
 @functools.cache
 def published() -> Evidence:
     """The evidence that ships with this package.
@@ -125,4 +163,4 @@ def published() -> Evidence:
     Raises:
         EvidenceError: as :func:`load`.
     """
-    return load(_data.fixtures() / "evidence.json")
+    return load(_published())

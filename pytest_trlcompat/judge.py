@@ -5,18 +5,23 @@ Part of the plugin; imports no package of the stack.
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_trlcompat import stack
 from pytest_trlcompat.catalog import KnownIssue, Prediction
-from pytest_trlcompat.launch import LaunchError
+from pytest_trlcompat.launch import LaunchError, StrategyAbsent
 from pytest_trlcompat.verdict import Record, Verdict, append_record, read_records
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.accelerator.artefacts import Artefact
 
 __all__ = ["Absent", "Finding", "Judge"]
 
@@ -60,11 +65,15 @@ class Judge:
         Args:
             measure: returns a :class:`Finding`; or raises :class:`Absent`, or the
                 :class:`~pytest_trlcompat.launch.LaunchError` of a failed launch, from which the verdict follows:
-                ``hang`` for a timeout, ``broken`` for the issue's known symptom, else ``error``.
+                ``hang`` for a timeout, ``broken`` for the issue's known symptom, ``untestable`` for a limit of the
+                software accelerator, else ``error``. A finding whose evidence tells of such a limit is
+                ``untestable`` as well, unless it is ``ok``, ``absent`` or the known symptom.
 
         Raises:
             pytest.fail.Exception: the verdict is not the one that the catalogue predicts, or is ``error`` or ``hang``
                 unpredicted.
+            pytest.skip.Exception: it is ``untestable``, with the reason. Nothing was learnt, so the test can neither
+                pass nor fail; a sweep counts the record, which is written before, and shows it with its reason.
         """
         prediction = self.issue.predict(subject, strategy, stack.installed())
         record = self._recorded(subject, strategy) or self._measure(measure, subject, strategy, prediction)
@@ -84,10 +93,16 @@ class Judge:
         started = time.monotonic()
         try:
             finding = measure()
-        except Absent as reason:
+        except (Absent, StrategyAbsent) as reason:
             finding = Finding(Verdict.ABSENT, {"reason": str(reason)})
         except LaunchError as error:
             finding = self._failed(error)
+        except Exception as error:  # the suite's own, which is no verdict, unless an artefact has led to it
+            artefact = _met_by(error)
+            if artefact is None:
+                raise
+            finding = _untestable(artefact, {"suite": f"{type(error).__name__}: {str(error)[:_MESSAGE_LIMIT]}"})
+        finding = _not_for_others(finding)
         record = Record(
             issue=self.issue.id,
             subject=subject,
@@ -105,15 +120,26 @@ class Judge:
         failure = error.failure
         if failure is None:
             hung = error.result is not None and error.result.timed_out
-            return Finding(Verdict.HANG if hung else Verdict.ERROR, {"launch": str(error)[-_TRACEBACK_LIMIT:]})
+            evidence: dict[str, Any] = {"launch": str(error)[-_TRACEBACK_LIMIT:]}
+            if error.artefact is not None:
+                return _untestable(error.artefact, evidence)
+            return Finding(Verdict.HANG if hung else Verdict.ERROR, evidence)
         evidence = {
             "exception": failure.type_name,
             "message": failure.message[:_MESSAGE_LIMIT],
             "traceback": failure.traceback[-_TRACEBACK_LIMIT:],
         }
-        return Finding(Verdict.BROKEN if self.issue.shows(failure.mro, failure.message) else Verdict.ERROR, evidence)
+        if self.issue.shows(failure.mro, failure.message):
+            return Finding(Verdict.BROKEN, evidence)
+        return Finding(Verdict.ERROR, evidence) if error.artefact is None else _untestable(error.artefact, evidence)
 
     def _compare(self, record: Record, prediction: Prediction | None) -> None:
+        if record.untested:
+            predicted = "nothing" if prediction is None else prediction.verdict
+            pytest.skip(
+                f"{record.issue}, {record.subject}, {record.strategy} could not be tested; predicted is {predicted}. "
+                f"{record.reason}"
+            )
         if prediction is None:
             if record.verdict in (Verdict.ERROR, Verdict.HANG):
                 self._fail(record, "the catalogue predicts nothing here")
@@ -129,3 +155,52 @@ class Judge:
             f"If this verdict is right, mend the entry '{record.issue}' in pytest_trlcompat/catalog.toml.",
             pytrace=False,
         )
+
+
+_TOLD = (Verdict.OK, Verdict.BROKEN, Verdict.ABSENT, Verdict.UNTESTABLE)
+"""Verdicts that stand whatever else was met: the result is right, the known symptom was seen, or nothing was run."""
+
+
+def _not_for_others(finding: Finding) -> Finding:
+    """The finding; ``untestable`` where its evidence tells of a limit of the software accelerator.
+
+    Suites go on after a failure and keep it as a text (:func:`pytest_trlcompat.accelerator.artefacts.tell`); what they
+    then measure, or miss, comes from it.
+    """
+    if finding.verdict in _TOLD:
+        return finding
+    artefact = next(_artefacts_in(finding.evidence), None)
+    return finding if artefact is None else _untestable(artefact, finding.evidence)
+
+
+def _met_by(error: Exception) -> Artefact | None:
+    """The artefact in what a suite had in hand when it could not go on: numbers are missing, an assertion fails."""
+    if error.__traceback__ is None:
+        return None
+    in_hand = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__.tb_next)]
+    return next(_artefacts_in(in_hand), None)
+
+
+def _artefacts_in(evidence: object, depth: int = 8) -> Iterator[Artefact]:
+    from pytest_trlcompat.accelerator import artefacts  # pytest loads this module at every start
+
+    parts: Iterable[object] = ()
+    if isinstance(evidence, str):
+        found = artefacts.in_text(evidence)
+        if found is not None:
+            yield found
+    elif isinstance(evidence, Mapping):
+        parts = list(evidence.values())
+    elif isinstance(evidence, (list, tuple)):
+        parts = evidence
+    elif dataclasses.is_dataclass(evidence) and "suites" in type(evidence).__module__.split("."):
+        # What a suite keeps to itself are launches, of other strategies too.
+        names = (each.name for each in dataclasses.fields(evidence))
+        parts = [getattr(evidence, name) for name in names if not name.startswith("_")]
+    for part in parts if depth else ():
+        yield from _artefacts_in(part, depth - 1)
+
+
+def _untestable(artefact: Artefact, evidence: Mapping[str, Any]) -> Finding:
+    others = {name: value for name, value in evidence.items() if name != "reason"}
+    return Finding(Verdict.UNTESTABLE, {"reason": artefact.describe(), **others})

@@ -36,7 +36,7 @@ class Verdict(str, Enum):
     ABSENT = "absent"
     """This release has no such trainer or strategy."""
     UNTESTABLE = "untestable"
-    """The environment cannot be built."""
+    """The environment cannot be built, or the software accelerator cannot do what the library asks of it; says why."""
 
     def __str__(self) -> str:
         return self.value
@@ -79,9 +79,23 @@ class Record:
 
     @property
     def as_predicted(self) -> bool:
-        """Whether the verdict is the expected one; a corrected trainer may be absent wherever TRL's own is."""
+        """Whether the verdict is the expected one, or at least does not speak against it.
+
+        A corrected trainer may be absent wherever TRL's own is. What could not be tested speaks for nothing and
+        against nothing; see :attr:`untested`.
+        """
         absent = self.subject == "corrected" and self.verdict is Verdict.ABSENT
-        return self.expected is None or self.verdict is self.expected or absent
+        return self.expected is None or self.verdict is self.expected or absent or self.untested
+
+    @property
+    def untested(self) -> bool:
+        """Whether nothing is known of the library, for want of the software accelerator; see :attr:`reason`."""
+        return self.verdict is Verdict.UNTESTABLE
+
+    @property
+    def reason(self) -> str:
+        """Why there is nothing to test, or why it could not be; empty for other verdicts."""
+        return str(self.evidence.get("reason", "")) if self.verdict in (Verdict.ABSENT, Verdict.UNTESTABLE) else ""
 
     def to_json(self) -> str:
         """One line without a line break; NaN and infinity are kept as strings so that the line stays valid JSON."""

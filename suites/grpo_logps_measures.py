@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.accelerator import artefacts
+
 from . import grpo
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ def log_probabilities(subject: str, model: TinyModel) -> dict[str, dict[str, Any
             measured[name] = _measure(subject, model, variant)
         except Exception as error:
             mro = [base.__name__ for base in type(error).__mro__]
-            measured[name] = {"failure": f"{type(error).__name__}: {str(error)[:300]}", "mro": mro}
+            measured[name] = {"failure": artefacts.tell(error), "mro": mro}
     return measured
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.accelerator import artefacts
+
 from . import grpo, grpo_objective
 from .grpo_objective import Objective, Row, Trained
 
@@ -74,7 +76,7 @@ def _steps(subject: str, model: TinyModel, settings: dict[str, Any]) -> dict[str
         except Exception as error:
             if str(settings.get("loss_type")) in str(error) and "nknown loss type" in str(error):
                 return {"absent": f"{error} in this release"}
-            return {"failure": f"{type(error).__name__}: {str(error)[:300]}"}
+            return {"failure": artefacts.tell(error)}
 
 
 def wrong_numbers(run: Mapping[str, Any]) -> bool:

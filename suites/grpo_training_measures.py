@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.accelerator import artefacts
+
 from . import grpo
 
 if TYPE_CHECKING:
@@ -223,7 +225,7 @@ class _Stages:
         try:
             stage()
         except Exception as error:
-            self.failures[name] = f"{type(error).__name__}: {str(error)[:300]}"
+            self.failures[name] = artefacts.tell(error)
         self.hooks[name] = list(self.seen.hooks)
         history = self.trainer.state.log_history
         self.logs[name] = history[known if name != "train" else 0 :]  # train() starts a new history
@@ -267,7 +269,7 @@ def _direct(subject: str, trainer: Any, model: Any) -> dict[str, Any]:
         with unwrap(model, trainer.accelerator) as unwrapped:
             during = live_hooks(unwrapped)
     except Exception as error:
-        return {"failure": f"{type(error).__name__}: {str(error)[:300]}"}
+        return {"failure": artefacts.tell(error)}
     return {"failure": None, "hooks": [before, during, live_hooks(trainer.model)]}
 
 
@@ -275,7 +277,7 @@ def _caught(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         return measure()
     except Exception as error:
-        return {"failures": {"construction": f"{type(error).__name__}: {str(error)[:300]}"}}
+        return {"failures": {"construction": artefacts.tell(error)}}
 
 
 def _logged(entries: list[dict[str, Any]], key: str) -> list[Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.accelerator import artefacts
+
 from . import grpo, grpo_measures, grpo_training_measures
 
 if TYPE_CHECKING:
@@ -97,7 +99,7 @@ def lora_trainings(subject: str, model: TinyModel, variants: Mapping[str, Mappin
         try:
             results[name] = _train(subject, model, **variant)
         except Exception as error:
-            results[name] = {"failure": f"{type(error).__name__}: {str(error)[:300]}"}
+            results[name] = {"failure": artefacts.tell(error)}
     return results
 
 

@@ -39,7 +39,8 @@ class Life:
     """What every rank saw, and what a fresh process read of what was saved.
 
     Attributes:
-        failures: stage to the first rank's exception: ``type``, ``text``, ``traceback``.
+        failures: stage to the first rank's exception: ``type``, ``text``, ``traceback``, and ``artefact`` where it is
+            one.
         log: the numbers of each step on rank 0; empty where training failed.
         saved: stage to folder, where saving did not fail.
         reloaded: stage to what was read of it; ``None`` before :meth:`PPOLives.read_back`.
@@ -77,8 +78,11 @@ class Life:
         return Finding(Verdict.BROKEN if known else Verdict.ERROR, failure)
 
     def evidence(self, stages: Iterable[str]) -> dict[str, Any]:
-        """What a report shows of these stages."""
+        """What a report shows of these stages, and which limits of the software accelerator were met in any."""
         shown: dict[str, Any] = {"trained": self.trained, "engines": self.engines}
+        met = {failure["artefact"] for failure in self.failures.values() if "artefact" in failure}
+        if met:
+            shown["artefacts"] = sorted(met)
         for stage in stages:
             if stage in self.failures:
                 shown[stage] = f"{self.failures[stage]['type']}: {self.failures[stage]['text']}"

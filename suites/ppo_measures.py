@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.accelerator import artefacts
+
 from . import ppo
 from .sharing_measures import to_bytes
 
@@ -120,10 +122,12 @@ class _Stages:
         try:
             yield
         except Exception as error:
+            artefact = artefacts.met(error)
             self.failures[name] = {
                 "type": type(error).__name__,
                 "text": str(error)[:400],
                 "traceback": traceback.format_exc()[-800:],
+                **({} if artefact is None else {"artefact": artefact.describe()}),
             }
 
     def save(self, name: str, trainer: Any, save: Callable[[Any, str], None]) -> dict[str, Any]:
@@ -238,7 +242,7 @@ def _reload(path: Path) -> dict[str, Any]:
     try:
         loaded = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").state_dict()
     except Exception as error:
-        found["failure"] = f"{type(error).__name__}: {str(error)[:200]}"
+        found["failure"] = artefacts.tell(error, limit=200)
         return found
     found["equal"] = sum(name in loaded and torch.equal(loaded[name], tensor) for name, tensor in expected.items())
     return found

@@ -14,6 +14,8 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.accelerator import artefacts
+
 from . import grpo, grpo_measures
 
 if TYPE_CHECKING:
@@ -149,7 +151,7 @@ def failure() -> Iterator[dict[str, str]]:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # torch's CheckpointException is no Exception
-        found["text"] = f"{type(error).__name__}: {str(error)[:300]}"
+        found["text"] = artefacts.tell(error)
 
 
 def _generate_greedily() -> list[torch.Tensor]:

@@ -43,7 +43,7 @@ def test_training(
         truth = trainings("corrected", REFERENCES)[COPY]
         assert len(truth["log"]) == ppo.STEPS, truth
         kl = [[entry["objective/kl"] for entry in training["log"]] for training in (found, truth)]
-        assert max(map(abs, kl[1])) > 100 * TOLERANCE, "the policy is far from its reference"
+        assert max(map(abs, kl[1])) > 10 * TOLERANCE, f"the policy is far from its reference: {kl}"
         difference = greatest_difference(found["log"], truth["log"])
         evidence = {
             "max_difference_to_copy": difference,

@@ -33,6 +33,7 @@ pathlib.Path(sys.argv[sys.argv.index("-o") + 1]).write_text(source)
 """
 
 MODULE = importlib.import_module("pytest_trlcompat.accelerator.build")  # not the function of that name
+PERFORM, FILE = MODULE.self_test.perform, MODULE.self_test.FILE
 DRIVER = """\
 import importlib, sys
 from pathlib import Path
@@ -40,8 +41,22 @@ root, cache = Path(sys.argv[1]), sys.argv[2]
 sys.path.insert(0, str(root))
 module = importlib.import_module("pytest_trlcompat.accelerator.build")
 module._python_headers = lambda: root / "python"
+module.self_test.perform = lambda folder, variables: (folder / "self-test.json").write_text(sys.argv[3])
 print(module.build(cache=cache))
 """
+
+
+# Asked in a process of its own how it was compiled, and in no other. Like torch from 2.5 on, it loads backends.
+TORCH = """\
+import os
+if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
+    raise RuntimeError("a build must not import torch")
+class _C:
+    _GLIBCXX_USE_CXX11_ABI = False
+    _PYBIND11_BUILD_ABI = "_cxxabi1011"
+backends = "torch.backends"
+"""
+PASSED = '{"checks": {"views": null}, "absent": {"fsdp2": "this torch has no fully_shard"}}'
 
 
 class Workshop:
@@ -59,8 +74,12 @@ class Workshop:
         torch = self.root / "torch"
         (torch / "include" / "torch").mkdir(parents=True, exist_ok=True)
         (torch / "include" / "torch" / "library.h").touch()
-        (torch / "__init__.py").write_text("raise RuntimeError('a build must not import torch')\n")
-        (torch / "version.py").write_text(f"__version__ = '{version}'\ngit_version = '{git}'\n")
+        (torch / "__init__.py").write_text(TORCH)
+        self.make_version(version, git)
+
+    def make_version(self, version: str, git: str = "abc") -> None:
+        text = f"__version__ = '{version}'\ngit_version = '{git}'\n"
+        (self.root / "torch" / "version.py").write_text(text)
 
     def compiler(self, body: str = "") -> str:
         path = self.root / "compiler"
@@ -75,7 +94,7 @@ class Workshop:
     def start(self) -> subprocess.Popen[str]:
         """A build in a process of its own."""
         return subprocess.Popen(
-            [sys.executable, "-c", DRIVER, str(self.root), str(self.cache)],
+            [sys.executable, "-c", DRIVER, str(self.root), str(self.cache), PASSED],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -88,6 +107,7 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(MODULE, "_python_headers", lambda: tmp_path / "python")
+    monkeypatch.setattr(MODULE.self_test, "perform", lambda folder, _: (folder / FILE).write_text(PASSED))
     monkeypatch.setenv("CXX", made.compiler())
     monkeypatch.setenv("TRLCOMPAT_CACHE", str(made.cache))
     return made
@@ -151,11 +171,14 @@ def test_the_key_follows_the_sources_but_not_bytecode(
     workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "room"
-    for folder in ("csrc", "standin"):
+    for folder in ("csrc", "standin", "autoload"):
         shutil.copytree(MODULE.HERE / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
     original = cache_key(find_torch())
     monkeypatch.setattr(MODULE, "HERE", copy)
+    shutil.copyfile(str(MODULE.__file__), copy / "build.py")
+    monkeypatch.setattr(MODULE, "__file__", str(copy / "build.py"))
     monkeypatch.setattr(MODULE, "SOURCES", copy / "csrc")
+    monkeypatch.setattr(MODULE, "AUTOLOAD", copy / "autoload")
     monkeypatch.setattr(MODULE, "STANDIN", copy / "standin")
     assert cache_key(find_torch()) == original
     (copy / "standin" / "torch_npu" / "__pycache__").mkdir()
@@ -272,7 +295,11 @@ def test_a_failing_compiler(workshop: Workshop) -> None:
         build()
     text = str(raised.value)
     assert "could not compile the software accelerator for torch 2.99.0+cpu (exit status 3)" in text
-    assert text.splitlines()[-20:] == [str(number) for number in range(81, 101)]
+    assert text.splitlines()[-21:-1] == [str(number) for number in range(81, 101)]
+    assert text.splitlines()[-1] == (
+        "It works with torch 2.4 to 2.15: take one of these, update pytest-trlcompat, or test on a GPU "
+        "(--trlcompat-device cuda) or on the plain CPU (--trlcompat-device cpu)."
+    )
     (log,) = (workshop.cache / "accelerator").glob("*.log")
     assert str(log) in text
     assert log.read_text().splitlines()[1:] == [str(number) for number in range(1, 101)]
@@ -290,6 +317,105 @@ def test_a_torch_without_a_version(workshop: Workshop) -> None:
     (workshop.root / "torch" / "version.py").write_text("")
     with pytest.raises(AcceleratorError, match=r"does not tell its version in version\.py"):
         find_torch()
+
+
+@pytest.mark.parametrize("version", ["2.3.1", "2.3.1+cu121", "1.13.1"])
+def test_a_torch_that_is_too_old(workshop: Workshop, version: str) -> None:
+    workshop.make_torch(version)
+    with pytest.raises(AcceleratorError) as raised:
+        build()
+    assert str(raised.value) == (
+        f"The software accelerator was asked for, and the installed torch is {version}. It works with torch 2.4 to "
+        "2.15: take one of these, or test on a GPU (--trlcompat-device cuda) or on the plain CPU "
+        "(--trlcompat-device cpu)."
+    )
+    assert workshop.calls == 0
+
+
+def test_a_torch_that_cannot_be_imported(workshop: Workshop) -> None:
+    (workshop.root / "torch" / "__init__.py").write_text("raise OSError('libcudart.so.12: cannot open')\n")
+    with pytest.raises(AcceleratorError, match=r"cannot import it:\n(.*\n)*OSError: libcudart"):
+        build()
+    assert workshop.calls == 0
+
+
+def test_it_is_built_as_torch_was(workshop: Workshop) -> None:
+    build()
+    (log,) = (workshop.cache / "accelerator").glob("*.log")
+    command = log.read_text().splitlines()[0]
+    assert "-D_GLIBCXX_USE_CXX11_ABI=0" in command
+    assert "'-DPYBIND11_BUILD_ABI=\"_cxxabi1011\"'" in command
+    assert "PYBIND11_STDLIB" not in command
+
+
+# ---- the self-test, whose checks are tested with the stack
+
+
+def test_what_this_torch_lacks_stands_beside_the_build(workshop: Workshop) -> None:
+    assert MODULE.self_test.read(build()).absent == {"fsdp2": "this torch has no fully_shard"}
+
+
+def test_a_build_that_does_not_work_is_refused_at_once_and_again(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real self-test, of a library that is the text of its own source."""
+    monkeypatch.setattr(MODULE.self_test, "perform", PERFORM)
+    for _ in range(2):
+        with pytest.raises(AcceleratorError) as raised:
+            build()
+        text = str(raised.value)
+        assert text.startswith(
+            "The software accelerator was compiled for torch 2.99.0+cpu and does not work with it; this says nothing "
+            "of your stack. Its self-test failed:\n  loading: the self-test ended with exit status 1:\nTraceback"
+        )
+        assert "It works with torch 2.4 to 2.15: take one of these, update pytest-trlcompat, or test on a GPU" in text
+        assert text.endswith(" to build and test it again.")
+    assert workshop.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("printed", "failures"),
+    [
+        (
+            '{"checks": {"a": null, "b": "SelfTestFailure: 1 instead of 2"}, "absent": {}}',
+            ["  b: SelfTestFailure: 1 instead of 2"],
+        ),
+        ("a warning\n" + PASSED, []),
+        ("Segmentation fault", ["  loading: the self-test ended with exit status -11:", "Segmentation fault"]),
+        ("", ["  loading: the self-test ended with exit status -11:", ""]),
+        ("[]", ["  loading: the self-test ended with exit status -11:", "[]"]),
+    ],
+)
+def test_what_the_self_test_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, failures: list[str]
+) -> None:
+    monkeypatch.setattr(MODULE.self_test._child, "run", lambda *_: (-11, printed))
+    PERFORM(tmp_path, {})
+    assert MODULE.self_test.read(tmp_path).describe().split("\n") == (failures or [""])
+
+
+# ---- torch 2.4, which loads no backend by itself
+
+
+def test_a_torch_that_loads_no_backends_gets_a_hook(workshop: Workshop) -> None:
+    assert not (build() / "sitecustomize.py").exists()
+    (workshop.root / "torch" / "__init__.py").write_text(TORCH.replace("torch.backends", ""))
+    workshop.make_version("2.4.1")
+    assert (build() / "sitecustomize.py").is_file()
+
+
+@pytest.mark.parametrize("autoload", ["1", "0"])
+def test_the_hook_loads_the_device_with_torch_and_runs_the_hook_that_it_hides(tmp_path: Path, autoload: str) -> None:
+    """With modules of the names of torch and torch_npu that only say that they were imported."""
+    for name in ("torch", "torch_npu"):
+        (tmp_path / f"{name}.py").write_text(f"print({name!r})")
+    (tmp_path / "sitecustomize.py").write_text("print('hidden')")
+    code = "print('start'); import json; import torch; print(torch.__name__); import torch; import torch_npu"
+    path = os.pathsep.join([str(MODULE.AUTOLOAD), str(tmp_path)])
+    environment = {**os.environ, "PYTHONPATH": path, "TORCH_DEVICE_BACKEND_AUTOLOAD": autoload}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    loaded = ["torch", "torch_npu", "torch"] if autoload == "1" else ["torch", "torch", "torch_npu"]
+    assert done.stdout.split() == ["hidden", "start", *loaded]
 
 
 def test_a_torch_without_headers(workshop: Workshop) -> None:

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from pytest_trlcompat.accelerator.artefacts import Artefact, What
 from pytest_trlcompat.bisect import predicate as room
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.fingerprint import Fingerprint
 from pytest_trlcompat.bisect.place import Place
 from pytest_trlcompat.bisect.predicate import CommandPredicate, IssuePredicate, PytestPredicate
+from pytest_trlcompat.bisect.search import Answer
+from pytest_trlcompat.bisect.standard import Standard, judge
 from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.verdict import Record, Verdict
@@ -117,6 +120,49 @@ def test_what_pytest_does_not_understand_ends_the_search(place: Place, tmp_path:
         PytestPredicate("nowhere.py -p no:trlcompat", tmp_path).observe(place, tmp_path / "work")
 
 
+# ---- what the software accelerator cannot do
+
+ARTEFACT = Artefact(What.OPERATOR, "aten::foo for npu", "it has no such kernel", "2.9.1")
+LAUNCH = f"""
+class LaunchError(Exception):
+    pass
+
+def launch():
+    text = "launch of train failed; first observed failure: rank 0\\n{ARTEFACT.describe()}\\nTraceback of the rank"
+    raise LaunchError(text)
+"""
+KERNEL = "raise NotImplementedError(\"Could not run 'aten::foo' with arguments from the 'npu' backend. This\")"
+
+
+@pytest.mark.parametrize("body", ["launch()", KERNEL])
+def test_a_command_that_the_accelerator_ends_cannot_tell(place: Place, tmp_path: Path, body: str) -> None:
+    (tmp_path / "check.py").write_text(f"{LAUNCH}\n{body}\n")
+    seen = CommandPredicate(f"{sys.executable} check.py", tmp_path).observe(place, tmp_path / "work")
+    assert (dict(seen.passed), dict(seen.failed)) == ({}, {})
+    judged = judge(seen, Standard({"command": Fingerprint("ValueError")}))
+    assert judged.answer is Answer.UNKNOWN
+    assert judged.why.startswith("This is a limit of the software accelerator (operator aten::foo for npu")
+
+
+def test_a_command_that_has_dealt_with_it_and_fails_otherwise_is_bad(place: Place, tmp_path: Path) -> None:
+    text = f"import traceback\ntry:\n    {KERNEL}\nexcept NotImplementedError:\n    traceback.print_exc()\nint('x')\n"
+    (tmp_path / "check.py").write_text(text)
+    seen = CommandPredicate(f"{sys.executable} check.py", tmp_path).observe(place, tmp_path / "work")
+    assert seen.failed["command"].kind == "ValueError"
+
+
+@pytest.mark.parametrize("body", ["launch()", KERNEL])
+def test_a_test_that_the_accelerator_ends_cannot_tell(place: Place, tmp_path: Path, body: str) -> None:
+    lines = f"{LAUNCH}\ndef test_it():\n    {body}\n\ndef test_other():\n    int('x')\n\ndef test_good():\n    pass\n"
+    (tmp_path / "test_it.py").write_text(lines)
+    seen = PytestPredicate("test_it.py -p no:trlcompat", tmp_path).observe(place, tmp_path / "work")
+    assert list(seen.untold) == ["test_it::test_it"]
+    assert seen.untold["test_it::test_it"].startswith("This is a limit of the software accelerator (operator aten::foo")
+    assert seen.evidence["test_it::test_it"]["verdict"] == "untestable"
+    assert {name: failure.kind for name, failure in seen.failed.items()} == {"test_it::test_other": "ValueError"}
+    assert list(seen.passed) == ["test_it::test_good"]
+
+
 Suite = Callable[..., IssuePredicate]
 
 
@@ -154,10 +200,14 @@ def test_the_verdicts_of_upstream_are_checks(
         record("c", Verdict.ERROR, exception="TypeError", message="f() takes 1", traceback=TRACEBACK),
         record("d", Verdict.HANG, launch="timed out"),
         record("e", Verdict.ABSENT, reason="no FSDP2 before 1.6"),
+        record("f", Verdict.UNTESTABLE, reason=ARTEFACT.describe(), exception="NotImplementedError"),
     )
     seen = asked.observe(place, tmp_path / "work")
     assert dict(seen.passed) == {"fsdp1": "ok"}
-    assert dict(seen.untold) == {"e": "absent: no FSDP2 before 1.6"}
+    assert dict(seen.untold) == {
+        "e": "absent: no FSDP2 before 1.6",
+        "f": f"untestable: {ARTEFACT.describe()}",
+    }
     assert dict(seen.failed) == {
         "a": Fingerprint("broken"),
         "b": Fingerprint("silent"),

@@ -109,6 +109,28 @@ def test_a_cell_measures_a_boundary_only_where_its_other_packages_are_held() -> 
     assert found.above is None
 
 
+def test_torch_has_boundaries_like_any_other_package() -> None:
+    entry = issue(predict("broken", transformers="<4.47", torch=">=2.6"), predict("ok"))
+    of_torch, of_transformers = boundaries(entry)
+    assert of_torch.describe() == "one, upstream, single: ok becomes broken at torch >=2.6 with transformers <4.47"
+    assert (
+        of_transformers.describe() == "one, upstream, single: broken becomes ok at transformers >=4.47 with torch >=2.6"
+    )
+    cells = (
+        cell("ok", transformers="4.46.3", torch="2.5.1"),
+        cell("broken", transformers="4.46.3", torch="2.6.0"),
+        cell("ok", transformers="4.48.3", torch="2.6.0"),
+    )
+    assert (
+        measure(of_torch, Evidence("", cells))
+        .describe()
+        .endswith("measured below on transformers4.46.3-torch2.5.1, measured above on transformers4.46.3-torch2.6.0")
+    )
+    assert measure(of_transformers, Evidence("", cells)).both
+    only_new = Evidence("", tuple(each for each in cells if each.versions["torch"] == "2.6.0"))
+    assert [found.boundary.package for found in unmeasured(Catalog(one=entry), only_new)] == ["torch"]
+
+
 def test_beyond_another_change_the_same_verdict_measures_nothing() -> None:
     again = issue(
         predict("broken", trl="<0.15"),

@@ -33,6 +33,31 @@ def test_only_the_packages_of_the_stack_are_kept_in_their_order() -> None:
     assert list(kept.versions.items()) == [("torch", "2.13.0"), ("trl", "1.0")]
 
 
+def test_the_releases_of_torch_stand_in_the_first_line_oldest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [MeasuredCell(torch, {"torch": torch}, {}) for torch in ("2.13.0", "2.6.0", "2.13.0")]
+    written = Evidence("2026-11-21", (*cells, CELL))
+    assert written.torches == ("2.6.0", "2.13.0")
+    path = tmp_path / "evidence.json"
+    monkeypatch.setattr(evidence, "_published", lambda: path)
+    assert evidence.published_torches() == ()
+    assert evidence.fingerprint() == (0, 0)
+    for text, torches in (
+        (written.to_json(), ("2.6.0", "2.13.0")),
+        (Evidence("", ()).to_json(), ()),
+        ('{"schema": 1, "date": "", "cells": [\n]}', ()),
+        ("nothing", ()),
+    ):
+        path.write_text(text)
+        assert evidence.published_torches() == torches
+    assert evidence.fingerprint()[0] == len("nothing")
+
+
+def test_the_published_evidence_tells_its_torch_in_the_first_line() -> None:
+    assert evidence.published_torches() == evidence.published().torches != ()
+
+
 def test_strategies_are_those_that_some_cell_was_asked_about() -> None:
     found = Evidence("", (CELL,))
     assert found.strategies("a") == ["zero3"]

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from pytest_trlcompat.launch import NAMES, StrategyError, strategy
+from pytest_trlcompat import stack
+from pytest_trlcompat.launch import NAMES, Launcher, StrategyAbsent, StrategyError, strategy
 from pytest_trlcompat.launch.proof import NotProved, check, expectation
+from pytest_trlcompat.launch.strategy import check_present
 
 
 def test_every_name_makes_a_strategy() -> None:
@@ -129,3 +131,22 @@ def test_before_an_accelerator_is_made_fsdp_is_told_from_ddp_by_nothing() -> Non
 
 def test_without_sharding_asked_for_only_the_processes_count() -> None:
     check(expectation(strategy("zero3"), 2, "software", False), {**SEEN, "engines": {}}, rank=0)
+
+
+@pytest.mark.parametrize("torch", ["2.4.1", "2.5.1+cu124"])
+def test_fsdp2_before_torch_has_it(torch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack, "installed", lambda: {"torch": torch})
+    with Launcher() as launch, pytest.raises(StrategyAbsent) as raised:
+        launch(len, (), strategy="fsdp2")
+    assert str(raised.value) == (
+        f"strategy 'fsdp2' was asked for, and this stack has torch {torch}: torch.distributed.fsdp.fully_shard came "
+        "with torch 2.6; Accelerate uses no other. Take torch>=2.6, or another strategy (single, ddp, zero1, zero2, "
+        "zero3, fsdp1, fsdp2)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "versions"), [("fsdp2", {"torch": "2.6.0"}), ("fsdp2", {}), ("fsdp1", {"torch": "2.4.1"})]
+)
+def test_a_strategy_that_the_stack_has(name: str, versions: dict[str, str]) -> None:
+    check_present(strategy(name), versions)

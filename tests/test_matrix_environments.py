@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat.matrix import environments, torch_builds
-from pytest_trlcompat.matrix.environments import ensure, ensure_tools, prune, standing
-from pytest_trlcompat.matrix.errors import MatrixError, Untestable
+from pytest_trlcompat.matrix.environments import ensure, ensure_tools, prune, remove, standing
+from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Untestable
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
 
@@ -139,6 +139,26 @@ def test_a_full_disk_is_one_clear_message(uv: FakeUv, layout: Layout) -> None:
         MatrixError, match=r"^the disk is full \(/env\): free some space and run the same command again"
     ):
         ensure(LOCK, layout)
+
+
+def test_where_there_is_no_room_nothing_is_left_of_what_was_built(uv: FakeUv, layout: Layout) -> None:
+    uv.refuse = ("deepspeed==0.18.9", DiskFull("the disk is full"))
+    with pytest.raises(DiskFull, match="the disk is full"):
+        ensure(LOCK, layout)
+    assert list(layout.environments.glob("cell-*/")) == []
+
+
+def test_an_environment_in_use_is_not_removed(uv: FakeUv, layout: Layout) -> None:
+    environment = ensure(LOCK, layout)
+    said: list[str] = []
+    with environment.used(), environment.used():  # as many as want to
+        assert remove(LOCK, layout) is False
+        prune(layout, [], said.append)
+    assert environment.python.exists()
+    assert remove(LOCK, layout) is True
+    assert not environment.root.exists()
+    assert remove(LOCK, layout) is False
+    assert said == [f"{environment.root.name}: no lock asks for it, but it is in use"]
 
 
 def test_environments_that_no_lock_asks_for_are_removed_and_no_others(uv: FakeUv, layout: Layout) -> None:

@@ -14,7 +14,7 @@ from pytest_trlcompat.matrix import locks
 from pytest_trlcompat.matrix.cells import Cell, Matrix, read_matrix
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.locks import Lock, find_date, kept, lock_for, read_lock, renew, resolve, strays
+from pytest_trlcompat.matrix.locks import Lock, find_date, kept, kept_date, lock_for, read_lock, renew, resolve, strays
 from pytest_trlcompat.matrix.torch_axis import cells_with_kept_locks
 
 CHECKOUT = Layout(Path(__file__).resolve().parents[1])
@@ -158,6 +158,29 @@ def test_a_cell_is_resolved_as_of_its_date_but_for_what_is_undated(
     assert "--exclude-newer-package torch=9999-01-01T00:00:00Z" in text
     assert "--exclude-newer-package setuptools=9999-01-01T00:00:00Z" in text
     assert "--torch-backend" not in text  # the user has chosen
+
+
+def test_what_only_a_cuda_build_of_torch_asks_for_is_left_out(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
+    def uv(arguments: Sequence[str], *, stdin: str) -> str:
+        overrides = Path(arguments[list(arguments).index("--override") + 1]).read_text().splitlines()
+        assert "nvidia-cublas-cu12; python_version < '0'" in overrides
+        assert "triton; python_version < '0'" in overrides
+        assert not any(line.startswith("nvidia-ml-py") for line in overrides)  # DeepSpeed's
+        return "torch==2.6.0\n"
+
+    monkeypatch.setattr(locks, "uv_network_first", uv)
+    day = datetime.date(2026, 4, 2)
+    assert resolve(matrix, Cell({"trl": "1.0.0", "torch": "2.6.0"}, day)).packages == {"torch": "2.6.0"}
+
+
+def test_a_cells_day_is_that_of_its_lock_the_kept_one_first(matrix: Matrix, tmp_path: Path) -> None:
+    layout, cell = Layout(tmp_path), Cell({"trl": "1.0.0"})
+    assert kept_date(cell, layout) is None
+    for folder, day in ((layout.resolved, 3), (layout.locks, 2)):
+        folder.mkdir(parents=True)
+        lock = Lock("trl1.0.0", datetime.date(2026, 4, day), "3.11", {}, "resolved from another request")
+        (folder / "trl1.0.0.txt").write_text(lock.to_text())
+        assert kept_date(cell, layout) == datetime.date(2026, 4, day)
 
 
 def test_what_the_undated_need_is_taken_as_of_a_later_day_in_older_cells_alone(

@@ -19,6 +19,7 @@ from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock, read_lock
 
 ROOT = Path(__file__).resolve().parents[1]
+MATRIX = ROOT / "fixtures" / "matrix.toml"
 CELLS = [
     "trl0.12.2-tf4.46.3",
     "trl0.14.0-tf4.48.3",
@@ -74,7 +75,7 @@ def listed(*arguments: str, **environ: str) -> list[str]:
 
 
 def test_the_full_selection_has_a_session_for_every_cell() -> None:
-    full = [cell.id for cell in read_matrix(ROOT / "fixtures" / "matrix.toml").full()]
+    full = [cell.id for cell in read_matrix(MATRIX).full()]
     assert len(full) > 90
     assert listed("-s", "matrix", "--", "--full", "--issue", "grpo-logits-to-keep") == full
 
@@ -87,6 +88,26 @@ def test_every_other_cell_has_a_session_when_it_is_named(how: str) -> None:
         assert listed("-s", f"matrix({other})") == [other]
     else:
         assert listed(NOXSESSION=f"matrix({other})") == [other]
+
+
+def test_the_dated_selection_has_a_session_for_every_torch() -> None:
+    dated = listed("-s", "matrix", "--", "--torch", "dated")
+    assert "trl0.15.2-tf4.48.3-torch2.6.0" in dated
+    assert "trl0.26.2-tf4.56.2-torch2.9.1" in dated
+    assert len(dated) == 16
+    assert len(listed("-s", "matrix", "--", "--torch=dated", "--full")) == len(read_matrix(MATRIX).full())
+
+
+def test_any_cell_with_any_torch_has_a_session_when_it_is_named() -> None:
+    other = "trl1.7.1-tf4.56.2-torch2.6.0"
+    assert listed("-s", f"matrix({other})") == [other]
+    assert listed("-s", "matrix", "--", "--torch", "2.6.0") == [f"{cell}-torch2.6.0" for cell in CELLS]
+
+
+def test_a_torch_that_cannot_be_meant_is_one_clear_message() -> None:
+    done = nox(ROOT, "-s", "matrix", "--", "--torch", "newest")
+    assert done.returncode != 0
+    assert done.stderr.strip() == "nox: --torch 'newest' is neither 'dated' nor a version such as 2.6.0"
 
 
 def test_the_other_sessions_are_run_by_name() -> None:
@@ -146,7 +167,7 @@ def test_an_unknown_version_is_untestable_with_the_resolvers_reason_and_ends_wit
     assert "trl9.9.9-tf4.53.3 is untestable: No solution found when resolving dependencies" in done.stderr
     assert "there is no version of trl==9.9.9" in done.stderr
     assert "Traceback" not in done.stderr
-    assert "1 cell, 0 verdicts; none otherwise than predicted; 1 cell not finished" in done.stdout
+    assert "1 cell, 0 verdicts, torch 2.13.0; none otherwise than predicted; 1 cell not finished" in done.stdout
     (cell,) = json.loads((checkout / "build" / "compat" / "compat.json").read_text())["cells"]
     assert (cell["state"], cell["verdicts"]) == ("untestable", [])
     assert "there is no version of trl==9.9.9" in cell["reason"]

@@ -104,6 +104,15 @@ def test_the_page_says_what_bites_and_links_the_locks(checkout: Layout) -> None:
     assert len(boundaries[boundaries.index("### Boundaries not measured") + 2 :]) >= 3
 
 
+def test_what_could_not_be_tested_is_published_as_such(checkout: Layout) -> None:
+    untested = dataclasses.replace(WASTEFUL, verdict=Verdict.UNTESTABLE, evidence={"reason": "no kernel"})
+    ours = dataclasses.replace(CURED, strategy="single-neither", verdict=Verdict.UNTESTABLE)
+    publish(sweep(checkout, (NEW, (untested, CURED, ours))), checkout)
+    assert evidence.load(checkout.evidence).cells[0].verdicts[untested.key] is Verdict.UNTESTABLE
+    (line,) = (line for line in checkout.page.read_text().splitlines() if line.startswith(f"| {NEW.id} | 2025"))
+    assert line.endswith(" | nothing known<br>untestable (1) | ok (1)<br>untestable (1) |")
+
+
 def test_cells_that_follow_each_other_and_agree_share_a_row_of_an_issues_table(checkout: Layout) -> None:
     other = dataclasses.replace(OLD, id="trl0.15.1-tf4.48.3", pins={"trl": "0.15.1", "transformers": "4.48.3"})
     publish(sweep(checkout, (other, (WASTEFUL,)), (OLD, (WASTEFUL,)), (NEW, (FINE,))), checkout)
@@ -112,6 +121,24 @@ def test_cells_that_follow_each_other_and_agree_share_a_row_of_an_issues_table(c
         f"| trl0.15.1-tf4.48.3 to {OLD.id}, 2 cells | **wasteful** |",
         f"| {NEW.id} | ok |",
     ]
+
+
+def test_what_torch_alone_changes_stands_with_its_issue(checkout: Layout) -> None:
+    old_torch = dataclasses.replace(
+        OLD, id=f"{OLD.id}-torch2.6.0", pins={**OLD.pins, "torch": "2.6.0"}, lock={**LOCK, "torch": "2.6.0"}
+    )
+    publish(sweep(checkout, (OLD, (WASTEFUL, CURED)), (old_torch, (FINE, CURED))), checkout)
+    lines = checkout.page.read_text().splitlines()
+    assert lines[4] == (
+        "Torch alone changes 1 of 2 questions that more than one torch was asked; each is named below with its issue."
+    )
+    assert (
+        "- With another torch alone: upstream, single (trl 0.15.2, transformers 4.48.3): "
+        "ok with torch 2.6.0, wasteful with torch 2.13.0"
+    ) in lines
+    found = evidence.load(checkout.evidence)
+    assert found.torches == ("2.6.0", "2.13.0")
+    assert [cell.versions["torch"] for cell in found.cells] == ["2.13.0", "2.6.0"]
 
 
 def test_links_of_the_page_lead_somewhere() -> None:
@@ -193,3 +220,35 @@ def test_the_report_lists_the_boundaries_that_its_cells_leave_open(checkout: Lay
     assert len(unmeasured) >= 3
     assert any("silent becomes ok at trl >=0.15 with transformers >=4.52: not measured below" in x for x in unmeasured)
     assert not any("upstream, single: wasteful becomes ok" in line for line in unmeasured)
+
+
+def test_a_sweep_of_some_cells_is_published_beside_what_was(checkout: Layout) -> None:
+    publish(sweep(checkout, (OLD, (WASTEFUL, CURED)), (NEW, (FINE, CURED))), checkout)
+    for path in checkout.results.glob("*"):
+        path.unlink()
+    other = dataclasses.replace(OLD, id=f"{OLD.id}-torch2.6.0", lock={**LOCK, "torch": "2.6.0"})
+    report = sweep(checkout, (NEW, (FINE,)), (other, (WASTEFUL, CURED)))
+    publish(report, checkout, keep=True)
+    found = {cell.id: cell for cell in evidence.load(checkout.evidence).cells}
+    assert list(found) == [other.id, OLD.id, NEW.id]
+    assert [found[name].versions["torch"] for name in found] == ["2.6.0", "2.13.0", "2.13.0"]
+    assert found[OLD.id].verdicts == {WASTEFUL.key: Verdict.WASTEFUL, CURED.key: Verdict.OK}
+    assert found[NEW.id].verdicts == {FINE.key: Verdict.OK}, "run anew, with one verdict less"
+    publish(report, checkout)
+    assert [cell.id for cell in evidence.load(checkout.evidence).cells] == [other.id, NEW.id]
+
+
+def test_what_is_kept_is_held_against_the_catalogue_as_it_is_now(checkout: Layout) -> None:
+    publish(sweep(checkout, (OLD, (WASTEFUL, CURED))), checkout)
+    text = checkout.evidence.read_text()
+    checkout.evidence.write_text(text.replace('"wasteful"', '"silent"'))
+    report = sweep(checkout, (NEW, (FINE, CURED)))
+    (checkout.results / f"{OLD.id}.cell.json").unlink()
+    with pytest.raises(MatrixError, match=f"not published: 1 verdicts are not as predicted, .* {OLD.id}: .* is silent"):
+        publish(gather(checkout.results), checkout, keep=True)
+    assert len(report.cells) == 2
+
+
+def test_nothing_to_keep(checkout: Layout) -> None:
+    with pytest.raises(MatrixError, match=r"nothing was published that could be kept: .*evidence\.json"):
+        publish(sweep(checkout, (NEW, (FINE,))), checkout, keep=True)

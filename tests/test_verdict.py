@@ -56,6 +56,14 @@ def test_as_predicted(expected: Verdict | None, right: bool) -> None:
     assert record(expected=expected).as_predicted is right
 
 
+def test_what_could_not_be_tested_speaks_against_no_prediction_and_for_none() -> None:
+    untested = record(verdict=Verdict.UNTESTABLE, evidence={"reason": "no kernel"})
+    assert (untested.as_predicted, untested.untested, untested.reason) == (True, True, "no kernel")
+    assert (record().untested, record(evidence={"reason": "x"}).reason) == (False, "")
+    assert not record(expected=Verdict.UNTESTABLE, verdict=Verdict.OK).as_predicted
+    assert Record.from_json(untested.to_json()) == untested
+
+
 def test_the_newest_verdict_of_a_key_counts(tmp_path: Path) -> None:
     results = tmp_path / "folder" / "cell.jsonl"
     append_record(results, record(verdict=Verdict.ERROR))

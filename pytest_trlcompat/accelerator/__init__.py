@@ -7,8 +7,9 @@ backend ``hccl``.
 
 ``TRLCOMPAT_ACCELERATOR_TRACE=1`` makes the device print each operator that falls back to the CPU's kernel, on stderr.
 
-False friends. Upstream code treats an NPU in ways that a GPU does not see. Before a finding on this device is believed,
-look for such a branch:
+False friends. Upstream code treats an NPU in ways that a GPU does not see. What fails in such a branch, or for want of
+a kernel, is told apart by ``artefacts.py``; ``branches.py`` finds the branches in the source. What a branch does
+otherwise without failing shows elsewhere: before a finding on this device is believed, look for it:
 
 - TRL 1.16 sets ``device_map=None`` only for MULTI_GPU and DEEPSPEED. On MULTI_NPU rank 1 loads its model on ``npu:0``,
   and FSDP1 then fails with ``Inconsistent compute device and device_id``.
@@ -27,11 +28,14 @@ import os
 import sys
 from types import ModuleType
 
-from pytest_trlcompat.accelerator.build import AcceleratorError, build
+from pytest_trlcompat.accelerator.build import (
+    DEVICES_VARIABLE,
+    AcceleratorError,
+    build,
+    child_variables,
+)
 
 __all__ = ["AcceleratorError", "activate", "build", "environment", "show_devices"]
-
-DEVICES_VARIABLE = "TRLCOMPAT_ACCELERATOR_DEVICES"
 
 
 def environment(devices: int = 2) -> dict[str, str]:
@@ -41,13 +45,7 @@ def environment(devices: int = 2) -> dict[str, str]:
     from the child, since PyTorch takes one kind of accelerator per process.
     """
     _check_count(devices)
-    path = [str(build()), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {
-        "PYTHONPATH": os.pathsep.join(path),
-        DEVICES_VARIABLE: str(devices),
-        "CUDA_VISIBLE_DEVICES": "",
-        "HIP_VISIBLE_DEVICES": "",
-    }
+    return child_variables(build(), devices)
 
 
 def activate(devices: int = 2) -> None:

@@ -23,6 +23,8 @@ class What(str, Enum):
     """Nothing: a library went a way that only NPUs go."""
     CAPABILITY = "capability"
     """Something else that this device cannot do."""
+    CRASH = "crash"
+    """The process died in the device's native code."""
 
     def __str__(self) -> str:
         return self.value
@@ -145,8 +147,8 @@ PLAIN = (
 AMBIGUOUS = (
     Words(
         What.OPERATOR,
-        r"Could not run '(?P<name>[^']+)' (?:with arguments )?from the '\w*CPU' backend"
-        r"(?s:.)*?only available for these backends: \[[^\]]*\bCUDA\b",
+        # Whether CUDA has one is not to be seen: a build of torch for the CPU does not list CUDA's.
+        r"Could not run '(?P<name>[^']+)' (?:with arguments )?from the '\w*CPU' backend",
         "{name}",
         _NO_CPU_KERNEL,
     ),

@@ -5,6 +5,7 @@ here: a launch, the judge, bisection. A failure is an artefact where
 
 - it says so: an operator without a kernel for this device, a name that the stand-in for ``torch_npu`` lacks, a feature
   of torch that does not know the device;
+- or the process died in the device's native code, which every operator passes through;
 - or it was raised in a body of a library that an NPU alone takes (:mod:`pytest_trlcompat.accelerator.branches`). Only
   the innermost frame counts, those of torch, of Python and of the stand-in left out: what is merely called from such a
   body is run on a GPU as well, and may be wrong there.
@@ -30,7 +31,20 @@ from pytest_trlcompat.accelerator.artefact_words import AMBIGUOUS, PLAIN, What, 
 from pytest_trlcompat.accelerator.branches import Branch, Kind, npu_branches
 from pytest_trlcompat.accelerator.tracebacks import Raised, exceptions, led_to, without_prefixes
 
-__all__ = ["Artefact", "What", "in_force", "in_text", "of_exception", "of_failure", "of_program", "tell"]
+__all__ = [
+    "Artefact",
+    "What",
+    "in_force",
+    "in_text",
+    "met",
+    "of_crash",
+    "of_exception",
+    "of_failure",
+    "of_program",
+    "tell",
+    "text_of",
+    "told_in",
+]
 
 
 @dataclass(frozen=True)
@@ -63,6 +77,7 @@ _OWN_WORDS = re.compile(
 
 _WRAPPERS = frozenset({"ChildFailedError", "ProcessRaisedException", "CalledProcessError", "RemoteTraceback"})
 """What a launcher raises after its children have printed what happened."""
+_OWN_FRAME = re.compile(r"^ ?frame #\d+: [^\n]*(?:\btrlcompat::|/torch_npu/_C)", re.MULTILINE)
 _PYTHONS_OWN = re.compile(r"/lib/python3(?:\.\d+)?/(?!.*(?:site|dist)-packages)|^<")
 _TORCHS_OWN = re.compile(r"(?:site|dist)-packages/torch/|/torch_npu/")
 
@@ -78,7 +93,7 @@ def of_exception(error: BaseException) -> Artefact | None:
         return None
     return of_failure(
         type(error).__name__,
-        _text(error),
+        text_of(error),
         "".join(traceback.format_exception(error)),
         torch=str(getattr(sys.modules.get("torch"), "__version__", "")),
     )
@@ -102,6 +117,17 @@ def of_failure(type_name: str, message: str, traceback: str, *, torch: str = "")
             if found is not None:
                 return found
     return next(filter(None, (_by_place(raised, torch) for raised in chain)), None)
+
+
+def of_crash(how: str, stderr: str) -> Artefact | None:
+    """The same of a process that died, by the native stack that torch prints on a fatal signal.
+
+    Args:
+        how: ``died of SIGSEGV``.
+    """
+    if _OWN_FRAME.search(stderr) is None:
+        return None
+    return Artefact(What.CRASH, how, "it died in an operator or a collective of its own")
 
 
 def in_text(text: str) -> Artefact | None:
@@ -131,17 +157,34 @@ def _short_style(output: str) -> list[str]:
     return [line[1:].strip() for line in output.splitlines() if line.startswith("E  ")]
 
 
+def met(error: BaseException) -> Artefact | None:
+    """As :func:`of_exception`, for those who go on after it.
+
+    It is printed as well, for a rank that then hangs or fails otherwise: :func:`told_in`.
+    """
+    artefact = of_exception(error)
+    if artefact is not None:
+        print(artefact.describe(), file=sys.stderr, flush=True)
+    return artefact
+
+
+def told_in(stderr: str) -> Artefact | None:
+    """The one that a rank has :func:`met` first."""
+    return _own_words(stderr)
+
+
 def tell(error: BaseException, limit: int = 300) -> str:
     """``Type: message``, the message cut, and the whole of :meth:`Artefact.describe` where it is one.
 
     For those who go on after a failure and keep it as a text: :func:`in_text` finds it there.
     """
-    artefact = of_exception(error)
-    told = f"{type(error).__name__}: {_text(error)[:limit]}"
+    artefact = met(error)
+    told = f"{type(error).__name__}: {text_of(error)[:limit]}"
     return told if artefact is None else f"{told} [{artefact.describe()}]"
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """The exception's text, also where it cannot be had."""
     try:
         return str(error)
     except Exception as broken:

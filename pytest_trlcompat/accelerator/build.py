@@ -18,7 +18,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -28,12 +27,27 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["AcceleratorError", "Torch", "build", "cache_folder", "cache_key", "find_compiler", "find_torch"]
+from packaging.version import Version
+
+from pytest_trlcompat.accelerator import _child, self_test
+
+__all__ = [
+    "DEVICES_VARIABLE",
+    "AcceleratorError",
+    "Torch",
+    "build",
+    "cache_folder",
+    "cache_key",
+    "child_variables",
+    "find_compiler",
+    "find_torch",
+]
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "csrc"
 STANDIN = HERE / "standin"
 LIBRARY = Path("torch_npu", "_C.so")
+AUTOLOAD = HERE / "autoload"
 COMPILERS = ("g++", "c++", "clang++")
 # -O1: the kernels are torch's own, and optimising the way to them harder only makes the first start longer.
 # -w: torch's headers warn by the hundred.
@@ -59,6 +73,10 @@ for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):
 """
 TAIL_LINES = 20
 DISK_FULL = os.strerror(errno.ENOSPC)
+
+OLDEST_TORCH, NEWEST_TORCH = "2.4", "2.15"
+"""The torch releases with which it is known to work."""
+DEVICES_VARIABLE = "TRLCOMPAT_ACCELERATOR_DEVICES"
 
 Progress = Callable[[str], None]
 
@@ -86,18 +104,38 @@ def build(*, cache: str | os.PathLike[str] | None = None, progress: Progress | N
     """
     tell = progress or _print_progress
     torch = find_torch()
+    if Version(torch.version) < Version(OLDEST_TORCH):
+        raise AcceleratorError(
+            f"The software accelerator was asked for, and the installed torch is {torch.version}. {_what_else(torch)}"
+        )
     root = (cache_folder() if cache is None else Path(cache).resolve()) / "accelerator"
     target = root / cache_key(torch)
-    if _is_complete(target):
-        return target
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        with _locked(root / f"{target.name}.lock", tell):
-            if not _is_complete(target):
-                _build_into(target, torch, tell)
+        if not _is_complete(target):
+            root.mkdir(parents=True, exist_ok=True)
+            with _locked(root / f"{target.name}.lock", tell):
+                if not _is_complete(target):
+                    _build_into(target, torch, tell)
+        tested = self_test.read(target)
     except OSError as error:
         raise AcceleratorError(_explain(error, root)) from error
+    if tested.failures:
+        raise AcceleratorError(
+            f"The software accelerator was compiled for torch {torch.version} and does not work with it; this says "
+            f"nothing of your stack. Its self-test failed:\n{tested.describe()}\n{_what_else(torch)} "
+            f"Remove {target} to build and test it again."
+        )
     return target
+
+
+def child_variables(folder: Path, devices: int) -> dict[str, str]:
+    """What a child Python needs in its environment to load the build in ``folder``, with real GPUs hidden."""
+    return {
+        "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        DEVICES_VARIABLE: str(devices),
+        "CUDA_VISIBLE_DEVICES": "",
+        "HIP_VISIBLE_DEVICES": "",
+    }
 
 
 def cache_folder() -> Path:
@@ -111,7 +149,7 @@ def cache_folder() -> Path:
 def cache_key(torch: Torch) -> str:
     """A folder name that differs wherever the shared object or the stand-in would."""
     digest = hashlib.sha256(repr((FLAGS, LIBRARIES, torch.fingerprint)).encode())
-    for path in (*_files(SOURCES), *_files(STANDIN), Path(__file__)):
+    for path in (*_files(SOURCES), *_files(STANDIN), *_files(AUTOLOAD), Path(__file__)):
         digest.update(f"\0{path.resolve().relative_to(HERE).as_posix()}\0".encode())
         digest.update(path.read_bytes())
     # SOABI names interpreter, architecture and C library: cpython-311-x86_64-linux-gnu.
@@ -163,7 +201,7 @@ def _files(top: Path) -> list[Path]:
 
 def _is_complete(target: Path) -> bool:
     # The folder gets its name when it is whole, so there is nothing else to check.
-    return (target / LIBRARY).is_file()
+    return (target / self_test.FILE).is_file()
 
 
 def _build_into(target: Path, torch: Torch, tell: Progress) -> None:
@@ -175,8 +213,11 @@ def _build_into(target: Path, torch: Torch, tell: Progress) -> None:
     started = time.monotonic()
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        _copy_standin(work)
+        _copy(STANDIN, work)
+        if not _loads_backends(torch):
+            _copy(AUTOLOAD, work)
         _compile(compiler, torch, work, target.with_name(f"{target.name}.log"))
+        self_test.perform(work, child_variables(work, devices=2))
         work.chmod(0o755)  # mkdtemp's 0700 would lock other users out of a shared cache
         work.rename(target)
     finally:
@@ -184,9 +225,14 @@ def _build_into(target: Path, torch: Torch, tell: Progress) -> None:
     tell(f"compiled in {time.monotonic() - started:.0f} s, kept in {target}")
 
 
-def _copy_standin(work: Path) -> None:
-    for path in _files(STANDIN):
-        copy = work / path.relative_to(STANDIN)
+def _loads_backends(torch: Torch) -> bool:
+    """Whether ``import torch`` loads the packages that name themselves a backend, as it does from 2.5 on."""
+    return "torch.backends" in (torch.folder / "__init__.py").read_text(encoding="utf-8")
+
+
+def _copy(folder: Path, work: Path) -> None:
+    for path in _files(folder):
+        copy = work / path.relative_to(folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)  # not its mode: an installed file may be read-only
 
@@ -195,11 +241,11 @@ def _compile(compiler: Sequence[str], torch: Torch, work: Path, log: Path) -> No
     # One translation unit of all: the headers, which are most of the work, are read once.
     unit = "".join(f'#include "{path.name}"\n' for path in _files(SOURCES) if path.suffix == ".cpp")
     includes = _include_flags(torch)
-    command = [*compiler, *FLAGS, *_abi_flags(), *includes, "-x", "c++", "-", "-o", str(work / LIBRARY)]
+    command = [*compiler, *FLAGS, *_abi_flags(torch), *includes, "-x", "c++", "-", "-o", str(work / LIBRARY)]
     # No rpath: the stand-in imports torch first, and its libraries are then found by name among those that are loaded.
     # So one build serves every environment that has this torch.
     command += [f"-L{torch.folder / 'lib'}", *LIBRARIES]
-    status, output = _run(command, unit, temporary=work)
+    status, output = _child.run(command, unit, work, os.environ)
     log.write_text(f"{shlex.join(command)}\n{output}", encoding="utf-8")
     if status != 0:
         if DISK_FULL in output:
@@ -207,8 +253,18 @@ def _compile(compiler: Sequence[str], torch: Torch, work: Path, log: Path) -> No
         tail = "\n".join(output.splitlines()[-TAIL_LINES:])
         raise AcceleratorError(
             f"{compiler[0]} could not compile the software accelerator for torch {torch.version} "
-            f"(exit status {status}). All of its output is in {log}; it ends with:\n{tail}"
+            f"(exit status {status}). All of its output is in {log}; it ends with:\n{tail}\n{_what_else(torch)}"
         )
+
+
+def _what_else(torch: Torch) -> str:
+    """What somebody can do whose torch is not served."""
+    newer = Version(torch.version).release[:2] > Version(NEWEST_TORCH).release
+    return (
+        f"It works with torch {OLDEST_TORCH} to {NEWEST_TORCH}: take one of these, "
+        + ("update pytest-trlcompat, " if newer else "")
+        + "or test on a GPU (--trlcompat-device cuda) or on the plain CPU (--trlcompat-device cpu)."
+    )
 
 
 def _include_flags(torch: Torch) -> list[str]:
@@ -223,7 +279,7 @@ def _include_flags(torch: Torch) -> list[str]:
     return [f"-I{folder}" for folder in (SOURCES, headers, headers / "torch" / "csrc" / "api" / "include", python)]
 
 
-def _abi_flags() -> list[str]:
+def _abi_flags(torch: Torch) -> list[str]:
     """How this torch was compiled, as torch.utils.cpp_extension asks it: whoever shares its types has to do the same.
 
     Wheels up to 2.6 have the C++ library's old strings, and pybind11 up to 2.8 names the compiler's own version.
@@ -231,7 +287,7 @@ def _abi_flags() -> list[str]:
     # In a process of its own: torch must not be imported into this one.
     done = subprocess.run(
         [sys.executable, "-c", _ASK_FOR_ABI],
-        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        env={**os.environ, "PYTHONPATH": str(torch.folder.parent), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         capture_output=True,
         text=True,
         check=False,
@@ -244,36 +300,6 @@ def _abi_flags() -> list[str]:
 
 def _python_headers() -> Path:
     return Path(sysconfig.get_path("include"))
-
-
-def _run(command: Sequence[str], source: str, temporary: Path) -> tuple[int, str]:
-    """Exit status and output of a compiler; when this process is interrupted, nothing of it is left running."""
-    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(temporary)}
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-    )
-    try:
-        output, _ = process.communicate(source)
-    except BaseException:
-        _kill_with_children(process.pid)
-        process.wait()
-        raise
-    return process.returncode, output
-
-
-def _kill_with_children(pid: int) -> None:
-    """g++ is a driver, and the compiler proper, its child, would go on without it."""
-    with contextlib.suppress(OSError):  # no /proc, or the process has ended
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            _kill_with_children(int(child))
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

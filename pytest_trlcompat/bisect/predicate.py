@@ -1,6 +1,6 @@
 """What is asked of each candidate: a known issue's verdict, a pytest test, or a command.
 
-Imports only the standard library, the catalogue, verdicts and the matrix.
+Imports only the standard library, the catalogue, verdicts, the matrix and what the software accelerator cannot do.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from pytest_trlcompat.accelerator import artefacts
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.fingerprint import Fingerprint, normalise, of_text
 from pytest_trlcompat.bisect.observation import Observation
@@ -102,7 +103,7 @@ class IssuePredicate:
             if record.verdict is Verdict.OK:
                 passed[record.strategy] = record.verdict.value
             elif record.verdict in (Verdict.ABSENT, Verdict.UNTESTABLE):
-                untold[record.strategy] = f"{record.verdict}: {record.evidence.get('reason', '')}"
+                untold[record.strategy] = f"{record.verdict}: {record.reason}"
             else:
                 failed[record.strategy] = _of_verdict(record)
                 doubt = max(doubt, _HANG_DOUBT if record.verdict is Verdict.HANG else 0.0)
@@ -181,9 +182,14 @@ class PytestPredicate(_Written):
             name = "::".join(part for part in (case.get("classname"), case.get("name")) if part)
             wrong = case.find("failure") if case.find("failure") is not None else case.find("error")
             skipped = case.find("skipped")
-            if wrong is not None:
-                failed[name] = of_text(wrong.text or "", "failed")
-                evidence[name] = {"verdict": "failed", "traceback": (wrong.text or "")[-_TAIL:]}
+            text = "" if wrong is None else wrong.text or ""
+            artefact = artefacts.of_program(text)
+            if artefact is not None:
+                untold[name] = artefact.describe()
+                evidence[name] = {"verdict": "untestable", "traceback": text[-_TAIL:]}
+            elif wrong is not None:
+                failed[name] = of_text(text, "failed")
+                evidence[name] = {"verdict": "failed", "traceback": text[-_TAIL:]}
             elif skipped is not None:
                 untold[name] = skipped.get("message") or "skipped"
             else:
@@ -195,7 +201,10 @@ class PytestPredicate(_Written):
 
 @dataclass(frozen=True)
 class CommandPredicate(_Written):
-    """A command for the shell: 0 is good, 125, 126 and 127 cannot tell, anything else is bad."""
+    """A command for the shell: 0 is good, 125, 126 and 127 cannot tell, anything else is bad.
+
+    What ends in a limit of the software accelerator cannot tell either.
+    """
 
     slug = "command"
 
@@ -215,6 +224,10 @@ class CommandPredicate(_Written):
         if status in _NOT_RUN:
             return Observation(reason=f"the command could not be started (exit status {status}): {_end_of(log)}")
         text = log.read_text(encoding="utf-8", errors="replace")
+        artefact = artefacts.of_program(text)
+        if artefact is not None:
+            untested = {"verdict": "untestable", "output": text[-_TAIL:]}
+            return Observation(untold={"command": artefact.describe()}, evidence={"command": untested})
         otherwise = f"signal {-status}" if status < 0 else f"exit status {status}"
         evidence = {"command": {"verdict": otherwise, "output": text[-_TAIL:]}}
         return Observation(failed={"command": of_text(text, otherwise)}, evidence=evidence, doubt=self.doubt)

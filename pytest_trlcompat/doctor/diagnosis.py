@@ -15,8 +15,9 @@ from pytest_trlcompat.catalog import Catalog, KnownIssue, kind
 from pytest_trlcompat.doctor.bites import biting, chosen, labels
 from pytest_trlcompat.doctor.given import Given
 from pytest_trlcompat.doctor.sureness import Sureness, distance, how_sure, measured_here
+from pytest_trlcompat.doctor.torch import other_torch
 from pytest_trlcompat.evidence import Evidence, MeasuredCell
-from pytest_trlcompat.ranges import at
+from pytest_trlcompat.ranges import Range, at
 from pytest_trlcompat.regions import regions
 from pytest_trlcompat.verdict import SEVERITY, Verdict
 
@@ -73,6 +74,8 @@ class Diagnosis:
         nearest: the measured cell that is nearest to the stack.
         pins: nearest measured cells that are ``ok``: with the stack's own trl for some strategies, and for all.
         measured: the day of the sweep that the evidence is from.
+        torch: how the stack's torch differs from those that were measured, or that its TRL and Transformers were
+            measured with; empty where one of its minor release was.
         left_out: strategies that were not considered, and why.
     """
 
@@ -84,6 +87,7 @@ class Diagnosis:
     nearest: MeasuredCell | None = None
     pins: tuple[Pins, ...] = ()
     measured: str = ""
+    torch: str = ""
     left_out: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,6 +102,7 @@ class Diagnosis:
             "strategies": list(self.strategies),
             "left_out": self.left_out,
             "measured": self.measured,
+            "torch": self.torch,
             "bites": [_finding_to_dict(finding) for finding in self.findings],
             "clear": list(self.clear),
             "untold": list(self.untold),
@@ -131,6 +136,7 @@ def _finding_to_dict(finding: Finding) -> dict[str, Any]:
                 "sure": bite.sure.level.value,
                 "cells": list(bite.sure.cells),
                 "measured_under": bite.sure.strategy,
+                "measured_with_torch": bite.sure.torch,
             }
             for bite in finding.bites
         ],
@@ -163,8 +169,19 @@ def diagnose(given: Given, catalog: Catalog, evidence: Evidence, strategies: Seq
         nearest=cells[0] if cells else None,
         pins=_ok_pins(given, cells, catalog, considered) if findings else (),
         measured=evidence.date,
+        torch=other_torch(given, evidence.torches) or _torch_of_these_pins(given, cells),
         left_out=left_out,
     )
+
+
+def _torch_of_these_pins(given: Given, cells: Sequence[MeasuredCell]) -> str:
+    """How the stack's torch differs from those with which its TRL and Transformers were measured; else empty."""
+    pins = {package: given.pinned.get(package) for package in ("trl", "transformers")}
+    if None in pins.values():
+        return ""
+    same = [cell for cell in cells if all(_is_at(cell, package, given.versions[package]) for package in pins)]
+    differs = other_torch(given, [cell.versions["torch"] for cell in same if "torch" in cell.versions])
+    return differs and f"{' with '.join(f'{package} {version}' for package, version in pins.items())}: {differs}"
 
 
 def _told(issue: KnownIssue, given: Given, considered: Sequence[str]) -> bool:
@@ -258,7 +275,11 @@ def _ok_pins(
 
 def _stands_at(given: Given, cell: MeasuredCell) -> bool:
     """Whether a cell has the stack's trl."""
-    wanted, text = given.versions.get("trl"), cell.versions.get("trl")
+    return _is_at(cell, "trl", given.versions.get("trl"))
+
+
+def _is_at(cell: MeasuredCell, package: str, wanted: Range | None) -> bool:
+    text = cell.versions.get(package)
     return wanted is not None and text is not None and wanted.covers(at(text))
 
 
@@ -271,6 +292,8 @@ def _is_ok(cell: MeasuredCell, catalog: Catalog, considered: Sequence[str]) -> b
     for issue in catalog.values():
         for label in {*labels(issue, considered), *_asked(cell, issue, considered)}:
             verdict = cell.verdicts.get((issue.id, "upstream", label))
+            if verdict is Verdict.UNTESTABLE:  # nobody knows
+                return False
             if verdict is not None:
                 found.setdefault(kind(label), []).append(verdict)
             predicted = issue.predict("upstream", label, cell.versions)

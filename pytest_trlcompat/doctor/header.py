@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from pytest_trlcompat import __version__, catalog
+from pytest_trlcompat import __version__, catalog, evidence
 from pytest_trlcompat.verdict import SEVERITY, Verdict
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def line_once(installed: Mapping[str, str], cache: Cache | None) -> str | None:
     """
     if cache is None:  # -p no:cacheprovider
         return line(installed)
-    asked = [__version__, *catalog.fingerprint(), dict(installed)]
+    asked = [__version__, *catalog.fingerprint(), *evidence.fingerprint(), dict(installed)]
     kept = cache.get(_KEY, None)
     if isinstance(kept, dict) and kept.get("asked") == asked:
         return str(kept["line"]) if kept["line"] else None
@@ -49,9 +49,11 @@ def line_once(installed: Mapping[str, str], cache: Cache | None) -> str | None:
 def line(installed: Mapping[str, str]) -> str | None:
     """``2 known issues bite this stack: grpo-logits-to-keep (wasteful), ...``; ``None`` where none does.
 
-    Nobody asked, so what cannot be judged (no trl, a version that is none) is passed over without a word.
+    It says as well when the stack's torch is none of those with which the published sweep was measured. Nobody asked,
+    so what cannot be judged (no trl, a version that is none) is passed over without a word.
     """
     from pytest_trlcompat.doctor.given import GivenError, of_mentions, pin
+    from pytest_trlcompat.doctor.torch import other_torch
 
     if "trl" not in installed:
         return None
@@ -61,11 +63,13 @@ def line(installed: Mapping[str, str]) -> str | None:
         return None
     given = of_mentions(mentions, "installed here", complete=True)
     told = sorted(filter(None, (_told(issue, given) for issue in catalog.load().values())))
-    if not told:
+    torch = other_torch(given, evidence.published_torches())
+    if not told and not torch:
         return None
-    bite = "1 known issue bites" if len(told) == 1 else f"{len(told)} known issues bite"
+    bite = {0: "no known issue bites", 1: "1 known issue bites"}.get(len(told), f"{len(told)} known issues bite")
     shown = [text for _, text in told[:_NAMED]] + ([f"and {len(told) - _NAMED} more"] if len(told) > _NAMED else [])
-    return f"{bite} this stack: {', '.join(shown)}; see: trlcompat doctor"
+    named = f": {', '.join(shown)}" if shown else ""
+    return "; ".join(filter(None, [f"{bite} this stack{named}", torch, "see: trlcompat doctor"]))
 
 
 def _told(issue: KnownIssue, given: Given) -> tuple[int, str] | None:

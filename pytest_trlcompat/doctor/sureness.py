@@ -15,7 +15,7 @@ from packaging.version import Version
 from pytest_trlcompat.catalog import KnownIssue
 from pytest_trlcompat.doctor.given import ORDER, Given
 from pytest_trlcompat.evidence import Evidence, MeasuredCell
-from pytest_trlcompat.ranges import Range, at
+from pytest_trlcompat.ranges import Range, at, parse
 from pytest_trlcompat.regions import Region
 from pytest_trlcompat.verdict import Verdict
 
@@ -26,7 +26,9 @@ class Level(str, Enum):
     """How sure an answer is."""
 
     MEASURED = "measured"
-    """A cell with these versions was measured."""
+    """A cell with these versions was measured, and with this minor release of torch."""
+    OTHER_TORCH = "other torch"
+    """Such a cell was measured, but with another minor release of torch, of which the catalogue says the same."""
     BETWEEN = "between"
     """Two cells around it gave the same verdict."""
     BEYOND = "beyond"
@@ -44,17 +46,21 @@ class Sureness:
 
     Attributes:
         strategy: under which the cells were measured, where not under the one that was asked about.
+        torch: with which they were measured, where not with the stack's.
     """
 
     level: Level
     cells: tuple[str, ...] = ()
     strategy: str = ""
+    torch: str = ""
 
     def describe(self) -> str:
         under = f" under {self.strategy}" if self.strategy else ""
         match self.level:
             case Level.MEASURED:
                 return f"measured{under} on {self.cells[0]}"
+            case Level.OTHER_TORCH:
+                return f"measured{under} on {self.cells[0]}, with torch {self.torch}"
             case Level.BETWEEN:
                 return f"between {self.cells[0]} and {self.cells[1]}, which gave it{under}"
             case Level.BEYOND:
@@ -92,8 +98,10 @@ def how_sure(
 def _of_cells(issue: KnownIssue, given: Given, cells: Sequence[MeasuredCell], strategy: str) -> Sureness:
     nearest = sorted(cells, key=distance(given))
     here = measured_here(issue, given, nearest)
+    if alike := [cell for cell in here if _has_torch_of(given, cell)]:
+        return Sureness(Level.MEASURED, (alike[0].id,), strategy)
     if here:
-        return Sureness(Level.MEASURED, (here[0].id,), strategy)
+        return Sureness(Level.OTHER_TORCH, (here[0].id,), strategy, here[0].versions["torch"])
     deciding = [package for package in ORDER if package in issue.packages and package not in given.unknown]
     pair = _around(deciding, given.pinned, nearest) if deciding and set(deciding) <= set(given.pinned) else None
     if pair:
@@ -105,6 +113,19 @@ def measured_here(issue: KnownIssue, given: Given, cells: Iterable[MeasuredCell]
     """Cells at the stack's versions of the packages that the issue's predictions look at, as far as they are given."""
     deciding = {package: given.versions[package] for package in issue.packages if package not in given.unknown}
     return [cell for cell in cells if all(_stands(cell, *each) for each in deciding.items())]
+
+
+def _has_torch_of(given: Given, cell: MeasuredCell) -> bool:
+    """Whether a cell was measured with the stack's minor release of torch, as far as both are known."""
+    wanted, text = given.versions.get("torch"), cell.versions.get("torch")
+    return wanted is None or text is None or _may_be(wanted, text)
+
+
+@functools.cache
+def _may_be(versions: Range, text: str) -> bool:
+    """Whether one of ``versions`` is of the same minor release."""
+    release = _public(text)
+    return bool(versions & parse(f"=={release.major}.{release.minor}.*"))
 
 
 def _stands(cell: MeasuredCell, package: str, versions: Range | None) -> bool:

@@ -49,6 +49,8 @@ def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         yield from _wrapped("yellow", f"note: {note}", width)
     if diagnosis.left_out:
         yield from _wrapped("", f"not considered: {diagnosis.left_out}", width)
+    if diagnosis.torch:
+        yield from _wrapped("yellow", f"torch: {diagnosis.torch}", width)
     yield "", ""
     yield from _summary(diagnosis, width)
     for finding in diagnosis.findings:

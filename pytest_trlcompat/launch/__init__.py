@@ -14,7 +14,7 @@ from __future__ import annotations
 from pytest_trlcompat.launch.client import DEFAULT_TIMEOUT, Launcher
 from pytest_trlcompat.launch.cluster import Cluster, ClusterError
 from pytest_trlcompat.launch.result import Failure, LaunchError, LaunchResult, LaunchWarning, RankResult
-from pytest_trlcompat.launch.strategy import NAMES, Strategy, StrategyError, accelerate_config, strategy
+from pytest_trlcompat.launch.strategy import NAMES, Strategy, StrategyAbsent, StrategyError, accelerate_config, strategy
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -28,6 +28,7 @@ __all__ = [
     "Launcher",
     "RankResult",
     "Strategy",
+    "StrategyAbsent",
     "StrategyError",
     "accelerate_config",
     "strategy",

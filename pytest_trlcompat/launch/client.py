@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pytest_trlcompat import stack
 from pytest_trlcompat._devices import visible_gpus
 from pytest_trlcompat.launch import cold
 from pytest_trlcompat.launch.cluster import Cluster
@@ -23,7 +24,7 @@ from pytest_trlcompat.launch.environment import base_environment, rank_environme
 from pytest_trlcompat.launch.payload import dump
 from pytest_trlcompat.launch.proof import expectation
 from pytest_trlcompat.launch.result import Failure, LaunchError, LaunchResult, LaunchWarning, RankResult
-from pytest_trlcompat.launch.strategy import Strategy, accelerate_config, strategy
+from pytest_trlcompat.launch.strategy import Strategy, accelerate_config, check_present, strategy
 from pytest_trlcompat.launch.warm import Server
 
 __all__ = ["DEFAULT_TIMEOUT", "DEVICES", "MAX_WORLD_SIZE", "MODES", "Launcher"]
@@ -71,11 +72,11 @@ class Launcher:
         """
         servers, self._servers = self._servers, {}
         folder, self._folder = self._folder, None
-        with contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as exits:
             if folder is not None:
-                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+                exits.callback(shutil.rmtree, folder, ignore_errors=True)
             for server in servers.values():
-                stack.callback(server.stop)
+                exits.callback(server.stop)
 
     def __call__(
         self,
@@ -116,11 +117,12 @@ class Launcher:
 
         Raises:
             LaunchError: a rank failed (root cause first), the launch timed out, or the server could not be started.
-            StrategyError: the strategy or its options make no sense.
+            StrategyError: the strategy or its options make no sense; StrategyAbsent where this stack does not have it.
             ClusterError: the ranks cannot be shared out evenly to the machines.
             ValueError: a world size that the strategy cannot have, an unknown device, mode or command.
         """
         chosen = _choose(strategy, options)
+        check_present(chosen, stack.installed())
         where = _known("device", device or self.device, DEVICES)
         size = self._world_size(chosen, where, world_size)
         if _known("mode", mode, MODES) == "warm" and command is not None:

@@ -68,6 +68,7 @@ def rank_environment(chosen: Strategy, local_rank: int, world_size: int, cluster
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(local),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is the server's; no rank hosts it
+        "TORCHELASTIC_RESTART_COUNT": "0",  # asked for beside it up to torch 2.5
     }
 
 

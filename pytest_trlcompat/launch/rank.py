@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from pytest_trlcompat import _processes, accelerator
+from pytest_trlcompat.accelerator import artefacts
 from pytest_trlcompat.launch import proof, protocol
 
 __all__ = ["STACK_DUMP_SIGNAL", "run"]
@@ -158,13 +159,10 @@ def _seen(observer: proof.Observer) -> dict[str, Any]:
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
-    try:
-        message = str(error)
-    except Exception as broken:
-        message = f"<{type(error).__name__} whose text cannot be had: {type(broken).__name__}>"
     return {
         "type_name": type(error).__name__,
-        "message": message,
+        "message": artefacts.text_of(error),
         "traceback": "".join(traceback.format_exception(error)),
         "mro": tuple(base.__name__ for base in type(error).__mro__),
+        "artefact": artefacts.of_exception(error),
     }

@@ -103,10 +103,12 @@ def _meet_at(spec: Mapping[str, Any], host: str, port: int) -> None:
 
 
 def _serve(listener: socket.socket, address: tuple[str, int], timeout: float) -> Any:
+    import torch
     from torch.distributed import TCPStore
 
     return TCPStore(
         *address,
+        use_libuv=torch.__version__ >= (2, 8),  # before, it could not be given a socket that listens already
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(seconds=timeout),

@@ -8,9 +8,12 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.launch.stacks import last_stack, whereabouts
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.accelerator.artefacts import Artefact
 
 __all__ = ["Failure", "LaunchError", "LaunchResult", "LaunchWarning", "RankResult", "describe_exit"]
 
@@ -31,12 +34,14 @@ class Failure:
         type_name: the class's own name, ``RuntimeError``.
         mro: the names of the class and of its bases.
         traceback: the whole formatted traceback, as text.
+        artefact: what it tells of the software accelerator, where it tells nothing of the library.
     """
 
     type_name: str
     message: str
     traceback: str
     mro: tuple[str, ...] = ()
+    artefact: Artefact | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,18 @@ class RankResult:
             return _PEER_GONE.search(self.failure.message) is not None
         return any(_COLLECTIVES in frame.file for frame in last_stack(self.stderr)[:1])
 
+    @property
+    def artefact(self) -> Artefact | None:
+        """What its end tells of the software accelerator, where it tells nothing of the library."""
+        if self.ok or (self.failure is not None and self.failure.artefact is not None):
+            return None if self.failure is None else self.failure.artefact
+        from pytest_trlcompat.accelerator import artefacts
+
+        told = artefacts.told_in(self.stderr)
+        if told is not None or self.exit_status >= 0 or self.ended_by_launcher is not None:
+            return told
+        return artefacts.of_crash(describe_exit(self.exit_status), self.stderr)
+
     def describe(self) -> str:
         """One line on how this rank ended."""
         if self.failure is not None:
@@ -120,6 +137,18 @@ class LaunchResult:
         failed = [rank for rank in self.ranks if not rank.ok]
         return min(failed, key=lambda rank: (rank.ended_by_launcher is not None, rank.ended_at), default=None)
 
+    @property
+    def artefact(self) -> Artefact | None:
+        """Why this launch says nothing of the library: a limit of the software accelerator.
+
+        It is the root cause's, but where that rank only waited for others, or saw one leave, any other's.
+        """
+        cause = self.root_cause
+        if cause is None or cause.artefact is not None:
+            return None if cause is None else cause.artefact
+        others = self.ranks if cause.was_in_collective or self.timed_out else ()
+        return next((rank.artefact for rank in others if rank.artefact is not None), None)
+
     def _left_early(self, rank: RankResult, cause: RankResult) -> str:
         """What to add where a rank was done while the failed one waited for it in a collective."""
         if not rank.ok or rank.ended_at > cause.ended_at or not cause.was_in_collective:
@@ -135,6 +164,8 @@ class LaunchResult:
             return f"launch of {what} succeeded"
         verb = "timed out" if self.timed_out else "failed"
         lines = [f"launch of {what} {verb}; first observed failure: {cause.describe()}"]
+        if self.artefact is not None:
+            lines.append(self.artefact.describe())
         if cause.failure is not None:
             lines.append(cause.failure.traceback.rstrip())
         for rank in self.ranks:
@@ -167,6 +198,11 @@ class LaunchError(Exception):
         """The root cause's exception, where there is one."""
         cause = None if self.result is None else self.result.root_cause
         return None if cause is None else cause.failure
+
+    @property
+    def artefact(self) -> Artefact | None:
+        """Why it says nothing of the library: a limit of the software accelerator."""
+        return None if self.result is None else self.result.artefact
 
 
 def describe_exit(status: int) -> str:

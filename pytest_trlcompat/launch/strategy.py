@@ -13,13 +13,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pytest_trlcompat import stack
+
 __all__ = [
     "DEEPSPEED_CONFIG_NAME",
     "FSDP_CONFIG_NAMES",
     "NAMES",
     "Strategy",
+    "StrategyAbsent",
     "StrategyError",
     "accelerate_config",
+    "check_present",
     "strategy",
 ]
 
@@ -59,8 +63,18 @@ _FSDP2_DEFAULTS: dict[str, Any] = {"reshard_after_forward": True, "state_dict_ty
 _FSDP_MORE = {"min_num_params", "transformer_cls_to_wrap", "activation_checkpointing_offload", "ignored_modules"}
 
 
+_NEEDS = {
+    "fsdp2": ({"torch": ">=2.6"}, "torch.distributed.fsdp.fully_shard came with torch 2.6; Accelerate uses no other")
+}
+"""What a strategy needs of the stack wherever it runs, and why."""
+
+
 class StrategyError(ValueError):
     """A strategy's name or options make no sense."""
+
+
+class StrategyAbsent(StrategyError):
+    """The installed stack has no such strategy, on any device."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +148,24 @@ def strategy(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
     if given:
         raise StrategyError(f"strategy {name!r} takes no options, but was given {', '.join(sorted(given))}")
     return Strategy(name)
+
+
+def check_present(chosen: Strategy, versions: Mapping[str, str]) -> None:
+    """Refuse a strategy that the stack does not have, before anything is started.
+
+    Args:
+        versions: of the installed packages.
+
+    Raises:
+        StrategyAbsent: says what is missing.
+    """
+    ranges, reason = _NEEDS.get(chosen.name, ({}, ""))
+    for package, text in ranges.items():
+        if package in versions and not stack.satisfied({package: text}, versions):
+            raise StrategyAbsent(
+                f"strategy {chosen.name!r} was asked for, and this stack has {package} {versions[package]}: {reason}. "
+                f"Take {package}{text}, or another strategy ({', '.join(NAMES)})."
+            )
 
 
 def accelerate_config(path: str | os.PathLike[str]) -> Strategy:

@@ -14,12 +14,13 @@ from pathlib import Path
 
 from pytest_trlcompat import __version__, boundaries, catalog
 from pytest_trlcompat.catalog import Catalog
-from pytest_trlcompat.evidence import Evidence, MeasuredCell
+from pytest_trlcompat.evidence import Evidence, EvidenceError, MeasuredCell, load
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import write_whole
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.report import CellReport, Column, Report
+from pytest_trlcompat.matrix.report import CellReport, Column, Report, merge
 from pytest_trlcompat.matrix.report_torch import compare
+from pytest_trlcompat.matrix.sweep import TESTED, Sidecar
 from pytest_trlcompat.stack import PACKAGES
 from pytest_trlcompat.verdict import Record, Verdict
 
@@ -28,12 +29,18 @@ __all__ = ["evidence_of", "last_day", "page", "publish", "with_boundaries"]
 _SHOWN = ("torch", "accelerate", "deepspeed", "peft", "datasets")
 
 
-def publish(report: Report, layout: Layout) -> list[Path]:
+def publish(report: Report, layout: Layout, *, keep: bool = False) -> list[Path]:
     """Write the evidence and the page, and return their paths.
+
+    Args:
+        keep: publish the cells of the evidence that stands there as well, as far as ``report`` has not run them anew.
+            All are held against the catalogue as it is now.
 
     Raises:
         MatrixError: a verdict is not as predicted, or a cell was cut short: such a sweep is not fit to be relied upon.
     """
+    if keep:
+        report = merge(report, _published_before(layout)).judged_by(catalog.load())
     if report.wrong:
         cell, record = report.wrong[0]
         raise MatrixError(
@@ -58,6 +65,17 @@ def _measured(cell: CellReport) -> MeasuredCell:
     installed = cell.versions
     versions = {package: installed[package] for package in PACKAGES if package in installed}
     return MeasuredCell(cell.id, versions, {record.key: record.verdict for record in cell.verdicts}, cell.sidecar.date)
+
+
+def _published_before(layout: Layout) -> Iterator[CellReport]:
+    """The cells of the evidence that stands there: versions of the stack and verdicts, no more is kept of them."""
+    try:
+        before = load(layout.evidence)
+    except EvidenceError as error:
+        raise MatrixError(f"nothing was published that could be kept: {error}") from error
+    for cell in before.cells:
+        sidecar = Sidecar(cell.id, dict(cell.versions), TESTED, "", lock=dict(cell.versions), date=cell.date)
+        yield CellReport(sidecar, tuple(Record(*key, verdict, None) for key, verdict in cell.verdicts.items()))
 
 
 def last_day(results: Path) -> str:
@@ -118,8 +136,10 @@ def _overview(report: Report, layout: Layout) -> Iterator[str]:
     for cell in report.cells:
         versions = _measured(cell).versions
         stack = " | ".join(versions.get(package, "-") for package in _SHOWN)
-        bites = "<br>".join(_bites(cell, "upstream")) or (cell.sidecar.state if not cell.verdicts else "nothing known")
-        corrected = "<br>".join(_bites(cell, "corrected")) or _counted(cell)
+        nothing = "nothing known" if cell.verdicts else cell.sidecar.state
+        bites = "<br>".join([*(list(_bites(cell, "upstream")) or [nothing]), *_untested(cell, "upstream")])
+        helps = list(_bites(cell, "corrected")) or [_counted(cell)]
+        corrected = "<br>".join([*helps, *_untested(cell, "corrected")])
         yield f"| {_linked(cell, layout)} | {cell.sidecar.date or '-'} | {stack} | {bites} | {corrected} |"
     yield ""
 
@@ -142,6 +162,12 @@ def _bites(cell: CellReport, subject: str) -> Iterator[str]:
 def _counted(cell: CellReport) -> str:
     fine = sum(record.subject == "corrected" and record.verdict is Verdict.OK for record in cell.verdicts)
     return f"ok ({fine})" if fine else "-"
+
+
+def _untested(cell: CellReport, subject: str) -> list[str]:
+    """``untestable (3)``, of which nothing is known, for want of the software accelerator."""
+    number = sum(record.subject == subject and record.untested for record in cell.verdicts)
+    return [f"untestable ({number})"] if number else []
 
 
 def _issues(report: Report) -> Iterator[str]:

@@ -14,7 +14,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.sweep import UNTESTABLE, Sidecar, is_wrong, read_sidecar
 from pytest_trlcompat.verdict import Record, RecordError, Verdict, read_records
 
-__all__ = ["CellReport", "Column", "Report", "gather", "main", "write_all"]
+__all__ = ["CellReport", "Column", "Report", "gather", "main", "merge", "write_all"]
 
 _SUBJECTS = ("upstream", "corrected")
 _STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
@@ -155,6 +155,16 @@ class Report:
         return [(cell, record) for cell in self.cells for record in cell.wrong]
 
     @property
+    def untested(self) -> list[tuple[str, list[tuple[CellReport, Record]]]]:
+        """The verdicts that the software accelerator could not give, by their reason, the most frequent first."""
+        found: dict[str, list[tuple[CellReport, Record]]] = {}
+        for cell in self.cells:
+            for record in cell.verdicts:
+                if record.untested:
+                    found.setdefault(record.reason, []).append((cell, record))
+        return sorted(found.items(), key=lambda each: -len(each[1]))
+
+    @property
     def unfinished(self) -> list[CellReport]:
         """Cells that are untestable, or were cut short."""
         return [cell for cell in self.cells if cell.sidecar.state != "tested"]
@@ -172,6 +182,11 @@ class Report:
         torch = " to ".join(dict.fromkeys([*self.torches[:1], *self.torches[-1:]]))
         parts = [f"{_many(len(self.cells), 'cell')}, {_many(verdicts, 'verdict')}" + (torch and f", torch {torch}")]
         parts.append(f"{len(self.wrong)} not as predicted" if self.wrong else "none otherwise than predicted")
+        untested = [record for _, alike in self.untested for _, record in alike]
+        if untested:
+            ours = sum(record.subject == "corrected" for record in untested)
+            of_ours = f" ({ours} of corrected trainers)" if ours else ""
+            parts.append(f"{len(untested)} could not be tested, by the software accelerator{of_ours}")
         if self.unfinished:
             parts.append(f"{_many(len(self.unfinished), 'cell')} not finished")
         return "; ".join(parts)
@@ -211,6 +226,13 @@ def gather(results: Path) -> Report:
     return Report(tuple(sorted(cells, key=_age)))
 
 
+def merge(report: Report, others: Iterable[CellReport]) -> Report:
+    """The report with those of ``others`` that it has not itself."""
+    known = {cell.id for cell in report.cells}
+    cells = [*report.cells, *(cell for cell in others if cell.id not in known)]
+    return dataclasses.replace(report, cells=tuple(sorted(cells, key=_age)))
+
+
 def write_all(report: Report, results: Path) -> list[Path]:
     """Write ``compat.json``, ``.md``, ``.html`` and ``.xml`` and return their paths."""
     from pytest_trlcompat.matrix import report_junit, report_pages, report_torch
@@ -240,12 +262,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--publish", type=Path, metavar="CHECKOUT", help="write fixtures/evidence.json and docs/compatibility.md there"
     )
+    parser.add_argument(
+        "--keep", action="store_true", help="publish the cells that were published before and were not run now as well"
+    )
     parsed = parser.parse_args(arguments)
     try:
         with said_plainly():
             report = publish.with_boundaries(gather(parsed.results).judged_by(catalog.load()))
             paths = write_all(report, parsed.results)
-            published = publish.publish(report, Layout(parsed.publish)) if parsed.publish else []
+            published = publish.publish(report, Layout(parsed.publish), keep=parsed.keep) if parsed.publish else []
     except MatrixError as error:
         print(error, file=sys.stderr)
         return 1

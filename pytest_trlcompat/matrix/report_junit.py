@@ -30,7 +30,7 @@ def junit(report: Report) -> str:
 
 def _suite(root: ElementTree.Element, cell: CellReport) -> None:
     unfinished = cell.sidecar.state != "tested"
-    skipped = [record for record in cell.verdicts if record.verdict is Verdict.ABSENT and not is_wrong(record)]
+    skipped = [record for record in cell.verdicts if _skipped(record)]
     suite = ElementTree.SubElement(
         root,
         "testsuite",
@@ -63,10 +63,15 @@ def _case(suite: ElementTree.Element, cell: CellReport, record: Record) -> None:
     if is_wrong(record):
         message = f"{record.verdict}, predicted {record.expected or 'nothing'}"
         ElementTree.SubElement(case, "failure", type=str(record.verdict), message=message)
-    elif record.verdict is Verdict.ABSENT:
-        ElementTree.SubElement(case, "skipped", message="this release has no such trainer or strategy")
+    elif _skipped(record):
+        message = _clean(record.reason) if record.untested else "this release has no such trainer or strategy"
+        ElementTree.SubElement(case, "skipped", type=str(record.verdict), message=message)
     facts = {"verdict": str(record.verdict), "evidence": record.evidence}
     ElementTree.SubElement(case, "system-out").text = _clean(json.dumps(facts, indent=1, ensure_ascii=False))
+
+
+def _skipped(record: Record) -> bool:
+    return record.verdict in (Verdict.ABSENT, Verdict.UNTESTABLE) and not is_wrong(record)
 
 
 def _clean(text: str) -> str:

@@ -25,7 +25,7 @@ MEANINGS = {
     Verdict.ERROR: "another failure than the known one",
     Verdict.HANG: "did not end in time",
     Verdict.ABSENT: "no such trainer or strategy in this release",
-    Verdict.UNTESTABLE: "the environment cannot be built",
+    Verdict.UNTESTABLE: "the environment cannot be built, or the software accelerator cannot do what is asked of it",
 }
 
 

@@ -32,6 +32,7 @@ _STYLES = {
     Verdict.UNTESTABLE: "cyan",
 }
 _WRONG = "bold white on red"
+_UNTESTED = "bold black on cyan"
 _PIPE_WIDTH = 120
 """Columns where there is no terminal to ask, as in a CI log."""
 _FRAME = 3
@@ -55,15 +56,22 @@ def show(
         console.print(
             Text.assemble((f" {cell.sidecar.state} ", _WRONG), f" {cell.id}: {cell.sidecar.reason}"), soft_wrap=True
         )
+    for reason, alike in report.untested:
+        (cell, record), number = alike[0], len(alike)
+        where = f"{cell.id}: {record.issue}, {record.subject}, {record.strategy}" + (
+            f", and {number - 1} more" * (number > 1)
+        )
+        console.print(Text.assemble((" not tested ", _UNTESTED), f" {where}: {reason}"), soft_wrap=True)
     if torch is not None and torch.compared:
         for change in torch.changes:
             console.print(f"{change.column.issue}, {change.describe()}", soft_wrap=True)
-        console.print(torch.summary)
+        console.print(torch.summary, soft_wrap=True)
     if report.unmeasured:
         number = len(report.unmeasured)
         were = "boundary of the catalogue was" if number == 1 else "boundaries of the catalogue were"
         console.print(f"{number} {were} measured by no cell; the pages list them")
-    console.print(Text(report.summary, style="bold red" if report.wrong or report.unfinished else "bold green"))
+    ending = "red" if report.wrong or report.unfinished else "yellow" if report.untested else "green"
+    console.print(Text(report.summary, style=f"bold {ending}"), soft_wrap=True)
     if files:
         names = ", ".join(path.name for path in files)
         console.print(Text(f"evidence: {files[0].parent}{os.sep} ({names})", style="dim"), soft_wrap=True)

@@ -32,12 +32,12 @@ class TorchChange:
     verdicts: tuple[tuple[str, Verdict], ...]
 
     def describe(self) -> str:
-        """``upstream, zero3 (trl 0.15.2, transformers 4.48.3): broken with torch 2.5.1 and 2.6.0, ok with 2.13.0``."""
+        """``upstream, zero3 (trl 0.15.2, transformers 4.48.3): broken with torch 2.6.0, ok with torch 2.13.0``."""
         parts: list[str] = []
         for verdict, alike in itertools.groupby(self.verdicts, lambda each: each[1]):
             releases = [torch for torch, _ in alike]
             span = " to ".join(releases if len(releases) < 3 else [releases[0], releases[-1]])
-            parts.append(f"{verdict} with {'torch ' if not parts else ''}{span}")
+            parts.append(f"{verdict} with torch {span}")
         return f"{self.column.subject}, {self.column.strategy} ({self.pins}): {', '.join(parts)}"
 
 

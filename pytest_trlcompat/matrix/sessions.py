@@ -283,10 +283,12 @@ class Workshop:
 
 
 def _good(outcome: Outcome) -> str:
-    predicted = sum(record.expected is not None for record in outcome.records)
+    untested = sum(record.untested for record in outcome.records)
+    predicted = sum(record.expected is not None and not record.untested for record in outcome.records)
     return (
         f"{outcome.sidecar.id}: {len(outcome.records)} verdicts in {outcome.sidecar.seconds:.0f} s, "
         f"{predicted} of them predicted, none otherwise"
+        + (f"; {untested} could not be tested, by the software accelerator" if untested else "")
     )
 
 

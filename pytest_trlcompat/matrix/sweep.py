@@ -118,6 +118,9 @@ class Outcome:
             )
         if not self.records:
             return f"{cell_id}: no suite gave a verdict"
+        untested = [record for record in self.records if record.untested]
+        if untested and all(record.untested or record.verdict is Verdict.ABSENT for record in self.records):
+            return f"{cell_id}: nothing could be tested. {untested[0].reason}"
         return None
 
 
@@ -296,7 +299,8 @@ class _Job:
             self.say(f"{self.cell.id}: goes on after {count} finished verdict{'' if count == 1 else 's'}")
             _drop_torn_line(self.results)
         else:
-            if self.before is not None and self.before.state in (RUNNING, INTERRUPTED):
+            before = self.before
+            if before is not None and before.state in (RUNNING, INTERRUPTED) and before.digest is not None:
                 self.say(f"{self.cell.id}: was cut short, and what it depends on has changed since; starts afresh")
             self.results.unlink(missing_ok=True)
         self._write(RUNNING, None)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_trlcompat.matrix.cuda import is_cuda_build, libraries_of
+from pytest_trlcompat.matrix.cuda import CudaLibraries, is_cuda_build, libraries_of
 from pytest_trlcompat.matrix.errors import DiskFull, Untestable
 from pytest_trlcompat.matrix.files import locked
 from pytest_trlcompat.matrix.layout import Layout
@@ -65,15 +65,26 @@ def install(torch: str, python: str, interpreter: Path, layout: Layout, say: Cal
 def needs(torches: Iterable[str], python: str, layout: Layout) -> list[Need]:
     """What builds that are not on this machine yet would take of the disk; those that are there are left out.
 
-    A library that two of them need is counted with the first.
+    A library that two of them need is counted with the first. Where uv's cache lies on another disk than the
+    environments, its files cannot be shared by links: then each environment is counted, with all that it holds.
+
+    Args:
+        torches: of the environments that are to be built, one for each.
     """
+    linked = _can_link(layout)
     counted: set[str] = set()
-    found = []
-    for torch in dict.fromkeys(torches):
-        size = _missing(torch, python, layout, counted)
-        if size:
-            found.append(Need(torch, size))
-    return found
+    sizes: dict[str, int] = {}
+    for torch in dict.fromkeys(torches) if linked else torches:
+        size = _missing(torch, python, layout, counted) if linked else _whole(torch, python, layout)
+        sizes[torch] = sizes.get(torch, 0) + size
+    return [Need(torch, size) for torch, size in sizes.items() if size]
+
+
+def _can_link(layout: Layout) -> bool:
+    """Whether uv's cache and the environments lie on one disk."""
+    folders = (Path(uv(["cache", "dir"]).strip()), layout.environments)
+    disks = {next(path for path in (folder, *folder.parents) if path.exists()).stat().st_dev for folder in folders}
+    return len(disks) == 1
 
 
 def prune(layout: Layout, wanted: Mapping[str, str]) -> list[str]:
@@ -103,16 +114,21 @@ def prune(layout: Layout, wanted: Mapping[str, str]) -> list[str]:
 
 def _install_each(requirements: Sequence[str], command: Sequence[str], layout: Layout) -> None:
     """From uv's own cache where that holds all; else each from there, or from the cache of its own."""
+    if _installed_offline([*command, *requirements]):
+        return
+    for requirement in requirements:
+        store = _stores(layout) / requirement
+        with _reserved(store):
+            if store.is_dir() or not _installed_offline([*command, requirement]):
+                _from_store(store, [*command, requirement])
+
+
+def _installed_offline(command: Sequence[str]) -> bool:
     try:
-        uv([*command, *requirements], offline=True)
+        uv(command, offline=True)
     except Untestable:
-        for requirement in requirements:
-            store = _stores(layout) / requirement
-            with _reserved(store):
-                if store.is_dir() or not _is_cached([*command, requirement]):
-                    _from_store(store, [*command, requirement])
-                else:
-                    uv([*command, requirement], offline=True)
+        return False
+    return True
 
 
 def _from_store(store: Path, command: Sequence[str]) -> None:
@@ -124,18 +140,19 @@ def _from_store(store: Path, command: Sequence[str]) -> None:
 
 
 def _missing(torch: str, python: str, layout: Layout, counted: set[str]) -> int:
-    """Bytes on the disk of what a torch needs and neither this machine nor ``counted`` has, which takes it up."""
-    options = torch_backend(os.environ)
+    """Bytes on the disk of a torch and what it needs, as far as neither this machine nor ``counted`` has it.
+
+    Args:
+        counted: takes it up.
+    """
     with tempfile.TemporaryDirectory() as folder:
         command = ["pip", "install", "--no-deps", "--python", python, "--target", folder]
-        there = uv_would_install([*command, *options, f"torch=={torch}"])
-        if options:
-            return 0 if there is not None else _CPU_BUILD
-        if there is not None and f"torch=={torch}+cpu" in there:
-            return 0
+        there, is_cpu_build = _build(torch, command)
+        if is_cpu_build:
+            return 0 if there else _CPU_BUILD
         libraries = libraries_of(torch, python, layout)
         wanted = [f"torch=={torch}", *libraries.requirements]
-        if there is not None and uv_would_install([*command, *wanted]) is not None:
+        if there and uv_would_install([*command, *wanted]) is not None:
             return 0
         missing = [
             requirement
@@ -145,11 +162,28 @@ def _missing(torch: str, python: str, layout: Layout, counted: set[str]) -> int:
             and uv_would_install([*command, requirement]) is None
         ]
     counted.update(missing)
-    return int(_UNPACKED * sum(libraries.sizes.get(requirement.partition("==")[0], 0) for requirement in missing))
+    return _unpacked(libraries, missing)
 
 
-def _is_cached(command: Sequence[str]) -> bool:
-    return uv_would_install(command) is not None
+def _whole(torch: str, python: str, layout: Layout) -> int:
+    """Bytes on the disk of a torch and all that it needs."""
+    with tempfile.TemporaryDirectory() as folder:
+        _, is_cpu_build = _build(torch, ["pip", "install", "--no-deps", "--python", python, "--target", folder])
+    if is_cpu_build:
+        return _CPU_BUILD
+    libraries = libraries_of(torch, python, layout)
+    return _unpacked(libraries, [f"torch=={torch}", *libraries.requirements])
+
+
+def _build(torch: str, command: Sequence[str]) -> tuple[bool, bool]:
+    """Whether uv's cache has a build of this torch, and whether the build that is to be had is one for CPUs alone."""
+    options = torch_backend(os.environ)
+    said = uv_would_install([*command, *options, f"torch=={torch}"])
+    return said is not None, bool(options) or (said is not None and f"torch=={torch}+cpu" in said)
+
+
+def _unpacked(libraries: CudaLibraries, requirements: Iterable[str]) -> int:
+    return int(_UNPACKED * sum(libraries.sizes.get(requirement.partition("==")[0], 0) for requirement in requirements))
 
 
 def _stores(layout: Layout) -> Path:

@@ -62,7 +62,11 @@ def uv(arguments: Sequence[str], *, stdin: str | None = None, offline: bool = Fa
 
 
 def uv_would_install(arguments: Sequence[str]) -> str | None:
-    """What ``uv pip install`` would install from the cache alone, as it says so; ``None`` where it would download."""
+    """What ``uv pip install`` would install from the cache alone, as it says so; ``None`` where it would download.
+
+    Args:
+        arguments: without ``--quiet``.
+    """
     try:
         said = _run([*arguments, "--dry-run"], None, offline=True, index_alone=False).stderr
     except Untestable:

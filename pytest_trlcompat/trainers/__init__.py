@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
     from pytest_trlcompat.trainers.evaluation import EvaluationMixin
     from pytest_trlcompat.trainers.evaluation_remainder import EvaluationRemainderMixin
+    from pytest_trlcompat.trainers.fsdp2_grad_norm import FSDP2GradNormMixin
     from pytest_trlcompat.trainers.fsdp_adapter_generation import FSDPAdapterGenerationMixin
     from pytest_trlcompat.trainers.fsdp_adapter_save import FSDPAdapterSaveMixin
     from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin
@@ -65,6 +66,7 @@ __all__ = [
     "EmptyParamGroupsMixin",
     "EvaluationMixin",
     "EvaluationRemainderMixin",
+    "FSDP2GradNormMixin",
     "FSDPAdapterGenerationMixin",
     "FSDPAdapterSaveMixin",
     "FSDPGenerationMixin",
@@ -106,6 +108,7 @@ _MODULES = {
     "EmptyParamGroupsMixin": "empty_param_groups",
     "EvaluationMixin": "evaluation",
     "EvaluationRemainderMixin": "evaluation_remainder",
+    "FSDP2GradNormMixin": "fsdp2_grad_norm",
     "FSDPAdapterGenerationMixin": "fsdp_adapter_generation",
     "FSDPAdapterSaveMixin": "fsdp_adapter_save",
     "FSDPGenerationMixin": "fsdp_generation",

@@ -5,6 +5,10 @@ fails: ``Expected all tensors to be on the same device``. trl 0.18.0 shards it, 
 before, FSDP2 ends in ``KeyError: True``. Since then, FSDP2 with ``cpu_ram_efficient_loading`` shards weights that rank
 0 alone has loaded: the others keep what was in memory, and the loss becomes NaN, or merely wrong.
 
+FSDP2 of torch before 2.8 keeps the root of a model gathered after a forward pass, for the backward pass that a
+reference model never has: embeddings and output head stay whole on every rank, and ``sync_ref_model`` ends in ``got
+mixed torch.Tensor and DTensor``.
+
 Imports torch, Accelerate and, of this package, ``_upstream``.
 """
 
@@ -70,6 +74,7 @@ def shard_reference_model(model: nn.Module, accelerator: Any) -> nn.Module:
     with _plugin_kept(accelerator.state.fsdp_plugin):
         sharded = _shard_fsdp2(model, accelerator) if version == 2 else accelerator.prepare_model(model)
     _forget(accelerator, model, sharded)
+    _reshard_root(sharded, accelerator)
     return sharded.eval()
 
 
@@ -78,7 +83,8 @@ class FSDPReferenceModelMixin:
 
     Needless from trl 0.18.0 on under FSDP1, and from 0.29.0 on under FSDP2 without ``cpu_ram_efficient_loading``; there
     TRL's own sharding runs, and all that is left to do is to tell the reference model's parameters that they require
-    no gradient. It knows by looking at the reference model that TRL made, and at TRL's ``prepare_fsdp``.
+    no gradient, and with torch before 2.8 to let go of the root's after a forward pass. It knows by looking at the
+    reference model that TRL made, and at TRL's ``prepare_fsdp``.
     """
 
     accelerator: Any
@@ -94,6 +100,7 @@ class FSDPReferenceModelMixin:
     def _replace_ref_model(self, whole: nn.Module) -> None:
         if is_sharded(whole):
             whole.requires_grad_(False)
+            _reshard_root(whole, self.accelerator)
             return
         self.ref_model = shard_reference_model(whole, self.accelerator)
         # SyncRefModelCallback was given the model that TRL had made.
@@ -121,6 +128,15 @@ def _shard_fsdp2(model: nn.Module, accelerator: Any) -> nn.Module:
     from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
     return fsdp2_prepare_model(accelerator, model)
+
+
+def _reshard_root(model: nn.Module, accelerator: Any) -> None:
+    """Have the root let go of what FSDP2 gathered for a forward pass, as its layers do, where that was asked for.
+
+    From torch 2.8 on FSDP2 does so itself, and resharding what is sharded does nothing.
+    """
+    if fsdp_version(accelerator) == 2 and accelerator.state.fsdp_plugin.reshard_after_forward:
+        model.register_forward_hook(lambda root, *_: root.reshard())
 
 
 @contextmanager

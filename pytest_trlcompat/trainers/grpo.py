@@ -16,6 +16,7 @@ from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin
 from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
 from pytest_trlcompat.trainers.evaluation import EvaluationMixin
 from pytest_trlcompat.trainers.evaluation_remainder import EvaluationRemainderMixin
+from pytest_trlcompat.trainers.fsdp2_grad_norm import FSDP2GradNormMixin
 from pytest_trlcompat.trainers.fsdp_adapter_generation import FSDPAdapterGenerationMixin
 from pytest_trlcompat.trainers.fsdp_adapter_save import FSDPAdapterSaveMixin
 from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin
@@ -65,6 +66,7 @@ class GRPOTrainer(
     ZeRO3BiasesMixin,
     ZeRO3WholeModulesMixin,
     FSDPGradientsMixin,
+    FSDP2GradNormMixin,
     FSDPSaveMixin,
     FSDPAdapterSaveMixin,
     AdapterLoadingMixin,
@@ -102,6 +104,7 @@ class GRPOTrainer(
     :mod:`.fsdp_adapter_generation`  trl 4550                     from Transformers 5.0.0; outside of FSDP2
     :mod:`.fsdp_adapter_save`        none found                   outside of FSDP1
     :mod:`.fsdp_gradients`           none found                   outside of FSDP1 ``no_shard``
+    :mod:`.fsdp2_grad_norm`          pytorch 170862               outside of FSDP2; from torch 2.10 on
     :mod:`.fsdp_sync_ref_model`      none found                   outside of FSDP1
     :mod:`.fsdp_save`                transformers 30491           where the state dict type is FULL_STATE_DICT
     :mod:`.device_map`               none found                   before trl 0.26.0

@@ -34,11 +34,15 @@ def issue(
     )
 
 
-def cell(trl: str, transformers: str = "4.49.0", *, corrected: str = "ok", **verdicts: str) -> MeasuredCell:
+def cell(
+    trl: str, transformers: str = "4.49.0", *, torch: str = "", corrected: str = "ok", **verdicts: str
+) -> MeasuredCell:
     """``single="ok"``: the verdict of issue ``one`` under ``single``."""
     found = {("one", "upstream", strategy): Verdict(verdict) for strategy, verdict in verdicts.items()}
     found |= {("one", "corrected", strategy): Verdict(corrected) for strategy in verdicts}
-    return MeasuredCell(f"trl{trl}-tf{transformers}", {"trl": trl, "transformers": transformers}, found)
+    versions = {"trl": trl, "transformers": transformers, **({"torch": torch} if torch else {})}
+    name = f"trl{trl}-tf{transformers}" + (f"-torch{torch}" if torch else "")
+    return MeasuredCell(name, versions, found)
 
 
 BROKEN_BEFORE_018 = issue(predict("broken", trl="<0.18"), predict("ok"))

@@ -214,6 +214,91 @@ def test_a_cell_where_a_condition_does_not_hold_does_not_measure_it() -> None:
     ]
 
 
+# Torch
+
+
+def sure(*pins: str, cells: list[MeasuredCell]) -> tuple[str, str]:
+    (bite,) = only(ask(*pins, cells=cells)).bites
+    return bite.sure.level.value, bite.sure.describe()
+
+
+NEW_TORCH = cell("0.15.2", torch="2.13.0", single="broken", zero3="broken")
+OLD_TORCH = cell("0.15.2", torch="2.6.0", single="broken", zero3="broken")
+
+
+@pytest.mark.parametrize(
+    "torch", ["torch==2.13.0", "torch==2.13.0+cu130", "torch==2.13.1", "torch>=2.6", "trl==0.15.2"]
+)
+def test_a_cell_with_the_stacks_torch_measures_it(torch: str) -> None:
+    told = ("measured", "measured on trl0.15.2-tf4.49.0-torch2.13.0")
+    assert sure("trl==0.15.2", torch, cells=[NEW_TORCH]) == told
+
+
+@pytest.mark.parametrize("torch", ["torch==2.6.0", "torch==2.12.1", "torch==2.14.0", "torch<2.13", "torch==2.130.0"])
+def test_a_cell_with_another_torch_does_not_and_says_so(torch: str) -> None:
+    assert sure("trl==0.15.2", torch, cells=[NEW_TORCH]) == (
+        "other torch",
+        "measured on trl0.15.2-tf4.49.0-torch2.13.0, with torch 2.13.0",
+    )
+
+
+def test_the_cell_with_the_stacks_torch_is_taken_where_there_is_one() -> None:
+    cells = [NEW_TORCH, OLD_TORCH]
+    for torch in ("2.6.0", "2.13.0"):
+        told = ("measured", f"measured on trl0.15.2-tf4.49.0-torch{torch}")
+        assert sure("trl==0.15.2", f"torch=={torch}", cells=cells) == told
+
+
+def test_a_prediction_may_have_a_range_of_torch() -> None:
+    entry = issue(predict("broken", trl="<0.18", torch=">=2.6"), predict("ok"), strategies=("single",))
+    assert told(ask("trl==0.15.2", "torch==2.5.1", issues=[entry])) == []
+    assert told(ask("trl==0.15.2", "torch==2.6.0", issues=[entry])) == [(("single",), "broken", "")]
+    assert told(ask("trl==0.15.2", issues=[entry])) == [(("single",), "broken", "torch >=2.6")]
+    cells = [cell("0.15.2", torch="2.6.0", single="broken"), cell("0.15.2", torch="2.13.0", single="broken")]
+    (bite,) = only(ask("trl==0.15.2", "torch==2.9.1", issues=[entry], cells=cells)).bites
+    assert (
+        bite.sure.describe()
+        == "between trl0.15.2-tf4.49.0-torch2.6.0 and trl0.15.2-tf4.49.0-torch2.13.0, which gave it"
+    )
+    below = cell("0.15.2", torch="2.5.1", single="ok")
+    (bite,) = only(ask("trl==0.15.2", "torch==2.6.0", issues=[entry], cells=[below, *cells])).bites
+    assert (bite.sure.level.value, bite.sure.cells) == ("measured", ("trl0.15.2-tf4.49.0-torch2.6.0",))
+
+
+@pytest.mark.parametrize(
+    ("pins", "text"),
+    [
+        (["trl==0.15.2", "torch==2.6.0+cu124"], "measured with torch 2.12.1 and 2.13.0, yours is 2.6.0+cu124"),
+        (["trl==0.15.2", "torch<2.7"], "measured with torch 2.12.1 and 2.13.0, yours is <2.7"),
+        (["trl==0.15.2", "torch==2.12.0"], ""),
+        (
+            ["trl==0.15.2", "torch==2.14.0", "transformers==4.49.0"],
+            "measured with torch 2.12.1 and 2.13.0, yours is 2.14.0",
+        ),
+        (
+            ["trl==0.15.2", "torch==2.12.1", "transformers==4.49.0"],
+            "trl 0.15.2 with transformers 4.49.0: measured with torch 2.13.0, yours is 2.12.1",
+        ),
+        (["trl==0.15.2", "torch==2.12.1"], ""),  # of which transformers is not known
+        (["trl==1.0.0", "torch==2.12.1", "transformers==4.49.0"], ""),
+        (["trl==0.15.2", "transformers==4.49.0"], ""),
+    ],
+)
+def test_a_torch_that_was_not_measured_is_said(pins: list[str], text: str) -> None:
+    found = ask(*pins, cells=[NEW_TORCH, cell("1.0.0", torch="2.12.1", single="ok"), cell("1.1.0", torch="2.12.1")])
+    assert found.torch == found.to_dict()["torch"] == text
+    file = io.StringIO()
+    show(found, file)
+    assert (f"\ntorch: {text}\n" in file.getvalue()) is bool(text)
+    assert ("torch:" in file.getvalue()) is bool(text)
+
+
+def test_json_names_the_torch_that_was_measured() -> None:
+    found = ask("trl==0.15.2", "torch==2.6.0", cells=[NEW_TORCH])
+    (when,) = found.to_dict()["bites"][0]["when"]
+    assert (when["sure"], when["measured_with_torch"]) == ("other torch", "2.13.0")
+
+
 # Pins
 
 
@@ -287,6 +372,15 @@ def test_a_cell_is_ok_only_if_what_it_was_not_asked_is_predicted_so() -> None:
     assert pins(ask("trl==0.15.2", issues=[BROKEN_BEFORE_018, other], cells=cells, strategies=["single"])) == [
         ("trl1.0.0-tf4.49.0", ("single",))
     ]
+
+
+def test_a_cell_where_something_could_not_be_tested_is_not_recommended() -> None:
+    entries = [issue(predict("broken", trl="<0.18"), predict("ok"), name=name) for name in ("one", "two")]
+    verdicts = {("one", "upstream", "zero3"): Verdict.OK, ("two", "upstream", "zero3"): Verdict.UNTESTABLE}
+    nearest = dataclasses.replace(cell("0.18.2"), verdicts=verdicts)
+    known = dataclasses.replace(cell("1.0.0"), verdicts=dict.fromkeys(verdicts, Verdict.OK))
+    found = ask("trl==0.16.0", issues=entries, cells=[nearest, known], strategies=["zero3"])
+    assert pins(found) == [("trl1.0.0-tf4.49.0", ("zero3",))]
 
 
 def test_a_corrected_trainer_that_does_not_help_here_is_said() -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pytest_trlcompat import catalog
+from pytest_trlcompat import catalog, evidence
 from pytest_trlcompat.catalog import KnownIssue
 from pytest_trlcompat.doctor import header
 
@@ -19,6 +19,17 @@ def test_the_header_says_in_one_line_what_bites(small: KnownIssue) -> None:
     assert header.line({**installed, "trl": "0.18.0"}) is None
     del installed["deepspeed"]
     assert header.line(installed) is None
+
+
+def test_the_header_says_when_the_torch_was_not_measured(small: KnownIssue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "published_torches", lambda: ("2.13.0",))
+    installed = {"trl": "0.15.2", "deepspeed": "0.16.4", "torch": "2.6.0+cu124"}
+    differs = "measured with torch 2.13.0, yours is 2.6.0+cu124; see: trlcompat doctor"
+    assert header.line(installed) == f"1 known issue bites this stack: one (broken under zero3); {differs}"
+    assert header.line({**installed, "trl": "0.18.0"}) == f"no known issue bites this stack; {differs}"
+    assert header.line({**installed, "trl": "0.18.0", "torch": "2.13.1"}) is None
+    monkeypatch.setattr(evidence, "published_torches", tuple)
+    assert header.line({**installed, "trl": "0.18.0"}) is None
 
 
 @pytest.mark.parametrize("installed", [{}, {"transformers": "4.48.3"}, {"trl": "main"}])
@@ -54,6 +65,9 @@ def test_the_headers_answer_is_kept_until_stack_or_catalogue_change(monkeypatch:
     assert asked == ["1", "2", "2"]
     assert header.line_once({"trl": "2"}, None) == "of 2"
     assert asked == ["1", "2", "2", "2"]
+    monkeypatch.setattr(evidence, "fingerprint", lambda: (3, 4))
+    header.line_once({"trl": "2"}, cache)
+    assert asked == ["1", "2", "2", "2", "2"]
 
 
 def test_that_nothing_bites_is_kept_as_well(monkeypatch: pytest.MonkeyPatch) -> None:

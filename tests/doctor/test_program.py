@@ -131,6 +131,7 @@ def test_json_says_all_that_the_text_says(doctor: Run, small: KnownIssue) -> Non
         "strategies": ["zero3"],
         "left_out": "",
         "measured": "2026-11-21",
+        "torch": "",
         "bites": [
             {
                 "id": "one",
@@ -152,6 +153,7 @@ def test_json_says_all_that_the_text_says(doctor: Run, small: KnownIssue) -> Non
                         "sure": "measured",
                         "cells": ["trl0.15.2-tf4.49.0"],
                         "measured_under": "",
+                        "measured_with_torch": "",
                     }
                 ],
             }

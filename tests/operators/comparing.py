@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["difference", "tensors_of"]
+__all__ = ["DEVICE", "Difference", "difference", "tensors_of"]
+
+DEVICE = torch.device("npu", 0)
 
 
-def difference(expected: Any, found: Any, *, bits: bool = True, where: str = "") -> str | None:
-    """The first thing in which the device's values differ from the CPU's, as text; None where all are equal.
+class Difference(NamedTuple):
+    """One thing in which the device is not the CPU."""
 
-    Args:
-        bits: compare the numbers too, not only what describes them.
-    """
-    if isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor):
-        return _between_tensors(expected, found, bits, where)
-    if type(expected) is not type(found):
-        return f"{where}: {_named(found)} instead of {_named(expected)}"
-    if isinstance(expected, Mapping):
-        if list(expected) != list(found):
-            return f"{where}: the keys {list(found)} instead of {list(expected)}"
-        return _first(difference(expected[key], found[key], bits=bits, where=f"{where}[{key!r}]") for key in expected)
-    if isinstance(expected, (list, tuple)):
-        if len(expected) != len(found):
-            return f"{where}: {len(found)} values instead of {len(expected)}"
-        pairs = enumerate(zip(expected, found, strict=True))
-        return _first(difference(one, other, bits=bits, where=f"{where}[{i}]") for i, (one, other) in pairs)
-    if bits and isinstance(expected, (bool, int, float, complex, str)) and repr(expected) != repr(found):
-        return f"{where}: {found!r} instead of {expected!r}"
-    return None
+    text: str
+    of_numbers: bool = False
+    """Nothing but numbers differs: dtype, shape, strides and all else are the CPU's."""
+
+
+def difference(expected: Any, found: Any) -> Difference | None:
+    """The first thing in which the device's values differ from the CPU's, numbers last; None where all are equal."""
+    numbers = None
+    for one in _differences(expected, found, ""):
+        if not one.of_numbers:
+            return one
+        numbers = numbers or one
+    return numbers
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
@@ -46,35 +43,64 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
         for part in value:
             yield from tensors_of(part)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from tensors_of(vars(value))
+        for entry in dataclasses.fields(value):
+            yield from tensors_of(getattr(value, entry.name))
 
 
-def _first(differences: Iterable[str | None]) -> str | None:
-    return next((found for found in differences if found is not None), None)
+def _differences(expected: Any, found: Any, where: str) -> Iterator[Difference]:
+    if isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor):
+        yield from _between_tensors(expected, found, where)
+    elif isinstance(expected, Exception) and isinstance(found, Exception):
+        one, other = _message(expected), _message(found)
+        if one != other:
+            yield Difference(f"{where}: {other} instead of {one}")
+    elif type(expected) is not type(found):
+        yield Difference(f"{where}: {_named(found)} instead of {_named(expected)}")
+    elif isinstance(expected, Mapping):
+        if list(expected) != list(found):
+            yield Difference(f"{where}: the keys {list(found)} instead of {list(expected)}")
+            return
+        for key in expected:
+            yield from _differences(expected[key], found[key], f"{where}[{key!r}]")
+    elif isinstance(expected, (list, tuple)):
+        if len(expected) != len(found):
+            yield Difference(f"{where}: {len(found)} values instead of {len(expected)}")
+            return
+        for i, (one, other) in enumerate(zip(expected, found, strict=True)):
+            yield from _differences(one, other, f"{where}[{i}]")
+    elif isinstance(expected, (bool, int, float, complex, str)) and repr(expected) != repr(found):
+        yield Difference(f"{where}: {found!r} instead of {expected!r}")
+
+
+def _message(error: Exception) -> str:
+    """The type of an exception and the first line of its text, with the CPU's name for either device."""
+    text = re.sub(rf"{DEVICE}|{DEVICE.type}", "cpu", str(error))
+    return f"{type(error).__name__}: {text}".splitlines()[0]
 
 
 def _named(value: Any) -> str:
-    return f"{type(value).__name__} {value!r}"[:80]
+    return f"{type(value).__name__} {value}"[:200]
 
 
-def _between_tensors(expected: torch.Tensor, found: torch.Tensor, bits: bool, where: str) -> str | None:
+def _between_tensors(expected: torch.Tensor, found: torch.Tensor, where: str) -> Iterator[Difference]:
+    device = DEVICE if expected.is_cpu else expected.device
+    if found.device != device:
+        yield Difference(f"{where}: on {found.device} instead of {device}")
     for name, described in _DESCRIPTIONS.items():
         one, other = described(expected), described(found)
         if one != other:
-            return f"{where}: {name} {other} instead of {one}"
-    parts = _PARTS.get(expected.layout)
-    if parts is not None:
-        return _first(
-            difference(getattr(expected, part)(), getattr(found, part)(), bits=bits, where=f"{where}.{part}")
-            for part in parts
-        )
-    if not bits:
-        return None
+            yield Difference(f"{where}: {name} {other} instead of {one}")
+    if expected.layout != found.layout or expected.shape != found.shape or expected.dtype != found.dtype:
+        return
+    if expected.layout in _PARTS:
+        for part in _PARTS[expected.layout]:
+            yield from _differences(getattr(expected, part)(), getattr(found, part)(), f"{where}.{part}")
+        return
     one, other = _as_bytes(expected), _as_bytes(found)
-    if torch.equal(one, other):
-        return None
-    unequal = int((one != other).any(dim=1).sum())
-    return f"{where}: {unequal} of {len(one)} numbers differ{_largest(expected, found)}"
+    if not torch.equal(one, other):
+        unequal = int((one != other).any(dim=1).sum())
+        text = f"{where}: {unequal} of {len(one)} numbers differ{_largest(expected, found)}"
+        yield Difference(text, of_numbers=True)
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...] | None:

@@ -5,15 +5,17 @@ Must not import torch: whoever calls has imported what its work needs, and the p
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import signal
+import sys
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 __all__ = ["Ended", "run_isolated"]
 
@@ -25,8 +27,8 @@ class Ended(Generic[Task]):
     """A piece of work that has ended, however it did."""
 
     task: Task
-    lines: list[str]
-    """What it had told until then; a line that it had not finished is not among them."""
+    told: list[Any]
+    """What it had told until then."""
     failure: str | None
     """``killed by signal 11``, ``over 60 s``, the traceback of what it raised; None when it ended well."""
 
@@ -41,18 +43,18 @@ class _Running(Generic[Task]):
 
 def run_isolated(
     tasks: Iterable[Task],
-    work: Callable[[Task], Iterable[str]],
+    work: Callable[[Task], Iterable[Any]],
     *,
     workers: int,
     limit: float,
-    again: Callable[[Ended[Task]], Task | None] = lambda ended: None,
+    after_failure: Callable[[Ended[Task]], Iterable[Task]] = lambda ended: (),
 ) -> Iterator[Ended[Task]]:
     """Do ``work`` for each task in a forked process of its own, at most ``workers`` at a time.
 
     Args:
-        work: gives the lines that the task tells, each without a line break. They are kept when the process dies later.
+        work: gives what the task tells, values for JSON. They are kept when the process dies later.
         limit: seconds after which a process is killed.
-        again: asked for what remains to be done of a task that failed, which is then done next.
+        after_failure: asked for what is to be done because a task failed, which is then done next.
     """
     waiting = deque(tasks)
     with selectors.DefaultSelector() as selector:
@@ -61,18 +63,16 @@ def run_isolated(
                 while waiting and len(selector.get_map()) < workers:
                     _start(waiting.popleft(), work, limit, selector)
                 for ended in _wait(selector, limit):
-                    rest = again(ended) if ended.failure else None
-                    if rest is not None:
-                        waiting.appendleft(rest)
+                    if ended.failure is not None:
+                        waiting.extendleft(reversed(list(after_failure(ended))))
                     yield ended
         finally:
             for key in list(selector.get_map().values()):
                 _end(key, selector, kill=True)
 
 
-def _start(
-    task: Task, work: Callable[[Task], Iterable[str]], limit: float, selector: selectors.BaseSelector
-) -> None:
+def _start(task: Task, work: Callable[[Task], Iterable[Any]], limit: float, selector: selectors.BaseSelector) -> None:
+    sys.stdout.flush()  # or the child would have what is not written yet as well
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -82,22 +82,21 @@ def _start(
     selector.register(reader, selectors.EVENT_READ, _Running(task, pid, time.monotonic() + limit))
 
 
-def _tell(task: Task, work: Callable[[Task], Iterable[str]], writer: int) -> None:
+def _tell(task: Task, work: Callable[[Task], Iterable[Any]], writer: int) -> None:
     """The forked process: never returns, and runs nothing of its parent's on its way out."""
-    status = 1
     try:
         with os.fdopen(writer, "w", buffering=1, encoding="utf-8") as output:
             try:
-                for line in work(task):
-                    output.write(f"{line}\n")
-                status = 0
+                for value in work(task):
+                    output.write(f"{json.dumps({'told': value})}\n")
+                output.write(f"{json.dumps({'failure': None})}\n")
             except BaseException:
-                output.write(f"!{traceback.format_exc()!r}\n")
+                output.write(f"{json.dumps({'failure': traceback.format_exc()})}\n")
     finally:
-        os._exit(status)
+        os._exit(0)
 
 
-def _wait(selector: selectors.BaseSelector, limit: float) -> Iterator[Ended[Task]]:
+def _wait(selector: selectors.BaseSelector, limit: float) -> Iterator[Ended[Any]]:
     first = min(key.data.deadline for key in selector.get_map().values())
     for key, _ in selector.select(max(0.0, first - time.monotonic())):
         read = os.read(key.fd, 1 << 16)
@@ -105,7 +104,7 @@ def _wait(selector: selectors.BaseSelector, limit: float) -> Iterator[Ended[Task
             key.data.output += read
             continue
         status = os.waitstatus_to_exitcode(_end(key, selector, kill=False))
-        yield _ended(key.data, f"killed by signal {-status}" if status < 0 else None)
+        yield _ended(key.data, f"killed by signal {-status}" if status < 0 else f"exit status {status}")
     for key in [key for key in selector.get_map().values() if key.data.deadline <= time.monotonic()]:
         _end(key, selector, kill=True)
         yield _ended(key.data, f"over {limit:g} s")
@@ -119,8 +118,9 @@ def _end(key: selectors.SelectorKey, selector: selectors.BaseSelector, *, kill: 
     return os.waitpid(key.data.pid, 0)[1]
 
 
-def _ended(running: _Running[Task], failure: str | None) -> Ended[Task]:
+def _ended(running: _Running[Any], how: str) -> Ended[Any]:
+    """``how`` it ended counts where it did not come to saying so itself."""
     *lines, _unfinished = running.output.decode("utf-8", "replace").split("\n")
-    if lines and lines[-1].startswith("!"):
-        failure = lines.pop()[1:]
-    return Ended(running.task, lines, failure)
+    values = [json.loads(line) for line in lines]
+    said = [value["failure"] for value in values if "failure" in value]
+    return Ended(running.task, [value["told"] for value in values if "told" in value], said[0] if said else how)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 
-from tests.operators.comparing import difference, tensors_of
-from tests.operators.moving import Mover
+from .comparing import DEVICE, Difference, difference, tensors_of
+from .moving import Mover
+from .poison import fill_new_memory
 
-__all__ = ["DTYPES", "operators", "try_operator"]
+__all__ = ["operators", "try_operator"]
 
-DTYPES = {
-    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "int64", "bool", "complex64")
-}
-SAMPLES = 4
+CPU = torch.device("cpu")
 SEED = 7
-DEVICE = "npu:0"
+HOST_ARGUMENTS = {"tensor_split"}
+"""Operators that want the tensors among their arguments, but not their input, on the CPU, whatever the device."""
+
+Value = TypeVar("Value")
+Stage = Callable[[Any, Any, bool], Any]
 
 
 def operators() -> dict[str, Any]:
@@ -30,39 +31,79 @@ def operators() -> dict[str, Any]:
     return {".".join(filter(None, (op.name, op.variant_test_name))): op for op in op_db}
 
 
-def try_operator(operator: Any, dtype: torch.dtype, *, bits: bool = True, samples: int | None = SAMPLES) -> str | None:
-    """The first difference between the device and the CPU; None where there is none."""
-    supported = operator.supported_backward_dtypes("cpu") if operator.supports_autograd else ()
-    differentiable = dtype in supported
+def try_operator(
+    operator: Any, dtype: torch.dtype, *, samples: int | None = None, cpu_alone: bool = False
+) -> Difference | None:
+    """The first difference between the device and the CPU, numbers last; None where there is none.
+
+    Args:
+        samples: at most so many of the database's, evenly spread over all; None for all.
+        cpu_alone: compare nothing, and leave the device alone: for what may be the CPU's own fault.
+    """
+    numbers = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for number, sample in enumerate(itertools.islice(_samples(operator, dtype, differentiable), samples)):
-            different = _try_sample(operator, sample, differentiable, bits)
-            if different is not None:
-                return f"sample {number}, {different}"
-    return None
+        for different in _differences(operator, dtype, samples, cpu_alone):
+            if not different.of_numbers:
+                return different
+            numbers = numbers or different
+    return numbers
 
 
-def _try_sample(operator: Any, sample: Any, differentiable: bool, bits: bool) -> str | None:
-    for stage in (_values, _in_place, _out):
-        moved = copy.copy(sample)
-        moved.input, moved.args, moved.kwargs = Mover(DEVICE).move((sample.input, sample.args, sample.kwargs))
-        expected, found = (_outcome(stage, operator, one, differentiable) for one in (sample, moved))
-        different = difference(expected, found, bits=bits)
-        if different is not None:
-            return f"{stage.__name__.strip('_')}{different}"
-    return None
-
-
-def _samples(operator: Any, dtype: torch.dtype, differentiable: bool) -> Iterator[Any]:
-    """The database's samples; of complex numbers also with a first tensor that is conjugated and negated lazily."""
+def _differences(operator: Any, dtype: torch.dtype, samples: int | None, cpu_alone: bool) -> Iterator[Difference]:
+    differentiable = operator.supports_autograd and dtype in operator.supported_backward_dtypes("cpu")
     _seed()
-    for sample in operator.sample_inputs_func(operator, "cpu", dtype, differentiable):
-        yield sample
-        if dtype.is_complex and isinstance(sample.input, torch.Tensor) and sample.input.layout == torch.strided:
-            lazy = copy.copy(sample)
-            lazy.input = torch._neg_view(sample.input.conj())
-            yield lazy
+    made = list(enumerate(operator.sample_inputs_func(operator, "cpu", dtype, differentiable)))
+    for number, sample in made if samples is None else _spread(made, samples):
+        for name, stage, variant in _variants(sample, number):
+            on_cpu, on_device = _placed(operator, variant)
+            if on_device is None:
+                continue
+            expected = _outcome(stage, operator, on_cpu, differentiable, memory=0x00)
+            if cpu_alone:
+                continue
+            if name == "values" and isinstance(expected, Exception):
+                yield Difference(f"sample {number}: the CPU itself raises {type(expected).__name__}: {expected}")
+                continue
+            found = _outcome(stage, operator, on_device, differentiable, memory=0xA5)
+            different = difference(expected, found)
+            if different is not None:
+                yield Difference(f"sample {number}, {name}{different.text}", different.of_numbers)
+
+
+def _spread(values: Sequence[Value], count: int) -> list[Value]:
+    """The first and the last of them, and others at even distances between."""
+    if len(values) <= count:
+        return list(values)
+    return [values[round(i * (len(values) - 1) / (count - 1))] for i in range(count)]
+
+
+def _variants(sample: Any, number: int) -> Iterator[tuple[str, Stage, Any]]:
+    """What is done with a sample: its name, how, and the sample as it is or with its tensors held otherwise."""
+    yield "values", _values, sample
+    yield "in place", _in_place, sample
+    yield "out", _out, sample
+    if number == 0 and all(tensor.layout == torch.strided for tensor in tensors_of(_arguments(sample))):
+        yield "not contiguous", _values, sample.noncontiguous()
+    first = sample.input
+    if isinstance(first, torch.Tensor) and first.is_complex() and first.layout == torch.strided:
+        lazy = copy.copy(sample)
+        lazy.input = torch._neg_view(first.detach().conj()).requires_grad_(first.requires_grad)
+        yield "conjugated and negated", _values, lazy
+
+
+def _placed(operator: Any, sample: Any) -> tuple[Any, Any]:
+    """A copy of the sample on the CPU, and one on the device: None for a factory that is not told where."""
+    to_cpu, to_device = Mover(CPU), Mover(DEVICE)
+    on_device = _moved(sample, to_device, to_cpu if operator.name in HOST_ARGUMENTS else to_device)
+    return _moved(sample, to_cpu, to_cpu), on_device if to_device.names else None
+
+
+def _moved(sample: Any, mover: Mover, arguments: Mover) -> Any:
+    moved = copy.copy(sample)
+    moved.input = mover.move(sample.input)
+    moved.args, moved.kwargs = arguments.move(sample.args), arguments.move(sample.kwargs)
+    return moved
 
 
 def _seed() -> None:
@@ -75,23 +116,22 @@ def _arguments(sample: Any) -> list[Any]:
     return [sample.input, sample.args, sample.kwargs]
 
 
-Stage = Callable[[Any, Any, bool], Any]
-
-
-def _outcome(stage: Stage, operator: Any, sample: Any, differentiable: bool) -> Any:
-    """What a stage returns, or of what type its exception is."""
+def _outcome(stage: Stage, operator: Any, sample: Any, differentiable: bool, *, memory: int) -> Any:
+    """What a stage returns, or what it raises, where new memory holds the byte ``memory``."""
+    fill_new_memory(memory)
     _seed()
     try:
         return stage(operator, sample, differentiable)
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return error
 
 
 def _values(operator: Any, sample: Any, differentiable: bool) -> Any:
     """The result, which inputs it shares memory with, and the gradients of all inputs."""
     result = operator(sample.input, *sample.args, **sample.kwargs)
     inputs = list(tensors_of(_arguments(sample)))
-    outcome = {"result": result, "shared": [_shared_with(tensor, inputs) for tensor in tensors_of(result)]}
+    written = inputs if operator.name not in HOST_ARGUMENTS else [sample.input]
+    outcome = {"result": result, "inputs": written, "shared": [_shared_with(tensor, inputs) for tensor in tensors_of(result)]}
     if differentiable:
         outcome["gradients"] = _gradients(sample.output_process_fn_grad(result), inputs)
     return outcome

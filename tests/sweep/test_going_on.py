@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_trlcompat.matrix import disk
 from pytest_trlcompat.matrix import sweep as room
-from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.cells import Cell, Matrix
+from pytest_trlcompat.matrix.environments import Environment
+from pytest_trlcompat.matrix.errors import DiskFull, MatrixError
 from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.sweep import Sweep, run_cell
 
-from .made_up import BROKEN, CELL, MATRIX, OK, SURPRISE, Stage, make_stage
+from .made_up import BROKEN, CELL, LOCK, MATRIX, OK, SURPRISE, Stage, make_stage
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -160,6 +165,55 @@ def test_a_full_disk_is_one_clear_message_and_keeps_what_was_finished(
     )
     monkeypatch.undo()
     assert stage.results.read_text() == OK.to_json() + "\n"
+
+
+def test_a_cell_without_room_is_left_unfinished_and_the_same_command_goes_on_with_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = "the disk is full (while uv wrote to it): free some space and run the same command again"
+
+    def refuse(lock: Lock, layout: Layout, say: object) -> Environment:
+        raise DiskFull(full)
+
+    stage.play(OK)
+    first = Sweep(Layout(stage.root), {})
+    with monkeypatch.context() as patch:
+        patch.setattr(room, "ensure", refuse)
+        outcome = run_cell(MATRIX, CELL, first, say=stage.said.append)
+    assert (outcome.sidecar.state, outcome.records) == ("interrupted", ())
+    assert outcome.problem == f"trl0.15.2-tf4.48.3 was not finished: {full}"
+    assert stage.sidecar.reason == full
+    other = Cell({"trl": "0.9.6"})
+    assert run_cell(MATRIX, other, first, say=stage.said.append).problem is None  # the sweep goes on
+    first.close()
+    assert stage.run("next").records == (OK,)
+    following = Sweep(Layout(stage.root), {Sweep.VARIABLE: "next"})
+    run_cell(MATRIX, other, following, say=stage.said.append)
+    assert stage.said == ["trl0.9.6: finished in a sweep that was cut short; taken over ('-- --fresh' runs it again)"]
+
+
+def test_room_is_made_from_what_this_sweep_has_finished_and_does_not_want_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[list[str], list[str]]] = []
+
+    def make_room(lock: Lock, layout: Layout, finished: Sequence[Lock], wanted: Sequence[Lock], say: object) -> None:
+        asked.append(([each.cell_id for each in finished], [each.cell_id for each in wanted]))
+
+    def kept(matrix: Matrix, cell: Cell, layout: Layout) -> Lock:
+        if cell.id == "trl2":
+            raise MatrixError("damaged")
+        return dataclasses.replace(LOCK, cell_id=cell.id)
+
+    monkeypatch.setattr(disk, "make_room", make_room)
+    monkeypatch.setattr(room, "kept", kept)
+    stage.play(OK)
+    sweep = Sweep(Layout(stage.root), {})
+    one, two, three, four = (Cell({"trl": str(number)}) for number in range(1, 5))
+    run_cell(MATRIX, one, Sweep(Layout(stage.root), {Sweep.VARIABLE: "another"}), say=stage.said.append)
+    run_cell(MATRIX, three, sweep, following=[two, four], say=stage.said.append)
+    run_cell(MATRIX, four, sweep, say=stage.said.append)
+    assert asked == [([], []), ([], ["trl4"]), (["trl3"], [])]
 
 
 @pytest.mark.parametrize("file", ["jsonl", "cell.json"])

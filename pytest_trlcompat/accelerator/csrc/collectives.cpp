@@ -19,6 +19,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <mutex>
+#include <numeric>
 #include <type_traits>
 
 namespace trlcompat {
@@ -208,7 +209,7 @@ class Backend final : public c10d::Backend {
     compare(c10d::OpType::REDUCE_SCATTER, outputs);
     auto to = on_cpu(outputs);
     auto from = on_cpu(inputs);
-    return started(gloo_->reduce_scatter(to, from, summing(options)), outputs, averaged(options, to));
+    return started(reduce_scatter_by_gloo(to, from, summing(options)), outputs, averaged(options, to));
   }
   WorkPtr _reduce_scatter_base(
       at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
@@ -236,7 +237,7 @@ class Backend final : public c10d::Backend {
     compare(c10d::OpType::ALLTOALL, {});
     auto to = on_cpu(outputs);
     auto from = on_cpu(inputs);
-    return started(gloo_->alltoall(to, from, options), outputs);
+    return started(alltoall_by_gloo(to, from, options), outputs);
   }
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
     compare(c10d::OpType::BARRIER, {});
@@ -305,6 +306,53 @@ class Backend final : public c10d::Backend {
     if (ordered_) work->complete();
     return work;
   }
+
+#if TRLCOMPAT_TORCH_AT_LEAST(2, 8)
+  WorkPtr reduce_scatter_by_gloo(Tensors& to, TensorLists& from, const c10d::ReduceScatterOptions& options) {
+    return gloo_->reduce_scatter(to, from, options);
+  }
+#else
+  // gloo had none: all ranks reduce everything, and each takes its own part.
+  WorkPtr reduce_scatter_by_gloo(Tensors& to, TensorLists& from, const c10d::ReduceScatterOptions& options) {
+    c10d::AllreduceOptions all;
+    all.reduceOp = options.reduceOp;
+    all.timeout = options.timeout;
+    WorkPtr last;
+    for (size_t i = 0; i < to.size(); ++i)
+      for (size_t rank = 0; rank < from[i].size(); ++rank) {
+        Tensors whole{from[i][rank].clone()};
+        last = gloo_->allreduce(whole, all);
+        last->wait();
+        if (static_cast<int>(rank) == getRank()) to[i].copy_(whole[0]);
+      }
+    return last;
+  }
+#endif
+
+#if TRLCOMPAT_TORCH_AT_LEAST(2, 12)
+  WorkPtr alltoall_by_gloo(Tensors& to, Tensors& from, const c10d::AllToAllOptions& options) {
+    return gloo_->alltoall(to, from, options);
+  }
+#else
+  // gloo had only that of one tensor, cut into parts.
+  WorkPtr alltoall_by_gloo(Tensors& to, Tensors& from, const c10d::AllToAllOptions& options) {
+    std::vector<int64_t> received, sent;
+    Tensors flat;
+    for (const auto& tensor : to) received.push_back(tensor.numel());
+    for (const auto& tensor : from) {
+      sent.push_back(tensor.numel());
+      flat.push_back(tensor.reshape({-1}));
+    }
+    auto all_sent = at::cat(flat);
+    auto all_received = at::empty({std::accumulate(received.begin(), received.end(), int64_t{0})}, all_sent.options());
+    auto work = gloo_->alltoall_base(all_received, all_sent, received, sent, options);
+    work->wait();
+    int64_t start = 0;
+    for (size_t i = 0; i < to.size(); start += received[i++])
+      to[i].copy_(all_received.narrow(0, start, received[i]).view(to[i].sizes()));
+    return work;
+  }
+#endif
 
   // gloo has no average: it sums, and the sum is divided when it is there.
   template <class Options>

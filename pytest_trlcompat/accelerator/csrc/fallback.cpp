@@ -8,7 +8,6 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <initializer_list>
 #include <string_view>
 #include <utility>
 
@@ -93,13 +92,16 @@ bool accepts_cpu_indices(std::string_view method) {
       method == "aten::_index_put_impl_";
 }
 
+// Copying is the one thing that may be done between devices; dense tensors do it in operators.cpp.
+bool copies(std::string_view method) { return method == "aten::copy_" || method == "aten::copy_sparse_to_sparse_"; }
+
 void check_devices(const Arguments& arguments, const Place& place) {
   const std::string& method = arguments.schema.name();
   for (size_t i = 0; i < arguments.size; ++i) {
     const IValue& value = arguments.values[i];
     TORCH_CHECK(!value.isGenerator() || value.toGenerator().device().type() == kDevice, "Expected a '", place.device,
                 "' device type for generator but found '", value.toGenerator().device(), "'");
-    if (!place.has_tensors) continue;
+    if (!place.has_tensors || copies(method)) continue;
     for_each_tensor(value, [&](const at::Tensor& tensor) {
       const auto device = tensor.device();
       if (device == place.device || device.type() == c10::DeviceType::Meta) return;
@@ -116,7 +118,7 @@ void check_devices(const Arguments& arguments, const Place& place) {
 
 using Written = std::vector<std::pair<at::Tensor, at::Tensor>>;  // an argument that is written to, and its alias
 
-Written move_arguments_to_cpu(const Arguments& arguments, const Place& place, Aliases& aliases) {
+Written move_arguments_to_cpu(const Arguments& arguments, const Place& place, c10::DispatchKey cpu, Aliases& aliases) {
   Written written;
   for (size_t i = 0; i < arguments.size; ++i) {
     IValue& value = arguments.values[i];
@@ -130,6 +132,8 @@ Written move_arguments_to_cpu(const Arguments& arguments, const Place& place, Al
     } else {
       map_tensors(value, [&](const at::Tensor& tensor) {
         auto alias = aliases.to_cpu(tensor);
+        // Kernels for sparse tensors ask whether there will be a backward pass, and keep what it needs.
+        if (cpu != c10::DispatchKey::CPU && tensor.requires_grad()) alias.set_requires_grad(true);
         if (arguments.is_written(i)) written.emplace_back(tensor, alias);
         return alias;
       });
@@ -153,6 +157,8 @@ bool is_traced() {
 
 }  // namespace
 
+// Runs the kernel that the CPU has under `cpu`: the one for dense tensors, or one for sparse tensors.
+template <c10::DispatchKey cpu>
 void fallback(const c10::OperatorHandle& op, Stack* stack) {
   const auto& schema = op.schema();
   if (is_traced()) std::fprintf(stderr, "[accelerator] %s.%s\n", schema.name().c_str(), schema.overload_name().c_str());
@@ -166,10 +172,10 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   for (const auto& result : schema.returns()) returned.push_back(returned_argument(arguments, result));
 
   Aliases aliases;
-  const Written written = move_arguments_to_cpu(arguments, place, aliases);
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  const Written written = move_arguments_to_cpu(arguments, place, cpu, aliases);
+  op.redispatchBoxed(c10::DispatchKeySet(cpu), stack);
   if (!written.empty()) aliases.adopt_reallocated();
-  for (const auto& [tensor, alias] : written) aliases.adopt_shape(tensor, alias, schema.name().c_str());
+  for (const auto& [tensor, alias] : written) aliases.adopt_form(tensor, alias, schema.name().c_str());
 
   IValue* results = stack->data() + stack->size() - returned.size();
   for (size_t i = 0; i < returned.size(); ++i) {
@@ -180,18 +186,49 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   }
 }
 
+namespace {
+
+template <c10::DispatchKey cpu>
+torch::CppFunction boxed_fallback() {
+  return torch::CppFunction::makeFromBoxedFunction<&fallback<cpu>>();
+}
+
+// For some operators torch has a composite of other operators besides the CPU's kernel, and gives a new device the
+// composite, which may round differently. Bitwise equality with the CPU needs the CPU's kernel.
+template <c10::DispatchKey cpu>
+void prefer_kernels_to_composites(torch::Library& m) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const auto op = name.name.rfind("aten::", 0) == 0 ? dispatcher.findOp(name) : std::nullopt;
+    if (!op || !op->hasKernelForDispatchKey(cpu)) continue;
+    for (const auto composite : {c10::DispatchKey::CompositeExplicitAutograd,
+                                 c10::DispatchKey::CompositeExplicitAutogradNonFunctional,
+                                 c10::DispatchKey::CompositeImplicitAutograd}) {
+      if (!op->hasKernelForDispatchKey(composite)) continue;
+      m.impl(c10::toString(name).c_str(), boxed_fallback<cpu>());
+      break;
+    }
+  }
+}
+
+}  // namespace
 }  // namespace trlcompat
 
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&trlcompat::fallback>()); }
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(trlcompat::boxed_fallback<c10::DispatchKey::CPU>()); }
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(trlcompat::boxed_fallback<c10::DispatchKey::SparseCPU>()); }
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
+  m.fallback(trlcompat::boxed_fallback<c10::DispatchKey::SparseCsrCPU>());
+}
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  const auto use_fallback = [&m](std::initializer_list<const char*> names) {
-    for (const char* name : names) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&trlcompat::fallback>());
-  };
-  // torch offers these a composite of other operators besides the CPU's kernel, and a new device gets the composite,
-  // which rounds differently. Bitwise equality with the CPU needs the CPU's kernel.
-  use_fallback({"addr", "addr.out", "linalg__powsum", "mish_backward", "native_group_norm", "native_layer_norm",
-                "silu_backward"});
+  trlcompat::prefer_kernels_to_composites<c10::DispatchKey::CPU>(m);
   // These choose a kernel by the device of their arguments, and would find none for this one.
-  use_fallback({"convolution", "convolution_backward"});
+  for (const char* name : {"convolution", "convolution_backward", "conj_physical_", "mode.values", "nanmean.out"})
+    m.impl(name, trlcompat::boxed_fallback<c10::DispatchKey::CPU>());
+}
+TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) {
+  trlcompat::prefer_kernels_to_composites<c10::DispatchKey::SparseCPU>(m);
+}
+TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
+  trlcompat::prefer_kernels_to_composites<c10::DispatchKey::SparseCsrCPU>(m);
 }

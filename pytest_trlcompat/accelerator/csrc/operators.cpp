@@ -95,10 +95,12 @@ Tensor copy_from_and_resize(const Tensor& self, const Tensor& to) {
 // ---- resizing and replacing storages
 const Tensor& resize_(const Tensor& self, IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
   auto* impl = self.unsafeGetTensorImpl();
-  impl->set_sizes_contiguous(sizes);
-  const size_t needed = (impl->numel() + impl->storage_offset()) * impl->itemsize();
-  if (impl->numel() != 0 && needed > impl->unsafe_storage().nbytes())
-    resize_storage(impl->unsafe_storage().unsafeGetStorageImpl(), needed);
+  if (impl->sizes() != sizes) {  // else the strides stay too, as on every device
+    impl->set_sizes_contiguous(sizes);
+    const size_t needed = (impl->numel() + impl->storage_offset()) * impl->itemsize();
+    if (impl->numel() != 0 && needed > impl->unsafe_storage().nbytes())
+      resize_storage(impl->unsafe_storage().unsafeGetStorageImpl(), needed);
+  }
   if (format && *format != at::MemoryFormat::Preserve) impl->empty_tensor_restride(*format);
   return self;
 }

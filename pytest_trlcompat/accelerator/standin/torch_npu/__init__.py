@@ -11,7 +11,12 @@ import os
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
+
+def _autoload() -> None:
+    """What torch calls when it is imported, also while this package, imported first, imports torch."""
+
+
+import torch  # noqa: E402
 
 __version__ = "0.0.0"
 __all__ = ["IS_SOFTWARE_ACCELERATOR", "npu"]
@@ -39,10 +44,6 @@ _as_cuda.install()
 # TRL's activation offloading asks torch_npu for what it asks torch for elsewhere.
 if hasattr(torch._C, "_storage_Use_Count"):
     _C._storage_Use_Count = torch._C._storage_Use_Count
-
-
-def _autoload() -> None:
-    """What torch calls once it is imported; importing this package has done everything."""
 
 
 # Transformers imports these wherever there is an NPU; nothing that is tested may call them.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -77,8 +77,8 @@ class device:  # noqa: N801 - torch's name
     def __exit__(self, *_exception: object) -> None:
         _C.set_device(self.prev_idx)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        lacking("torch.npu.device")(name)
+    def __getattr__(self, name: str) -> Any:
+        return lacking("torch.npu.device")(name)
 
 
 def synchronize(device: Device = None) -> None:

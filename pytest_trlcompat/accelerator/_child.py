@@ -1,0 +1,47 @@
+"""Run a compiler or an interpreter, and leave nothing of it running. Imports only the standard library."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+__all__ = ["run"]
+
+
+def run(command: Sequence[str], source: str, temporary: Path, environment: Mapping[str, str]) -> tuple[int, str]:
+    """Exit status and output, both streams together; when this process is interrupted, nothing of it is left running.
+
+    Args:
+        source: what it reads from its standard input.
+        temporary: the folder for its temporary files.
+    """
+    environment = {**environment, "LC_ALL": "C", "TMPDIR": str(temporary)}
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    )
+    try:
+        output, _ = process.communicate(source)
+    except BaseException:
+        _kill_with_children(process.pid)
+        process.wait()
+        raise
+    return process.returncode, output
+
+
+def _kill_with_children(pid: int) -> None:
+    """g++ is a driver, and the compiler proper, its child, would go on without it."""
+    with contextlib.suppress(OSError):  # no /proc, or the process has ended
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            _kill_with_children(int(child))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,51 @@
+"""Cure of ``fsdp2-grad-norm`` (pytorch 170862): under FSDP2 the norm of all gradients is logged, not of a rank's part.
+
+``torch.nn.utils.clip_grad_norm_`` clips by the norm of all gradients, but before torch 2.10 what it returns is a
+``DTensor`` of which each rank holds its own part's norm. ``Trainer`` takes ``.item()`` of it, which is that part: with
+N ranks ``grad_norm`` is too small by about the square root of N, and differs from rank to rank. Weights are right.
+From 2.10 on torch returns the whole norm, as Accelerate's own function does from pull 4219 on.
+
+Imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["FSDP2GradNormMixin", "whole_norm"]
+
+
+def whole_norm(norm: Any) -> Any:
+    """A norm over all ranks: of a ``DTensor`` the reduced one, a tensor of no dimension; anything else as it is.
+
+    Collective where the norm is a ``DTensor`` of which each rank holds a part; without communication elsewhere.
+    """
+    placements = getattr(norm, "placements", ())
+    if not any(placement.is_partial() for placement in placements):
+        return norm
+    return norm.full_tensor()
+
+
+class FSDP2GradNormMixin:
+    """Lets any ``transformers.Trainer`` log the norm of all gradients under FSDP2.
+
+    Does nothing where the accelerator's ``clip_grad_norm_`` returns the whole norm: from torch 2.10 on, with newer
+    releases of Accelerate, and under other strategies.
+    """
+
+    accelerator: Any
+
+    def create_accelerator_and_postprocess(self) -> None:
+        upstream: Any = super()
+        upstream.create_accelerator_and_postprocess()
+        self.accelerator.clip_grad_norm_ = _returning_whole_norms(self.accelerator.clip_grad_norm_)
+
+
+def _returning_whole_norms(clip: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(clip)
+    def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+        return whole_norm(clip(*args, **kwargs))
+
+    return clip_grad_norm_
