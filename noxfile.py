@@ -146,6 +146,15 @@ def mutations(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def branches(session: nox.Session) -> None:
+    """Branches for NPUs alone that nobody has decided about [-- trl==1.17.0 ..., or of the newest cell]."""
+    with plainly(session):
+        environment = WORKSHOP.stack(STACK_TESTS[-1])
+        folders = [WORKSHOP.unpack(release, environment, session.create_tmp()) for release in session.posargs]
+        WORKSHOP.run_in(environment, ["python", "-m", "pytest_trlcompat.accelerator.decisions", *map(str, folders)])
+
+
+@nox.session(default=False)
 def lint(session: nox.Session) -> None:
     """ruff and mypy."""
     with plainly(session):

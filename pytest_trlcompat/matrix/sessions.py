@@ -28,6 +28,7 @@ from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import said_plainly
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.sweep import Outcome, Sweep, run_cell
+from pytest_trlcompat.matrix.uv import uv_network_first
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -243,6 +244,17 @@ class Workshop:
         """A small environment of tools; with ``project``, this project and what it needs installed as well."""
         wanted = [*requirements, *(self._project()["dependencies"] if project else [])]
         return ensure_tools(name, wanted, self.layout, self.say, project=project)
+
+    def unpack(self, release: str, environment: Environment, folder: str) -> Path:
+        """The files of one release, ``trl==1.17.0``, in a folder of its own below ``folder``, without what it requires.
+
+        Args:
+            environment: has what some releases are built with, torch for DeepSpeed.
+        """
+        target = Path(folder, release)
+        said = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--python", str(environment.python)]
+        uv_network_first([*said, "--target", str(target), "--upgrade", release])
+        return target
 
     # The end
 

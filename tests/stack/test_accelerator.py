@@ -409,13 +409,14 @@ def choose_options() -> dict[str, Any]:
     npu.config.allow_internal_format = True
     npu.matmul.allow_hf32 = npu.conv.allow_hf32 = False
     seen["kept"] = npu.config.allow_internal_format, npu.matmul.allow_hf32, npu.conv.allow_hf32
-    for name, wrong in {
+    wrong: dict[str, Callable[[], Any]] = {
         "misspelt": lambda: setattr(npu.config, "allow_internl_format", True),
         "no options": lambda: npu.set_option("Tril"),
         "static": lambda: npu.amp.GradScaler(dynamic=False),
-    }.items():
+    }
+    for name, act in wrong.items():
         try:
-            wrong()
+            act()
         except (AttributeError, TypeError) as error:
             seen[name] = str(error)
     return seen
@@ -437,23 +438,21 @@ def test_options_of_an_npu_are_kept_and_change_nothing(launch: Launcher) -> None
 def use_mixed_precision() -> list[Any]:
     import torch
 
-    class Double(torch.autograd.Function):
-        @staticmethod
-        @torch.npu.amp.custom_fwd(cast_inputs=torch.float32)
-        def forward(_: Any, value: Any) -> Any:
-            return value * 2
+    amp: Any = torch.npu.amp
 
-        @staticmethod
-        @torch.npu.amp.custom_bwd
-        def backward(_: Any, gradient: Any) -> Any:
-            return gradient * 2
+    def double(_: Any, value: Any) -> Any:
+        return value * 2
+
+    class Double(torch.autograd.Function):
+        forward = staticmethod(amp.custom_fwd(double, cast_inputs=torch.float32))
+        backward = staticmethod(amp.custom_bwd(double))
 
     value = torch.ones(2, dtype=torch.bfloat16, device="npu")
-    scaler = torch.npu.amp.GradScaler(2.0, growth_interval=1)
-    with torch.npu.amp.autocast(True, torch.bfloat16):
+    scaler = amp.GradScaler(2.0, growth_interval=1)
+    with amp.autocast(True, torch.bfloat16):
         inside = torch.get_autocast_dtype("npu")
         cast = Double.apply(value).dtype
-    with torch.npu.amp.autocast(enabled=False):
+    with amp.autocast(enabled=False):
         outside = torch.is_autocast_enabled("npu")
     tensors = [getattr(torch.npu, f"{name}Tensor")([1, 0]) for name in ("Float", "Half", "BFloat16", "Long", "Byte")]
     return [str(inside), str(cast), outside, scaler.get_scale(), [f"{each.dtype} {each.device}" for each in tensors]]
