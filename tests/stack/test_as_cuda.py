@@ -226,7 +226,7 @@ def attend() -> float:
 
 
 def test_sdpa_takes_masks_of_numbers_as_they_are(launch: Launcher) -> None:
-    """Failed with Transformers 4.57 and later, by 0.94."""
+    """Failed with Transformers 5, by 0.89."""
     assert launch(attend, strategy="single").values[0] < 1e-6
 
 
@@ -281,7 +281,7 @@ def fused_adam(decoupled: bool, dtype_name: str) -> list[float]:
 
 @pytest.mark.parametrize("decoupled", [True, False], ids=["AdamW", "Adam"])
 def test_deepspeeds_fused_adam_computes_as_torchs(launch: Launcher, decoupled: bool) -> None:
-    """With DeepSpeed 0.17.1 to 0.19.7 it needed an operator of an NPU's."""
+    """Before DeepSpeed 0.19.8 it needed an operator of an NPU's."""
     assert max(launch(fused_adam, decoupled, "float32", strategy="single").values[0]) < 1e-6
     # Numbers of about 1 are kept to 1/128; torch keeps its own in float32.
     assert max(launch(fused_adam, decoupled, "bfloat16", strategy="single").values[0]) < 0.05
