@@ -133,7 +133,7 @@ class Matrix:
         Raises:
             MatrixError: for what is no version of Python.
         """
-        return replace(cell, python=None if python == self.python else _python(python, "the cell's"))
+        return replace(cell, python=None if python == self.python else _python(python, "a cell's"))
 
     def requirements(self, cell: Cell) -> list[str]:
         """What is asked of the resolver."""
@@ -271,7 +271,7 @@ def _entry(entry: object, what: str) -> tuple[object, dict[str, Any]]:
         raise MatrixError("pins are missing; write for example pins = { trl = '0.15.2', transformers = '4.48.3' }")
     return entry["pins"], {
         "date": _day(entry, "date"),
-        "python": _python(entry["python"], "the cell's") if "python" in entry else None,
+        "python": _python(entry["python"], "a cell's") if "python" in entry else None,
         "tags": _texts(entry.get("tags", []), "tags"),
         "why": _text(entry.get("why", ""), "why"),
     }
