@@ -8,6 +8,7 @@
     nox -s cell -- trl=0.19.1 transformers=4.53.3 [accelerate=...] [--issue ID ...] [--date DAY]
     nox -s bisect -- releases --package transformers --good 4.49.0 --bad 4.53.3 --with trl=0.14.0 --issue ID
     nox -s tests                           this project's own tests
+    nox -s "rooms(3.12)"                   those without the stack, on another Python
 
 Environments are uv's, kept below .nox/envs and shared by the sessions, hence no virtual environments of nox's own.
 """
@@ -33,6 +34,9 @@ nox.options.sessions = ["tests", "matrix"]
 
 STACK_TESTS = ["trl0.17.0-tf4.50.3", "trl1.16.0-tf5.23.0"]
 """Cells in whose environments tests/stack runs: FSDP1 before ``prepare_fsdp``, and the newest release."""
+
+OTHER_PYTHONS = ["3.10", "3.12", "3.13"]
+"""Interpreters, as uv understands them, on which the tests of single rooms run beside the running one."""
 
 LONG_BENCHMARKS = ("sweep", "launch", "soak")
 
@@ -68,6 +72,16 @@ def tests(session: nox.Session, where: str) -> None:
         else:
             environment = WORKSHOP.stack(where)
             command = ["tests/stack"]
+        WORKSHOP.run_in(environment, ["python", "-m", "pytest", *command, *session.posargs])
+
+
+@nox.session(allow_parallel=True, default=False)
+@nox.parametrize("python", OTHER_PYTHONS, ids=OTHER_PYTHONS)
+def rooms(session: nox.Session, python: str) -> None:
+    """The tests of single rooms on another Python, which uv finds or downloads; no part of ``nox -s tests``."""
+    with plainly(session):
+        environment = WORKSHOP.tools("rooms", group("test"), project=True, python=python)
+        command = ["-n", "2", "--ignore=tests/stack", "tests"]
         WORKSHOP.run_in(environment, ["python", "-m", "pytest", *command, *session.posargs])
 
 

@@ -19,7 +19,6 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <mutex>
-#include <numeric>
 #include <type_traits>
 
 namespace trlcompat {
@@ -234,10 +233,14 @@ class Backend final : public c10d::Backend {
     return started(gloo_->alltoall_base(to, from, output_splits, input_splits, options), {output});
   }
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override {
+#if !TRLCOMPAT_TORCH_AT_LEAST(2, 12)
+    TORCH_CHECK(false, "the software accelerator has no all_to_all of lists with this torch: gloo, on which it stands, ",
+                "has it from torch 2.12 on");
+#endif
     compare(c10d::OpType::ALLTOALL, {});
     auto to = on_cpu(outputs);
     auto from = on_cpu(inputs);
-    return started(alltoall_by_gloo(to, from, options), outputs);
+    return started(gloo_->alltoall(to, from, options), outputs);
   }
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
     compare(c10d::OpType::BARRIER, {});
@@ -326,31 +329,6 @@ class Backend final : public c10d::Backend {
         if (static_cast<int>(rank) == getRank()) to[i].copy_(whole[0]);
       }
     return last;
-  }
-#endif
-
-#if TRLCOMPAT_TORCH_AT_LEAST(2, 12)
-  WorkPtr alltoall_by_gloo(Tensors& to, Tensors& from, const c10d::AllToAllOptions& options) {
-    return gloo_->alltoall(to, from, options);
-  }
-#else
-  // gloo had only that of one tensor, cut into parts.
-  WorkPtr alltoall_by_gloo(Tensors& to, Tensors& from, const c10d::AllToAllOptions& options) {
-    std::vector<int64_t> received, sent;
-    Tensors flat;
-    for (const auto& tensor : to) received.push_back(tensor.numel());
-    for (const auto& tensor : from) {
-      sent.push_back(tensor.numel());
-      flat.push_back(tensor.reshape({-1}));
-    }
-    auto all_sent = at::cat(flat);
-    auto all_received = at::empty({std::accumulate(received.begin(), received.end(), int64_t{0})}, all_sent.options());
-    auto work = gloo_->alltoall_base(all_received, all_sent, received, sent, options);
-    work->wait();
-    int64_t start = 0;
-    for (size_t i = 0; i < to.size(); start += received[i++])
-      to[i].copy_(all_received.narrow(0, start, received[i]).view(to[i].sizes()));
-    return work;
   }
 #endif
 
