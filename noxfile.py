@@ -35,6 +35,12 @@ nox.options.sessions = ["tests", "matrix"]
 STACK_TESTS = ["trl0.17.0-tf4.50.3", "trl1.16.0-tf5.23.0"]
 """Cells in whose environments tests/stack runs: FSDP1 before ``prepare_fsdp``, and the newest release."""
 
+OPERATORS_TORCH = "2.13.0"
+"""The torch with which PyTorch's operators are part of the project's tests: that of the stack's cells."""
+
+OTHER_TORCHES = ["2.6.0", "2.15.0"]
+"""An old one and the newest, for a session of their own: their wheels bring 5 to 7 GB of CUDA libraries."""
+
 OTHER_PYTHONS = ["3.10", "3.12", "3.13"]
 """Interpreters, as uv understands them, on which the tests of single rooms run beside the running one."""
 
@@ -61,18 +67,36 @@ def group(name: str) -> list[str]:
     return list(nox.project.dependency_groups(nox.project.load_toml(ROOT / "pyproject.toml"), name))
 
 
+def try_operators(session: nox.Session, torch: str) -> None:
+    """Hold every operator of PyTorch's database, on the accelerator, against the CPU."""
+    needed = [f"torch=={torch}", "numpy", "scipy", "expecttest", "hypothesis", "setuptools"]
+    environment = WORKSHOP.tools(f"operators-{torch}", needed, project=True)
+    WORKSHOP.run_in(environment, ["python", "-m", "pytest", "tests/operators", *session.posargs])
+
+
 @nox.session(allow_parallel=True)
-@nox.parametrize("where", ["rooms", *STACK_TESTS], ids=["rooms", *STACK_TESTS])
+@nox.parametrize("where", ["rooms", "operators", *STACK_TESTS], ids=["rooms", "operators", *STACK_TESTS])
 def tests(session: nox.Session, where: str) -> None:
     """The project's tests: those of single rooms without the stack, those of the stack in two cells' environments."""
     with plainly(session):
         if where == "rooms":
             environment = WORKSHOP.tools("rooms", group("test"), project=True)
-            command = ["-n", "2", "--ignore=tests/stack", "tests"]
+            command = ["-n", "2", "--ignore=tests/stack", "--ignore=tests/operators", "tests"]
+        elif where == "operators":
+            try_operators(session, OPERATORS_TORCH)
+            return
         else:
             environment = WORKSHOP.stack(where)
             command = ["tests/stack"]
         WORKSHOP.run_in(environment, ["python", "-m", "pytest", *command, *session.posargs])
+
+
+@nox.session(default=False)
+@nox.parametrize("torch", OTHER_TORCHES, ids=OTHER_TORCHES)
+def operators(session: nox.Session, torch: str) -> None:
+    """PyTorch's operators with another torch than in the project's tests, an old one or the newest."""
+    with plainly(session):
+        try_operators(session, torch)
 
 
 @nox.session(allow_parallel=True, default=False)
@@ -81,7 +105,7 @@ def rooms(session: nox.Session, python: str) -> None:
     """The tests of single rooms on another Python, which uv finds or downloads; no part of ``nox -s tests``."""
     with plainly(session):
         environment = WORKSHOP.tools("rooms", group("test"), project=True, python=python)
-        command = ["-n", "2", "--ignore=tests/stack", "tests"]
+        command = ["-n", "2", "--ignore=tests/stack", "--ignore=tests/operators", "tests"]
         WORKSHOP.run_in(environment, ["python", "-m", "pytest", *command, *session.posargs])
 
 
