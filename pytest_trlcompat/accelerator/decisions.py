@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +86,8 @@ class Entry:
     """One decision, about the same branch in all the releases that have it.
 
     Attributes:
-        versions: of the releases that have it, with those between two that were looked at; open upwards where the newest
-            has it.
+        versions: of the releases that have it, with those between two that were looked at; open upwards where the
+            newest has it.
         at: places, ``*`` standing for any text.
         condition: what leads there, in the same manner; the opposite, ``not (...)``, counts as well.
         by: the adaptations that make the library go as on CUDA.
@@ -215,7 +215,7 @@ def _about(pattern: str, condition: str) -> bool:
     return opposite is not None and _about(pattern, opposite[1])
 
 
-@lru_cache(maxsize=None)
+@cache
 def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)
 

@@ -30,12 +30,14 @@ _SECTIONS = {
     ),
     Decision.AS_CUDA: (
         "As on CUDA",
-        "In processes that have the software accelerator, and there alone, an attribute of the library is changed as it is\n"
+        "In processes that have the software accelerator, and there alone, an attribute of the library is changed "
+        "as it is\n"
         "imported, so that it goes as it goes on CUDA: `pytest_trlcompat/accelerator/standin/torch_npu/_as_cuda.py`.",
     ),
     Decision.SUPPLIED: (
         "Supplied",
-        "The branch for NPUs is taken, and does on the software accelerator what that for CUDA does on a GPU: the stand-in\n"
+        "The branch for NPUs is taken, and does on the software accelerator what that for CUDA does on a GPU: "
+        "the stand-in\n"
         "for `torch_npu` has all that is called there.",
     ),
     Decision.HARMLESS: (

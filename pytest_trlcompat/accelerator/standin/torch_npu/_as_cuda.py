@@ -59,7 +59,7 @@ def fsdp_has_a_backend_for_the_cpu(module: ModuleType) -> None:
 
 
 def attention_masks_stay_as_they_are(module: Any) -> None:
-    """On an NPU Transformers makes sdpa's masks of numbers ones of booleans, and repeats keys and values for all heads."""
+    """On an NPU Transformers makes sdpa's masks of numbers ones of booleans, and repeats keys and values."""
     if hasattr(module, "_is_torch_npu_available"):
         module._is_torch_npu_available = False
 
