@@ -70,7 +70,7 @@ def group(name: str) -> list[str]:
 def try_operators(session: nox.Session, torch: str) -> None:
     """Hold every operator of PyTorch's database, on the accelerator, against the CPU."""
     needed = [f"torch=={torch}", "numpy", "scipy", "expecttest", "hypothesis", "setuptools"]
-    environment = WORKSHOP.tools(f"operators-{torch}", needed, project=True)
+    environment = WORKSHOP.tools(f"operators-{torch.replace('.', '-')}", needed, project=True)
     WORKSHOP.run_in(environment, ["python", "-m", "pytest", "tests/operators", *session.posargs])
 
 
