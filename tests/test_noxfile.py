@@ -62,6 +62,7 @@ def test_every_default_cell_is_a_session() -> None:
     assert [name for name in sessions if name.startswith("matrix(")] == [f"matrix({cell})" for cell in CELLS]
     assert [name for name in sessions if name.startswith("tests(")] == [
         "tests(rooms)",
+        "tests(operators)",
         "tests(trl0.17.0-tf4.50.3)",
         "tests(trl1.16.0-tf5.23.0)",
     ]
@@ -124,7 +125,7 @@ def test_a_torch_that_cannot_be_meant_is_one_clear_message() -> None:
 def test_the_other_sessions_are_run_by_name() -> None:
     listed = nox(ROOT, "--list").stdout
     assert re.findall(r"^- (\w+) ->", listed, re.MULTILINE) == [
-        *("cell", "lock", "clean", "report", "bisect", "bench", "mutations", "lint"),
+        *("cell", "lock", "clean", "report", "bisect", "bench", "mutations", "branches", "lint"),
     ]
 
 
