@@ -17,7 +17,7 @@ import pytest
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).resolve().parents[1]
-STACK_TESTS = Path(__file__).resolve().parent / "stack"
+WITH_TORCH = {Path(__file__).resolve().with_name(name) for name in ("operators", "stack")}
 
 
 def pytest_configure() -> None:
@@ -27,9 +27,9 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A warning is an error, but for tests that run the stack, whose warnings are not ours."""
+    """A warning is an error, but for tests that run torch or all of the stack, whose warnings are not ours."""
     for item in items:
-        if STACK_TESTS not in item.path.parents:
+        if WITH_TORCH.isdisjoint(item.path.parents):
             item.add_marker(pytest.mark.filterwarnings("error"), append=False)  # a test's own filter wins
 
 

@@ -1,0 +1,68 @@
+"""Work in forked processes: what each told is kept, however it ended."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from .isolation import Ended, run_isolated
+
+
+def work(task: str) -> Iterator[str]:
+    yield f"began {task}"
+    if task == "crash":
+        faulthandler.disable()  # pytest's own, which would print a page
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif task == "hang":
+        time.sleep(60)
+    elif task == "raise":
+        raise ValueError("by\ntwo lines")
+    elif task == "exit":
+        os._exit(3)
+    elif task == "long":
+        yield "x" * 1_000_000
+    yield "ended"
+
+
+def run(*tasks: str, workers: int = 2) -> dict[str, Ended[str]]:
+    return {ended.task: ended for ended in run_isolated(tasks, work, workers=workers, limit=1.0)}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_each_task_ends_in_its_own_way(workers: int) -> None:
+    ended = run("crash", "well", "hang", "raise", "exit", "long", workers=workers)
+    assert {task: end.failure for task, end in ended.items() if task != "raise"} == {
+        "crash": "killed by signal 11",
+        "well": None,
+        "hang": "over 1 s",
+        "exit": "exit status 3",
+        "long": None,
+    }
+    assert "ValueError: by\ntwo lines" in str(ended["raise"].failure)
+    assert ended["crash"].told == ["began crash"]
+    assert ended["well"].told == ["began well", "ended"]
+    assert len(ended["long"].told[1]) == 1_000_000
+
+
+def test_what_is_to_be_done_after_a_failure_comes_next() -> None:
+    def after(ended: Ended[str]) -> Iterator[str]:
+        if ended.task == "crash":
+            yield from ("first", "second")
+
+    order = [ended.task for ended in run_isolated(["crash", "last"], work, workers=1, limit=5, after_failure=after)]
+    assert order == ["crash", "first", "second", "last"]
+
+
+def test_no_process_outlives_a_caller_that_stops() -> None:
+    running = run_isolated(["well", "hang"], work, workers=2, limit=60)
+    assert next(running).task == "well"
+    started = time.monotonic()
+    running.close()  # type: ignore[attr-defined] # a generator
+    assert time.monotonic() - started < 30
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
