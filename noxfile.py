@@ -8,6 +8,7 @@
     nox -s cell -- trl=0.19.1 transformers=4.53.3 [accelerate=...] [--issue ID ...] [--date DAY]
     nox -s bisect -- releases --package transformers --good 4.49.0 --bad 4.53.3 --with trl=0.14.0 --issue ID
     nox -s tests                           this project's own tests
+    nox -s "rooms(3.12)"                   those without the stack, on another Python
 
 Environments are uv's, kept below .nox/envs and shared by the sessions, hence no virtual environments of nox's own.
 """
@@ -34,6 +35,15 @@ nox.options.sessions = ["tests", "matrix"]
 STACK_TESTS = ["trl0.17.0-tf4.50.3", "trl1.16.0-tf5.23.0"]
 """Cells in whose environments tests/stack runs: FSDP1 before ``prepare_fsdp``, and the newest release."""
 
+OPERATORS_TORCH = "2.13.0"
+"""The torch with which PyTorch's operators are part of the project's tests: that of the stack's cells."""
+
+OTHER_TORCHES = ["2.6.0", "2.15.0"]
+"""An old one and the newest, for a session of their own: their wheels bring 5 to 7 GB of CUDA libraries."""
+
+OTHER_PYTHONS = ["3.10", "3.12", "3.13"]
+"""Interpreters, as uv understands them, on which the tests of single rooms run beside the running one."""
+
 LONG_BENCHMARKS = ("sweep", "launch", "soak")
 
 try:
@@ -57,17 +67,45 @@ def group(name: str) -> list[str]:
     return list(nox.project.dependency_groups(nox.project.load_toml(ROOT / "pyproject.toml"), name))
 
 
+def try_operators(session: nox.Session, torch: str) -> None:
+    """Hold every operator of PyTorch's database, on the accelerator, against the CPU."""
+    needed = [f"torch=={torch}", "numpy", "scipy", "expecttest", "hypothesis", "setuptools"]
+    environment = WORKSHOP.tools(f"operators-{torch.replace('.', '-')}", needed, project=True)
+    WORKSHOP.run_in(environment, ["python", "-m", "pytest", "tests/operators", *session.posargs])
+
+
 @nox.session(allow_parallel=True)
-@nox.parametrize("where", ["rooms", *STACK_TESTS], ids=["rooms", *STACK_TESTS])
+@nox.parametrize("where", ["rooms", "operators", *STACK_TESTS], ids=["rooms", "operators", *STACK_TESTS])
 def tests(session: nox.Session, where: str) -> None:
     """The project's tests: those of single rooms without the stack, those of the stack in two cells' environments."""
     with plainly(session):
         if where == "rooms":
             environment = WORKSHOP.tools("rooms", group("test"), project=True)
-            command = ["-n", "2", "--ignore=tests/stack", "tests"]
+            command = ["-n", "2", "--ignore=tests/stack", "--ignore=tests/operators", "tests"]
+        elif where == "operators":
+            try_operators(session, OPERATORS_TORCH)
+            return
         else:
             environment = WORKSHOP.stack(where)
             command = ["tests/stack"]
+        WORKSHOP.run_in(environment, ["python", "-m", "pytest", *command, *session.posargs])
+
+
+@nox.session(default=False)
+@nox.parametrize("torch", OTHER_TORCHES, ids=OTHER_TORCHES)
+def operators(session: nox.Session, torch: str) -> None:
+    """PyTorch's operators with another torch than in the project's tests, an old one or the newest."""
+    with plainly(session):
+        try_operators(session, torch)
+
+
+@nox.session(allow_parallel=True, default=False)
+@nox.parametrize("python", OTHER_PYTHONS, ids=OTHER_PYTHONS)
+def rooms(session: nox.Session, python: str) -> None:
+    """The tests of single rooms on another Python, which uv finds or downloads; no part of ``nox -s tests``."""
+    with plainly(session):
+        environment = WORKSHOP.tools("rooms", group("test"), project=True, python=python)
+        command = ["-n", "2", "--ignore=tests/stack", "--ignore=tests/operators", "tests"]
         WORKSHOP.run_in(environment, ["python", "-m", "pytest", *command, *session.posargs])
 
 
@@ -143,6 +181,15 @@ def mutations(session: nox.Session) -> None:
     with plainly(session):
         environment = WORKSHOP.tools("rooms", group("test"), project=True)
         WORKSHOP.run_in(environment, ["python", "benchmarks/mutations.py", *session.posargs])
+
+
+@nox.session(default=False)
+def branches(session: nox.Session) -> None:
+    """Branches for NPUs alone that nobody has decided about [-- trl==1.17.0 ..., or of the newest cell]."""
+    with plainly(session):
+        environment = WORKSHOP.stack(STACK_TESTS[-1])
+        folders = [WORKSHOP.unpack(release, environment, session.create_tmp()) for release in session.posargs]
+        WORKSHOP.run_in(environment, ["python", "-m", "pytest_trlcompat.accelerator.decisions", *map(str, folders)])
 
 
 @nox.session(default=False)

@@ -110,8 +110,8 @@ def _config(**settings: Any) -> Any:
         "seed": 7,
     }
     if hasattr(trl.trainer.utils, "create_model_from_path"):
-        # These releases place the reference model with device_map="auto" unless the distributed type is MULTI_GPU or
-        # DEEPSPEED. On the software accelerator, which is MULTI_NPU, that is no finding about GPUs.
+        # These releases load the reference model with device_map="auto" where the distributed type is not MULTI_GPU or
+        # DEEPSPEED, as under FSDP: every rank's lands on device 0, on GPUs too. That is no concern of these suites.
         values["model_init_kwargs"] = {"device_map": None}
     known = inspect.signature(trl.GRPOConfig.__init__).parameters
     return trl.GRPOConfig(**{key: value for key, value in {**values, **settings}.items() if key in known})

@@ -57,6 +57,18 @@ NO_CPU_KERNEL = NO_KERNEL.replace("_sparse_mm_reduce_impl", "_thnn_fused_lstm_ce
             "aten::set_",
         ),
         (
+            "RuntimeError",
+            "the software accelerator has no all_to_all of lists with this torch: gloo, on which it stands, has it",
+            "capability",
+            "all_to_all of lists",
+        ),
+        (
+            "RuntimeError",
+            "the software accelerator has no tensors of layout Mkldnn",
+            "capability",
+            "tensors of layout Mkldnn",
+        ),
+        (
             "NotImplementedError",
             "_scaled_dot_product_fused_attention_overrideable not implemented. This is an operator for privateuse1 "
             "backends, please use TORCH_LIBRARY_IMPL to override this function ",

@@ -113,6 +113,22 @@ def test_each_downgrade_is_caught(changes: dict[str, Any], text: str) -> None:
         check(WANTED, {**SEEN, **changes}, rank=1)
 
 
+FSDP_SEEN = {"initialized": True, "world_size": 2, "device_type": "npu", "engines": {}}
+
+
+def test_before_an_accelerator_is_made_fsdp_is_told_from_ddp_by_nothing() -> None:
+    wanted = expectation(strategy("fsdp1"), 2, "software", False)
+    check(wanted, {**FSDP_SEEN, "distributed_type_at_first": "MULTI_NPU"}, rank=0)
+    check(wanted, {**FSDP_SEEN, "distributed_type": "FSDP"}, rank=0)
+    with pytest.raises(NotProved, match="distributed type FSDP was asked for, MULTI_NPU was found"):
+        check(wanted, {**FSDP_SEEN, "distributed_type": "MULTI_NPU"}, rank=0)
+    with pytest.raises(NotProved, match="distributed type MULTI_NPU was asked for, NO was found"):
+        check(wanted, {**FSDP_SEEN, "distributed_type_at_first": "NO"}, rank=0)
+    zero = expectation(strategy("zero3"), 2, "software", False)
+    with pytest.raises(NotProved, match="distributed type DEEPSPEED was asked for, MULTI_NPU was found"):
+        check(zero, {**FSDP_SEEN, "distributed_type_at_first": "MULTI_NPU"}, rank=0)
+
+
 def test_without_sharding_asked_for_only_the_processes_count() -> None:
     check(expectation(strategy("zero3"), 2, "software", False), {**SEEN, "engines": {}}, rank=0)
 

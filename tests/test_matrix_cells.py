@@ -33,7 +33,8 @@ def test_the_shipped_default_cells() -> None:
 def test_the_shipped_full_selection_has_two_cells_of_every_minor_release_of_trl() -> None:
     matrix = read_matrix(SHIPPED)
     full = matrix.full()
-    assert {cell.id for cell in full} == {cell.id for cell in matrix.cells}  # the default ones as well
+    # The default ones as well; another Python is tried in a few cells alone.
+    assert {cell.id for cell in full} == {cell.id for cell in matrix.cells if cell.python is None}
     minors: dict[str, list[str]] = {}
     for cell in full:
         minors.setdefault(cell.pins["trl"].rpartition(".")[0], []).append(cell.pins["transformers"])
@@ -98,6 +99,26 @@ def test_an_id_has_trl_and_transformers_first_and_other_pins_by_their_full_names
     pins = parse_pins(["deepspeed=0.16.3", "accelerate=1.3.0", "transformers==4.48.3", "trl=0.14.0"])
     assert Cell(pins).id == "trl0.14.0-tf4.48.3-accelerate1.3.0-deepspeed0.16.3"
     assert Cell({"transformers": "4.48.3"}).id == "tf4.48.3"
+
+
+def test_a_cell_may_name_its_python(tmp_path: Path) -> None:
+    matrix = read(tmp_path, f"[[cell]]\n{PINS}\n[[cell]]\n{PINS}\npython = '3.12'\n")
+    plain, other = matrix.cells
+    assert other.id == f"{plain.id}-py3.12"
+    assert [matrix.python_of(plain), matrix.python_of(other)] == ["3.11", "3.12"]
+    assert matrix.on_python(plain, "3.12") == other
+    assert matrix.on_python(other, "3.11") == plain
+
+
+@pytest.mark.parametrize("python", ["3", "pypy", "3.x"])
+def test_what_is_no_version_of_python(tmp_path: Path, python: str) -> None:
+    with pytest.raises(MatrixError, match=f"number 1: malformed a cell's python {python!r}; write for example '3.11'"):
+        read(tmp_path, f"[[cell]]\n{PINS}\npython = {python!r}\n")
+
+
+def test_every_supported_python_has_a_cell() -> None:
+    cells = [cell for cell in read_matrix(SHIPPED).cells if "pythons" in cell.tags]
+    assert sorted(str(cell.python) for cell in cells) == ["3.10", "3.12", "3.13"]
 
 
 def test_a_cells_pins_win_over_the_default_ones_and_over_the_free_stack(tmp_path: Path) -> None:
@@ -185,7 +206,7 @@ def test_a_date_is_a_toml_date_or_a_string(tmp_path: Path, date: str) -> None:
         ),
         (
             f"[[cell]]\n{PINS}\nversion = 1",
-            "[[cell]] number 1: unknown key 'version' in a cell; known are date, pins, tags, why",
+            "[[cell]] number 1: unknown key 'version' in a cell; known are date, pins, python, tags, why",
         ),
         (
             "[[cell]]\ntags = []",

@@ -241,3 +241,13 @@ def test_a_lock_is_taken_until_what_was_asked_changes(
     other = Matrix("3.12", matrix.pins, matrix.stack, matrix.harness, matrix.undated, 3)
     assert "rich" not in lock_for(other, cell, layout).packages
     assert len(uv.asked) == 4
+
+
+def test_a_cell_is_resolved_on_its_own_python(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
+    uv = fake(monkeypatch, *["trl==1.0.0\n"] * 3)
+    day = datetime.date(2026, 4, 2)
+    plain, other = (resolve(matrix, Cell({"trl": "1.0.0"}, day, python=python)) for python in (None, "3.12"))
+    assert [arguments[arguments.index("--python") + 1] for arguments, _ in uv.asked] == ["3.11", "3.12"]
+    assert [plain.python, other.python] == ["3.11", "3.12"]
+    assert plain.asked != other.asked
+    assert plain.asked == resolve(matrix, Cell({"trl": "1.0.0"}, day)).asked

@@ -108,6 +108,10 @@ def test_a_cell_that_is_named_without_torch_gets_the_one_that_is_asked_for(stage
     ("words", "cell_id"),
     [
         (["trl=0.15.2", "torch=2.6.0"], "trl0.15.2-torch2.6.0"),
+        (["trl=0.15.2", "--python", "3.12"], "trl0.15.2-py3.12"),
+        (["trl0.15.2", "--python", "3.12"], "trl0.15.2-py3.12"),
+        (["trl=0.15.2", "--python", "3.11"], "trl0.15.2"),
+        (["trl=0.15.2", "--torch", "2.6.0", "--python", "3.12"], "trl0.15.2-torch2.6.0-py3.12"),
         (["trl=0.15.2", "--torch", "2.6.0"], "trl0.15.2-torch2.6.0"),
         (["trl=0.15.2", "--torch", "2.13.0"], "trl0.15.2"),
         (["trl0.15.2-torch2.8.0"], "trl0.15.2-torch2.8.0"),

@@ -68,6 +68,17 @@ def test_every_default_cell_is_a_session() -> None:
     assert {session["name"] for session in sessions.values()} == {"tests", "matrix"}  # a plain nox runs no other
 
 
+def test_the_tests_of_single_rooms_run_on_other_pythons_when_they_are_named() -> None:
+    sessions = json.loads(nox(ROOT, "--list", "--json", "-s", "rooms").stdout)
+    assert [session["session"] for session in sessions] == ["rooms(3.10)", "rooms(3.12)", "rooms(3.13)"]
+
+
+def test_a_cell_with_a_python_of_its_own_has_a_session_when_it_is_named() -> None:
+    cells = [cell.id for cell in read_matrix(MATRIX).cells if cell.python]
+    assert listed("-s", *(f"matrix({cell})" for cell in cells)) == cells
+    assert not set(cells) & set(CELLS)
+
+
 def listed(*arguments: str, **environ: str) -> list[str]:
     """The cells that nox has sessions for."""
     sessions = json.loads(nox(ROOT, "--list", "--json", *arguments, **environ).stdout)

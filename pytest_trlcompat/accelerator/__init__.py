@@ -7,14 +7,11 @@ backend ``hccl``.
 
 ``TRLCOMPAT_ACCELERATOR_TRACE=1`` makes the device print each operator that falls back to the CPU's kernel, on stderr.
 
-False friends. Upstream code treats an NPU in ways that a GPU does not see. What fails in such a branch, or for want of
-a kernel, is told apart by ``artefacts.py``; ``branches.py`` finds the branches in the source. What a branch does
-otherwise without failing shows elsewhere: before a finding on this device is believed, look for it:
-
-- TRL 1.16 sets ``device_map=None`` only for MULTI_GPU and DEEPSPEED. On MULTI_NPU rank 1 loads its model on ``npu:0``,
-  and FSDP1 then fails with ``Inconsistent compute device and device_id``.
-- Transformers 5 has mask code of its own for sdpa on an NPU. Use ``attn_implementation="eager"``, with which forward,
-  backward, AdamW and greedy generation equal the CPU's bitwise.
+False friends. Libraries treat an NPU in ways that a GPU does not see. Every such branch is known: ``branches.py`` finds
+them in the source, ``npu_branches.toml`` says of each what is done about it (``decisions.py``, docs/npu-branches.md),
+and where a library is made to go as on CUDA, ``standin/torch_npu/_as_cuda.py`` does it. What fails in one, or for want
+of a kernel, is told apart by ``artefacts.py``. Before a finding on this device is believed, look at the limits there.
+With ``attn_implementation="eager"`` forward, backward, AdamW and greedy generation equal the CPU's bitwise.
 
 This module and build.py must not import torch: importing the plugin must neither load torch nor the device. The device
 is loaded by ``activate`` and by ``environment`` in a child process, never otherwise.

@@ -67,6 +67,18 @@ PLAIN = (
         "{name}",
         "it gives an argument another storage, which cannot be followed",
     ),
+    Words(
+        What.CAPABILITY,
+        r"the software accelerator has no (?P<name>[\w ]+) with this torch",
+        "{name}",
+        "gloo, on which its collectives stand, has none in this torch",
+    ),
+    Words(
+        What.CAPABILITY,
+        r"the software accelerator has no (?P<name>tensors of layout \w+)",
+        "{name}",
+        "none of its operators knows how these lie in memory",
+    ),
     Words(What.ATTRIBUTE, r"stand-in for torch_npu has no '(?P<name>[\w.]+)'", "{name}", _NO_NAME),
     Words(
         What.ATTRIBUTE,

@@ -52,6 +52,8 @@ def expectation(strategy: Strategy, world_size: int, device: str, sharded: bool)
         "world_size": world_size,
         "device_type": _DEVICE_TYPES[device],
         "distributed_type": distributed,
+        # From the Accelerator on Accelerate knows of FSDP; TrainingArguments alone are told from DDP's by nothing.
+        "distributed_type_at_first": _DDP_TYPES[device] if strategy.fsdp is not None else distributed,
         "engine": None if strategy.name == "single" or not sharded else _engine_name(strategy),
         "zero_stage": strategy.zero_stage,
         "parameters_sharded": strategy.shards_parameters and world_size > 1,
@@ -129,7 +131,8 @@ def _accelerate_state() -> dict[str, Any]:
     if "distributed_type" not in shared:
         return {}
     kind, device = shared["distributed_type"], shared.get("device")
-    seen = {"distributed_type": getattr(kind, "value", str(kind))}
+    key = "distributed_type" if "distributed_type" in full else "distributed_type_at_first"
+    seen = {key: getattr(kind, "value", str(kind))}
     # None for as long as Accelerate 1.10 has been asked for its state alone.
     return seen if device is None else {**seen, "device_type": device.type}
 
@@ -196,9 +199,11 @@ def _process_differences(wanted: Mapping[str, Any], seen: Mapping[str, Any]) -> 
         found.append(f"world size {wanted['world_size']} was asked for, {seen.get('world_size', 1)} was found")
     if wanted["strategy"] != "single" and not seen.get("initialized", False):
         found.append("no process group was initialised")
-    for key in ("distributed_type", "device_type"):  # known only where the function used Accelerate
+    # Known only where the function used Accelerate.
+    for key in ("distributed_type", "distributed_type_at_first", "device_type"):
         if key in seen and seen[key] != wanted[key]:
-            found.append(f"Accelerate's {key.replace('_', ' ')} {wanted[key]} was asked for, {seen[key]} was found")
+            what = key.removesuffix("_at_first").replace("_", " ")
+            found.append(f"Accelerate's {what} {wanted[key]} was asked for, {seen[key]} was found")
     return found
 
 

@@ -10,7 +10,7 @@ import difflib
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +47,20 @@ class Cell:
     Attributes:
         pins: package to version, in the order of the cell's id, without the default pins.
         date: the day as of which the cell is resolved; ``None``: found from the day its newest pin came out.
+        python: the interpreter, as uv understands it (``3.12``); ``None``: the one of the matrix.
     """
 
     pins: Mapping[str, str]
     date: datetime.date | None = None
     tags: tuple[str, ...] = ()
     why: str = ""
+    python: str | None = None
 
     @property
     def id(self) -> str:
-        """``trl0.15.2-tf4.48.3``, other pins appended by their full names (``-accelerate1.3.0``)."""
-        return "-".join(f"{_SHORT.get(package, package)}{version}" for package, version in self.pins.items())
+        """``trl0.15.2-tf4.48.3``, other pins appended by their full names (``-accelerate1.3.0``), last ``-py3.12``."""
+        parts = [f"{_SHORT.get(package, package)}{version}" for package, version in self.pins.items()]
+        return "-".join([*parts, *([f"py{self.python}"] if self.python else [])])
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Matrix:
     """The cells, and what holds for all of them.
 
     Attributes:
-        python: the interpreter of every environment, as uv understands it (``3.11``).
+        python: the interpreter of every cell that names no other, as uv understands it (``3.11``).
         pins: pins that a cell has unless it names another version (torch).
         stack: packages of the stack that a cell gets, at the version of its date, where it does not pin them.
         harness: requirements of the plugin and of building, no part of the stack.
@@ -119,6 +122,18 @@ class Matrix:
     def all_pins(self, cell: Cell) -> dict[str, str]:
         """The cell's pins together with the default ones that it does not name."""
         return {**cell.pins, **{name: version for name, version in self.pins.items() if name not in cell.pins}}
+
+    def python_of(self, cell: Cell) -> str:
+        """The interpreter of the cell's environment."""
+        return cell.python or self.python
+
+    def on_python(self, cell: Cell, python: str) -> Cell:
+        """The cell on another interpreter; without one of its own where that is the matrix's.
+
+        Raises:
+            MatrixError: for what is no version of Python.
+        """
+        return replace(cell, python=None if python == self.python else _python(python, "a cell's"))
 
     def requirements(self, cell: Cell) -> list[str]:
         """What is asked of the resolver."""
@@ -192,7 +207,7 @@ def _matrix(document: dict[str, Any]) -> Matrix:
     if not cells:
         raise MatrixError("no [[cell]]; write at least one, for example pins = { trl = '0.15.2' }")
     return Matrix(
-        python=_python(defaults.get("python", "3.11")),
+        python=_python(defaults.get("python", "3.11"), "[defaults]"),
         pins=_named("[defaults]", lambda: _pins(defaults.get("pins", {}), may_be_empty=True)),
         stack=stack,
         harness=_requirements(defaults.get("harness", [])),
@@ -251,11 +266,12 @@ def _entry(entry: object, what: str) -> tuple[object, dict[str, Any]]:
     """The raw pins of an entry, and what its cells have in common."""
     if not isinstance(entry, dict):
         raise MatrixError(f"{what} must be a table")
-    _only(entry, {"pins", "date", "tags", "why"}, what)
+    _only(entry, {"pins", "date", "python", "tags", "why"}, what)
     if "pins" not in entry:
         raise MatrixError("pins are missing; write for example pins = { trl = '0.15.2', transformers = '4.48.3' }")
     return entry["pins"], {
         "date": _day(entry, "date"),
+        "python": _python(entry["python"], "a cell's") if "python" in entry else None,
         "tags": _texts(entry.get("tags", []), "tags"),
         "why": _text(entry.get("why", ""), "why"),
     }
@@ -300,11 +316,11 @@ def _requirements(raw: object) -> tuple[str, ...]:
     return texts
 
 
-def _python(raw: object) -> str:
-    text = _text(raw, "[defaults] python")
+def _python(raw: object, whose: str) -> str:
+    text = _text(raw, f"{whose} python")
     parts = text.split(".")
     if len(parts) not in (2, 3) or not all(part.isdigit() for part in parts):
-        raise MatrixError(f"malformed [defaults] python {text!r}; write for example '3.11'")
+        raise MatrixError(f"malformed {whose} python {text!r}; write for example '3.11'")
     return text
 
 

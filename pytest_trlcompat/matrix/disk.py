@@ -27,9 +27,13 @@ def announcement(matrix: Matrix, cells: Iterable[Cell], layout: Layout) -> str |
 
     Torch is asked about where the cell's environment does not stand.
     """
-    torches = [matrix.all_pins(cell).get("torch") for cell in cells if not _stands(matrix, cell, layout)]
+    torches: dict[str, list[str]] = {}
+    for cell in cells:
+        torch = matrix.all_pins(cell).get("torch")
+        if torch is not None and not _stands(matrix, cell, layout):
+            torches.setdefault(matrix.python_of(cell), []).append(torch)
     try:
-        missing = needs((torch for torch in torches if torch is not None), matrix.python, layout)
+        missing = [need for python, wanted in torches.items() for need in needs(wanted, python, layout)]
     except Untestable:
         missing = []  # each cell tells its own reason
     if not missing:

@@ -121,24 +121,31 @@ def standing(lock: Lock, layout: Layout) -> Environment | None:
 
 
 def ensure_tools(
-    name: str, requirements: Sequence[str], layout: Layout, say: Say = print, *, project: bool = False
+    name: str,
+    requirements: Sequence[str],
+    layout: Layout,
+    say: Say = print,
+    *,
+    project: bool = False,
+    python: str | None = None,
 ) -> Environment:
-    """A small environment of some tools, on the running interpreter; built unless it stands.
+    """A small environment of some tools; built unless it stands.
 
     Args:
         project: install this project editable as well.
+        python: the interpreter, as uv understands it (``3.12``); ``None``: the running one.
 
     Raises:
         Untestable: when it cannot be built, with uv's reason.
     """
     wanted = [*requirements, *(_BUILDS_PROJECT if project else ())]
-    root = layout.environments / f"{name}-{_digest(_FORMAT, sys.version, *wanted)}"
+    root = layout.environments / f"{name}-{_digest(_FORMAT, python or sys.version, *wanted)}"
 
     def fill(python: str) -> None:
         uv_cached_first(["pip", "install", "--quiet", "--python", python, *wanted])
 
     with said_plainly(), locked(root.with_suffix(".lock"), lambda: say(f"{root.name}: another process builds it")):
-        _build(root, sys.executable, fill, lambda: say(f"building {root.name}"))
+        _build(root, python or sys.executable, fill, lambda: say(f"building {root.name}"))
         if project:
             _install_project(root, layout)
     return Environment(root)

@@ -5,6 +5,7 @@ Imports only the standard library, ``packaging`` and this room.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import hashlib
 import os
@@ -166,9 +167,9 @@ def resolve(matrix: Matrix, cell: Cell) -> Lock:
         Untestable: with the resolver's reason.
     """
     date = cell.date or find_date(matrix, cell)
-    return Lock(
-        cell.id, date, matrix.python, compile_versions(matrix, matrix.requirements(cell), date), _asked(matrix, cell)
-    )
+    python = matrix.python_of(cell)
+    versions = compile_versions(dataclasses.replace(matrix, python=python), matrix.requirements(cell), date)
+    return Lock(cell.id, date, python, versions, _asked(matrix, cell))
 
 
 def compile_versions(
@@ -222,7 +223,7 @@ def find_date(matrix: Matrix, cell: Cell) -> datetime.date:
     answer = uv_network_first(
         [
             *("pip", "compile", "-", "--quiet", "--no-header", "--no-deps", "--format", "pylock.toml"),
-            *("--python", matrix.python),
+            *("--python", matrix.python_of(cell)),
         ],
         stdin="\n".join(pins),
     )
@@ -261,7 +262,7 @@ def _midnight(day: datetime.date) -> str:
 
 def _asked(matrix: Matrix, cell: Cell) -> str:
     later = [f"{name} {day.isoformat()}" for name, day in sorted(matrix.not_before.items())]
-    return _digest(matrix.python, *matrix.requirements(cell), *matrix.undated, *later)
+    return _digest(matrix.python_of(cell), *matrix.requirements(cell), *matrix.undated, *later)
 
 
 def _digest(*texts: str) -> str:

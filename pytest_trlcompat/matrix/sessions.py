@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import dataclasses
 import datetime
 import functools
 import itertools
@@ -28,6 +29,7 @@ from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import said_plainly
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.sweep import Outcome, Sweep, run_cell
+from pytest_trlcompat.matrix.uv import uv_network_first
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -46,6 +48,9 @@ MISSING = "--missing"
 FULL = "--full"
 """After ``--``: every cell of the full selection, not the default ones alone."""
 
+PYTHON = "--python"
+"""Of the session ``cell``: the interpreter, as uv understands it."""
+
 
 @dataclass(frozen=True)
 class _Asked:
@@ -57,6 +62,7 @@ class _Asked:
     fresh: bool
     full: bool
     torch: str | None
+    python: str | None
     pytest_arguments: tuple[str, ...]
 
 
@@ -107,8 +113,9 @@ class Workshop:
             MatrixError: when a verdict is not as predicted, or the cell was not finished.
         """
         asked = _parse("matrix", arguments)
-        if asked.words or asked.date:
-            raise MatrixError(f"matrix takes no {' '.join(asked.words) or '--date'}; for other cells use: nox -s cell")
+        if asked.words or asked.date or asked.python:
+            refused = " ".join(asked.words) or ("--date" if asked.date else PYTHON)
+            raise MatrixError(f"matrix takes no {refused}; for other cells use: nox -s cell")
         cell = torch_axis.find(self.matrix, self.layout, cell_id)
         if asked.torch is not None:
             cell = torch_axis.with_torch(self.matrix, self.layout, cell, asked.torch)
@@ -131,12 +138,14 @@ class Workshop:
             raise MatrixError(f"cell takes no {FULL}; for all cells use: nox -s matrix -- {FULL}")
         if len(asked.words) == 1 and "=" not in asked.words[0]:
             cell = torch_axis.find(self.matrix, self.layout, asked.words[0])
-            cell = Cell(cell.pins, asked.date or cell.date, cell.tags, cell.why)
+            cell = dataclasses.replace(cell, date=asked.date or cell.date)
         else:
             cell = Cell(parse_pins(asked.words), asked.date)
+        if asked.python is not None:
+            cell = self.matrix.on_python(cell, asked.python)
         if asked.torch is not None:
             if asked.torch == torch_axis.DATED and locks.kept_date(cell, self.layout) is None:
-                cell = Cell(cell.pins, cell.date or locks.find_date(self.matrix, cell))
+                cell = dataclasses.replace(cell, date=cell.date or locks.find_date(self.matrix, cell))
             cell = torch_axis.with_torch(self.matrix, self.layout, cell, asked.torch)
         self._announce([cell])
         self._run(cell, asked)
@@ -239,10 +248,27 @@ class Workshop:
         lock = locks.lock_for(self.matrix, cell, self.layout)
         return ensure(lock, self.layout, self.say)
 
-    def tools(self, name: str, requirements: Sequence[str], *, project: bool = False) -> Environment:
-        """A small environment of tools; with ``project``, this project and what it needs installed as well."""
+    def tools(
+        self, name: str, requirements: Sequence[str], *, project: bool = False, python: str | None = None
+    ) -> Environment:
+        """A small environment of tools; with ``project``, this project and what it needs installed as well.
+
+        Args:
+            python: the interpreter, as uv understands it (``3.12``); ``None``: the running one.
+        """
         wanted = [*requirements, *(self._project()["dependencies"] if project else [])]
-        return ensure_tools(name, wanted, self.layout, self.say, project=project)
+        return ensure_tools(name, wanted, self.layout, self.say, project=project, python=python)
+
+    def unpack(self, release: str, environment: Environment, folder: str) -> Path:
+        """The files of one release, ``trl==1.17.0``, in a folder of its own below ``folder``, without what it requires.
+
+        Args:
+            environment: has what some releases are built with, torch for DeepSpeed.
+        """
+        target = Path(folder, release)
+        said = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--python", str(environment.python)]
+        uv_network_first([*said, "--target", str(target), "--upgrade", release])
+        return target
 
     # The end
 
@@ -304,7 +330,7 @@ def _plain(environment: Environment) -> dict[str, str]:
 _USAGE = {
     "matrix": "nox -s matrix -- [--full] [--torch dated|VERSION] [--issue ID ...] [--fresh] [-- PYTEST ARGUMENTS]",
     "cell": (
-        "nox -s cell -- PACKAGE=VERSION ... [--torch dated] [--issue ID ...] [--date DAY] [--fresh] "
+        "nox -s cell -- PACKAGE=VERSION ... [--torch dated] [--python 3.12] [--issue ID ...] [--date DAY] [--fresh] "
         "[-- PYTEST ARGUMENTS]"
     ),
 }
@@ -326,6 +352,7 @@ def _parse(session: str, arguments: Sequence[str]) -> _Asked:
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument(FULL, action="store_true")
     parser.add_argument(torch_axis.OPTION)
+    parser.add_argument(PYTHON)
     parsed = parser.parse_intermixed_args(ours)
     for issue in parsed.issue:
         # Here, because a cell that is run for nothing has lost its earlier verdicts.
@@ -334,4 +361,6 @@ def _parse(session: str, arguments: Sequence[str]) -> _Asked:
         except catalog.CatalogError as error:
             raise MatrixError(f"--issue: {error}") from error
     date = parse_day(parsed.date) if parsed.date else None
-    return _Asked(tuple(parsed.words), tuple(parsed.issue), date, parsed.fresh, parsed.full, parsed.torch, pytests)
+    return _Asked(
+        tuple(parsed.words), tuple(parsed.issue), date, parsed.fresh, parsed.full, parsed.torch, parsed.python, pytests
+    )

@@ -61,6 +61,7 @@ class Sidecar:
         digest: of all that its verdicts depend on; results of another digest are not gone on with.
         sweep: the command that ran it, see :class:`Sweep`.
         issues: the issues that were asked for; empty: all.
+        python: the cell's own interpreter; ``None``: the one of the matrix.
     """
 
     id: str
@@ -74,6 +75,7 @@ class Sidecar:
     digest: str | None = None
     issues: tuple[str, ...] = ()
     schema: int = 1
+    python: str | None = None
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
@@ -175,13 +177,17 @@ class Sweep:
         return [sidecar for sidecar in read_sidecars(self.layout) if sidecar.sweep == self.name]
 
     def finished(self, python: str) -> list[Lock]:
-        """The locks of the cells that this command has finished, oldest first."""
+        """The locks of the cells that this command has finished, oldest first.
+
+        Args:
+            python: of the cells that name no other.
+        """
         found = []
         for path in sorted(self.layout.results.glob("*.cell.json"), key=lambda path: path.stat().st_mtime):
             with contextlib.suppress(MatrixError):  # what is damaged is told when its cell runs
                 sidecar = read_sidecar(path)
                 if sidecar.sweep == self.name and sidecar.state != RUNNING and sidecar.date is not None:
-                    found.append(Lock(sidecar.id, parse_day(sidecar.date), python, sidecar.lock, ""))
+                    found.append(Lock(sidecar.id, parse_day(sidecar.date), sidecar.python or python, sidecar.lock, ""))
         return found
 
     def close(self) -> None:
@@ -264,7 +270,7 @@ class _Job:
         self.path = layout.results / f"{self.cell.id}.cell.json"
         self.before = None if self.fresh or not self.path.exists() else read_sidecar(self.path)
         self.sidecar = Sidecar(self.cell.id, dict(self.matrix.all_pins(self.cell)), RUNNING, self.sweep.name)
-        self.sidecar = dataclasses.replace(self.sidecar, issues=self.issues)
+        self.sidecar = dataclasses.replace(self.sidecar, issues=self.issues, python=self.cell.python)
 
     def run(self) -> Outcome:
         layout = self.sweep.layout

@@ -5,6 +5,7 @@ Imports only the standard library, ``packaging`` and this room.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import re
 from collections.abc import Sequence
@@ -133,6 +134,6 @@ def _pinned(matrix: Matrix, cell: Cell, torch: str, day: datetime.date | None) -
         raise MatrixError(f"{OPTION} {torch!r} is neither {DATED!r} nor a version such as 2.6.0") from error
     rest = {package: version for package, version in cell.pins.items() if package != "torch"}
     if matrix.pins.get("torch") == torch:
-        return Cell(rest, cell.date, cell.tags, cell.why)
+        return dataclasses.replace(cell, pins=rest)
     pins = parse_pins(f"{package}={version}" for package, version in {**rest, "torch": torch}.items())
-    return Cell(pins, day, cell.tags, cell.why)
+    return dataclasses.replace(cell, pins=pins, date=day)

@@ -1,10 +1,11 @@
-"""Cure of reference models that are loaded onto other devices than the policy, on accelerators other than CUDA.
+"""Cure of reference models that are loaded onto other devices than the policy.
 
 From 0.26.0 on TRL loads models by name with ``device_map="auto"``, and tells itself otherwise only under DeepSpeed
-and, in later releases, ``MULTI_GPU``. On an NPU or XPU each of several ranks therefore loads its reference model, and
-its policy where a name is given, onto device 0, and FSDP1 refuses: ``Inconsistent compute device and `device_id```; a
-single process that sees several devices spreads its reference model over them and fails at the first KL term. No
-release up to 1.16.0 is free of it.
+and, from 0.27.0 or 0.28.0 on, ``MULTI_GPU``. When the reference model's turn comes, Accelerate says ``FSDP`` under
+FSDP: so each of several ranks that see the same GPUs loads it onto device 0, and FSDP1 refuses, ``Inconsistent
+compute device and `device_id``` (https://github.com/oumi-ai/oumi/pull/2673 meets it with DPO). On an XPU or another
+accelerator the same befalls the policy where a name is given, under DDP too; a single process that sees several
+devices spreads its reference model over them and fails at the first KL term. No release up to 1.16.0 is free of it.
 
 Imports Accelerate, and of this package ``_upstream``.
 """

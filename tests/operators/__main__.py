@@ -75,9 +75,7 @@ def main() -> None:
     tasks = list(_tasks(database, asked.operators or database, asked.dtype or DTYPES))
     gc.collect()
     gc.freeze()  # or each process would copy, page by page, what its garbage collector looks at
-    for ended in run_isolated(
-        tasks, work, workers=asked.workers, limit=asked.limit, after_failure=_what_remains
-    ):
+    for ended in run_isolated(tasks, work, workers=asked.workers, limit=asked.limit, after_failure=_what_remains):
         for outcome in _outcomes(ended):
             _tell(dataclasses.asdict(outcome))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -108,7 +108,7 @@ def _strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return tensor.stride() if tensor.layout == torch.strided and tensor.numel() > 1 else None
 
 
-_DESCRIPTIONS = {
+_DESCRIPTIONS: dict[str, Callable[[Any], object]] = {
     "dtype": lambda tensor: tensor.dtype,
     "layout": lambda tensor: tensor.layout,
     "shape": lambda tensor: tuple(tensor.shape),

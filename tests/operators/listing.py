@@ -70,7 +70,9 @@ def _read(entry: Mapping[str, Any]) -> Exemption:
     missing = {"operators", "shows", "reason"} - set(entry)
     dtypes = tuple(entry.get("dtypes", DTYPES))
     if unknown or missing or not set(dtypes) <= set(DTYPES):
-        raise ValueError(f"{LIST.name}: unknown {sorted(unknown)}, missing {sorted(missing)} or wrong dtypes in {entry}")
+        raise ValueError(
+            f"{LIST.name}: unknown {sorted(unknown)}, missing {sorted(missing)} or wrong dtypes in {entry}"
+        )
     torch = SpecifierSet(entry.get("torch", ""))
     return Exemption(tuple(entry["operators"]), dtypes, torch, entry["shows"], entry["reason"])
 
@@ -115,7 +117,10 @@ def _judge_one(outcome: Outcome, exemptions: Sequence[Exemption], torch: Version
 
 def table(outcomes: Iterable[Outcome], torch: str) -> list[str]:
     """A Markdown table: of each dtype how many operators equal the CPU's, differ, and ended their process."""
-    lines = ["| torch | dtype | operators | equal the CPU's | listed | crashes |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = [
+        "| torch | dtype | operators | equal the CPU's | listed | crashes |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     counts = {dtype: Counter[str]() for dtype in DTYPES}
     for outcome in outcomes:
         kind = "failure" if outcome.failure else "difference" if outcome.difference else "equal"

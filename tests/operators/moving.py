@@ -29,7 +29,8 @@ class Mover:
             self.names += 1
             return self.device if isinstance(value, torch.device) else str(self.device)
         if isinstance(value, Mapping):
-            return type(value)((key, self.move(part)) for key, part in value.items())
+            kind: Any = type(value)
+            return kind((key, self.move(part)) for key, part in value.items())
         if isinstance(value, (list, tuple)):
             parts = [self.move(part) for part in value]
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)

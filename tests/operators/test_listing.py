@@ -43,7 +43,9 @@ def test_nothing_excuses_a_crash() -> None:
 
 
 def test_two_entries_for_one_are_refused() -> None:
-    assert judge([Outcome("empty", "bool", NUMBERS)], [LISTED, LISTED], "2.13.0") == ["empty in bool: is listed 2 times"]
+    assert judge([Outcome("empty", "bool", NUMBERS)], [LISTED, LISTED], "2.13.0") == [
+        "empty in bool: is listed 2 times"
+    ]
 
 
 def test_an_entry_about_no_operator_of_this_torch_is_found() -> None:

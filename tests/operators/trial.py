@@ -1,4 +1,4 @@
-"""One operator of PyTorch's operator database, tried on the CPU and on the software accelerator with the same samples."""
+"""One operator of PyTorch's database, tried on the CPU and on the software accelerator with the same samples."""
 
 from __future__ import annotations
 
@@ -131,7 +131,11 @@ def _values(operator: Any, sample: Any, differentiable: bool) -> Any:
     result = operator(sample.input, *sample.args, **sample.kwargs)
     inputs = list(tensors_of(_arguments(sample)))
     written = inputs if operator.name not in HOST_ARGUMENTS else [sample.input]
-    outcome = {"result": result, "inputs": written, "shared": [_shared_with(tensor, inputs) for tensor in tensors_of(result)]}
+    outcome = {
+        "result": result,
+        "inputs": written,
+        "shared": [_shared_with(tensor, inputs) for tensor in tensors_of(result)],
+    }
     if differentiable:
         outcome["gradients"] = _gradients(sample.output_process_fn_grad(result), inputs)
     return outcome
@@ -158,7 +162,11 @@ def _out(operator: Any, sample: Any, _differentiable: bool) -> Any:
     with torch.no_grad():
         result = operator(sample.input, *sample.args, **sample.kwargs)
         outcome = []
-        for make in (lambda one: one.new_empty(0), lambda one: one.new_zeros((*one.shape, 2))[..., 0]):
+        makers: tuple[Callable[[Any], Any], ...] = (
+            lambda one: one.new_empty(0),
+            lambda one: one.new_zeros((*one.shape, 2))[..., 0],
+        )
+        for make in makers:
             out = make(result) if isinstance(result, torch.Tensor) else type(result)(map(make, result))
             _seed()
             operator(sample.input, *sample.args, **sample.kwargs, out=out)

@@ -390,3 +390,79 @@ def test_a_wrong_number_of_devices_is_refused_when_the_device_loads(count: str) 
     environment = {**accelerator.environment(), "TRLCOMPAT_ACCELERATOR_DEVICES": count}
     found = run_python(code, **environment, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert f"TRLCOMPAT_ACCELERATOR_DEVICES must be a whole number from 1 to 127, not '{count}'" in found
+
+
+# ---- it has what programs for NPUs call, LlamaFactory as soon as it is imported
+
+
+def choose_options() -> dict[str, Any]:
+    import torch
+    import torch_npu
+
+    npu = torch.npu
+    seen: dict[str, Any] = {"at first": npu.is_jit_compile_false()}
+    npu.set_compile_mode(jit_compile=True)
+    seen["compiled"] = npu.is_jit_compile_false()
+    npu.set_compile_mode(jit_compile=False)
+    seen["not compiled"] = torch_npu.npu.is_jit_compile_false()
+    npu.set_option({"NPU_FUZZY_COMPILE_BLACKLIST": "Tril"})
+    npu.config.allow_internal_format = True
+    npu.matmul.allow_hf32 = npu.conv.allow_hf32 = False
+    seen["kept"] = npu.config.allow_internal_format, npu.matmul.allow_hf32, npu.conv.allow_hf32
+    wrong: dict[str, Callable[[], Any]] = {
+        "misspelt": lambda: setattr(npu.config, "allow_internl_format", True),
+        "no options": lambda: npu.set_option("Tril"),
+        "static": lambda: npu.amp.GradScaler(dynamic=False),
+    }
+    for name, act in wrong.items():
+        try:
+            act()
+        except (AttributeError, TypeError) as error:
+            seen[name] = str(error)
+    return seen
+
+
+def test_options_of_an_npu_are_kept_and_change_nothing(launch: Launcher) -> None:
+    lacks = "the software accelerator's stand-in for torch_npu has no "
+    assert launch(choose_options, strategy="single").values[0] == {
+        "at first": True,
+        "compiled": False,
+        "not compiled": True,
+        "kept": (True, False, False),
+        "misspelt": f"{lacks}'torch.npu.config.allow_internl_format'",
+        "no options": "npu option must be a dict, not str",
+        "static": f"{lacks}'torch.npu.amp.GradScaler.dynamic'",
+    }
+
+
+def use_mixed_precision() -> list[Any]:
+    import torch
+
+    amp: Any = torch.npu.amp
+
+    def double(_: Any, value: Any) -> Any:
+        return value * 2
+
+    class Double(torch.autograd.Function):
+        forward = staticmethod(amp.custom_fwd(double, cast_inputs=torch.float32))
+        backward = staticmethod(amp.custom_bwd(double))
+
+    value = torch.ones(2, dtype=torch.bfloat16, device="npu")
+    scaler = amp.GradScaler(2.0, growth_interval=1)
+    with amp.autocast(True, torch.bfloat16):
+        inside = torch.get_autocast_dtype("npu")
+        cast = Double.apply(value).dtype
+    with amp.autocast(enabled=False):
+        outside = torch.is_autocast_enabled("npu")
+    tensors = [getattr(torch.npu, f"{name}Tensor")([1, 0]) for name in ("Float", "Half", "BFloat16", "Long", "Byte")]
+    return [str(inside), str(cast), outside, scaler.get_scale(), [f"{each.dtype} {each.device}" for each in tensors]]
+
+
+def test_mixed_precision_is_torchs_own(launch: Launcher) -> None:
+    assert launch(use_mixed_precision, strategy="single").values[0] == [
+        "torch.bfloat16",
+        "torch.float32",
+        False,
+        2.0,
+        [f"torch.{name} npu:0" for name in ("float32", "float16", "bfloat16", "int64", "uint8")],
+    ]

@@ -34,6 +34,7 @@ def test_a_tested_cell_leaves_its_verdicts_and_a_sidecar(stage: Stage) -> None:
         "date": "2025-02-28",
         "reason": None,
         "issues": [],
+        "python": None,
     }
 
 

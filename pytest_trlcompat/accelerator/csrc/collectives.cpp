@@ -208,7 +208,7 @@ class Backend final : public c10d::Backend {
     compare(c10d::OpType::REDUCE_SCATTER, outputs);
     auto to = on_cpu(outputs);
     auto from = on_cpu(inputs);
-    return started(gloo_->reduce_scatter(to, from, summing(options)), outputs, averaged(options, to));
+    return started(reduce_scatter_by_gloo(to, from, summing(options)), outputs, averaged(options, to));
   }
   WorkPtr _reduce_scatter_base(
       at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
@@ -233,6 +233,10 @@ class Backend final : public c10d::Backend {
     return started(gloo_->alltoall_base(to, from, output_splits, input_splits, options), {output});
   }
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override {
+#if !TRLCOMPAT_TORCH_AT_LEAST(2, 12)
+    TORCH_CHECK(false, "the software accelerator has no all_to_all of lists with this torch: gloo, on which it stands, ",
+                "has it from torch 2.12 on");
+#endif
     compare(c10d::OpType::ALLTOALL, {});
     auto to = on_cpu(outputs);
     auto from = on_cpu(inputs);
@@ -305,6 +309,28 @@ class Backend final : public c10d::Backend {
     if (ordered_) work->complete();
     return work;
   }
+
+#if TRLCOMPAT_TORCH_AT_LEAST(2, 8)
+  WorkPtr reduce_scatter_by_gloo(Tensors& to, TensorLists& from, const c10d::ReduceScatterOptions& options) {
+    return gloo_->reduce_scatter(to, from, options);
+  }
+#else
+  // gloo had none: all ranks reduce everything, and each takes its own part.
+  WorkPtr reduce_scatter_by_gloo(Tensors& to, TensorLists& from, const c10d::ReduceScatterOptions& options) {
+    c10d::AllreduceOptions all;
+    all.reduceOp = options.reduceOp;
+    all.timeout = options.timeout;
+    WorkPtr last;
+    for (size_t i = 0; i < to.size(); ++i)
+      for (size_t rank = 0; rank < from[i].size(); ++rank) {
+        Tensors whole{from[i][rank].clone()};
+        last = gloo_->allreduce(whole, all);
+        last->wait();
+        if (static_cast<int>(rank) == getRank()) to[i].copy_(whole[0]);
+      }
+    return last;
+  }
+#endif
 
   // gloo has no average: it sums, and the sum is divided when it is there.
   template <class Options>

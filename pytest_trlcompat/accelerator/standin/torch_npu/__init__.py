@@ -32,13 +32,14 @@ from torch_npu._missing import lacking  # noqa: E402
 _C.register_hooks()
 torch.utils.rename_privateuse1_backend("npu")
 
-from torch_npu import _collectives, _pinning, npu  # noqa: E402
+from torch_npu import _as_cuda, _collectives, _pinning, npu  # noqa: E402
 
 torch._register_device_module("npu", npu)
 torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
 _pinning.register()
 if torch.distributed.is_available():
     _collectives.register()
+_as_cuda.install()
 
 # TRL's activation offloading asks torch_npu for what it asks torch for elsewhere.
 if hasattr(torch._C, "_storage_Use_Count"):

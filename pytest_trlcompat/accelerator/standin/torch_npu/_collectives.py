@@ -6,10 +6,13 @@ timeout, abort a rank, or pass.
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from datetime import timedelta
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from torch_npu import _C
@@ -26,6 +29,25 @@ PATIENCE = timedelta(milliseconds=500)
 
 def register() -> None:
     dist.Backend.register_backend("hccl", _create, devices=["npu"])
+    if torch.__version__ < (2, 7):
+        _bind_to_no_device()
+
+
+def _bind_to_no_device() -> None:
+    """Take a ``device_id`` for what it is to gloo, which connects at once in any case: nothing.
+
+    DeepSpeed 0.17.3 to 0.17.5 binds its process group to its device. Before torch 2.7 that can be CUDA's alone.
+    """
+    start = dist.init_process_group
+
+    @functools.wraps(start)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        device = kwargs.get("device_id")
+        if device is not None and device.type == "npu":
+            del kwargs["device_id"]
+        start(*args, **kwargs)
+
+    dist.init_process_group = dist.distributed_c10d.init_process_group = init_process_group
 
 
 def _create(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroup:

@@ -17,9 +17,11 @@ from torch_npu.npu import amp, random  # noqa: F401 - torch.npu.amp, torch.npu.r
 from torch_npu.npu._index import Device, index_of
 from torch_npu.npu.memory import *  # noqa: F403
 from torch_npu.npu.memory import TOTAL_BYTES
+from torch_npu.npu.options import *  # noqa: F403
 from torch_npu.npu.random import *  # noqa: F403
 from torch_npu.npu.random import default_generators  # noqa: F401
 from torch_npu.npu.streams import *  # noqa: F403
+from torch_npu.npu.tensors import *  # noqa: F403
 
 NAME = "software accelerator"
 
