@@ -194,11 +194,13 @@ torch::CppFunction boxed_fallback() {
 }
 
 // For some operators torch has a composite of other operators besides the CPU's kernel, and gives a new device the
-// composite, which may round differently. Bitwise equality with the CPU needs the CPU's kernel.
+// composite, which may round differently. Bitwise equality with the CPU needs the CPU's kernel. Indexing does not round,
+// and its composite refuses tensors of several devices in the words that a GPU's users read.
 template <c10::DispatchKey cpu>
 void prefer_kernels_to_composites(torch::Library& m) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.name == "aten::index" || name.name == "aten::index_add") continue;
     const auto op = name.name.rfind("aten::", 0) == 0 ? dispatcher.findOp(name) : std::nullopt;
     if (!op || !op->hasKernelForDispatchKey(cpu)) continue;
     for (const auto composite : {c10::DispatchKey::CompositeExplicitAutograd,
