@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["visible_gpus"]
+__all__ = ["cuda_initialized", "visible_gpus"]
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
@@ -15,3 +16,20 @@ def visible_gpus(environ: Mapping[str, str] = os.environ, devices: Path = Path("
     if visible is not None:
         return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1", "NoDevFiles")])
     return sum(node.name[6:].isdigit() for node in devices.glob("nvidia*")) or int((devices / "dxg").exists())
+
+
+def cuda_initialized(library: str = "libcuda.so.1") -> bool:
+    """Whether this process has initialised CUDA, by whatever way: its forked children cannot use it any more.
+
+    Asks the driver if it is loaded, which that does not initialise: until ``cuInit`` every function of the driver's API
+    answers ``CUDA_ERROR_NOT_INITIALIZED``
+    (https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__INITIALIZE.html).
+    """
+    try:
+        driver = ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:
+        return False
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_ERROR_NOT_INITIALIZED)
+
+
+_CUDA_ERROR_NOT_INITIALIZED = 3

@@ -23,13 +23,17 @@ from pytest_trlcompat.verdict import Record, Verdict, append_record, read_record
 if TYPE_CHECKING:
     from pytest_trlcompat.accelerator.artefacts import Artefact
 
-__all__ = ["Absent", "Finding", "Judge"]
+__all__ = ["Absent", "Finding", "Judge", "Untestable"]
 
 _MESSAGE_LIMIT, _TRACEBACK_LIMIT = 600, 4000
 
 
 class Absent(Exception):
     """This release has no such trainer or strategy; a measurement raises it with the reason."""
+
+
+class Untestable(Exception):
+    """This machine cannot show it; a measurement raises it with the reason."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Judge:
         """Measure and judge.
 
         Args:
-            measure: returns a :class:`Finding`; or raises :class:`Absent`, or the
+            measure: returns a :class:`Finding`; or raises :class:`Absent` or :class:`Untestable`, or the
                 :class:`~pytest_trlcompat.launch.LaunchError` of a failed launch, from which the verdict follows:
                 ``hang`` for a timeout, ``broken`` for the issue's known symptom, ``untestable`` for a limit of the
                 software accelerator, else ``error``. A finding whose evidence tells of such a limit is
@@ -95,6 +99,8 @@ class Judge:
             finding = measure()
         except (Absent, StrategyAbsent) as reason:
             finding = Finding(Verdict.ABSENT, {"reason": str(reason)})
+        except Untestable as reason:
+            finding = Finding(Verdict.UNTESTABLE, {"reason": str(reason)})
         except LaunchError as error:
             finding = self._failed(error)
         except Exception as error:  # the suite's own, which is no verdict, unless an artefact has led to it

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_trlcompat.judge import Absent, Finding, Judge
+from pytest_trlcompat._devices import visible_gpus
+from pytest_trlcompat.judge import Absent, Finding, Judge, Untestable
 from pytest_trlcompat.launch import LaunchError
 from pytest_trlcompat.verdict import Record
 
@@ -33,12 +34,29 @@ def _no_grpo() -> Finding:
     raise Absent("this release of TRL has no trl/trainer/grpo_trainer.py")
 
 
+class _OnOneGPU(Judge):
+    """Measures in one process alone: what suites measure under a strategy needs two ranks, hence two GPUs."""
+
+    def __call__(self, measure: Callable[[], Finding], *, subject: str, strategy: str) -> Record:
+        alone = strategy.partition("-")[0] == "single"
+        return super().__call__(measure if alone else _no_second_gpu, subject=subject, strategy=strategy)
+
+
+def _no_second_gpu() -> Finding:
+    raise Untestable(
+        "the suites measure strategies with two ranks, each on a GPU of its own, and this machine has one; "
+        "ask for the software accelerator with --trlcompat-device software"
+    )
+
+
 @pytest.fixture
-def judge(judge: Judge) -> Judge:
-    """The plugin's; where TRL has no GRPO, one that finds all suites but PPO's absent."""
-    if judge.issue.trainer == "ppo" or _has_grpo():
-        return judge
-    return _WithoutGRPO(**vars(judge))
+def judge(judge: Judge, launcher: Launcher) -> Judge:
+    """The plugin's; where TRL has no GRPO, one that finds all suites but PPO's absent; and see :class:`_OnOneGPU`."""
+    if judge.issue.trainer != "ppo" and not _has_grpo():
+        return _WithoutGRPO(**vars(judge))
+    if launcher.device == "cuda" and visible_gpus() < 2:
+        return _OnOneGPU(**vars(judge))
+    return judge
 
 
 def _has_grpo() -> bool:

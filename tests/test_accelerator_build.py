@@ -51,6 +51,8 @@ TORCH = """\
 import os
 if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
     raise RuntimeError("a build must not import torch")
+import ctypes
+ctypes.CDLL("libstdc++.so.6")
 class _C:
     _GLIBCXX_USE_CXX11_ABI = False
     _PYBIND11_BUILD_ABI = "_cxxabi1011"
@@ -346,6 +348,9 @@ def test_it_is_built_as_torch_was(workshop: Workshop) -> None:
     assert "-D_GLIBCXX_USE_CXX11_ABI=0" in command
     assert "'-DPYBIND11_BUILD_ABI=\"_cxxabi1011\"'" in command
     assert "PYBIND11_STDLIB" not in command
+    # The one that torch has loaded, whatever the compiler would link: after what needs it, and as a library.
+    assert "/libstdc++.so.6" in command.split(" -lc10 ")[1]
+    assert "-x none" in command.split(" -o ")[1]
 
 
 # ---- the self-test, whose checks are tested with the stack

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_trlcompat import catalog, stack
 from pytest_trlcompat.accelerator.artefacts import Artefact, What
-from pytest_trlcompat.judge import Absent, Finding, Judge
+from pytest_trlcompat.judge import Absent, Finding, Judge, Untestable
 from pytest_trlcompat.launch import Failure, LaunchError, LaunchResult, RankResult, StrategyAbsent
 from pytest_trlcompat.verdict import Verdict, read_records
 
@@ -54,6 +54,30 @@ def test_a_right_prediction_passes_and_is_recorded(judge: Judge, results: Path) 
     assert read_records(results) == [read_records(results)[0]]
     assert (record.verdict, record.expected, record.evidence) == (Verdict.BROKEN, Verdict.BROKEN, {"ref_device": "cpu"})
     assert judge.properties == [("trlcompat", record.to_json())]
+
+
+def test_what_this_machine_cannot_show_is_untestable(judge: Judge, results: Path) -> None:
+    with pytest.raises(pytest.skip.Exception, match="could not be tested; predicted is broken. there is one GPU"):
+        judge(lambda: raising(Untestable("there is one GPU")), subject="upstream", strategy="fsdp1")
+    (record,) = read_records(results)
+    assert (record.verdict, record.evidence) == (Verdict.UNTESTABLE, {"reason": "there is one GPU"})
+
+
+def test_on_one_gpu_suites_measure_in_one_process_alone(judge: Judge) -> None:
+    from suites.conftest import _OnOneGPU
+
+    measured: list[str] = []
+
+    def measure() -> Finding:
+        measured.append("once")
+        return Finding(Verdict.OK)
+
+    alone = _OnOneGPU(**vars(judge))
+    with pytest.raises(pytest.skip.Exception, match="with two ranks, each on a GPU of its own"):
+        alone(measure, subject="corrected", strategy="fsdp1-no_shard")
+    assert not measured
+    assert alone(measure, subject="corrected", strategy="single-head").verdict is Verdict.OK
+    assert measured == ["once"]
 
 
 def test_a_wrong_prediction_fails_in_either_direction_and_names_the_line_to_mend(judge: Judge, results: Path) -> None:

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -63,13 +64,16 @@ FLAGS = (
     "-DUSE_DISTRIBUTED",
 )
 LIBRARIES = ("-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10")
-_ASK_FOR_ABI = """
-import torch
-print(f"_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}")
+_ASK_TORCH = """
+import json, torch
+abi = {"_GLIBCXX_USE_CXX11_ABI": int(torch._C._GLIBCXX_USE_CXX11_ABI)}
 for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):
     value = getattr(torch._C, f"_PYBIND11_{name}", None)
     if value is not None:
-        print(f'PYBIND11_{name}="{value}"')
+        abi[f"PYBIND11_{name}"] = json.dumps(value)
+with open("/proc/self/maps") as maps:
+    mapped = {line.split(maxsplit=5)[5].strip() for line in maps if "/libstdc++.so" in line}
+print(json.dumps({"definitions": [f"-D{name}={value}" for name, value in abi.items()], "libraries": sorted(mapped)}))
 """
 TAIL_LINES = 20
 DISK_FULL = os.strerror(errno.ENOSPC)
@@ -241,10 +245,11 @@ def _compile(compiler: Sequence[str], torch: Torch, work: Path, log: Path) -> No
     # One translation unit of all: the headers, which are most of the work, are read once.
     unit = "".join(f'#include "{path.name}"\n' for path in _files(SOURCES) if path.suffix == ".cpp")
     includes = _include_flags(torch)
-    command = [*compiler, *FLAGS, *_abi_flags(torch), *includes, "-x", "c++", "-", "-o", str(work / LIBRARY)]
+    definitions, libraries = _as_torch(torch)
+    command = [*compiler, *FLAGS, *definitions, *includes, "-x", "c++", "-", "-o", str(work / LIBRARY)]
     # No rpath: the stand-in imports torch first, and its libraries are then found by name among those that are loaded.
     # So one build serves every environment that has this torch.
-    command += [f"-L{torch.folder / 'lib'}", *LIBRARIES]
+    command += ["-x", "none", f"-L{torch.folder / 'lib'}", *LIBRARIES, *libraries]
     status, output = _child.run(command, unit, work, os.environ)
     log.write_text(f"{shlex.join(command)}\n{output}", encoding="utf-8")
     if status != 0:
@@ -279,14 +284,16 @@ def _include_flags(torch: Torch) -> list[str]:
     return [f"-I{folder}" for folder in (SOURCES, headers, headers / "torch" / "csrc" / "api" / "include", python)]
 
 
-def _abi_flags(torch: Torch) -> list[str]:
-    """How this torch was compiled, as torch.utils.cpp_extension asks it: whoever shares its types has to do the same.
+def _as_torch(torch: Torch) -> tuple[list[str], list[str]]:
+    """How this torch was compiled, as torch.utils.cpp_extension asks it, and the C++ library that it has loaded.
 
-    Wheels up to 2.6 have the C++ library's old strings, and pybind11 up to 2.8 names the compiler's own version.
+    Whoever shares its types has to do the same: wheels up to 2.6 have the C++ library's old strings, and pybind11 up to
+    2.8 names the compiler's own version. A compiler may link its C++ library statically, as many do that come in
+    containers; of two such libraries in a process the second can write no number into a message, or dies of it.
     """
     # In a process of its own: torch must not be imported into this one.
     done = subprocess.run(
-        [sys.executable, "-c", _ASK_FOR_ABI],
+        [sys.executable, "-c", _ASK_TORCH],
         env={**os.environ, "PYTHONPATH": str(torch.folder.parent), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         capture_output=True,
         text=True,
@@ -295,7 +302,8 @@ def _abi_flags(torch: Torch) -> list[str]:
     if done.returncode != 0:
         tail = "\n".join(done.stderr.splitlines()[-TAIL_LINES:])
         raise AcceleratorError(f"The software accelerator needs torch, and {sys.executable} cannot import it:\n{tail}")
-    return [f"-D{definition}" for definition in done.stdout.splitlines()]
+    told = json.loads(done.stdout.splitlines()[-1])
+    return told["definitions"], told["libraries"]
 
 
 def _python_headers() -> Path:

@@ -10,6 +10,7 @@ import os
 import sys
 from pathlib import Path
 
+from pytest_trlcompat._devices import visible_gpus
 from pytest_trlcompat.accelerator.build import cache_folder
 from pytest_trlcompat.launch.cluster import Cluster
 from pytest_trlcompat.launch.strategy import Strategy
@@ -53,6 +54,8 @@ def base_environment(device: str, cluster: Cluster) -> dict[str, str]:
         # Mismatched collectives then fail at once and name each other. The software accelerator compares by itself, for
         # less; NCCL would pay much.
         defaults["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    if device == "software" and visible_gpus():
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # beside a GPU it would be left to chance which of them is taken
     return {**defaults, **environment}
 
 

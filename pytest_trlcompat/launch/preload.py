@@ -14,6 +14,8 @@ import sys
 import threading
 import time
 
+from pytest_trlcompat.launch import cuda
+
 __all__ = ["preload"]
 
 _MODULES = (
@@ -95,20 +97,27 @@ def preload(modules: tuple[str, ...] = _MODULES, may_have_cuda: bool = True) -> 
 
     Args:
         may_have_cuda: whether there may be a GPU, which must not be touched before the fork.
+
+    Raises:
+        CudaInitialized: an import has touched it all the same.
     """
     errors = {}
     gc.disable()  # nothing of what imports make is garbage: to look for some takes a sixth of their time
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except Exception as error:
-            errors[name] = f"{type(error).__name__}: {error}"
-    _load_auto_mappings()
-    _remember_metadata()
-    _build_conversion_mapping()
-    _lock_bars_among_threads()
-    if not may_have_cuda:
+    with cuda.left_alone() if may_have_cuda else contextlib.nullcontext():
+        for name in modules:
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                errors[name] = f"{type(error).__name__}: {error}"
+            if may_have_cuda:
+                cuda.check_left_alone(f"importing {name}")
+        _load_auto_mappings()
+        _remember_metadata()
+        _build_conversion_mapping()
+        _lock_bars_among_threads()
         _probe_operators()
+        if may_have_cuda:
+            cuda.check_left_alone("preparing what launches share")
     # Ranks then neither scan nor copy the stack's objects; DeepSpeed's see_memory_usage runs full collections.
     gc.freeze()
     gc.enable()
@@ -118,7 +127,7 @@ def preload(modules: tuple[str, ...] = _MODULES, may_have_cuda: bool = True) -> 
 def _probe_operators() -> None:
     """Have DeepSpeed find out which of its operators could be built: it runs a compiler for that, and keeps the answer.
 
-    Older releases do so when they are imported, 0.19.8 when it is first asked, in every rank. On CUDA it asks the GPU.
+    Older releases do so when they are imported, 0.19.8 when it is first asked, in every rank.
     """
     with contextlib.suppress(Exception):  # ranks meet the same error
         getattr(sys.modules["deepspeed"].ops, "__compatible_ops__", None)

@@ -40,6 +40,8 @@ def expectation(strategy: Strategy, world_size: int, device: str, sharded: bool)
         sharded: demand that the function built an engine of the strategy; ``False`` for functions that only use
             collectives or only construct things.
     """
+    # Accelerate wraps a model in DDP only where there are several processes.
+    unwrapped = strategy.name == "single" or (strategy.name == "ddp" and world_size == 1)
     distributed = "NO"
     if strategy.config is not None:
         distributed = "DEEPSPEED"
@@ -54,7 +56,7 @@ def expectation(strategy: Strategy, world_size: int, device: str, sharded: bool)
         "distributed_type": distributed,
         # From the Accelerator on Accelerate knows of FSDP; TrainingArguments alone are told from DDP's by nothing.
         "distributed_type_at_first": _DDP_TYPES[device] if strategy.fsdp is not None else distributed,
-        "engine": None if strategy.name == "single" or not sharded else _engine_name(strategy),
+        "engine": _engine_name(strategy) if sharded and not unwrapped else None,
         "zero_stage": strategy.zero_stage,
         "parameters_sharded": strategy.shards_parameters and world_size > 1,
     }

@@ -204,13 +204,13 @@ REFUSED = {
 }
 
 
-def evaluate_all(expressions: list[str]) -> dict[str, str]:
+def evaluate_all(expressions: list[str], device_type: str = "npu") -> dict[str, str]:
     """What each expression raised, as text."""
     import torch
 
     def evaluate(expression: str) -> str:
         names = {"torch": torch, "F": torch.nn.functional}
-        for prefix, device in (("n", "npu:0"), ("c", "cpu")):
+        for prefix, device in (("n", f"{device_type}:0"), ("c", "cpu")):
             names[prefix] = torch.rand(4, 4, device=device)
             names[f"{prefix}i"] = torch.arange(4, device=device)
         try:

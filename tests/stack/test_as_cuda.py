@@ -212,14 +212,14 @@ def test_trl_fails_under_fsdp1_with_its_own_reference_model_as_it_does_on_gpus(
 # ---- Transformers
 
 
-def attend() -> float:
+def attend(device: str = "npu") -> float:
     """How far Transformers' sdpa is from the formula, with a mask of numbers that are neither 0 nor the lowest."""
     import torch
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(1, 2, 4, 8, generator=generator).npu() for _ in range(3))
-    mask = torch.randn(1, 1, 4, 4, generator=generator).npu()
+    query, key, value = (torch.randn(1, 2, 4, 8, generator=generator).to(device) for _ in range(3))
+    mask = torch.randn(1, 1, 4, 4, generator=generator).to(device)
     found, _ = sdpa_attention_forward(torch.nn.Module(), query, key, value, mask, is_causal=False)
     weights = (query @ key.transpose(-1, -2) / math.sqrt(8) + mask).softmax(-1)
     return (found.transpose(1, 2) - weights @ value).abs().max().item()
@@ -259,19 +259,19 @@ def test_deepspeeds_accelerator_answers_as_that_for_gpus_does(launch: Launcher) 
     }
 
 
-def fused_adam(decoupled: bool, dtype_name: str) -> list[float]:
+def fused_adam(decoupled: bool, dtype_name: str, device: str = "npu") -> list[float]:
     """The largest difference from torch's own Adam or AdamW after each of three steps."""
     import torch
     from deepspeed.ops.adam import FusedAdam
 
-    start = torch.randn(5, generator=torch.Generator().manual_seed(0)).to("npu", getattr(torch, dtype_name))
+    start = torch.randn(5, generator=torch.Generator().manual_seed(0)).to(device, getattr(torch, dtype_name))
     ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.float())
     settings: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.1}
     fused = FusedAdam([ours], adam_w_mode=decoupled, **settings)
     plain = (torch.optim.AdamW if decoupled else torch.optim.Adam)([theirs], **settings)
     differences = []
     for step in range(3):
-        gradient = torch.randn(5, generator=torch.Generator().manual_seed(step + 1)).npu()
+        gradient = torch.randn(5, generator=torch.Generator().manual_seed(step + 1)).to(device)
         ours.grad, theirs.grad = gradient.to(ours.dtype), gradient.to(ours.dtype).float()
         fused.step()
         plain.step()

@@ -73,6 +73,16 @@ def check_placement() -> None:
         raise SelfTestFailure("tensors of two devices were added")
 
 
+def check_messages() -> None:
+    """Errors tell numbers, which two C++ libraries in one process cannot."""
+    try:
+        torch.empty(1, device="npu:9")
+    except RuntimeError as error:
+        expect(str(error).splitlines()[0].split(":")[0], "invalid device ordinal 9")
+    else:
+        raise SelfTestFailure("there is a device npu:9")
+
+
 def check_views() -> None:
     tensor = torch.arange(6, device="npu").view(2, 3)
     tensor.t()[0] += 10
@@ -227,6 +237,7 @@ def absent() -> dict[str, str]:
 ALONE = (
     check_allocation,
     check_placement,
+    check_messages,
     check_views,
     check_autograd,
     check_autocast,
