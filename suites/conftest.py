@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_trlcompat._devices import visible_gpus
-from pytest_trlcompat.judge import Absent, Finding, Judge, Untestable
+from pytest_trlcompat.catalog.verdict import Record
 from pytest_trlcompat.launch import LaunchError
-from pytest_trlcompat.verdict import Record
+from pytest_trlcompat.plugin.judging import Absent, Finding, Judge, Untestable
 
 from . import grpo_measures, grpo_training_measures, lora_measures, sharing
 from .lora_saving import AdapterTrainings

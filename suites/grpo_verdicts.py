@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_trlcompat.catalog import load
-from pytest_trlcompat.judge import Finding
-from pytest_trlcompat.verdict import Verdict
+from pytest_trlcompat.catalog.known_issues import load
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.plugin.judging import Finding
 
 from . import grpo_training_measures
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_trlcompat.judge import Finding
-from pytest_trlcompat.verdict import Verdict
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.plugin.judging import Finding
 
 from .grpo_verdicts import failure_of, unequal
 

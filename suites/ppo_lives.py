@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_trlcompat import stack
-from pytest_trlcompat.judge import Absent, Finding
-from pytest_trlcompat.verdict import Verdict
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.plugin.judging import Absent, Finding
 
 from . import ppo, ppo_measures
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from pytest_trlcompat.catalog import KnownIssue
+    from pytest_trlcompat.catalog.known_issues import KnownIssue
     from pytest_trlcompat.launch import Launcher
     from pytest_trlcompat.tiny import TinyModel
 

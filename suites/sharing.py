@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.judge import Absent
 from pytest_trlcompat.launch import LaunchError
+from pytest_trlcompat.plugin.judging import Absent
 
 from . import sharing_measures
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_trlcompat.judge import Finding, Judge
-from pytest_trlcompat.verdict import Verdict
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.plugin.judging import Finding, Judge
 
 from .equivalence import SIGNIFICANT
 from .grpo_verdicts import unequal

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_trlcompat.judge import Judge
+from pytest_trlcompat.plugin.judging import Judge
 
 from .equivalence import judge_equivalence
 from .sharing import NO_SHARD

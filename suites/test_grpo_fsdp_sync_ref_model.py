@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_trlcompat.judge import Absent, Finding, Judge
-from pytest_trlcompat.verdict import Verdict
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.plugin.judging import Absent, Finding, Judge
 
 from .sharing import NO_SHARD, greatest_difference
 from .sharing_measures import MIXUP

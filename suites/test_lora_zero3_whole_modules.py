@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_trlcompat.judge import Finding, Judge
+from pytest_trlcompat.plugin.judging import Finding, Judge
 
 from . import lora_measures
 from .lora_verdicts import as_in_one_process

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_trlcompat import stack
-from pytest_trlcompat.judge import Absent, Finding, Judge
-from pytest_trlcompat.verdict import Verdict
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.plugin.judging import Absent, Finding, Judge
 
 from . import ppo
 from .ppo_adapter_measures import REFERENCES, adapter_trainings

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_trlcompat.judge import Finding, Judge
+from pytest_trlcompat.plugin.judging import Finding, Judge
 
 from . import ppo_measures
 from .ppo_lives import saves_verdict

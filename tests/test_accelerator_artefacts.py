@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pytest_trlcompat import catalog
 from pytest_trlcompat.accelerator import artefacts
 from pytest_trlcompat.accelerator.artefacts import (
     Artefact,
@@ -23,6 +22,7 @@ from pytest_trlcompat.accelerator.artefacts import (
     tell,
     told_in,
 )
+from pytest_trlcompat.catalog import known_issues
 
 NO_KERNEL = (
     "Could not run 'aten::_sparse_mm_reduce_impl' with arguments from the 'SparseCsrnpu' backend. This could be "
@@ -150,7 +150,7 @@ def test_what_is_missing_is_named(type_name: str, message: str, what: str, name:
         f"This is a limit of the software accelerator ({what} {name}, torch 2.9.1), not of the library: "
     )
     assert found.describe().endswith(". Report it to pytest-trlcompat, or test on a GPU with --trlcompat-device cuda.")
-    for issue in catalog.load().values():
+    for issue in known_issues.load().values():
         assert not issue.shows((type_name, "Exception"), message), f"the symptom of {issue.id} is an artefact's"
 
 
@@ -176,7 +176,7 @@ def test_what_a_gpu_would_say_as_well_is_no_artefact(type_name: str, message: st
     assert of_failure(type_name, message, f"Traceback (most recent call last):\n{type_name}: {message}") is None
 
 
-SYMPTOMS = [(issue.id, symptom) for issue in catalog.load().values() for symptom in issue.symptoms]
+SYMPTOMS = [(issue.id, symptom) for issue in known_issues.load().values() for symptom in issue.symptoms]
 
 
 @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow], deadline=None)

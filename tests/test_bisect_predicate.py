@@ -16,9 +16,9 @@ from pytest_trlcompat.bisect.place import Place
 from pytest_trlcompat.bisect.predicate import CommandPredicate, IssuePredicate, PytestPredicate
 from pytest_trlcompat.bisect.search import Answer
 from pytest_trlcompat.bisect.standard import Standard, judge
+from pytest_trlcompat.catalog.verdict import Record, Verdict
 from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.verdict import Record, Verdict
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/e/site-packages/trl/x.py", line 3, in f\nValueError: 3 of 4\n'
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_trlcompat import catalog
-from pytest_trlcompat.boundaries import Boundary, Measured, boundaries, measure, unmeasured
-from pytest_trlcompat.catalog import Catalog, KnownIssue, Prediction
-from pytest_trlcompat.evidence import Evidence, MeasuredCell
-from pytest_trlcompat.verdict import Verdict
+from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.boundaries import Boundary, Measured, boundaries, measure, unmeasured
+from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
+from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue, Prediction
+from pytest_trlcompat.catalog.verdict import Verdict
 
 
 def predict(verdict: str, strategies: tuple[str, ...] = (), subject: str = "upstream", **when: str) -> Prediction:
@@ -167,7 +167,7 @@ def test_what_is_not_measured_says_so() -> None:
 
 
 def test_the_boundaries_of_the_catalogue_are_those_that_it_states() -> None:
-    told = [boundary.describe() for boundary in boundaries(catalog.load()["grpo-logits-to-keep"])]
+    told = [boundary.describe() for boundary in boundaries(known_issues.load()["grpo-logits-to-keep"])]
     assert set(told) >= {
         "grpo-logits-to-keep, upstream, single: wasteful becomes ok at transformers >=4.49 "
         "with trl >=0.15,<1.15 or >=1.16",

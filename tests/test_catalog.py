@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat import _data, catalog, stack
+from pytest_trlcompat import _data, stack
+from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.regions import unreachable
+from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.launch.strategy import NAMES
-from pytest_trlcompat.regions import unreachable
-from pytest_trlcompat.verdict import Verdict
 
 ENTRY = """
 schema = 1
@@ -42,7 +43,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_each_issue_has_a_suite_links_and_a_cure() -> None:
-    issues = catalog.load()
+    issues = known_issues.load()
     assert set(issues) >= {"grpo-logits-to-keep", "grpo-fsdp-ref-model"}
     for issue in issues.values():
         assert (_data.suites() / issue.suite).is_file()
@@ -51,7 +52,7 @@ def test_each_issue_has_a_suite_links_and_a_cure() -> None:
         assert issue.wrong
         assert issue.remedy
         if issue.cure:
-            assert (Path(catalog.__file__).parents[1] / (issue.cure.replace(".", "/") + ".py")).is_file()
+            assert (Path(known_issues.__file__).parents[2] / (issue.cure.replace(".", "/") + ".py")).is_file()
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_each_issue_has_a_suite_links_and_a_cure() -> None:
     ],
 )
 def test_predictions_for_logits_to_keep(trl: str, transformers: str, verdict: Verdict) -> None:
-    issue = catalog.load().get_issue("grpo-logits-to-keep")
+    issue = known_issues.load().get_issue("grpo-logits-to-keep")
     prediction = issue.predict("upstream", "single", {"trl": trl, "transformers": transformers})
     assert prediction is not None
     assert prediction.verdict is verdict
@@ -85,21 +86,21 @@ def test_predictions_for_logits_to_keep(trl: str, transformers: str, verdict: Ve
 def test_predictions_for_the_reference_model(
     trl: str, transformers: str, accelerate: str, fsdp1: Verdict, fsdp2: Verdict
 ) -> None:
-    issue = catalog.load().get_issue("grpo-fsdp-ref-model")
+    issue = known_issues.load().get_issue("grpo-fsdp-ref-model")
     versions = {"trl": trl, "transformers": transformers, "accelerate": accelerate}
     found = [issue.predict("upstream", strategy, versions) for strategy in ("fsdp1", "fsdp1-no_shard", "fsdp2")]
     assert [prediction and prediction.verdict for prediction in found] == [fsdp1, fsdp1, fsdp2]
 
 
 def test_corrected_is_ok_unless_the_catalogue_says_otherwise(tmp_path: Path) -> None:
-    issue = catalog.load(write(tmp_path, ENTRY)).get_issue("one")
+    issue = known_issues.load(write(tmp_path, ENTRY)).get_issue("one")
     prediction = issue.predict("corrected", "fsdp1", {"trl": "0.1"})
     assert prediction is not None
     assert prediction.verdict is Verdict.OK
 
 
 def test_strategy_and_range_limit_a_prediction(tmp_path: Path) -> None:
-    issue = catalog.load(write(tmp_path, ENTRY)).get_issue("one")
+    issue = known_issues.load(write(tmp_path, ENTRY)).get_issue("one")
     prediction = issue.predict("upstream", "fsdp1", {"trl": "0.18.2"})
     assert prediction is not None
     assert prediction.describe() == "broken for upstream under fsdp1* with trl <1.0 (w)"
@@ -109,7 +110,7 @@ def test_strategy_and_range_limit_a_prediction(tmp_path: Path) -> None:
 
 
 def test_a_symptom_is_a_type_and_a_text(tmp_path: Path) -> None:
-    issue = catalog.load(write(tmp_path, ENTRY)).get_issue("one")
+    issue = known_issues.load(write(tmp_path, ENTRY)).get_issue("one")
     assert issue.shows(("OutOfMemoryError", "RuntimeError", "Exception"), "all tensors to be on the same device")
     assert not issue.shows(("ValueError", "Exception"), "all tensors to be on the same device")
     assert not issue.shows(("RuntimeError",), "another text")
@@ -147,33 +148,33 @@ def test_a_symptom_is_a_type_and_a_text(tmp_path: Path) -> None:
 )
 def test_mistakes_are_named(tmp_path: Path, old: str, new: str, text: str) -> None:
     assert old in ENTRY
-    with pytest.raises(catalog.CatalogError, match=text):
-        catalog.load(write(tmp_path, ENTRY.replace(old, new, 1)))
+    with pytest.raises(known_issues.CatalogError, match=text):
+        known_issues.load(write(tmp_path, ENTRY.replace(old, new, 1)))
 
 
 def test_the_strategies_are_those_of_launches() -> None:
-    assert catalog.STRATEGIES == NAMES
+    assert known_issues.STRATEGIES == NAMES
 
 
 def test_every_prediction_can_be_reached() -> None:
-    for issue in catalog.load().values():
+    for issue in known_issues.load().values():
         assert [prediction.describe() for prediction in unreachable(issue)] == [], issue.id
 
 
 def test_every_entry_says_from_which_release_on_its_cure_is_needless() -> None:
-    for issue in catalog.load().values():
+    for issue in known_issues.load().values():
         # Empty: no release has cured it.
         assert re.match(rf"(({'|'.join(stack.PACKAGES)}) \d+\.\d|$)", issue.cured_in), issue.id
 
 
 def test_every_entry_bites_somewhere() -> None:
-    for issue in catalog.load().values():
+    for issue in known_issues.load().values():
         verdicts = [prediction.verdict for prediction in issue.predictions if prediction.subject == "upstream"]
         assert any(verdict.bites for verdict in verdicts), issue.id
 
 
 def test_links_are_whole_and_named_once() -> None:
-    for issue in catalog.load().values():
+    for issue in known_issues.load().values():
         for link in issue.upstream:
             assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull|discussions|commit)/\w+", link), link
 
@@ -186,26 +187,26 @@ def test_where_an_issue_may_show_is_what_it_lists_or_what_its_predictions_name(t
     for number, text in enumerate((listed, ENTRY, named, every)):
         path = tmp_path / f"{number}.toml"
         path.write_text(text)
-        labels.append(catalog.load(path)["one"].labels())
+        labels.append(known_issues.load(path)["one"].labels())
     assert labels == [
         ("fsdp1", "fsdp1-no_shard"),
         ("fsdp1",),
         ("zero1", "zero2", "zero3", "fsdp1", "fsdp1-no_shard"),
-        catalog.STRATEGIES,
+        known_issues.STRATEGIES,
     ]
 
 
 def test_a_catalogue_is_read_as_utf_8(tmp_path: Path) -> None:
     path = tmp_path / "catalog.toml"
     path.write_bytes(ENTRY.replace('title = "t"', 'title = "Gedächtnis"').encode())
-    assert catalog.load(path)["one"].title == "Gedächtnis"
+    assert known_issues.load(path)["one"].title == "Gedächtnis"
 
 
 def test_an_issue_stands_there_once(tmp_path: Path) -> None:
-    with pytest.raises(catalog.CatalogError, match="issue one stands there twice"):
-        catalog.load(write(tmp_path, ENTRY + ENTRY.replace("schema = 1", "")))
+    with pytest.raises(known_issues.CatalogError, match="issue one stands there twice"):
+        known_issues.load(write(tmp_path, ENTRY + ENTRY.replace("schema = 1", "")))
 
 
 def test_an_unknown_issue_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(catalog.CatalogError, match="unknown issue 'grpo'; known are .*grpo-fsdp-ref-model, "):
-        catalog.load().get_issue("grpo")
+    with pytest.raises(known_issues.CatalogError, match="unknown issue 'grpo'; known are .*grpo-fsdp-ref-model, "):
+        known_issues.load().get_issue("grpo")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_trlcompat import catalog
+from pytest_trlcompat.catalog import known_issues
 
 OLDEST = {"trl": "0.14.0", "transformers": "4.48.3", "deepspeed": "0.16.3"}
 OLD_TRL_NEW_DEEPSPEED = {"trl": "0.14.0", "transformers": "4.52.4", "deepspeed": "0.16.9"}
@@ -43,13 +43,13 @@ NEWEST = {"trl": "1.16.0", "transformers": "5.23.0", "deepspeed": "0.19.8"}
 )
 def test_predictions_are_what_was_measured(issue: str, strategy: str, expected: str) -> None:
     cells = (OLDEST, OLD_TRL_NEW_DEEPSPEED, BARE_MODULE, SAMPLER, ACCUMULATION, NEWEST)
-    known = catalog.load().get_issue(issue)
+    known = known_issues.load().get_issue(issue)
     found = [known.predict("upstream", strategy, {**cell, "torch": "2.13.0"}) for cell in cells]
     assert " ".join(str(one and one.verdict) for one in found) == expected
 
 
-@pytest.mark.parametrize("issue", [name for name in catalog.load() if name.startswith(("grpo-e", "deepspeed-"))])
+@pytest.mark.parametrize("issue", [name for name in known_issues.load() if name.startswith(("grpo-e", "deepspeed-"))])
 def test_the_corrected_trainer_is_predicted_to_be_right(issue: str) -> None:
-    prediction = catalog.load()[issue].predict("corrected", "zero3", OLDEST)
+    prediction = known_issues.load()[issue].predict("corrected", "zero3", OLDEST)
     assert prediction is not None
     assert str(prediction.verdict) == "ok"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat import catalog, evidence
-from pytest_trlcompat.evidence import Evidence, EvidenceError, MeasuredCell
+from pytest_trlcompat.catalog import evidence, known_issues
+from pytest_trlcompat.catalog.evidence import Evidence, EvidenceError, MeasuredCell
+from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.stack import PACKAGES
-from pytest_trlcompat.verdict import Verdict
 
 CELL = MeasuredCell(
     "trl0.15.2-tf4.48.3",
@@ -94,7 +94,7 @@ def test_the_published_evidence_is_of_known_issues_and_whole_stacks() -> None:
     assert published.cells
     for cell in published.cells:
         assert tuple(cell.versions) == PACKAGES, cell.id
-        assert {issue for issue, _, _ in cell.verdicts} <= set(catalog.load()), cell.id
+        assert {issue for issue, _, _ in cell.verdicts} <= set(known_issues.load()), cell.id
 
 
 def test_what_was_published_is_what_the_catalogue_predicts() -> None:
@@ -102,7 +102,7 @@ def test_what_was_published_is_what_the_catalogue_predicts() -> None:
         for (issue, subject, strategy), verdict in cell.verdicts.items():
             if subject == "corrected" and verdict is Verdict.ABSENT:
                 continue  # passes as well as ok does
-            predicted = catalog.load()[issue].predict(subject, strategy, cell.versions)
+            predicted = known_issues.load()[issue].predict(subject, strategy, cell.versions)
             assert predicted is None or predicted.verdict is verdict, (cell.id, issue, subject, strategy)
 
 
@@ -112,13 +112,13 @@ MEASURED_UNDER_ONE = {"transformers-resume", "ppo-config-after-grpo", "ppo-newer
 
 def test_an_entry_that_shows_only_when_ranks_share_a_model_says_so() -> None:
     """Else the doctor takes it for one that shows under every strategy."""
-    for issue in catalog.load().values():
-        measured = sorted({catalog.kind(strategy) for strategy in evidence.published().strategies(issue.id)})
+    for issue in known_issues.load().values():
+        measured = sorted({known_issues.kind(strategy) for strategy in evidence.published().strategies(issue.id)})
         silent = not issue.strategies and measured and "single" not in measured and issue.id not in MEASURED_UNDER_ONE
         assert not silent, f"{issue.id} was measured under {', '.join(measured)} alone: list its strategies"
 
 
 def test_a_list_of_strategies_names_all_that_were_measured() -> None:
-    for issue in catalog.load().values():
+    for issue in known_issues.load().values():
         if issue.strategies:
             assert set(evidence.published().strategies(issue.id)) <= set(issue.strategies), issue.id

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat import catalog, stack
+from pytest_trlcompat import stack
 from pytest_trlcompat.accelerator.artefacts import Artefact, What
-from pytest_trlcompat.judge import Absent, Finding, Judge, Untestable
+from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.verdict import Verdict, read_records
 from pytest_trlcompat.launch import Failure, LaunchError, LaunchResult, RankResult, StrategyAbsent
-from pytest_trlcompat.verdict import Verdict, read_records
+from pytest_trlcompat.plugin.judging import Absent, Finding, Judge, Untestable
 
 ISSUE = "grpo-fsdp-ref-model"
 
@@ -27,7 +28,7 @@ def results(tmp_path: Path) -> Path:
 def judge(monkeypatch: pytest.MonkeyPatch, results: Path) -> Judge:
     """With trl 0.15.2, for which the catalogue predicts ``broken`` for upstream."""
     monkeypatch.setattr(stack, "installed", lambda: {"trl": "0.15.2", "accelerate": "1.7.0"})
-    return Judge(issue=catalog.load().get_issue(ISSUE), results=results)
+    return Judge(issue=known_issues.load().get_issue(ISSUE), results=results)
 
 
 def failed(failure: Failure | None, timed_out: bool = False) -> LaunchError:
@@ -87,7 +88,7 @@ def test_a_wrong_prediction_fails_in_either_direction_and_names_the_line_to_mend
         text = str(failure.value)
         assert f"{ISSUE}, {subject}, fsdp1: the verdict is {verdict}; the catalogue predicts: " in text
         assert "  n: 3" in text
-        assert f"mend the entry '{ISSUE}' in pytest_trlcompat/catalog.toml" in text
+        assert f"mend the entry '{ISSUE}' in pytest_trlcompat/catalog/catalog.toml" in text
     assert len(read_records(results)) == 2
 
 
@@ -171,7 +172,7 @@ def test_the_known_symptom_goes_before_it(judge: Judge, results: Path) -> None:
 
 
 def test_where_error_is_predicted_it_is_no_such_error(judge: Judge, results: Path) -> None:
-    judge.issue = catalog.load().get_issue("grpo-eval-metrics")
+    judge.issue = known_issues.load().get_issue("grpo-eval-metrics")
     with pytest.raises(pytest.skip.Exception):
         judge(lambda: raising(failed(LACKING)), subject="upstream", strategy="single")
     assert read_records(results)[0].verdict is Verdict.UNTESTABLE

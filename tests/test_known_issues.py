@@ -9,8 +9,8 @@ import pytest
 
 SUITE = """
     import pytest
-    from pytest_trlcompat.judge import Finding
-    from pytest_trlcompat.verdict import Verdict
+    from pytest_trlcompat.plugin.judging import Finding
+    from pytest_trlcompat.catalog.verdict import Verdict
 
     @pytest.mark.known_issue("grpo-logits-to-keep")
     def test_logits(judge):

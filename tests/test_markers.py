@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_trlcompat import markers
+from pytest_trlcompat.plugin import markers
 
 INSTALLED = {"trl": "0.15.2", "transformers": "4.48.3", "torch": "2.13.0+cpu"}
 

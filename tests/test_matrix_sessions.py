@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pytest_trlcompat.catalog.verdict import Record, Verdict
 from pytest_trlcompat.matrix import cuda, disk, locks, sessions
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.cuda import CudaLibraries
@@ -18,7 +19,6 @@ from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.sessions import Workshop
 from pytest_trlcompat.matrix.sweep import Outcome, Sidecar, Sweep
-from pytest_trlcompat.verdict import Record, Verdict
 
 MATRIX = """
 [defaults]

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from pytest_trlcompat import __version__, accelerator, launch, settings, stack
-from pytest_trlcompat.doctor import header as doctor_header
+from pytest_trlcompat import __version__, accelerator, launch, stack
 from pytest_trlcompat.launch import Cluster
+from pytest_trlcompat.plugin import header as doctor_header
+from pytest_trlcompat.plugin import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 PLUGIN = "pytest_trlcompat.plugin"
@@ -227,7 +228,7 @@ def test_xdist_workers_skip_refuse_and_see_the_settings(run: Run, pytester: pyte
         test_bad=BAD_MARKERS,
         test_good="""
         import pytest
-        from pytest_trlcompat import settings
+        from pytest_trlcompat.plugin import settings
 
         @pytest.mark.versions(trl=">=9")
         def test_skipped():
@@ -391,7 +392,7 @@ def test_sessions_without_a_launch_make_no_launcher(
 
 
 HEAVY = {*stack.PACKAGES, "cloudpickle", "jinja2", "nox", "rich"}
-ROOMS_OF_FEW_TESTS = ("accelerator", "checks", "judge", "launch", "matrix", "tiny", "trainers")
+ROOMS_OF_FEW_TESTS = ("accelerator", "checks", "launch", "matrix", "plugin.judging", "tiny", "trainers")
 
 
 def test_the_plugin_imports_neither_the_stack_nor_rooms_that_few_tests_need(
@@ -420,7 +421,7 @@ def test_the_plugin_imports_neither_the_stack_nor_rooms_that_few_tests_need(
     timed = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if line.startswith("import time:")}
     (listed,) = (line for line in result.stdout.splitlines() if "modules:" in line)
     imported = timed | set(listed.split())
-    assert "pytest_trlcompat.settings" in timed
+    assert "pytest_trlcompat.plugin.settings" in timed
     assert PLUGIN in imported
     assert not imported & HEAVY
     assert not imported & {f"pytest_trlcompat.{room}" for room in ROOMS_OF_FEW_TESTS}

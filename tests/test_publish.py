@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat import catalog, evidence
-from pytest_trlcompat.catalog import Catalog
+from pytest_trlcompat.catalog import evidence, known_issues
+from pytest_trlcompat.catalog.known_issues import Catalog
+from pytest_trlcompat.catalog.verdict import Record, Verdict, append_record
 from pytest_trlcompat.matrix import report_pages
 from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.errors import MatrixError
@@ -21,7 +22,6 @@ from pytest_trlcompat.matrix.publish import publish
 from pytest_trlcompat.matrix.report import Report, gather, main
 from pytest_trlcompat.matrix.sessions import Workshop
 from pytest_trlcompat.matrix.sweep import Sidecar, Sweep
-from pytest_trlcompat.verdict import Record, Verdict, append_record
 
 LOCK = {
     "accelerate": "1.4.0",
@@ -176,12 +176,12 @@ def test_the_program_publishes_when_asked(checkout: Layout, capsys: pytest.Captu
 
 def test_pages_say_so_where_no_release_has_cured_an_issue(checkout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     report = sweep(checkout, (OLD, (WASTEFUL,)))
-    known = catalog.load()["grpo-logits-to-keep"]
+    known = known_issues.load()["grpo-logits-to-keep"]
     for issue, text in (
         (known, f"Needs no cure from {known.cured_in}."),
         (dataclasses.replace(known, cured_in=""), "No release has cured it."),
     ):
-        monkeypatch.setattr(catalog, "load", lambda issue=issue: Catalog({issue.id: issue}))
+        monkeypatch.setattr(known_issues, "load", lambda issue=issue: Catalog({issue.id: issue}))
         assert text in report_pages.markdown(report)
         assert text in report_pages.html(report)
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from pytest_trlcompat.ranges import ALL, Range, at, parse, pieces
+from pytest_trlcompat.catalog.ranges import ALL, Range, at, parse, pieces
 
 TEXTS = (
     "",

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from pytest_trlcompat import catalog
-from pytest_trlcompat.catalog import KnownIssue, Prediction
-from pytest_trlcompat.ranges import ALL, at, parse
-from pytest_trlcompat.regions import regions, unreachable
-from pytest_trlcompat.verdict import Verdict
+from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.known_issues import KnownIssue, Prediction
+from pytest_trlcompat.catalog.ranges import ALL, at, parse
+from pytest_trlcompat.catalog.regions import regions, unreachable
+from pytest_trlcompat.catalog.verdict import Verdict
 
 
 def predict(verdict: str, strategies: tuple[str, ...] = (), subject: str = "upstream", **when: str) -> Prediction:
@@ -26,9 +26,9 @@ TRANSFORMERS = ("4.48.3", "4.49.0", "4.52.4", "5.23.0")
 ACCELERATE = ("1.3.0", "1.6.0", "1.15.0")
 
 
-@pytest.mark.parametrize("subject", catalog.SUBJECTS)
+@pytest.mark.parametrize("subject", known_issues.SUBJECTS)
 def test_a_known_stack_has_the_answer_that_the_catalogue_gives(subject: str) -> None:
-    for entry in catalog.load().values():
+    for entry in known_issues.load().values():
         for strategy in entry.labels():
             for trl, transformers, accelerate in itertools.product(TRL, TRANSFORMERS, ACCELERATE):
                 versions = {"trl": trl, "transformers": transformers, "accelerate": accelerate}

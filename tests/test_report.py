@@ -14,14 +14,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pytest_trlcompat import catalog
+from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.verdict import Record, Verdict, append_record
 from pytest_trlcompat.matrix import report_junit, report_pages, report_terminal
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.report import Report, gather, main, write_all
 from pytest_trlcompat.matrix.report_rows import MANY, rows
 from pytest_trlcompat.matrix.report_torch import compare
 from pytest_trlcompat.matrix.sweep import Sidecar
-from pytest_trlcompat.verdict import Record, Verdict, append_record
 
 NEW = Sidecar(
     "trl1.0.0-tf4.57.6",
@@ -170,7 +170,7 @@ def test_in_html_what_is_not_as_predicted_stands_out(report: Report) -> None:
 
 
 def test_a_known_issue_is_introduced_from_the_catalogue(report: Report) -> None:
-    issue = catalog.load()["grpo-logits-to-keep"]
+    issue = known_issues.load()["grpo-logits-to-keep"]
     known = dataclasses.replace(FINE, issue=issue.id)
     told = Report((dataclasses.replace(report.cells[0], verdicts=(known,)),))
     for page in (report_pages.html(told), report_pages.markdown(told)):
@@ -286,7 +286,7 @@ def test_a_prediction_mended_after_the_sweep_counts(results: Callable[..., Path]
     nobodys = Record("of-another-catalogue", "upstream", "single", Verdict.OK, Verdict.SILENT)
     report = gather(results((cell, (unforeseen, nobodys))))
     assert [record.issue for _, record in report.wrong] == ["grpo-logits-to-keep", "of-another-catalogue"]
-    judged = report.judged_by(catalog.load())
+    judged = report.judged_by(known_issues.load())
     assert [record.issue for _, record in judged.wrong] == ["of-another-catalogue"]
     assert judged.cells[0].verdicts[0].expected is Verdict.WASTEFUL
 

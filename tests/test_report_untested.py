@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 import pytest
 
 from pytest_trlcompat.accelerator.artefacts import Artefact, What
+from pytest_trlcompat.catalog.verdict import Record, Verdict
 from pytest_trlcompat.matrix import report_junit, report_pages, report_terminal
 from pytest_trlcompat.matrix.report import CellReport, Report
 from pytest_trlcompat.matrix.sweep import Outcome, Sidecar
-from pytest_trlcompat.verdict import Record, Verdict
 
 REASON = Artefact(What.OPERATOR, "aten::foo<int> for npu", "it has no such kernel", "2.9.1").describe()
 OTHER = Artefact(What.BRANCH, "trl/utils.py:3", "no GPU goes there, only where is_npu()", "2.9.1").describe()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat import launch, settings
-from pytest_trlcompat.settings import Device, Setting, SettingError, Source
+from pytest_trlcompat import launch
+from pytest_trlcompat.plugin import settings
+from pytest_trlcompat.plugin.settings import Device, Setting, SettingError, Source
 
 Read = Callable[..., settings.Settings]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat.verdict import Record, RecordError, Verdict, append_record, read_records
+from pytest_trlcompat.catalog.verdict import Record, RecordError, Verdict, append_record, read_records
 
 
 def record(**changes: object) -> Record:

@@ -17,7 +17,14 @@ __all__ = ["Fingerprint", "normalise", "of_text", "same"]
 _FRAMES = 3
 """Innermost frames that are kept, ours and the launcher's left out."""
 
-_OWN = ("pytest_trlcompat/launch/", "pytest_trlcompat/judge.py", "_pytest/", "pluggy/", "runpy.py", "importlib/")
+_OWN = (
+    "pytest_trlcompat/launch/",
+    "pytest_trlcompat/plugin/judging.py",
+    "_pytest/",
+    "pluggy/",
+    "runpy.py",
+    "importlib/",
+)
 _TELLING_WORDS = 3
 """A message of so many words speaks for itself; a shorter one (a bare assert) needs the place as well."""
 

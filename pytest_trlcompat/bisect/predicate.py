@@ -20,9 +20,9 @@ from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.fingerprint import Fingerprint, normalise, of_text
 from pytest_trlcompat.bisect.observation import Observation
 from pytest_trlcompat.bisect.place import Hung, Place
+from pytest_trlcompat.catalog.verdict import Record, Verdict, read_records
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.sweep import code_digest, suite_command
-from pytest_trlcompat.verdict import Record, Verdict, read_records
 
 __all__ = ["CommandPredicate", "IssuePredicate", "Predicate", "PytestPredicate"]
 

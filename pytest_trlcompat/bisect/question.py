@@ -12,11 +12,11 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from pytest_trlcompat import catalog
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.git import Clone
 from pytest_trlcompat.bisect.predicate import CommandPredicate, IssuePredicate, Predicate, PytestPredicate
 from pytest_trlcompat.bisect.search import Policy
+from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.matrix.cells import parse_day, parse_pins
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.stack import PACKAGES
@@ -43,8 +43,8 @@ def find_predicate(asked: argparse.Namespace, layout: Layout, folder: Path, *, i
         if in_place:
             raise BisectError("--issue needs an environment: say with --package which package the clone is")
         try:
-            catalog.load().get_issue(asked.issue)
-        except catalog.CatalogError as error:
+            known_issues.load().get_issue(asked.issue)
+        except known_issues.CatalogError as error:
             raise BisectError(f"--issue: {error}") from error
         return IssuePredicate(layout, asked.issue, asked.timeout)
     if asked.pytest is not None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_trlcompat.catalog import STRATEGIES, KnownIssue, Prediction, kind
+from pytest_trlcompat.catalog.known_issues import STRATEGIES, KnownIssue, Prediction, kind
+from pytest_trlcompat.catalog.regions import Region, regions
 from pytest_trlcompat.doctor.given import Given
-from pytest_trlcompat.regions import Region, regions
 
 __all__ = ["StrategyError", "biting", "chosen", "labels"]
 

@@ -7,14 +7,14 @@ import json
 import sys
 from collections.abc import Sequence
 
-from pytest_trlcompat import catalog, evidence
-from pytest_trlcompat.catalog import STRATEGIES, TRAINERS, Catalog, CatalogError
+from pytest_trlcompat.catalog import evidence, known_issues
+from pytest_trlcompat.catalog.evidence import EvidenceError
+from pytest_trlcompat.catalog.known_issues import STRATEGIES, TRAINERS, Catalog, CatalogError
 from pytest_trlcompat.doctor.asked import read_given
 from pytest_trlcompat.doctor.bites import StrategyError
 from pytest_trlcompat.doctor.diagnosis import diagnose
 from pytest_trlcompat.doctor.given import GivenError
 from pytest_trlcompat.doctor.text import show
-from pytest_trlcompat.evidence import EvidenceError
 
 __all__ = ["BITES", "CLEAR", "UNUSABLE", "main"]
 
@@ -56,7 +56,7 @@ def _standard_input() -> bytes:
 
 def _of_trainer(name: str | None) -> Catalog:
     """The issues that somebody meets who uses one trainer, or all."""
-    known = catalog.load()
+    known = known_issues.load()
     return Catalog({issue.id: issue for issue in known.values() if name is None or issue.trainer in ("", name)})
 
 

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_trlcompat.catalog import Catalog, KnownIssue, kind
+from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
+from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue, kind
+from pytest_trlcompat.catalog.ranges import Range, at
+from pytest_trlcompat.catalog.regions import regions
+from pytest_trlcompat.catalog.verdict import SEVERITY, Verdict
 from pytest_trlcompat.doctor.bites import biting, chosen, labels
 from pytest_trlcompat.doctor.given import Given
 from pytest_trlcompat.doctor.sureness import Sureness, distance, how_sure, measured_here
 from pytest_trlcompat.doctor.torch import other_torch
-from pytest_trlcompat.evidence import Evidence, MeasuredCell
-from pytest_trlcompat.ranges import Range, at
-from pytest_trlcompat.regions import regions
-from pytest_trlcompat.verdict import SEVERITY, Verdict
 
 __all__ = ["Bite", "Diagnosis", "Finding", "Pins", "diagnose"]
 

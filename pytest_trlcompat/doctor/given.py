@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from packaging.version import InvalidVersion, Version
 
 from pytest_trlcompat import stack
-from pytest_trlcompat.ranges import ALL, Range, at
+from pytest_trlcompat.catalog.ranges import ALL, Range, at
 
 __all__ = ["ORDER", "Given", "GivenError", "Mention", "installed_here", "of_mentions", "pin"]
 
@@ -52,8 +52,8 @@ class Given:
     Attributes:
         source: where it was read from, for the first line of an answer.
         texts: package to what was said of it, in :data:`ORDER`; what is not named is left out.
-        versions: package to where it may stand; :data:`~pytest_trlcompat.ranges.ALL` for a package whose version is
-            not known, ``None`` for one that is known not to be installed.
+        versions: package to where it may stand; :data:`~pytest_trlcompat.catalog.ranges.ALL` for a package whose
+            version is not known, ``None`` for one that is known not to be installed.
         noted: how the texts were understood, where that is not obvious, by package.
         passed_over: what was not taken for a part of the stack, and why.
     """

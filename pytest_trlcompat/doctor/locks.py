@@ -14,8 +14,8 @@ from typing import Any
 from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.utils import canonicalize_name
 
+from pytest_trlcompat.catalog.ranges import ALL
 from pytest_trlcompat.doctor.given import Given, GivenError, Mention, of_mentions, pin
-from pytest_trlcompat.ranges import ALL
 from pytest_trlcompat.stack import PACKAGES
 
 if sys.version_info >= (3, 11):

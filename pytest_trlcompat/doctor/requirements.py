@@ -24,8 +24,8 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 
+from pytest_trlcompat.catalog.ranges import ALL, parse
 from pytest_trlcompat.doctor.given import GivenError, Mention, pin
-from pytest_trlcompat.ranges import ALL, parse
 from pytest_trlcompat.stack import PACKAGES
 
 __all__ = ["Listing", "decoded", "of_pins", "read_listing"]

@@ -12,12 +12,12 @@ from enum import Enum
 
 from packaging.version import Version
 
-from pytest_trlcompat.catalog import KnownIssue
+from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
+from pytest_trlcompat.catalog.known_issues import KnownIssue
+from pytest_trlcompat.catalog.ranges import Range, at, parse
+from pytest_trlcompat.catalog.regions import Region
+from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.doctor.given import ORDER, Given
-from pytest_trlcompat.evidence import Evidence, MeasuredCell
-from pytest_trlcompat.ranges import Range, at, parse
-from pytest_trlcompat.regions import Region
-from pytest_trlcompat.verdict import Verdict
 
 __all__ = ["Level", "Sureness", "distance", "how_sure", "measured_here"]
 

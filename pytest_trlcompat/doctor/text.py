@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
-from pytest_trlcompat.catalog import STRATEGIES
+from pytest_trlcompat.catalog.known_issues import STRATEGIES
 from pytest_trlcompat.doctor.diagnosis import Bite, Diagnosis, Finding, Pins
 from pytest_trlcompat.doctor.given import ORDER
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from packaging.version import Version
 
+from pytest_trlcompat.catalog.ranges import parse
 from pytest_trlcompat.doctor.given import Given
-from pytest_trlcompat.ranges import parse
 
 __all__ = ["other_torch"]
 

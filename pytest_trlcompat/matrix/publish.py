@@ -12,9 +12,11 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from pytest_trlcompat import __version__, boundaries, catalog
-from pytest_trlcompat.catalog import Catalog
-from pytest_trlcompat.evidence import Evidence, EvidenceError, MeasuredCell, load
+from pytest_trlcompat import __version__
+from pytest_trlcompat.catalog import boundaries, known_issues
+from pytest_trlcompat.catalog.evidence import Evidence, EvidenceError, MeasuredCell, load
+from pytest_trlcompat.catalog.known_issues import Catalog
+from pytest_trlcompat.catalog.verdict import Record, Verdict
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import write_whole
 from pytest_trlcompat.matrix.layout import Layout
@@ -22,7 +24,6 @@ from pytest_trlcompat.matrix.report import CellReport, Column, Report, merge
 from pytest_trlcompat.matrix.report_torch import compare
 from pytest_trlcompat.matrix.sweep import TESTED, Sidecar
 from pytest_trlcompat.stack import PACKAGES
-from pytest_trlcompat.verdict import Record, Verdict
 
 __all__ = ["evidence_of", "last_day", "page", "publish", "with_boundaries"]
 
@@ -40,7 +41,7 @@ def publish(report: Report, layout: Layout, *, keep: bool = False) -> list[Path]
         MatrixError: a verdict is not as predicted, or a cell was cut short: such a sweep is not fit to be relied upon.
     """
     if keep:
-        report = merge(report, _published_before(layout)).judged_by(catalog.load())
+        report = merge(report, _published_before(layout)).judged_by(known_issues.load())
     if report.wrong:
         cell, record = report.wrong[0]
         raise MatrixError(
@@ -86,7 +87,7 @@ def last_day(results: Path) -> str:
 
 def with_boundaries(report: Report) -> Report:
     """The report together with the boundaries, of the issues that it is about, that its cells leave unmeasured."""
-    known = catalog.load()
+    known = known_issues.load()
     asked = Catalog({name: known[name] for name in report.issues if name in known})
     found = boundaries.unmeasured(asked, evidence_of(report))
     return dataclasses.replace(report, unmeasured=tuple(each.describe() for each in found))
@@ -122,7 +123,7 @@ def _head(report: Report, evidence: Evidence) -> Iterator[str]:
     yield "  `nox -s matrix -- --full`, then `nox -s report`, whose pages hold the numbers behind each verdict."
     yield "- Every version of a cell stands in its lock, linked below; cells are resolved as of their date."
     yield "- The same as data: [evidence.json](../fixtures/evidence.json). What each issue is:"
-    yield "  [catalog.toml](../pytest_trlcompat/catalog.toml)."
+    yield "  [catalog.toml](../pytest_trlcompat/catalog/catalog.toml)."
     yield ""
 
 
@@ -171,7 +172,7 @@ def _untested(cell: CellReport, subject: str) -> list[str]:
 
 
 def _issues(report: Report) -> Iterator[str]:
-    known = catalog.load()
+    known = known_issues.load()
     torch = compare(report.cells, report.columns)
     for name in report.issues:
         columns = [column for column in report.columns if column.issue == name]
@@ -211,7 +212,7 @@ def _row(cell: CellReport, columns: Sequence[Column]) -> Iterator[str]:
 
 
 def _boundaries(report: Report, evidence: Evidence) -> Iterator[str]:
-    known = catalog.load()
+    known = known_issues.load()
     every = [
         boundaries.measure(boundary, evidence)
         for name in report.issues

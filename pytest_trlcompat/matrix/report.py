@@ -21,13 +21,13 @@ from typing import Any
 
 from packaging.version import Version
 
-from pytest_trlcompat import catalog
-from pytest_trlcompat.catalog import Catalog
+from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.known_issues import Catalog
+from pytest_trlcompat.catalog.verdict import Record, RecordError, Verdict, read_records
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import said_plainly, write_whole
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.sweep import UNTESTABLE, Sidecar, is_wrong, read_sidecar
-from pytest_trlcompat.verdict import Record, RecordError, Verdict, read_records
 
 __all__ = ["CellReport", "Column", "Report", "gather", "main", "merge", "write_all"]
 
@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         with said_plainly():
-            report = publish.with_boundaries(gather(parsed.results).judged_by(catalog.load()))
+            report = publish.with_boundaries(gather(parsed.results).judged_by(known_issues.load()))
             paths = write_all(report, parsed.results)
             published = publish.publish(report, Layout(parsed.publish), keep=parsed.keep) if parsed.publish else []
     except MatrixError as error:

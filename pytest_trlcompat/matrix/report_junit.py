@@ -9,9 +9,9 @@ import json
 import re
 from xml.etree import ElementTree
 
+from pytest_trlcompat.catalog.verdict import Record, Verdict
 from pytest_trlcompat.matrix.report import CellReport, Report
 from pytest_trlcompat.matrix.sweep import is_wrong
-from pytest_trlcompat.verdict import Record, Verdict
 
 __all__ = ["junit"]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import jinja2
 
-from pytest_trlcompat import catalog
+from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.verdict import Record, Verdict
 from pytest_trlcompat.matrix.report import Report
 from pytest_trlcompat.matrix.report_rows import MANY, axes, rows
 from pytest_trlcompat.matrix.report_torch import compare
 from pytest_trlcompat.matrix.sweep import is_wrong
-from pytest_trlcompat.verdict import Record, Verdict
 
 __all__ = ["html", "markdown"]
 
@@ -51,7 +51,7 @@ def _render(template: str, report: Report) -> str:
     environment.filters["evidence"] = _evidence
     environment.filters["in_row"] = _in_row
     environment.tests["wrong"] = is_wrong
-    environment.filters["known"] = catalog.load().get
+    environment.filters["known"] = known_issues.load().get
     return environment.get_template(template).render(
         report=report,
         meanings=MEANINGS,

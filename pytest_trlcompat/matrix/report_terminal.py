@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pytest_trlcompat.catalog.verdict import Record, Verdict
 from pytest_trlcompat.matrix.report import CellReport, Column, Report
 from pytest_trlcompat.matrix.report_rows import MANY, axes, rows
 from pytest_trlcompat.matrix.report_torch import TorchComparison
 from pytest_trlcompat.matrix.sweep import is_wrong
-from pytest_trlcompat.verdict import Record, Verdict
 
 __all__ = ["show"]
 

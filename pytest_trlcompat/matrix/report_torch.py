@@ -12,8 +12,8 @@ from typing import Any
 
 from packaging.version import Version
 
+from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.matrix.report import CellReport, Column
-from pytest_trlcompat.verdict import Verdict
 
 __all__ = ["TorchChange", "TorchComparison", "compare"]
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pytest_trlcompat import catalog
+from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.matrix import cuda, disk, locks, process, torch_axis
 from pytest_trlcompat.matrix.cells import Cell, Matrix, parse_day, parse_pins, read_matrix
 from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, prune
@@ -357,8 +357,8 @@ def _parse(session: str, arguments: Sequence[str]) -> _Asked:
     for issue in parsed.issue:
         # Here, because a cell that is run for nothing has lost its earlier verdicts.
         try:
-            catalog.load().get_issue(issue)
-        except catalog.CatalogError as error:
+            known_issues.load().get_issue(issue)
+        except known_issues.CatalogError as error:
             raise MatrixError(f"--issue: {error}") from error
     date = parse_day(parsed.date) if parsed.date else None
     return _Asked(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pytest_trlcompat.catalog.verdict import Record, RecordError, Verdict, read_records
 from pytest_trlcompat.matrix import disk, process
 from pytest_trlcompat.matrix.cells import Cell, Matrix, parse_day
 from pytest_trlcompat.matrix.environments import Environment, ensure, standing
@@ -23,7 +24,6 @@ from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Untestable
 from pytest_trlcompat.matrix.files import locked, said_plainly, write_whole
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock, kept, lock_for
-from pytest_trlcompat.verdict import Record, RecordError, Verdict, read_records
 
 __all__ = [
     "Outcome",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_trlcompat import catalog, cli, evidence
-from pytest_trlcompat.catalog import Catalog, KnownIssue
-from pytest_trlcompat.evidence import Evidence
+from pytest_trlcompat import cli
+from pytest_trlcompat.catalog import evidence, known_issues
+from pytest_trlcompat.catalog.evidence import Evidence
+from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue
 
 from .made_up import Run, cell, issue, predict
 
@@ -28,6 +29,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> KnownIssue:
     """A catalogue of one issue, and evidence of two cells, in place of the real ones."""
     entry = issue(predict("broken", ("zero3",), trl="<0.18"), predict("ok"))
     cells = (cell("0.15.2", single="ok", zero3="broken"), cell("0.18.2", single="ok", zero3="ok"))
-    monkeypatch.setattr(catalog, "load", lambda: Catalog({entry.id: entry}))
+    monkeypatch.setattr(known_issues, "load", lambda: Catalog({entry.id: entry}))
     monkeypatch.setattr(evidence, "published", lambda: Evidence("2026-11-21", cells))
     return entry

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from pytest_trlcompat.catalog import Catalog, KnownIssue, Prediction, Symptom
+from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
+from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue, Prediction, Symptom
+from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.doctor.diagnosis import Diagnosis, diagnose
 from pytest_trlcompat.doctor.given import of_mentions
 from pytest_trlcompat.doctor.requirements import of_pins
-from pytest_trlcompat.evidence import Evidence, MeasuredCell
-from pytest_trlcompat.verdict import Verdict
 
 Run = Callable[..., tuple[int, str, str]]
 """What the fixture ``doctor`` is: arguments to status, output and errors."""

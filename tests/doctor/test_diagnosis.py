@@ -7,12 +7,12 @@ import io
 
 import pytest
 
-from pytest_trlcompat import catalog
+from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.evidence import MeasuredCell
+from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.doctor.bites import StrategyError
 from pytest_trlcompat.doctor.diagnosis import Diagnosis, Finding
 from pytest_trlcompat.doctor.text import show
-from pytest_trlcompat.evidence import MeasuredCell
-from pytest_trlcompat.verdict import Verdict
 
 from .made_up import BROKEN_BEFORE_018, ask, cell, issue, predict
 
@@ -326,8 +326,8 @@ def test_pins_that_need_another_trl_come_after_those_that_keep_it_for_some_strat
         cell("1.0.0", single="ok", zero3="ok"),
     ]
     assert pins(ask("trl==0.15.2", issues=[entry], cells=cells)) == [
-        ("trl0.15.2-tf4.49.0", tuple(name for name in catalog.STRATEGIES if name != "zero3")),
-        ("trl0.18.2-tf4.49.0", catalog.STRATEGIES),
+        ("trl0.15.2-tf4.49.0", tuple(name for name in known_issues.STRATEGIES if name != "zero3")),
+        ("trl0.18.2-tf4.49.0", known_issues.STRATEGIES),
     ]
 
 
@@ -345,7 +345,7 @@ def test_there_may_be_no_pins() -> None:
 def test_pins_for_most_strategies_stand_in_for_pins_for_all() -> None:
     entry = issue(predict("broken", ("zero3",)), predict("ok"))
     cells = [cell("0.17.0", single="ok", zero3="broken"), cell("0.16.1", single="ok", zero3="broken")]
-    most = tuple(name for name in catalog.STRATEGIES if name != "zero3")
+    most = tuple(name for name in known_issues.STRATEGIES if name != "zero3")
     assert pins(ask("trl==0.16.0", issues=[entry], cells=cells)) == [("trl0.16.1-tf4.49.0", most)]
 
 

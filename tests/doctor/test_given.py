@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat import stack
+from pytest_trlcompat.catalog.ranges import ALL, parse
 from pytest_trlcompat.doctor.asked import read_given
 from pytest_trlcompat.doctor.given import Given, GivenError
-from pytest_trlcompat.ranges import ALL, parse
 
 Ask = Callable[..., Given]
 

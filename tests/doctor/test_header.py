@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from pytest_trlcompat import catalog, evidence
-from pytest_trlcompat.catalog import KnownIssue
-from pytest_trlcompat.doctor import header
+from pytest_trlcompat.catalog import evidence, known_issues
+from pytest_trlcompat.catalog.known_issues import KnownIssue
+from pytest_trlcompat.plugin import header
 
 from .made_up import issue, predict
 
@@ -60,7 +60,7 @@ def test_the_headers_answer_is_kept_until_stack_or_catalogue_change(monkeypatch:
         "of 2"
     ] * 2
     assert asked == ["1", "2"]
-    monkeypatch.setattr(catalog, "fingerprint", lambda: (1, 2))
+    monkeypatch.setattr(known_issues, "fingerprint", lambda: (1, 2))
     assert header.line_once({"trl": "2"}, cache) == "of 2"
     assert asked == ["1", "2", "2"]
     assert header.line_once({"trl": "2"}, None) == "of 2"
@@ -81,7 +81,7 @@ def test_that_nothing_bites_is_kept_as_well(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_header_names_the_worst_and_counts_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = ["wasteful", "broken", "ok", "silent", "hang", "broken", "error"]
     entries = [issue(predict(verdict), name=f"{number}-{verdict}") for number, verdict in enumerate(verdicts)]
-    monkeypatch.setattr(catalog, "load", lambda: {entry.id: entry for entry in entries})
+    monkeypatch.setattr(known_issues, "load", lambda: {entry.id: entry for entry in entries})
     assert header.line({"trl": "1.0.0", "deepspeed": "0.19"}) == (
         "6 known issues bite this stack: 3-silent (silent under single zero3), 1-broken (broken under single zero3), "
         "5-broken (broken under single zero3), 6-error (error under single zero3), and 2 more; see: trlcompat doctor"

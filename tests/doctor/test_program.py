@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat import catalog, cli, evidence
-from pytest_trlcompat.catalog import Catalog, KnownIssue
+from pytest_trlcompat import cli
+from pytest_trlcompat.catalog import evidence, known_issues
+from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue
 from pytest_trlcompat.doctor.text import show
 
 from .made_up import LINK, Run, ask, issue, predict
@@ -33,7 +34,7 @@ FULL = [
 def test_status_1_when_something_bites_with_all_that_is_to_be_said(doctor: Run) -> None:
     status, out, err = doctor(*FULL)
     assert (status, err) == (1, "")
-    entry = catalog.load()["grpo-logits-to-keep"]
+    entry = known_issues.load()["grpo-logits-to-keep"]
     flat = " ".join(out.split())
     for text in (
         "trl 0.15.2, transformers 4.48.3, torch 2.13.0, ",
@@ -251,7 +252,7 @@ def test_issues_of_a_trainer_that_one_does_not_use_can_be_left_out(
     doctor: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = [issue(predict("broken"), name=name) for name in ("grpo-a", "ppo-a", "trl-import")]
-    monkeypatch.setattr(catalog, "load", lambda: Catalog({entry.id: entry for entry in entries}))
+    monkeypatch.setattr(known_issues, "load", lambda: Catalog({entry.id: entry for entry in entries}))
     found = {}
     for arguments in ((), ("--trainer", "ppo"), ("--trainer", "grpo")):
         document = json.loads(doctor("trl==1.0.0", "--json", *arguments)[1])

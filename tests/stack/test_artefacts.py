@@ -15,8 +15,8 @@ import pytest
 
 from pytest_trlcompat import tiny
 from pytest_trlcompat.accelerator.artefacts import What
+from pytest_trlcompat.catalog.verdict import Verdict, read_records
 from pytest_trlcompat.launch import Launcher, LaunchError
-from pytest_trlcompat.verdict import Verdict, read_records
 
 OPERATOR = "trlcompat_test::fused_act"
 MODEL = tiny.qwen2(num_hidden_layers=1)
@@ -157,9 +157,9 @@ def test_a_branch_for_npus_is_named_with_its_condition(launch: Launcher, tmp_pat
 
 PROJECT = """
 import pytest
-from pytest_trlcompat.judge import Finding
+from pytest_trlcompat.plugin.judging import Finding
 from pytest_trlcompat.suites.sharing_measures import failure
-from pytest_trlcompat.verdict import Verdict
+from pytest_trlcompat.catalog.verdict import Verdict
 
 def lack():
     import torch

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytest_trlcompat.catalog.verdict import Record, Verdict
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.sweep import Outcome, Sidecar, Sweep, read_sidecar, run_cell
-from pytest_trlcompat.verdict import Record, Verdict
 
 CELL = Cell({"trl": "0.15.2", "transformers": "4.48.3"})
 MATRIX = Matrix("3.11", {"torch": "2.13.0"}, ("torch", "trl"), (), (), 3)

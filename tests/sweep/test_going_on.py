@@ -72,9 +72,10 @@ def test_a_killed_cell_goes_on_after_its_last_whole_verdict(stage: Stage) -> Non
     assert 100 <= outcome.sidecar.seconds < 110  # both runs
 
 
-@pytest.mark.parametrize("changed", ["suites/test_a.py", "pytest_trlcompat/judge.py", "fixtures/zero3.json"])
+@pytest.mark.parametrize("changed", ["suites/test_a.py", "pytest_trlcompat/plugin/judging.py", "fixtures/zero3.json"])
 def test_what_verdicts_depend_on_has_changed_so_it_starts_afresh(stage: Stage, changed: str) -> None:
     stage.cut_short("killed", OK)
+    (stage.root / changed).parent.mkdir(exist_ok=True)
     (stage.root / changed).write_text("# changed")
     stage.play(BROKEN)
     assert stage.run("next").records == (BROKEN,)

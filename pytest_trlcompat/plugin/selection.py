@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from pytest_trlcompat import catalog
+from pytest_trlcompat.catalog import known_issues
 
 __all__ = ["LINE", "IssueError", "deselect", "issue_of"]
 
@@ -55,6 +55,6 @@ def deselect(items: Sequence[pytest.Item], wanted: Sequence[str]) -> tuple[list[
 def _check(ids: Iterable[str], where: str) -> None:
     for issue_id in ids:
         try:
-            catalog.load().get_issue(issue_id)
-        except catalog.CatalogError as error:
+            known_issues.load().get_issue(issue_id)
+        except known_issues.CatalogError as error:
             raise IssueError(f"{where}: {error}") from error

@@ -21,6 +21,7 @@ from pytest_trlcompat import stack
 
 __all__ = [
     "DEVICES",
+    "DEVICE_KEY",
     "KEY",
     "SPECS",
     "Device",
@@ -138,6 +139,9 @@ class Device:
 
 KEY = pytest.StashKey[Settings]()
 """Where the plugin keeps the settings: ``config.stash[settings.KEY]``."""
+
+DEVICE_KEY = pytest.StashKey[Device]()
+"""Where it keeps the device in force."""
 
 
 def _device(text: str) -> str:

@@ -16,8 +16,8 @@ from typing import Any
 from packaging.version import Version
 
 from pytest_trlcompat import _data
+from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.stack import PACKAGES
-from pytest_trlcompat.verdict import Verdict
 
 __all__ = [
     "Evidence",

@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_trlcompat.catalog import KnownIssue, Prediction
-from pytest_trlcompat.ranges import ALL, Range, at, pieces
+from pytest_trlcompat.catalog.known_issues import KnownIssue, Prediction
+from pytest_trlcompat.catalog.ranges import ALL, Range, at, pieces
 from pytest_trlcompat.stack import PACKAGES
 
 __all__ = ["Axis", "Domain", "Point", "Region", "Regions", "regions", "unreachable"]

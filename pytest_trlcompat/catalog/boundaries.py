@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 
 from packaging.version import Version
 
-from pytest_trlcompat.catalog import STRATEGIES, SUBJECTS, Catalog, KnownIssue, Prediction
-from pytest_trlcompat.evidence import Evidence, MeasuredCell
-from pytest_trlcompat.regions import Axis, Point, Region, Regions, regions
-from pytest_trlcompat.verdict import Verdict
+from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
+from pytest_trlcompat.catalog.known_issues import STRATEGIES, SUBJECTS, Catalog, KnownIssue, Prediction
+from pytest_trlcompat.catalog.regions import Axis, Point, Region, Regions, regions
+from pytest_trlcompat.catalog.verdict import Verdict
 
 __all__ = ["Boundary", "Measured", "Side", "boundaries", "measure", "unmeasured"]
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_trlcompat import stack
-from pytest_trlcompat.catalog import KnownIssue, Prediction
+from pytest_trlcompat.catalog.known_issues import KnownIssue, Prediction
+from pytest_trlcompat.catalog.verdict import Record, Verdict, append_record, read_records
 from pytest_trlcompat.launch import LaunchError, StrategyAbsent
-from pytest_trlcompat.verdict import Record, Verdict, append_record, read_records
 
 if TYPE_CHECKING:
     from pytest_trlcompat.accelerator.artefacts import Artefact
@@ -158,7 +158,7 @@ class Judge:
             f"{record.issue}, {record.subject}, {record.strategy}: the verdict is {record.verdict}; {what}.\n"
             f"stack: {stack.describe(stack.installed())}\n"
             f"evidence:\n{evidence}\n"
-            f"If this verdict is right, mend the entry '{record.issue}' in pytest_trlcompat/catalog.toml.",
+            f"If this verdict is right, mend the entry '{record.issue}' in pytest_trlcompat/catalog/catalog.toml.",
             pytrace=False,
         )
 

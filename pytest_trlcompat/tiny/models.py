@@ -1,14 +1,11 @@
-"""Tiny random Qwen2 and Mistral models with a tokenizer and prompts: offline, and the same in every process.
+"""Tiny random models: what they are, and how their weights are made.
 
-A :class:`TinyModel` is a small, picklable description. It travels to the ranks of a launch as an argument and is
-rebuilt there from its seed, so that no rank reads another's files. Imports torch, transformers and datasets only when
-something is built, and nothing of this package.
+Imports torch and transformers only when something is built.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import shutil
@@ -19,24 +16,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.tiny.tokenizer import EOS_TOKEN_ID, PAD_TOKEN_ID, SPECIAL_TOKENS, new_tokenizer
+
 if TYPE_CHECKING:
     import torch
-    from datasets import Dataset
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-__all__ = ["EOS_TOKEN_ID", "PAD_TOKEN_ID", "UNK_TOKEN_ID", "TinyModel", "mistral", "prompts", "qwen2"]
-
-PAD_TOKEN_ID, EOS_TOKEN_ID, UNK_TOKEN_ID = 0, 1, 2
-_SPECIAL_TOKENS = {"<pad>": PAD_TOKEN_ID, "<eos>": EOS_TOKEN_ID, "<unk>": UNK_TOKEN_ID}
+__all__ = ["TinyModel", "mistral", "qwen2"]
 
 # Architecture -> (configuration, model, decoder layer) in transformers.
 _CLASSES = {
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", "Qwen2DecoderLayer"),
     "mistral": ("MistralConfig", "MistralForCausalLM", "MistralDecoderLayer"),
 }
-
-# Whitespace separates words, so that a message's first word keeps its own token.
-_CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] + ' ' + eos_token + ' ' }}{% endfor %}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +69,8 @@ class TinyModel:
     def __post_init__(self) -> None:
         if self.architecture not in _CLASSES:
             raise ValueError(f"unknown architecture {self.architecture!r}; choose one of {', '.join(_CLASSES)}")
-        if self.vocab_size <= len(_SPECIAL_TOKENS):
-            raise ValueError(
-                f"vocab_size={self.vocab_size} leaves no word beside {len(_SPECIAL_TOKENS)} special tokens"
-            )
+        if self.vocab_size <= len(SPECIAL_TOKENS):
+            raise ValueError(f"vocab_size={self.vocab_size} leaves no word beside {len(SPECIAL_TOKENS)} special tokens")
         if self.hidden_size % (2 * self.num_attention_heads):
             raise ValueError(
                 f"hidden_size={self.hidden_size} does not split into {self.num_attention_heads} heads of an even size, "
@@ -104,7 +94,7 @@ class TinyModel:
     @property
     def words(self) -> int:
         """How many words the tokenizer knows: ``w0`` to ``w<words - 1>``."""
-        return self.vocab_size - len(_SPECIAL_TOKENS)
+        return self.vocab_size - len(SPECIAL_TOKENS)
 
     @cached_property
     def config(self) -> PretrainedConfig:
@@ -114,7 +104,7 @@ class TinyModel:
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """A word-level tokenizer with left padding and a chat template."""
-        return _new_tokenizer(self.words, self.architecture)
+        return new_tokenizer(self.words, self.architecture)
 
     @cached_property
     def model(self) -> PreTrainedModel:
@@ -197,58 +187,6 @@ def qwen2(**sizes: Any) -> TinyModel:
 def mistral(**sizes: Any) -> TinyModel:
     """A tiny Mistral; see :class:`TinyModel` for the sizes that can be given."""
     return TinyModel(architecture="mistral", **sizes)
-
-
-def prompts(n: int = 16, *, words: int | tuple[int, int] = (3, 6), vocab_size: int = 64) -> Dataset:
-    """A dataset of ``n`` prompts of known words, the same ones at every call, in the column ``prompt``.
-
-    Args:
-        n: number of rows.
-        words: words in each prompt; a pair gives the shortest and the longest, so that a batch needs padding.
-        vocab_size: of the model; the rows go through its words from first to last, over and over.
-    """
-    from datasets import Dataset
-
-    shortest, longest = (words, words) if isinstance(words, int) else words
-    if not 1 <= shortest <= longest:
-        raise ValueError(f"words={words!r} is no length of a prompt, nor a pair of the shortest and the longest")
-    known = vocab_size - len(_SPECIAL_TOKENS)
-    vocabulary = itertools.cycle(f"w{word}" for word in range(known))
-    lengths = [shortest + row % (longest - shortest + 1) for row in range(n)]
-    rows = [" ".join(itertools.islice(vocabulary, length)) for length in lengths]
-    return Dataset.from_dict({"prompt": rows})
-
-
-def _new_tokenizer(words: int, architecture: str) -> PreTrainedTokenizerFast:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = _SPECIAL_TOKENS | {f"w{word}": len(_SPECIAL_TOKENS) + word for word in range(words)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        padding_side="left",
-        model_input_names=["input_ids", "attention_mask"],
-        chat_template=_CHAT_TEMPLATE,
-    )
-    if _auto_tokenizer_overrules(architecture):
-        # An entry in the auto map, even an empty one, makes AutoTokenizer honour the class that was saved.
-        fast._auto_map = {"AutoTokenizer": [None, None]}
-    return fast
-
-
-def _auto_tokenizer_overrules(architecture: str) -> bool:
-    """Whether ``AutoTokenizer`` loads a class of its own choice, whatever class the saved tokenizer has.
-
-    Transformers 5 does so for Qwen2: it makes a byte-level tokenizer of ours, which encodes every prompt to nothing.
-    """
-    from transformers.models.auto import tokenization_auto
-
-    return architecture in getattr(tokenization_auto, "MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS", ())
 
 
 def _fill(parameter: torch.Tensor, name: str, seed: int, scale: float) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat import stack
-from pytest_trlcompat.verdict import Verdict
+from pytest_trlcompat.catalog.verdict import Verdict
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,7 +23,7 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from pytest_trlcompat.ranges import Range
+    from pytest_trlcompat.catalog.ranges import Range
 
 __all__ = [
     "STRATEGIES",
@@ -96,7 +96,7 @@ class Prediction:
     @cached_property
     def ranges(self) -> Mapping[str, Range]:
         """``when``, to be intersected and compared."""
-        from pytest_trlcompat import ranges  # pytest loads this module at every start
+        from pytest_trlcompat.catalog import ranges  # pytest loads this module at every start
 
         return {package: ranges.parse(text) for package, text in self.when.items()}
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from pytest_trlcompat import __version__, catalog, evidence
-from pytest_trlcompat.verdict import SEVERITY, Verdict
+from pytest_trlcompat import __version__
+from pytest_trlcompat.catalog import evidence, known_issues
+from pytest_trlcompat.catalog.verdict import SEVERITY, Verdict
 
 if TYPE_CHECKING:
-    from pytest_trlcompat.catalog import KnownIssue
+    from pytest_trlcompat.catalog.known_issues import KnownIssue
     from pytest_trlcompat.doctor.given import Given
 
 __all__ = ["Cache", "line", "line_once"]
@@ -37,7 +38,7 @@ def line_once(installed: Mapping[str, str], cache: Cache | None) -> str | None:
     """
     if cache is None:  # -p no:cacheprovider
         return line(installed)
-    asked = [__version__, *catalog.fingerprint(), *evidence.fingerprint(), dict(installed)]
+    asked = [__version__, *known_issues.fingerprint(), *evidence.fingerprint(), dict(installed)]
     kept = cache.get(_KEY, None)
     if isinstance(kept, dict) and kept.get("asked") == asked:
         return str(kept["line"]) if kept["line"] else None
@@ -62,7 +63,7 @@ def line(installed: Mapping[str, str]) -> str | None:
     except GivenError:
         return None
     given = of_mentions(mentions, "installed here", complete=True)
-    told = sorted(filter(None, (_told(issue, given) for issue in catalog.load().values())))
+    told = sorted(filter(None, (_told(issue, given) for issue in known_issues.load().values())))
     torch = other_torch(given, evidence.published_torches())
     if not told and not torch:
         return None

@@ -1,125 +1,37 @@
-"""The pytest plugin ``trlcompat``: hooks and fixtures, thin over the other rooms.
-
-pytest loads this module at every start, so it must import neither torch nor transformers, nor a room that is needed
-only by some tests: those are imported inside the fixtures.
-"""
+"""The plugin's fixtures. The rooms that they need are imported inside them: most runs use few."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_trlcompat import __version__, known_issues, markers, settings, stack
+from pytest_trlcompat import stack
+from pytest_trlcompat.plugin import selection, settings
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from pytest_trlcompat.judge import Judge
     from pytest_trlcompat.launch import Launcher, LaunchResult
+    from pytest_trlcompat.plugin.judging import Judge
+    from pytest_trlcompat.plugin.versions import VersionMatrix
     from pytest_trlcompat.tiny import TinyModel
-    from pytest_trlcompat.versions import VersionMatrix
 
-_DEVICE = pytest.StashKey[settings.Device]()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    settings.add_options(parser)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", markers.LINE)
-    config.addinivalue_line("markers", known_issues.LINE)
-    config.addinivalue_line("markers", markers.GPU_LINE)
-    try:
-        config.stash[settings.KEY] = settings.read_settings(config)
-        config.stash[_DEVICE] = settings.resolve_device(config.stash[settings.KEY].device)
-        # An unknown id must end the run here: raised at collection, pytest-xdist's workers would take it for a crash.
-        known_issues.deselect([], config.stash[settings.KEY].issue.value)
-    except (settings.SettingError, known_issues.IssueError) as error:
-        # Help is what somebody with a broken configuration asks for.
-        if not config.getoption("help") and not config.getoption("version"):
-            raise pytest.UsageError(f"trlcompat: {error}") from error
-
-
-def pytest_report_header(config: pytest.Config) -> list[str]:
-    from pytest_trlcompat.doctor import header
-
-    device, installed = config.stash[_DEVICE], stack.installed()
-    lines = [
-        f"trlcompat: {__version__}, {stack.describe(installed)}",
-        f"trlcompat: device {device.name} ({device.why})",
-    ]
-    changed = config.stash[settings.KEY].changed()
-    if changed:
-        shown = (f"{name} {_text(setting.value)} ({setting.where})" for name, setting in changed.items())
-        lines.append(f"trlcompat: settings {', '.join(shown)}")
-    bites = header.line_once(installed, getattr(config, "cache", None))
-    if bites is not None:
-        lines.append(f"trlcompat: {bites}")
-    return lines
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Refuse our markers where they make no sense: an error of the module, as for one that cannot be imported.
-
-    A usage error would be the alternative, but pytest-xdist's workers take that for a crash.
-    """
-    report = yield
-    refusals = _refusals(node for node in report.result if isinstance(node, pytest.Item))
-    if refusals:
-        report.outcome = "failed"
-        report.longrepr = "\n".join(refusals)
-        report.result = []
-    return report
-
-
-@pytest.hookimpl(trylast=True)  # other plugins add markers in this hook
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    refusals = _refusals(items)
-    if refusals:
-        raise pytest.UsageError("\n".join(refusals))
-    _select_issues(config, items)
-    versions, device = stack.installed(), config.stash[_DEVICE]
-    for item in items:
-        reason = markers.skip_reason(item.iter_markers("versions"), versions)
-        if reason is None and device.name != "cuda" and item.get_closest_marker("gpu"):
-            reason = f"needs a GPU; the device of launches is {device.name} ({device.why})"
-        if reason is not None:
-            item.add_marker(pytest.mark.skip(reason=reason))
-
-
-def _select_issues(config: pytest.Config, items: list[pytest.Item]) -> None:
-    chosen, others = known_issues.deselect(items, config.stash[settings.KEY].issue.value)
-    if others:
-        config.hook.pytest_deselected(items=others)
-        items[:] = chosen
-
-
-def _refusals(items: Iterable[pytest.Item]) -> list[str]:
-    refusals = []
-    for item in items:
-        try:
-            for mark in item.iter_markers("versions"):
-                markers.parse_mark(mark)
-            known_issues.issue_of(item)
-        except markers.MarkerError as error:
-            refusals.append(f"{item.nodeid}: marker versions: {error}")
-        except known_issues.IssueError as error:
-            refusals.append(str(error))
-    return refusals
-
-
-def _text(value: object) -> str:
-    if isinstance(value, tuple):
-        return " ".join(value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+__all__ = [
+    "_trlcompat_folder",
+    "ddp_launcher",
+    "deepspeed_launcher",
+    "fsdp_launcher",
+    "judge",
+    "launcher",
+    "prompts",
+    "tiny_mistral",
+    "tiny_qwen2",
+    "version_matrix",
+]
 
 
 @pytest.fixture(scope="session")
@@ -173,7 +85,7 @@ def launcher(pytestconfig: pytest.Config) -> Iterator[Launcher]:
     """
     from pytest_trlcompat.launch import Cluster, ClusterError, Launcher
 
-    device = pytestconfig.stash[_DEVICE].name
+    device = pytestconfig.stash[settings.DEVICE_KEY].name
     if device == "software":
         _build_accelerator(pytestconfig)
     values = pytestconfig.stash[settings.KEY]
@@ -245,7 +157,7 @@ def _numbered(name: str, what: str, number: int, known: tuple[int, ...]) -> str:
 @pytest.fixture(scope="session")
 def version_matrix() -> VersionMatrix:
     """The stack's installed versions, the cells of the version matrix, and ``version_matrix.holds(trl=">=0.15")``."""
-    from pytest_trlcompat.versions import VersionMatrix
+    from pytest_trlcompat.plugin.versions import VersionMatrix
 
     return VersionMatrix(stack.installed())
 
@@ -257,15 +169,15 @@ def judge(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> Judge:
     For tests with the marker ``known_issue``. The verdict is compared with the catalogue's prediction and appended to
     ``--trlcompat-results``.
     """
-    from pytest_trlcompat import catalog
-    from pytest_trlcompat.judge import Judge
+    from pytest_trlcompat.catalog import known_issues
+    from pytest_trlcompat.plugin.judging import Judge
 
-    issue_id = known_issues.issue_of(request.node)
+    issue_id = selection.issue_of(request.node)
     if issue_id is None:
         raise pytest.UsageError(f"{request.node.nodeid}: fixture judge needs @pytest.mark.known_issue(id)")
     values = pytestconfig.stash[settings.KEY]
     return Judge(
-        issue=catalog.load().get_issue(issue_id),
+        issue=known_issues.load().get_issue(issue_id),
         results=values.results.value,
         resume=values.resume.value,
         properties=request.node.user_properties,

@@ -1,0 +1,114 @@
+"""The plugin's hooks: settings, the run's header, markers, the selection of suites."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+
+import pytest
+
+from pytest_trlcompat import __version__, stack
+from pytest_trlcompat.plugin import markers, selection, settings
+
+__all__ = [
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_make_collect_report",
+    "pytest_report_header",
+]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    settings.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", markers.LINE)
+    config.addinivalue_line("markers", selection.LINE)
+    config.addinivalue_line("markers", markers.GPU_LINE)
+    try:
+        config.stash[settings.KEY] = settings.read_settings(config)
+        config.stash[settings.DEVICE_KEY] = settings.resolve_device(config.stash[settings.KEY].device)
+        # An unknown id must end the run here: raised at collection, pytest-xdist's workers would take it for a crash.
+        selection.deselect([], config.stash[settings.KEY].issue.value)
+    except (settings.SettingError, selection.IssueError) as error:
+        # Help is what somebody with a broken configuration asks for.
+        if not config.getoption("help") and not config.getoption("version"):
+            raise pytest.UsageError(f"trlcompat: {error}") from error
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    from pytest_trlcompat.plugin import header
+
+    device, installed = config.stash[settings.DEVICE_KEY], stack.installed()
+    lines = [
+        f"trlcompat: {__version__}, {stack.describe(installed)}",
+        f"trlcompat: device {device.name} ({device.why})",
+    ]
+    changed = config.stash[settings.KEY].changed()
+    if changed:
+        shown = (f"{name} {_text(setting.value)} ({setting.where})" for name, setting in changed.items())
+        lines.append(f"trlcompat: settings {', '.join(shown)}")
+    bites = header.line_once(installed, getattr(config, "cache", None))
+    if bites is not None:
+        lines.append(f"trlcompat: {bites}")
+    return lines
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Refuse our markers where they make no sense: an error of the module, as for one that cannot be imported.
+
+    A usage error would be the alternative, but pytest-xdist's workers take that for a crash.
+    """
+    report = yield
+    refusals = _refusals(node for node in report.result if isinstance(node, pytest.Item))
+    if refusals:
+        report.outcome = "failed"
+        report.longrepr = "\n".join(refusals)
+        report.result = []
+    return report
+
+
+@pytest.hookimpl(trylast=True)  # other plugins add markers in this hook
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    refusals = _refusals(items)
+    if refusals:
+        raise pytest.UsageError("\n".join(refusals))
+    _select_issues(config, items)
+    versions, device = stack.installed(), config.stash[settings.DEVICE_KEY]
+    for item in items:
+        reason = markers.skip_reason(item.iter_markers("versions"), versions)
+        if reason is None and device.name != "cuda" and item.get_closest_marker("gpu"):
+            reason = f"needs a GPU; the device of launches is {device.name} ({device.why})"
+        if reason is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _select_issues(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen, others = selection.deselect(items, config.stash[settings.KEY].issue.value)
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = chosen
+
+
+def _refusals(items: Iterable[pytest.Item]) -> list[str]:
+    refusals = []
+    for item in items:
+        try:
+            for mark in item.iter_markers("versions"):
+                markers.parse_mark(mark)
+            selection.issue_of(item)
+        except markers.MarkerError as error:
+            refusals.append(f"{item.nodeid}: marker versions: {error}")
+        except selection.IssueError as error:
+            refusals.append(str(error))
+    return refusals
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
