@@ -21,10 +21,11 @@ from functools import cache
 from pathlib import Path
 
 from pytest_trlcompat.catalog.verdict import Record, read_records
-from pytest_trlcompat.matrix.cells import Cell, parse_pins
+from pytest_trlcompat.matrix.cells import Cell
 from pytest_trlcompat.matrix.environments import Environment, ensure
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.locks import lock_for
+from pytest_trlcompat.matrix.parsing import parse_pins
 from pytest_trlcompat.matrix.sessions import Workshop
 
 if sys.version_info >= (3, 11):

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat.matrix import cuda
-from pytest_trlcompat.matrix.cells import Cell, Matrix, read_matrix
+from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.cuda import CudaLibraries, is_cuda_build, kept, libraries_of, renew, strays
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.parsing import read_matrix
 
 CHECKOUT = Layout(Path(__file__).resolve().parents[1])
 SHIPPED = read_matrix(CHECKOUT.matrix)

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat.matrix import locks
-from pytest_trlcompat.matrix.cells import Cell, Matrix, read_matrix
+from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock, find_date, kept, kept_date, lock_for, read_lock, renew, resolve, strays
+from pytest_trlcompat.matrix.parsing import read_matrix
 from pytest_trlcompat.matrix.torch_axis import cells_with_kept_locks
 
 CHECKOUT = Layout(Path(__file__).resolve().parents[1])

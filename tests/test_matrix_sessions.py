@@ -17,8 +17,9 @@ from pytest_trlcompat.matrix.cuda import CudaLibraries
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
+from pytest_trlcompat.matrix.results import Outcome, Sidecar
 from pytest_trlcompat.matrix.sessions import Workshop
-from pytest_trlcompat.matrix.sweep import Outcome, Sidecar, Sweep
+from pytest_trlcompat.matrix.sweep import Sweep
 
 MATRIX = """
 [defaults]

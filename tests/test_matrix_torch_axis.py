@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from pytest_trlcompat.matrix.cells import Cell, Matrix, read_matrix
+from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
+from pytest_trlcompat.matrix.parsing import read_matrix
 from pytest_trlcompat.matrix.torch_axis import (
     DATED,
     asked_in,

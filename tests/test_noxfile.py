@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat.matrix import environments
-from pytest_trlcompat.matrix.cells import read_matrix
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock, read_lock
+from pytest_trlcompat.matrix.parsing import read_matrix
 
 ROOT = Path(__file__).resolve().parents[1]
 MATRIX = ROOT / "fixtures" / "matrix.toml"

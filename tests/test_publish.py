@@ -14,14 +14,16 @@ import pytest
 from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Record, Verdict, append_record
-from pytest_trlcompat.matrix import report_pages
 from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.publish import publish
-from pytest_trlcompat.matrix.report import Report, gather, main
+from pytest_trlcompat.matrix.report import pages
+from pytest_trlcompat.matrix.report.command import main
+from pytest_trlcompat.matrix.report.model import Report, gather
+from pytest_trlcompat.matrix.report.publish import publish
+from pytest_trlcompat.matrix.results import Sidecar
 from pytest_trlcompat.matrix.sessions import Workshop
-from pytest_trlcompat.matrix.sweep import Sidecar, Sweep
+from pytest_trlcompat.matrix.sweep import Sweep
 
 LOCK = {
     "accelerate": "1.4.0",
@@ -182,8 +184,8 @@ def test_pages_say_so_where_no_release_has_cured_an_issue(checkout: Layout, monk
         (dataclasses.replace(known, cured_in=""), "No release has cured it."),
     ):
         monkeypatch.setattr(known_issues, "load", lambda issue=issue: Catalog({issue.id: issue}))
-        assert text in report_pages.markdown(report)
-        assert text in report_pages.html(report)
+        assert text in pages.markdown(report)
+        assert text in pages.html(report)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,13 @@ import pytest
 
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.verdict import Record, Verdict, append_record
-from pytest_trlcompat.matrix import report_junit, report_pages, report_terminal
 from pytest_trlcompat.matrix.errors import MatrixError
-from pytest_trlcompat.matrix.report import Report, gather, main, write_all
-from pytest_trlcompat.matrix.report_rows import MANY, rows
-from pytest_trlcompat.matrix.report_torch import compare
-from pytest_trlcompat.matrix.sweep import Sidecar
+from pytest_trlcompat.matrix.report import junit, pages, terminal
+from pytest_trlcompat.matrix.report.command import main, write_all
+from pytest_trlcompat.matrix.report.model import Report, gather
+from pytest_trlcompat.matrix.report.rows import MANY, rows
+from pytest_trlcompat.matrix.report.torch_comparison import compare
+from pytest_trlcompat.matrix.results import Sidecar
 
 NEW = Sidecar(
     "trl1.0.0-tf4.57.6",
@@ -141,7 +142,7 @@ class Page(HTMLParser):
 
 
 def test_every_verdict_in_html_links_its_evidence(report: Report) -> None:
-    page = Page(report_pages.html(report))
+    page = Page(pages.html(report))
     anchors = {cell.anchor(record) for cell in report.cells for record in cell.verdicts}
     assert len(anchors) == 6
     assert anchors <= {link.removeprefix("#") for link in page.links}
@@ -150,7 +151,7 @@ def test_every_verdict_in_html_links_its_evidence(report: Report) -> None:
 
 
 def test_html_is_one_self_contained_file_and_evidence_cannot_break_out(report: Report) -> None:
-    text = report_pages.html(report)
+    text = pages.html(report)
     page = Page(text)
     assert page.tags & {"script", "link", "img", "iframe", "object"} == set()
     assert page.loaded == []
@@ -161,26 +162,26 @@ def test_html_is_one_self_contained_file_and_evidence_cannot_break_out(report: R
 
 
 def test_in_html_what_is_not_as_predicted_stands_out(report: Report) -> None:
-    text = report_pages.html(report)
+    text = pages.html(report)
     assert re.findall(r'<td class="(\w+) wrong">', text) == ["silent", "error"]
     assert "<small>predicted ok</small>" in text
     assert "<small>not predicted</small>" in text
     assert "<h2>Not as predicted</h2>" in text
-    assert "<h2>Not as predicted</h2>" not in report_pages.html(Report(report.cells[:1]))
+    assert "<h2>Not as predicted</h2>" not in pages.html(Report(report.cells[:1]))
 
 
 def test_a_known_issue_is_introduced_from_the_catalogue(report: Report) -> None:
     issue = known_issues.load()["grpo-logits-to-keep"]
     known = dataclasses.replace(FINE, issue=issue.id)
     told = Report((dataclasses.replace(report.cells[0], verdicts=(known,)),))
-    for page in (report_pages.html(told), report_pages.markdown(told)):
+    for page in (pages.html(told), pages.markdown(told)):
         assert issue.title in page
         assert all(link in page for link in issue.upstream)
         assert issue.cured_in in page
 
 
 def test_markdown_has_a_table_for_each_issue_and_a_row_for_each_cell(report: Report) -> None:
-    lines = report_pages.markdown(report).splitlines()
+    lines = pages.markdown(report).splitlines()
     table = lines[lines.index("## grpo-a") + 2 :][:5]
     anchor = "trl1.0.0-tf4.57.6--grpo-a--upstream--"
     assert table == [
@@ -197,7 +198,7 @@ def test_markdown_has_a_table_for_each_issue_and_a_row_for_each_cell(report: Rep
 
 
 def test_junit_fails_only_what_is_not_as_predicted(report: Report) -> None:
-    root = ElementTree.fromstring(report_junit.junit(report).encode())
+    root = ElementTree.fromstring(junit.junit(report).encode())
     counts = {
         suite.get("name"): [int(suite.get(name, "")) for name in ("tests", "failures", "errors", "skipped")]
         for suite in root
@@ -230,13 +231,13 @@ def test_junit_fails_only_what_is_not_as_predicted(report: Report) -> None:
 def test_junit_survives_what_xml_cannot_hold(report: Report) -> None:
     unbuilt = dataclasses.replace(UNBUILT, reason="\x1b[31mred\x00 \ud800")
     report = Report(tuple(dataclasses.replace(cell, sidecar=unbuilt) for cell in report.cells[2:]))
-    (error,) = ElementTree.fromstring(report_junit.junit(report).encode()).iter("error")
+    (error,) = ElementTree.fromstring(junit.junit(report).encode()).iter("error")
     assert error.get("message") == "\ufffd[31mred\ufffd \ufffd"
 
 
 def test_the_terminal_shows_tables_what_is_wrong_and_where_the_evidence_lies(report: Report) -> None:
     file = io.StringIO()
-    report_terminal.show(report, [Path("build/compat/compat.json"), Path("build/compat/compat.html")], file)
+    terminal.show(report, [Path("build/compat/compat.json"), Path("build/compat/compat.html")], file)
     text = file.getvalue()
     assert "\x1b" not in text  # no terminal
     cells = [[part.strip() for part in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
@@ -345,7 +346,7 @@ def test_of_many_cells_those_that_follow_each_other_and_agree_share_a_row(result
 def test_the_terminal_and_markdown_show_the_shared_rows_of_many_cells(results: Callable[..., Path]) -> None:
     report = many(results, wrong="trl1.4.0-tf4.56.2")
     file = io.StringIO()
-    report_terminal.show(report, file=file)
+    terminal.show(report, file=file)
     lines = [
         [part.strip() for part in line.split("│")[1:-1]]
         for line in file.getvalue().splitlines()
@@ -357,7 +358,7 @@ def test_the_terminal_and_markdown_show_the_shared_rows_of_many_cells(results: C
         ["1.4.0", "5.0.0", "1", "ok"],
         ["1.5.0", "4.56.2 to 5.0.0", "2", "ok"],
     ]
-    page = report_pages.markdown(report).splitlines()
+    page = pages.markdown(report).splitlines()
     table = page[page.index("## grpo-b") + 2 :][:6]
     assert table == [
         "| trl | transformers | cells | corrected single |",
@@ -386,7 +387,7 @@ def test_a_table_that_is_wider_than_the_terminal_is_cut_between_subjects_first(r
         file = io.StringIO()
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("COLUMNS", str(columns))
-            report_terminal.show(report, file=file)
+            terminal.show(report, file=file)
         lines = file.getvalue().splitlines()
         assert max(map(len, lines)) <= columns
         assert lines.count("grpo-b".ljust(len(lines[0]))) >= 1
@@ -399,7 +400,7 @@ def test_a_table_that_is_wider_than_the_terminal_is_cut_between_subjects_first(r
 
 def test_html_groups_many_cells_by_release_and_folds_their_evidence(results: Callable[..., Path]) -> None:
     report = many(results)
-    text = report_pages.html(report)
+    text = pages.html(report)
     assert re.findall(r'<th class="release" rowspan="(\d)" scope="rowgroup">([\d.]+)</th>', text) == [
         ("2", f"1.{minor}.0") for minor in range(6)
     ]
@@ -408,7 +409,7 @@ def test_html_groups_many_cells_by_release_and_folds_their_evidence(results: Cal
     page = Page(text)
     assert {link.removeprefix("#") for link in page.links if link.startswith("#")} <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
-    few = report_pages.html(Report(report.cells[: MANY - 1]))
+    few = pages.html(Report(report.cells[: MANY - 1]))
     assert 'class="release"' not in few
     assert "<summary>1 verdicts</summary>" not in few
 
@@ -418,16 +419,16 @@ def test_boundaries_that_no_cell_has_measured_are_listed(report: Report) -> None
     told = dataclasses.replace(report, unmeasured=(line,))
     assert told.to_dict()["unmeasured"] == [line]
     assert "unmeasured" not in report.to_dict()
-    markdown = report_pages.markdown(told).splitlines()
+    markdown = pages.markdown(told).splitlines()
     assert markdown[markdown.index("## Boundaries that no cell has measured") + 4] == (
         "- grpo-a, upstream, fsdp1: broken becomes ok at trl >=0.18 \\| with accelerate &lt;1.6"
     )
-    html = report_pages.html(told)
+    html = pages.html(told)
     assert "<li>grpo-a, upstream, fsdp1: broken becomes ok at trl &gt;=0.18 | with accelerate &lt;1.6</li>" in html
     file = io.StringIO()
-    report_terminal.show(told, file=file)
+    terminal.show(told, file=file)
     assert "1 boundary of the catalogue was measured by no cell" in file.getvalue()
-    for page in (report_pages.markdown(report), report_pages.html(report)):
+    for page in (pages.markdown(report), pages.html(report)):
         assert "Boundaries that no cell has measured" not in page
 
 
@@ -490,7 +491,7 @@ def test_verdicts_that_change_with_torch_alone_are_told_with_their_issue(
 def test_where_nothing_was_compared_nothing_is_said_of_torch(results: Callable[..., Path]) -> None:
     report = gather(results(with_torch("2.6.0", Verdict.OK), with_torch("2.13.0", Verdict.OK, "0.16.1")))
     assert compare(report.cells, report.columns).summary == ""
-    assert "torch alone" not in report_pages.markdown(report) + report_pages.html(report)
+    assert "torch alone" not in pages.markdown(report) + pages.html(report)
     none = Report((), ())
     assert (compare(none.cells, none.columns).summary, none.summary) == (
         "",
@@ -511,8 +512,8 @@ def test_the_torch_of_each_cell_is_named_where_cells_differ_in_it(results: Calla
     assert [report.name(cell) for cell in report.cells] == names
     assert [report.short(cell) for cell in report.cells] == ["4.48.3 torch 2.6.0", "4.48.3 torch 2.13.0"]
     file = io.StringIO()
-    report_terminal.show(report, file=file)
-    for shown in (file.getvalue(), report_pages.markdown(report), report_pages.html(report)):
+    terminal.show(report, file=file)
+    for shown in (file.getvalue(), pages.markdown(report), pages.html(report)):
         assert all(name in shown for name in names)
     (alone,) = Report(report.cells[1:]).cells
     assert (Report((alone,)).name(alone), Report((alone,)).short(alone)) == ("trl0.15.2-tf4.48.3", "4.48.3")
@@ -530,10 +531,10 @@ def test_of_many_cells_torch_is_an_axis_of_the_table_where_they_differ_in_it(res
         ("1.1.0", "4.48.3", "2.13.0", "1"),
         ("1.2.0 to 1.11.0", "4.48.3", "2.13.0", "10"),
     ]
-    page = report_pages.markdown(report)
+    page = pages.markdown(report)
     assert "| trl | transformers | torch | cells | upstream zero3 |\n| --- | --- | --- | --: | --- |\n" in page
     file = io.StringIO()
-    report_terminal.show(report, file=file)
+    terminal.show(report, file=file)
     assert "2.6.0 to 2.13.0" in file.getvalue()
 
 

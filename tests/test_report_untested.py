@@ -10,9 +10,9 @@ import pytest
 
 from pytest_trlcompat.accelerator.artefacts import Artefact, What
 from pytest_trlcompat.catalog.verdict import Record, Verdict
-from pytest_trlcompat.matrix import report_junit, report_pages, report_terminal
-from pytest_trlcompat.matrix.report import CellReport, Report
-from pytest_trlcompat.matrix.sweep import Outcome, Sidecar
+from pytest_trlcompat.matrix.report import junit, pages, terminal
+from pytest_trlcompat.matrix.report.model import CellReport, Report
+from pytest_trlcompat.matrix.results import Outcome, Sidecar
 
 REASON = Artefact(What.OPERATOR, "aten::foo<int> for npu", "it has no such kernel", "2.9.1").describe()
 OTHER = Artefact(What.BRANCH, "trl/utils.py:3", "no GPU goes there, only where is_npu()", "2.9.1").describe()
@@ -51,7 +51,7 @@ def test_they_are_counted_by_themselves_and_none_is_a_wrong_prediction(report: R
 
 def test_the_terminal_says_why_once_for_each_reason(report: Report) -> None:
     file = io.StringIO()
-    report_terminal.show(report, file=file)
+    terminal.show(report, file=file)
     lines = file.getvalue().splitlines()
     first = f" not tested  trl1.0.0-tf4.57.6: grpo-a, upstream, ddp, and 2 more: {REASON}"
     assert [line for line in lines if line.startswith(" not tested")] == [
@@ -62,7 +62,7 @@ def test_the_terminal_says_why_once_for_each_reason(report: Report) -> None:
 
 
 def test_the_pages_say_why(report: Report) -> None:
-    markdown, html = report_pages.markdown(report), report_pages.html(report)
+    markdown, html = pages.markdown(report), pages.html(report)
     assert "## Not tested, by the software accelerator" in markdown
     (line,) = (line for line in markdown.splitlines() if line.startswith("- This is a limit") and "aten::foo" in line)
     assert line.startswith(f"- {REASON.replace('<', '&lt;')} 3 ")
@@ -78,11 +78,11 @@ def test_the_pages_say_why(report: Report) -> None:
 
 def test_pages_without_them_say_nothing_of_it() -> None:
     report = Report((CellReport(SIDECAR, (FINE,)),))
-    assert "Not tested" not in report_pages.markdown(report) + report_pages.html(report)
+    assert "Not tested" not in pages.markdown(report) + pages.html(report)
 
 
 def test_in_junit_they_are_skipped_with_the_reason(report: Report) -> None:
-    (suite,) = ElementTree.fromstring(report_junit.junit(report).encode())
+    (suite,) = ElementTree.fromstring(junit.junit(report).encode())
     assert [suite.get(name) for name in ("tests", "failures", "skipped")] == ["5", "0", "4"]
     told = {case.get("name"): skipped for case in suite.iter("testcase") for skipped in case.iter("skipped")}
     assert {(each.get("type"), each.get("message")) for each in told.values()} == {

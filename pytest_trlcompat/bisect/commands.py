@@ -31,11 +31,12 @@ from pytest_trlcompat.bisect.releases_index import Listing, list_releases
 from pytest_trlcompat.bisect.result import Result
 from pytest_trlcompat.bisect.search import Answer
 from pytest_trlcompat.bisect.standard import judge, one_line
-from pytest_trlcompat.matrix.cells import Cell, Matrix, read_matrix
+from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.errors import Unreachable, Untestable
 from pytest_trlcompat.matrix.files import write_whole
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock, find_date, lock_for, resolve
+from pytest_trlcompat.matrix.parsing import read_matrix
 
 __all__ = ["Asked", "commits", "days", "releases", "test"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pytest_trlcompat.matrix import process
 from pytest_trlcompat.matrix.environments import Environment
-from pytest_trlcompat.matrix.sweep import child_variables
+from pytest_trlcompat.matrix.suite_run import child_variables
 
 __all__ = ["Hung", "Place"]
 

@@ -22,7 +22,7 @@ from pytest_trlcompat.bisect.observation import Observation
 from pytest_trlcompat.bisect.place import Hung, Place
 from pytest_trlcompat.catalog.verdict import Record, Verdict, read_records
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.sweep import code_digest, suite_command
+from pytest_trlcompat.matrix.suite_run import code_digest, suite_command
 
 __all__ = ["CommandPredicate", "IssuePredicate", "Predicate", "PytestPredicate"]
 

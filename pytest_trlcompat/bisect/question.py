@@ -17,8 +17,8 @@ from pytest_trlcompat.bisect.git import Clone
 from pytest_trlcompat.bisect.predicate import CommandPredicate, IssuePredicate, Predicate, PytestPredicate
 from pytest_trlcompat.bisect.search import Policy
 from pytest_trlcompat.catalog import known_issues
-from pytest_trlcompat.matrix.cells import parse_day, parse_pins
 from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.parsing import parse_day, parse_pins
 from pytest_trlcompat.stack import PACKAGES
 
 __all__ = ["check_days", "check_order", "clones", "find_predicate", "package_of", "pins", "policy", "version_of"]

@@ -13,9 +13,10 @@ from pytest_trlcompat.bisect.candidates import Candidate, Prepared
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.releases_index import Listing
 from pytest_trlcompat.bisect.resolving import environment_place, near
-from pytest_trlcompat.matrix.cells import Cell, Matrix, parse_pins
+from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock, lock_for
+from pytest_trlcompat.matrix.parsing import parse_pins
 
 __all__ = ["Range", "Releases", "between"]
 

@@ -7,6 +7,6 @@ from __future__ import annotations
 
 import sys
 
-from pytest_trlcompat.matrix.report import main
+from pytest_trlcompat.matrix.report.command import main
 
 sys.exit(main())

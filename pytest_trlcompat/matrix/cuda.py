@@ -17,10 +17,11 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from pytest_trlcompat.matrix.cells import Matrix, parse_day
+from pytest_trlcompat.matrix.cells import Matrix
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import write_whole
 from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.parsing import parse_day
 from pytest_trlcompat.matrix.uv import uv_network_first
 
 if sys.version_info >= (3, 11):

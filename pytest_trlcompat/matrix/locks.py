@@ -19,10 +19,11 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from pytest_trlcompat.matrix import cuda
-from pytest_trlcompat.matrix.cells import Cell, Matrix, parse_day
+from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.errors import MatrixError, Untestable
 from pytest_trlcompat.matrix.files import write_whole
 from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.parsing import parse_day
 from pytest_trlcompat.matrix.uv import torch_backend, uv_network_first
 
 if sys.version_info >= (3, 11):

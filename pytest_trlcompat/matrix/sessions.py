@@ -23,12 +23,15 @@ from typing import Any, NoReturn
 
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.matrix import cuda, disk, locks, process, torch_axis
-from pytest_trlcompat.matrix.cells import Cell, Matrix, parse_day, parse_pins, read_matrix
+from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, prune
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import said_plainly
+from pytest_trlcompat.matrix.job import run_cell
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.sweep import Outcome, Sweep, run_cell
+from pytest_trlcompat.matrix.parsing import parse_day, parse_pins, read_matrix
+from pytest_trlcompat.matrix.results import Outcome
+from pytest_trlcompat.matrix.sweep import Sweep
 from pytest_trlcompat.matrix.uv import uv_network_first
 
 if sys.version_info >= (3, 11):

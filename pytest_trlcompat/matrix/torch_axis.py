@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 from packaging.version import InvalidVersion, Version
 
-from pytest_trlcompat.matrix.cells import Cell, Matrix, age, parse_pins
+from pytest_trlcompat.matrix.cells import Cell, Matrix, age
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import kept_date
+from pytest_trlcompat.matrix.parsing import parse_pins
 
 __all__ = [
     "DATED",

@@ -42,7 +42,7 @@ class VersionMatrix:
     def cells(self) -> tuple[Cell, ...]:
         """All cells of ``fixtures/matrix.toml``."""
         from pytest_trlcompat import _data
-        from pytest_trlcompat.matrix.cells import read_matrix
+        from pytest_trlcompat.matrix.parsing import read_matrix
 
         return read_matrix(_data.fixtures() / "matrix.toml").cells
 

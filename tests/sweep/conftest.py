@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat.matrix import disk
-from pytest_trlcompat.matrix import sweep as room
+from pytest_trlcompat.matrix import job as room
 from pytest_trlcompat.matrix.environments import Environment
 
 from .made_up import LOCK, Stage, make_stage

@@ -15,9 +15,11 @@ from typing import Any
 
 from pytest_trlcompat.catalog.verdict import Record, Verdict
 from pytest_trlcompat.matrix.cells import Cell, Matrix
+from pytest_trlcompat.matrix.job import run_cell
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
-from pytest_trlcompat.matrix.sweep import Outcome, Sidecar, Sweep, read_sidecar, run_cell
+from pytest_trlcompat.matrix.results import Outcome, Sidecar, read_sidecar
+from pytest_trlcompat.matrix.sweep import Sweep
 
 CELL = Cell({"trl": "0.15.2", "transformers": "4.48.3"})
 MATRIX = Matrix("3.11", {"torch": "2.13.0"}, ("torch", "trl"), (), (), 3)

@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from pytest_trlcompat.catalog.verdict import Record, Verdict, append_record
-from pytest_trlcompat.matrix import sweep as room
+from pytest_trlcompat.matrix import job as room
 from pytest_trlcompat.matrix.errors import Untestable
 from pytest_trlcompat.matrix.locks import Lock
-from pytest_trlcompat.matrix.sweep import Outcome, Sidecar
+from pytest_trlcompat.matrix.results import Outcome, Sidecar
 
 from .made_up import BROKEN, CELL, CRASH, OK, SURPRISE, Stage
 

@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat.matrix import disk
-from pytest_trlcompat.matrix import sweep as room
+from pytest_trlcompat.matrix import job as room
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError
+from pytest_trlcompat.matrix.job import run_cell
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
-from pytest_trlcompat.matrix.sweep import Sweep, run_cell
+from pytest_trlcompat.matrix.sweep import Sweep
 
 from .made_up import BROKEN, CELL, LOCK, MATRIX, OK, SURPRISE, Stage, make_stage
 
@@ -33,7 +34,7 @@ import sys
 from pathlib import Path
 sys.path[:0] = [{root!r}, {tests!r}]
 from sweep import made_up
-from pytest_trlcompat.matrix import sweep as room
+from pytest_trlcompat.matrix import job as room
 from pytest_trlcompat.matrix.environments import Environment
 
 class Said(list):

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from pytest_trlcompat.matrix import job as room
 from pytest_trlcompat.matrix import process
-from pytest_trlcompat.matrix import sweep as room
 from pytest_trlcompat.matrix.cells import Cell
 from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.layout import Layout

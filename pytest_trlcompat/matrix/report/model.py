@@ -1,18 +1,15 @@
-"""The report's one model: all cells that left results, merged; and the program that writes it in every form.
+"""The report's one model: all cells that left results, merged.
 
-The model itself imports only the standard library, ``packaging`` and rooms below; ``rich`` and ``jinja2`` are imported
-where a form needs them.
+Imports only the standard library, ``packaging`` and rooms below.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import itertools
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,15 +18,12 @@ from typing import Any
 
 from packaging.version import Version
 
-from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Record, RecordError, Verdict, read_records
 from pytest_trlcompat.matrix.errors import MatrixError
-from pytest_trlcompat.matrix.files import said_plainly, write_whole
-from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.sweep import UNTESTABLE, Sidecar, is_wrong, read_sidecar
+from pytest_trlcompat.matrix.results import UNTESTABLE, Sidecar, is_wrong, read_sidecar
 
-__all__ = ["CellReport", "Column", "Report", "gather", "main", "merge", "write_all"]
+__all__ = ["CellReport", "Column", "Report", "gather", "merge"]
 
 _SUBJECTS = ("upstream", "corrected")
 _STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
@@ -231,55 +225,6 @@ def merge(report: Report, others: Iterable[CellReport]) -> Report:
     known = {cell.id for cell in report.cells}
     cells = [*report.cells, *(cell for cell in others if cell.id not in known)]
     return dataclasses.replace(report, cells=tuple(sorted(cells, key=_age)))
-
-
-def write_all(report: Report, results: Path) -> list[Path]:
-    """Write ``compat.json``, ``.md``, ``.html`` and ``.xml`` and return their paths."""
-    from pytest_trlcompat.matrix import report_junit, report_pages, report_torch
-
-    torch = report_torch.compare(report.cells, report.columns)
-    document = {**report.to_dict(), **({"torch_alone": torch.to_dict()} if torch.compared else {})}
-    texts = {
-        "compat.json": json.dumps(document, indent=1) + "\n",
-        "compat.md": report_pages.markdown(report),
-        "compat.html": report_pages.html(report),
-        "compat.xml": report_junit.junit(report),
-    }
-    for name, text in texts.items():
-        write_whole(results / name, text)
-    return [results / name for name in texts]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The program: write every form, print the table; exit status 1 with a message where that cannot be done."""
-    from pytest_trlcompat.matrix import publish, report_terminal, report_torch  # needs rich
-
-    parser = argparse.ArgumentParser(
-        prog="python -m pytest_trlcompat.matrix", description="Merge what sweeps left behind into a report."
-    )
-    parser.add_argument("results", type=Path, help="the folder that sweeps write to")
-    parser.add_argument("--sweep", help="show only the cells of this sweep in the table")
-    parser.add_argument(
-        "--publish", type=Path, metavar="CHECKOUT", help="write fixtures/evidence.json and docs/compatibility.md there"
-    )
-    parser.add_argument(
-        "--keep", action="store_true", help="publish the cells that were published before and were not run now as well"
-    )
-    parsed = parser.parse_args(arguments)
-    try:
-        with said_plainly():
-            report = publish.with_boundaries(gather(parsed.results).judged_by(known_issues.load()))
-            paths = write_all(report, parsed.results)
-            published = publish.publish(report, Layout(parsed.publish), keep=parsed.keep) if parsed.publish else []
-    except MatrixError as error:
-        print(error, file=sys.stderr)
-        return 1
-    # Also cells of other sweeps are compared: those of today's torch, which had their own.
-    torch = report_torch.compare(report.cells, report.columns)
-    report_terminal.show(report.of_sweep(parsed.sweep) if parsed.sweep else report, paths, torch=torch)
-    for path in published:
-        print(f"published: {path}")
-    return 0
 
 
 def _judged(cell: CellReport, known: Catalog) -> CellReport:

@@ -10,10 +10,10 @@ import jinja2
 
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.verdict import Record, Verdict
-from pytest_trlcompat.matrix.report import Report
-from pytest_trlcompat.matrix.report_rows import MANY, axes, rows
-from pytest_trlcompat.matrix.report_torch import compare
-from pytest_trlcompat.matrix.sweep import is_wrong
+from pytest_trlcompat.matrix.report.model import Report
+from pytest_trlcompat.matrix.report.rows import MANY, axes, rows
+from pytest_trlcompat.matrix.report.torch_comparison import compare
+from pytest_trlcompat.matrix.results import is_wrong
 
 __all__ = ["html", "markdown"]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from pytest_trlcompat.matrix.report import CellReport, Column, Report
-from pytest_trlcompat.matrix.sweep import is_wrong
+from pytest_trlcompat.matrix.report.model import CellReport, Column, Report
+from pytest_trlcompat.matrix.results import is_wrong
 
 __all__ = ["MANY", "Row", "axes", "release", "rows"]
 

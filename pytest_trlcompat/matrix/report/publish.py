@@ -20,9 +20,9 @@ from pytest_trlcompat.catalog.verdict import Record, Verdict
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import write_whole
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.report import CellReport, Column, Report, merge
-from pytest_trlcompat.matrix.report_torch import compare
-from pytest_trlcompat.matrix.sweep import TESTED, Sidecar
+from pytest_trlcompat.matrix.report.model import CellReport, Column, Report, merge
+from pytest_trlcompat.matrix.report.torch_comparison import compare
+from pytest_trlcompat.matrix.results import TESTED, Sidecar
 from pytest_trlcompat.stack import PACKAGES
 
 __all__ = ["evidence_of", "last_day", "page", "publish", "with_boundaries"]

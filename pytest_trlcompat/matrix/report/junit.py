@@ -10,8 +10,8 @@ import re
 from xml.etree import ElementTree
 
 from pytest_trlcompat.catalog.verdict import Record, Verdict
-from pytest_trlcompat.matrix.report import CellReport, Report
-from pytest_trlcompat.matrix.sweep import is_wrong
+from pytest_trlcompat.matrix.report.model import CellReport, Report
+from pytest_trlcompat.matrix.results import is_wrong
 
 __all__ = ["junit"]
 

@@ -13,7 +13,7 @@ from typing import Any
 from packaging.version import Version
 
 from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.matrix.report import CellReport, Column
+from pytest_trlcompat.matrix.report.model import CellReport, Column
 
 __all__ = ["TorchChange", "TorchComparison", "compare"]
 

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_trlcompat.catalog.verdict import Record, Verdict
-from pytest_trlcompat.matrix.report import CellReport, Column, Report
-from pytest_trlcompat.matrix.report_rows import MANY, axes, rows
-from pytest_trlcompat.matrix.report_torch import TorchComparison
-from pytest_trlcompat.matrix.sweep import is_wrong
+from pytest_trlcompat.matrix.report.model import CellReport, Column, Report
+from pytest_trlcompat.matrix.report.rows import MANY, axes, rows
+from pytest_trlcompat.matrix.report.torch_comparison import TorchComparison
+from pytest_trlcompat.matrix.results import is_wrong
 
 __all__ = ["show"]
 

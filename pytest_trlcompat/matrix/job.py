@@ -1,0 +1,247 @@
+"""One cell as a job: in goes a lock, out comes a file of JSON lines and a sidecar that says how it went.
+
+A cell that was cut short goes on after its last verdict. Nothing here assumes that all cells run on one machine.
+Imports only the standard library and rooms below, never the stack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_trlcompat.catalog.verdict import Record, RecordError, read_records
+from pytest_trlcompat.matrix import disk, process
+from pytest_trlcompat.matrix.cells import Cell, Matrix
+from pytest_trlcompat.matrix.environments import Environment, ensure, standing
+from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Untestable
+from pytest_trlcompat.matrix.files import locked, said_plainly, write_whole
+from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.locks import Lock, kept, lock_for
+from pytest_trlcompat.matrix.results import (
+    INTERRUPTED,
+    RUNNING,
+    TESTED,
+    UNTESTABLE,
+    Outcome,
+    Sidecar,
+    is_wrong,
+    read_sidecar,
+)
+from pytest_trlcompat.matrix.suite_run import child_variables, code_digest, suite_command
+from pytest_trlcompat.matrix.sweep import Sweep
+
+__all__ = ["run_cell"]
+
+_TESTS_PASSED, _TESTS_FAILED, _NOTHING_COLLECTED = 0, 1, 5
+
+
+def run_cell(
+    matrix: Matrix,
+    cell: Cell,
+    sweep: Sweep,
+    *,
+    issues: Sequence[str] = (),
+    fresh: bool = False,
+    pytest_arguments: Sequence[str] = (),
+    following: Sequence[Cell] = (),
+    say: Callable[[str], None] = print,
+) -> Outcome:
+    """Lock, build and test one cell; a cell that cannot be built, or has no room, is an outcome, not an exception.
+
+    Args:
+        issues: suites to run, by known issue; empty: all.
+        fresh: forget what an earlier run left.
+        pytest_arguments: handed to pytest as they are.
+        following: cells that this command runs later; the next one's environment is read ahead meanwhile, and none of
+            theirs is removed to make room.
+
+    Raises:
+        MatrixError: when the machine refuses, or a results file is damaged.
+        KeyboardInterrupt: after everything that was started has ended; finished verdicts are kept.
+    """
+    layout = sweep.layout
+    lock = layout.results / f".{cell.id}.lock"
+    with said_plainly(), locked(lock, lambda: say(f"{cell.id}: another process runs it; waiting")):
+        sweep.under_way(cell.id)
+        job = _Job(matrix, cell, sweep, tuple(sorted(issues)), fresh, tuple(pytest_arguments), tuple(following), say)
+        outcome = job.run()
+        if not outcome.out_of_space:
+            sweep.ended(cell.id)
+        return outcome
+
+
+@dataclass
+class _Job:
+    matrix: Matrix
+    cell: Cell
+    sweep: Sweep
+    issues: tuple[str, ...]
+    fresh: bool
+    pytest_arguments: tuple[str, ...]
+    following: tuple[Cell, ...]
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        layout = self.sweep.layout
+        self.started = time.monotonic()
+        self.results = layout.results / f"{self.cell.id}.jsonl"
+        self.path = layout.results / f"{self.cell.id}.cell.json"
+        self.before = None if self.fresh or not self.path.exists() else read_sidecar(self.path)
+        self.sidecar = Sidecar(self.cell.id, dict(self.matrix.all_pins(self.cell)), RUNNING, self.sweep.name)
+        self.sidecar = dataclasses.replace(self.sidecar, issues=self.issues, python=self.cell.python)
+
+    def run(self) -> Outcome:
+        layout = self.sweep.layout
+        try:
+            lock = lock_for(self.matrix, self.cell, layout)
+            disk.make_room(lock, layout, self.sweep.finished(self.matrix.python), self._wanted_later(), self.say)
+            environment = ensure(lock, layout, self.say)
+        except DiskFull as error:
+            self._write(INTERRUPTED, str(error))
+            return Outcome(self.sidecar, (), out_of_space=True)
+        except Untestable as error:
+            self._write(UNTESTABLE, str(error))
+            return Outcome(self.sidecar, ())
+        self.sidecar = dataclasses.replace(
+            self.sidecar,
+            lock=dict(lock.packages),
+            date=lock.date.isoformat(),
+            digest=_digest(lock, layout, self.issues, self.pytest_arguments),
+        )
+        if self._is_finished():
+            assert self.before is not None
+            self.say(f"{self.cell.id}: finished in a sweep that was cut short; taken over ('-- --fresh' runs it again)")
+            self.sidecar = dataclasses.replace(self.before, sweep=self.sweep.name)
+            write_whole(self.path, self.sidecar.to_json())
+            return self._outcome(None)
+        return self._test(environment)
+
+    def _test(self, environment: Environment) -> Outcome:
+        resumed = self._goes_on()
+        if resumed:
+            count = len(_records(self.results))
+            self.say(f"{self.cell.id}: goes on after {count} finished verdict{'' if count == 1 else 's'}")
+            _drop_torn_line(self.results)
+        else:
+            before = self.before
+            if before is not None and before.state in (RUNNING, INTERRUPTED) and before.digest is not None:
+                self.say(f"{self.cell.id}: was cut short, and what it depends on has changed since; starts afresh")
+            self.results.unlink(missing_ok=True)
+        self._write(RUNNING, None)
+        try:
+            environment.read_ahead()
+            with environment.used(), self._reading_ahead_of_the_next():
+                status = process.run(
+                    self._command(environment, resumed), env=child_variables(environment), cwd=self.sweep.layout.root
+                )
+        except KeyboardInterrupt:
+            self._write(INTERRUPTED, "it was stopped")
+            count = len(_records(self.results))
+            left = "1 finished verdict is kept" if count == 1 else f"{count} finished verdicts are kept"
+            self.say(
+                f"{self.cell.id}: stopped; {left}, the same command goes on after {'it' if count == 1 else 'them'}"
+            )
+            raise
+        unheard = _unheard(status, _records(self.results))
+        self._write(TESTED if unheard is None else INTERRUPTED, unheard)
+        environment.share_modules()
+        return self._outcome(status)
+
+    def _reading_ahead_of_the_next(self) -> contextlib.AbstractContextManager[None]:
+        environment = self._next_environment()
+        if environment is None:
+            return contextlib.nullcontext()
+        return process.beside(environment.read_ahead_command(), cwd=self.sweep.layout.root)
+
+    def _wanted_later(self) -> list[Lock]:
+        """The locks of the cells that come later, as far as they are known."""
+        found = []
+        for cell in self.following:
+            with contextlib.suppress(MatrixError):  # what is damaged there is told when that cell runs
+                found.append(kept(self.matrix, cell, self.sweep.layout))
+        return [lock for lock in found if lock is not None]
+
+    def _next_environment(self) -> Environment | None:
+        """The environment of the cell that comes next, if it is built."""
+        with contextlib.suppress(MatrixError):  # what is damaged there is told when that cell runs
+            cell = next((cell for cell in self.following if not self.sweep.has_begun(cell.id)), None)
+            lock = kept(self.matrix, cell, self.sweep.layout) if cell is not None else None
+            return standing(lock, self.sweep.layout) if lock is not None else None
+        return None
+
+    def _command(self, environment: Environment, resumed: bool) -> list[str]:
+        return [
+            *suite_command(environment, self.sweep.layout, self.results, self.issues),
+            *(["--trlcompat-resume"] if resumed else []),
+            *self.pytest_arguments,
+        ]
+
+    def _is_finished(self) -> bool:
+        before = self.before
+        return (
+            before is not None
+            and before.state == TESTED
+            and before.digest == self.sidecar.digest
+            and self.sweep.was_cut_short(before.sweep)
+        )
+
+    def _goes_on(self) -> bool:
+        before = self.before
+        return (
+            before is not None
+            and before.state in (RUNNING, INTERRUPTED)
+            and before.digest == self.sidecar.digest
+            and self.results.exists()
+        )
+
+    def _write(self, state: str, reason: str | None) -> None:
+        spent = time.monotonic() - self.started
+        earlier = self.before.seconds if self.before is not None and self._goes_on() else 0.0
+        self.sidecar = dataclasses.replace(self.sidecar, state=state, reason=reason, seconds=round(earlier + spent, 1))
+        write_whole(self.path, self.sidecar.to_json())
+
+    def _outcome(self, status: int | None) -> Outcome:
+        return Outcome(self.sidecar, tuple(_records(self.results)), status)
+
+
+def _records(path: Path) -> list[Record]:
+    try:
+        return read_records(path)
+    except RecordError as error:
+        raise MatrixError(f"{error}; remove the file and run the cell again") from error
+
+
+def _drop_torn_line(path: Path) -> None:
+    """A run that was killed may have left half a line, which the next verdict must not be appended to."""
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) != len(data):
+        write_whole(path, whole.decode("utf-8"))
+
+
+def _unheard(status: int, records: Sequence[Record]) -> str | None:
+    """Why not all suites were heard, from pytest's exit status; ``None`` when they were."""
+    if status == _TESTS_PASSED or (status == _TESTS_FAILED and any(map(is_wrong, records))):
+        return None
+    if status == _TESTS_FAILED and not records:
+        return "pytest failed before the first verdict; see its output"
+    if status == _TESTS_FAILED:
+        return "verdicts are missing, pytest failed though all that it gave are as predicted; see its output"
+    if status < 0:
+        return f"pytest was killed by signal {-status}"
+    if status == _NOTHING_COLLECTED:
+        return "pytest collected no suite; is the issue's name right?"
+    return f"pytest ended with exit status {status}; see its output"
+
+
+def _digest(lock: Lock, layout: Layout, issues: Sequence[str], arguments: Sequence[str]) -> str:
+    """Of all that verdicts depend on: the versions, our code, the suites, their data, the settings in force."""
+    digest = hashlib.sha256(lock.digest.encode())
+    digest.update(repr((tuple(issues), tuple(arguments))).encode())
+    digest.update(code_digest(layout).encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,68 @@
+"""Running suites in an environment: the command, its variables, and what else its verdicts depend on.
+
+Imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytest_trlcompat.matrix.environments import Environment
+from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.sweep import Sweep
+
+__all__ = ["child_variables", "code_digest", "suite_command"]
+
+_IRRELEVANT = ("matrix", "bisect", "doctor", "templates", "__pycache__", "boundaries.py", "evidence.json")
+
+
+def suite_command(environment: Environment, layout: Layout, results: Path, issues: Sequence[str] = ()) -> list[str]:
+    """The pytest of an environment that runs the suites of ``issues`` (empty: all) and appends their verdicts."""
+    return [
+        *(str(environment.python), "-m", "pytest", "-p", "trlcompat", "-p", "no:cacheprovider"),
+        *("--trlcompat-results", str(results)),
+        *(option for issue in issues for option in ("--trlcompat-issue", issue)),
+        str(layout.suites),
+    ]
+
+
+def child_variables(environment: Environment) -> dict[str, str]:
+    """The child's environment: nothing of the caller's Python or pytest, no plugin but ours, no model hub, no bars.
+
+    And memory in huge pages, where malloc is glibc's: ranks are forks of a process that holds the whole stack, and
+    spend a tenth of their time on small pages. What they measure of memory is coarser by it, and no verdict depends on
+    that.
+    """
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTEST_", "PYTHON", "NOX_", "COV_")) and name != Sweep.VARIABLE
+    }
+    return {
+        **inherited,
+        **environment.variables,
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "TQDM_DISABLE": "1",
+        "GLIBC_TUNABLES": ":".join(filter(None, [os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=1"])),
+    }
+
+
+def code_digest(layout: Layout) -> str:
+    """Of our code, the suites, their data and the settings in force."""
+    digest = hashlib.sha256()
+    for name, value in sorted(os.environ.items()):
+        if name.startswith("TRLCOMPAT_") and name not in (Sweep.VARIABLE, "TRLCOMPAT_CACHE", "TRLCOMPAT_RUN"):
+            digest.update(f"{name}={value}".encode())
+    for folder in (layout.root / "pytest_trlcompat", layout.suites, layout.root / "fixtures"):
+        for path in sorted(folder.rglob("*")):
+            relative = path.relative_to(layout.root)
+            if path.is_file() and not set(relative.parts) & {*_IRRELEVANT, "locks", "matrix.toml"}:
+                with contextlib.suppress(FileNotFoundError):
+                    digest.update(str(relative).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
