@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_trlcompat.bisect.fingerprint import Fingerprint, normalise, of_text, same
+from pytest_trlcompat.bisect.observation import Fingerprint, normalise, of_text, same
 
 TRACEBACK = """\
 some output

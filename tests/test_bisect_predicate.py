@@ -10,9 +10,9 @@ import pytest
 
 from pytest_trlcompat.accelerator.artefacts import Artefact, What
 from pytest_trlcompat.bisect import predicate as room
+from pytest_trlcompat.bisect.candidates.base import Place
 from pytest_trlcompat.bisect.errors import BisectError
-from pytest_trlcompat.bisect.fingerprint import Fingerprint
-from pytest_trlcompat.bisect.place import Place
+from pytest_trlcompat.bisect.observation import Fingerprint
 from pytest_trlcompat.bisect.predicate import CommandPredicate, IssuePredicate, PytestPredicate
 from pytest_trlcompat.bisect.search import Answer
 from pytest_trlcompat.bisect.standard import Standard, judge

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat.bisect import layouts, releases_index, resolving
+from pytest_trlcompat.bisect import layouts
+from pytest_trlcompat.bisect.candidates import base as candidates
+from pytest_trlcompat.bisect.candidates import registry
+from pytest_trlcompat.bisect.candidates.registry import Listing, list_releases, parse
+from pytest_trlcompat.bisect.candidates.releases import between
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.layouts import InstalledLayout, find_layout, state_folder
 from pytest_trlcompat.bisect.progress import duration
-from pytest_trlcompat.bisect.releases import between
-from pytest_trlcompat.bisect.releases_index import Listing, list_releases, parse
 from pytest_trlcompat.bisect.workers import Forked, WorkerDied
 from pytest_trlcompat.matrix import environments
 from pytest_trlcompat.matrix.cells import Matrix
@@ -52,10 +54,10 @@ def test_a_listing_is_kept_for_when_there_is_no_network(tmp_path: Path, monkeypa
         subprocess.CompletedProcess([], 1, "", "ERROR: Could not find a version\nERROR: No matching distribution\n"),
     ]
     monkeypatch.setattr(
-        "pytest_trlcompat.bisect.releases_index.subprocess.run", lambda *words, **options: answers.pop(0)
+        "pytest_trlcompat.bisect.candidates.registry.subprocess.run", lambda *words, **options: answers.pop(0)
     )
-    monkeypatch.setattr(releases_index, "find_uv", lambda: "uv")
-    monkeypatch.setattr(releases_index, "settings", lambda environ: {})
+    monkeypatch.setattr(registry, "find_uv", lambda: "uv")
+    monkeypatch.setattr(registry, "settings", lambda environ: {})
     first = list_releases("transformers", "3.11", tmp_path / "kept.json")
     assert list_releases("transformers", "3.11", tmp_path / "kept.json") == first
     answers.append(subprocess.CompletedProcess([], 1, "", "ERROR: No matching distribution\n"))
@@ -88,11 +90,11 @@ def test_near_holds_the_stack_and_prefers_the_rest(monkeypatch: pytest.MonkeyPat
         asked.append((requirements, date, preferred))
         return {"transformers": "4.52.1"}
 
-    monkeypatch.setattr(resolving, "compile_versions", compile_versions)
+    monkeypatch.setattr(candidates, "compile_versions", compile_versions)
     matrix = Matrix("3.11", {}, ("trl",), ("pytest>=8",), (), 3)
     day = datetime.date(2025, 5, 1)
     base = Lock("x", day, "3.11", {"trl": "0.14.0", "transformers": "4.51.3", "tokenizers": "0.21.1"}, "y")
-    lock = resolving.near(matrix, "near", {"transformers": "4.52.1"}, base)
+    lock = candidates.near(matrix, "near", {"transformers": "4.52.1"}, base)
     assert dict(lock.packages) == {"transformers": "4.52.1"}
     (question,) = asked
     assert question == (

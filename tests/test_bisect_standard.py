@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_trlcompat.bisect.fingerprint import Fingerprint
-from pytest_trlcompat.bisect.observation import Observation
+from pytest_trlcompat.bisect.observation import Fingerprint, Observation
 from pytest_trlcompat.bisect.search import Answer, Refusal
 from pytest_trlcompat.bisect.standard import NoStandard, Standard, judge, set_standard
 

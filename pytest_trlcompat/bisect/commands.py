@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat.bisect import question
-from pytest_trlcompat.bisect.commits import Commits, span
+from pytest_trlcompat.bisect.candidates.commits import Commits, span
+from pytest_trlcompat.bisect.candidates.git import Clone
+from pytest_trlcompat.bisect.candidates.registry import Listing, list_releases
+from pytest_trlcompat.bisect.candidates.releases import Releases, between
+from pytest_trlcompat.bisect.candidates.stacks import Days
 from pytest_trlcompat.bisect.culprit import Culprit, Finder
-from pytest_trlcompat.bisect.days import Days
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.examine import examine
-from pytest_trlcompat.bisect.git import Clone
 from pytest_trlcompat.bisect.hunt import Hunt
 from pytest_trlcompat.bisect.journal import Journal
 from pytest_trlcompat.bisect.layouts import state_folder
 from pytest_trlcompat.bisect.predicate import Predicate
 from pytest_trlcompat.bisect.progress import Progress
-from pytest_trlcompat.bisect.releases import Releases, between
-from pytest_trlcompat.bisect.releases_index import Listing, list_releases
-from pytest_trlcompat.bisect.result import Result
+from pytest_trlcompat.bisect.result import Result, markdown
 from pytest_trlcompat.bisect.search import Answer
 from pytest_trlcompat.bisect.standard import judge, one_line
 from pytest_trlcompat.matrix.cells import Cell, Matrix
@@ -257,11 +257,10 @@ def _finish(asked: Asked, hunt: Hunt, culprit: Culprit, **about: Any) -> int:
 
 def _write_report(asked: Asked, result: Result, path: Path) -> None:
     try:
-        from pytest_trlcompat.bisect.report import markdown
+        text = markdown(result)
     except ImportError:
         asked.say("no report: jinja2 is missing; install it with: pip install 'pytest-trlcompat[report]'")
         return
-    text = markdown(result)
     for target in [path, *([asked.folder / asked.options.report] if asked.options.report else [])]:
         write_whole(target, text)
         asked.say(f"report: {target}")

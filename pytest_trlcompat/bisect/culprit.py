@@ -13,15 +13,15 @@ from pathlib import Path
 from packaging.version import Version
 
 from pytest_trlcompat.bisect.attribution import Changes, changes, ddmin
-from pytest_trlcompat.bisect.commits import Commits, span
+from pytest_trlcompat.bisect.candidates.commits import Commits, span
+from pytest_trlcompat.bisect.candidates.git import Clone, Commit
+from pytest_trlcompat.bisect.candidates.registry import Listing
+from pytest_trlcompat.bisect.candidates.releases import Releases, between
+from pytest_trlcompat.bisect.candidates.stacks import Subsets
 from pytest_trlcompat.bisect.errors import BisectError
-from pytest_trlcompat.bisect.git import Clone, Commit
 from pytest_trlcompat.bisect.hunt import Hunt, Turn
-from pytest_trlcompat.bisect.releases import Releases, between
-from pytest_trlcompat.bisect.releases_index import Listing
 from pytest_trlcompat.bisect.search import Answer
 from pytest_trlcompat.bisect.standard import Standard
-from pytest_trlcompat.bisect.subsets import Subsets
 from pytest_trlcompat.matrix.cells import Matrix
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_trlcompat.bisect.candidates import Candidate, Prepared, Source
+from pytest_trlcompat.bisect.candidates.base import Candidate, Prepared, Source
 from pytest_trlcompat.bisect.journal import Journal
 from pytest_trlcompat.bisect.observation import Observation
 from pytest_trlcompat.bisect.predicate import Predicate

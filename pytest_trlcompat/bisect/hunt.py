@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from pytest_trlcompat.bisect.candidates import Candidate, Source
+from pytest_trlcompat.bisect.candidates.base import Candidate, Source
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.examine import Examined, examine
 from pytest_trlcompat.bisect.journal import Journal

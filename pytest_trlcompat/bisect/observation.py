@@ -1,21 +1,79 @@
-"""An observation: what one run of the predicate in one environment showed, and how it is kept as JSON.
+"""An observation: what one run of the predicate in one environment showed, and what its failures look like.
 
-Imports only the standard library and this room.
+A release may fail for a reason of its own: a search that took that for "bad" would drift to an unrelated error. Two
+failures are the same when the exception, its message without what changes from run to run, and the place where it was
+raised are the same. Imports only the standard library.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from pytest_trlcompat.bisect.fingerprint import Fingerprint
-
-__all__ = ["Observation"]
+__all__ = ["Fingerprint", "Observation", "normalise", "of_text", "same"]
 
 _T = TypeVar("_T")
+
+_FRAMES = 3
+"""Innermost frames that are kept, ours and the launcher's left out."""
+
+_OWN = (
+    "pytest_trlcompat/launch/",
+    "pytest_trlcompat/plugin/judging.py",
+    "_pytest/",
+    "pluggy/",
+    "runpy.py",
+    "importlib/",
+)
+_TELLING_WORDS = 3
+"""A message of so many words speaks for itself; a shorter one (a bare assert) needs the place as well."""
+
+_FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line \d+, in (?P<function>.+)$')
+_PYTEST_FRAME = re.compile(r"^(?P<path>\S+):\d+: in (?P<function>.+)$")
+_RAISED = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: (?P<message>.*))?$")
+_COMMIT = re.compile(r"/(?:tree|installed)-[0-9a-f]{12}-[0-9a-f]+/")
+_HEADER = "Traceback (most recent call last):"
+_PREFIX = re.compile(r"^(?:\[?rank\s*\d+\]?:|E {1,3}|\|)\s?")
+
+_REPLACEMENTS = (
+    (re.compile(r"0x[0-9a-fA-F]+"), "0xN"),
+    (re.compile(r"\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b"), "UUID"),
+    # Paths differ from environment to environment; the last part says what is meant.
+    (re.compile(r"(?<![\w.])(?:file://)?/(?:[^\s/'\"`:,)]+/)+"), ""),
+    (re.compile(r"\b(?:cuda|npu|cpu):\d+"), "DEVICE"),
+    (re.compile(r"(?<!\w)[-+]?\d+(?:\.\d+)*(?:[eE][-+]?\d+)?(?!\w)"), "N"),
+    (re.compile(r"\s+"), " "),
+)
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """How a failure is known again.
+
+    Attributes:
+        kind: the exception's class name; a verdict (``silent``) or ``exit status 3`` where nothing was raised.
+        message: normalised; numbers are ``N``.
+        frames: ``file:function``, innermost first.
+    """
+
+    kind: str
+    message: str = ""
+    frames: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        place = f" in {self.frames[0]}" if self.frames else ""
+        return f"{self.kind}{': ' + self.message if self.message else ''}{place}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "message": self.message, "frames": list(self.frames)}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Fingerprint:
+        return cls(raw["kind"], raw["message"], tuple(raw["frames"]))
 
 
 @dataclass(frozen=True)
@@ -87,3 +145,83 @@ class Observation:
         """
         failed = {check: Fingerprint.from_json(failure) for check, failure in raw["failed"].items()}
         return cls(**{**raw, "failed": failed})
+
+
+def same(one: Fingerprint, other: Fingerprint) -> bool:
+    """Whether two failures are the same one.
+
+    Functions are renamed and moved from release to release, so the place decides only where the message tells little.
+    """
+    if (one.kind, one.message) != (other.kind, other.message):
+        return False
+    if len(one.message.split()) >= _TELLING_WORDS or not one.frames or not other.frames:
+        return True
+    return one.frames[0] == other.frames[0]
+
+
+def normalise(message: str) -> str:
+    """A message's first paragraph without addresses, paths, numbers and line breaks."""
+    text = message.strip().split("\n\n")[0]
+    for pattern, replacement in _REPLACEMENTS:
+        text = pattern.sub(replacement, text)
+    return text.strip()[:300]
+
+
+def of_text(text: str, otherwise: str) -> Fingerprint:
+    """The fingerprint of the last traceback in a program's output, or in a pytest report made with ``--tb=native``.
+
+    Args:
+        otherwise: the kind of a failure without a traceback, for example ``exit status 3``.
+    """
+    lines = [_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
+    starts = [number for number, line in enumerate(lines) if line.strip() == _HEADER]
+    if not starts:
+        return _of_pytests_own(text) or Fingerprint(otherwise)
+    frames: list[str] = []
+    for number in range(starts[-1] + 1, len(lines)):
+        frame = _FRAME.match(lines[number])
+        if frame:
+            frames.append(f"{_tail(frame['path'])}:{frame['function']}" if _foreign(frame["path"]) else "")
+            continue
+        raised = _RAISED.match(lines[number])
+        if raised:
+            message = "\n".join([raised["message"] or "", *_rest_of_message(lines[number + 1 :])])
+            innermost = [frame for frame in reversed(frames) if frame][:_FRAMES]
+            return Fingerprint(raised["type"].rpartition(".")[2], normalise(message), tuple(innermost))
+    return Fingerprint(otherwise)
+
+
+def _of_pytests_own(text: str) -> Fingerprint | None:
+    """Of a module that pytest could not import, which it tells in a style of its own whatever was asked for."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        raised = _RAISED.match(_PREFIX.sub("", line)) if line.startswith("E  ") else None
+        if raised:
+            frames = [found for found in map(_PYTEST_FRAME.match, lines[:number]) if found and _foreign(found["path"])]
+            places = tuple(f"{_tail(found['path'])}:{found['function']}" for found in reversed(frames))
+            message = normalise(raised["message"] or "")
+            return Fingerprint(raised["type"].rpartition(".")[2], message, places[:_FRAMES])
+    return None
+
+
+def _rest_of_message(lines: Sequence[str]) -> list[str]:
+    """The further lines of a message of several, up to the first empty one."""
+    rest = []
+    for line in lines:
+        if not line.strip() or line.startswith(("=", "-", "FAILED", "ERROR")):
+            break
+        rest.append(line)
+    return rest[:5]
+
+
+def _foreign(path: str) -> bool:
+    return not any(part in path.replace("\\", "/") for part in _OWN)
+
+
+def _tail(path: str) -> str:
+    """A file from its package on (``trl/trainer/grpo_trainer.py``), or from the folder of a commit's files on."""
+    parts = _COMMIT.split(path.replace("\\", "/"))[-1].strip("/").split("/")
+    for landmark in ("site-packages", "src"):
+        if landmark in parts:
+            return "/".join(parts[len(parts) - parts[::-1].index(landmark) :])
+    return "/".join(parts[-2:])

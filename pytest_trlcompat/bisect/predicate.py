@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from pytest_trlcompat.accelerator import artefacts
+from pytest_trlcompat.bisect.candidates.base import Hung, Place
 from pytest_trlcompat.bisect.errors import BisectError
-from pytest_trlcompat.bisect.fingerprint import Fingerprint, normalise, of_text
-from pytest_trlcompat.bisect.observation import Observation
-from pytest_trlcompat.bisect.place import Hung, Place
+from pytest_trlcompat.bisect.observation import Fingerprint, Observation, normalise, of_text
 from pytest_trlcompat.catalog.verdict import Record, Verdict, read_records
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.suite_run import code_digest, suite_command

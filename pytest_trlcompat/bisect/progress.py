@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pytest_trlcompat.bisect.candidates import Candidate
+from pytest_trlcompat.bisect.candidates.base import Candidate
 from pytest_trlcompat.bisect.observation import Observation
 from pytest_trlcompat.bisect.standard import Judgement, Standard
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from pytest_trlcompat.bisect.candidates.git import Clone
 from pytest_trlcompat.bisect.errors import BisectError
-from pytest_trlcompat.bisect.git import Clone
 from pytest_trlcompat.bisect.predicate import CommandPredicate, IssuePredicate, Predicate, PytestPredicate
 from pytest_trlcompat.bisect.search import Policy
 from pytest_trlcompat.catalog import known_issues

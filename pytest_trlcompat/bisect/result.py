@@ -1,17 +1,26 @@
-"""The result: its verdict line, and its JSON. Imports only the standard library and this room."""
+"""The result: its verdict line, its JSON, and the report to paste into an upstream issue.
+
+Imports only the standard library and the rooms below; the report needs ``jinja2``.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from pytest_trlcompat import __version__
 from pytest_trlcompat.bisect.culprit import Culprit
 from pytest_trlcompat.bisect.hunt import Step, Turn
+from pytest_trlcompat.bisect.observation import Observation
 from pytest_trlcompat.bisect.progress import duration
+from pytest_trlcompat.matrix.locks import Lock
 
-__all__ = ["Result"]
+__all__ = ["Result", "markdown"]
 
 _NAMED = 6
 """Candidates that cannot tell which a verdict line names."""
@@ -179,3 +188,57 @@ def _step(step: Step) -> dict[str, Any]:
         "kept": step.kept,
         **step.observation.to_json(),
     }
+
+
+def markdown(result: Result) -> str:
+    """Markdown to paste into an upstream issue: what was found, how sure it is, what changed, how to see it again.
+
+    Raises:
+        ImportError: without ``jinja2``.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=False,  # Markdown, in which code blocks are written as they are
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["in_row"] = _in_row
+    environment.filters["requirements"] = _requirements
+    failing = next(step for step in reversed(result.steps) if step.answer.value == "bad" and step.observation.failed)
+    return environment.get_template("report.md.j2").render(
+        result=result,
+        culprit=result.culprit,
+        changes=result.culprit.changes,
+        failure=_evidence(failing.observation, result),
+        failing=failing,
+        version=__version__,
+    )
+
+
+def _evidence(observation: Observation, result: Result) -> str:
+    """What was measured in the checks that turned, tracebacks as they are."""
+    blocks = []
+    for check in result.turn.standard.watched:
+        if check in observation.failed:
+            facts = {"failure": str(observation.failed[check]), **dict(observation.evidence.get(check, {}))}
+            blocks.append("\n".join([f"[{check}]", *(f"{name}: {_fact(value)}" for name, value in facts.items())]))
+    return "\n\n".join(blocks)
+
+
+def _fact(value: object) -> str:
+    if not isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return value if "\n" not in value else "\n" + textwrap.indent(value.strip("\n"), "  ")
+
+
+def _requirements(lock: Lock) -> str:
+    return "\n".join(lock.requirements)
+
+
+def _in_row(text: object) -> str:
+    """Text that cannot break a Markdown table."""
+    return " ".join(str(text).replace("|", "\\|").replace("<", "&lt;").split())

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pytest_trlcompat.bisect.fingerprint import Fingerprint, same
-from pytest_trlcompat.bisect.observation import Observation
+from pytest_trlcompat.bisect.observation import Fingerprint, Observation, same
 from pytest_trlcompat.bisect.search import Answer, Refusal
 
 __all__ = ["KNOWN_SYMPTOMS", "Judgement", "NoStandard", "Standard", "judge", "one_line", "set_standard"]

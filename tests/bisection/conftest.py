@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat.bisect import commands, commits, days, releases, resolving
+from pytest_trlcompat.bisect import commands
+from pytest_trlcompat.bisect.candidates import base, commits, releases, stacks
 
 from .made_up import TRANSFORMERS, Registry
 
@@ -25,11 +26,11 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     )
     for room in (releases, commands):
         monkeypatch.setattr(room, "lock_for", made.lock_for)
-    for room in (days, commands):
+    for room in (stacks, commands):
         monkeypatch.setattr(room, "resolve", made.resolve)
-    for room in (resolving, commits):
+    for room in (base, commits):
         monkeypatch.setattr(room, "ensure", made.ensure)
-    monkeypatch.setattr(resolving, "compile_versions", made.compile)
+    monkeypatch.setattr(base, "compile_versions", made.compile)
     monkeypatch.setattr(commands, "find_date", made.find_date)
     monkeypatch.setattr(commands, "list_releases", made.listing)
     monkeypatch.chdir(tmp_path)

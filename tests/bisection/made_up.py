@@ -16,9 +16,9 @@ from typing import Any
 
 from packaging.version import Version
 
+from pytest_trlcompat.bisect.candidates.registry import Listing
 from pytest_trlcompat.bisect.cli import main
 from pytest_trlcompat.bisect.errors import BisectError
-from pytest_trlcompat.bisect.releases_index import Listing
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.errors import Unreachable, Untestable

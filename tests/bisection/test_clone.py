@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_trlcompat.bisect import commits
+from pytest_trlcompat.bisect.candidates import commits
 
 from .made_up import OVER_ALL, OVER_DAYS, SILENT, Registry, ask, result, rule
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_trlcompat.bisect import releases, resolving
+from pytest_trlcompat.bisect.candidates import base as candidates
+from pytest_trlcompat.bisect.candidates import releases
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
@@ -80,7 +81,7 @@ def test_the_same_command_resolves_and_runs_nothing_again(registry: Registry, mo
         raise AssertionError("it was resolved again")
 
     monkeypatch.setattr(releases, "lock_for", refuse)
-    monkeypatch.setattr(resolving, "compile_versions", refuse)
+    monkeypatch.setattr(candidates, "compile_versions", refuse)
     assert ask(registry, *OVER_ALL) == 0
     assert result(registry)["culprit"] == first["culprit"]
     assert len(registry.runs) == runs

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
-from pytest_trlcompat.bisect.candidates import Candidate, Prepared
+from pytest_trlcompat.bisect.candidates.base import Candidate, Place, Prepared
+from pytest_trlcompat.bisect.candidates.git import Clone, Commit
 from pytest_trlcompat.bisect.errors import BisectError
-from pytest_trlcompat.bisect.git import Clone, Commit
-from pytest_trlcompat.bisect.place import Place
 from pytest_trlcompat.matrix.environments import Environment, ensure
 from pytest_trlcompat.matrix.errors import Untestable
 from pytest_trlcompat.matrix.files import locked

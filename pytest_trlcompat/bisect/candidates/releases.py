@@ -9,10 +9,9 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from pytest_trlcompat.bisect.candidates import Candidate, Prepared
+from pytest_trlcompat.bisect.candidates.base import Candidate, Prepared, environment_place, near
+from pytest_trlcompat.bisect.candidates.registry import Listing
 from pytest_trlcompat.bisect.errors import BisectError
-from pytest_trlcompat.bisect.releases_index import Listing
-from pytest_trlcompat.bisect.resolving import environment_place, near
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock, lock_for
