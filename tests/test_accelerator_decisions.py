@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat.accelerator import branches, decisions
-from pytest_trlcompat.accelerator.decisions import Decision, DecisionError, Entry, Found
+from pytest_trlcompat.accelerator import branches, decision_table, decisions
+from pytest_trlcompat.accelerator.decision_table import Decision, DecisionError, Entry, Found
 from pytest_trlcompat.accelerator.decisions_page import page
 
 ROOT = Path(__file__).parents[1]
@@ -43,19 +43,19 @@ def found(version: str = "1.0.0", file: str = "trainer/sft_trainer.py", conditio
 
 
 def test_the_table_names_every_adaptation_and_no_other() -> None:
-    assert {name for entry in decisions.load() for name in entry.by} == adaptations()
+    assert {name for entry in decision_table.load() for name in entry.by} == adaptations()
     assert len(adaptations()) == 5
 
 
 def test_the_page_is_made_from_the_table() -> None:
-    assert (ROOT / "docs" / "npu-branches.md").read_text(encoding="utf-8") == page(decisions.load()), (
+    assert (ROOT / "docs" / "npu-branches.md").read_text(encoding="utf-8") == page(decision_table.load()), (
         "make it anew: python -m pytest_trlcompat.accelerator.decisions --page docs/npu-branches.md"
     )
 
 
 def test_every_package_and_every_decision_has_entries() -> None:
-    entries = decisions.load()
-    assert {entry.package for entry in entries} == set(decisions.PACKAGES)
+    entries = decision_table.load()
+    assert {entry.package for entry in entries} == set(decision_table.PACKAGES)
     assert {entry.decision for entry in entries} == set(Decision)
     assert all(entry.reason.endswith(".") and len(entry.reason) > 15 for entry in entries)
 
@@ -76,9 +76,9 @@ def test_every_package_and_every_decision_has_entries() -> None:
 )
 def test_an_entry_holds_for_its_releases_places_and_conditions(tmp_path: Path, branch: Found, holds: bool) -> None:
     (tmp_path / "table.toml").write_text(ENTRY)
-    (entry,) = entries = decisions.load(tmp_path / "table.toml")
+    (entry,) = entries = decision_table.load(tmp_path / "table.toml")
     assert entry.holds_for(branch) is holds
-    assert decisions.decide(branch, entries) is (entry if holds else None)
+    assert decision_table.decide(branch, entries) is (entry if holds else None)
 
 
 def test_dots_and_brackets_are_no_patterns() -> None:
@@ -102,7 +102,7 @@ def test_a_wrong_entry_is_one_clear_error(tmp_path: Path, change: tuple[str, str
     lines = [f'{key} = "{value}"' if line.startswith(f"{key} ") else line for line in ENTRY.splitlines()]
     (tmp_path / "table.toml").write_text("\n".join(lines))
     with pytest.raises(DecisionError) as caught:
-        decisions.load(tmp_path / "table.toml")
+        decision_table.load(tmp_path / "table.toml")
     assert str(caught.value).startswith("entry 1 (")
     assert message in str(caught.value)
 
@@ -110,10 +110,10 @@ def test_a_wrong_entry_is_one_clear_error(tmp_path: Path, change: tuple[str, str
 def test_an_entry_that_lacks_something_is_named(tmp_path: Path) -> None:
     (tmp_path / "table.toml").write_text(ENTRY.replace("reason", "because"))
     with pytest.raises(DecisionError, match=r"entry 1 \(trl, trainer/.*lacking or unknown: because, reason"):
-        decisions.load(tmp_path / "table.toml")
+        decision_table.load(tmp_path / "table.toml")
     (tmp_path / "table.toml").write_text("[[branch]\n")
     with pytest.raises(DecisionError, match="table.toml cannot be read"):
-        decisions.load(tmp_path / "table.toml")
+        decision_table.load(tmp_path / "table.toml")
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_a_release_without_new_branches_passes(site_packages: Path, capsys: pyte
     assert decisions.main([str(site_packages)]) == 0
     assert capsys.readouterr().out == "1 branches, 0 of them undecided\n"
     assert decisions.main(["--unused", str(site_packages)]) == 1
-    assert len(capsys.readouterr().out.splitlines()) == len(decisions.load())  # all but one, and the count
+    assert len(capsys.readouterr().out.splitlines()) == len(decision_table.load())  # all but one, and the count
 
 
 def test_where_there_is_nothing_to_look_at_nothing_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,9 +8,9 @@ backend ``hccl``.
 ``TRLCOMPAT_ACCELERATOR_TRACE=1`` makes the device print each operator that falls back to the CPU's kernel, on stderr.
 
 False friends. Libraries treat an NPU in ways that a GPU does not see. Every such branch is known: ``branches.py`` finds
-them in the source, ``npu_branches.toml`` says of each what is done about it (``decisions.py``, docs/npu-branches.md),
-and where a library is made to go as on CUDA, ``standin/torch_npu/_as_cuda.py`` does it. What fails in one, or for want
-of a kernel, is told apart by ``artefacts.py``. Before a finding on this device is believed, look at the limits there.
+them in the source, ``npu_branches.toml`` says of each what is done about it (docs/npu-branches.md), and where a library
+is made to go as on CUDA, ``standin/torch_npu/_as_cuda.py`` does it. What fails in one, or for want of a kernel, is told
+apart by ``artefacts.py``. Before a finding on this device is believed, look at the limits there.
 With ``attn_implementation="eager"`` forward, backward, AdamW and greedy generation equal the CPU's bitwise.
 
 This module and build.py must not import torch: importing the plugin must neither load torch nor the device. The device

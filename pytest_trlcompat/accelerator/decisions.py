@@ -1,4 +1,4 @@
-"""What is done about each way that a library goes on NPUs alone, or on CUDA GPUs alone: ``npu_branches.toml``.
+"""Branches of the libraries for NPUs alone, or for CUDA GPUs alone, about which ``npu_branches.toml`` says nothing.
 
 The software accelerator bears the name of an NPU, so a release that brings a branch nobody has decided about may show
 what no user of a GPU meets, or hide what one does meet. As a program this lists such branches, of the environment that
@@ -13,123 +13,16 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from functools import cache, cached_property
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pytest_trlcompat.accelerator.branches import npu_branches
+from pytest_trlcompat.accelerator.decision_table import PACKAGES, Found, decide, load
+from pytest_trlcompat.accelerator.decisions_page import page
 
-from pytest_trlcompat.accelerator.branches import Branch, npu_branches
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-__all__ = ["PACKAGES", "Decision", "DecisionError", "Entry", "Found", "decide", "installed", "load", "main", "scan"]
-
-PACKAGES = ("transformers", "accelerate", "trl", "deepspeed", "peft", "datasets")
-TABLE = Path(__file__).with_name("npu_branches.toml")
-
-
-class Decision(str, Enum):
-    """What is done about a branch; the values stand in the table."""
-
-    SUPPLIED = "supplied"
-    """The stand-in for torch_npu has what is called there."""
-    AS_CUDA = "as cuda"
-    """The library is made to go as it goes on CUDA, by an adaptation of the stand-in."""
-    HARMLESS = "harmless"
-    """It makes no difference to a training, or no training comes there."""
-    LIMIT = "limit"
-    """The software accelerator cannot show what a GPU does there."""
-
-    def __str__(self) -> str:
-        return self.value
-
-
-class DecisionError(ValueError):
-    """The table makes no sense; the text says where."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """A branch, and where it is."""
-
-    package: str
-    version: str
-    file: str
-    """Below the package's folder, with ``/``."""
-    branch: Branch
-
-    @property
-    def place(self) -> str:
-        """As the table names places: ``trainer/utils.py::get_kbit_device_map``, ``state.py::`` for a module's body."""
-        return f"{self.file}::{self.branch.function}"
-
-    def describe(self) -> str:
-        branch = self.branch
-        inside = branch.function or "<module>"
-        return (
-            f"{self.package} {self.version} {self.file}:{branch.line} in {inside}: "
-            f"{branch.form} for {branch.kind} alone where {branch.condition}"
-        )
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One decision, about the same branch in all the releases that have it.
-
-    Attributes:
-        versions: of the releases that have it, with those between two that were looked at; open upwards where the
-            newest has it.
-        at: places, ``*`` standing for any text.
-        condition: what leads there, in the same manner; the opposite, ``not (...)``, counts as well.
-        by: the adaptations that make the library go as on CUDA.
-    """
-
-    package: str
-    versions: str
-    at: tuple[str, ...]
-    condition: tuple[str, ...]
-    decision: Decision
-    reason: str
-    by: tuple[str, ...] = ()
-
-    @cached_property
-    def _specifiers(self) -> SpecifierSet:
-        return SpecifierSet(self.versions)
-
-    def holds_for(self, found: Found) -> bool:
-        return (
-            found.package == self.package
-            and self._specifiers.contains(found.version, prereleases=True)
-            and any(_pattern(at).fullmatch(found.place) for at in self.at)
-            and any(_about(condition, found.branch.condition) for condition in self.condition)
-        )
-
-
-def load(path: Path = TABLE) -> tuple[Entry, ...]:
-    """The table.
-
-    Raises:
-        DecisionError: an entry lacks something, has something unknown, or never decides.
-    """
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise DecisionError(f"the table {path} cannot be read: {error}") from error
-    return tuple(_entry(number, values) for number, values in enumerate(raw.get("branch", []), start=1))
-
-
-def decide(found: Found, entries: Iterable[Entry]) -> Entry | None:
-    """The first entry that holds for a branch."""
-    return next((entry for entry in entries if entry.holds_for(found)), None)
+__all__ = ["installed", "main", "scan"]
 
 
 def installed(site_packages: Sequence[str] | None = None) -> Iterator[tuple[str, str, Path]]:
@@ -167,8 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     entries = load()
     if options.page is not None:
-        from pytest_trlcompat.accelerator.decisions_page import page
-
         options.page.write_text(page(entries), encoding="utf-8")
         return 0
     undecided, used, count = 0, set(), 0
@@ -187,40 +78,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if undecided or unused or not count else 0
 
 
-_KEYS = {"package", "versions", "at", "condition", "decision", "reason", "by"}
-
-
-def _entry(number: int, values: Mapping[str, Any]) -> Entry:
-    where = f"entry {number} ({values.get('package', '?')}, {', '.join(values.get('at', ['?']))})"
-    if set(values) - {"by"} != _KEYS - {"by"}:
-        odd = sorted(set(values) ^ (_KEYS - {"by"}) - {"by"})
-        raise DecisionError(f"{where} needs {', '.join(sorted(_KEYS - {'by'}))}; lacking or unknown: {', '.join(odd)}")
-    if values["package"] not in PACKAGES:
-        raise DecisionError(f"{where}: the package is none of {', '.join(PACKAGES)}")
-    try:
-        decision = Decision(values["decision"])
-        SpecifierSet(values["versions"])
-    except (ValueError, InvalidSpecifier) as error:
-        raise DecisionError(f"{where}: {error}") from error
-    if (decision is Decision.AS_CUDA) != bool(values.get("by")):
-        raise DecisionError(f"{where}: 'by' names the adaptations of what goes as on CUDA, and of nothing else")
-    lists = {key: tuple(values.get(key, ())) for key in ("at", "condition", "by")}
-    return Entry(values["package"], values["versions"], decision=decision, reason=values["reason"], **lists)
-
-
-def _about(pattern: str, condition: str) -> bool:
-    if _pattern(pattern).fullmatch(condition):
-        return True
-    opposite = re.fullmatch(r"not \((.*)\)", condition, re.DOTALL)
-    return opposite is not None and _about(pattern, opposite[1])
-
-
-@cache
-def _pattern(text: str) -> re.Pattern[str]:
-    return re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)
-
-
 if __name__ == "__main__":
-    from pytest_trlcompat.accelerator import decisions  # once under its own name, whose classes the page compares
-
-    sys.exit(decisions.main())
+    sys.exit(main())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pytest_trlcompat.accelerator.decisions import PACKAGES, Decision, Entry
+from pytest_trlcompat.accelerator.decision_table import PACKAGES, Decision, Entry
 
 __all__ = ["page"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from pytest_trlcompat.accelerator import decisions
+from pytest_trlcompat.accelerator import decision_table, decisions
 from pytest_trlcompat.launch import Launcher
 
 NOT_SUPPLIED = {
@@ -25,11 +25,11 @@ NOT_SUPPLIED = {
 
 def test_every_branch_is_decided() -> None:
     """A new one is decided in npu_branches.toml, which tells how."""
-    entries = decisions.load()
+    entries = decision_table.load()
     found = [each for package in decisions.installed() for each in decisions.scan(*package)]
-    undecided = [each.describe() for each in found if decisions.decide(each, entries) is None]
+    undecided = [each.describe() for each in found if decision_table.decide(each, entries) is None]
     assert undecided == []
-    assert {each.package for each in found} == set(decisions.PACKAGES)
+    assert {each.package for each in found} == set(decision_table.PACKAGES)
     assert len(found) > 300
 
 

@@ -1,0 +1,157 @@
+"""What is done about each way that a library goes on NPUs alone, or on CUDA GPUs alone: ``npu_branches.toml``.
+
+Needs ``packaging``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from pytest_trlcompat.accelerator.branches import Branch
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["PACKAGES", "Decision", "DecisionError", "Entry", "Found", "decide", "load"]
+
+PACKAGES = ("transformers", "accelerate", "trl", "deepspeed", "peft", "datasets")
+TABLE = Path(__file__).with_name("npu_branches.toml")
+
+
+class Decision(str, Enum):
+    """What is done about a branch; the values stand in the table."""
+
+    SUPPLIED = "supplied"
+    """The stand-in for torch_npu has what is called there."""
+    AS_CUDA = "as cuda"
+    """The library is made to go as it goes on CUDA, by an adaptation of the stand-in."""
+    HARMLESS = "harmless"
+    """It makes no difference to a training, or no training comes there."""
+    LIMIT = "limit"
+    """The software accelerator cannot show what a GPU does there."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class DecisionError(ValueError):
+    """The table makes no sense; the text says where."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A branch, and where it is."""
+
+    package: str
+    version: str
+    file: str
+    """Below the package's folder, with ``/``."""
+    branch: Branch
+
+    @property
+    def place(self) -> str:
+        """As the table names places: ``trainer/utils.py::get_kbit_device_map``, ``state.py::`` for a module's body."""
+        return f"{self.file}::{self.branch.function}"
+
+    def describe(self) -> str:
+        branch = self.branch
+        inside = branch.function or "<module>"
+        return (
+            f"{self.package} {self.version} {self.file}:{branch.line} in {inside}: "
+            f"{branch.form} for {branch.kind} alone where {branch.condition}"
+        )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One decision, about the same branch in all the releases that have it.
+
+    Attributes:
+        versions: of the releases that have it, with those between two that were looked at; open upwards where the
+            newest has it.
+        at: places, ``*`` standing for any text.
+        condition: what leads there, in the same manner; the opposite, ``not (...)``, counts as well.
+        by: the adaptations that make the library go as on CUDA.
+    """
+
+    package: str
+    versions: str
+    at: tuple[str, ...]
+    condition: tuple[str, ...]
+    decision: Decision
+    reason: str
+    by: tuple[str, ...] = ()
+
+    @cached_property
+    def _specifiers(self) -> SpecifierSet:
+        return SpecifierSet(self.versions)
+
+    def holds_for(self, found: Found) -> bool:
+        return (
+            found.package == self.package
+            and self._specifiers.contains(found.version, prereleases=True)
+            and any(_pattern(at).fullmatch(found.place) for at in self.at)
+            and any(_about(condition, found.branch.condition) for condition in self.condition)
+        )
+
+
+def load(path: Path = TABLE) -> tuple[Entry, ...]:
+    """The table.
+
+    Raises:
+        DecisionError: an entry lacks something, has something unknown, or never decides.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise DecisionError(f"the table {path} cannot be read: {error}") from error
+    return tuple(_entry(number, values) for number, values in enumerate(raw.get("branch", []), start=1))
+
+
+def decide(found: Found, entries: Iterable[Entry]) -> Entry | None:
+    """The first entry that holds for a branch."""
+    return next((entry for entry in entries if entry.holds_for(found)), None)
+
+
+_KEYS = {"package", "versions", "at", "condition", "decision", "reason", "by"}
+
+
+def _entry(number: int, values: Mapping[str, Any]) -> Entry:
+    where = f"entry {number} ({values.get('package', '?')}, {', '.join(values.get('at', ['?']))})"
+    if set(values) - {"by"} != _KEYS - {"by"}:
+        odd = sorted(set(values) ^ (_KEYS - {"by"}) - {"by"})
+        raise DecisionError(f"{where} needs {', '.join(sorted(_KEYS - {'by'}))}; lacking or unknown: {', '.join(odd)}")
+    if values["package"] not in PACKAGES:
+        raise DecisionError(f"{where}: the package is none of {', '.join(PACKAGES)}")
+    try:
+        decision = Decision(values["decision"])
+        SpecifierSet(values["versions"])
+    except (ValueError, InvalidSpecifier) as error:
+        raise DecisionError(f"{where}: {error}") from error
+    if (decision is Decision.AS_CUDA) != bool(values.get("by")):
+        raise DecisionError(f"{where}: 'by' names the adaptations of what goes as on CUDA, and of nothing else")
+    lists = {key: tuple(values.get(key, ())) for key in ("at", "condition", "by")}
+    return Entry(values["package"], values["versions"], decision=decision, reason=values["reason"], **lists)
+
+
+def _about(pattern: str, condition: str) -> bool:
+    if _pattern(pattern).fullmatch(condition):
+        return True
+    opposite = re.fullmatch(r"not \((.*)\)", condition, re.DOTALL)
+    return opposite is not None and _about(pattern, opposite[1])
+
+
+@cache
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)

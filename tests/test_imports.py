@@ -1,0 +1,133 @@
+"""No import circle anywhere, and imports between rooms lead downwards; read from the sources, nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections.abc import Iterator, Sequence, Set
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "pytest_trlcompat"
+STANDIN = ROOT / PACKAGE / "accelerator" / "standin"
+
+FLOORS = (
+    {"__main__"},
+    {"cli"},
+    {"bisect", "plugin"},
+    {"checks", "doctor", "launch", "matrix"},
+    {"accelerator", "catalog", "tiny", "trainers"},
+    {"__init__", "_data", "_devices", "_processes", "stack"},
+)
+"""The rooms, and the modules that they share, from the top down: none imports another of its own floor."""
+
+Imports = dict[str, set[str]]
+
+
+def read_imports(root: Path, package: str, compiled: Sequence[str] = ()) -> Imports:
+    """What each module of a package below ``root`` imports of it: at the top, in functions, for types alone."""
+    modules = {}
+    for path in sorted((root / package).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        if "standin" not in parts:  # where a package of its own lies
+            modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return {name: set(_imports(name, path, {*modules, *compiled})) for name, path in modules.items()}
+
+
+def _imports(name: str, path: Path, modules: Set[str]) -> Iterator[str]:
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for named in _named(ast.parse(path.read_text(encoding="utf-8")), package):
+        target = named
+        while target and target not in modules:  # a function or a class of the module
+            target = target.rpartition(".")[0]
+        if target and target != name:
+            yield target
+        # That runs the packages in which it lies as well; those of the importing module run already.
+        while (target := target.rpartition(".")[0]) and not f"{name}.".startswith(f"{target}."):
+            yield target
+
+
+def _named(tree: ast.Module, package: str) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def circle(imports: Imports) -> str | None:
+    """``a -> b -> a``, or ``None`` where there is none."""
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        return " -> ".join(reversed(error.args[1]))
+    return None
+
+
+def room(module: str) -> str:
+    """The room that a module belongs to; a module at the top of the package is one of its own."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def between_rooms(imports: Imports) -> set[tuple[str, str]]:
+    """Every import that leads from one room to another."""
+    return {(one, other) for one, others in imports.items() for other in others if room(one) != room(other)}
+
+
+@pytest.fixture(scope="module")
+def imports() -> Imports:
+    return read_imports(ROOT, PACKAGE)
+
+
+def test_no_import_circle(imports: Imports) -> None:
+    found = circle(imports)
+    assert found is None, f"an import circle: {found}"
+
+
+def test_no_import_circle_in_the_standin() -> None:
+    found = circle(read_imports(STANDIN, "torch_npu", ["torch_npu._C"]))
+    assert found is None, f"an import circle: {found}"
+
+
+def test_every_room_has_a_floor(imports: Imports) -> None:
+    rooms = {room(module) for module in imports}
+    assert rooms == {name for floor in FLOORS for name in floor}
+
+
+def test_imports_between_rooms_lead_downwards(imports: Imports) -> None:
+    height = {name: number for number, floor in enumerate(FLOORS) for name in floor}
+    upwards = [f"{one} -> {other}" for one, other in between_rooms(imports) if height[room(one)] >= height[room(other)]]
+    assert not sorted(upwards)
+
+
+def test_trainers_and_checks_import_no_room_of_the_harness(imports: Imports) -> None:
+    """So that users can train with them."""
+    crossing = {(room(one), room(other)) for one, other in between_rooms(imports)}
+    assert {(one, other) for one, other in crossing if one in ("checks", "trainers")} == {("checks", "trainers")}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"a": "import p.b", "b": "from p import c", "c": "from p.d import name"}, ()),
+        ({"r/__init__": "from p.r.a import name", "r/a": "from p.r import b", "r/b": ""}, ()),
+        ({"a": "from p import b", "b": "def f():\n    from p.a import name"}, ("p.a", "p.b")),
+        ({"a": "from .b import name", "b": "from . import a"}, ("p.a", "p.b")),
+        ({"a": "from p.r.b import name", "r/__init__": "from p.a import name", "r/b": ""}, ("p.a", "p.r")),
+        ({"r/__init__": "from p.r.a import name", "r/a": "from p.r import other"}, ("p.r", "p.r.a")),
+    ],
+)
+def test_circles_are_found_wherever_the_import_stands(
+    tmp_path: Path, files: dict[str, str], expected: tuple[str, ...]
+) -> None:
+    for name, text in {"__init__": "", "d": "", **files}.items():
+        path = tmp_path / "p" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    found = circle(read_imports(tmp_path, "p"))
+    first, second = expected or ("", "")
+    assert found in ((f"{first} -> {second} -> {first}", f"{second} -> {first} -> {second}") if expected else (None,))
