@@ -1,1 +1,1 @@
-"""Tests of the doctor. A package, so that they can share a made-up catalogue."""
+"""Tests of the doctor. They share a made-up catalogue."""

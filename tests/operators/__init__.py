@@ -1,0 +1,1 @@
+"""PyTorch's operators on the software accelerator."""

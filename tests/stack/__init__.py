@@ -1,1 +1,1 @@
-"""Tests that need the stack: they run in the environment of a cell. A package, so that they can share bodies."""
+"""Tests that need the stack: they run in the environment of a cell."""

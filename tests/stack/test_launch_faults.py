@@ -1,6 +1,6 @@
 """The room ``launch`` with the stack, when things go wrong: each fault ends in bounded time, with the right message.
 
-Faults that need no collective are in tests/test_launch.py. After each one the next launch must work.
+Faults that need no collective are in tests/launch/test_launch.py. After each one the next launch must work.
 """
 
 from __future__ import annotations

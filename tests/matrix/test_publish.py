@@ -144,7 +144,7 @@ def test_what_torch_alone_changes_stands_with_its_issue(checkout: Layout) -> Non
 
 
 def test_links_of_the_page_lead_somewhere() -> None:
-    page = Layout(Path(__file__).resolve().parents[1]).page
+    page = Layout(Path(__file__).resolve().parents[2]).page
     text = page.read_text()
     for target in re.findall(r"\]\((\.\./[^)]+)\)", text):
         assert (page.parent / target).is_file(), target
@@ -199,7 +199,7 @@ def test_pages_say_so_where_no_release_has_cured_an_issue(checkout: Layout, monk
 def test_the_session_publishes_into_its_checkout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], rest: list[str]
 ) -> None:
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     monkeypatch.setenv(Sweep.VARIABLE, "another")  # not the outermost nox, which would print a table at exit
     workshop = Workshop(root)
     monkeypatch.setattr(workshop, "tools", lambda name, requirements: Environment(tmp_path))

@@ -27,7 +27,7 @@ from pytest_trlcompat.matrix.cells import Matrix
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 PIP = """\
 transformers (4.53.3)

@@ -15,7 +15,7 @@ import pytest
 
 from pytest_trlcompat.matrix import process
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 # A child that is deaf to Ctrl-C, like one that computes outside Python, and that starts a grandchild in a session of
 # its own, out of reach of any process group. It tells their pids.

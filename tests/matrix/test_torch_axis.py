@@ -24,7 +24,7 @@ from pytest_trlcompat.matrix.torch_axis import (
     with_torch,
 )
 
-CHECKOUT = Layout(Path(__file__).resolve().parents[1])
+CHECKOUT = Layout(Path(__file__).resolve().parents[2])
 SHIPPED = read_matrix(CHECKOUT.matrix)
 RELEASES = {
     "2.4.1": datetime.date(2024, 9, 4),

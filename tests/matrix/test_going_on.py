@@ -32,8 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import sys
 from pathlib import Path
-sys.path[:0] = [{root!r}, {tests!r}]
-from sweep import made_up
+sys.path.insert(0, {root!r})
+from tests.matrix import made_up
 from pytest_trlcompat.matrix import job as room
 from pytest_trlcompat.matrix.environments import Environment
 
@@ -230,7 +230,7 @@ def test_a_damaged_results_file_is_named(stage: Stage, file: str) -> None:
 def test_ctrl_c_in_the_middle_keeps_finished_verdicts_and_leaves_no_orphan(tmp_path: Path) -> None:
     stage = make_stage(tmp_path)
     stage.play(OK, seconds=300)
-    script = SCRIPT.format(root=str(ROOT), tests=str(ROOT / "tests"), folder=str(tmp_path))
+    script = SCRIPT.format(root=str(ROOT), folder=str(tmp_path))
     environ = {name: value for name, value in os.environ.items() if name != "COV_CORE_SOURCE"}
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ

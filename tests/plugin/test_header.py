@@ -10,7 +10,7 @@ from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.known_issues import KnownIssue
 from pytest_trlcompat.plugin import header
 
-from .made_up import issue, predict
+from ..doctor.made_up import issue, predict
 
 
 def test_the_header_says_in_one_line_what_bites(small: KnownIssue) -> None:

@@ -11,7 +11,7 @@ from pytest_trlcompat.accelerator import branches, decision_table, decisions
 from pytest_trlcompat.accelerator.decision_table import Decision, DecisionError, Entry, Found
 from pytest_trlcompat.accelerator.decisions_page import page
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STANDIN = ROOT / "pytest_trlcompat" / "accelerator" / "standin" / "torch_npu"
 ENTRY = """
 [[branch]]

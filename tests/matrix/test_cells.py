@@ -11,7 +11,7 @@ from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.parsing import parse_day, parse_pins, read_matrix
 
-SHIPPED = Path(__file__).resolve().parents[1] / "fixtures" / "matrix.toml"
+SHIPPED = Path(__file__).resolve().parents[2] / "fixtures" / "matrix.toml"
 PINS = 'pins = { trl = "0.15.2", transformers = "4.48.3" }'
 
 

@@ -17,7 +17,7 @@ from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.parsing import read_matrix
 
-CHECKOUT = Layout(Path(__file__).resolve().parents[1])
+CHECKOUT = Layout(Path(__file__).resolve().parents[2])
 SHIPPED = read_matrix(CHECKOUT.matrix)
 DAY = datetime.date(2025, 1, 29)
 MATRIX = Matrix("3.11", {}, (), (), (), 3, cells=(Cell({"trl": "1"}),), torch={"2.6.0": DAY})

@@ -18,7 +18,7 @@ from pytest_trlcompat.bisect.cli import main
 if TYPE_CHECKING:
     from tests.conftest import GitHistory
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 CHECK = """\
 import json, sys

@@ -190,7 +190,7 @@ def test_an_endless_loop_in_native_code_ends_with_the_timeout(launch: Launcher) 
 
     with pytest.raises(LaunchError) as caught:
         launch(loop_in_native_code, strategy="single", timeout=0.5)
-    assert "it stood in loop_in_native_code (tests/test_launch.py:" in str(caught.value)
+    assert "it stood in loop_in_native_code (launch/test_launch.py:" in str(caught.value)
     assert launch(lambda: "next", strategy="single").values == ["next"]
 
 

@@ -17,11 +17,11 @@ from pytest_trlcompat.launch import Cluster
 from pytest_trlcompat.plugin import header as doctor_header
 from pytest_trlcompat.plugin import settings
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = "pytest_trlcompat.plugin"
 STACK = {"torch": "2.13.0+cpu", "transformers": "4.48.3", "trl": "0.15.2", "accelerate": "1.4.0"}
 BITES = f"trlcompat: {doctor_header.line(STACK)}"
-"""What it says is tested in tests/doctor/test_header.py."""
+"""What it says is tested in test_header.py."""
 FIXTURES = (
     "tiny_qwen2",
     "tiny_mistral",
@@ -435,7 +435,7 @@ LAUNCHING = """
 
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands for a machine without one; what the build itself says is test_accelerator_build.py's matter."""
+    """Stands for a machine without one; what the build itself says is tests/accelerator/test_build.py's matter."""
 
     def build() -> None:
         raise accelerator.AcceleratorError("no C++ compiler was found")

@@ -18,7 +18,7 @@ from pytest_trlcompat.matrix.locks import Lock, find_date, kept, kept_date, lock
 from pytest_trlcompat.matrix.parsing import read_matrix
 from pytest_trlcompat.matrix.torch_axis import cells_with_kept_locks
 
-CHECKOUT = Layout(Path(__file__).resolve().parents[1])
+CHECKOUT = Layout(Path(__file__).resolve().parents[2])
 SHIPPED = read_matrix(CHECKOUT.matrix)
 PYLOCK = """
 lock-version = "1.0"

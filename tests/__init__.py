@@ -1,0 +1,4 @@
+"""The project's own tests, one folder per room.
+
+Packages, so that a folder may bear the name of another module (``bisect``).
+"""

@@ -1,0 +1,1 @@
+"""Tests of the software accelerator, without torch."""

@@ -1,0 +1,1 @@
+"""Tests of launches, without the stack."""

@@ -1,0 +1,1 @@
+"""Tests of the matrix: a cell as a job, its sweep, the report. They share a made-up cell."""
