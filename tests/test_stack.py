@@ -1,4 +1,4 @@
-"""The room ``stack``: version ranges, compared as versions and never as strings."""
+"""The module ``stack``: version ranges, compared as versions and never as strings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The room ``boundaries``: where verdicts change, and which cells measured either side."""
+"""The module ``boundaries``: where verdicts change, and which cells measured either side."""
 
 from __future__ import annotations
 

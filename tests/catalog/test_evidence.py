@@ -1,4 +1,4 @@
-"""The room ``evidence``: what a sweep leaves for those who run nothing."""
+"""The module ``evidence``: what a sweep leaves for those who run nothing."""
 
 from __future__ import annotations
 

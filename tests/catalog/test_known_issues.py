@@ -1,4 +1,4 @@
-"""The room ``catalog``: its schema, and what it predicts for the combinations that were measured."""
+"""The catalogue: its schema, and what it predicts for the combinations that were measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The room ``ranges``: held against ``packaging``, which answers the same for one version at a time."""
+"""The module ``ranges``: held against ``packaging``, which answers the same for one version at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The room ``regions``: what is predicted all over a domain is what is predicted at each of its points."""
+"""The module ``regions``: what is predicted all over a domain is what is predicted at each of its points."""
 
 from __future__ import annotations
 

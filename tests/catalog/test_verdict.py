@@ -1,4 +1,4 @@
-"""The room ``verdict``: the JSON line that carries a verdict from a cell to the report."""
+"""Verdicts: the JSON line that carries a verdict from a cell to the report."""
 
 from __future__ import annotations
 

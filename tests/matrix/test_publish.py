@@ -1,4 +1,4 @@
-"""The room ``matrix.publish``: from a sweep's report to the evidence that ships and the page that people read."""
+"""Publishing: from a sweep's report to the evidence that ships and the page that people read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The room ``judge``: from a measurement to a verdict, a JSON line, and a test that passes or fails."""
+"""The judge: from a measurement to a verdict, a JSON line, and a test that passes or fails."""
 
 from __future__ import annotations
 
