@@ -25,7 +25,7 @@ from benchmarks.launching import plot  # noqa: E402 - needs the lines above
 from benchmarks.launching.peers import PEERS, Losses, Peer, PeerError, Warm, launching  # noqa: E402
 from pytest_trlcompat.launch import Launcher  # noqa: E402
 from pytest_trlcompat.tiny import TinyModel, qwen2  # noqa: E402
-from suites.grpo_measures import save_model  # noqa: E402
+from suites.in_rank.models import save_model  # noqa: E402
 
 STRATEGIES = ("ddp", "zero3", "fsdp1")
 PAIRS = 5

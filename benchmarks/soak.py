@@ -27,7 +27,7 @@ from benchmarks.launching.training import train  # noqa: E402 - needs the lines 
 from pytest_trlcompat import _processes  # noqa: E402
 from pytest_trlcompat.launch import Launcher, LaunchError  # noqa: E402
 from pytest_trlcompat.tiny import qwen2  # noqa: E402
-from suites.grpo_measures import save_model  # noqa: E402
+from suites.in_rank.models import save_model  # noqa: E402
 
 STRATEGIES = ("single", "ddp", "zero2", "zero3", "fsdp1", "fsdp2")
 ROWS = 10

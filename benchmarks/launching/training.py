@@ -21,7 +21,7 @@ def train(model: TinyModel, steps: int = 3) -> list[float]:
     """The losses of a training, which must be the same however it is launched."""
     from transformers.generation import GenerationMixin
 
-    from suites import grpo
+    from suites.in_rank import grpo
 
     generate = GenerationMixin.generate
     try:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from pytest_trlcompat._devices import visible_gpus
 from pytest_trlcompat.launch import cold
 from pytest_trlcompat.launch.cluster import Cluster
 from pytest_trlcompat.launch.environment import base_environment, rank_environment
+from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankOutcome, RankReport
 from pytest_trlcompat.launch.payload import dump
 from pytest_trlcompat.launch.proof import expectation
-from pytest_trlcompat.launch.result import Failure, LaunchError, LaunchResult, LaunchWarning, RankResult
+from pytest_trlcompat.launch.result import LaunchError, LaunchResult, LaunchWarning, RankResult
 from pytest_trlcompat.launch.strategy import Strategy, accelerate_config, check_present, strategy
 from pytest_trlcompat.launch.warm import Server
 
@@ -127,51 +129,56 @@ class Launcher:
         size = self._world_size(chosen, where, world_size)
         if _known("mode", mode, MODES) == "warm" and command is not None:
             raise ValueError(f"command {command!r} is for cold launches; pass mode='cold' as well")
-        spec = {
-            "payload": dump(function, args, kwargs),
-            "strategy": chosen.name,
-            "device": where,
-            "mode": mode,
-            "timeout": self.timeout if timeout is None else timeout,
-            "seed": seed,
-            "cwd": os.getcwd(),
-            "sys_path": list(sys.path),
-            "rank_environment": self._rank_environment(chosen, size),
-            "expectation": expectation(chosen, size, where, sharded),
-            "cluster": {
-                "address": self.cluster.address,
-                "nnodes": self.cluster.nnodes,
-                "node_rank": self.cluster.node_rank,
-                "launch": self._launches,
-            },
-        }
+        spec = LaunchSpec(
+            payload=dump(function, args, kwargs),
+            strategy=chosen.name,
+            device=where,
+            mode=mode,
+            timeout=self.timeout if timeout is None else timeout,
+            seed=seed,
+            cwd=os.getcwd(),
+            sys_path=tuple(sys.path),
+            rank_environment=self._rank_environment(chosen, size),
+            expectation=expectation(chosen, size, where, sharded),
+            cluster=self.cluster,
+            number=self._launches,
+        )
         self._launches += 1
-        with tempfile.TemporaryDirectory(prefix="launch-", dir=self._own_folder()) as folder:
-            environment = self._environment(where)
-            if mode == "warm":
-                spec["environment"] = {**environment, **chosen.environment(Path(folder)), **(env or {})}
-                answer = self._ask(where, spec)
-            else:
-                answer = self._launch_cold(spec, chosen, command, {**environment, **(env or {})})
-        first = self.cluster.node_rank * len(answer["ranks"]) if chosen.name != "single" else 0
+        report = self._launch(spec, chosen, command, env or {})
+        first = self.cluster.node_rank * len(report.ranks) if chosen.name != "single" else 0
         result = LaunchResult(
             name=getattr(function, "__qualname__", repr(function)),
             strategy=chosen.name,
             device=where,
             mode=mode,
-            ranks=tuple(_rank_result(raw, first) for raw in answer["ranks"]),
-            timed_out=answer["timed_out"],
-            seconds=answer["seconds"],
+            ranks=tuple(_rank_result(rank, first) for rank in report.ranks),
+            timed_out=report.timed_out,
+            seconds=report.seconds,
         )
         if check and not result.ok:
             raise LaunchError(result.describe(), result)
         return result
 
-    def _rank_environment(self, chosen: Strategy, size: int) -> list[dict[str, str]]:
+    def _launch(self, spec: LaunchSpec, chosen: Strategy, command: str | None, env: Mapping[str, str]) -> LaunchReport:
+        with tempfile.TemporaryDirectory(prefix="launch-", dir=self._own_folder()) as folder:
+            environment = self._environment(spec.device)
+            if spec.mode == "cold":
+                return self._launch_cold(spec, chosen, command, {**environment, **env})
+            settings = chosen.environment(Path(folder))
+            return self._launch_warm(replace(spec, environment={**environment, **settings, **env}))
+
+    def _launch_warm(self, spec: LaunchSpec) -> LaunchReport:
+        try:
+            return self._server(spec.device).launch(spec)
+        except BaseException:  # also Ctrl-C: the server would otherwise answer a question that nobody remembers
+            self._forget(spec.device)
+            raise
+
+    def _rank_environment(self, chosen: Strategy, size: int) -> tuple[dict[str, str], ...]:
         local = 1 if chosen.name == "single" else self.cluster.local_world_size(size)
         if local > MAX_WORLD_SIZE:
             raise ValueError(f"world_size={size} means {local} ranks on this machine; there can be {MAX_WORLD_SIZE}")
-        return [rank_environment(chosen, number, size, self.cluster) for number in range(local)]
+        return tuple(rank_environment(chosen, number, size, self.cluster) for number in range(local))
 
     def _world_size(self, chosen: Strategy, device: str, given: int | None) -> int:
         here = min(MAX_WORLD_SIZE, visible_gpus()) if device == "cuda" else MAX_WORLD_SIZE
@@ -184,13 +191,6 @@ class Launcher:
         if chosen.name == "single" and size != 1:
             raise ValueError(f"strategy 'single' is one rank, but world_size={size} was asked for")
         return size
-
-    def _ask(self, device: str, spec: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return self._server(device).ask(spec)
-        except BaseException:  # also Ctrl-C: the server would otherwise answer a question that nobody remembers
-            self._forget(device)
-            raise
 
     def _server(self, device: str) -> Server:
         known = self._servers.get(device)
@@ -210,24 +210,23 @@ class Launcher:
             server.stop()
 
     def _launch_cold(
-        self, spec: dict[str, Any], chosen: Strategy, command: str | None, environment: dict[str, str]
-    ) -> dict[str, Any]:
-        program = _known("command", command or cold.default_command(chosen, spec["device"]), cold.COMMANDS)
+        self, spec: LaunchSpec, chosen: Strategy, command: str | None, environment: dict[str, str]
+    ) -> LaunchReport:
+        program = _known("command", command or cold.default_command(chosen, spec.device), cold.COMMANDS)
         if program == "deepspeed" and (chosen.config is None or self.cluster.nnodes > 1):
             raise ValueError("command 'deepspeed' launches zero1, zero2 and zero3, on one machine")
         path = [str(Path(__file__).parents[2]), *filter(None, [environment.get("PYTHONPATH")])]
-        spec["extra_path"] = []
-        if spec["device"] == "software":
+        if spec.device == "software":
             from pytest_trlcompat import accelerator
 
             _build_accelerator("software")
-            device_environment = accelerator.environment(devices=len(spec["rank_environment"]))
+            device_environment = accelerator.environment(devices=spec.local_world_size)
             standin, *_ = device_environment.pop("PYTHONPATH").split(os.pathsep)
             environment |= device_environment
             path.insert(0, standin)
-            spec["extra_path"] = [standin]
+            spec = replace(spec, extra_path=(standin,))
         environment["PYTHONPATH"] = os.pathsep.join(path)
-        return cold.launch(spec, chosen, program, self.cluster, environment)
+        return cold.launch(spec, chosen, program, environment)
 
     def _environment(self, device: str) -> dict[str, str]:
         return {**base_environment(device, self.cluster), "TMPDIR": str(self._own_folder() / "tmp")}
@@ -262,14 +261,20 @@ def _choose(chosen: str | Strategy | os.PathLike[str], options: Mapping[str, Any
     return chosen if isinstance(chosen, Strategy) else accelerate_config(chosen)
 
 
-def _rank_result(raw: dict[str, Any], first: int) -> RankResult:
-    failure = raw["failure"]
-    value = raw["value"]
+def _rank_result(report: RankReport, first: int) -> RankResult:
+    outcome = report.outcome or RankOutcome(returned=False, ended_at=report.ended_at)
     return RankResult(
-        **{
-            **raw,
-            "rank": first + raw["rank"],
-            "failure": None if failure is None else Failure(**failure),
-            "value": None if value is None else pickle.loads(value),
-        }
+        rank=first + report.rank,
+        value=None if outcome.value is None else pickle.loads(outcome.value),
+        failure=outcome.failure,
+        exit_status=report.exit_status,
+        ended_by_launcher=report.ended_by_launcher,
+        stdout=report.stdout,
+        stderr=report.stderr,
+        seconds=report.seconds,
+        ended_at=report.ended_at,
+        peak_bytes=report.peak_bytes,
+        peak_accelerator_bytes=outcome.peak_accelerator_bytes,
+        returned=outcome.returned,
+        proof=dict(outcome.proof),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import selectors
 import socket
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ from typing import Any
 from pytest_trlcompat import _processes
 from pytest_trlcompat.launch import protocol
 from pytest_trlcompat.launch.cluster import Cluster
+from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankReport
 from pytest_trlcompat.launch.result import LaunchError, describe_exit
 from pytest_trlcompat.launch.strategy import DEEPSPEED_CONFIG_NAME, FSDP_CONFIG_NAMES, Strategy
+from pytest_trlcompat.launch.supervise import supervise
 from pytest_trlcompat.launch.warm import MARK
 
 __all__ = ["COMMANDS", "accelerate_settings", "default_command", "launch"]
@@ -37,7 +40,6 @@ COMMANDS = ("accelerate", "torchrun", "deepspeed")
 _SOCKET = "s"  # a short name: a socket's path may have a hundred characters
 _START_TIMEOUT = 300.0
 _DUMP_TIME, _LAST_WORDS = 0.5, 5.0
-_GRACE = 5.0
 _POLL = 0.1
 _LOG_TAIL = 6000
 _CREDENTIALS = struct.Struct("3i")
@@ -51,8 +53,16 @@ class _Keeper:
     rank: int
     channel: socket.socket
     buffer: protocol.Buffer = field(default_factory=protocol.Buffer)
-    report: dict[str, Any] | None = None
+    report: RankReport | None = None
     gone: bool = False
+
+    @property
+    def running(self) -> bool:
+        return self.report is None and not self.gone
+
+    @property
+    def failed(self) -> bool:
+        return self.gone if self.report is None else self.report.exit_status != 0
 
     def tell(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
@@ -64,17 +74,12 @@ def default_command(strategy: Strategy, device: str) -> str:
     return "torchrun" if device == "cpu" and strategy.name != "single" else "accelerate"
 
 
-def launch(
-    spec: Mapping[str, Any], strategy: Strategy, command: str, cluster: Cluster, launcher_environment: Mapping[str, str]
-) -> dict[str, Any]:
+def launch(spec: LaunchSpec, strategy: Strategy, command: str, launcher_environment: Mapping[str, str]) -> LaunchReport:
     """Run ``spec`` under a real launcher's command.
 
     Args:
         spec: as the warm server takes it; of its environments only the caller's part is used.
         launcher_environment: of the command itself.
-
-    Returns:
-        What the warm server answers: ``{"ranks": [...], "timed_out": bool, "seconds": s}``.
 
     Raises:
         LaunchError: the command ended before every rank had begun, with its output.
@@ -85,103 +90,116 @@ def launch(
         folder = Path(name)
         listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         listener.bind(str(folder / _SOCKET))
-        listener.listen(len(spec["rank_environment"]))
+        listener.listen(spec.local_world_size)
         log = stack.enter_context(tempfile.TemporaryFile())
         process = subprocess.Popen(
-            _command(strategy, command, cluster, spec, folder),
+            _command(spec, strategy, command, folder),
             env={**launcher_environment, **_strategy_environment(strategy, command, folder), MARK: mark},
-            cwd=spec["cwd"],
+            cwd=spec.cwd,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
         stack.callback(_end, process, mark)
-        job = _Job(spec, process, listener, command)
-        stack.callback(job.close)
+        keepers = _Keepers(spec, process, listener, command)
+        stack.callback(keepers.close)
         try:
-            timed_out = job.run()
+            keepers.start()
         except _Ended as ended:
             log.seek(0)
             tail = log.read().decode(errors="replace")[-_LOG_TAIL:]
             raise LaunchError(f"{command} {ended}; its output:\n{tail}") from None
-        return {
-            "kind": "done",
-            "ranks": [job.reported(rank) for rank in range(job.size)],
-            "timed_out": timed_out,
-            "seconds": time.monotonic() - started,
-        }
+        timed_out = supervise(keepers, spec.timeout)
+        if not timed_out:
+            keepers.dismiss()
+        return LaunchReport(keepers.reports(), timed_out, time.monotonic() - started)
 
 
 class _Ended(Exception):
     """The command is over, and not all ranks have been heard of."""
 
 
-class _Job:
-    """The keepers of one launch."""
+class _Keepers:
+    """The ranks of one launch, each kept by a process that the command has started."""
 
     def __init__(
-        self, spec: Mapping[str, Any], process: subprocess.Popen[bytes], listener: socket.socket, command: str
+        self, spec: LaunchSpec, process: subprocess.Popen[bytes], listener: socket.socket, command: str
     ) -> None:
-        self.spec = spec
-        self.size = len(spec["rank_environment"])
+        self._spec = spec
         self._process = process
         self._listener = listener
         self._command = command
         self._keepers: dict[int, _Keeper] = {}
 
-    def run(self) -> bool:
-        """Stay with the ranks until each has been heard of; ``True`` when the launch's timeout passed."""
-        self._gather()
-        deadline = time.monotonic() + self.spec["timeout"]
-        for keeper in self._keepers.values():
-            keeper.tell({"kind": "run", "spec": dict(self.spec)})
-        failed_at: float | None = None
-        while waiting := self._waiting():
-            self._listen(waiting, _POLL)
-            now = time.monotonic()
-            if failed_at is None and self._failed():
-                failed_at = now
-            if failed_at is not None and now > failed_at + _GRACE:
-                self._finish("another rank had failed and this one did not end by itself")
-            if now > deadline:
-                self._tell_waiting({"kind": "dump"})
-                time.sleep(_DUMP_TIME)
-                self._finish(f"the launch's timeout of {self.spec['timeout']:g} s passed")
-                return True
-        for keeper in self._keepers.values():
-            keeper.tell({"kind": "leave"})
-        return False
+    def start(self) -> None:
+        """Wait until a keeper of each rank has come, and tell them what to run.
 
-    def reported(self, rank: int) -> dict[str, Any]:
-        """What is known of a rank at the end."""
-        report = self._keepers[rank].report if rank in self._keepers else None
-        if report is not None:
-            return report
-        return {
-            "rank": rank,
-            "exit_status": 1,
-            "failure": None,
-            "value": None,
-            "ended_by_launcher": f"{self._command} ended it before it could report",
-        }
+        Raises:
+            _Ended: the command is over before that.
+        """
+        size = self._spec.local_world_size
+        deadline = time.monotonic() + _START_TIMEOUT
+        self._listener.settimeout(_POLL)
+        while len(self._keepers) < size:
+            with contextlib.suppress(TimeoutError):
+                channel, _ = self._listener.accept()
+                self._welcome(channel)
+            if self._process.poll() is not None and len(self._keepers) < size:
+                raise _Ended(f"{describe_exit(self._process.returncode)} and started {len(self._keepers)} ranks")
+            if time.monotonic() > deadline:
+                raise _Ended(f"started {len(self._keepers)} of {size} ranks within {_START_TIMEOUT:g} s")
+        self._tell({"kind": "run", "spec": self._spec}, self._keepers.values())
+
+    def running(self) -> bool:
+        return any(keeper.running for keeper in self._keepers.values())
+
+    def listen(self, limit: float) -> None:
+        with selectors.DefaultSelector() as selector:
+            for keeper in self._running():
+                selector.register(keeper.channel, selectors.EVENT_READ, keeper)
+            for key, _ in selector.select(limit):
+                self._hear(key.data)
+
+    def first_failed(self) -> int | None:
+        failed = [keeper for keeper in self._keepers.values() if keeper.failed]
+        ended = {keeper.rank: keeper.report.ended_at if keeper.report else math.inf for keeper in failed}
+        return min(ended, key=lambda rank: ended[rank]) if ended else None
+
+    def dump_stacks(self) -> None:
+        self._tell({"kind": "dump"}, self._running())
+        time.sleep(_DUMP_TIME)
+
+    def end(self, reason: str) -> None:
+        """End those that still run, and hear their last words."""
+        self._tell({"kind": "end", "reason": reason}, self._running())
+        deadline = time.monotonic() + _LAST_WORDS
+        while self.running() and time.monotonic() < deadline:
+            self.listen(_POLL)
+
+    def dismiss(self) -> None:
+        """Let the keepers leave: one of a failed rank waits, since the command would end the others with it."""
+        self._tell({"kind": "leave"}, self._keepers.values())
+
+    def reports(self) -> tuple[RankReport, ...]:
+        """What is known of each rank at the end."""
+        lost = f"{self._command} ended it before it could report"
+        return tuple(
+            keeper.report or RankReport(rank, exit_status=1, ended_by_launcher=lost)
+            for rank, keeper in sorted(self._keepers.items())
+        )
 
     def close(self) -> None:
         for keeper in self._keepers.values():
             keeper.channel.close()
 
-    def _gather(self) -> None:
-        """Wait until a keeper of each rank has come."""
-        deadline = time.monotonic() + _START_TIMEOUT
-        self._listener.settimeout(_POLL)
-        while len(self._keepers) < self.size:
-            with contextlib.suppress(TimeoutError):
-                channel, _ = self._listener.accept()
-                self._welcome(channel)
-            if self._process.poll() is not None and len(self._keepers) < self.size:
-                raise _Ended(f"{describe_exit(self._process.returncode)} and started {len(self._keepers)} ranks")
-            if time.monotonic() > deadline:
-                raise _Ended(f"started {len(self._keepers)} of {self.size} ranks within {_START_TIMEOUT:g} s")
+    def _running(self) -> list[_Keeper]:
+        return [keeper for keeper in self._keepers.values() if keeper.running]
+
+    @staticmethod
+    def _tell(message: dict[str, Any], keepers: Iterable[_Keeper]) -> None:
+        for keeper in keepers:
+            keeper.tell(message)
 
     def _welcome(self, channel: socket.socket) -> None:
         """Take a keeper in. Nobody else can reach the socket; that the peer is this user's is checked all the same."""
@@ -194,21 +212,6 @@ class _Job:
         rank = int(protocol.receive(channel)["local_rank"])
         self._keepers[rank] = _Keeper(rank, channel)
 
-    def _waiting(self) -> list[_Keeper]:
-        return [keeper for keeper in self._keepers.values() if keeper.report is None and not keeper.gone]
-
-    def _failed(self) -> bool:
-        reports = [keeper.report for keeper in self._keepers.values()]
-        gone = any(keeper.gone and keeper.report is None for keeper in self._keepers.values())
-        return gone or any(report is not None and report["exit_status"] != 0 for report in reports)
-
-    def _listen(self, keepers: Sequence[_Keeper], limit: float) -> None:
-        with selectors.DefaultSelector() as selector:
-            for keeper in keepers:
-                selector.register(keeper.channel, selectors.EVENT_READ, keeper)
-            for key, _ in selector.select(limit):
-                self._hear(key.data)
-
     def _hear(self, keeper: _Keeper) -> None:
         try:
             data = keeper.channel.recv(1 << 20)
@@ -218,17 +221,6 @@ class _Job:
             keeper.gone = True
         for message in keeper.buffer.feed(data):
             keeper.report = message
-
-    def _finish(self, reason: str) -> None:
-        """End the ranks that still run, and hear their last words."""
-        self._tell_waiting({"kind": "end", "reason": reason})
-        deadline = time.monotonic() + _LAST_WORDS
-        while (waiting := self._waiting()) and time.monotonic() < deadline:
-            self._listen(waiting, _POLL)
-
-    def _tell_waiting(self, message: dict[str, Any]) -> None:
-        for keeper in self._waiting():
-            keeper.tell(message)
 
 
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:
@@ -250,12 +242,12 @@ def _strategy_environment(strategy: Strategy, command: str, folder: Path) -> dic
     return {} if command == "accelerate" else environment
 
 
-def _command(strategy: Strategy, command: str, cluster: Cluster, spec: Mapping[str, Any], folder: Path) -> list[str]:
+def _command(spec: LaunchSpec, strategy: Strategy, command: str, folder: Path) -> list[str]:
     keeper = ["-m", "pytest_trlcompat.launch.keeper", str(folder / _SOCKET)]
-    local = len(spec["rank_environment"])
+    local, cluster = spec.local_world_size, spec.cluster
     if command == "accelerate":
         config = folder / "accelerate_config.json"
-        config.write_text(json.dumps(accelerate_settings(strategy, spec["device"], local, cluster, folder), indent=1))
+        config.write_text(json.dumps(accelerate_settings(strategy, spec.device, local, cluster, folder), indent=1))
         return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config), *keeper]
     if command == "torchrun":
         return [sys.executable, "-m", "torch.distributed.run", *_torchrun_arguments(local, cluster), *keeper]

@@ -16,7 +16,8 @@ import tempfile
 from typing import Any
 
 from pytest_trlcompat import _processes
-from pytest_trlcompat.launch import protocol, supervise
+from pytest_trlcompat.launch import children, protocol
+from pytest_trlcompat.launch.messages import LaunchSpec, RankReport
 
 __all__ = ["main"]
 
@@ -46,17 +47,17 @@ def main(path: str) -> int:
             protocol.send(client, report)
             # A failed rank ends all others at once. So it waits until the client has heard what befell them.
             protocol.receive(client)
-    return 0 if report["exit_status"] == 0 else 1
+    return 0 if report.exit_status == 0 else 1
 
 
 def _stop(number: int, frame: object) -> None:
     raise _Stopped
 
 
-def _keep(spec: dict[str, Any], rank: int, client: socket.socket) -> dict[str, Any]:
+def _keep(spec: LaunchSpec, rank: int, client: socket.socket) -> RankReport:
     with contextlib.ExitStack() as stack:
         output = (stack.enter_context(tempfile.TemporaryFile()), stack.enter_context(tempfile.TemporaryFile()))
-        child = supervise.fork_rank(spec, rank, [client], output, stack)
+        child = children.fork_rank(spec, rank, [client], output, stack)
         try:
             _attend(child, client)
         except _Stopped:
@@ -65,12 +66,12 @@ def _keep(spec: dict[str, Any], rank: int, client: socket.socket) -> dict[str, A
             child.end("the launch was cancelled")
             raise
         finally:
-            supervise.reap(child, wait=True)
-            supervise.end_orphans()
-        return supervise.report(child)
+            children.reap(child, wait=True)
+            children.end_orphans()
+        return children.report(child)
 
 
-def _attend(child: supervise.Child, client: socket.socket) -> None:
+def _attend(child: children.Child, client: socket.socket) -> None:
     """Take what the rank sends, and do what the client says, until the rank has ended.
 
     Raises:
@@ -83,13 +84,13 @@ def _attend(child: supervise.Child, client: socket.socket) -> None:
             for key, _ in selector.select():
                 if key.fileobj is client:
                     _obey(child, protocol.receive(client))
-                elif not supervise.attend(child, key.fileobj):
+                elif not children.attend(child, key.fileobj):
                     selector.unregister(key.fileobj)
 
 
-def _obey(child: supervise.Child, message: dict[str, Any]) -> None:
+def _obey(child: children.Child, message: dict[str, Any]) -> None:
     if message["kind"] == "dump":
-        supervise.dump_stacks([child])
+        children.dump_stacks([child])
     elif message["kind"] == "end":
         child.end(message["reason"])
 

@@ -12,11 +12,12 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pytest_trlcompat.launch.strategy import Strategy
 
-__all__ = ["NotProved", "Observer", "check", "expectation", "load_engines"]
+__all__ = ["Expectation", "NotProved", "Observer", "check", "expectation", "load_engines"]
 
 _DEVICE_TYPES = {"software": "npu", "cuda": "cuda", "cpu": "cpu"}
 _ENGINES = {
@@ -33,7 +34,29 @@ class NotProved(RuntimeError):
     """A rank ran under another strategy, world size or device than the launch asked for."""
 
 
-def expectation(strategy: Strategy, world_size: int, device: str, sharded: bool) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Expectation:
+    """What every rank of a launch must have seen.
+
+    Attributes:
+        distributed_type: Accelerate's, of an ``Accelerator``.
+        distributed_type_at_first: the same before there is one. From the Accelerator on Accelerate knows of FSDP;
+            TrainingArguments alone are told from DDP's by nothing.
+        engine: that the function must have built; ``None`` for none.
+        zero_stage: DeepSpeed's, if it is that.
+    """
+
+    strategy: str
+    world_size: int
+    device_type: str
+    distributed_type: str
+    distributed_type_at_first: str
+    engine: str | None
+    zero_stage: int | None
+    parameters_sharded: bool
+
+
+def expectation(strategy: Strategy, world_size: int, device: str, sharded: bool) -> Expectation:
     """What :func:`check` demands of every rank.
 
     Args:
@@ -49,17 +72,16 @@ def expectation(strategy: Strategy, world_size: int, device: str, sharded: bool)
         distributed = "FSDP"
     elif strategy.name == "ddp":
         distributed = _DDP_TYPES[device]
-    return {
-        "strategy": strategy.name,
-        "world_size": world_size,
-        "device_type": _DEVICE_TYPES[device],
-        "distributed_type": distributed,
-        # From the Accelerator on Accelerate knows of FSDP; TrainingArguments alone are told from DDP's by nothing.
-        "distributed_type_at_first": _DDP_TYPES[device] if strategy.fsdp is not None else distributed,
-        "engine": _engine_name(strategy) if sharded and not unwrapped else None,
-        "zero_stage": strategy.zero_stage,
-        "parameters_sharded": strategy.shards_parameters and world_size > 1,
-    }
+    return Expectation(
+        strategy=strategy.name,
+        world_size=world_size,
+        device_type=_DEVICE_TYPES[device],
+        distributed_type=distributed,
+        distributed_type_at_first=_DDP_TYPES[device] if strategy.fsdp is not None else distributed,
+        engine=_engine_name(strategy) if sharded and not unwrapped else None,
+        zero_stage=strategy.zero_stage,
+        parameters_sharded=strategy.shards_parameters and world_size > 1,
+    )
 
 
 def _engine_name(strategy: Strategy) -> str:
@@ -182,7 +204,7 @@ _MEASURES: dict[str, Callable[[Any, dict[str, Any]], None]] = {
 }
 
 
-def check(wanted: Mapping[str, Any], seen: Mapping[str, Any], rank: int) -> None:
+def check(wanted: Expectation, seen: Mapping[str, Any], rank: int) -> None:
     """Compare what a rank saw with what was asked for.
 
     Raises:
@@ -191,26 +213,26 @@ def check(wanted: Mapping[str, Any], seen: Mapping[str, Any], rank: int) -> None
     differences = [*_process_differences(wanted, seen), *_engine_differences(wanted, seen)]
     if differences:
         raise NotProved(
-            f"rank {rank} did not run under strategy {wanted['strategy']!r} as asked: " + "; ".join(differences)
+            f"rank {rank} did not run under strategy {wanted.strategy!r} as asked: " + "; ".join(differences)
         )
 
 
-def _process_differences(wanted: Mapping[str, Any], seen: Mapping[str, Any]) -> list[str]:
+def _process_differences(wanted: Expectation, seen: Mapping[str, Any]) -> list[str]:
     found = []
-    if seen.get("world_size", 1) != wanted["world_size"]:
-        found.append(f"world size {wanted['world_size']} was asked for, {seen.get('world_size', 1)} was found")
-    if wanted["strategy"] != "single" and not seen.get("initialized", False):
+    if seen.get("world_size", 1) != wanted.world_size:
+        found.append(f"world size {wanted.world_size} was asked for, {seen.get('world_size', 1)} was found")
+    if wanted.strategy != "single" and not seen.get("initialized", False):
         found.append("no process group was initialised")
     # Known only where the function used Accelerate.
     for key in ("distributed_type", "distributed_type_at_first", "device_type"):
-        if key in seen and seen[key] != wanted[key]:
+        if key in seen and seen[key] != getattr(wanted, key):
             what = key.removesuffix("_at_first").replace("_", " ")
-            found.append(f"Accelerate's {what} {wanted[key]} was asked for, {seen[key]} was found")
+            found.append(f"Accelerate's {what} {getattr(wanted, key)} was asked for, {seen[key]} was found")
     return found
 
 
-def _engine_differences(wanted: Mapping[str, Any], seen: Mapping[str, Any]) -> list[str]:
-    engines, name = seen["engines"], wanted["engine"]
+def _engine_differences(wanted: Expectation, seen: Mapping[str, Any]) -> list[str]:
+    engines, name = seen["engines"], wanted.engine
     if name is None:
         return []
     if name not in engines:
@@ -219,10 +241,10 @@ def _engine_differences(wanted: Mapping[str, Any], seen: Mapping[str, Any]) -> l
     found, entry = [], engines[name]
     if entry["total"] == 0:
         found.append(f"the {name} engine holds no parameters")
-    if entry.get("device_type", wanted["device_type"]) != wanted["device_type"]:
-        found.append(f"the {name} engine is on {entry['device_type']}, not on {wanted['device_type']}")
-    if wanted["zero_stage"] is not None and entry["zero_stage"] != wanted["zero_stage"]:
-        found.append(f"ZeRO stage {wanted['zero_stage']} was asked for, {entry['zero_stage']} was found")
-    if wanted["parameters_sharded"] and entry["local"] >= entry["total"]:
+    if entry.get("device_type", wanted.device_type) != wanted.device_type:
+        found.append(f"the {name} engine is on {entry['device_type']}, not on {wanted.device_type}")
+    if wanted.zero_stage is not None and entry["zero_stage"] != wanted.zero_stage:
+        found.append(f"ZeRO stage {wanted.zero_stage} was asked for, {entry['zero_stage']} was found")
+    if wanted.parameters_sharded and entry["local"] >= entry["total"]:
         found.append(f"parameters are not sharded: {entry['local']} of {entry['total']} elements are on this rank")
     return found

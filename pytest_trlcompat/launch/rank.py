@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import cloudpickle
@@ -23,13 +22,15 @@ import cloudpickle
 from pytest_trlcompat import _processes, accelerator
 from pytest_trlcompat.accelerator import artefacts
 from pytest_trlcompat.launch import proof, protocol
+from pytest_trlcompat.launch.messages import LaunchSpec, RankOutcome
+from pytest_trlcompat.launch.result import Failure
 
 __all__ = ["STACK_DUMP_SIGNAL", "run"]
 
 STACK_DUMP_SIGNAL = signal.SIGUSR2
 
 
-def run(spec: Mapping[str, Any], rank: int, channel: socket.socket, parent: int, output: tuple[int, int]) -> NoReturn:
+def run(spec: LaunchSpec, rank: int, channel: socket.socket, parent: int, output: tuple[int, int]) -> NoReturn:
     """Never returns: the rank leaves by ``os._exit``, since returning into a forked interpreter's shutdown can hang.
 
     Args:
@@ -40,11 +41,11 @@ def run(spec: Mapping[str, Any], rank: int, channel: socket.socket, parent: int,
     status = 1
     try:
         _become_rank(spec, rank, parent, output)
-        message = _call(spec, rank)
-        status = 0 if message["kind"] == "returned" else 1
+        outcome = _call(spec, rank)
+        status = 0 if outcome.returned else 1
         sys.stdout.flush()
         sys.stderr.flush()
-        protocol.send(channel, message)
+        protocol.send(channel, outcome)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -52,7 +53,7 @@ def run(spec: Mapping[str, Any], rank: int, channel: socket.socket, parent: int,
         os._exit(status)
 
 
-def _become_rank(spec: Mapping[str, Any], rank: int, parent: int, output: tuple[int, int]) -> None:
+def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, int]) -> None:
     os.setpgid(0, 0)
     _yield_to_no_wakeup()
     _processes.die_with_parent(parent)  # a killed server must not leave ranks behind
@@ -63,23 +64,23 @@ def _become_rank(spec: Mapping[str, Any], rank: int, parent: int, output: tuple[
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
     _show_stacks()
-    if spec["mode"] == "warm":  # a cold rank has the environment that its launcher gave it
+    if spec.mode == "warm":  # a cold rank has the environment that its launcher gave it
         os.environ.clear()
-        os.environ.update(spec["extra_environment"])
-        os.environ.update(spec["environment"])
-        os.environ.update(spec["rank_environment"][rank])
+        os.environ.update(spec.extra_environment)
+        os.environ.update(spec.environment)
+        os.environ.update(spec.rank_environment[rank])
     tempfile.tempdir = None  # the server has looked it up already, in its own environment
-    os.chdir(spec["cwd"])
-    sys.path[:] = [*spec["extra_path"], *spec["sys_path"]]
+    os.chdir(spec.cwd)
+    sys.path[:] = [*spec.extra_path, *spec.sys_path]
     sys.argv = ["trlcompat-rank"]
-    if spec["mode"] == "cold":
-        proof.load_engines(spec["strategy"])
-    elif spec["device"] == "software":
+    if spec.mode == "cold":
+        proof.load_engines(spec.strategy)
+    elif spec.device == "software":
         # Code that spreads a model over all devices it sees must see as many as there are ranks.
-        accelerator.show_devices(len(spec["rank_environment"]))
+        accelerator.show_devices(spec.local_world_size)
     if "torch.distributed" in sys.modules:  # it read the variable when the server imported it
         sys.modules["torch.distributed"].set_debug_level_from_env()
-    _seed(spec["seed"])
+    _seed(spec.seed)
 
 
 def _yield_to_no_wakeup() -> None:
@@ -116,19 +117,27 @@ def _seed(seed: int) -> None:
         sys.modules["torch"].manual_seed(seed)
 
 
-def _call(spec: Mapping[str, Any], rank: int) -> dict[str, Any]:
+def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
     observer = proof.Observer()
+    value, failure = None, None
     try:
-        function, args, kwargs = cloudpickle.loads(spec["payload"])
+        function, args, kwargs = cloudpickle.loads(spec.payload)
         observer.install()
-        value = function(*args, **kwargs)
+        returned = function(*args, **kwargs)
         ended = time.monotonic()
         seen = observer.seen()
-        proof.check(spec["expectation"], seen, rank)
-        message = {"kind": "returned", "value": _dump(value), "proof": seen, "at": ended}
+        proof.check(spec.expectation, seen, rank)
+        value = _dump(returned)
     except BaseException as error:
-        message = {"kind": "raised", "failure": _failure(error), "proof": _seen(observer), "at": time.monotonic()}
-    return {**message, "peak_accelerator_bytes": _peak_accelerator_bytes()}
+        ended, failure, seen = time.monotonic(), _failure(error), _seen(observer)
+    return RankOutcome(
+        returned=failure is None,
+        ended_at=ended,
+        value=value,
+        failure=failure,
+        proof=seen,
+        peak_accelerator_bytes=_peak_accelerator_bytes(),
+    )
 
 
 def _dump(value: Any) -> bytes:
@@ -158,11 +167,11 @@ def _seen(observer: proof.Observer) -> dict[str, Any]:
         return {}
 
 
-def _failure(error: BaseException) -> dict[str, Any]:
-    return {
-        "type_name": type(error).__name__,
-        "message": artefacts.text_of(error),
-        "traceback": "".join(traceback.format_exception(error)),
-        "mro": tuple(base.__name__ for base in type(error).__mro__),
-        "artefact": artefacts.of_exception(error),
-    }
+def _failure(error: BaseException) -> Failure:
+    return Failure(
+        type_name=type(error).__name__,
+        message=artefacts.text_of(error),
+        traceback="".join(traceback.format_exception(error)),
+        mro=tuple(base.__name__ for base in type(error).__mro__),
+        artefact=artefacts.of_exception(error),
+    )

@@ -10,11 +10,13 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn
 
 from pytest_trlcompat import _processes
+from pytest_trlcompat.launch.messages import LaunchSpec
 
 __all__ = ["rendezvous", "store_process"]
 
@@ -27,20 +29,20 @@ _hosts: dict[tuple[str, int], int] = {}
 
 
 @contextlib.contextmanager
-def rendezvous(spec: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
-    """Tell the ranks of ``spec`` where to meet; what it yields is to be called once they are forked.
+def rendezvous(spec: LaunchSpec) -> Iterator[tuple[LaunchSpec, Callable[[], None]]]:
+    """Yields ``spec`` with where its ranks meet, and what is to be called once they are forked.
 
     That is a store of this launch alone, on a port that the system chose and nobody can take away. On one machine it
     listens on loopback. Machine 0 of several has it listen where the others reach it, and tells them the port.
     """
-    if spec["strategy"] == "single":
-        yield lambda: None
-    elif spec["cluster"]["address"] is None:
-        with _store(spec, _LOOPBACK) as serve:
-            yield serve
+    if spec.strategy == "single":
+        yield spec, lambda: None
+    elif spec.cluster.address is None:
+        with _store(spec, _LOOPBACK) as found:
+            yield found
     else:
-        with _across_machines(spec, **spec["cluster"]) as serve:
-            yield serve
+        with _across_machines(spec, spec.cluster.address) as found:
+            yield found
 
 
 def store_process() -> set[int]:
@@ -49,7 +51,7 @@ def store_process() -> set[int]:
 
 
 @contextlib.contextmanager
-def _store(spec: Mapping[str, Any], host: str) -> Iterator[Callable[[], None]]:
+def _store(spec: LaunchSpec, host: str) -> Iterator[tuple[LaunchSpec, Callable[[], None]]]:
     """The socket is bound before the fork, so that the ranks know the port; the store's thread starts after it, so
     that no thread is forked."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -58,36 +60,33 @@ def _store(spec: Mapping[str, Any], host: str) -> Iterator[Callable[[], None]]:
         listener.bind((host, 0))
         listener.listen(128)
         port = listener.getsockname()[1]
-        _meet_at(spec, host, port)
-        yield lambda: stores.append(_serve(listener, (host, port), spec["timeout"]))
+        yield _meeting_at(spec, host, port), lambda: stores.append(_serve(listener, (host, port), spec.timeout))
     finally:
         stores.clear()
         listener.close()
 
 
 @contextlib.contextmanager
-def _across_machines(
-    spec: Mapping[str, Any], address: tuple[str, int], nnodes: int, node_rank: int, launch: int
-) -> Iterator[Callable[[], None]]:
+def _across_machines(spec: LaunchSpec, address: tuple[str, int]) -> Iterator[tuple[LaunchSpec, Callable[[], None]]]:
     """Machine 0 says in a store that lasts as long as its server, at the address that all know, where they meet."""
     host, _ = address
-    if node_rank == 0:
+    if spec.cluster.node_rank == 0:
         _host(address)
-    lasting = _client(address, spec["timeout"])
-    if node_rank != 0:
-        _meet_at(spec, host, int(lasting.get(f"port/{launch}")))
+    lasting = _client(address, spec.timeout)
+    if spec.cluster.node_rank != 0:
+        found = _meeting_at(spec, host, int(lasting.get(f"port/{spec.number}")))
         try:
-            yield lambda: None
+            yield found, lambda: None
         finally:
-            lasting.add(f"done/{launch}", 1)
+            lasting.add(f"done/{spec.number}", 1)
         return
-    with _store(spec, host) as serve:
-        lasting.set(f"port/{launch}", spec["rank_environment"][0]["MASTER_PORT"])
+    with _store(spec, host) as (found, serve):
+        lasting.set(f"port/{spec.number}", found.rank_environment[0]["MASTER_PORT"])
         try:
-            yield serve
+            yield found, serve
         finally:
-            lasting.add(f"done/{launch}", 1)
-            _wait_for_others(lasting, f"done/{launch}", nnodes)
+            lasting.add(f"done/{spec.number}", 1)
+            _wait_for_others(lasting, f"done/{spec.number}", spec.cluster.nnodes)
 
 
 def _wait_for_others(lasting: Any, key: str, nnodes: int) -> None:
@@ -97,9 +96,9 @@ def _wait_for_others(lasting: Any, key: str, nnodes: int) -> None:
         time.sleep(0.02)
 
 
-def _meet_at(spec: Mapping[str, Any], host: str, port: int) -> None:
-    for variables in spec["rank_environment"]:
-        variables["MASTER_ADDR"], variables["MASTER_PORT"] = host, str(port)
+def _meeting_at(spec: LaunchSpec, host: str, port: int) -> LaunchSpec:
+    place = {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    return replace(spec, rank_environment=tuple({**variables, **place} for variables in spec.rank_environment))
 
 
 def _serve(listener: socket.socket, address: tuple[str, int], timeout: float) -> Any:

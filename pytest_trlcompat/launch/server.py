@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from dataclasses import replace
 from typing import Any
 
 from pytest_trlcompat import _processes
@@ -45,18 +46,18 @@ def _prepare(hello: dict[str, Any], client: socket.socket) -> dict[str, Any]:
         raise SystemExit(1) from error
     protocol.send(client, {"kind": "ready"})
     return {
-        "extra_path": [entry for entry in sys.path if entry not in hello["sys_path"]],
+        "extra_path": tuple(entry for entry in sys.path if entry not in hello["sys_path"]),
         "extra_environment": {key: value for key, value in os.environ.items() if environment.get(key) != value},
     }
 
 
 def _serve(client: socket.socket, extra: dict[str, Any]) -> None:
-    from pytest_trlcompat.launch.supervise import Cancelled, launch
+    from pytest_trlcompat.launch.children import Cancelled, launch
 
     while True:
-        spec = {**protocol.receive(client), **extra}
+        spec = replace(protocol.receive(client), **extra)
         try:
-            answer = {"kind": "done", **launch(spec, client)}
+            answer = {"kind": "done", "report": launch(spec, client)}
         except Cancelled:
             return
         except OSError as error:  # no processes, descriptors or disk left: this launch fails, the next may not

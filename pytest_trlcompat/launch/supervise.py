@@ -1,282 +1,53 @@
-"""Forks the ranks of one launch and stays with them until the last has ended, in bounded time, whatever they do.
+"""How long the ranks of a launch may go on: until all have ended, one has failed, or time is over.
 
-Runs in the warm server, which is single-threaded while it forks, and in the keeper of each cold rank. Imports nothing
-of the stack.
+The same for forked ranks and for those that a real launcher's command has started. Imports only the standard library.
 """
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing.process
-import os
-import selectors
-import signal
-import socket
-import tempfile
 import time
-import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any
+from typing import Protocol
 
-from pytest_trlcompat import _processes
-from pytest_trlcompat.launch import protocol, rank
-from pytest_trlcompat.launch.rendezvous import rendezvous, store_process
-
-__all__ = ["Cancelled", "Child", "attend", "dump_stacks", "end_orphans", "fork_rank", "launch", "reap", "report"]
+__all__ = ["Ranks", "supervise"]
 
 # After the first failure the other ranks get this long to notice it by themselves, so that their own errors are seen.
 _GRACE = 5.0
-_DUMP_TIME = 0.5
 _POLL = 0.05
-_SHARED_MEMORY = Path("/dev/shm")
-_OUTPUT_HEAD, _OUTPUT_TAIL = 1 << 16, 1 << 18
 
 
-class Cancelled(Exception):
-    """The test process is gone, or no longer waits for this launch."""
+class Ranks(Protocol):
+    """The ranks of a launch on this machine."""
 
+    def running(self) -> bool:
+        """Whether one of them has not ended."""
 
-@dataclass
-class Child:
-    """A rank, as the process that forked it sees it."""
+    def listen(self, limit: float) -> None:
+        """Take what they have to say, for ``limit`` seconds at most."""
 
-    rank: int
-    pid: int
-    pidfd: int
-    channel: socket.socket
-    stdout: IO[bytes]
-    stderr: IO[bytes]
-    started: float
-    buffer: protocol.Buffer = field(default_factory=protocol.Buffer)
-    message: dict[str, Any] | None = None
-    status: int | None = None
-    peak_bytes: int = 0
-    ended_at: float = 0.0
-    ended_by_launcher: str | None = None
+    def first_failed(self) -> int | None:
+        """The number of the rank that failed first, if one did."""
 
-    @property
-    def failed(self) -> bool:
-        return self.status is not None and (self.status != 0 or self.message is None)
+    def dump_stacks(self) -> None:
+        """Have all that run print where their threads stand."""
 
     def end(self, reason: str) -> None:
-        if self.status is None:
-            self.ended_by_launcher = self.ended_by_launcher or reason
-            _kill_group(self.pid)
+        """End all that run, and keep the first reason given."""
 
 
-def launch(spec: Mapping[str, Any], client: socket.socket) -> dict[str, Any]:
-    """Run ``len(spec["rank_environment"])`` ranks.
-
-    Returns:
-        ``{"ranks": [...], "timed_out": bool, "seconds": s}``, plain data for the client.
-
-    Raises:
-        Cancelled: the client closed its side; every rank has been ended by then.
-    """
-    started = time.monotonic()
-    with rendezvous(spec) as serve, contextlib.ExitStack() as stack:
-        children = _fork_all(spec, client, stack)
-        try:
-            serve()
-            timed_out = _supervise(children, client, spec["timeout"])
-        finally:
-            for child in children:
-                child.end("the launch was cancelled")
-                reap(child, wait=True)
-            end_orphans()
-        return {
-            "ranks": [report(child) for child in children],
-            "timed_out": timed_out,
-            "seconds": time.monotonic() - started,
-        }
-
-
-def _fork_all(spec: Mapping[str, Any], client: socket.socket, stack: contextlib.ExitStack) -> list[Child]:
-    children: list[Child] = []
-    for number in range(len(spec["rank_environment"])):
-        others = [client, *(child.channel for child in children)]
-        children.append(fork_rank(spec, number, others, (_output_file(stack), _output_file(stack)), stack))
-    return children
-
-
-def fork_rank(
-    spec: Mapping[str, Any],
-    number: int,
-    others: Sequence[socket.socket],
-    output: tuple[IO[bytes], IO[bytes]],
-    stack: contextlib.ExitStack,
-) -> Child:
-    """Fork one rank, which leads a process group of its own.
-
-    Args:
-        number: among the ranks of this machine.
-        others: connections that the rank must not hold, or nobody would see them close.
-        output: files that take its stdout and stderr.
-        stack: closes what this process holds of it.
-    """
-    ours, theirs = socket.socketpair()
-    stack.callback(ours.close)
-    semaphores = f"trlcompat-{uuid.uuid4().hex}"
-    stack.callback(_remove_semaphores, semaphores)
-    started = time.monotonic()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        for inherited in (ours, *others):
-            inherited.close()
-        _name_semaphores(semaphores)
-        rank.run(spec, number, theirs, parent, (output[0].fileno(), output[1].fileno()))
-    theirs.close()
-    with contextlib.suppress(OSError):
-        os.setpgid(pid, pid)  # the rank does the same; whoever is first
-    ours.setblocking(False)
-    pidfd = os.pidfd_open(pid)
-    stack.callback(os.close, pidfd)
-    return Child(number, pid, pidfd, ours, *output, started)
-
-
-def _name_semaphores(prefix: str) -> None:
-    """Have ``multiprocessing`` name this process's semaphores, and its children's, so that they can be found.
-
-    Where processes are not forked (importing DeepSpeed 0.17.1 sees to that) a semaphore lasts until somebody removes
-    it, and a rank that is killed, or leaves without the interpreter's shutdown, does not.
-    """
-    multiprocessing.process.current_process()._config["semprefix"] = f"/{prefix}"  # type: ignore[attr-defined]
-
-
-def _remove_semaphores(prefix: str) -> None:
-    for path in _SHARED_MEMORY.glob(f"sem.{prefix}-*"):
-        path.unlink(missing_ok=True)
-
-
-def end_orphans() -> None:
-    """Kill what the ranks of a launch left behind in groups or sessions of their own.
-
-    Their parents gone, they are this process's children (:func:`_processes.adopt_orphans`), as are theirs in turn.
-    """
-    kept = store_process()
-    while orphans := [pid for pid in _processes.children() if pid not in kept]:
-        for pid in orphans:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in orphans:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-
-
-def _output_file(stack: contextlib.ExitStack) -> IO[bytes]:
-    """A file without a name: it is gone with its last descriptor, whoever dies first."""
-    return stack.enter_context(tempfile.TemporaryFile())
-
-
-def _supervise(children: list[Child], client: socket.socket, timeout: float) -> bool:
+def supervise(ranks: Ranks, timeout: float) -> bool:
+    """Stay with the ranks until the last has ended; ``True`` when ``timeout`` seconds passed before."""
     deadline = time.monotonic() + timeout
     failed_at: float | None = None
-    with selectors.DefaultSelector() as selector:
-        selector.register(client, selectors.EVENT_READ)
-        for child in children:
-            selector.register(child.channel, selectors.EVENT_READ, child)
-            selector.register(child.pidfd, selectors.EVENT_READ, child)
-        while any(child.status is None for child in children):
-            for key, _ in selector.select(_POLL):
-                if key.fileobj is client:
-                    raise Cancelled
-                if not attend(key.data, key.fileobj):
-                    selector.unregister(key.fileobj)
-            now = time.monotonic()
-            if failed_at is None and any(child.failed for child in children):
-                failed_at = now
-            if failed_at is not None and now > failed_at + _GRACE:
-                first = min((child for child in children if child.failed), key=lambda child: child.ended_at)
-                for child in children:
-                    child.end(f"rank {first.rank} had failed and this one did not end by itself")
-            if now > deadline:
-                dump_stacks(children)
-                for child in children:
-                    child.end(f"the launch's timeout of {timeout:g} s passed")
-                return True
-    return False
-
-
-def attend(child: Child, source: Any) -> bool:
-    """Take what a rank sent, or its exit; ``False`` when this source will say nothing more."""
-    if source is child.channel:
-        return _drain(child)
-    reap(child, wait=False)
-    return child.status is None
-
-
-def _drain(child: Child) -> bool:
-    """Take all that the rank has sent so far; ``False`` when its side is closed."""
-    while True:
-        try:
-            data = child.channel.recv(1 << 20)
-        except BlockingIOError:
+    while ranks.running():
+        ranks.listen(_POLL)
+        now = time.monotonic()
+        failed = ranks.first_failed()
+        if failed_at is None and failed is not None:
+            failed_at = now
+        if failed_at is not None and now > failed_at + _GRACE:
+            ranks.end(f"rank {failed} had failed and this one did not end by itself")
+        if now > deadline and ranks.running():
+            ranks.dump_stacks()
+            ranks.end(f"the launch's timeout of {timeout:g} s passed")
             return True
-        except OSError:
-            return False
-        if not data:
-            return False
-        for message in child.buffer.feed(data):
-            child.message = message
-
-
-def reap(child: Child, wait: bool) -> None:
-    if child.status is not None:
-        return
-    # The exited rank is still a zombie here, so its group cannot be anybody else's: end what it left behind.
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | (0 if wait else os.WNOHANG))
-    _kill_group(child.pid)
-    _, status, usage = os.wait4(child.pid, 0)
-    child.status = os.waitstatus_to_exitcode(status)
-    child.peak_bytes = usage.ru_maxrss * 1024
-    child.ended_at = time.monotonic()
-    _drain(child)
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def dump_stacks(children: Sequence[Child]) -> None:
-    """Have every rank that still runs print where its threads stand, to its stderr."""
-    for child in children:
-        if child.status is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child.pid, rank.STACK_DUMP_SIGNAL)
-    time.sleep(_DUMP_TIME)
-
-
-def report(child: Child) -> dict[str, Any]:
-    """What became of a rank that has ended: plain data for the client."""
-    message = child.message or {}
-    ended = message.get("at", child.ended_at)
-    return {
-        "rank": child.rank,
-        "returned": message.get("kind") == "returned",
-        "value": message.get("value"),
-        "failure": message.get("failure"),
-        "proof": message.get("proof", {}),
-        "exit_status": child.status,
-        "ended_by_launcher": child.ended_by_launcher,
-        "stdout": _text(child.stdout),
-        "stderr": _text(child.stderr),
-        "seconds": ended - child.started,
-        "ended_at": ended,
-        "peak_bytes": child.peak_bytes,
-        "peak_accelerator_bytes": message.get("peak_accelerator_bytes", 0),
-    }
-
-
-def _text(stream: IO[bytes]) -> str:
-    size = stream.seek(0, os.SEEK_END)
-    stream.seek(0)
-    if size <= _OUTPUT_HEAD + _OUTPUT_TAIL:
-        return stream.read().decode(errors="replace")
-    head = stream.read(_OUTPUT_HEAD).decode(errors="replace")
-    stream.seek(size - _OUTPUT_TAIL)
-    left_out = size - _OUTPUT_HEAD - _OUTPUT_TAIL
-    return f"{head}\n[... {left_out} bytes left out ...]\n{stream.read().decode(errors='replace')}"
+    return False

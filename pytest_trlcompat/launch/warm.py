@@ -16,10 +16,12 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import IO, Any
 
 from pytest_trlcompat import _processes
 from pytest_trlcompat.launch import protocol
+from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec
 from pytest_trlcompat.launch.result import LaunchError, describe_exit
 
 __all__ = ["MARK", "Server"]
@@ -76,14 +78,15 @@ class Server:
         status = self._process.poll()
         return None if status is None else describe_exit(status)
 
-    def ask(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+    def launch(self, spec: LaunchSpec) -> LaunchReport:
         """Make a launch.
 
         Raises:
             LaunchError: the server died, did not answer in time, or could not fork.
         """
-        environment = {**spec["environment"], MARK: self._mark}
-        return self._exchange({**spec, "environment": environment}, spec["timeout"] + _ANSWER_MARGIN, "answer")
+        marked = replace(spec, environment={**spec.environment, MARK: self._mark})
+        report: LaunchReport = self._exchange(marked, spec.timeout + _ANSWER_MARGIN, "answer")["report"]
+        return report
 
     def stop(self) -> None:
         """Close the connection, on which the server ends its ranks and leaves; kill it if it does not.
@@ -111,7 +114,7 @@ class Server:
             self._process.wait()
             _processes.kill_marked(f"{MARK}={self._mark}")
 
-    def _exchange(self, message: Mapping[str, Any], limit: float, what: str) -> dict[str, Any]:
+    def _exchange(self, message: Mapping[str, Any] | LaunchSpec, limit: float, what: str) -> dict[str, Any]:
         self._channel.settimeout(limit)
         try:
             protocol.send(self._channel, message)

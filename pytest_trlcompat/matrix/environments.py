@@ -160,7 +160,8 @@ def prune(layout: Layout, wanted: Iterable[Lock], say: Say = print) -> None:
         MatrixError: when one cannot be removed.
     """
     kept = {_root(lock, layout) for lock in wanted}
-    for root in sorted(set(layout.environments.glob("cell-*/")) - kept):
+    found = {path for path in layout.environments.glob("cell-*") if path.is_dir()}
+    for root in sorted(found - kept):
         removed = _remove(root, say)
         say(f"{root.name}: no lock asks for it, {'removed' if removed else 'but it is in use'}")
     drop_unused(layout, say)

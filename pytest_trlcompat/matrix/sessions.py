@@ -210,7 +210,9 @@ class Workshop:
         Raises:
             MatrixError: when there is nothing to report, or its files cannot be written.
         """
-        tools = self.tools("report", ["packaging", *self._project()["optional-dependencies"]["report"]])
+        project = self._project()
+        needed = [each for each in project["dependencies"] if each.startswith(("packaging", "tomli"))]
+        tools = self.tools("report", [*needed, *project["optional-dependencies"]["report"]])
         rest = [word for word in arguments if word != "--publish"]
         publish = ["--publish", str(self.layout.root)] if len(rest) < len(arguments) else []
         command = [str(tools.python), "-m", "pytest_trlcompat.matrix", str(self.layout.results), *rest, *publish]

@@ -100,7 +100,7 @@ def prune(layout: Layout, wanted: Mapping[str, str]) -> list[str]:
     for torch, python in wanted.items():
         needed.update(libraries_of(torch, python, layout).requirements)
     removed = []
-    for store in sorted(_stores(layout).glob("*==*/")):
+    for store in sorted(path for path in _stores(layout).glob("*==*") if path.is_dir()):
         if store.name in needed:
             continue
         with _reserved(store):

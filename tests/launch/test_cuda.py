@@ -99,4 +99,4 @@ def test_without_a_gpu_none_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_engine_that_a_rank_must_have_built(name: str, world_size: int, engine: str | None) -> None:
     """Accelerate wraps no model in DDP where there is one process."""
-    assert expectation(strategy(name), world_size, "cuda", sharded=True)["engine"] == engine
+    assert expectation(strategy(name), world_size, "cuda", sharded=True).engine == engine

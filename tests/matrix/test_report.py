@@ -432,11 +432,14 @@ def test_boundaries_that_no_cell_has_measured_are_listed(report: Report) -> None
         assert "Boundaries that no cell has measured" not in page
 
 
-def with_torch(torch: str, verdict: Verdict, trl: str = "0.15.2", *, default: bool = False) -> Any:
+def with_torch(
+    torch: str, verdict: Verdict, trl: str = "0.15.2", *, default: bool = False, python: str | None = None
+) -> Any:
     """A cell that differs from others in torch, and its one verdict."""
     pins = {"trl": trl, "transformers": "4.48.3", "torch": torch}
-    cell_id = f"trl{trl}-tf4.48.3" + ("" if default else f"-torch{torch}")
-    sidecar = dataclasses.replace(NEW, id=cell_id, pins=pins, lock={"torch": torch, "trl": trl})
+    cell_id = f"trl{trl}-tf4.48.3" + ("" if default else f"-torch{torch}") + (f"-py{python}" if python else "")
+    lock = {"torch": torch, "trl": trl}
+    sidecar = dataclasses.replace(NEW, id=cell_id, pins=pins, lock=lock, python=python)
     return sidecar, (Record("grpo-b", "upstream", "zero3", verdict, verdict),)
 
 
@@ -452,10 +455,11 @@ def test_verdicts_that_change_with_torch_alone_are_told_with_their_issue(
         with_torch("2.6.0", Verdict.OK, "0.16.1"),
         with_torch("2.13.0", Verdict.OK, "0.16.1", default=True),
         with_torch("2.6.0", Verdict.SILENT, "0.17.0"),
+        with_torch("2.6.0", Verdict.SILENT, python="3.10"),  # another Python: not torch alone
     )
     report = gather(folder)
     assert report.summary == (
-        "8 cells, 8 verdicts, torch 2.4.1 to 2.15.0; none otherwise than predicted; "
+        "9 cells, 9 verdicts, torch 2.4.1 to 2.15.0; none otherwise than predicted; "
         "1 could not be tested, by the software accelerator"
     )
     found = compare(report.cells, report.columns)

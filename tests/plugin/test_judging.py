@@ -210,7 +210,7 @@ class Life:
     _known: dict[str, str]
 
 
-Life.__module__ = "suites.ppo_lives"
+Life.__module__ = "suites.ppo.runs"
 
 
 def test_an_assertion_that_fails_because_of_it_is_untestable(judge: Judge, results: Path) -> None:

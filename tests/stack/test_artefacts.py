@@ -158,7 +158,7 @@ def test_a_branch_for_npus_is_named_with_its_condition(launch: Launcher, tmp_pat
 PROJECT = """
 import pytest
 from pytest_trlcompat.plugin.judging import Finding
-from pytest_trlcompat.suites.sharing_measures import failure
+from pytest_trlcompat.suites.in_rank.sharding import failure
 from pytest_trlcompat.catalog.verdict import Verdict
 
 def lack():

@@ -32,7 +32,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tiny.TinyModel:
 
 def grpo(subject: str, model: tiny.TinyModel, folder: str, watched: bool = True, **settings: Any) -> dict[str, Any]:
     """TRL's GRPO trainer, or the corrected one, for two steps."""
-    from suites import grpo
+    from suites.in_rank import grpo
 
     grpo.fix_completions(model.vocab_size)
     values = {"max_steps": 2, "output_dir": folder, "save_strategy": "steps", "save_steps": 2, **settings}

@@ -82,7 +82,7 @@ def test_cuda_is_seen_where_it_was_initialised(cuda: Launcher) -> None:
 
 def train_grpo(subject: str, model: tiny.TinyModel, settings: dict[str, Any]) -> dict[str, Any]:
     """Logged numbers of three steps of GRPO on fixed completions, and the norm of each weight that comes of them."""
-    from suites import grpo
+    from suites.in_rank import grpo
 
     grpo.fix_completions(model.vocab_size)
     trainer = grpo.build_trainer(subject, model, **settings)

@@ -12,7 +12,7 @@ def test_nobody_looks_for_garbage(launcher: Launcher) -> None:
         from accelerate.utils import release_memory
         from deepspeed.runtime.utils import see_memory_usage
 
-        from suites.garbage import leave_garbage
+        from suites.in_rank.garbage import leave_garbage
 
         seen: list[str] = []
         gc.disable()  # Python's own are not meant

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.launch import Launcher
-from suites.ppo_adapter_measures import REFERENCES, adapter_trainings
+from suites.in_rank.ppo_adapters import REFERENCES, adapter_trainings
 
 pytest.importorskip("trl")
 pytest.importorskip("peft")
@@ -34,8 +34,8 @@ def reference_is_another_adapter(model: tiny.TinyModel) -> list[float]:
     import torch
     from peft import get_peft_model
 
-    from suites import ppo
-    from suites.ppo_adapter_measures import lora
+    from suites.in_rank import ppo
+    from suites.in_rank.ppo_adapters import lora
 
     torch.manual_seed(0)
     policy = get_peft_model(ppo.load_models(model).model, lora())
@@ -57,8 +57,8 @@ def reference_is_another_adapter(model: tiny.TinyModel) -> list[float]:
 
 
 def what_the_wrapper_has(model: tiny.TinyModel) -> dict[str, Any]:
-    from suites import ppo
-    from suites.ppo_adapter_measures import lora
+    from suites.in_rank import ppo
+    from suites.in_rank.ppo_adapters import lora
 
     trainer = ppo.build_trainer("corrected", model, arguments={"peft_config": lora(), "ref_model": None})
     names = sorted(trainer.model.state_dict())

@@ -81,7 +81,7 @@ class TorchComparison:
 
 
 def compare(cells: Iterable[CellReport], columns: Sequence[Column]) -> TorchComparison:
-    """Hold cells against each other whose pins differ in torch alone.
+    """Hold cells against each other whose pins and Python differ in torch alone.
 
     What was resolved may differ in what a torch asks for (sympy, setuptools); a verdict that is ``untestable`` tells
     nothing of torch.
@@ -110,4 +110,4 @@ def _pins(cell: CellReport) -> dict[str, str]:
 
 
 def _others(cell: CellReport) -> tuple[tuple[str, str], ...]:
-    return (*sorted(_pins(cell).items()), ("as of", cell.sidecar.date or ""))
+    return (*sorted(_pins(cell).items()), ("as of", cell.sidecar.date or ""), ("python", cell.sidecar.python or ""))

@@ -1,0 +1,274 @@
+"""Forks ranks, hears what they say, ends them and all that they started, and reports what became of them.
+
+Runs in the warm server, which is single-threaded while it forks, and in the keeper of each cold rank. Imports nothing
+of the stack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing.process
+import os
+import selectors
+import signal
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from pytest_trlcompat import _processes
+from pytest_trlcompat.launch import protocol, rank
+from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankOutcome, RankReport
+from pytest_trlcompat.launch.rendezvous import rendezvous, store_process
+from pytest_trlcompat.launch.supervise import supervise
+
+__all__ = ["Cancelled", "Child", "attend", "dump_stacks", "end_orphans", "fork_rank", "launch", "reap", "report"]
+
+_DUMP_TIME = 0.5
+_SHARED_MEMORY = Path("/dev/shm")
+_OUTPUT_HEAD, _OUTPUT_TAIL = 1 << 16, 1 << 18
+
+
+class Cancelled(Exception):
+    """The test process is gone, or no longer waits for this launch."""
+
+
+@dataclass
+class Child:
+    """A rank, as the process that forked it sees it."""
+
+    rank: int
+    pid: int
+    pidfd: int
+    channel: socket.socket
+    stdout: IO[bytes]
+    stderr: IO[bytes]
+    started: float
+    buffer: protocol.Buffer = field(default_factory=protocol.Buffer)
+    outcome: RankOutcome | None = None
+    status: int | None = None
+    peak_bytes: int = 0
+    ended_at: float = 0.0
+    ended_by_launcher: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.status is not None and (self.status != 0 or self.outcome is None)
+
+    def end(self, reason: str) -> None:
+        if self.status is None:
+            self.ended_by_launcher = self.ended_by_launcher or reason
+            _kill_group(self.pid)
+
+
+class _Children:
+    """The ranks of a warm launch, and the client that waits for them."""
+
+    def __init__(self, children: Sequence[Child], client: socket.socket, stack: contextlib.ExitStack) -> None:
+        self._children, self._client = children, client
+        self._selector = stack.enter_context(selectors.DefaultSelector())
+        self._selector.register(client, selectors.EVENT_READ)
+        for child in children:
+            self._selector.register(child.channel, selectors.EVENT_READ, child)
+            self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+
+    def running(self) -> bool:
+        return any(child.status is None for child in self._children)
+
+    def listen(self, limit: float) -> None:
+        for key, _ in self._selector.select(limit):
+            if key.fileobj is self._client:
+                raise Cancelled
+            if not attend(key.data, key.fileobj):
+                self._selector.unregister(key.fileobj)
+
+    def first_failed(self) -> int | None:
+        failed = [child for child in self._children if child.failed]
+        return min(failed, key=lambda child: child.ended_at).rank if failed else None
+
+    def dump_stacks(self) -> None:
+        dump_stacks(self._children)
+
+    def end(self, reason: str) -> None:
+        for child in self._children:
+            child.end(reason)
+
+
+def launch(spec: LaunchSpec, client: socket.socket) -> LaunchReport:
+    """Run the ranks of this machine.
+
+    Raises:
+        Cancelled: the client closed its side; every rank has been ended by then.
+    """
+    started = time.monotonic()
+    with rendezvous(spec) as (spec, serve), contextlib.ExitStack() as stack:
+        children = _fork_all(spec, client, stack)
+        try:
+            serve()
+            timed_out = supervise(_Children(children, client, stack), spec.timeout)
+        finally:
+            for child in children:
+                child.end("the launch was cancelled")
+                reap(child, wait=True)
+            end_orphans()
+        return LaunchReport(tuple(report(child) for child in children), timed_out, time.monotonic() - started)
+
+
+def _fork_all(spec: LaunchSpec, client: socket.socket, stack: contextlib.ExitStack) -> list[Child]:
+    children: list[Child] = []
+    for number in range(spec.local_world_size):
+        others = [client, *(child.channel for child in children)]
+        children.append(fork_rank(spec, number, others, (_output_file(stack), _output_file(stack)), stack))
+    return children
+
+
+def fork_rank(
+    spec: LaunchSpec,
+    number: int,
+    others: Sequence[socket.socket],
+    output: tuple[IO[bytes], IO[bytes]],
+    stack: contextlib.ExitStack,
+) -> Child:
+    """Fork one rank, which leads a process group of its own.
+
+    Args:
+        number: among the ranks of this machine.
+        others: connections that the rank must not hold, or nobody would see them close.
+        output: files that take its stdout and stderr.
+        stack: closes what this process holds of it.
+    """
+    ours, theirs = socket.socketpair()
+    stack.callback(ours.close)
+    semaphores = f"trlcompat-{uuid.uuid4().hex}"
+    stack.callback(_remove_semaphores, semaphores)
+    started = time.monotonic()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        for inherited in (ours, *others):
+            inherited.close()
+        _name_semaphores(semaphores)
+        rank.run(spec, number, theirs, parent, (output[0].fileno(), output[1].fileno()))
+    theirs.close()
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, pid)  # the rank does the same; whoever is first
+    ours.setblocking(False)
+    pidfd = os.pidfd_open(pid)
+    stack.callback(os.close, pidfd)
+    return Child(number, pid, pidfd, ours, *output, started)
+
+
+def _name_semaphores(prefix: str) -> None:
+    """Have ``multiprocessing`` name this process's semaphores, and its children's, so that they can be found.
+
+    Where processes are not forked (importing DeepSpeed 0.17.1 sees to that) a semaphore lasts until somebody removes
+    it, and a rank that is killed, or leaves without the interpreter's shutdown, does not.
+    """
+    multiprocessing.process.current_process()._config["semprefix"] = f"/{prefix}"  # type: ignore[attr-defined]
+
+
+def _remove_semaphores(prefix: str) -> None:
+    for path in _SHARED_MEMORY.glob(f"sem.{prefix}-*"):
+        path.unlink(missing_ok=True)
+
+
+def end_orphans() -> None:
+    """Kill what the ranks of a launch left behind in groups or sessions of their own.
+
+    Their parents gone, they are this process's children (:func:`_processes.adopt_orphans`), as are theirs in turn.
+    """
+    kept = store_process()
+    while orphans := [pid for pid in _processes.children() if pid not in kept]:
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in orphans:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _output_file(stack: contextlib.ExitStack) -> IO[bytes]:
+    """A file without a name: it is gone with its last descriptor, whoever dies first."""
+    return stack.enter_context(tempfile.TemporaryFile())
+
+
+def attend(child: Child, source: Any) -> bool:
+    """Take what a rank sent, or its exit; ``False`` when this source will say nothing more."""
+    if source is child.channel:
+        return _drain(child)
+    reap(child, wait=False)
+    return child.status is None
+
+
+def _drain(child: Child) -> bool:
+    """Take all that the rank has sent so far; ``False`` when its side is closed."""
+    while True:
+        try:
+            data = child.channel.recv(1 << 20)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if not data:
+            return False
+        for outcome in child.buffer.feed(data):
+            child.outcome = outcome
+
+
+def reap(child: Child, wait: bool) -> None:
+    if child.status is not None:
+        return
+    # The exited rank is still a zombie here, so its group cannot be anybody else's: end what it left behind.
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | (0 if wait else os.WNOHANG))
+    _kill_group(child.pid)
+    _, status, usage = os.wait4(child.pid, 0)
+    child.status = os.waitstatus_to_exitcode(status)
+    child.peak_bytes = usage.ru_maxrss * 1024
+    child.ended_at = time.monotonic()
+    _drain(child)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def dump_stacks(children: Sequence[Child]) -> None:
+    """Have every rank that still runs print where its threads stand, to its stderr."""
+    for child in children:
+        if child.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, rank.STACK_DUMP_SIGNAL)
+    time.sleep(_DUMP_TIME)
+
+
+def report(child: Child) -> RankReport:
+    """What became of a rank that has ended."""
+    assert child.status is not None
+    ended = child.ended_at if child.outcome is None else child.outcome.ended_at
+    return RankReport(
+        rank=child.rank,
+        exit_status=child.status,
+        outcome=child.outcome,
+        ended_by_launcher=child.ended_by_launcher,
+        stdout=_text(child.stdout),
+        stderr=_text(child.stderr),
+        seconds=ended - child.started,
+        ended_at=ended,
+        peak_bytes=child.peak_bytes,
+    )
+
+
+def _text(stream: IO[bytes]) -> str:
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
+    if size <= _OUTPUT_HEAD + _OUTPUT_TAIL:
+        return stream.read().decode(errors="replace")
+    head = stream.read(_OUTPUT_HEAD).decode(errors="replace")
+    stream.seek(size - _OUTPUT_TAIL)
+    left_out = size - _OUTPUT_HEAD - _OUTPUT_TAIL
+    return f"{head}\n[... {left_out} bytes left out ...]\n{stream.read().decode(errors='replace')}"

@@ -1,0 +1,98 @@
+"""What the test process, the warm server, the keepers of cold ranks and the ranks tell each other.
+
+Imports nothing of the stack: the test process makes the first of these and reads the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_trlcompat.launch.cluster import Cluster
+from pytest_trlcompat.launch.proof import Expectation
+from pytest_trlcompat.launch.result import Failure
+
+__all__ = ["LaunchReport", "LaunchSpec", "RankOutcome", "RankReport"]
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """A launch, as the test process asks for it.
+
+    Attributes:
+        payload: the function and its arguments, pickled.
+        timeout: seconds, from the fork on.
+        number: of this launch among those of its launcher, by which several machines know it.
+        environment: variables of every rank.
+        rank_environment: the variables of each rank of this machine alone, such as ``RANK``.
+        extra_path: what the software accelerator puts before ``sys_path``.
+        extra_environment: what importing the stack has set, which forked ranks need as well.
+    """
+
+    payload: bytes
+    strategy: str
+    device: str
+    mode: str
+    timeout: float
+    seed: int
+    cwd: str
+    sys_path: tuple[str, ...]
+    rank_environment: tuple[Mapping[str, str], ...]
+    expectation: Expectation
+    cluster: Cluster
+    number: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+    extra_path: tuple[str, ...] = ()
+    extra_environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def local_world_size(self) -> int:
+        """Number of ranks on this machine."""
+        return len(self.rank_environment)
+
+
+@dataclass(frozen=True)
+class RankOutcome:
+    """What a rank says of itself at its end.
+
+    Attributes:
+        returned: whether the function returned, and the launch was proved to be what was asked for.
+        value: what it returned, pickled.
+        ended_at: ``time.monotonic()`` of the function's end.
+    """
+
+    returned: bool
+    ended_at: float
+    value: bytes | None = None
+    failure: Failure | None = None
+    proof: Mapping[str, Any] = field(default_factory=dict)
+    peak_accelerator_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What became of a rank, as the process tells it that forked it; see :class:`~.result.RankResult`.
+
+    Attributes:
+        outcome: what the rank said of itself; ``None`` where it could say nothing.
+    """
+
+    rank: int
+    exit_status: int
+    outcome: RankOutcome | None = None
+    ended_by_launcher: str | None = None
+    stdout: str = ""
+    stderr: str = ""
+    seconds: float = 0.0
+    ended_at: float = 0.0
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class LaunchReport:
+    """What became of the ranks of this machine."""
+
+    ranks: tuple[RankReport, ...]
+    timed_out: bool
+    seconds: float

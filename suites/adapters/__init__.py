@@ -1,0 +1,1 @@
+"""Known issues of LoRA's adapters, and of PEFT."""

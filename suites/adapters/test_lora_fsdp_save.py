@@ -1,0 +1,49 @@
+"""Known issue ``lora-fsdp-save``: adapters that FSDP1 shards are saved empty, and not resumed.
+
+Right is: ``save_model`` leaves a file from which another process reads the adapter, bitwise, and a training that was
+resumed from its checkpoint ends with the same adapter as one that was not interrupted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.plugin.judging import Finding, Judge
+
+from ..in_rank import adapter_saving
+from ..sharding.trainings import greatest_difference, read_safetensors
+
+if TYPE_CHECKING:
+    from .trainings import AdapterTrainings
+
+pytestmark = pytest.mark.known_issue("lora-fsdp-save")
+
+FILE = "adapter_model.safetensors"
+
+
+def test_save_and_resume(subject: str, judge: Judge, adapter_trainings: AdapterTrainings) -> None:
+    def measure() -> Finding:
+        training = adapter_trainings(subject, "fsdp1")
+        found, folder = training.found, training.folder
+        failure = found["failure"] or found["saving"] or found["resuming"]
+        if failure is not None:
+            return Finding(Verdict.ERROR, {"failure": failure})
+        adapter, saved = found["adapter"], read_safetensors(folder / adapter_saving.SAVED, FILE)
+        checkpoint = read_safetensors(folder / f"checkpoint-{adapter_saving.STEPS}", FILE)
+        evidence = {
+            "tensors": len(adapter),
+            "tensors_saved": len(saved),
+            "tensors_in_checkpoint": len(checkpoint),
+            "bitwise_equal": sum(saved.get(name) == data for name, data in adapter.items()),
+            "grad_norm": found["grad_norm"],
+            "grad_norm_resumed": found["grad_norm_resumed"],
+            "resumed_off_by": greatest_difference(found["resumed"], adapter),
+        }
+        assert len(adapter) > 0
+        right = saved == checkpoint == adapter == found["resumed"]
+        return Finding(Verdict.OK if right else Verdict.SILENT, evidence)
+
+    judge(measure, subject=subject, strategy="fsdp1")

@@ -1,0 +1,42 @@
+"""How an adapter's training is judged by the corrected trainer's in one process.
+
+Runs in the test process and imports nothing of the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.plugin.judging import Finding
+
+from ..grpo.verdicts import failure_of, unequal
+
+__all__ = ["as_in_one_process"]
+
+_KEYS = ("trainable", "without_gradient", "frozen_moved", "grad_norm", "weights")
+
+
+def as_in_one_process(issue: str, run: Mapping[str, Any], truth: Mapping[str, Any], steps: int) -> Finding:
+    """``ok`` where all that shall learn had a finite gradient at each step, and nothing else moved, and where gradient
+    norms and the weights afterwards are those of one process, relative to their size.
+
+    Args:
+        run, truth: what :func:`adapters.lora_trainings` measured of one variant.
+        steps: how many the truth must have.
+    """
+    failed = failure_of(issue, {"train": run["failure"]} if run["failure"] else {})
+    if failed:
+        return Finding(failed, dict(run))
+    assert len(truth["grad_norm"]) == steps, truth
+    assert truth["grad_norm"][-1] > 0, truth
+    evidence = {key: run[key] for key in _KEYS} | {f"{key}_in_one_process": truth[key] for key in _KEYS}
+    wrong = (
+        run["trainable"] != truth["trainable"]
+        or run["without_gradient"]
+        or run["frozen_moved"]
+        or unequal(run["grad_norm"], truth["grad_norm"], relative=True)
+        or unequal([run["weights"]], [truth["weights"]], relative=True)
+    )
+    return Finding(Verdict.SILENT if wrong else Verdict.OK, evidence)

@@ -1,0 +1,199 @@
+"""One GRPO training per subject and strategy, from which the suites about sharing a model judge what they are about.
+
+Runs inside the ranks; imports the stack only inside functions. What one launch measures, in its order: how the models
+are placed and sharded; the tokens that a greedy generation gave; losses and gradient norms of two steps; the
+synchronisation of the reference model after them; the gathered policy and reference model; and, where it is asked for,
+an evaluation between the steps, what ``save_model`` wrote, and an evaluation of few prompts at last. A failure is
+returned, not raised, with all that was known before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat.accelerator import artefacts
+
+from . import grpo, models
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["EVALUATION", "EVALUATION_OF_PART", "MIXUP", "SAVING", "STEPS", "failure", "to_bytes", "train", "whole"]
+
+STEPS = 2
+GENERATED = 3
+"""New tokens of the generation that is looked at."""
+EVALUATION, SAVING, EVALUATION_OF_PART = "evaluation", "saving", "evaluation of part"
+"""What is measured only where it is asked for: it costs, and most strategies are judged without."""
+MIXUP = 0.6
+"""``ref_model_mixup_alpha``: the share of the policy in the synchronised reference model."""
+_LEARNING_RATE = 0.5
+_MAX_GRAD_NORM = 0.5
+
+
+def train(
+    subject: str, model: TinyModel, folder: str, measured: Collection[str] = (), **settings: Any
+) -> dict[str, Any]:
+    """Train, synchronise and gather, and what else is to be ``measured``.
+
+    Args:
+        folder: the policy is saved there.
+        measured: any of ``EVALUATION``, ``SAVING`` and ``EVALUATION_OF_PART``, which is of two prompts, whose rows fill
+            one batch.
+        settings: of the ``GRPOConfig``, in place of those chosen here.
+
+    Returns:
+        Plain numbers and texts; ``policy``, ``initial`` and ``ref_model`` map names of parameters to the bytes of
+        whole float32 tensors, on rank 0 alone, and are ``None`` where they could not be gathered.
+    """
+    generated = _generate_greedily()
+    returned = grpo.fix_completions(model.vocab_size)
+    losses: list[float] = []
+    evaluation: dict[str, Any] = {}
+    evaluating = {"eval_strategy": "steps", "eval_steps": 1} if EVALUATION in measured else {}
+    trainer = grpo.build_trainer(
+        subject,
+        model,
+        cls=_recording(subject, losses, evaluation, returned),
+        arguments={"eval_dataset": grpo.prompts().select(range(grpo.ROWS))},
+        **{**_settings(), **evaluating, **settings},
+    )
+    with failure() as training:
+        trainer.train()
+    with failure() as gathering:
+        policy, ref_model = whole(trainer.model_wrapped), whole(trainer.ref_model)
+    with failure() as saving:
+        if SAVING in measured:
+            trainer.save_model(folder)
+    part: dict[str, Any] = {}
+    if EVALUATION_OF_PART in measured:
+        evaluate = super(type(trainer), trainer).evaluate  # past what ours adds
+        part = _evaluated(evaluate, grpo.prompts().select(range(2)))
+    main = trainer.is_world_process_zero()
+    callbacks = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
+    return {
+        **models.placement(trainer),
+        "failure": training.get("text"),
+        "generated": [ids.tolist() for ids in generated],
+        "losses": losses,
+        "kl": models.logged(trainer, "kl"),
+        "grad_norm": models.logged(trainer, "grad_norm"),
+        "evaluation": evaluation,
+        "evaluation_of_part": part,
+        "synchronises": any("SyncRefModelCallback" in name for name in callbacks),
+        "gathering": gathering.get("text"),
+        "saving": saving.get("text"),
+        "initial": to_bytes(model.new_model().state_dict()) if main else None,
+        "policy": to_bytes(policy) if main and not gathering else None,
+        "ref_model": to_bytes(ref_model) if main and not gathering else None,
+    }
+
+
+def _settings() -> dict[str, Any]:
+    """SGD, since Adam divides a gradient by itself: it hides a wrong scale, and blows up the rounding of a zero."""
+    return {
+        "max_steps": STEPS,
+        "optim": "sgd",
+        "learning_rate": _LEARNING_RATE,
+        "max_grad_norm": _MAX_GRAD_NORM,  # below every gradient norm here, so that clipping matters
+        # One batch, on however many ranks: each call of generate has tokens of its own.
+        "per_device_eval_batch_size": grpo.ROWS // int(os.environ.get("WORLD_SIZE", "1")),
+        "sync_ref_model": True,
+        "ref_model_sync_steps": STEPS,
+        "ref_model_mixup_alpha": MIXUP,
+    }
+
+
+def _recording(subject: str, losses: list[float], evaluation: dict[str, Any], returned: list[torch.Tensor]) -> type:
+    """The subject's trainer, which keeps the losses of training and goes on after a failed evaluation.
+
+    Args:
+        returned: by :func:`grpo.fix_completions`; the completions of training are the same with an evaluation and
+            without.
+    """
+
+    class Recording(grpo.trainer_class(subject)):  # type: ignore[misc]
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            loss = super().compute_loss(*args, **kwargs)
+            if self.model.training:
+                losses.append(loss.detach().float().item())
+            return loss
+
+        def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+            if evaluation:  # once is enough
+                return {}
+            known = len(returned)
+            evaluation.update(_evaluated(super().evaluate, *args, **kwargs))
+            del returned[known:]
+            return {}
+
+    return Recording
+
+
+def _evaluated(evaluate: Callable[..., dict[str, float]], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The ``loss`` of an evaluation, or its ``failure``."""
+    with failure() as caught:
+        metrics = evaluate(*args, **kwargs)
+    return {"failure": caught["text"]} if caught else {"loss": float(metrics["eval_loss"])}
+
+
+@contextlib.contextmanager
+def failure() -> Iterator[dict[str, str]]:
+    """Catch what is raised, and tell it as a text."""
+    found: dict[str, str] = {}
+    try:
+        yield found
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        found["text"] = artefacts.tell(error)
+
+
+def _generate_greedily() -> list[torch.Tensor]:
+    """Make generation greedy, and return a list that grows by the new tokens of every call, ``(B, K)``.
+
+    Only the first call gives more than one: nobody looks at those of the later ones.
+    """
+    from transformers.generation import GenerationMixin
+
+    generate: Callable[..., torch.Tensor] = GenerationMixin.generate
+    tokens: list[torch.Tensor] = []
+
+    def greedy(self: Any, inputs: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+        prompts = inputs if inputs is not None else kwargs["input_ids"]
+        length = 1 if tokens else GENERATED
+        # top_k is greedy, and allowed with several sequences per prompt.
+        ids = generate(self, inputs, **grpo.with_generation_settings(kwargs, top_k=1, max_new_tokens=length))
+        tokens.append(ids[:, prompts.shape[1] :].cpu())
+        return ids
+
+    GenerationMixin.generate = greedy  # the rank is a process of its own and ends with the launch
+    return tokens
+
+
+def whole(model: Any) -> dict[str, torch.Tensor]:
+    """Every parameter of a model, gathered, on the CPU, under the name that it has in the bare model."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    parameters = dict(model.named_parameters())
+    if isinstance(model, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(model, writeback=False):
+            return {_bare(name): p.detach().cpu().clone() for name, p in model.named_parameters()}
+    with models.gathered(parameters.values()):
+        return {
+            _bare(name): (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().cpu().clone()
+            for name, p in parameters.items()
+        }
+
+
+def _bare(name: str) -> str:
+    return name.replace("_fsdp_wrapped_module.", "").replace("_checkpoint_wrapped_module.", "").removeprefix("module.")
+
+
+def to_bytes(tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:
+    return {name: tensor.contiguous().numpy().tobytes() for name, tensor in tensors.items()}

@@ -1,0 +1,179 @@
+"""The launches behind the PPO suites: each subject runs once under each strategy, for all suites together.
+
+Runs in the test process and imports nothing of the stack.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pytest_trlcompat import stack
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.plugin.judging import Absent, Finding
+
+from ..in_rank import ppo, ppo_stages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from pytest_trlcompat.catalog.known_issues import KnownIssue
+    from pytest_trlcompat.tiny import TinyModel
+
+    from ..launches import LaunchCache
+
+__all__ = ["TOLERANCE", "PPORun", "PPORuns", "greatest_difference", "require_ppo", "saves_verdict"]
+
+Log: TypeAlias = "list[dict[str, float]]"
+"""The numbers of each step, by name."""
+
+KL_TOLERANCE = 1e-5
+"""Of the first step, where both models are equal."""
+TOLERANCE = 1e-3
+"""Of every logged number against DDP's. Seen are 0; a wrong gather shows 0.1 and more."""
+
+
+@dataclass
+class PPORun:
+    """What every rank saw, and what a fresh process read of what was saved.
+
+    Attributes:
+        failures: stage to the first rank's exception: ``type``, ``text``, ``traceback``, and ``artefact`` where it is
+            one.
+        log: the numbers of each step on rank 0; empty where training failed.
+        saved: stage to folder, where saving did not fail.
+        reloaded: stage to what was read of it; ``None`` before :meth:`PPORuns.read_back`.
+    """
+
+    failures: dict[str, dict[str, str]]
+    log: Log
+    policy_tensors: int
+    moved_tensors: int
+    engines: dict[str, Any]
+    saved: dict[str, str]
+    reloaded: dict[str, dict[str, Any]] | None = None
+
+    @property
+    def trained(self) -> bool:
+        """All steps, every number finite, no divergence from itself at the first, and all of the policy moved."""
+        return (
+            "train" not in self.failures
+            and len(self.log) == ppo.STEPS
+            and all(abs(value) < float("inf") for entry in self.log for value in entry.values())
+            and abs(self.log[0]["objective/kl"]) <= KL_TOLERANCE
+            and 0 < self.policy_tensors == self.moved_tensors
+        )
+
+    def difference(self, other: PPORun) -> float:
+        """The greatest one of any number that both have logged at the same step."""
+        return greatest_difference(self.log, other.log)
+
+    def failed(self, stages: Iterable[str], issue: KnownIssue) -> Finding | None:
+        """The first failure among these stages: ``broken`` where it is the issue's symptom, ``error`` otherwise."""
+        failure = next((self.failures[stage] for stage in stages if stage in self.failures), None)
+        if failure is None:
+            return None
+        known = issue.shows((failure["type"],), failure["text"])
+        return Finding(Verdict.BROKEN if known else Verdict.ERROR, failure)
+
+    def evidence(self, stages: Iterable[str]) -> dict[str, Any]:
+        """What a report shows of these stages, and which limits of the software accelerator were met in any."""
+        shown: dict[str, Any] = {"trained": self.trained, "engines": self.engines}
+        met = {failure["artefact"] for failure in self.failures.values() if "artefact" in failure}
+        if met:
+            shown["artefacts"] = sorted(met)
+        for stage in stages:
+            if stage in self.failures:
+                shown[stage] = f"{self.failures[stage]['type']}: {self.failures[stage]['text']}"
+            elif self.reloaded is not None and stage in self.reloaded:
+                shown[stage] = self.reloaded[stage]
+        return shown
+
+
+class PPORuns:
+    """Trains when first asked for, once for each subject and strategy.
+
+    Args:
+        launches: makes each launch once.
+        folder: below which each run has a folder of its own.
+    """
+
+    def __init__(self, launches: LaunchCache, model: TinyModel, folder: Path) -> None:
+        self._launch, self._model, self._folder = launches, model, folder
+        self._known: dict[tuple[str, str], PPORun] = {}
+
+    def __call__(self, subject: str, strategy: str) -> PPORun:
+        """The run of ``subject`` under ``strategy`` on two ranks.
+
+        Raises:
+            Absent: this release of TRL has no PPO, or this one of Accelerate no such strategy.
+            LaunchError: the launch ended otherwise than by returning.
+        """
+        require_ppo()
+        if strategy == "fsdp2" and not stack.satisfied({"accelerate": ">=1.6"}, stack.installed()):
+            raise Absent("Accelerate knows FSDP2 from 1.6.0 on, and takes FSDP1 before without a word")
+        key = (subject, strategy)
+        if key not in self._known:
+            self._known[key] = self._live(subject, strategy)
+        return self._known[key]
+
+    def read_back(self, subject: str, strategy: str) -> PPORun:
+        """The same, and what it saved was read in a fresh process: one for all runs that wait for it.
+
+        Raises:
+            Absent, LaunchError: as above.
+        """
+        asked = self(subject, strategy)
+        unread = {"/".join(key): run for key, run in self._known.items() if run.reloaded is None}
+        saved = {f"{key}/{stage}": path for key, run in unread.items() for stage, path in run.saved.items()}
+        read = self._launch(ppo_stages.reload, saved, strategy="single").values[0] if saved else {}
+        for key, run in unread.items():
+            run.reloaded = {stage: read[f"{key}/{stage}"] for stage in run.saved}
+        return asked
+
+    def _live(self, subject: str, strategy: str) -> PPORun:
+        folder = self._folder / f"{subject}-{strategy}"
+        folder.mkdir(exist_ok=True)
+        # What fails before it has wrapped anything is judged by its failure.
+        result = self._launch(ppo_stages.run, subject, self._model, folder, strategy=strategy, sharded=False)
+        ranks = result.values
+        failures = {stage: failure for rank in reversed(ranks) for stage, failure in rank["failures"].items()}
+        return PPORun(
+            failures=failures,
+            log=ranks[0].get("log", []),
+            policy_tensors=ranks[0].get("policy_tensors", 0),
+            moved_tensors=ranks[0].get("moved_tensors", 0),
+            engines=result.ranks[0].proof["engines"],
+            saved={stage: path for stage, path in ranks[0]["saved"].items() if stage not in failures},
+        )
+
+
+def greatest_difference(log: Log, other: Log) -> float:
+    """The greatest one of any number that both have logged at the same step."""
+    pairs = zip(log, other, strict=True)
+    return max(abs(entry[key] - same[key]) for entry, same in pairs for key in entry.keys() & same.keys())
+
+
+def require_ppo() -> None:
+    """
+    Raises:
+        Absent: this release of TRL has no PPO trainer.
+    """
+    if not stack.satisfied({"trl": ">=0.9.6,<1.13"}, stack.installed()):
+        raise Absent("PPO is in TRL from 0.9.6 (as PPOv2) to 1.12.0")
+
+
+def saves_verdict(run: PPORun, stages: Iterable[str], issue: KnownIssue) -> Verdict:
+    """``ok`` where every folder that was written reads bitwise equal, ``silent`` where one does not.
+
+    A stage that a release has not (0.9.6 writes no checkpoints) is passed over, but there must be one.
+    """
+    stages = list(stages)
+    failed = run.failed(["construct_again", *stages], issue)
+    if failed is not None:
+        return failed.verdict
+    read = [one for stage, one in (run.reloaded or {}).items() if stage in stages]
+    if not read:  # it was never built
+        return Verdict.ERROR
+    return Verdict.OK if all(0 < one["tensors"] == one["equal"] for one in read) else Verdict.SILENT

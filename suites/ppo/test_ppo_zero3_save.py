@@ -1,0 +1,43 @@
+"""Known issue ``ppo-zero3-save`` (trl 2122, 2885): PPO's policy saved under ZeRO-3, and two published ways around it.
+
+Right is: what a fresh process reads of each save (after construction, of a checkpoint, at the end) is bitwise the
+gathered policy of that moment.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_trlcompat.plugin.judging import Finding, Judge
+
+from ..in_rank import ppo_stages
+from .runs import saves_verdict
+
+if TYPE_CHECKING:
+    from .runs import PPORuns
+
+pytestmark = pytest.mark.known_issue("ppo-zero3-save")
+
+
+def test_zero3(subject: str, judge: Judge, ppo_runs: PPORuns) -> None:
+    def measure() -> Finding:
+        run = ppo_runs.read_back(subject, "zero3")
+        verdict = saves_verdict(run, ppo_stages.SAVES, judge.issue)
+        if subject == "corrected":
+            assert run.trained, run
+        return Finding(verdict, run.evidence(ppo_stages.SAVES))
+
+    judge(measure, subject=subject, strategy="zero3")
+
+
+@pytest.mark.parametrize("workaround", ppo_stages.WORKAROUNDS)
+def test_workaround(workaround: str, judge: Judge, ppo_runs: PPORuns) -> None:
+    """Under TRL's own trainer alone: the corrected one needs none."""
+
+    def measure() -> Finding:
+        run = ppo_runs.read_back("upstream", "zero3")
+        return Finding(saves_verdict(run, [workaround], judge.issue), run.evidence([workaround]))
+
+    judge(measure, subject="upstream", strategy=f"zero3-{workaround}")

@@ -1,0 +1,1 @@
+"""Known issues of DeepSpeed and FSDP: how models are placed, sharded, trained and saved on several ranks."""

@@ -1,0 +1,1 @@
+"""Known issues of what every trainer rests on: imports, arguments, resuming."""
