@@ -244,8 +244,9 @@ def test_an_answer_takes_a_few_times_as_long_as_python_itself() -> None:
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     pairs = [(seconds("-c", "pass"), seconds("-m", "pytest_trlcompat", "doctor", *FULL, "--json")) for _ in range(5)]
-    # About 12 times where this was written; importing torch alone makes it over 100.
-    assert min(ours / python for python, ours in pairs) < 30
+    # Some 20 times, with the evidence of 126 cells, and 30 where bytecode is not kept; importing torch alone makes it
+    # over 100.
+    assert min(ours / python for python, ours in pairs) < 60
 
 
 def test_issues_of_a_trainer_that_one_does_not_use_can_be_left_out(
