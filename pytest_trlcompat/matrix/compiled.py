@@ -1,10 +1,9 @@
-"""Compiled modules (``*.pyc``) of environments: one copy for all that hold the same source, and read before imported.
+"""Compiled modules (``*.pyc``) of environments: one copy for all that hold the same source.
 
 uv gives environments hard links to one copy of a source; what Python compiles from it is written for each environment
-again, and read from the disk again. Here it is a hard link as well. Python compares the source's time and size with
+again. Here it is a hard link as well. Python compares the source's time and size with
 those in a compiled module at each import, and puts its own file in place of one that does not fit, so a wrong link
-costs time and nothing else: https://peps.python.org/pep-3147/. As a program, this keeps in memory those below a folder.
-Imports only the standard library.
+costs time and nothing else: https://peps.python.org/pep-3147/. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -14,14 +13,11 @@ import functools
 import os
 import re
 import struct
-import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
 
-__all__ = ["adopt", "drop_unused", "keep_read", "read_ahead", "share"]
+__all__ = ["adopt", "drop_unused", "share"]
 
 _AT_ONCE = 32
 """Folders or files: a disk answers many questions at once as fast as one."""
@@ -33,35 +29,6 @@ _HEADER = struct.Struct("<4sIII")
 
 _Folder = tuple[str, list[str]]
 """Its path, and the names of its files."""
-
-
-def read_ahead(root: Path) -> int:
-    """Read all compiled modules below ``root`` once, so that they are in memory when they are imported.
-
-    An import reads one after the other, and waits for the disk each time: for a minute, where they were not used
-    lately. Where they were, this takes a fraction of a second.
-
-    Returns:
-        How many bytes were read; a file that cannot be read is left out.
-    """
-    return _read_all(_compiled(root))
-
-
-def keep_read(root: Path, pause: float) -> NoReturn:
-    """Read all compiled modules below ``root`` after a pause, and again after each, until the process is ended.
-
-    Once is not enough where the system takes memory back from files that nobody has read for half a minute:
-    https://docs.kernel.org/admin-guide/mm/damon/reclaim.html.
-
-    Args:
-        pause: seconds.
-    """
-    time.sleep(pause)
-    files = _compiled(root)
-    _read_all(files)
-    while True:
-        time.sleep(pause)
-        _read(files)  # one after the other, which is a fifth of the work for what is in memory
 
 
 def share(root: Path, store: Path) -> int:
@@ -192,25 +159,3 @@ def _list(folder: str) -> tuple[list[str], list[str]]:
             else:
                 names.append(entry.name)
     return names, folders
-
-
-def _compiled(root: Path) -> list[str]:
-    return sorted(f"{folder}/{name}" for folder, names in _walk(root) for name in names if name.endswith(".pyc"))
-
-
-def _read_all(files: Sequence[str]) -> int:
-    with ThreadPoolExecutor(_AT_ONCE) as readers:
-        return sum(readers.map(_read, (files[start::_AT_ONCE] for start in range(_AT_ONCE))))
-
-
-def _read(files: Iterable[str]) -> int:
-    read = 0
-    for name in files:
-        with contextlib.suppress(OSError), open(name, "rb", buffering=0) as file:
-            while piece := file.read(1 << 20):
-                read += len(piece)
-    return read
-
-
-if __name__ == "__main__":
-    keep_read(Path(sys.argv[1]), float(sys.argv[2]))

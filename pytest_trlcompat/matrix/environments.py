@@ -33,8 +33,6 @@ _SOURCE_ONLY = ("deepspeed",)
 _BUILDS_PROJECT = ("hatchling", "editables")
 _COMPILED = "compiled"
 """The folder, among the environments, of the compiled modules that they share."""
-_PAUSE = 15.0
-"""Seconds before and between what reads ahead: what runs has the disk first, and half a minute is never reached."""
 
 Say = Callable[[str], None]
 
@@ -63,14 +61,6 @@ class Environment:
     def used(self) -> contextlib.AbstractContextManager[None]:
         """For the block, nobody removes it."""
         return in_use(_users(self.root))
-
-    def read_ahead(self) -> None:
-        """Have its compiled modules in memory before they are imported."""
-        compiled.read_ahead(self._modules)
-
-    def read_ahead_command(self) -> list[str]:
-        """A program that goes on doing :meth:`read_ahead` until it is ended, for a process beside this one."""
-        return [sys.executable, "-I", compiled.__file__, str(self._modules), str(_PAUSE)]
 
     def share_modules(self) -> None:
         """Have one copy of its compiled modules with the environments beside it."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from pytest_trlcompat.catalog.verdict import Record, RecordError, read_records
 from pytest_trlcompat.matrix import disk, process
 from pytest_trlcompat.matrix.cells import Cell, Matrix
-from pytest_trlcompat.matrix.environments import Environment, ensure, standing
+from pytest_trlcompat.matrix.environments import Environment, ensure
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Untestable
 from pytest_trlcompat.matrix.files import locked, said_plainly, write_whole
 from pytest_trlcompat.matrix.layout import Layout
@@ -57,8 +57,7 @@ def run_cell(
         issues: suites to run, by known issue; empty: all.
         fresh: forget what an earlier run left.
         pytest_arguments: handed to pytest as they are.
-        following: cells that this command runs later; the next one's environment is read ahead meanwhile, and none of
-            theirs is removed to make room.
+        following: cells that this command runs later, whose environments are not removed to make room.
 
     Raises:
         MatrixError: when the machine refuses, or a results file is damaged.
@@ -134,8 +133,7 @@ class _Job:
             self.results.unlink(missing_ok=True)
         self._write(RUNNING, None)
         try:
-            environment.read_ahead()
-            with environment.used(), self._reading_ahead_of_the_next():
+            with environment.used():
                 status = process.run(
                     self._command(environment, resumed), env=child_variables(environment), cwd=self.sweep.layout.root
                 )
@@ -152,12 +150,6 @@ class _Job:
         environment.share_modules()
         return self._outcome(status)
 
-    def _reading_ahead_of_the_next(self) -> contextlib.AbstractContextManager[None]:
-        environment = self._next_environment()
-        if environment is None:
-            return contextlib.nullcontext()
-        return process.beside(environment.read_ahead_command(), cwd=self.sweep.layout.root)
-
     def _wanted_later(self) -> list[Lock]:
         """The locks of the cells that come later, as far as they are known."""
         found = []
@@ -165,14 +157,6 @@ class _Job:
             with contextlib.suppress(MatrixError):  # what is damaged there is told when that cell runs
                 found.append(kept(self.matrix, cell, self.sweep.layout))
         return [lock for lock in found if lock is not None]
-
-    def _next_environment(self) -> Environment | None:
-        """The environment of the cell that comes next, if it is built."""
-        with contextlib.suppress(MatrixError):  # what is damaged there is told when that cell runs
-            cell = next((cell for cell in self.following if not self.sweep.has_begun(cell.id)), None)
-            lock = kept(self.matrix, cell, self.sweep.layout) if cell is not None else None
-            return standing(lock, self.sweep.layout) if lock is not None else None
-        return None
 
     def _command(self, environment: Environment, resumed: bool) -> list[str]:
         return [

@@ -17,14 +17,11 @@ from typing import IO
 
 from pytest_trlcompat._processes import deaf, die_with_parent, kill_marked
 
-__all__ = ["beside", "run", "stopped_like_ctrl_c", "undisturbed"]
+__all__ = ["run", "stopped_like_ctrl_c", "undisturbed"]
 
 _MARK = "TRLCOMPAT_RUN"
 _GRACE = 1.2
 """Seconds between asking and killing. ``nox --parallel`` gives a session two seconds, so this must be less."""
-
-_LEAST = 19
-"""The niceness of what gives way to everything else."""
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -74,32 +71,9 @@ def run(
                 kill_marked(mark)
 
 
-@contextlib.contextmanager
-def beside(command: Sequence[str], *, cwd: Path) -> Iterator[None]:
-    """Run ``command`` while the block runs, giving way to everything else, and no longer; how it ends does not matter.
-
-    It must start nothing of its own.
-    """
-    with undisturbed():
-        child = subprocess.Popen(
-            list(command),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            preexec_fn=_lead_a_group(os.getpid(), niceness=_LEAST),
-        )
-    try:
-        yield
-    finally:
-        child.kill()
-        child.wait()
-
-
-def _lead_a_group(parent: int, niceness: int = 0) -> Callable[[], None]:
+def _lead_a_group(parent: int) -> Callable[[], None]:
     def prepare() -> None:
         os.setpgid(0, 0)
-        os.nice(niceness)
         # For the one end that this process cannot answer: its own SIGKILL.
         die_with_parent(parent, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)

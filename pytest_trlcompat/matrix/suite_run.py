@@ -31,12 +31,7 @@ def suite_command(environment: Environment, layout: Layout, results: Path, issue
 
 
 def child_variables(environment: Environment) -> dict[str, str]:
-    """The child's environment: nothing of the caller's Python or pytest, no plugin but ours, no model hub, no bars.
-
-    And memory in huge pages, where malloc is glibc's: ranks are forks of a process that holds the whole stack, and
-    spend a tenth of their time on small pages. What they measure of memory is coarser by it, and no verdict depends on
-    that.
-    """
+    """The child's environment: nothing of the caller's Python or pytest, no plugin but ours, no model hub, no bars."""
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -49,7 +44,6 @@ def child_variables(environment: Environment) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
         "TQDM_DISABLE": "1",
-        "GLIBC_TUNABLES": ":".join(filter(None, [os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=1"])),
     }
 
 

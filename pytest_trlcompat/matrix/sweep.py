@@ -41,13 +41,6 @@ class Sweep:
         (self._all / self.name).mkdir(parents=True, exist_ok=True)
         (self._all / self.name / cell_id).touch()
 
-    def has_begun(self, cell_id: str) -> bool:
-        """Whether this command has run a cell, or runs it."""
-        sidecar = self.layout.results / f"{cell_id}.cell.json"
-        return (self._all / self.name / cell_id).exists() or (
-            sidecar.exists() and read_sidecar(sidecar).sweep == self.name
-        )
-
     def ended(self, cell_id: str) -> None:
         """Strike a cell off, under whichever command it was begun."""
         for path in self._all.glob(f"*/{cell_id}"):

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .garbage import leave_garbage
-
 if TYPE_CHECKING:
     import torch
 
@@ -45,7 +43,6 @@ def build_trainer(
         arguments: of the trainer, in place of those that it is given here (``model``, ``train_dataset``, ...).
         settings: of its ``GRPOConfig``; those that the release does not know are left out.
     """
-    leave_garbage()
     given = {
         "reward_funcs": reward,
         "args": _config(**settings),

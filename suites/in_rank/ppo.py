@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .garbage import leave_garbage
-
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
 
@@ -86,7 +84,6 @@ def build_trainer(
     """
     import inspect
 
-    leave_garbage()
     models = load_models(model)  # before the configuration
     given = {
         "args": config(config_cls, **settings),

@@ -73,17 +73,6 @@ def imported(module: Path) -> tuple[str, str]:
     return value, file
 
 
-def test_all_compiled_modules_are_read_and_nothing_else(tmp_path: Path) -> None:
-    for number in range(40):  # more than are read at a time
-        cache = tmp_path / "site-packages" / f"package{number}" / "__pycache__"
-        cache.mkdir(parents=True)
-        (cache / "module.cpython-311.pyc").write_bytes(b"x" * number)
-        (cache.parent / "module.py").write_bytes(b"not this")
-    (tmp_path / "gone.pyc").symlink_to(tmp_path / "nowhere")
-    assert compiled.read_ahead(tmp_path) == sum(range(40))
-    assert compiled.read_ahead(tmp_path / "empty") == 0
-
-
 def test_environments_share_what_each_of_them_compiled(environments: Environments) -> None:
     own = [compile_module(environments.new(name)) for name in ("one", "two")]
     assert [environments.share(name) for name in ("one", "two")] == [1, 1]

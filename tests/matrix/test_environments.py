@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import errno
 import os
 import py_compile
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -192,33 +189,6 @@ def test_only_what_is_built_stands(uv: FakeUv, layout: Layout) -> None:
     assert standing(LOCK, layout) is None
     environment = ensure(LOCK, layout)
     assert standing(LOCK, layout) == environment
-
-
-def test_reading_ahead_is_a_program_that_goes_on_until_it_is_ended(uv: FakeUv, layout: Layout) -> None:
-    environment = ensure(LOCK, layout)
-    module = modules_of(environment.root) / "module.pyc"
-    module.parent.mkdir(parents=True)
-    os.mkfifo(module)
-    *command, pause = environment.read_ahead_command()
-    assert 0 < float(pause) < 30  # a system may take back what nobody has read for half a minute
-    with subprocess.Popen([*command, "0.01"]) as program:
-        try:
-            wait_for_a_reader(module, program)
-            module.unlink()
-            os.mkfifo(module)  # another one, which the first reading cannot have opened
-            wait_for_a_reader(module, program)
-        finally:
-            program.kill()
-
-
-def wait_for_a_reader(fifo: Path, program: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 30
-    while program.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(OSError):  # as long as nobody reads it
-            os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
-            return
-        time.sleep(0.001)
-    pytest.fail("the program has not read the module")
 
 
 def test_tools_are_keyed_by_what_is_asked_for(uv: FakeUv, layout: Layout) -> None:

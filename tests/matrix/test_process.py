@@ -39,15 +39,6 @@ except KeyboardInterrupt:
     sys.exit(130)
 """
 
-# It tells its pid and niceness.
-WAITER = """
-import os, pathlib, sys, time
-target = pathlib.Path(sys.argv[1])
-(target.parent / "part").write_text(f"{os.getpid()} {os.nice(0)}")
-(target.parent / "part").rename(target)
-time.sleep(300)
-"""
-
 
 def test_the_exit_status_is_the_childs(tmp_path: Path) -> None:
     assert process.run([sys.executable, "-c", "raise SystemExit(7)"], env=os.environ, cwd=tmp_path) == 7
@@ -94,20 +85,6 @@ def test_signal_handlers_are_put_back(tmp_path: Path) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     process.run([sys.executable, "-c", ""], env=os.environ, cwd=tmp_path)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
-
-
-def test_what_runs_beside_gives_way_and_ends_with_the_block(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WAITER, str(tmp_path / "pid")]
-    with contextlib.suppress(KeyboardInterrupt), process.beside(command, cwd=tmp_path):
-        pid, niceness = pids(tmp_path / "pid")
-        raise KeyboardInterrupt
-    assert niceness == 19
-    wait_for_end(pid)
-
-
-def test_how_it_ends_beside_does_not_matter(tmp_path: Path) -> None:
-    with process.beside([sys.executable, "-c", "raise SystemExit(1)"], cwd=tmp_path):
-        assert process.run([sys.executable, "-c", ""], env=os.environ, cwd=tmp_path) == 0
 
 
 @contextlib.contextmanager
