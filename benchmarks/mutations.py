@@ -125,7 +125,15 @@ def _verdicts(cell: str, issue: str, checkout: Path) -> dict[str, str]:
     environment = _environment(cell)
     command = [
         *(str(environment.python), "-m", "pytest", "-p", "trlcompat", "-p", "no:cacheprovider", "-q"),
-        *("--trlcompat-results", str(results), "--trlcompat-issue", issue, "-k", "corrected", "suites"),
+        *(
+            "--trlcompat-results",
+            str(results),
+            "--trlcompat-issue",
+            issue,
+            "--trlcompat-subject",
+            "corrected",
+            "suites",
+        ),
     ]
     variables = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHON"))},

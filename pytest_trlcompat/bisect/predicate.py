@@ -82,7 +82,8 @@ class IssuePredicate:
     def observe(self, place: Place, work: Path) -> Observation:
         assert place.environment is not None, "a suite needs an environment"
         results, log = work / "verdicts.jsonl", work / "output.txt"
-        command = [*suite_command(place.environment, self.layout, results, [self.issue]), "-k", "upstream"]
+        suite = suite_command(place.environment, self.layout, results, [self.issue])
+        command = [*suite, "--trlcompat-subject", "upstream"]
         try:
             status = place.run(command, log, self.timeout)
         except Hung as error:

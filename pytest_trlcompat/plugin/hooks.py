@@ -88,7 +88,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _select_issues(config: pytest.Config, items: list[pytest.Item]) -> None:
-    chosen, others = selection.deselect(items, config.stash[settings.KEY].issue.value)
+    values = config.stash[settings.KEY]
+    try:
+        chosen, others = selection.deselect(items, values.issue.value, values.subject.value)
+    except selection.IssueError as error:
+        raise pytest.UsageError(f"trlcompat: {error}") from error
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = chosen

@@ -1,4 +1,5 @@
-"""The marker ``known_issue``: which catalogue entry a suite shows, and how ``--trlcompat-issue`` selects suites by it.
+"""The marker ``known_issue``: which catalogue entry a suite shows; and how ``--trlcompat-issue`` and
+``--trlcompat-subject`` select suites.
 
 Part of the plugin; imports no package of the stack.
 """
@@ -36,20 +37,38 @@ def issue_of(item: pytest.Item) -> str | None:
     return issue_id
 
 
-def deselect(items: Sequence[pytest.Item], wanted: Sequence[str]) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Split tests into those that stay and those that go: with ``wanted`` ids only their suites stay.
+def deselect(
+    items: Sequence[pytest.Item], wanted: Sequence[str], subject: str | None = None
+) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Split tests into those that stay and those that go.
+
+    Args:
+        wanted: ids of known issues, of which only the suites stay; empty: all tests stay.
+        subject: of a known issue's suites only those for this one stay; ``None``: for both.
 
     Raises:
-        IssueError: an id in ``wanted`` or at a test is unknown.
+        IssueError: an id in ``wanted`` or at a test is unknown, or a suite does not tell its subject.
     """
     _check(wanted, "option --trlcompat-issue")
-    chosen = [(item, issue_of(item)) for item in items]
-    if not wanted:
-        return list(items), []
-    return (
-        [item for item, issue_id in chosen if issue_id in wanted],
-        [item for item, issue_id in chosen if issue_id not in wanted],
-    )
+    stay: list[pytest.Item] = []
+    go: list[pytest.Item] = []
+    for item in items:
+        issue_id = issue_of(item)
+        chosen = not wanted or issue_id in wanted
+        if chosen and issue_id is not None and subject is not None:
+            chosen = _subject_of(item) == subject
+        (stay if chosen else go).append(item)
+    return stay, go
+
+
+def _subject_of(item: pytest.Item) -> str:
+    parameters = getattr(item, "callspec", None)
+    if parameters is None or "subject" not in parameters.params:
+        raise IssueError(
+            f"{item.nodeid} shows a known issue and does not tell for which trainer, which --trlcompat-subject asks; "
+            "give it the parameter subject, as in parametrize('subject', ['upstream', 'corrected'])"
+        )
+    return str(parameters.params["subject"])
 
 
 def _check(ids: Iterable[str], where: str) -> None:

@@ -39,6 +39,7 @@ __all__ = [
 T = TypeVar("T")
 
 DEVICES = ("auto", "software", "cuda", "cpu")
+SUBJECTS = ("upstream", "corrected")
 
 
 class SettingError(ValueError):
@@ -108,6 +109,7 @@ class Settings:
         results: file to which verdicts are appended, one JSON line each.
         resume: whether verdicts that stand in ``results`` already are taken from there.
         issue: ids of the known issues to which the suites are limited; empty means all.
+        subject: the one to which they are limited, ``upstream`` or ``corrected``; ``None`` means both.
         timeout: seconds that a launch may take.
         nnodes: number of machines that run these tests together.
         node_rank: number of this machine among them.
@@ -118,6 +120,7 @@ class Settings:
     results: Setting[Path | None]
     resume: Setting[bool]
     issue: Setting[tuple[str, ...]]
+    subject: Setting[str | None]
     timeout: Setting[float]
     nnodes: Setting[int]
     node_rank: Setting[int]
@@ -187,6 +190,12 @@ def _issue(text: str) -> str:
     return text
 
 
+def _subject(text: str) -> str:
+    if text not in SUBJECTS:
+        raise ValueError(f"choose one of {', '.join(SUBJECTS)}")
+    return text
+
+
 SPECS: tuple[Spec, ...] = (
     Spec(
         "device",
@@ -217,6 +226,13 @@ SPECS: tuple[Spec, ...] = (
         metavar="ID",
         kind="list",
         help="run the suites of this known issue only; may be given several times",
+    ),
+    Spec(
+        "subject",
+        parse=_subject,
+        default=None,
+        metavar="{" + ",".join(SUBJECTS) + "}",
+        help="of the suites of known issues run those for TRL's own trainer alone, or for the corrected one",
     ),
     Spec("timeout", parse=_seconds, default=120.0, metavar="SECONDS", help="seconds that a launch may take"),
     Spec(

@@ -32,12 +32,13 @@ def test_zero3(subject: str, judge: Judge, ppo_runs: PPORuns) -> None:
     judge(measure, subject=subject, strategy="zero3")
 
 
+@pytest.mark.parametrize("subject", ["upstream"])
 @pytest.mark.parametrize("workaround", ppo_stages.WORKAROUNDS)
-def test_workaround(workaround: str, judge: Judge, ppo_runs: PPORuns) -> None:
+def test_workaround(workaround: str, subject: str, judge: Judge, ppo_runs: PPORuns) -> None:
     """Under TRL's own trainer alone: the corrected one needs none."""
 
     def measure() -> Finding:
-        run = ppo_runs.read_back("upstream", "zero3")
+        run = ppo_runs.read_back(subject, "zero3")
         return Finding(saves_verdict(run, [workaround], judge.issue), run.evidence([workaround]))
 
-    judge(measure, subject="upstream", strategy=f"zero3-{workaround}")
+    judge(measure, subject=subject, strategy=f"zero3-{workaround}")

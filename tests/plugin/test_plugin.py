@@ -137,7 +137,7 @@ def test_options_stand_in_a_group_of_their_own(run: Run) -> None:
     group = lines[start : lines.index("", start)]
     shown = [match[1] for line in group if (match := re.match(r"  --trlcompat-([\w-]+)", line))]
     assert shown == [
-        *("device", "results", "resume", "issue", "timeout"),
+        *("device", "results", "resume", "issue", "subject", "timeout"),
         *("nnodes", "node-rank", "rdzv-endpoint"),
     ]
 

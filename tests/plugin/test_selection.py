@@ -42,6 +42,52 @@ def test_each_issue_by_itself_and_the_lines_it_leaves(pytester: pytest.Pytester,
     assert json.loads(line)["evidence"] == {"n": 1}
 
 
+SUBJECTS = """
+    import pytest
+    from pytest_trlcompat.plugin.judging import Finding
+    from pytest_trlcompat.catalog.verdict import Verdict
+
+    @pytest.mark.known_issue("grpo-logits-to-keep")
+    @pytest.mark.parametrize("subject", ["upstream", "corrected"])
+    def test_upstream_and_corrected(judge, subject):
+        judge(lambda: Finding(Verdict.OK), subject=subject, strategy="single")
+
+    @pytest.mark.known_issue("trl-training-arguments")
+    @pytest.mark.parametrize("subject", ["upstream"])
+    def test_alone(judge, subject):
+        judge(lambda: Finding(Verdict.OK), subject=subject, strategy="single")
+
+    def test_other_upstream():
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("subject", "measured"),
+    [
+        ("upstream", [("grpo-logits-to-keep", "upstream"), ("trl-training-arguments", "upstream")]),
+        ("corrected", [("grpo-logits-to-keep", "corrected")]),
+    ],
+)
+def test_the_subject_is_chosen_by_its_parameter_and_by_no_name(
+    pytester: pytest.Pytester, run: Run, subject: str, measured: list[tuple[str, str]]
+) -> None:
+    pytester.makepyfile(SUBJECTS)
+    result = run("--trlcompat-subject", subject, "--trlcompat-results", "out.jsonl")
+    result.assert_outcomes(passed=len(measured) + 1, deselected=3 - len(measured))  # tests of no known issue stay
+    lines = [json.loads(line) for line in (pytester.path / "out.jsonl").read_text().splitlines()]
+    assert [(line["issue"], line["subject"]) for line in lines] == measured
+
+
+def test_a_suite_that_does_not_tell_its_subject_is_refused_where_one_is_asked_for(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    pytester.makepyfile(SUITE)
+    result = run("--trlcompat-subject", "corrected")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*::test_logits shows a known issue and does not tell for which trainer, *"])
+
+
 def test_a_wrong_verdict_fails_and_resuming_does_not_measure_again(pytester: pytest.Pytester, run: Run) -> None:
     pytester.makepyfile(SUITE)
     for more in ((), ("--trlcompat-resume",)):

@@ -53,6 +53,7 @@ def test_every_setting_can_be_given_in_every_place(read: Read, pytester: pytest.
         "--trlcompat-resume",
         "--trlcompat-issue=a",
         "--trlcompat-issue=b",
+        "--trlcompat-subject=upstream",
         "--trlcompat-timeout=1.5",
     )
     by_environment = read(
@@ -61,14 +62,19 @@ def test_every_setting_can_be_given_in_every_place(read: Read, pytester: pytest.
             "TRLCOMPAT_RESULTS": str(file),
             "TRLCOMPAT_RESUME": "1",
             "TRLCOMPAT_ISSUE": "a b",
+            "TRLCOMPAT_SUBJECT": "upstream",
             "TRLCOMPAT_TIMEOUT": "1.5",
         }
     )
     by_ini = read(
         ini="trlcompat_device = cpu\ntrlcompat_results = sub/out.jsonl\ntrlcompat_resume = true\n"
-        "trlcompat_issue =\n    a\n    b\ntrlcompat_timeout = 1.5"
+        "trlcompat_issue =\n    a\n    b\n"
+        "trlcompat_subject = upstream\ntrlcompat_timeout = 1.5"
     )
-    expected = {"device": "cpu", "results": file, "resume": True, "issue": ("a", "b"), "timeout": 1.5}
+    expected = {
+        **{"device": "cpu", "results": file, "resume": True, "issue": ("a", "b"), "subject": "upstream"},
+        "timeout": 1.5,
+    }
     for found, source in ((by_option, Source.OPTION), (by_environment, Source.ENVIRONMENT), (by_ini, Source.INI)):
         assert {name: setting.value for name, setting in found.changed().items()} == expected
         assert {setting.source for setting in found.changed().values()} == {source}
@@ -92,6 +98,7 @@ def test_the_results_file_is_found_from_the_working_directory_and_in_the_ini_fil
             ["--trlcompat-timeout=0"],
             "option --trlcompat-timeout: '0' makes no sense; write a positive number of seconds",
         ),
+        (["--trlcompat-subject=trl"], "option --trlcompat-subject: 'trl' makes no sense; choose one of upstream, "),
         (["--trlcompat-timeout=inf"], "'inf' makes no sense; write a positive number of seconds"),
         (["--trlcompat-timeout=soon"], "'soon' makes no sense; write a positive number of seconds"),
         (["--trlcompat-results=."], "option --trlcompat-results: '.' makes no sense; this is a folder"),

@@ -17,7 +17,7 @@ from pytest_trlcompat.accelerator import AcceleratorError
 
 BUILD = importlib.import_module("pytest_trlcompat.accelerator.build")  # not the function of that name
 CHECKS = {
-    *("allocation", "placement", "views", "autograd", "autocast", "conjugate", "random_state", "streams"),
+    *("allocation", "placement", "messages", "views", "autograd", "autocast", "conjugate", "random_state", "streams"),
     *("collectives", "fsdp1", "fsdp2"),
 }
 
