@@ -82,12 +82,13 @@ def test_cuda_is_seen_where_it_was_initialised(cuda: Launcher) -> None:
 
 def train_grpo(subject: str, model: tiny.TinyModel, settings: dict[str, Any]) -> dict[str, Any]:
     """Logged numbers of three steps of GRPO on fixed completions, and the norm of each weight that comes of them."""
+    import torch
+
     from suites.in_rank import grpo
 
     grpo.fix_completions(model.vocab_size)
     trainer = grpo.build_trainer(subject, model, **settings)
     trainer.train()
-    import torch
 
     def norm(weight: Any) -> float:
         whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
@@ -134,7 +135,7 @@ def test_grpo_begins_alike_in_bf16(cuda: Launcher, software: Launcher, tmp_path:
 
 
 def test_what_is_refused_between_devices_is_refused_by_cuda(cuda: Launcher, software: Launcher) -> None:
-    """With its own words where CUDA has a text of its own; what the other tests list is one machine's truth."""
+    """Nearly always in the same words; CUDA has texts of its own for a device that is not there."""
     there = {text: text.replace("npu", "cuda") for text in REFUSED if "npu:1" not in text}  # one GPU is enough
     theirs = cuda(evaluate_all, list(there.values()), "cuda", strategy="single").values[0]
     ours = software(evaluate_all, list(there), strategy="single").values[0]
