@@ -6,40 +6,5 @@ only by some tests: those are imported inside the fixtures.
 
 from __future__ import annotations
 
-from pytest_trlcompat.plugin.fixtures import (
-    _trlcompat_folder,
-    ddp_launcher,
-    deepspeed_launcher,
-    fsdp_launcher,
-    judge,
-    launcher,
-    prompts,
-    tiny_mistral,
-    tiny_qwen2,
-    version_matrix,
-)
-from pytest_trlcompat.plugin.hooks import (
-    pytest_addoption,
-    pytest_collection_modifyitems,
-    pytest_configure,
-    pytest_make_collect_report,
-    pytest_report_header,
-)
-
-__all__ = [
-    "_trlcompat_folder",
-    "ddp_launcher",
-    "deepspeed_launcher",
-    "fsdp_launcher",
-    "judge",
-    "launcher",
-    "prompts",
-    "pytest_addoption",
-    "pytest_collection_modifyitems",
-    "pytest_configure",
-    "pytest_make_collect_report",
-    "pytest_report_header",
-    "tiny_mistral",
-    "tiny_qwen2",
-    "version_matrix",
-]
+from pytest_trlcompat.plugin.fixtures import *  # noqa: F403 - their __all__ are the one list of what pytest finds
+from pytest_trlcompat.plugin.hooks import *  # noqa: F403

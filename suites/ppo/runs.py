@@ -115,7 +115,7 @@ class PPORuns:
             raise Absent("Accelerate knows FSDP2 from 1.6.0 on, and takes FSDP1 before without a word")
         key = (subject, strategy)
         if key not in self._known:
-            self._known[key] = self._live(subject, strategy)
+            self._known[key] = self._train(subject, strategy)
         return self._known[key]
 
     def read_back(self, subject: str, strategy: str) -> PPORun:
@@ -132,7 +132,15 @@ class PPORuns:
             run.reloaded = {stage: read[f"{key}/{stage}"] for stage in run.saved}
         return asked
 
-    def _live(self, subject: str, strategy: str) -> PPORun:
+    def saved(self, subject: str, strategy: str, issue: KnownIssue) -> Finding:
+        """Whether what a run saved reads back; the corrected trainer must have trained as well."""
+        run = self.read_back(subject, strategy)
+        verdict = saves_verdict(run, ppo_stages.SAVES, issue)
+        if subject == "corrected":
+            assert run.trained, run
+        return Finding(verdict, run.evidence(ppo_stages.SAVES))
+
+    def _train(self, subject: str, strategy: str) -> PPORun:
         folder = self._folder / f"{subject}-{strategy}"
         folder.mkdir(exist_ok=True)
         # What fails before it has wrapped anything is judged by its failure.

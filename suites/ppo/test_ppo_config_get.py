@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_trlcompat.plugin.judging import Finding, Judge
-
-from ..in_rank import ppo_stages
-from .runs import saves_verdict
+from pytest_trlcompat.plugin.judging import Judge
 
 if TYPE_CHECKING:
     from .runs import PPORuns
@@ -21,11 +18,4 @@ pytestmark = pytest.mark.known_issue("ppo-config-get")
 
 
 def test_zero2(subject: str, judge: Judge, ppo_runs: PPORuns) -> None:
-    def measure() -> Finding:
-        run = ppo_runs.read_back(subject, "zero2")
-        verdict = saves_verdict(run, ppo_stages.SAVES, judge.issue)
-        if subject == "corrected":
-            assert run.trained, run
-        return Finding(verdict, run.evidence(ppo_stages.SAVES))
-
-    judge(measure, subject=subject, strategy="zero2")
+    judge(lambda: ppo_runs.saved(subject, "zero2", judge.issue), subject=subject, strategy="zero2")

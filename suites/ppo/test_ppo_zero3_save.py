@@ -22,14 +22,7 @@ pytestmark = pytest.mark.known_issue("ppo-zero3-save")
 
 
 def test_zero3(subject: str, judge: Judge, ppo_runs: PPORuns) -> None:
-    def measure() -> Finding:
-        run = ppo_runs.read_back(subject, "zero3")
-        verdict = saves_verdict(run, ppo_stages.SAVES, judge.issue)
-        if subject == "corrected":
-            assert run.trained, run
-        return Finding(verdict, run.evidence(ppo_stages.SAVES))
-
-    judge(measure, subject=subject, strategy="zero3")
+    judge(lambda: ppo_runs.saved(subject, "zero3", judge.issue), subject=subject, strategy="zero3")
 
 
 @pytest.mark.parametrize("subject", ["upstream"])
