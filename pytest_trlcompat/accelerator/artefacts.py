@@ -34,6 +34,7 @@ from pytest_trlcompat.accelerator.tracebacks import Raised, exceptions, led_to, 
 __all__ = [
     "Artefact",
     "What",
+    "error_text",
     "in_force",
     "in_text",
     "met",
@@ -41,9 +42,8 @@ __all__ = [
     "of_exception",
     "of_failure",
     "of_program",
-    "tell",
+    "printed_in",
     "text_of",
-    "told_in",
 ]
 
 
@@ -160,7 +160,7 @@ def _short_style(output: str) -> list[str]:
 def met(error: BaseException) -> Artefact | None:
     """As :func:`of_exception`, for those who go on after it.
 
-    It is printed as well, for a rank that then hangs or fails otherwise: :func:`told_in`.
+    It is printed as well, for a rank that then hangs or fails otherwise: :func:`printed_in`.
     """
     artefact = of_exception(error)
     if artefact is not None:
@@ -168,12 +168,12 @@ def met(error: BaseException) -> Artefact | None:
     return artefact
 
 
-def told_in(stderr: str) -> Artefact | None:
+def printed_in(stderr: str) -> Artefact | None:
     """The one that a rank has :func:`met` first."""
     return _own_words(stderr)
 
 
-def tell(error: BaseException, limit: int = 300) -> str:
+def error_text(error: BaseException, limit: int = 300) -> str:
     """``Type: message``, the message cut, and the whole of :meth:`Artefact.describe` where it is one.
 
     For those who go on after a failure and keep it as a text: :func:`in_text` finds it there.

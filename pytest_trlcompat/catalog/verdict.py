@@ -29,8 +29,10 @@ class Verdict(str, Enum):
     """No error, wrong result."""
     WASTEFUL = "wasteful"
     """Right result, wrong cost."""
+    BLOCKED = "blocked"
+    """Another known issue stops the suite first; see :attr:`Record.blocked_by`."""
     ERROR = "error"
-    """Another failure than the known one."""
+    """A failure that no known issue explains."""
     HANG = "hang"
     """Did not end in time."""
     ABSENT = "absent"
@@ -42,13 +44,13 @@ class Verdict(str, Enum):
         return self.value
 
     @property
-    def bites(self) -> bool:
+    def is_problem(self) -> bool:
         """Whether somebody who trains so has a problem."""
         return self not in (Verdict.OK, Verdict.ABSENT, Verdict.UNTESTABLE)
 
 
-SEVERITY = (Verdict.SILENT, Verdict.BROKEN, Verdict.ERROR, Verdict.HANG, Verdict.WASTEFUL)
-"""Verdicts that bite, the worst first: who is not told by an error trains on."""
+SEVERITY = (Verdict.SILENT, Verdict.BROKEN, Verdict.ERROR, Verdict.HANG, Verdict.WASTEFUL, Verdict.BLOCKED)
+"""Verdicts that are a problem, the worst first: training goes on where no error stops it."""
 
 
 class RecordError(ValueError):
@@ -91,6 +93,11 @@ class Record:
     def untested(self) -> bool:
         """Whether nothing is known of the library, for want of the software accelerator; see :attr:`reason`."""
         return self.verdict is Verdict.UNTESTABLE
+
+    @property
+    def blocked_by(self) -> str:
+        """The id of the known issue that stopped a ``blocked`` suite; empty for other verdicts."""
+        return str(self.evidence.get("blocked_by", "")) if self.verdict is Verdict.BLOCKED else ""
 
     @property
     def reason(self) -> str:

@@ -46,7 +46,7 @@ def biting(issue: KnownIssue, given: Given, considered: Sequence[str]) -> list[t
     found = []
     for label in labels(issue, considered):
         for prediction, region in regions(issue, "upstream", label, given.versions).by_prediction():
-            if prediction is not None and prediction.verdict.bites:
+            if prediction is not None and prediction.verdict.is_problem:
                 found.append((label, prediction, region))
     return found
 

@@ -219,7 +219,7 @@ def _also_measured(
     for cell in measured_here(issue, given, evidence.cells):
         for (issue_id, subject, label), verdict in cell.verdicts.items():
             wanted = label in considered or kind(label) in considered
-            if issue_id != issue.id or subject != "upstream" or not wanted or not verdict.bites or label in known:
+            if issue_id != issue.id or subject != "upstream" or not wanted or not verdict.is_problem or label in known:
                 continue
             prediction = issue.predict("upstream", label, cell.versions)
             why = prediction.why if prediction is not None and prediction.verdict is verdict else _UNPREDICTED
@@ -297,7 +297,7 @@ def _is_ok(cell: MeasuredCell, catalog: Catalog, considered: Sequence[str]) -> b
             if verdict is not None:
                 found.setdefault(kind(label), []).append(verdict)
             predicted = issue.predict("upstream", label, cell.versions)
-            if (verdict or (predicted and predicted.verdict) or Verdict.OK).bites:
+            if (verdict or (predicted and predicted.verdict) or Verdict.OK).is_problem:
                 return False
     return all(any(verdict is Verdict.OK for verdict in verdicts) for verdicts in found.values())
 

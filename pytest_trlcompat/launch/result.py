@@ -92,7 +92,7 @@ class RankResult:
             return None if self.failure is None else self.failure.artefact
         from pytest_trlcompat.accelerator import artefacts
 
-        told = artefacts.told_in(self.stderr)
+        told = artefacts.printed_in(self.stderr)
         if told is not None or self.exit_status >= 0 or self.ended_by_launcher is not None:
             return told
         return artefacts.of_crash(describe_exit(self.exit_status), self.stderr)

@@ -170,8 +170,8 @@ _TOLD = (Verdict.OK, Verdict.BROKEN, Verdict.ABSENT, Verdict.UNTESTABLE)
 def _not_for_others(finding: Finding) -> Finding:
     """The finding; ``untestable`` where its evidence tells of a limit of the software accelerator.
 
-    Suites go on after a failure and keep it as a text (:func:`pytest_trlcompat.accelerator.artefacts.tell`); what they
-    then measure, or miss, comes from it.
+    Suites go on after a failure and keep its text (:func:`pytest_trlcompat.accelerator.artefacts.error_text`); what
+    they then measure, or miss, comes from it.
     """
     if finding.verdict in _TOLD:
         return finding

@@ -99,7 +99,7 @@ def lora_trainings(subject: str, model: TinyModel, variants: Mapping[str, Mappin
         try:
             results[name] = _train(subject, model, **variant)
         except Exception as error:
-            results[name] = {"failure": artefacts.tell(error)}
+            results[name] = {"failure": artefacts.error_text(error)}
     return results
 
 

@@ -64,7 +64,7 @@ def log_probabilities(subject: str, model: TinyModel) -> dict[str, dict[str, Any
             measured[name] = _measure(subject, model, variant)
         except Exception as error:
             mro = [base.__name__ for base in type(error).__mro__]
-            measured[name] = {"failure": artefacts.tell(error), "mro": mro}
+            measured[name] = {"failure": artefacts.error_text(error), "mro": mro}
     return measured
 
 

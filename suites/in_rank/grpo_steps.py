@@ -76,7 +76,7 @@ def _steps(subject: str, model: TinyModel, settings: dict[str, Any]) -> dict[str
         except Exception as error:
             if str(settings.get("loss_type")) in str(error) and "nknown loss type" in str(error):
                 return {"absent": f"{error} in this release"}
-            return {"failure": artefacts.tell(error)}
+            return {"failure": artefacts.error_text(error)}
 
 
 def wrong_numbers(run: Mapping[str, Any]) -> bool:

@@ -225,7 +225,7 @@ class _Stages:
         try:
             stage()
         except Exception as error:
-            self.failures[name] = artefacts.tell(error)
+            self.failures[name] = artefacts.error_text(error)
         self.hooks[name] = list(self.seen.hooks)
         history = self.trainer.state.log_history
         self.logs[name] = history[known if name != "train" else 0 :]  # train() starts a new history
@@ -269,7 +269,7 @@ def _direct(subject: str, trainer: Any, model: Any) -> dict[str, Any]:
         with unwrap(model, trainer.accelerator) as unwrapped:
             during = live_hooks(unwrapped)
     except Exception as error:
-        return {"failure": artefacts.tell(error)}
+        return {"failure": artefacts.error_text(error)}
     return {"failure": None, "hooks": [before, during, live_hooks(trainer.model)]}
 
 
@@ -277,7 +277,7 @@ def _caught(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         return measure()
     except Exception as error:
-        return {"failures": {"construction": artefacts.tell(error)}}
+        return {"failures": {"construction": artefacts.error_text(error)}}
 
 
 def _logged(entries: list[dict[str, Any]], key: str) -> list[Any]:

@@ -242,7 +242,7 @@ def _reload(path: Path) -> dict[str, Any]:
     try:
         loaded = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").state_dict()
     except Exception as error:
-        found["failure"] = artefacts.tell(error, limit=200)
+        found["failure"] = artefacts.error_text(error, limit=200)
         return found
     found["equal"] = sum(name in loaded and torch.equal(loaded[name], tensor) for name, tensor in expected.items())
     return found

@@ -151,7 +151,7 @@ def failure() -> Iterator[dict[str, str]]:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # torch's CheckpointException is no Exception
-        found["text"] = artefacts.tell(error)
+        found["text"] = artefacts.error_text(error)
 
 
 def _generate_greedily() -> list[torch.Tensor]:

@@ -15,12 +15,12 @@ from pytest_trlcompat.accelerator import artefacts
 from pytest_trlcompat.accelerator.artefacts import (
     Artefact,
     What,
+    error_text,
     in_text,
     of_exception,
     of_failure,
     of_program,
-    tell,
-    told_in,
+    printed_in,
 )
 from pytest_trlcompat.catalog import known_issues
 
@@ -349,20 +349,20 @@ def test_a_text_alone_says_only_what_nobody_else_says() -> None:
 def test_without_the_accelerator_nothing_is_its_artefact() -> None:
     error = NotImplementedError(NO_KERNEL)
     assert of_exception(error) is None
-    assert tell(error, limit=20) == "NotImplementedError: Could not run 'aten:"
+    assert error_text(error, limit=20) == "NotImplementedError: Could not run 'aten:"
 
 
 def test_in_a_process_that_has_it_a_failure_is_told_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(artefacts, "in_force", lambda: True)  # stands for a rank that has loaded the device
-    told = tell(NotImplementedError(NO_KERNEL), limit=20)
+    told = error_text(NotImplementedError(NO_KERNEL), limit=20)
     assert told.startswith("NotImplementedError: Could not run 'aten: [This is a limit of the software accelerator (")
     found = in_text(told)
     assert found is not None
     assert found.name == "aten::_sparse_mm_reduce_impl for SparseCsrnpu"
-    assert told_in(f"before\n{capsys.readouterr().err}after") == found
-    assert tell(ValueError("x")) == "ValueError: x"
+    assert printed_in(f"before\n{capsys.readouterr().err}after") == found
+    assert error_text(ValueError("x")) == "ValueError: x"
     assert capsys.readouterr().err == ""
 
 
@@ -372,7 +372,7 @@ def test_an_exception_without_a_text_is_told(monkeypatch: pytest.MonkeyPatch) ->
             raise TypeError("no")
 
     monkeypatch.setattr(artefacts, "in_force", lambda: True)
-    assert tell(Mute()) == "Mute: <Mute whose text cannot be had: TypeError>"
+    assert error_text(Mute()) == "Mute: <Mute whose text cannot be had: TypeError>"
 
 
 # ---- all that a program printed

@@ -160,7 +160,7 @@ def test_a_limit_of_the_accelerator_is_untestable_with_the_reason(judge: Judge, 
     assert str(skipped.value) == text
     (record,) = read_records(results)
     assert (record.verdict, record.untested, record.reason) == (Verdict.UNTESTABLE, True, ARTEFACT.describe())
-    assert (record.as_predicted, record.verdict.bites) == (True, False)
+    assert (record.as_predicted, record.verdict.is_problem) == (True, False)
     assert record.evidence["exception"] == "NotImplementedError"
     assert judge.properties == [("trlcompat", record.to_json())]
 

@@ -154,7 +154,7 @@ def _bites(cell: CellReport, subject: str) -> Iterator[str]:
     """``grpo-fsdp-ref-model: broken under fsdp1, fsdp2`` for each issue that does."""
     found: dict[tuple[str, Verdict], list[str]] = {}
     for record in cell.verdicts:
-        if record.subject == subject and record.verdict.bites:
+        if record.subject == subject and record.verdict.is_problem:
             found.setdefault((record.issue, record.verdict), []).append(record.strategy)
     for (issue, verdict), strategies in sorted(found.items()):
         yield f"[{issue}](#{issue}): {verdict} ({', '.join(strategies)})"
@@ -208,7 +208,7 @@ def _named(cells: Sequence[CellReport]) -> str:
 def _row(cell: CellReport, columns: Sequence[Column]) -> Iterator[str]:
     records: Iterable[Record | None] = (cell.at(column) for column in columns)
     for record in records:
-        yield "-" if record is None else f"**{record.verdict}**" if record.verdict.bites else record.verdict.value
+        yield "-" if record is None else f"**{record.verdict}**" if record.verdict.is_problem else record.verdict.value
 
 
 def _boundaries(report: Report, evidence: Evidence) -> Iterator[str]:
