@@ -1,6 +1,6 @@
 """The command line: ``trlcompat bisect releases | days | commits | test``.
 
-Thin: options, and which room answers them. Imports only the standard library and the rooms below.
+Imports only the standard library, this package and those below it.
 """
 
 from __future__ import annotations
@@ -13,156 +13,183 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pytest_trlcompat.bisect.commands import Asked, commits, days, releases, test
+from pytest_trlcompat.bisect.commands import Request, commits, days, releases, test
 from pytest_trlcompat.bisect.layouts import find_layout
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import said_plainly
 from pytest_trlcompat.matrix.process import stopped_like_ctrl_c
 
-__all__ = ["add_parser", "main"]
+__all__ = ["main"]
 
 _INTERRUPTED = 130
-_CANNOT = 2
+_FAILED = 2
 _SKIP = 125
 
-_DESCRIPTION = """Which release, which package, which commit broke a verdict, or with --find-fix cured it.
-Every step is kept: the same command goes on where it stopped. Exit status 0: found; 2: it cannot be found, with the
+_COMMANDS = {"releases": releases, "days": days, "commits": commits, "test": test}
+
+_DESCRIPTION = """Find the release, package or commit that broke a verdict, or with --find-fix the one that fixed it.
+Every step is kept: the same command continues where it was interrupted. Exit status 0: found; 2: not found, with the
 reason."""
 
-_REST = """the rest of the stack: 'dated' (default) gives each release the versions of its own days, as people had
-them, and shares environments with the matrix; what changed beside the release is told from it afterwards. 'fixed' holds
-the versions of the newest one, which moves nothing else but may not go together with older ones"""
+_REST = """the other packages of the stack. 'dated' (default): each release is tested with what was current when it came
+out, in environments shared with the matrix; if other packages changed as well, a final test separates them. 'fixed':
+all releases are tested with the versions that go with the newest one, which may be incompatible with older releases"""
 
-
-def add_parser(subparsers: Any) -> None:
-    """Add ``bisect`` to a program's subcommands; the parsed arguments carry ``run``, to be called with them."""
-    parser = subparsers.add_parser(
-        "bisect", help="which release, package or commit broke or cured a verdict", description=_DESCRIPTION
-    )
-    parser.set_defaults(run=_run)
-    _fill(parser)
+_PACKAGE = "which package of the stack the clone is; without it, commands run in a commit's own files"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     parser = _Parser(prog="trlcompat bisect", description=_DESCRIPTION)
-    _fill(parser)
-    return _run(parser.parse_args(given), given)
+    commands = parser.add_subparsers(dest="kind", required=True, metavar="{releases,days,commits,test}")
+    _add_releases(commands)
+    _add_days(commands)
+    _add_commits(commands)
+    _add_test(commands)
+    return _run(parser.parse_args(words), words)
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(_CANNOT, f"{self.prog}: {message}\n{self.format_usage()}")
+        self.exit(_FAILED, f"{self.prog}: {message}\n{self.format_usage()}")
 
 
-def _fill(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="{releases,days,commits,test}")
+def _add_releases(commands: Any) -> None:
+    command = _add(commands, "releases", "search the releases of one package")
+    command.add_argument("--package", required=True, help="the package whose releases are searched")
+    _add_ends(command, "VERSION")
+    command.add_argument("--rest", choices=("dated", "fixed"), default="dated", help=_REST)
+    command.add_argument("--pre", action="store_true", help="include pre-releases")
+    command.add_argument("--yanked", action="store_true", help="include yanked releases")
+    _add_clones(command)
+    _add_predicate(command)
+    _add_search(command)
 
-    one = kinds.add_parser("releases", help="search the releases of one package", allow_abbrev=False)
-    one.add_argument("--package", required=True, help="whose releases are searched")
-    _ends(one, "VERSION")
-    one.add_argument("--rest", choices=("dated", "fixed"), default="dated", help=_REST)
-    one.add_argument("--pre", action="store_true", help="take pre-releases as well")
-    one.add_argument("--yanked", action="store_true", help="take withdrawn releases as well")
-    _clones(one)
-    _common(one)
 
-    one = kinds.add_parser(
-        "days", help="search the stack as the registry stood on each day; names package and release", allow_abbrev=False
+def _add_days(commands: Any) -> None:
+    command = _add(
+        commands, "days", "search the whole stack day by day, as the registry was; names the package and its release"
     )
-    _ends(one, "DAY")
-    _clones(one)
-    _common(one)
+    _add_ends(command, "DAY")
+    _add_clones(command)
+    _add_predicate(command)
+    _add_search(command)
 
-    one = kinds.add_parser("commits", help="search the commits of a local clone", allow_abbrev=False)
-    one.add_argument("--clone", required=True, metavar="FOLDER", help="a git clone; what is checked out is not touched")
-    one.add_argument(
-        "--package", help="which package of the stack it is; without, commands run in a commit's own files"
-    )
-    _ends(one, "REVISION")
-    one.add_argument("--allow-dirty", action="store_true", help="leave changes that are not committed out")
-    _common(one)
 
-    one = kinds.add_parser(
+def _add_commits(commands: Any) -> None:
+    command = _add(commands, "commits", "search the commits of a local git clone")
+    command.add_argument("--clone", required=True, metavar="FOLDER", help="a git clone; its checkout is not touched")
+    command.add_argument("--package", help=_PACKAGE)
+    _add_ends(command, "REVISION")
+    command.add_argument("--allow-dirty", action="store_true", help="ignore uncommitted changes")
+    _add_predicate(command)
+    _add_search(command)
+
+
+def _add_test(commands: Any) -> None:
+    command = _add(
+        commands,
         "test",
-        help="answer for the clone's HEAD by exit status, as the command of `git bisect run`: "
-        "0 good, 1 bad, 125 cannot tell",
-        allow_abbrev=False,
+        "test the clone's HEAD, as the command of `git bisect run`: exit status 0 good, 1 bad, 125 inconclusive",
     )
-    one.add_argument("--clone", default=".", metavar="FOLDER", help="a git clone (default: the current folder)")
-    one.add_argument(
-        "--package", help="which package of the stack it is; without, commands run in a commit's own files"
+    command.add_argument("--clone", default=".", metavar="FOLDER", help="a git clone (default: the current folder)")
+    command.add_argument("--package", help=_PACKAGE)
+    command.add_argument("--allow-dirty", action="store_true", help="ignore uncommitted changes")
+    _add_predicate(command)
+
+
+def _add(commands: Any, name: str, about: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=about, description=f"{about[0].upper()}{about[1:]}.", allow_abbrev=False
     )
-    one.add_argument("--allow-dirty", action="store_true", help="leave changes that are not committed out")
-    _predicate(one)
+    return parser
 
 
-def _ends(parser: argparse.ArgumentParser, metavar: str) -> None:
-    parser.add_argument("--good", required=True, metavar=metavar)
-    parser.add_argument("--bad", required=True, metavar=metavar)
-    parser.add_argument("--find-fix", action="store_true", help="find what cured it: good is the later one")
+def _add_ends(parser: argparse.ArgumentParser, metavar: str) -> None:
+    parser.add_argument("--good", required=True, metavar=metavar, help="where it works")
+    parser.add_argument("--bad", required=True, metavar=metavar, help="where it fails")
+    parser.add_argument("--find-fix", action="store_true", help="find what fixed it: good is later than bad")
 
 
-def _clones(parser: argparse.ArgumentParser) -> None:
+def _add_clones(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clone",
         action="append",
         default=[],
         metavar="PACKAGE=FOLDER",
-        help="a local git clone, in which the commit is found when it was this package",
+        help="a local git clone of a package: if that package is the culprit, its commits are searched too",
     )
-    parser.add_argument("--allow-dirty", action="store_true", help="leave a clone's changes that are not committed out")
+    parser.add_argument("--allow-dirty", action="store_true", help="ignore uncommitted changes in a clone")
 
 
-def _predicate(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_argument_group("what is bad")
-    what.add_argument("--issue", metavar="ID", help="the verdict of a known issue's suite, of TRL's own trainer")
-    what.add_argument("--strategy", default="*", metavar="PATTERN", help="look at these strategies, or tests, only")
-    what.add_argument("--pytest", metavar="TEXT", help="a pytest test: node ids and options as on its command line")
-    what.add_argument("--command", metavar="TEXT", help="a shell command: 0 is good, 125 cannot tell, else bad")
-    what.add_argument("--expect", default="", metavar="TEXT", help="the failure must contain this, else it is another")
-    what.add_argument("--timeout", type=float, metavar="SECONDS", help="a run that takes longer hangs")
+def _add_predicate(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what is tested (exactly one of --issue, --pytest, --command)")
+    what.add_argument("--issue", metavar="ID", help="a known issue's suite, with TRL's own trainer")
+    what.add_argument("--pytest", metavar="TEXT", help="a pytest test: node ids and options as for pytest")
+    what.add_argument(
+        "--command", metavar="TEXT", help="a shell command: 0 is good, 125 to 127 are inconclusive, others are bad"
+    )
+    what.add_argument(
+        "--strategy", default="*", metavar="PATTERN", help="consider only strategies or tests whose names match"
+    )
+    what.add_argument("--expect", default="", metavar="TEXT", help="only a failure that contains this text is meant")
+    what.add_argument("--timeout", type=float, metavar="SECONDS", help="a run that takes longer counts as a hang")
     where = parser.add_argument_group("where")
     where.add_argument(
-        "--with", dest="with_", action="extend", nargs="+", default=[], metavar="PACKAGE=VERSION", help="held versions"
+        "--with",
+        dest="with_",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="PACKAGE=VERSION",
+        help="versions that are the same for every candidate",
     )
-    where.add_argument("--fresh", action="store_true", help="forget what earlier commands saw of this predicate")
+    where.add_argument("--fresh", action="store_true", help="discard the steps that earlier commands have kept")
     where.add_argument("--state", type=Path, metavar="FOLDER", help="where steps are kept (default: build/bisect)")
     where.add_argument("--called-as", default="trlcompat bisect", help=argparse.SUPPRESS)
 
 
-def _common(parser: argparse.ArgumentParser) -> None:
-    _predicate(parser)
+def _add_search(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how")
-    how.add_argument("--jobs", type=int, default=1, metavar="N", help="test the next possible candidates ahead of time")
-    how.add_argument("--noise", type=float, default=0.001, metavar="P", help="probability that an answer is wrong")
     how.add_argument(
-        "--confidence", type=float, default=0.9, metavar="P", help="ask doubtful answers again until this is reached"
+        "--jobs", type=int, default=1, metavar="N", help="test N candidates at a time, the next possible ones ahead"
     )
     how.add_argument(
-        "--max-unknown", type=int, default=12, metavar="N", help="give a range after so many that cannot tell"
+        "--noise", type=float, default=0.001, metavar="P", help="probability that an answer is wrong (default: 0.001)"
+    )
+    how.add_argument(
+        "--confidence",
+        type=float,
+        default=0.9,
+        metavar="P",
+        help="test doubtful candidates again until this confidence is reached (default: 0.9)",
+    )
+    how.add_argument(
+        "--max-unknown",
+        type=int,
+        default=12,
+        metavar="N",
+        help="give a range of candidates after N inconclusive ones (default: 12)",
     )
     out = parser.add_argument_group("result")
-    out.add_argument("--json", type=Path, metavar="FILE", help="write the result and every step there")
-    out.add_argument("--report", type=Path, metavar="FILE", help="write the Markdown report there as well")
+    out.add_argument("--json", type=Path, metavar="FILE", help="write the result and every step to this file")
+    out.add_argument("--report", type=Path, metavar="FILE", help="also write the Markdown report to this file")
 
 
-def _run(parsed: argparse.Namespace, given: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[2:] if given is None else given)
-    words = [word for word in _without(words, ["--called-as"]) if word != "--fresh"]
-    command = f"{parsed.called_as} {shlex.join(words)}"
-    reproduce = f"trlcompat bisect {shlex.join(_without(words, ('--json', '--report', '--state', '--jobs')))}"
-    say = partial(print, flush=True)
+def _run(parsed: argparse.Namespace, words: Sequence[str]) -> int:
+    again = [word for word in _without(words, ["--called-as"]) if word != "--fresh"]
+    command = f"{parsed.called_as} {shlex.join(again)}"
+    reproduce = f"trlcompat bisect {shlex.join(_without(again, ('--json', '--report', '--state', '--jobs')))}"
     try:
         with said_plainly(), stopped_like_ctrl_c():
-            asked = Asked(parsed, find_layout(), Path.cwd(), command, reproduce, say)
-            return {"releases": releases, "days": days, "commits": commits, "test": test}[parsed.kind](asked)
+            request = Request(parsed, find_layout(), Path.cwd(), command, reproduce, partial(print, flush=True))
+            return _COMMANDS[parsed.kind](request)
     except MatrixError as error:
         print(f"trlcompat bisect: {error}", file=sys.stderr)
-        return _SKIP if parsed.kind == "test" else _CANNOT
+        return _SKIP if parsed.kind == "test" else _FAILED
     except KeyboardInterrupt:
-        print(f"\nstopped; every finished step is kept, this goes on after them:\n  {command}", file=sys.stderr)
+        print(f"\nstopped; every finished step is kept. To continue:\n  {command}", file=sys.stderr)
         return _INTERRUPTED
 
 

@@ -1,6 +1,6 @@
-"""The four commands, from a checked question to the result's files.
+"""The four commands, from checked arguments to the result's files.
 
-Imports only the standard library and the rooms below.
+Imports only the standard library, this package and those below it.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pytest_trlcompat.bisect import question
-from pytest_trlcompat.bisect.candidates.commits import Commits, span
-from pytest_trlcompat.bisect.candidates.git import Clone
-from pytest_trlcompat.bisect.candidates.registry import Listing, list_releases
-from pytest_trlcompat.bisect.candidates.releases import Releases, between
+from pytest_trlcompat.bisect import arguments
+from pytest_trlcompat.bisect.attribution import Culprit, CulpritFinder
+from pytest_trlcompat.bisect.bisector import bisect
+from pytest_trlcompat.bisect.candidates.commits import Clone, Commits, commits_between
+from pytest_trlcompat.bisect.candidates.releases import Listing, Releases, list_releases, releases_between
 from pytest_trlcompat.bisect.candidates.stacks import Days
-from pytest_trlcompat.bisect.culprit import Culprit, Finder
 from pytest_trlcompat.bisect.errors import BisectError
-from pytest_trlcompat.bisect.examine import examine
-from pytest_trlcompat.bisect.hunt import Hunt
+from pytest_trlcompat.bisect.failure_signature import judge, one_line
 from pytest_trlcompat.bisect.journal import Journal
 from pytest_trlcompat.bisect.layouts import state_folder
 from pytest_trlcompat.bisect.predicate import Predicate
 from pytest_trlcompat.bisect.progress import Progress
 from pytest_trlcompat.bisect.result import Result, markdown
 from pytest_trlcompat.bisect.search import Answer
-from pytest_trlcompat.bisect.standard import judge, one_line
+from pytest_trlcompat.bisect.session import BisectSession, evaluate
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.errors import Unreachable, Untestable
 from pytest_trlcompat.matrix.files import write_whole
@@ -38,19 +36,19 @@ from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock, find_date, lock_for, resolve
 from pytest_trlcompat.matrix.parsing import read_matrix
 
-__all__ = ["Asked", "commits", "days", "releases", "test"]
+__all__ = ["Request", "commits", "days", "releases", "test"]
 
-_STATUS = {Answer.GOOD: 0, Answer.BAD: 1, Answer.UNKNOWN: 125}
+_EXIT_STATUS = {Answer.GOOD: 0, Answer.BAD: 1, Answer.INCONCLUSIVE: 125}
 
 
 @dataclass
-class Asked:
+class Request:
     """One command.
 
     Attributes:
-        folder: from which paths are meant.
-        command: asks the same again.
-        reproduce: asks the same anywhere else, without what concerns this machine's files alone.
+        folder: to which paths are relative.
+        command: repeats the request.
+        reproduce: repeats it anywhere else, without options that concern this machine's files alone.
     """
 
     options: argparse.Namespace
@@ -73,21 +71,21 @@ class Asked:
     def work(self) -> Path:
         return self.state / "work"
 
-    def predicate(self, *, in_place: bool = False) -> Predicate:
-        return question.find_predicate(self.options, self.layout, self.folder, in_place=in_place)
+    def predicate(self, *, in_worktree: bool = False) -> Predicate:
+        return arguments.parse_predicate(self.options, self.layout, self.folder, in_worktree=in_worktree)
 
     def journal(self, predicate: Predicate) -> Journal:
         journal = Journal(self.state / f"{predicate.slug}-{predicate.digest}")
         if self.options.fresh:
-            journal.forget()
+            journal.clear()
         return journal
 
-    def hunt(self, predicate: Predicate) -> Hunt:
+    def session(self, predicate: Predicate) -> BisectSession:
         options = self.options
-        return Hunt(
+        return BisectSession(
             predicate,
             self.journal(predicate),
-            question.policy(options),
+            arguments.parse_policy(options),
             Progress(self.say),
             jobs=options.jobs,
             noise=options.noise,
@@ -98,169 +96,179 @@ class Asked:
     def listing(self, package: str) -> Listing:
         return list_releases(package, self.matrix.python, self.state / f"releases-{package}.json")
 
-    def finder(self, hunt: Hunt, clones: Mapping[str, Clone]) -> Finder:
-        return Finder(hunt, self.matrix, self.layout, self.folder, self.work, clones, self.listing)
+    def finder(self, session: BisectSession, clones: Mapping[str, Clone]) -> CulpritFinder:
+        return CulpritFinder(session, self.matrix, self.layout, self.folder, self.work, clones, self.listing)
 
     def clones(self) -> dict[str, Clone]:
-        found = question.clones(self.options.clone)
-        for clone in found.values():
+        """Of ``--clone PACKAGE=FOLDER``."""
+        clones = arguments.parse_clones(self.options.clone)
+        for clone in clones.values():
             clone.check(may_be_dirty=self.options.allow_dirty)
-        return found
+        return clones
+
+    def clone(self) -> Clone:
+        """Of ``--clone FOLDER``."""
+        clone = Clone(Path(self.options.clone).expanduser().resolve())
+        clone.check(may_be_dirty=self.options.allow_dirty)
+        return clone
+
+    def package(self) -> str | None:
+        return arguments.check_package(self.options.package) if self.options.package else None
 
 
-def releases(asked: Asked) -> int:
+def releases(request: Request) -> int:
     """Search the releases of one package."""
-    options = asked.options
-    package = question.package_of(options.package)
-    good, bad = (question.version_of(getattr(options, end), f"--{end}") for end in ("good", "bad"))
-    first, last = question.check_order(good, bad, options.find_fix)
-    others = question.pins(options, free=[package])
-    _born(asked, others)
-    hunt, clones = asked.hunt(asked.predicate()), asked.clones()
-    found = between(asked.listing(package), first, last, pre=options.pre, yanked=options.yanked)
+    options = request.options
+    package = arguments.check_package(options.package)
+    good, bad = (arguments.parse_version(getattr(options, end), f"--{end}") for end in ("good", "bad"))
+    first, last = arguments.sort_versions(good, bad, options.find_fix)
+    held = arguments.parse_held(options, searched=package)
+    _find_release_day(request, held)
+    session, clones = request.session(request.predicate()), request.clones()
+    found = releases_between(request.listing(package), first, last, pre=options.pre, yanked=options.yanked)
     for line in found.left_out:
-        asked.say(f"left out: {line}")
+        request.say(f"left out: {line}")
     if len(found.versions) == 2:
-        asked.say(f"no release lies between {first} and {last}: only these two are tested")
+        request.say(f"no release between {first} and {last}: only these two are tested")
     else:
-        asked.say(f"{len(found.versions)} releases of {package} from {first} to {last}")
-    source = Releases(asked.matrix, asked.layout, package, found.versions, others, asked.folder)
+        request.say(f"{len(found.versions)} releases of {package} from {first} to {last}")
+    source = Releases(request.matrix, request.layout, package, found.versions, held, request.folder)
     if options.rest == "fixed":
-        newest = lock_for(asked.matrix, Cell(source.pins(found.versions[-1])), asked.layout)
-        source = Releases(asked.matrix, asked.layout, package, found.versions, others, asked.folder, newest)
-    turn = hunt.search("releases", source)
-    culprit = asked.finder(hunt, clones).of_releases(turn, package)
-    return _finish(asked, hunt, culprit, package=package, rest=options.rest, held=others)
+        newest = lock_for(request.matrix, Cell(source.pins(found.versions[-1])), request.layout)
+        source = Releases(request.matrix, request.layout, package, found.versions, held, request.folder, newest)
+    culprit = request.finder(session, clones).of_releases(bisect(session, "releases", source), package)
+    return _finish(request, session, culprit, package=package, rest=options.rest, held=held)
 
 
-def days(asked: Asked) -> int:
+def days(request: Request) -> int:
     """Search the whole stack by days."""
-    options = asked.options
-    first, last = question.check_days(options.good, options.bad, options.find_fix)
-    others = question.pins(options)
-    hunt, clones = asked.hunt(asked.predicate()), asked.clones()
-    born = _born(asked, others)
-    if born is not None and first <= born:
+    options = request.options
+    first, last = arguments.parse_days(options.good, options.bad, options.find_fix)
+    held = arguments.parse_held(options)
+    session, clones = request.session(request.predicate()), request.clones()
+    released = _find_release_day(request, held)
+    if released is not None and first <= released:
         raise BisectError(
-            f"{first} is too early: the versions of --with were all there on {born} only; "
-            f"name {born + datetime.timedelta(days=1)} or a later day"
+            f"{first} is too early: the versions of --with were not all released before {released}; "
+            f"name {released + datetime.timedelta(days=1)} or a later day"
         )
-    asked.say(f"{(last - first).days + 1} days from {first} to {last}")
-    turn = hunt.search("days", Days(asked.matrix, asked.layout, first, last, others, asked.folder))
-    culprit = asked.finder(hunt, clones).of_days(turn)
-    return _finish(asked, hunt, culprit, held=others)
+    request.say(f"{(last - first).days + 1} days from {first} to {last}")
+    point = bisect(session, "days", Days(request.matrix, request.layout, first, last, held, request.folder))
+    culprit = request.finder(session, clones).of_days(point)
+    return _finish(request, session, culprit, held=held)
 
 
-def commits(asked: Asked) -> int:
+def commits(request: Request) -> int:
     """Search the commits of a clone."""
-    options = asked.options
-    package = question.package_of(options.package) if options.package else None
-    hunt = asked.hunt(asked.predicate(in_place=package is None))
-    clone = Clone(Path(options.clone).expanduser().resolve())
-    clone.check(may_be_dirty=options.allow_dirty)
+    options = request.options
+    package = request.package()
+    session = request.session(request.predicate(in_worktree=package is None))
+    clone = request.clone()
     first, last = (options.bad, options.good) if options.find_fix else (options.good, options.bad)
     if clone.commit(first) == clone.commit(last):
-        raise BisectError(f"good and bad are both {clone.commit(first).short}; there is nothing to search")
-    chosen, said = span(clone, first, last)
-    asked.say(f"{len(chosen)} commits from {first} to {last}")
-    if said:
-        asked.say(said)
-    lock = _lock_of_commits(asked, package, chosen[-1].day)
-    source = Commits(clone, chosen, package, lock, asked.layout, asked.folder, asked.work)
-    culprit = asked.finder(hunt, {}).of_commits(hunt.search("commits", source), package, clone, lock)
-    return _finish(asked, hunt, culprit, package=package, clone=str(clone.path))
+        raise BisectError(
+            f"--good and --bad are both {clone.commit(first).short}, so there is nothing to search; name two commits"
+        )
+    chosen, note = commits_between(clone, first, last)
+    request.say(f"{len(chosen)} commits from {first} to {last}")
+    if note:
+        request.say(note)
+    lock = _lock_of_commits(request, package, chosen[-1].day)
+    source = Commits(clone, chosen, package, lock, request.layout, request.folder, request.work)
+    point = bisect(session, "commits", source)
+    culprit = request.finder(session, {}).of_commits(point, package, clone, lock)
+    return _finish(request, session, culprit, package=package, clone=str(clone.path))
 
 
-def test(asked: Asked) -> int:
-    """Answer for one commit by the exit status."""
-    options = asked.options
-    package = question.package_of(options.package) if options.package else None
-    predicate = asked.predicate(in_place=package is None)
-    clone = Clone(Path(options.clone).expanduser().resolve())
-    clone.check(may_be_dirty=options.allow_dirty)
+def test(request: Request) -> int:
+    """Judge one commit, by the exit status."""
+    options = request.options
+    package = request.package()
+    predicate = request.predicate(in_worktree=package is None)
+    clone = request.clone()
     head = clone.commit("HEAD")
-    source = Commits(
-        clone, [head], package, _lock_of_commits(asked, package, head.day), asked.layout, asked.folder, asked.work
-    )
+    lock = _lock_of_commits(request, package, head.day)
+    source = Commits(clone, [head], package, lock, request.layout, request.folder, request.work)
     (candidate,) = source.candidates
-    journal = asked.journal(predicate)
-    done = examine(source, candidate, predicate, journal)
+    journal = request.journal(predicate)
+    done = evaluate(source, candidate, predicate, journal)
     if done.reused is None:
         journal.add(candidate.key, candidate.label, done.identity, done.observation)
     judgement = judge(done.observation.only(options.strategy), None)
     answer, why = judgement.answer, judgement.why
     if answer is Answer.BAD and options.expect and options.expect not in why:
-        answer, why = Answer.UNKNOWN, f"another failure than --expect {options.expect!r}: {why}"
-    asked.say(f"{candidate.label}: {answer} ({why})")
-    return _STATUS[answer]
+        answer, why = Answer.INCONCLUSIVE, f"another failure than --expect {options.expect!r}: {why}"
+    request.say(f"{candidate.label}: {answer} ({why})")
+    return _EXIT_STATUS[answer]
 
 
-def _lock_of_commits(asked: Asked, package: str | None, day: str) -> Lock | None:
-    """The versions that all commits are tested with: those held, the others as of the newest commit, or as of the day
-    when all that is held was there.
+def _lock_of_commits(request: Request, package: str | None, day: str) -> Lock | None:
+    """The versions that all commits are tested with.
 
-    A release of the package itself that is held says whose requirements are installed.
+    Those held, the others as of the newest commit, or as of the day when all held versions had been released. If a
+    release of the package itself is held, its requirements are installed.
     """
     if package is None:
-        if asked.options.with_:
-            raise BisectError("--with holds versions of an environment: say with --package which package the clone is")
+        if request.options.with_:
+            raise BisectError("--with needs an environment: name with --package which package the clone is")
         return None
-    held = question.pins(asked.options)
-    date = datetime.date.fromisoformat(day) + datetime.timedelta(days=asked.matrix.settle_days)
+    held = arguments.parse_held(request.options)
+    settle = datetime.timedelta(days=request.matrix.settle_days)
+    date = datetime.date.fromisoformat(day) + settle
     today = datetime.datetime.now(datetime.timezone.utc).date()
-    born = _born(asked, held)
-    if born is not None:
-        date = max(date, born + datetime.timedelta(days=asked.matrix.settle_days))
-    return resolve(asked.matrix, Cell(held, min(date, today)))
+    released = _find_release_day(request, held)
+    if released is not None:
+        date = max(date, released + settle)
+    return resolve(request.matrix, Cell(held, min(date, today)))
 
 
-def _born(asked: Asked, held: dict[str, str]) -> datetime.date | None:
-    """The day on which all that is held was there; ``None`` where nothing is.
+def _find_release_day(request: Request, held: dict[str, str]) -> datetime.date | None:
+    """The day on which the last of the held versions was released; ``None`` where nothing is held.
 
     Raises:
         BisectError: for versions that the registry does not have, before anything is run with them.
     """
     if not held:
         return None
-    named = " ".join(f"{name}={version}" for name, version in held.items())
+    names = " ".join(f"{name}={version}" for name, version in held.items())
     try:
-        return find_date(asked.matrix, Cell(held)) - datetime.timedelta(days=asked.matrix.settle_days)
+        return find_date(request.matrix, Cell(held)) - datetime.timedelta(days=request.matrix.settle_days)
     except Unreachable as error:
         raise BisectError(
-            f"--with {named}: the package registry cannot be reached, and the cache does not know these versions; run "
-            f"the same command again with a network. {one_line(str(error))}"
+            f"--with {names}: the package registry cannot be reached, and the cache does not have these versions; run "
+            f"the same command again when there is a network. {one_line(str(error))}"
         ) from error
     except Untestable as error:
-        raise BisectError(f"--with {named}: {one_line(str(error))}") from error
+        raise BisectError(f"--with {names}: {one_line(str(error))}") from error
 
 
-def _finish(asked: Asked, hunt: Hunt, culprit: Culprit, **about: Any) -> int:
-    """Say who it was, and write the report and the JSON."""
-    options = asked.options
-    about_what = hunt.predicate.describe() + (f" under {hunt.checks}" if hunt.checks != "*" else "")
-    asked_for = {"kind": options.kind, "good": options.good, "bad": options.bad, "find_fix": options.find_fix}
+def _finish(request: Request, session: BisectSession, culprit: Culprit, **searched: Any) -> int:
+    """Name the culprit, and write the report and the JSON."""
+    options = request.options
+    about = session.predicate.describe() + (f" under {session.checks}" if session.checks != "*" else "")
+    question = {"kind": options.kind, "good": options.good, "bad": options.bad, "find_fix": options.find_fix}
     result = Result(
-        question={**asked_for, **about, "predicate": about_what},
-        about=about_what,
-        command=asked.reproduce,
+        question={**question, **searched, "predicate": about},
+        about=about,
+        command=request.reproduce,
         culprit=culprit,
-        steps=hunt.steps,
-        seconds=hunt.progress.elapsed,
+        steps=session.steps,
+        seconds=session.progress.elapsed,
     )
-    asked.say(f"\n{result.verdict}")
+    request.say(f"\n{result.verdict}")
     if options.json is not None:
-        write_whole(asked.folder / options.json, json.dumps(result.to_json(), indent=1) + "\n")
-        asked.say(f"result: {options.json}")
-    _write_report(asked, result, hunt.journal.folder / f"report-{options.kind}.md")
+        write_whole(request.folder / options.json, json.dumps(result.to_json(), indent=1) + "\n")
+        request.say(f"result: {options.json}")
+    _write_report(request, result, session.journal.folder / f"report-{options.kind}.md")
     return 0
 
 
-def _write_report(asked: Asked, result: Result, path: Path) -> None:
+def _write_report(request: Request, result: Result, path: Path) -> None:
     try:
         text = markdown(result)
     except ImportError:
-        asked.say("no report: jinja2 is missing; install it with: pip install 'pytest-trlcompat[report]'")
+        request.say("no report: jinja2 is missing; install it with: pip install 'pytest-trlcompat[report]'")
         return
-    for target in [path, *([asked.folder / asked.options.report] if asked.options.report else [])]:
+    for target in [path, *([request.folder / request.options.report] if request.options.report else [])]:
         write_whole(target, text)
-        asked.say(f"report: {target}")
+        request.say(f"report: {target}")

@@ -1,4 +1,4 @@
-"""The one exception of this room: a text for the person who asked, without a traceback."""
+"""This package's one exception: a text for the user, without a traceback."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ __all__ = ["BisectError"]
 
 
 class BisectError(MatrixError):
-    """The question cannot be answered; the text says what was asked, what was found, what to do."""
+    """The search is not possible; the text says what was requested, what was found, what to do."""

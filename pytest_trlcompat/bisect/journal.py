@@ -1,7 +1,7 @@
 """The journal: every observation as it comes, one JSON line each, so that nothing is run twice.
 
-One journal for each predicate, shared by all commands that ask it, since an observation depends on the versions alone.
-Imports only the standard library and this room.
+One journal for each predicate, shared by all commands that use it, since an observation depends on the versions alone.
+Imports only the standard library and this package.
 """
 
 from __future__ import annotations
@@ -64,48 +64,48 @@ class Journal:
         return self._entries
 
     def identity(self, candidate: str) -> str | None:
-        """Of a candidate that was prepared before."""
+        """The identity of a candidate that was prepared before."""
         return self._identities.get(candidate)
 
     def observations(self, identity: str | None) -> list[Observation]:
         return [entry.observation for entry in self._entries if entry.identity == identity]
 
     def first(self, identity: str) -> Entry | None:
-        """Which entry an identity was observed for first."""
+        """The oldest entry of an identity."""
         return next((entry for entry in self._entries if entry.identity == identity), None)
 
     def add(self, candidate: str, label: str, identity: str, observation: Observation) -> Entry:
-        """Keep an observation: it is on the disk when this returns."""
+        """Add an observation; it is on the disk when this returns."""
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         entry = Entry(candidate, label, identity, observation, now)
         self._append({"kind": "observation", **entry.to_json()})
-        self._take(entry)
+        self._remember(entry)
         return entry
 
     def alias(self, candidate: str, identity: str) -> None:
-        """Keep that a candidate has the identity of another one, which was observed."""
+        """Record that a candidate has the identity of another one, which was observed."""
         if self._identities.get(candidate) != identity:
             self._append({"kind": "alias", "candidate": candidate, "identity": identity})
             self._identities[candidate] = identity
 
     def keep_lock(self, identity: str, lock: Lock) -> None:
-        path = self._lock(identity)
+        path = self._lock_path(identity)
         if not path.exists():
             write_whole(path, lock.to_text())
 
     def lock(self, identity: str | None) -> Lock | None:
-        path = self._lock(identity or "none")
+        path = self._lock_path(identity or "none")
         return read_lock(path) if path.is_file() else None
 
-    def forget(self) -> None:
-        """Begin anew."""
+    def clear(self) -> None:
+        """Drop every entry."""
         self._path.unlink(missing_ok=True)
         self._entries, self._identities = [], {}
 
-    def _lock(self, identity: str) -> Path:
+    def _lock_path(self, identity: str) -> Path:
         return self.folder / "locks" / f"{identity}.txt"
 
-    def _take(self, entry: Entry) -> None:
+    def _remember(self, entry: Entry) -> None:
         self._entries.append(entry)
         self._identities[entry.candidate] = entry.identity
 
@@ -134,8 +134,8 @@ class Journal:
                     self._identities[raw["candidate"]] = raw["identity"]
                 else:
                     observation = Observation.from_json(raw["observation"])
-                    self._take(Entry(raw["candidate"], raw["label"], raw["identity"], observation, raw["at"]))
+                    self._remember(Entry(raw["candidate"], raw["label"], raw["identity"], observation, raw["at"]))
             except (KeyError, TypeError, ValueError) as error:
                 raise BisectError(
-                    f"{self._path}, line {number}: not a step ({error!r}); remove the line, or begin anew with --fresh"
+                    f"{self._path}, line {number}: not a step ({error!r}); remove the line, or start over with --fresh"
                 ) from error

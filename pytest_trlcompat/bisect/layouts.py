@@ -1,6 +1,6 @@
-"""Where a bisect keeps its files: below the checkout, or in the cache folder of who has installed the package alone.
+"""Where a bisect keeps its files: below the checkout, or in the user's cache folder when only the package is installed.
 
-Imports only the standard library and the matrix.
+Imports only the standard library, the accelerator's cache folder and the matrix.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class InstalledLayout(Layout):
-    """Of an installed wheel: ``root`` is a copy of the package alone, since its own folder holds other packages too,
-    which must not come into the environments under test."""
+    """The files of an installed wheel. ``root`` is a copy of the package alone: other packages lie beside the installed
+    one, and must not get into the environments under test."""
 
     cache: Path
 
@@ -51,11 +51,11 @@ class InstalledLayout(Layout):
 
 
 def find_layout(package: Path = _PACKAGE) -> Layout:
-    """The checkout that this package is run from, else the cache folder, the package copied there."""
+    """The checkout that this package belongs to, otherwise the cache folder, with a copy of the package."""
     if (package.parent / "pyproject.toml").is_file() and (package.parent / "suites").is_dir():
         return Layout(package.parent)
     cache = cache_folder()
-    return InstalledLayout(_copied(package, cache / "projects"), cache)
+    return InstalledLayout(_copy_package(package, cache / "projects"), cache)
 
 
 def state_folder(layout: Layout) -> Path:
@@ -63,16 +63,16 @@ def state_folder(layout: Layout) -> Path:
     return layout.results.parent / "bisect"
 
 
-def _copied(package: Path, below: Path) -> Path:
+def _copy_package(package: Path, below: Path) -> Path:
     metadata = sorted(package.parent.glob("pytest_trlcompat-*.dist-info"))
-    files = [path for folder in (package, *metadata) for path in sorted(folder.rglob("*")) if _matters(path)]
+    files = [path for folder in (package, *metadata) for path in sorted(folder.rglob("*")) if _is_needed(path)]
     digest = hashlib.sha256()
     for path in files:
         digest.update(str(path.relative_to(package.parent)).encode() + b"\0" + path.read_bytes())
     target = below / f"{__version__}-{digest.hexdigest()[:12]}"
     with locked(below / f".{target.name}.lock"):
         if not target.is_dir():
-            # Renamed into place, so that a copy that was cut short is not taken for a whole one.
+            # Renamed at the end, so that an interrupted copy is never mistaken for a complete one.
             temporary = Path(tempfile.mkdtemp(dir=below))
             for path in files:
                 copy = temporary / path.relative_to(package.parent)
@@ -83,5 +83,5 @@ def _copied(package: Path, below: Path) -> Path:
     return target
 
 
-def _matters(path: Path) -> bool:
+def _is_needed(path: Path) -> bool:
     return path.is_file() and "__pycache__" not in path.parts

@@ -1,4 +1,4 @@
-"""What is asked of each candidate: a known issue's verdict, a pytest test, or a command.
+"""What is tested on each candidate: a known issue's verdict, a pytest test, or a command.
 
 Imports only the standard library, the catalogue, verdicts, the matrix and what the software accelerator cannot do.
 """
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from pytest_trlcompat.accelerator import artefacts
-from pytest_trlcompat.bisect.candidates.base import Hung, Place
+from pytest_trlcompat.bisect.candidates import ExecutionContext, Hung
 from pytest_trlcompat.bisect.errors import BisectError
-from pytest_trlcompat.bisect.observation import Fingerprint, Observation, normalise, of_text
+from pytest_trlcompat.bisect.observation import Fingerprint, Observation, fingerprint_of, normalise
 from pytest_trlcompat.catalog.verdict import Record, Verdict, read_records
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.suite_run import code_digest, suite_command
@@ -26,19 +26,21 @@ from pytest_trlcompat.matrix.suite_run import code_digest, suite_command
 __all__ = ["CommandPredicate", "IssuePredicate", "Predicate", "PytestPredicate"]
 
 _HANG_DOUBT = 0.1
-"""A machine that does something else can make a run look like a hang."""
+"""On a busy machine a slow run can look like a hang."""
 
-_TAIL = 4000
-_SHOWN = 12
-"""Characters of the log's end that are kept as evidence, and lines of it that a reason may have."""
+_EVIDENCE_CHARACTERS = 4000
+"""Of the log's end, which are kept."""
+
+_REASON_LINES = 12
+"""Of the log's end, which a reason may have."""
 
 _SKIP_STATUS = 125
 _NOT_RUN = (126, 127)
-"""Exit statuses by which a shell says that it could not start the command."""
+"""Exit statuses with which a shell reports that it could not start the command."""
 
 
 class Predicate(Protocol):
-    """Observes one place."""
+    """Observes what passes and what fails in one execution context."""
 
     @property
     def slug(self) -> str:
@@ -47,15 +49,15 @@ class Predicate(Protocol):
 
     @property
     def digest(self) -> str:
-        """Of all that its answers depend on beside the place."""
+        """Of all that an observation depends on beside the execution context."""
         ...
 
     def describe(self) -> str:
-        """For people: the rest of the sentence "broke ..."."""
+        """For people: completes the sentence "broke ..."."""
         ...
 
-    def observe(self, place: Place, work: Path) -> Observation:
-        """Run in a place; ``work`` is an empty folder for its files."""
+    def observe(self, context: ExecutionContext, work: Path) -> Observation:
+        """Run in a context; ``work`` is an empty folder for the predicate's files."""
         ...
 
 
@@ -79,13 +81,13 @@ class IssuePredicate:
     def describe(self) -> str:
         return self.issue
 
-    def observe(self, place: Place, work: Path) -> Observation:
-        assert place.environment is not None, "a suite needs an environment"
+    def observe(self, context: ExecutionContext, work: Path) -> Observation:
+        assert context.environment is not None, "a suite needs an environment"
         results, log = work / "verdicts.jsonl", work / "output.txt"
-        suite = suite_command(place.environment, self.layout, results, [self.issue])
+        suite = suite_command(context.environment, self.layout, results, [self.issue])
         command = [*suite, "--trlcompat-subject", "upstream"]
         try:
-            status = place.run(command, log, self.timeout)
+            status = context.run(command, log, self.timeout)
         except Hung as error:
             return Observation(failed={"suite": Fingerprint("hang", str(error))}, doubt=_HANG_DOUBT)
         records = [record for record in read_records(results) if record.subject == "upstream"]
@@ -96,43 +98,43 @@ class IssuePredicate:
         return self._of_records(records)
 
     def _of_records(self, records: Iterable[Record]) -> Observation:
-        passed, failed, untold, evidence = {}, {}, {}, {}
+        passed, failed, inconclusive, evidence = {}, {}, {}, {}
         doubt = self.doubt
         for record in records:
             evidence[record.strategy] = {"verdict": record.verdict.value, **record.evidence}
             if record.verdict is Verdict.OK:
                 passed[record.strategy] = record.verdict.value
             elif record.verdict in (Verdict.ABSENT, Verdict.UNTESTABLE):
-                untold[record.strategy] = f"{record.verdict}: {record.reason}"
+                inconclusive[record.strategy] = f"{record.verdict}: {record.reason}"
             else:
                 failed[record.strategy] = _of_verdict(record)
                 doubt = max(doubt, _HANG_DOUBT if record.verdict is Verdict.HANG else 0.0)
-        return Observation(passed, failed, untold, evidence=evidence, doubt=doubt)
+        return Observation(passed, failed, inconclusive, evidence=evidence, doubt=doubt)
 
 
 def _of_verdict(record: Record) -> Fingerprint:
-    """The verdict itself, which the suite has told from other failures already; of an error, its exception."""
+    """The verdict itself, since the suite recognises the known symptom; of an error, its exception."""
     if record.verdict is not Verdict.ERROR:
         return Fingerprint(record.verdict.value)
     evidence = record.evidence
-    found = of_text(str(evidence.get("traceback", evidence.get("launch", ""))), "error")
+    found = fingerprint_of(str(evidence.get("traceback", evidence.get("launch", ""))), "error")
     if "exception" not in evidence:
         return found
     return Fingerprint(str(evidence["exception"]), normalise(str(evidence.get("message", ""))), found.frames)
 
 
 @dataclass(frozen=True)
-class _Written:
-    """What the caller has written on a command line.
+class _CommandLine:
+    """A command line of the caller's.
 
     Attributes:
-        folder: from which relative paths are meant.
-        in_place: they are meant from the place's own folder (a commit's files) instead.
+        folder: in which it runs.
+        in_worktree: it runs in the candidate's own folder (a commit's files) instead.
     """
 
     text: str
     folder: Path
-    in_place: bool = False
+    in_worktree: bool = False
     timeout: float | None = None
     doubt: float = 0.0
 
@@ -140,17 +142,17 @@ class _Written:
 
     @property
     def digest(self) -> str:
-        if self.in_place:
+        if self.in_worktree:
             return _digest(self.slug, self.text)
         return _digest(self.slug, self.text, str(self.folder), *_named_files(self.text, self.folder))
 
-    def _inside(self, place: Place) -> Place:
-        """Where to run."""
-        return place if self.in_place else Place(place.environment, self.folder, place.overlay)
+    def _inside(self, context: ExecutionContext) -> ExecutionContext:
+        """The same context in the folder where the caller means it to run."""
+        return context if self.in_worktree else ExecutionContext(context.environment, self.folder, context.overlay)
 
 
 @dataclass(frozen=True)
-class PytestPredicate(_Written):
+class PytestPredicate(_CommandLine):
     """Any pytest test, with the plugin loaded: node ids and options, ``tests/test_loss.py::test_masked -k short``."""
 
     slug = "pytest"
@@ -158,52 +160,52 @@ class PytestPredicate(_Written):
     def describe(self) -> str:
         return f"pytest {self.text}"
 
-    def observe(self, place: Place, work: Path) -> Observation:
+    def observe(self, context: ExecutionContext, work: Path) -> Observation:
         report, log = work / "junit.xml", work / "output.txt"
-        python = sys.executable if place.environment is None else str(place.environment.python)
+        python = sys.executable if context.environment is None else str(context.environment.python)
         command = [
             *(python, "-m", "pytest", "-p", "no:cacheprovider", "--tb=native", f"--junitxml={report}"),
-            *(["-p", "trlcompat"] if place.environment is not None else []),
+            *(["-p", "trlcompat"] if context.environment is not None else []),
             *shlex.split(self.text),
         ]
         try:
-            status = self._inside(place).run(command, log, self.timeout)
+            status = self._inside(context).run(command, log, self.timeout)
         except Hung as error:
             return Observation(failed={"pytest": Fingerprint("hang", str(error))}, doubt=_HANG_DOUBT)
         if status == 4:
-            raise BisectError(f"pytest does not understand --pytest {shlex.quote(self.text)}: {_end_of(log)}")
+            raise BisectError(f"--pytest {shlex.quote(self.text)}: pytest does not accept this: {_end_of(log)}")
         if not report.exists():
             return Observation(reason=f"pytest ended with exit status {status} and no report: {_end_of(log)}")
         return self._of_junit(report, log)
 
     def _of_junit(self, report: Path, log: Path) -> Observation:
-        passed, failed, untold, evidence = {}, {}, {}, {}
+        passed, failed, inconclusive, evidence = {}, {}, {}, {}
         for case in ElementTree.parse(report).iter("testcase"):
             name = "::".join(part for part in (case.get("classname"), case.get("name")) if part)
-            wrong = case.find("failure") if case.find("failure") is not None else case.find("error")
+            failure = case.find("failure") if case.find("failure") is not None else case.find("error")
             skipped = case.find("skipped")
-            text = "" if wrong is None else wrong.text or ""
+            text = "" if failure is None else failure.text or ""
             artefact = artefacts.of_program(text)
             if artefact is not None:
-                untold[name] = artefact.describe()
-                evidence[name] = {"verdict": "untestable", "traceback": text[-_TAIL:]}
-            elif wrong is not None:
-                failed[name] = of_text(text, "failed")
-                evidence[name] = {"verdict": "failed", "traceback": text[-_TAIL:]}
+                inconclusive[name] = artefact.describe()
+                evidence[name] = {"verdict": "untestable", "traceback": text[-_EVIDENCE_CHARACTERS:]}
+            elif failure is not None:
+                failed[name] = fingerprint_of(text, "failed")
+                evidence[name] = {"verdict": "failed", "traceback": text[-_EVIDENCE_CHARACTERS:]}
             elif skipped is not None:
-                untold[name] = skipped.get("message") or "skipped"
+                inconclusive[name] = skipped.get("message") or "skipped"
             else:
                 passed[name] = "passed"
-        if not (passed or failed or untold):
+        if not (passed or failed or inconclusive):
             return Observation(reason=f"pytest collected no test: {_end_of(log)}")
-        return Observation(passed, failed, untold, evidence=evidence, doubt=self.doubt)
+        return Observation(passed, failed, inconclusive, evidence=evidence, doubt=self.doubt)
 
 
 @dataclass(frozen=True)
-class CommandPredicate(_Written):
-    """A command for the shell: 0 is good, 125, 126 and 127 cannot tell, anything else is bad.
+class CommandPredicate(_CommandLine):
+    """A shell command: exit status 0 is good, 125 to 127 are inconclusive, anything else is bad.
 
-    What ends in a limit of the software accelerator cannot tell either.
+    A command that fails at a limit of the software accelerator is inconclusive too.
     """
 
     slug = "command"
@@ -211,30 +213,30 @@ class CommandPredicate(_Written):
     def describe(self) -> str:
         return f"`{self.text}`"
 
-    def observe(self, place: Place, work: Path) -> Observation:
+    def observe(self, context: ExecutionContext, work: Path) -> Observation:
         log = work / "output.txt"
         try:
-            status = self._inside(place).run(["/bin/sh", "-c", self.text], log, self.timeout)
+            status = self._inside(context).run(["/bin/sh", "-c", self.text], log, self.timeout)
         except Hung as error:
             return Observation(failed={"command": Fingerprint("hang", str(error))}, doubt=_HANG_DOUBT)
         if status == 0:
             return Observation(passed={"command": "exit status 0"}, doubt=self.doubt)
         if status == _SKIP_STATUS:
-            return Observation(reason=f"the command asked to skip (exit status 125): {_end_of(log)}")
+            return Observation(reason=f"the command asked to skip this candidate (exit status 125): {_end_of(log)}")
         if status in _NOT_RUN:
             return Observation(reason=f"the command could not be started (exit status {status}): {_end_of(log)}")
         text = log.read_text(encoding="utf-8", errors="replace")
         artefact = artefacts.of_program(text)
         if artefact is not None:
-            untested = {"verdict": "untestable", "output": text[-_TAIL:]}
-            return Observation(untold={"command": artefact.describe()}, evidence={"command": untested})
-        otherwise = f"signal {-status}" if status < 0 else f"exit status {status}"
-        evidence = {"command": {"verdict": otherwise, "output": text[-_TAIL:]}}
-        return Observation(failed={"command": of_text(text, otherwise)}, evidence=evidence, doubt=self.doubt)
+            evidence = {"command": {"verdict": "untestable", "output": text[-_EVIDENCE_CHARACTERS:]}}
+            return Observation(inconclusive={"command": artefact.describe()}, evidence=evidence)
+        ended = f"signal {-status}" if status < 0 else f"exit status {status}"
+        evidence = {"command": {"verdict": ended, "output": text[-_EVIDENCE_CHARACTERS:]}}
+        return Observation(failed={"command": fingerprint_of(text, ended)}, evidence=evidence, doubt=self.doubt)
 
 
 def _named_files(text: str, folder: Path) -> list[str]:
-    """The contents of the files that a command line names: when one was edited, earlier answers are another test's."""
+    """The contents of the files that a command line names: when one is edited, earlier observations no longer count."""
     try:
         words = shlex.split(text)
     except ValueError:  # the shell may understand what shlex does not
@@ -246,7 +248,7 @@ def _named_files(text: str, folder: Path) -> list[str]:
 def _end_of(log: Path) -> str:
     """The last lines of a program's output, on one line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return " / ".join(lines[-_SHOWN:])[-600:] or "it printed nothing"
+    return " / ".join(lines[-_REASON_LINES:])[-600:] or "it printed nothing"
 
 
 def _digest(*parts: object) -> str:

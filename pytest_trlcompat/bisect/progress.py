@@ -1,6 +1,6 @@
-"""What a person reads while the hunt goes on: one line when a candidate begins, one when it ends, with times.
+"""What a person reads during a bisect: one line when a candidate's test begins, one when it ends, with times.
 
-Imports only the standard library and this room.
+Imports only the standard library and this package.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pytest_trlcompat.bisect.candidates.base import Candidate
+from pytest_trlcompat.bisect.candidates import Candidate
+from pytest_trlcompat.bisect.failure_signature import FailureSignature, Judgement
 from pytest_trlcompat.bisect.observation import Observation
-from pytest_trlcompat.bisect.standard import Judgement, Standard
 
 __all__ = ["Progress", "duration"]
 
@@ -21,12 +21,12 @@ class Progress:
     """Lines for the terminal.
 
     Attributes:
-        ran: seconds of each candidate that this command ran, from which the time left is guessed.
+        run_seconds: of each candidate that this command has tested, from which the time left is estimated.
     """
 
     say: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
-    ran: list[float] = field(default_factory=list)
+    run_seconds: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.started = self.clock()
@@ -36,20 +36,20 @@ class Progress:
         return self.clock() - self.started
 
     def testing(self, candidate: Candidate, steps_left: int | None = None, *, again: bool = False) -> None:
-        once_more = " once more" if again else ""
+        label = f"{candidate.label} again" if again else candidate.label
         if steps_left is None:
-            self.say(f"testing {candidate.label}{once_more}")
+            self.say(f"testing {label}")
             return
         steps = f"about {steps_left} step{'' if steps_left == 1 else 's'} left"
-        if self.ran:
-            steps += f", {duration(steps_left * sum(self.ran) / len(self.ran))}"
-        self.say(f"testing {candidate.label}{once_more}, {steps}")
+        if self.run_seconds:
+            steps += f", {duration(steps_left * sum(self.run_seconds) / len(self.run_seconds))}"
+        self.say(f"testing {label}, {steps}")
 
-    def ahead(self, candidate: Candidate) -> None:
-        self.say(f"  ahead of time: {candidate.label}")
+    def testing_ahead(self, candidate: Candidate) -> None:
+        self.say(f"  testing ahead of time: {candidate.label}")
 
-    def standard(self, standard: Standard) -> None:
-        self.say(f"bad is: {standard}")
+    def signature(self, signature: FailureSignature) -> None:
+        self.say(f"bad means: {signature}")
 
     def tested(
         self,
@@ -63,11 +63,11 @@ class Progress:
     ) -> None:
         seconds = observation.seconds + observation.build_seconds
         if reused is not None:
-            how = f"the versions of {reused}, not run again"
+            how = f"same versions as {reused}, not run again"
         elif kept:
-            how = "kept from an earlier run"
+            how = "from an earlier run"
         else:
-            self.ran.append(seconds)
+            self.run_seconds.append(seconds)
             built = "in place" if observation.reused else f"{observation.build_seconds:.0f} s"
             how = f"{seconds:.0f} s, environment {built}"
         # The first end is neither good nor bad before the other one is known.

@@ -1,12 +1,13 @@
 """The result: its verdict line, its JSON, and the report to paste into an upstream issue.
 
-Imports only the standard library and the rooms below; the report needs ``jinja2``.
+Imports only the standard library and this package; the report needs ``jinja2``.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat import __version__
-from pytest_trlcompat.bisect.culprit import Culprit
-from pytest_trlcompat.bisect.hunt import Step, Turn
+from pytest_trlcompat.bisect.attribution import Culprit
+from pytest_trlcompat.bisect.bisector import ChangePoint
 from pytest_trlcompat.bisect.observation import Observation
 from pytest_trlcompat.bisect.progress import duration
+from pytest_trlcompat.bisect.session import Step
 from pytest_trlcompat.matrix.locks import Lock
 
 __all__ = ["Result", "markdown"]
 
-_NAMED = 6
-"""Candidates that cannot tell which a verdict line names."""
+_MAX_NAMES = 6
+"""Inconclusive candidates that are named."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,10 @@ class Result:
     """What a command found.
 
     Attributes:
-        question: what was asked, as JSON values.
-        about: what turned, for people: ``grpo-logits-to-keep``.
-        command: asks the same again.
-        seconds: of this command; steps that were kept from earlier ones not included.
+        question: what was searched for, as JSON values.
+        about: what was broken or fixed, for people: ``grpo-logits-to-keep``.
+        command: repeats the search.
+        seconds: of this command, without the steps kept from earlier ones.
     """
 
     question: Mapping[str, Any]
@@ -45,9 +47,9 @@ class Result:
     seconds: float
 
     @property
-    def turn(self) -> Turn:
-        """The most precise search."""
-        return self.culprit.turns[-1][1]
+    def change_point(self) -> ChangePoint:
+        """Of the most precise search."""
+        return self.culprit.change_points[-1][1]
 
     @property
     def before_name(self) -> str:
@@ -59,78 +61,84 @@ class Result:
 
     @property
     def headline(self) -> str:
-        """One line: who did it."""
-        did = "cured" if self.culprit.find_fix else "broke"
-        return f"{self._who()} {did} {self.about} ({self.turn.standard})"
+        """The culprit, in one line."""
+        verb = "fixed" if self.culprit.find_fix else "broke"
+        return f"{self._name()} {verb} {self.about} ({self.change_point.signature})"
 
     @property
     def verdict(self) -> str:
-        """The headline, its neighbours, how sure it is and what it cost."""
-        before = "last bad" if self.culprit.find_fix else "last good"
-        parts = [f"{before}: {self._before()}"]
-        if self.turn.unknown:
-            names = [candidate.version[:10] for candidate in self.turn.unknown]
-            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            parts.append(f"between them {', '.join(names[:_NAMED])}{more} cannot tell, so it may be one of these")
+        """The headline, the last candidate before it, the confidence and the cost."""
+        parts = [f"{self.before_name.replace('_', ' ')}: {self._before()}"]
+        if self.change_point.inconclusive:
+            parts.append(f"between them {self.inconclusive}")
         if self.culprit.others:
             parts.append(f"together with {', '.join(self.culprit.others)}")
         parts.append(f"confidence {100 * self.culprit.confidence:.3g} %")
         return f"{self.headline}; {'; '.join(parts)}\n{self.cost}"
 
     @property
+    def inconclusive(self) -> str:
+        """A sentence about the inconclusive candidates at the change."""
+        names = [candidate.version[:10] for candidate in self.change_point.inconclusive]
+        if len(names) == 1:
+            return f"{names[0]} is inconclusive, so it may be the cause"
+        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        return f"{', '.join(names[:_MAX_NAMES])}{more} are inconclusive, so one of these may be the cause"
+
+    @property
     def cost(self) -> str:
-        """Candidates asked against what no search can do without."""
+        """Candidates tested, compared with what every search needs."""
         lines = []
-        for name, turn in self.culprit.turns:
-            bound = bound_of(turn)
+        for name, point in self.culprit.change_points:
+            bound = information_bound(point)
             lines.append(
-                f"{name}: {turn.asked} of {turn.count} asked, both ends among them, {turn.skipped} could not tell; "
-                f"{turn.asked - 2} between the ends against a bound of {bound:.1f}"
+                f"{name}: tested {point.tested} of {point.count} candidates, both ends included, {point.skipped} "
+                f"inconclusive; {point.tested - 2} between the ends, where {bound:.1f} are needed on average"
             )
         runs = sum(not step.kept for step in self.steps)
         return "\n".join([*lines, f"{runs} run{'' if runs == 1 else 's'} in {duration(self.seconds)}"])
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "schema": 1,
+            "schema": 2,
             "command": self.command,
             "question": dict(self.question),
             "verdict": self.headline,
             "culprit": self._culprit(),
-            "failure": {check: failure.to_json() for check, failure in self.turn.standard.watched.items()},
+            "failure": {check: failure.to_json() for check, failure in self.change_point.signature.failures.items()},
             "locks": self._locks(),
-            "searches": [self._search(name, turn) for name, turn in self.culprit.turns],
+            "searches": [self._search(name, point) for name, point in self.culprit.change_points],
             "seconds": round(self.seconds, 1),
             "steps": [_step(step) for step in self.steps],
         }
 
     # Parts
 
-    def _who(self) -> str:
+    def _name(self) -> str:
         culprit = self.culprit
         if culprit.commit is not None:
-            of = f"{culprit.package} " if culprit.package else ""
-            return f"{of}{culprit.commit.short} ({culprit.commit.subject})"
+            package = f"{culprit.package} " if culprit.package else ""
+            return f"{package}{culprit.commit.short} ({culprit.commit.subject})"
         if culprit.release_versions is not None:
             return f"{culprit.package} {culprit.release_versions[1]}"
-        return self.turn.after.label
+        return self.change_point.after.label
 
     def _before(self) -> str:
         culprit = self.culprit
         if culprit.commits is not None:
-            release = f", of releases {culprit.release_versions[0]}" if culprit.release_versions else ""
+            release = f" (release {culprit.release_versions[0]})" if culprit.release_versions else ""
             return f"{culprit.commits.before.version[:10]}{release}"
-        return culprit.release_versions[0] if culprit.release_versions else self.turn.before.label
+        return culprit.release_versions[0] if culprit.release_versions else self.change_point.before.label
 
     def _culprit(self) -> dict[str, Any]:
         culprit = self.culprit
-        ends = culprit.release_versions or (self.turn.before.version, self.turn.after.version)
+        ends = culprit.release_versions or (self.change_point.before.version, self.change_point.after.version)
         found: dict[str, Any] = {
             "package": culprit.package,
             self.before_name: ends[0],
             self.after_name: ends[1],
             "confidence": round(culprit.confidence, 6),
-            "cannot_tell": [candidate.version for candidate in self.turn.unknown],
+            "inconclusive": [candidate.version for candidate in self.change_point.inconclusive],
             "together_with": list(culprit.others),
             "notes": list(culprit.notes),
         }
@@ -144,8 +152,8 @@ class Result:
                 "subject": culprit.commit.subject,
                 "day": culprit.commit.day,
             }
-        if culprit.attributed is not None:
-            found["alone"] = culprit.attributed.alone
+        if culprit.attribution is not None:
+            found["alone"] = culprit.attribution.alone
         return found
 
     def _locks(self) -> dict[str, Any] | None:
@@ -160,22 +168,22 @@ class Result:
             "came": dict(changes.came),
         }
 
-    def _search(self, name: str, turn: Turn) -> dict[str, Any]:
+    def _search(self, name: str, point: ChangePoint) -> dict[str, Any]:
         return {
             "phase": name,
-            "candidates": turn.count,
-            "asked": turn.asked,
-            "cannot_tell": turn.skipped,
-            "bound": round(bound_of(turn), 2),
-            "confidence": round(turn.confidence, 6),
-            self.before_name: turn.before.version,
-            self.after_name: turn.after.version,
+            "candidates": point.count,
+            "tested": point.tested,
+            "inconclusive": point.skipped,
+            "bound": round(information_bound(point), 2),
+            "confidence": round(point.confidence, 6),
+            self.before_name: point.before.version,
+            self.after_name: point.after.version,
         }
 
 
-def bound_of(turn: Turn) -> float:
-    """Bits that tell one of the places apart at which the answer could turn."""
-    return math.log2(turn.count - 1)
+def information_bound(point: ChangePoint) -> float:
+    """Bits of information in the position of the change: good or bad answers that are needed on average."""
+    return math.log2(point.count - 1)
 
 
 def _step(step: Step) -> dict[str, Any]:
@@ -191,7 +199,7 @@ def _step(step: Step) -> dict[str, Any]:
 
 
 def markdown(result: Result) -> str:
-    """Markdown to paste into an upstream issue: what was found, how sure it is, what changed, how to see it again.
+    """Markdown to paste into an upstream issue: what was found, the confidence, what changed, how to reproduce it.
 
     Raises:
         ImportError: without ``jinja2``.
@@ -209,20 +217,22 @@ def markdown(result: Result) -> str:
     environment.filters["in_row"] = _in_row
     environment.filters["requirements"] = _requirements
     failing = next(step for step in reversed(result.steps) if step.answer.value == "bad" and step.observation.failed)
+    failure = _evidence(failing.observation, result)
     return environment.get_template("report.md.j2").render(
         result=result,
         culprit=result.culprit,
         changes=result.culprit.changes,
-        failure=_evidence(failing.observation, result),
+        failure=failure,
+        fence=_fence(failure),
         failing=failing,
         version=__version__,
     )
 
 
 def _evidence(observation: Observation, result: Result) -> str:
-    """What was measured in the checks that turned, tracebacks as they are."""
+    """What was measured in the checks that failed, tracebacks as they are."""
     blocks = []
-    for check in result.turn.standard.watched:
+    for check in result.change_point.signature.failures:
         if check in observation.failed:
             facts = {"failure": str(observation.failed[check]), **dict(observation.evidence.get(check, {}))}
             blocks.append("\n".join([f"[{check}]", *(f"{name}: {_fact(value)}" for name, value in facts.items())]))
@@ -233,6 +243,11 @@ def _fact(value: object) -> str:
     if not isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     return value if "\n" not in value else "\n" + textwrap.indent(value.strip("\n"), "  ")
+
+
+def _fence(text: str) -> str:
+    """Backticks that begin and end a Markdown code block which ``text`` cannot close."""
+    return "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
 
 
 def _requirements(lock: Lock) -> str:

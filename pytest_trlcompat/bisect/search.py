@@ -1,8 +1,8 @@
-"""The search: which candidate to ask next, given what was answered so far. Pure; imports the standard library alone.
+"""The search: which candidate to test next, given the answers so far. Pure; imports the standard library alone.
 
-:func:`plan` is a function of the answers and nothing else. A search that was interrupted goes on by handing it the
-answers that were kept, and both possible next questions are known before the present one is answered: ask it with
-either answer filled in.
+:func:`plan` is a function of the answers and nothing else. An interrupted search goes on from the answers that were
+kept, and both possible next candidates are known before the present one has been tested: plan again with either answer
+filled in.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Answer", "Ask", "Found", "Plan", "Policy", "Refusal", "Refused", "Vote", "plan", "settle"]
+__all__ = ["Answer", "Found", "InvalidRange", "NextTest", "Plan", "Policy", "RangeProblem", "Vote", "plan"]
 
 
 class Answer(str, Enum):
-    """What a candidate says."""
+    """Whether a candidate is good or bad."""
 
     GOOD = "good"
     BAD = "bad"
-    UNKNOWN = "cannot tell"
+    INCONCLUSIVE = "inconclusive"
+    """What git calls skip."""
 
     def __str__(self) -> str:
         return self.value
@@ -30,7 +31,7 @@ class Answer(str, Enum):
 
 @dataclass(frozen=True)
 class Vote:
-    """One answer of one candidate.
+    """The answer of one run of one candidate.
 
     Attributes:
         doubt: probability that the opposite is true, below one half.
@@ -42,20 +43,20 @@ class Vote:
 
 @dataclass(frozen=True)
 class Policy:
-    """What is searched, and how sure one has to be.
+    """What is searched for, and with which confidence.
 
     Attributes:
         find_fix: the first good candidate after bad ones, instead of the first bad after good ones.
-        confidence: the probability at which the search ends; below it, doubtful answers are asked again.
-        max_votes: how often one candidate is asked at most; one that is undecided then counts as cannot tell.
-        max_unknown: how many candidates between the two ends in force may fail to tell before the search gives the
+        confidence: the probability at which the search ends; below it, doubtful candidates are tested again.
+        max_votes: how often one candidate is tested at most; one that is undecided then counts as inconclusive.
+        max_inconclusive: how many candidates of the remaining range may be inconclusive before the search gives the
             range instead of one candidate; ``None``: all of them.
     """
 
     find_fix: bool = False
     confidence: float = 0.9
     max_votes: int = 9
-    max_unknown: int | None = None
+    max_inconclusive: int | None = None
 
     @property
     def before(self) -> Answer:
@@ -68,23 +69,23 @@ class Policy:
         return Answer.GOOD if self.find_fix else Answer.BAD
 
 
-class Refusal(Enum):
-    """Why there is nothing to search."""
+class RangeProblem(Enum):
+    """Why a range cannot be searched."""
 
     TOO_FEW = "fewer than two candidates"
     SWAPPED = "good and bad are swapped"
     BOTH_GOOD = "both ends are good"
     BOTH_BAD = "both ends are bad"
-    UNKNOWN_END = "an end cannot tell"
+    INCONCLUSIVE_END = "an end is inconclusive"
 
 
 @dataclass(frozen=True)
-class Ask:
-    """Ask this candidate next.
+class NextTest:
+    """Test this candidate next.
 
     Attributes:
-        steps_left: about how many questions there will be, this one among them.
-        again: it was asked before, and its answer is doubtful.
+        steps_left: about how many tests there will be, this one among them.
+        again: it was tested before, and its answer is doubtful.
     """
 
     index: int
@@ -94,11 +95,11 @@ class Ask:
 
 @dataclass(frozen=True)
 class Found:
-    """The turn lies after ``before`` and not after ``after``.
+    """The answer changes after ``before``, and at ``after`` at the latest.
 
     Attributes:
         before: the last candidate known to answer as the first one does.
-        after: the first candidate known to answer as the last one does. Candidates between the two cannot tell.
+        after: the first candidate known to answer as the last one does. Candidates between the two are inconclusive.
         confidence: probability that it is so, given the doubt in the answers.
     """
 
@@ -108,60 +109,59 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Refused:
+class InvalidRange:
     """The ends do not answer as they should.
 
     Attributes:
         index: the end to blame, where it is one.
     """
 
-    why: Refusal
+    problem: RangeProblem
     index: int | None = None
 
 
-Plan = Ask | Found | Refused
+Plan = NextTest | Found | InvalidRange
 
 
 def plan(count: int, votes: Mapping[int, Sequence[Vote]], policy: Policy = Policy()) -> Plan:
     """What to do next about ``count`` ordered candidates.
 
-    Both ends are asked first. Then each question halves the candidates that can still be asked, away from those that
-    could not tell. With answers free of doubt no candidate is asked twice, and at most ``ceil(log2(count - 1))``
-    questions between the ends are answered good or bad, unless the search has to leave a range of candidates that
-    cannot tell, which costs one more.
+    Both ends are tested first. Then each test halves the candidates that are left, away from inconclusive ones. With
+    answers free of doubt no candidate is tested twice, and at most ``ceil(log2(count - 1))`` candidates between the
+    ends turn out good or bad, unless the search has to leave a range of inconclusive candidates, which costs one more.
 
     Args:
-        votes: for each candidate that was asked, its answers.
+        votes: for each candidate that was tested, its answers.
     """
     if count < 2:
-        return Refused(Refusal.TOO_FEW)
-    answers = {index: settle(given, policy) for index, given in votes.items() if given}
+        return InvalidRange(RangeProblem.TOO_FEW)
+    answers = {index: settle(of_candidate, policy) for index, of_candidate in votes.items() if of_candidate}
     for index, answer in sorted(answers.items()):
         if answer is None:
-            return Ask(index, _steps(count - 2) + 1, again=True)
-    ends = _ends(count, answers, policy)
+            return NextTest(index, _steps(count - 2) + 1, again=True)
+    ends = _check_ends(count, answers, policy)
     if ends is not None:
         return ends
     before, after = _bracket(count, votes, answers, policy)
-    open_ones = [index for index in range(before + 1, after) if index not in answers]
-    unknown = [index for index in range(before + 1, after) if answers.get(index) is Answer.UNKNOWN]
-    if open_ones and (policy.max_unknown is None or len(unknown) < policy.max_unknown):
-        told = sum(answer is not Answer.UNKNOWN for answer in answers.values()) - 2
-        # What is unspent of the bound may be spent on keeping away from candidates that cannot tell.
-        budget = max(_steps(count - 2) - told, _steps(len(open_ones)))
-        return Ask(_next(after - before, open_ones, unknown, budget), _steps(len(open_ones)))
+    untested = [index for index in range(before + 1, after) if index not in answers]
+    inconclusive = [index for index in range(before + 1, after) if answers.get(index) is Answer.INCONCLUSIVE]
+    if untested and (policy.max_inconclusive is None or len(inconclusive) < policy.max_inconclusive):
+        conclusive = sum(answer is not Answer.INCONCLUSIVE for answer in answers.values()) - 2
+        # What is unspent of the bound may be spent on keeping away from inconclusive candidates.
+        budget = max(_steps(count - 2) - conclusive, _steps(len(untested)))
+        return NextTest(_most_informative(after - before, untested, inconclusive, budget), _steps(len(untested)))
     return _confirm(count, votes, before, after, policy)
 
 
 def settle(votes: Sequence[Vote], policy: Policy) -> Answer | None:
-    """The answer that a candidate's votes amount to; ``None`` where it must be asked again."""
-    telling = [vote for vote in votes if vote.answer is not Answer.UNKNOWN]
-    if not telling:
-        return Answer.UNKNOWN
-    weight = sum(_weight(vote.doubt) * (1 if vote.answer is Answer.GOOD else -1) for vote in telling)
+    """The answer that a candidate's votes amount to; ``None`` where it must be tested again."""
+    conclusive = [vote for vote in votes if vote.answer is not Answer.INCONCLUSIVE]
+    if not conclusive:
+        return Answer.INCONCLUSIVE
+    weight = sum(_weight(vote.doubt) * (1 if vote.answer is Answer.GOOD else -1) for vote in conclusive)
     if abs(weight) > 1e-9:
         return Answer.GOOD if weight > 0 else Answer.BAD
-    return Answer.UNKNOWN if len(telling) >= policy.max_votes else None
+    return Answer.INCONCLUSIVE if len(conclusive) >= policy.max_votes else None
 
 
 def _weight(doubt: float) -> float:
@@ -171,103 +171,105 @@ def _weight(doubt: float) -> float:
 
 
 def _steps(candidates: int) -> int:
-    """Questions that tell one of ``candidates + 1`` places apart."""
+    """Tests that distinguish ``candidates + 1`` positions of the change."""
     return candidates.bit_length()
 
 
-def _ends(count: int, answers: Mapping[int, Answer | None], policy: Policy) -> Plan | None:
-    """The question for an end that was not asked, or why the ends will not do; ``None`` when they are right."""
+def _check_ends(count: int, answers: Mapping[int, Answer | None], policy: Policy) -> Plan | None:
+    """The test of an end that was not tested, or why the ends will not do; ``None`` when they are right."""
     first, last = answers.get(0), answers.get(count - 1)
     for index, answer in ((0, first), (count - 1, last)):
-        if answer is Answer.UNKNOWN:
-            return Refused(Refusal.UNKNOWN_END, index)
+        if answer is Answer.INCONCLUSIVE:
+            return InvalidRange(RangeProblem.INCONCLUSIVE_END, index)
     if first is None or last is None:
-        return Ask(0 if first is None else count - 1, _steps(count - 2) + (2 if first is last else 1))
+        return NextTest(0 if first is None else count - 1, _steps(count - 2) + (2 if first is last else 1))
     if (first, last) == (policy.before, policy.after):
         return None
     if first is not last:
-        return Refused(Refusal.SWAPPED)
+        return InvalidRange(RangeProblem.SWAPPED)
     if first is Answer.GOOD:
-        return Refused(Refusal.BOTH_GOOD, 0 if policy.find_fix else count - 1)
-    return Refused(Refusal.BOTH_BAD, count - 1 if policy.find_fix else 0)
+        return InvalidRange(RangeProblem.BOTH_GOOD, 0 if policy.find_fix else count - 1)
+    return InvalidRange(RangeProblem.BOTH_BAD, count - 1 if policy.find_fix else 0)
 
 
 def _bracket(
     count: int, votes: Mapping[int, Sequence[Vote]], answers: Mapping[int, Answer | None], policy: Policy
 ) -> tuple[int, int]:
-    """The two neighbouring answers between which the turn most likely lies."""
-    likely = _likelihoods(count, votes, policy)
-    turn = max(range(1, count), key=lambda place: likely[place])
-    before = max(index for index, answer in answers.items() if answer is policy.before and index < turn)
-    after = min(index for index, answer in answers.items() if answer is policy.after and index >= turn)
+    """The two neighbouring answers between which the change most likely lies."""
+    likelihoods = _likelihoods(count, votes, policy)
+    change = max(range(1, count), key=lambda position: likelihoods[position])
+    before = max(index for index, answer in answers.items() if answer is policy.before and index < change)
+    after = min(index for index, answer in answers.items() if answer is policy.after and index >= change)
     return before, after
 
 
 def _likelihoods(count: int, votes: Mapping[int, Sequence[Vote]], policy: Policy) -> list[float]:
-    """For each place of the turn (the index of the first candidate after it), the logarithm of the votes' probability.
+    """The logarithm of the votes' probability for each position of the change: the first candidate after it.
 
-    At place 0 and at place ``count`` nothing turns, and an end has lied.
+    At position 0 and at position ``count`` nothing changes, and an end has answered wrongly.
     """
     steps = [0.0] * count
-    for index, given in votes.items():
-        for vote in given:
-            if vote.answer is not Answer.UNKNOWN:
-                # A turn later than this candidate makes a vote for "before" right.
+    for index, of_candidate in votes.items():
+        for vote in of_candidate:
+            if vote.answer is not Answer.INCONCLUSIVE:
+                # A change later than this candidate makes a vote for "before" right.
                 steps[index] += _weight(vote.doubt) * (1 if vote.answer is policy.before else -1)
     return list(itertools.accumulate(steps, initial=0.0))
 
 
-def _next(width: int, open_ones: Sequence[int], unknown: Sequence[int], budget: int) -> int:
-    """The candidate that tells most, judged by how it divides the open ones and by how likely it can tell at all.
+def _most_informative(width: int, untested: Sequence[int], inconclusive: Sequence[int], budget: int) -> int:
+    """The untested candidate that divides the range best, weighed by its chance of an answer.
 
-    A neighbour of one that cannot tell probably cannot tell either (a range of releases that cannot be built), and
-    the more of them were met, the further away one has to go.
+    A neighbour of an inconclusive candidate is probably inconclusive too (a range of releases that cannot be built),
+    and the more of them were met, the further away one has to go.
 
     Args:
-        width: of the range in which the turn lies.
-        unknown: those of the range that cannot tell, in order.
-        budget: questions that may still be answered good or bad.
+        width: of the range in which the change lies.
+        inconclusive: those of the range, in order.
+        budget: tests that may still turn out good or bad.
     """
-    count = len(open_ones)
-    if not unknown:
-        return open_ones[(count - 1) // 2]
+    count = len(untested)
+    if not inconclusive:
+        return untested[(count - 1) // 2]
     half = 1 << (budget - 1)
-    reach = min(2.0 ** (len(unknown) - 1), max(1.0, width / 4))
+    reach = min(2.0 ** (len(inconclusive) - 1), max(1.0, width / 4))
 
-    def telling(rank: int) -> float:
-        place = bisect.bisect(unknown, open_ones[rank])
-        distance = min(abs(open_ones[rank] - index) for index in unknown[max(0, place - 1) : place + 1])
-        return 1.0 - 2.0 ** (-distance / reach)
+    def chance(rank: int) -> float:
+        position = bisect.bisect(inconclusive, untested[rank])
+        neighbours = inconclusive[max(0, position - 1) : position + 1]
+        return 1.0 - 2.0 ** (-min(abs(untested[rank] - index) for index in neighbours) / reach)
 
-    def worth(rank: int) -> tuple[float, float]:
-        return telling(rank) * _entropy((rank + 1) / (count + 1)), -abs(rank - (count - 1) / 2)
+    def information(rank: int) -> tuple[float, float]:
+        return chance(rank) * _entropy((rank + 1) / (count + 1)), -abs(rank - (count - 1) / 2)
 
-    # Within these ranks the budget suffices whatever is answered.
+    # Within these ranks the budget suffices whatever the answer is.
     balanced = [rank for rank in range(count) if rank < half and count - 1 - rank < half]
-    best = max(balanced, key=worth)
-    if telling(best) < 0.25:  # a third one that cannot tell: rather one question more than all of a range
-        best = max(range(count), key=worth)
-    return open_ones[best]
+    best = max(balanced, key=information)
+    if chance(best) < 0.25:  # probably inconclusive again: one extra test is cheaper than the whole range
+        best = max(range(count), key=information)
+    return untested[best]
 
 
 def _entropy(share: float) -> float:
     return -sum(part * math.log2(part) for part in (share, 1 - share) if part > 0)
 
 
-def _confirm(count: int, votes: Mapping[int, Sequence[Vote]], before: int, after: int, policy: Policy) -> Ask | Found:
+def _confirm(
+    count: int, votes: Mapping[int, Sequence[Vote]], before: int, after: int, policy: Policy
+) -> NextTest | Found:
     """The result, or the more doubtful of its two ends once more.
 
-    Any single wrong answer makes the search close in on that answer, so it is one of the two ends: asking these
+    Any single wrong answer makes the search close in on that answer, so it is one of the two ends: testing these
     again is enough to uncover it.
     """
-    likely = _likelihoods(count, votes, policy)
-    top = max(likely)
-    mass = [math.exp(value - top) for value in likely]
+    likelihoods = _likelihoods(count, votes, policy)
+    top = max(likelihoods)
+    mass = [math.exp(value - top) for value in likelihoods]
     total = sum(mass)
     confidence = sum(mass[before + 1 : after + 1]) / total
     if confidence < policy.confidence:
         doubtful = [(sum(mass[: before + 1]), before), (sum(mass[after + 1 :]), after)]
         for _, index in sorted(doubtful, reverse=True):
             if len(votes[index]) < policy.max_votes:
-                return Ask(index, 1, again=True)
+                return NextTest(index, 1, again=True)
     return Found(before, after, confidence)

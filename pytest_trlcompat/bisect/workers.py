@@ -1,4 +1,4 @@
-"""Workers: examine several candidates at a time, each in a forked process of its own, and stop those not needed.
+"""Workers: test several candidates at a time, each in a forked process of its own, and stop those not needed.
 
 Imports only the standard library and the matrix.
 """
@@ -18,11 +18,12 @@ from typing import Any, Generic, Protocol, TypeVar
 from pytest_trlcompat import _processes
 from pytest_trlcompat.matrix import process
 
-__all__ = ["MARK", "Forked", "Here", "WorkerDied", "Workers"]
+__all__ = ["WORKER_VARIABLE", "ForkedWorkers", "SerialWorker", "WorkerDied", "Workers"]
 
 Key = TypeVar("Key", bound=Hashable)
-MARK = "_TRLCOMPAT_WORKER"
-"""A variable by which what a worker started is known, and is killed with it. What must not be, is started without."""
+WORKER_VARIABLE = "_TRLCOMPAT_WORKER"
+"""An environment variable that marks what a worker has started, which is killed with it. A program that must survive is
+started without it."""
 
 
 class WorkerDied(RuntimeError):
@@ -30,7 +31,7 @@ class WorkerDied(RuntimeError):
 
 
 class Workers(Protocol[Key]):
-    """Runs functions, and hands over their results as they come."""
+    """Runs functions, and returns their results as they come."""
 
     def running(self) -> set[Key]: ...
 
@@ -43,7 +44,7 @@ class Workers(Protocol[Key]):
     def stop(self, keys: Iterable[Key]) -> None: ...
 
 
-class Here(Generic[Key]):
+class SerialWorker(Generic[Key]):
     """One at a time, in this process."""
 
     def __init__(self) -> None:
@@ -64,11 +65,11 @@ class Here(Generic[Key]):
             self._waiting.pop(key, None)
 
 
-class Forked(Generic[Key]):
-    """Several at a time. A fork takes the question along as it is; nothing but results needs to be serialised.
+class ForkedWorkers(Generic[Key]):
+    """Several at a time. A fork inherits the function as it is; only results need to be serialised.
 
-    A worker that is stopped is killed with all that it started: everything that it writes is written whole or not at
-    all, and what it leaves is tidied up by the one who stopped it.
+    A worker that is stopped is killed with all that it has started: whatever it writes is written completely or not at
+    all, and the caller cleans up what it leaves.
     """
 
     def __init__(self) -> None:
@@ -106,7 +107,7 @@ class Forked(Generic[Key]):
             worker = self._workers[key]
             worker.process.kill()
             worker.process.join()
-            _processes.kill_marked(f"{MARK}={worker.mark}")
+            _processes.kill_marked(f"{WORKER_VARIABLE}={worker.mark}")
             worker.receiver.close()
             del self._workers[key]
 
@@ -119,13 +120,13 @@ class _Worker:
 
 
 def _work(function: Callable[[], Any], sender: Connection, mark: str, parent: int) -> None:
-    # Ctrl-C reaches the whole group of a terminal; it is the parent's to stop its workers. A handler that does nothing
-    # is not handed on to children, as SIG_IGN would be.
+    # Ctrl-C reaches every process of a terminal's group, but stopping workers is up to the parent. A handler that does
+    # nothing is not inherited by the programs that a worker starts, as SIG_IGN would be.
     signal.signal(signal.SIGINT, lambda number, frame: None)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     _processes.die_with_parent(parent, signal.SIGTERM)
-    os.environ[MARK] = mark
+    os.environ[WORKER_VARIABLE] = mark
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
         outcome: tuple[bool, Any] = (False, function())

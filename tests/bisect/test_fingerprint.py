@@ -1,10 +1,10 @@
-"""The fingerprint of a failure: the same one is known again, another one is not taken for it."""
+"""The fingerprint of a failure: the same failure is recognised, another one is not taken for it."""
 
 from __future__ import annotations
 
 import pytest
 
-from pytest_trlcompat.bisect.observation import Fingerprint, normalise, of_text, same
+from pytest_trlcompat.bisect.observation import Fingerprint, fingerprint_of, normalise, same_failure
 
 TRACEBACK = """\
 some output
@@ -19,8 +19,8 @@ RuntimeError: The size of tensor a ({size}) must match at 0x7f{env}00 in /env{en
 """
 
 
-def test_the_last_exception_its_message_and_its_place_are_kept() -> None:
-    found = of_text(TRACEBACK.format(env=1, line=7, size=20), "exit status 1")
+def test_the_last_exception_its_message_and_its_location_are_kept() -> None:
+    found = fingerprint_of(TRACEBACK.format(env=1, line=7, size=20), "exit status 1")
     assert found == Fingerprint(
         "RuntimeError",
         "The size of tensor a (N) must match at 0xN in x.py",
@@ -32,10 +32,10 @@ def test_the_last_exception_its_message_and_its_place_are_kept() -> None:
     )
 
 
-def test_another_environment_line_and_number_are_the_same_failure() -> None:
-    one, other = (of_text(TRACEBACK.format(env=env, line=env, size=20 + env), "x") for env in (1, 2))
+def test_the_environment_line_and_numbers_do_not_matter() -> None:
+    one, other = (fingerprint_of(TRACEBACK.format(env=env, line=env, size=20 + env), "x") for env in (1, 2))
     assert one == other
-    assert same(one, other)
+    assert same_failure(one, other)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_another_environment_line_and_number_are_the_same_failure() -> None:
         ),
         (("ValueError", "too many values to unpack", ()), ("TypeError", "too many values to unpack", ()), False),
         (("ValueError", "bad loss seen", ()), ("ValueError", "bad gradient seen", ()), False),
-        # A bare assert says nothing, so the place decides.
+        # A bare assert has no message, so the location decides.
         (("AssertionError", "", ("a.py:f", "c.py:h")), ("AssertionError", "", ("a.py:f",)), True),
         (("AssertionError", "", ("a.py:f",)), ("AssertionError", "", ("a.py:g",)), False),
         (("KeyError", "True", ("a.py:f",)), ("KeyError", "True", ("b.py:f",)), False),
@@ -59,8 +59,8 @@ def test_another_environment_line_and_number_are_the_same_failure() -> None:
 def test_what_makes_two_failures_the_same(
     one: tuple[str, str, tuple[str, ...]], other: tuple[str, str, tuple[str, ...]], alike: bool
 ) -> None:
-    assert same(Fingerprint(*one), Fingerprint(*other)) is alike
-    assert same(Fingerprint(*other), Fingerprint(*one)) is alike
+    assert same_failure(Fingerprint(*one), Fingerprint(*other)) is alike
+    assert same_failure(Fingerprint(*other), Fingerprint(*one)) is alike
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_changes_from_run_to_run_is_left_out(message: str, kept: str) -> No
     assert normalise(message) == kept
 
 
-def test_the_exception_that_was_raised_last_counts() -> None:
+def test_of_chained_exceptions_the_last_one_counts() -> None:
     text = """\
 Traceback (most recent call last):
   File "/x/site-packages/a.py", line 1, in f
@@ -94,22 +94,22 @@ Traceback (most recent call last):
 torch.distributed.DistNetworkError: second
 and its second line
 """
-    assert of_text(text, "x") == Fingerprint("DistNetworkError", "second and its second line", ("b.py:g",))
+    assert fingerprint_of(text, "x") == Fingerprint("DistNetworkError", "second and its second line", ("b.py:g",))
 
 
-def test_a_commits_own_folder_is_no_part_of_the_place() -> None:
-    place = "/w/tree-0123456789ab-01234567/pkg/a.py"
-    text = f'Traceback (most recent call last):\n  File "{place}", line 1, in f\nValueError\n'
-    assert of_text(text, "x") == Fingerprint("ValueError", "", ("pkg/a.py:f",))
+def test_the_folder_of_a_commit_is_no_part_of_the_location() -> None:
+    path = "/w/tree-0123456789ab-01234567/pkg/a.py"
+    text = f'Traceback (most recent call last):\n  File "{path}", line 1, in f\nValueError\n'
+    assert fingerprint_of(text, "x") == Fingerprint("ValueError", "", ("pkg/a.py:f",))
 
 
 @pytest.mark.parametrize(
     "text", ["", "no traceback\nError: but a line like one", "Traceback (most recent call last):\n"]
 )
-def test_without_a_traceback_the_exit_status_is_all_there_is(text: str) -> None:
-    assert of_text(text, "exit status 3") == Fingerprint("exit status 3")
+def test_without_a_traceback_the_exit_status_is_the_fingerprint(text: str) -> None:
+    assert fingerprint_of(text, "exit status 3") == Fingerprint("exit status 3")
 
 
-def test_it_survives_json() -> None:
+def test_a_fingerprint_survives_json() -> None:
     found = Fingerprint("ValueError", "text", ("a.py:f",))
     assert Fingerprint.from_json(found.to_json()) == found

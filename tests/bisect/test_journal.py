@@ -1,4 +1,4 @@
-"""The journal: what was seen is kept at once, and a file that was cut short or damaged is met sensibly."""
+"""The journal: observations are kept at once; a truncated file is repaired, a damaged one refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_trlcompat.matrix.locks import Lock
 OK, BAD = Observation(passed={"a": "ok"}), Observation(reason="untestable: no")
 
 
-def test_another_journal_of_the_same_folder_knows_all(tmp_path: Path) -> None:
+def test_another_journal_of_the_same_folder_has_every_entry(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.add("transformers==1", "transformers 1", "id-1", OK)
     journal.add("transformers==1", "transformers 1", "id-1", BAD)
@@ -29,7 +29,7 @@ def test_another_journal_of_the_same_folder_knows_all(tmp_path: Path) -> None:
     assert (first.label, first.observation) == ("transformers 1", OK)
 
 
-def test_a_line_that_was_cut_short_is_dropped_before_the_next_one(tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_dropped_before_the_next_entry(tmp_path: Path) -> None:
     Journal(tmp_path).add("a", "a", "id-a", OK)
     with open(tmp_path / "steps.jsonl", "a") as file:
         file.write('{"kind": "observation", "cand')
@@ -38,18 +38,27 @@ def test_a_line_that_was_cut_short_is_dropped_before_the_next_one(tmp_path: Path
     assert [entry.candidate for entry in Journal(tmp_path).entries] == ["a", "b"]
 
 
-def test_a_damaged_line_is_one_clear_message(tmp_path: Path) -> None:
+def test_a_damaged_line_is_refused_with_one_clear_message(tmp_path: Path) -> None:
     (tmp_path / "steps.jsonl").write_text('{"kind": "observation"}\n')
-    with pytest.raises(BisectError, match=r"steps\.jsonl, line 1: not a step .* begin anew with --fresh"):
+    with pytest.raises(BisectError, match=r"steps\.jsonl, line 1: not a step .* start over with --fresh"):
         Journal(tmp_path)
 
 
-def test_it_forgets_when_asked(tmp_path: Path) -> None:
+def test_a_cleared_journal_is_empty(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.add("a", "a", "id-a", OK)
-    journal.forget()
+    journal.clear()
     assert journal.observations("id-a") == []
     assert Journal(tmp_path).entries == []
+
+
+def test_a_line_of_an_older_journal_is_read(tmp_path: Path) -> None:
+    """Inconclusive checks were once called "untold"."""
+    Journal(tmp_path).add("a", "a", "id-a", Observation(inconclusive={"zero3": "absent: no such trainer"}))
+    path = tmp_path / "steps.jsonl"
+    path.write_text(path.read_text().replace('"inconclusive"', '"untold"'))
+    (observation,) = Journal(tmp_path).observations("id-a")
+    assert observation == Observation(inconclusive={"zero3": "absent: no such trainer"})
 
 
 def test_locks_are_kept_beside_it(tmp_path: Path) -> None:

@@ -1,23 +1,26 @@
-"""Candidates: the commits of a local clone. Imports only the standard library and the matrix.
+"""Candidates: the commits of a local git clone, whose checkout is not touched.
 
 A commit of a package of the stack is installed into a folder of its own, which hides the release in the environment
-that all commits share; a commit of anything else is tested in its own files.
+that all commits share; a commit of anything else is tested in its own files. Imports only the standard library and the
+matrix.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
-from pytest_trlcompat.bisect.candidates.base import Candidate, Place, Prepared
-from pytest_trlcompat.bisect.candidates.git import Clone, Commit
+from pytest_trlcompat.bisect.candidates import Candidate, ExecutionContext, PreparedCandidate
 from pytest_trlcompat.bisect.errors import BisectError
+from pytest_trlcompat.bisect.workers import WORKER_VARIABLE
 from pytest_trlcompat.matrix.environments import Environment, ensure
 from pytest_trlcompat.matrix.errors import Untestable
 from pytest_trlcompat.matrix.files import locked
@@ -26,30 +29,167 @@ from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.process import undisturbed
 from pytest_trlcompat.matrix.uv import uv_cached_first
 
-__all__ = ["Commits", "span"]
+__all__ = ["Clone", "Commit", "Commits", "commits_between"]
 
 _STAMP = ".trlcompat-built"
 
 
-def span(clone: Clone, first: str, last: str) -> tuple[list[Commit], str]:
-    """The commits to search, and a line about it where the first end is another than was asked for.
+@dataclass(frozen=True)
+class Commit:
+    """One commit.
 
-    Releases are often cut on branches of their own: then the search starts where the branch left.
+    Attributes:
+        day: of the committer's date.
+    """
+
+    sha: str
+    day: str
+    subject: str
+
+    @property
+    def short(self) -> str:
+        return self.sha[:10]
+
+
+@dataclass(frozen=True)
+class Clone:
+    """A git clone on this machine."""
+
+    path: Path
+
+    def check(self, *, may_be_dirty: bool = False) -> None:
+        """
+        Raises:
+            BisectError: when it is no clone, or has changes that are part of no commit.
+        """
+        if not self.path.is_dir():
+            raise BisectError(f"--clone {self.path}: no such folder; name the folder of a git clone")
+        bare = self._git("rev-parse", "--is-bare-repository", failure=f"--clone {self.path}: not a git clone")
+        if bare.strip() == "true":
+            return  # nothing is checked out there
+        changed = self._git("status", "--porcelain", "--untracked-files=no").splitlines()
+        if changed and not may_be_dirty:
+            raise BisectError(
+                f"--clone {self.path}: {len(changed)} file{'s have' if len(changed) > 1 else ' has'} uncommitted "
+                f"changes ({changed[0][3:]}), which no tested commit would contain; commit or stash them, or leave "
+                "them out with --allow-dirty"
+            )
+
+    def commit(self, revision: str) -> Commit:
+        """
+        Raises:
+            BisectError: for a revision that the clone does not have.
+        """
+        answer = self._git(
+            *("log", "-1", "--format=%H%x09%cs%x09%s", "--end-of-options", f"{revision}^{{commit}}", "--"),
+            failure=f"--clone {self.path}: unknown revision {revision!r}; fetch it (git fetch --tags), or name another",
+        )
+        return Commit(*answer.rstrip("\n").split("\t", 2))
+
+    def tag_of(self, version: str) -> str:
+        """The tag of a release.
+
+        Raises:
+            BisectError: when there is none.
+        """
+        tags = set(self._git("tag", "--list", f"*{version}").split())
+        for name in (f"v{version}", version, f"release-{version}"):
+            if name in tags:
+                return name
+        raise BisectError(
+            f"--clone {self.path}: no tag for release {version}, such as v{version}; fetch the tags: git fetch --tags"
+        )
+
+    def base(self, one: str, other: str) -> Commit:
+        """The commit at which two histories diverged; the earlier commit when they did not.
+
+        Raises:
+            BisectError: when their histories have nothing in common.
+        """
+        found = self._git(
+            *("merge-base", one, other),
+            failure=f"--clone {self.path}: {one} and {other} have no common history; if the clone is shallow, run: "
+            "git fetch --unshallow",
+        )
+        return self.commit(found.strip())
+
+    def history(self, first: str, last: str) -> list[Commit]:
+        """From ``first`` to ``last`` along the first parents, both included; a merge commit counts as one commit.
+
+        ``first`` must be an ancestor of ``last``.
+        """
+        answer = self._git("log", "--first-parent", "--reverse", "--format=%H%x09%cs%x09%s", f"{first}..{last}", "--")
+        return [self.commit(first), *(Commit(*line.split("\t", 2)) for line in answer.splitlines())]
+
+    @contextlib.contextmanager
+    def worktree(self, commit: Commit, folder: Path) -> Iterator[Path]:
+        """The files of a commit in a folder of their own, removed afterwards; the clone's checkout stays as it is.
+
+        Raises:
+            BisectError: when git cannot create it.
+        """
+        try:
+            self._change_worktrees(folder.parent, "add", "--force", "--quiet", "--detach", str(folder), commit.sha)
+            yield folder
+        finally:
+            self.remove_worktree(folder)
+
+    def remove_worktree(self, folder: Path) -> None:
+        """Remove a worktree, also one that git does not know."""
+        with contextlib.suppress(BisectError):
+            self._change_worktrees(folder.parent, "remove", "--force", "--force", str(folder))
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def worktrees(self, below: Path) -> list[Path]:
+        """All worktrees in a folder that git knows, including those whose files are gone."""
+        with _one_at_a_time(below) as lock:
+            lines = self._git("worktree", "list", "--porcelain", hold=lock).splitlines()
+        known = [Path(line.partition(" ")[2]) for line in lines if line.startswith("worktree ")]
+        return [folder for folder in known if folder.parent == below.resolve()]
+
+    def _change_worktrees(self, below: Path, *arguments: str) -> None:
+        """Worktrees of one clone are changed one at a time, and not left half done by a worker that is killed."""
+        with undisturbed(), _one_at_a_time(below) as lock:
+            self._git("worktree", *arguments, hold=lock)
+
+    def _git(self, *arguments: str, failure: str = "", hold: int | None = None) -> str:
+        # Set by git itself for the command of `git bisect run`, and by hooks: they would lead to another repository.
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(("GIT_", WORKER_VARIABLE))
+        }
+        # The owner's hooks must not run.
+        settings = ("-c", "core.hooksPath=/dev/null", "-c", "log.showSignature=false")
+        command = ["git", "-C", str(self.path), *settings, *arguments]
+        variables = {**inherited, "GIT_LFS_SKIP_SMUDGE": "1", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+        try:
+            done = subprocess.run(command, env=variables, capture_output=True, text=True, errors="replace", check=False)
+        except FileNotFoundError as error:
+            raise BisectError("git was not found on PATH; install it to bisect by commit") from error
+        if done.returncode != 0:
+            reason = done.stderr.strip().splitlines()[:1] or [f"git ended with exit status {done.returncode}"]
+            raise BisectError(failure or f"--clone {self.path}: git {arguments[0]}: {reason[0]}")
+        return done.stdout
+
+
+def commits_between(clone: Clone, first: str, last: str) -> tuple[list[Commit], str]:
+    """The commits to search, and a note where the search starts at another commit than ``first``.
+
+    Releases are often made on branches of their own: then the search starts where the branch began.
 
     Raises:
-        BisectError: for unknown revisions, or ends of which the second comes first.
+        BisectError: for unknown revisions, or when ``last`` comes before ``first``.
     """
     one, other = clone.commit(first), clone.commit(last)
     base = clone.base(one.sha, other.sha)
     if base.sha == other.sha and one.sha != other.sha:
         raise BisectError(
-            f"--clone {clone.path}: {last} comes before {first} in its history; swap them, or take --find-fix away or "
-            "add it: it says that the good one is the later one"
+            f"--clone {clone.path}: {last} is an ancestor of {first}; the bad commit must be the later one, with "
+            "--find-fix the good one: swap --good and --bad, or add or remove --find-fix"
         )
-    said = ""
+    note = ""
     if base.sha != one.sha:
-        said = f"{first} lies on a branch beside {last}; the search starts at {base.short}, where the branch left"
-    return clone.history(base.sha, other.sha), said
+        note = f"{first} is on another branch than {last}; the search starts at {base.short}, where they diverged"
+    return clone.history(base.sha, other.sha), note
 
 
 @dataclass(frozen=True)
@@ -57,9 +197,9 @@ class Commits:
     """Commits of a clone.
 
     Attributes:
-        package: of the stack; ``None``: the commits are tested in their own files.
-        lock: the environment's, all but ``package``; ``None`` without a package.
-        work: a folder for the files of commits and for what is installed of them.
+        package: which package of the stack the clone is; ``None``: commits are tested in their own files.
+        lock: the versions of everything but ``package``; ``None`` without a package.
+        work: a folder for the files of commits, and for commits that were installed.
     """
 
     clone: Clone
@@ -75,53 +215,62 @@ class Commits:
         return tuple(self._candidate(commit) for commit in self.commits)
 
     def _candidate(self, commit: Commit) -> Candidate:
-        of = f"{self.package} {commit.short}" if self.package else commit.short
-        return Candidate(self._identity(commit), commit.sha, f"{of} ({commit.subject[:60]})")
+        name = f"{self.package} {commit.short}" if self.package else commit.short
+        return Candidate(self._identity(commit), commit.sha, f"{name} ({commit.subject[:60]})")
 
-    def prepare(self, candidate: Candidate) -> Prepared:
+    def prepare(self, candidate: Candidate) -> PreparedCandidate:
         commit = next(commit for commit in self.commits if commit.sha == candidate.version)
-        place = self._files if self.lock is None else self._installed
-        return Prepared(self._identity(commit), self.lock, partial(place, commit))
+        context = self._files_context if self.lock is None else self._installed_context
+        return PreparedCandidate(self._identity(commit), self.lock, partial(context, commit))
 
     def _identity(self, commit: Commit) -> str:
         return f"{commit.sha[:16]}-{self.lock.digest if self.lock else 'files'}"
 
     @contextlib.contextmanager
-    def _files(self, commit: Commit, say: Callable[[str], None]) -> Iterator[Place]:
-        with self.clone.worktree(commit, self._tree(commit)) as folder:
-            yield Place(None, folder)
+    def _files_context(self, commit: Commit, say: Callable[[str], None]) -> Iterator[ExecutionContext]:
+        with self.clone.worktree(commit, self._worktree_folder(commit)) as folder:
+            yield ExecutionContext(None, folder)
 
     @contextlib.contextmanager
-    def _installed(self, commit: Commit, say: Callable[[str], None]) -> Iterator[Place]:
+    def _installed_context(self, commit: Commit, say: Callable[[str], None]) -> Iterator[ExecutionContext]:
         assert self.lock is not None
         environment = ensure(self.lock, self.layout, say)
-        overlay = self.work / f"installed-{self._unique(commit)}"
-        with locked(overlay.with_suffix(".lock"), lambda: say("another process installs it")):
+        overlay = self.work / f"installed-{self._unique_name(commit)}"
+        with locked(overlay.with_suffix(".lock"), lambda: say("waiting for another process that is installing it")):
             if not (overlay / _STAMP).is_file():
                 say(f"installing {self.package} {commit.short}")
                 shutil.rmtree(overlay, ignore_errors=True)
-                with self.clone.worktree(commit, self._tree(commit)) as files:
+                with self.clone.worktree(commit, self._worktree_folder(commit)) as files:
                     _install(files, overlay, environment)
                 (overlay / _STAMP).touch()
         with environment.used():
-            yield Place(environment, self.folder, overlay)
+            yield ExecutionContext(environment, self.folder, overlay)
 
-    def tidy(self) -> None:
-        """Take away the files of commits whose process has ended, or is this one, which is done with them."""
+    def clean_up(self) -> None:
+        """Remove the files of commits whose process has ended, or is this one, which is done with them."""
         with undisturbed():
-            ours = self.work.resolve()
-            for folder in {*self.clone.worktrees(ours), *ours.glob("tree-*")}:
+            work = self.work.resolve()
+            for folder in {*self.clone.worktrees(work), *work.glob("tree-*")}:
                 owner = int(folder.name.rpartition("-")[2])
                 if owner == os.getpid() or not Path(f"/proc/{owner}").exists():
                     self.clone.remove_worktree(folder)
 
-    def _tree(self, commit: Commit) -> Path:
-        """Two commands may want the same commit's files at a time."""
+    def _worktree_folder(self, commit: Commit) -> Path:
+        """Of this process alone: two commands may need the files of the same commit at the same time."""
         return self.work / f"tree-{commit.sha[:12]}-{os.getpid()}"
 
-    def _unique(self, commit: Commit) -> str:
-        where = f"{self.clone.path.resolve()} {self._identity(commit)}"
-        return f"{commit.sha[:12]}-{hashlib.sha256(where.encode()).hexdigest()[:8]}"
+    def _unique_name(self, commit: Commit) -> str:
+        source = f"{self.clone.path.resolve()} {self._identity(commit)}"
+        return f"{commit.sha[:12]}-{hashlib.sha256(source.encode()).hexdigest()[:8]}"
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[int]:
+    """A lock that git inherits, so that it is held until git has ended, even when this process is killed before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".worktrees.lock", "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()
 
 
 def _install(files: Path, overlay: Path, environment: Environment) -> None:

@@ -1,4 +1,4 @@
-"""Candidates: whole stacks, as the registry stood on each day, or one lock with packages of another.
+"""Candidates: whole stacks, as the registry was on each day, or one lock with some packages of another.
 
 Imports only the standard library and the matrix.
 """
@@ -12,19 +12,25 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
-from pytest_trlcompat.bisect.candidates.base import Candidate, Prepared, environment_place, exactly, near
+from pytest_trlcompat.bisect.candidates import (
+    Candidate,
+    PreparedCandidate,
+    environment_context,
+    lock_exactly,
+    lock_near,
+)
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock, resolve
 
-__all__ = ["Days", "Subsets"]
+__all__ = ["Days", "PartialUpdates"]
 
 
 @dataclass(frozen=True)
 class Days:
     """Every day from ``first`` to ``last``; what is not pinned by ``others`` is what the registry had before that day.
 
-    As everywhere, packages that only build and torch are taken as they are today.
+    As in the matrix, torch and packages that are needed only for building are those of today.
     """
 
     matrix: Matrix
@@ -43,21 +49,21 @@ class Days:
         others = " ".join(f"{name}=={version}" for name, version in sorted(self.others.items()))
         return Candidate(f"as of {day} {others}", day.isoformat(), f"the stack of {day}")
 
-    def prepare(self, candidate: Candidate) -> Prepared:
+    def prepare(self, candidate: Candidate) -> PreparedCandidate:
         day = datetime.date.fromisoformat(candidate.version)
         lock = dataclasses.replace(resolve(self.matrix, Cell(dict(self.others), day)), cell_id=candidate.label)
-        return Prepared(lock.digest, lock, partial(environment_place, lock, self.layout, self.folder))
+        return PreparedCandidate(lock.digest, lock, partial(environment_context, lock, self.layout, self.folder))
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Environments stay."""
 
 
 @dataclass(frozen=True)
-class Subsets:
-    """``before`` with packages moved to the versions that they have in ``after``.
+class PartialUpdates:
+    """``before`` with some packages updated to the versions that they have in ``after``.
 
     Attributes:
-        strict: nothing else may move, so that a set is tested alone or not at all; else what must move moves.
+        strict: nothing else may move, so that a set is tested alone or not at all; otherwise what must move moves.
     """
 
     matrix: Matrix
@@ -71,22 +77,22 @@ class Subsets:
     def candidates(self) -> Sequence[Candidate]:
         return ()
 
-    def candidate(self, moved: Iterable[str]) -> Candidate:
-        names = sorted(moved)
-        what = ", ".join(f"{name} {self.after.packages[name]}" for name in names)
+    def candidate(self, updated: Iterable[str]) -> Candidate:
+        names = sorted(updated)
+        label = ", ".join(f"{name} {self.after.packages[name]}" for name in names)
         how = "exactly" if self.strict else "near"
         key = f"{how} {self.before.digest} with {' '.join(f'{name}=={self.after.packages[name]}' for name in names)}"
-        return Candidate(key, ",".join(names), f"only {what}")
+        return Candidate(key, ",".join(names), f"only {label}")
 
-    def prepare(self, candidate: Candidate) -> Prepared:
-        moved = {name: self.after.packages[name] for name in candidate.version.split(",")}
+    def prepare(self, candidate: Candidate) -> PreparedCandidate:
+        updated = {name: self.after.packages[name] for name in candidate.version.split(",")}
         date = max(self.before.date, self.after.date)
         if self.strict:
-            lock = exactly(self.matrix, candidate.label, {**self.before.packages, **moved}, date)
+            lock = lock_exactly(self.matrix, candidate.label, {**self.before.packages, **updated}, date)
         else:
-            base = Lock(candidate.label, date, self.before.python, self.before.packages, self.before.asked)
-            lock = near(self.matrix, candidate.label, moved, base)
-        return Prepared(lock.digest, lock, partial(environment_place, lock, self.layout, self.folder))
+            base = dataclasses.replace(self.before, cell_id=candidate.label, date=date)
+            lock = lock_near(self.matrix, candidate.label, updated, base)
+        return PreparedCandidate(lock.digest, lock, partial(environment_context, lock, self.layout, self.folder))
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Environments stay."""

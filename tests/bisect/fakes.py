@@ -1,7 +1,6 @@
-"""A registry that is made up, and a question to ask of its releases.
+"""A fake package registry, a command that tests its releases, and one that tests the commits of a made git history.
 
-A lock is what that registry had on a day; an environment is a folder that says which versions it holds; the command
-that is asked reads them there.
+A lock is what the registry had on a day; an environment is a folder with a file of versions, which the command reads.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from pytest_trlcompat.bisect.candidates.registry import Listing
+from pytest_trlcompat.bisect.candidates.releases import Listing
 from pytest_trlcompat.bisect.cli import main
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.matrix.cells import Cell, Matrix
@@ -26,7 +25,7 @@ from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
 
 DAY = datetime.date(2025, 1, 1)
-CHECK = """\
+CHECK_SCRIPT = """\
 import json, os, pathlib, sys
 from packaging.version import Version as V
 held = json.loads((pathlib.Path(os.environ["VIRTUAL_ENV"]) / "versions.json").read_text())
@@ -35,21 +34,36 @@ commit = json.loads((pathlib.Path(overlay) / "state.json").read_text())["number"
 with open("runs.jsonl", "a") as file:
     print(json.dumps(held), file=file)
 def at_least(name, version): return V(held[name]) >= V(version)
-{rule}
+{body}
 """
-SILENT = "if {condition}: raise ValueError('loss is 0.3, not 0.1')"
+COMMIT_CHECK = """\
+import json, sys
+state = json.load(open("state.json"))
+print("checking", state["number"])
+if state["build"] == "missing":
+    sys.exit(125)
+if state["build"] == "broken":
+    raise ImportError("cannot import name 'thing' from 'package'")
+if state["other"]:
+    raise KeyError(f"unrelated {state['number']}")
+if state["bad"]:
+    raise ValueError(f"loss is {0.1 * state['number']} instead of 0.5 at 0x{state['number']:x}")
+"""
+FAIL_IF = "if {condition}: raise ValueError('loss is 0.3, not 0.1')"
 
 TRANSFORMERS = {f"4.{minor}.0": 10 * (minor - 40) for minor in range(40, 60)}
-OVER_ALL = ("releases", "--package", "transformers", "--good", "4.40.0", "--bad", "4.59.0", "--with", "trl=0.14.0")
-OVER_DAYS = ("days", "--good", "2025-02-01", "--bad", "2025-07-10", "--with", "trl=0.14.0")
+ALL_RELEASES = ("releases", "--package", "transformers", "--good", "4.40.0", "--bad", "4.59.0", "--with", "trl=0.14.0")
+ALL_DAYS = ("days", "--good", "2025-02-01", "--bad", "2025-07-10", "--with", "trl=0.14.0")
+
+RUN_CHECK = f"{sys.executable} check.py"
 
 
 @dataclass
-class Registry:
-    """What was released when, in days after 2025-01-01, and which versions go together.
+class FakeRegistry:
+    """What was released when, in days after 2025-01-01, and which versions are compatible.
 
     Attributes:
-        needs: a package's release needs another package at least at a version.
+        needs: (package, version, other package, least version): from this version on it needs the other one.
         unbuildable: ``name==version`` of what cannot be installed.
     """
 
@@ -77,7 +91,7 @@ class Registry:
         for package, version, other, least in self.needs:
             if Version(versions[package]) >= Version(version) and Version(versions[other]) < Version(least):
                 raise Untestable(f"{package} {versions[package]} needs {other}>={least}")
-        return Lock(name, date, "3.11", dict(sorted(versions.items())), "asked")
+        return Lock(name, date, "3.11", dict(sorted(versions.items())), "digest")
 
     def lock_for(self, matrix: Matrix, cell: Cell, layout: Layout) -> Lock:
         days = [self.released[name][version] for name, version in cell.pins.items() if version in self.released[name]]
@@ -116,8 +130,8 @@ class Registry:
         for name, version in cell.pins.items():
             if version not in self.released[name]:
                 raise Untestable(f"No solution found\nBecause there is no version of {name}=={version}")
-        born = max(self.released[name][version] for name, version in cell.pins.items())
-        return DAY + datetime.timedelta(days=born + matrix.settle_days)
+        released = max(self.released[name][version] for name, version in cell.pins.items())
+        return DAY + datetime.timedelta(days=released + matrix.settle_days)
 
     def listing(self, package: str, python: str, kept: Path) -> Listing:
         if not self.reachable:
@@ -132,15 +146,29 @@ class Registry:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def rule(registry: Registry, text: str) -> None:
-    (registry.folder / "check.py").write_text(CHECK.format(rule=text))
+def write_check(registry: FakeRegistry, body: str) -> None:
+    (registry.folder / "check.py").write_text(CHECK_SCRIPT.format(body=body))
 
 
-def ask(registry: Registry, *arguments: str) -> int:
-    command = ["--command", f"{sys.executable} check.py", "--state", "state", "--json", "result.json"]
+def run_bisect(registry: FakeRegistry, *arguments: str) -> int:
+    command = ["--command", RUN_CHECK, "--state", "state", "--json", "result.json"]
     return main([*arguments, *command])
 
 
-def result(registry: Registry) -> dict[str, Any]:
+def read_result(registry: FakeRegistry) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((registry.folder / "result.json").read_text())
     return loaded
+
+
+def states_of(count: int, change: int, *, broken: range, missing: set[int], other: range) -> list[Mapping[str, Any]]:
+    """What each commit of a git history does in ``COMMIT_CHECK``."""
+
+    def build(number: int) -> str:
+        if number in missing:
+            return "missing"
+        return "broken" if number in broken else "fine"
+
+    return [
+        {"number": number, "build": build(number), "other": number in other, "bad": number >= change}
+        for number in range(count)
+    ]

@@ -1,4 +1,4 @@
-"""From releases and days on to the commits of a clone, end to end, over the made-up registry."""
+"""From releases and days to the commits of a clone, end to end, with a fake registry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from pytest_trlcompat.bisect.candidates import commits
 
-from .made_up import OVER_ALL, OVER_DAYS, SILENT, Registry, ask, result, rule
+from .fakes import ALL_DAYS, ALL_RELEASES, FAIL_IF, FakeRegistry, read_result, run_bisect, write_check
 
 if TYPE_CHECKING:
     from tests.conftest import GitHistory
@@ -30,49 +30,49 @@ def install(arguments: Sequence[str]) -> str:
     return ""
 
 
-def test_one_command_goes_from_two_days_to_the_commit(
-    registry: Registry, git_history: GitHistory, monkeypatch: pytest.MonkeyPatch
+def test_one_command_narrows_two_days_down_to_the_commit(
+    registry: FakeRegistry, git_history: GitHistory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shas = make_clone(git_history, registry.folder / "clone", 30, {"v4.51.0": 3, "v4.52.0": 27})
     monkeypatch.setattr(commits, "uv_cached_first", install)
-    rule(
+    write_check(
         registry,
         "import builtins\nif commit == 20: raise ImportError('half a refactoring here')\n"
-        + SILENT.format(condition="commit >= 18 if commit is not None else at_least('transformers', '4.52')"),
+        + FAIL_IF.format(condition="commit >= 18 if commit is not None else at_least('transformers', '4.52')"),
     )
-    assert ask(registry, *OVER_DAYS, "--clone", "transformers=clone") == 0
-    culprit = result(registry)["culprit"]
+    assert run_bisect(registry, *ALL_DAYS, "--clone", "transformers=clone") == 0
+    culprit = read_result(registry)["culprit"]
     assert (culprit["package"], culprit["last_good"], culprit["first_bad"]) == ("transformers", "4.51.0", "4.52.0")
     assert culprit["commits"]["last_good"] == shas[17]
     assert culprit["commits"]["first_bad"] == shas[18]
-    assert result(registry)["verdict"].startswith(f"transformers {shas[18][:10]} (change 18) broke")
-    assert [search["phase"] for search in result(registry)["searches"]] == ["days", "commits"]
+    assert read_result(registry)["verdict"].startswith(f"transformers {shas[18][:10]} (change 18) broke")
+    assert [search["phase"] for search in read_result(registry)["searches"]] == ["days", "commits"]
 
 
 @pytest.mark.parametrize("held", [(), ("--with", "accelerate=1.3", "trl=0.14.0")])
 def test_commits_of_a_package_are_installed_over_one_environment(
-    registry: Registry, git_history: GitHistory, monkeypatch: pytest.MonkeyPatch, held: tuple[str, ...]
+    registry: FakeRegistry, git_history: GitHistory, monkeypatch: pytest.MonkeyPatch, held: tuple[str, ...]
 ) -> None:
-    """What is held may be newer than the commits, which are of January."""
+    """Held versions may be newer than the commits, which are of January."""
     shas = make_clone(git_history, registry.folder / "clone", 12, {})
     monkeypatch.setattr(commits, "uv_cached_first", install)
-    rule(registry, SILENT.format(condition="commit >= 7"))
+    write_check(registry, FAIL_IF.format(condition="commit >= 7"))
     arguments = ["--package", "transformers", "--clone", "clone", "--good", shas[0], "--bad", shas[-1]]
-    assert ask(registry, "commits", *arguments, *held) == 0
-    culprit = result(registry)["culprit"]
+    assert run_bisect(registry, "commits", *arguments, *held) == 0
+    culprit = read_result(registry)["culprit"]
     assert (culprit["package"], culprit["first_bad"]) == ("transformers", shas[7])
     assert {run["accelerate"] for run in registry.runs} == ({"1.3"} if held else {"1.0"})
     assert len([path for path in (registry.folder / "envs").iterdir() if path.is_dir()]) == 1
 
 
-def test_a_clone_without_the_tags_loses_nothing_that_was_found(
-    registry: Registry, git_history: GitHistory, capsys: pytest.CaptureFixture[str]
+def test_the_release_is_still_named_when_the_clone_lacks_its_tags(
+    registry: FakeRegistry, git_history: GitHistory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_clone(git_history, registry.folder / "clone", 5, {})
-    rule(registry, SILENT.format(condition="at_least('transformers', '4.52')"))
-    assert ask(registry, *OVER_ALL, "--clone", "transformers=clone") == 0
-    culprit = result(registry)["culprit"]
+    write_check(registry, FAIL_IF.format(condition="at_least('transformers', '4.52')"))
+    assert run_bisect(registry, *ALL_RELEASES, "--clone", "transformers=clone") == 0
+    culprit = read_result(registry)["culprit"]
     assert culprit["first_bad"] == "4.52.0"
     (note,) = culprit["notes"]
     assert note.startswith("the commit was not found: --clone ")
-    assert "no tag for release 4.51.0 (v4.51.0 was looked for); fetch the tags: git fetch --tags" in note
+    assert "no tag for release 4.51.0, such as v4.51.0; fetch the tags: git fetch --tags" in note
