@@ -177,7 +177,7 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
 
     def fake(*records: Record) -> tuple[IssuePredicate, ExecutionContext]:
         lines = "".join(record.to_json() + "\n" for record in records)
-        script = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[2]); print('done')"
+        script = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[2]); print('done', *sys.argv[3:])"
         monkeypatch.setattr(
             predicate_module,
             "suite_command",
@@ -242,5 +242,5 @@ def test_a_suite_without_verdicts_is_inconclusive(
 ) -> None:
     predicate, context = suite()
     assert predicate.observe(context, tmp_path / "work").reason == (
-        "the suite gave no verdict (pytest ended with exit status 0): done"
+        "the suite gave no verdict (pytest ended with exit status 0): done --trlcompat-subject upstream"
     )
