@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from pytest_trlcompat.bisect.candidates.commits import Clone
 
 from .fakes import COMMIT_CHECK, RUN_CHECK, states_of
 
@@ -314,6 +317,27 @@ def test_invalid_input_is_refused_with_one_clear_message(
     assert message in err
     assert err.startswith("trlcompat bisect: ")
     assert "Traceback" not in err
+
+
+def test_git_itself_holds_the_lock_while_it_changes_worktrees(
+    git_history: GitHistory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the lock is not free before git has ended, even when the process that started it is killed."""
+    git_history.make(tmp_path / "clone", [{"number": 0}])
+    files, log = tmp_path / "files", tmp_path / "open_files"
+    program = tmp_path / "bin" / "git"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$*" >> {log}\nls -l /proc/$$/fd >> {log}\nexec {shutil.which("git")} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    clone = Clone(tmp_path / "clone")
+    with clone.worktree(clone.commit("HEAD"), files / "tree"):
+        pass
+    calls = log.read_text().split("-C ")[1:]
+    holding = [".worktrees.lock" in call for call in calls]
+    changing = [" worktree " in call for call in calls]
+    assert changing == [False, True, True]
+    assert holding == changing
 
 
 def test_a_bare_clone_can_be_searched(git_history: GitHistory, tmp_path: Path, bisect: Callable[..., int]) -> None:

@@ -162,7 +162,15 @@ class Clone:
         command = ["git", "-C", str(self.path), *settings, *arguments]
         variables = {**inherited, "GIT_LFS_SKIP_SMUDGE": "1", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
         try:
-            done = subprocess.run(command, env=variables, capture_output=True, text=True, errors="replace", check=False)
+            done = subprocess.run(
+                command,
+                env=variables,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                pass_fds=() if hold is None else (hold,),
+            )
         except FileNotFoundError as error:
             raise BisectError("git was not found on PATH; install it to bisect by commit") from error
         if done.returncode != 0:
