@@ -4,7 +4,7 @@ Its GRPO computes them from hidden states and the output head in Triton kernels,
 installed, as beside CPU builds of PyTorch and on a Mac: ``'NoneType' object has no attribute 'apply'``. Later releases
 have another way there.
 
-Imports torch and TRL when asked, and nothing of this package.
+Imports torch and TRL when asked, and of this package ``_order``.
 """
 
 from __future__ import annotations
@@ -14,18 +14,23 @@ from importlib import import_module
 from typing import Any
 from unittest import mock
 
+from pytest_trlcompat.trainers._order import Ordered
+
 __all__ = ["PlainLogProbsMixin", "log_probs_without_triton"]
 
 _NAME = "_ChunkedLogProbFunction"
 
 
-class PlainLogProbsMixin:
-    """Lets a subclass of ``trl.GRPOTrainer`` of trl 1.15.0 train without Triton.
+class PlainLogProbsMixin(Ordered):
+    """Lets a subclass of ``trl.GRPOTrainer`` compute log-probabilities without Triton.
 
     It knows by the kernel that is ``None``. The same numbers are then computed by PyTorch's own operations, with whole
-    rows of logits in memory, which the kernels save. Elsewhere nothing is changed. To stand in front of
-    :class:`.LogitsToKeepMixin`, which asks what the classes behind it can do.
+    rows of logits in memory, which the kernels save. Elsewhere nothing is changed.
     """
+
+    _stands_before = {
+        "LogitsToKeepMixin": "that one asks whether TRL has the method that this one defines in front of every TRL",
+    }
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
