@@ -163,10 +163,10 @@ def _alternative(box: Box, right: set[Point], new: set[Point], axes: Sequence[Ax
     ranges: dict[str, Range] = {}
     for number in constrained:
         used = {point[number] for point in (right if lasting else new)}
-        kept = [n for n in sorted(box[number]) if min(used) <= n <= max(used)] if lasting else sorted(used)
         union = Range(())
-        for n in kept:
-            union |= axes[number].pieces[n]
+        for n in box[number]:
+            if min(used) <= n <= max(used):
+                union |= axes[number].pieces[n]
         ranges[axes[number].package] = union
     return Alternative({package: ranges[package] for package in sorted(ranges, key=_place)}, lasting)
 

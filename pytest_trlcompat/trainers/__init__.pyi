@@ -39,7 +39,9 @@ from pytest_trlcompat.trainers.train_sampler import TrainSamplerMixin as TrainSa
 from pytest_trlcompat.trainers.warnings_issued import WarningsIssuedMixin as WarningsIssuedMixin
 from pytest_trlcompat.trainers.zero3_biases import ZeRO3BiasesMixin as ZeRO3BiasesMixin
 from pytest_trlcompat.trainers.zero3_generation import ZeRO3GenerationMixin as ZeRO3GenerationMixin
-from pytest_trlcompat.trainers.zero3_lora_checkpointing import ZeRO3LoraCheckpointingMixin as ZeRO3LoraCheckpointingMixin
+from pytest_trlcompat.trainers.zero3_lora_checkpointing import (
+    ZeRO3LoraCheckpointingMixin as ZeRO3LoraCheckpointingMixin,
+)
 from pytest_trlcompat.trainers.zero3_whole_modules import ZeRO3WholeModulesMixin as ZeRO3WholeModulesMixin
 
 __all__: list[str]

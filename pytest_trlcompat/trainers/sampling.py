@@ -1,9 +1,10 @@
-"""Cure of ``grpo-sampling`` (trl 5783, 4647, transformers 42762): completions sampled from the policy that is scored.
+"""Cure of ``grpo-sampling``: completions sampled from the policy that is scored.
 
-GRPO scores tokens by ``softmax(logits / temperature)``. Sampling may silently be narrower than that: trl 0.14 and 0.15
-leave the 50 most likely tokens to choose from, since ``GenerationConfig`` does; so do 0.18 to 0.26 under Transformers
-5, which takes their ``top_k=None`` for its default. And Transformers 4.50 to 4.57 put the preferences of the model's
-own ``generation_config.json`` in place of whatever TRL sets to a default value, temperature 1 included, up to trl 0.26.
+GRPO scores tokens by ``softmax(logits / temperature)``. Sampling may silently be narrower than that: TRL may leave the
+50 most likely tokens to choose from, since ``GenerationConfig`` does, or pass a ``top_k=None`` that Transformers takes
+for its default. And Transformers may put the preferences of the model's own ``generation_config.json`` in place of
+whatever TRL sets to a default value, temperature 1 included. The cure says what is meant, and sets the preferences
+aside while completions are sampled.
 
 Imports torch, and of this package ``_order`` and ``_upstream``.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -63,12 +64,12 @@ _REASON = "it looks at the code of TRL's unwrap_model_for_generation, which that
 class SamplingMixin(Ordered, AroundGeneration):
     """Lets a subclass of ``trl.GRPOTrainer`` sample as its arguments say, and from all tokens unless they limit them.
 
-    Needless from trl 0.27.0 on, and does nothing there: it looks for ``_override_model_generation_config`` in TRL's
-    ``unwrap_model_for_generation``. It looks for ``top_k`` in the arguments, and takes ``None`` and its absence for no
-    limit, as TRL's documentation does. With vLLM, which samples elsewhere, it does nothing either.
+    Does nothing where TRL's ``unwrap_model_for_generation`` does the same: it looks for
+    ``_override_model_generation_config`` there. It looks for ``top_k`` in the arguments, and takes ``None`` and its
+    absence for no limit, as TRL's documentation does. With vLLM, which samples elsewhere, it does nothing either.
     """
 
-    _stands_before = dict.fromkeys(
+    _stands_before: ClassVar = dict.fromkeys(
         (
             "CheckpointedGenerationMixin",
             "FSDPGenerationMixin",

@@ -26,7 +26,9 @@ def issue(*predictions: Prediction, strategies: tuple[str, ...] = ("zero3",)) ->
 def texts(*predictions: Prediction, strategies: tuple[str, ...] = ("zero3",)) -> dict[str, list[str]]:
     """By strategies the alternatives; a ``+`` marks those that last."""
     found = fixed_releases(issue(*predictions, strategies=strategies))
-    return {" ".join(each.strategies): [_text(each, number) for number in range(len(each.alternatives))] for each in found}
+    return {
+        " ".join(each.strategies): [_text(each, number) for number in range(len(each.alternatives))] for each in found
+    }
 
 
 def _text(fixed: FixedReleases, number: int) -> str:
@@ -49,7 +51,12 @@ def _text(fixed: FixedReleases, number: int) -> str:
             ["trl >=0.15 with transformers >=4.49+"],
         ),
         (
-            [predict("ok", trl=">=1.5"), predict("broken", transformers=">=5.0"), predict("ok", trl=">=0.16"), predict("broken")],
+            [
+                predict("ok", trl=">=1.5"),
+                predict("broken", transformers=">=5.0"),
+                predict("ok", trl=">=0.16"),
+                predict("broken"),
+            ],
             ["trl >=1.5+", "trl >=0.16,<1.5 with transformers <5.0"],
         ),
         # Nobody is sent to a release without the trainer, and a range that ends there lasts.
@@ -59,11 +66,15 @@ def _text(fixed: FixedReleases, number: int) -> str:
         ([predict("error", trl="<0.15"), predict("broken", trl="<0.18"), predict("ok")], ["trl >=0.18+"]),
         ([predict("blocked", trl=">=1.15,<1.16"), predict("broken", trl="<0.18"), predict("ok")], ["trl >=0.18+"]),
         (
-            [predict("silent", trl="<0.15", why="other tokens: grpo-logits-to-keep"), predict("broken", torch="<2"), predict("ok")],
+            [
+                predict("silent", trl="<0.15", why="other tokens: grpo-logits-to-keep"),
+                predict("broken", torch="<2"),
+                predict("ok"),
+            ],
             ["torch >=2+"],
         ),
     ],
-)  # fmt: skip
+)
 def test_alternatives(predictions: list[Prediction], expected: list[str]) -> None:
     assert texts(*predictions) == {"zero3": expected}
 

@@ -39,18 +39,35 @@ TRAIN = "train with pytest_trlcompat.trainers."
             f"{TRAIN}PPOTrainer and its PPOConfig, or take trl >=0.9.6,<0.17 or >=0.19,<1.13, or transformers >=4.51",
             "trl 0.19 or transformers 4.51",
         ),
-        ("trl-training-arguments", "take trl >=0.14,<0.17 or >=0.19, or transformers >=4.51", "trl 0.19 or transformers 4.51"),
+        (
+            "trl-training-arguments",
+            "take trl >=0.14,<0.17 or >=0.19, or transformers >=4.51",
+            "trl 0.19 or transformers 4.51",
+        ),
     ],
-)  # fmt: skip
+)
 def test_texts_of_the_catalogue(issue_id: str, text: str, needless: str) -> None:
     issue = known_issues.load()[issue_id]
     assert (remedy(issue), cured_in(issue)) == (text, needless)
+
+
+def test_where_one_release_alone_is_enough_no_later_alternative_lasts() -> None:
+    issue = known_issues.load()["grpo-sampling"]
+    assert cured_in(issue) == "trl 0.27"
+    assert remedy(issue, ["single-model_defaults"]) == (
+        f"{TRAIN}GRPOTrainer (SamplingMixin), or take trl >=0.27, or trl >=0.16,<0.27 with transformers <4.50, or trl "
+        ">=0.26.2,<0.27 with transformers >=4.50,<5, or trl >=0.17,<0.18 with transformers >=5"
+    )
 
 
 def test_releases_for_other_strategies_than_those_asked_for_are_left_out() -> None:
     issue = known_issues.load()["grpo-logits-to-keep"]
     cure = f"{TRAIN}GRPOTrainer (LogitsToKeepMixin), or take "
     assert remedy(issue, ["single-neither"]) == f"{cure}trl >=0.20"
+    assert remedy(issue).removeprefix(cure) == (
+        "trl >=0.15 with transformers >=4.49, or transformers >=4.49,<4.52, or trl >=0.14,<0.15 with transformers "
+        "<4.49; under single-neither take trl >=0.20"
+    )
     assert remedy(issue, ["ddp"]).startswith(f"{cure}trl >=0.15 with transformers >=4.49, or ")
     assert remedy(issue, ["ddp", "single-neither"]).endswith("; under single-neither take trl >=0.20")
 

@@ -42,9 +42,9 @@ def test_status_1_when_something_bites_with_all_that_is_to_be_said(doctor: Run) 
         f"{entry.id}: {entry.title}",
         "wasteful under every strategy: logits_to_keep is swallowed; TRL trims afterwards",
         f"symptom {entry.wrong}",
-        "cure train with pytest_trlcompat.trainers.GRPOTrainer (LogitsToKeepMixin), or take trl >=0.15 with transformers "
-        ">=4.49, or transformers >=4.49,<4.52, or trl >=0.14,<0.15 with transformers <4.49; under single-neither take "
-        "trl >=0.20",
+        "cure train with pytest_trlcompat.trainers.GRPOTrainer (LogitsToKeepMixin), or take trl >=0.15 with "
+        "transformers >=4.49, or transformers >=4.49,<4.52, or trl >=0.14,<0.15 with transformers <4.49; "
+        "under single-neither take trl >=0.20",
         f"upstream {entry.upstream[0]}",
         "[measured under single on trl0.15.2-tf4.48.3]",
     ):
