@@ -6,8 +6,8 @@ One module per cure, each usable alone, as functions or as a mixin in front of y
 
     class MyTrainer(LogitsToKeepMixin, trl.GRPOTrainer): ...
 
-Importing this package imports nothing of the stack; asking it for a name does. No module here imports pytest or a
-other part of the harness, so that users can train with them. Public names stand in ``__init__.pyi``, each once.
+Importing this package imports nothing of the stack; asking it for a name does. No module here imports pytest or any
+other part of the harness, so that users can train with them. Its names are what its modules export; see ``stub``.
 """
 
 from __future__ import annotations

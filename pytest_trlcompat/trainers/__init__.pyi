@@ -1,47 +1,45 @@
-"""The public names of this package, each once: type checkers read them here, and ``names`` at run time."""
+"""Made by `python -m pytest_trlcompat.trainers.stub` from what the modules export; do not edit."""
 
-from pytest_trlcompat.trainers.adapter_loading import AdapterLoadingMixin as AdapterLoadingMixin
-from pytest_trlcompat.trainers.checkpointed_generation import CheckpointedGenerationMixin as CheckpointedGenerationMixin
-from pytest_trlcompat.trainers.deepspeed_accumulation import DeepSpeedAccumulationMixin as DeepSpeedAccumulationMixin
-from pytest_trlcompat.trainers.deepspeed_evaluation import DeepSpeedEvaluationMixin as DeepSpeedEvaluationMixin
-from pytest_trlcompat.trainers.deepspeed_hooks import DeepSpeedHooksMixin as DeepSpeedHooksMixin
-from pytest_trlcompat.trainers.deepspeed_hooks import PPODeepSpeedHooksMixin as PPODeepSpeedHooksMixin
-from pytest_trlcompat.trainers.device_map import OneDevicePerRankMixin as OneDevicePerRankMixin
-from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin as EmptyParamGroupsMixin
-from pytest_trlcompat.trainers.evaluation import EvaluationMixin as EvaluationMixin
-from pytest_trlcompat.trainers.evaluation_remainder import EvaluationRemainderMixin as EvaluationRemainderMixin
-from pytest_trlcompat.trainers.fsdp2_grad_norm import FSDP2GradNormMixin as FSDP2GradNormMixin
-from pytest_trlcompat.trainers.fsdp_adapter_generation import FSDPAdapterGenerationMixin as FSDPAdapterGenerationMixin
-from pytest_trlcompat.trainers.fsdp_adapter_save import FSDPAdapterSaveMixin as FSDPAdapterSaveMixin
-from pytest_trlcompat.trainers.fsdp_generation import FSDPGenerationMixin as FSDPGenerationMixin
-from pytest_trlcompat.trainers.fsdp_gradients import FSDPGradientsMixin as FSDPGradientsMixin
-from pytest_trlcompat.trainers.fsdp_ref_model import FSDPReferenceModelMixin as FSDPReferenceModelMixin
-from pytest_trlcompat.trainers.fsdp_save import FSDPSaveMixin as FSDPSaveMixin
-from pytest_trlcompat.trainers.fsdp_sync_ref_model import FSDPSyncRefModelCallback as FSDPSyncRefModelCallback
-from pytest_trlcompat.trainers.fsdp_sync_ref_model import FSDPSyncRefModelMixin as FSDPSyncRefModelMixin
-from pytest_trlcompat.trainers.gradient_accumulation import GradientAccumulationMixin as GradientAccumulationMixin
-from pytest_trlcompat.trainers.grpo import GRPOTrainer as GRPOTrainer
-from pytest_trlcompat.trainers.logits_to_keep import LogitsToKeepMixin as LogitsToKeepMixin
-from pytest_trlcompat.trainers.lora_checkpointing import LoraCheckpointingMixin as LoraCheckpointingMixin
-from pytest_trlcompat.trainers.plain_logprobs import PlainLogProbsMixin as PlainLogProbsMixin
-from pytest_trlcompat.trainers.ppo import PPOConfig as PPOConfig
-from pytest_trlcompat.trainers.ppo import PPOTrainer as PPOTrainer
-from pytest_trlcompat.trainers.ppo_accelerator import PPOAcceleratorMixin as PPOAcceleratorMixin
-from pytest_trlcompat.trainers.ppo_accumulation import PPOAccumulationMixin as PPOAccumulationMixin
-from pytest_trlcompat.trainers.ppo_adapter_reference import PPOAdapterReferenceMixin as PPOAdapterReferenceMixin
-from pytest_trlcompat.trainers.ppo_fsdp import PPOFSDPMixin as PPOFSDPMixin
-from pytest_trlcompat.trainers.ppo_newer_trainer import PPONewerTrainerMixin as PPONewerTrainerMixin
-from pytest_trlcompat.trainers.ppo_save import PPOSaveMixin as PPOSaveMixin
-from pytest_trlcompat.trainers.resuming import ResumingMixin as ResumingMixin
-from pytest_trlcompat.trainers.sampling import SamplingMixin as SamplingMixin
-from pytest_trlcompat.trainers.token_normalizer import TokenNormalizerMixin as TokenNormalizerMixin
-from pytest_trlcompat.trainers.train_sampler import TrainSamplerMixin as TrainSamplerMixin
-from pytest_trlcompat.trainers.warnings_issued import WarningsIssuedMixin as WarningsIssuedMixin
-from pytest_trlcompat.trainers.zero3_biases import ZeRO3BiasesMixin as ZeRO3BiasesMixin
-from pytest_trlcompat.trainers.zero3_generation import ZeRO3GenerationMixin as ZeRO3GenerationMixin
-from pytest_trlcompat.trainers.zero3_lora_checkpointing import (
-    ZeRO3LoraCheckpointingMixin as ZeRO3LoraCheckpointingMixin,
-)
-from pytest_trlcompat.trainers.zero3_whole_modules import ZeRO3WholeModulesMixin as ZeRO3WholeModulesMixin
+from .adapter_loading import AdapterLoadingMixin as AdapterLoadingMixin
+from .checkpointed_generation import CheckpointedGenerationMixin as CheckpointedGenerationMixin
+from .deepspeed_accumulation import DeepSpeedAccumulationMixin as DeepSpeedAccumulationMixin
+from .deepspeed_evaluation import DeepSpeedEvaluationMixin as DeepSpeedEvaluationMixin
+from .deepspeed_hooks import DeepSpeedHooksMixin as DeepSpeedHooksMixin
+from .deepspeed_hooks import PPODeepSpeedHooksMixin as PPODeepSpeedHooksMixin
+from .device_map import OneDevicePerRankMixin as OneDevicePerRankMixin
+from .empty_param_groups import EmptyParamGroupsMixin as EmptyParamGroupsMixin
+from .evaluation import EvaluationMixin as EvaluationMixin
+from .evaluation_remainder import EvaluationRemainderMixin as EvaluationRemainderMixin
+from .fsdp2_grad_norm import FSDP2GradNormMixin as FSDP2GradNormMixin
+from .fsdp_adapter_generation import FSDPAdapterGenerationMixin as FSDPAdapterGenerationMixin
+from .fsdp_adapter_save import FSDPAdapterSaveMixin as FSDPAdapterSaveMixin
+from .fsdp_generation import FSDPGenerationMixin as FSDPGenerationMixin
+from .fsdp_gradients import FSDPGradientsMixin as FSDPGradientsMixin
+from .fsdp_ref_model import FSDPReferenceModelMixin as FSDPReferenceModelMixin
+from .fsdp_save import FSDPSaveMixin as FSDPSaveMixin
+from .fsdp_sync_ref_model import FSDPSyncRefModelCallback as FSDPSyncRefModelCallback
+from .fsdp_sync_ref_model import FSDPSyncRefModelMixin as FSDPSyncRefModelMixin
+from .gradient_accumulation import GradientAccumulationMixin as GradientAccumulationMixin
+from .grpo import GRPOTrainer as GRPOTrainer
+from .logits_to_keep import LogitsToKeepMixin as LogitsToKeepMixin
+from .lora_checkpointing import LoraCheckpointingMixin as LoraCheckpointingMixin
+from .plain_logprobs import PlainLogProbsMixin as PlainLogProbsMixin
+from .ppo import PPOConfig as PPOConfig
+from .ppo import PPOTrainer as PPOTrainer
+from .ppo_accelerator import PPOAcceleratorMixin as PPOAcceleratorMixin
+from .ppo_accumulation import PPOAccumulationMixin as PPOAccumulationMixin
+from .ppo_adapter_reference import PPOAdapterReferenceMixin as PPOAdapterReferenceMixin
+from .ppo_fsdp import PPOFSDPMixin as PPOFSDPMixin
+from .ppo_newer_trainer import PPONewerTrainerMixin as PPONewerTrainerMixin
+from .ppo_save import PPOSaveMixin as PPOSaveMixin
+from .resuming import ResumingMixin as ResumingMixin
+from .sampling import SamplingMixin as SamplingMixin
+from .token_normalizer import TokenNormalizerMixin as TokenNormalizerMixin
+from .train_sampler import TrainSamplerMixin as TrainSamplerMixin
+from .warnings_issued import WarningsIssuedMixin as WarningsIssuedMixin
+from .zero3_biases import ZeRO3BiasesMixin as ZeRO3BiasesMixin
+from .zero3_generation import ZeRO3GenerationMixin as ZeRO3GenerationMixin
+from .zero3_lora_checkpointing import ZeRO3LoraCheckpointingMixin as ZeRO3LoraCheckpointingMixin
+from .zero3_whole_modules import ZeRO3WholeModulesMixin as ZeRO3WholeModulesMixin
 
 __all__: list[str]

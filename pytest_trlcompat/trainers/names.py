@@ -1,7 +1,6 @@
-"""The public names of this package and the modules that define them, read from its stub.
+"""The public names of this package and the modules that define them, read from ``__init__.pyi``; see ``stub``.
 
-``__init__.pyi`` is the one list of them: type checkers and editors need it, and from it follow ``__all__`` and what the
-package imports when it is asked for a name. Imports only the standard library.
+Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -11,20 +10,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-__all__ = ["MODULES", "names_of"]
+__all__ = ["MODULES", "STUB", "names_of"]
+
+STUB = Path(__file__).with_name("__init__.pyi")
 
 
-def _imports(stub: Path) -> Iterator[tuple[str, str]]:
-    for node in ast.parse(stub.read_text(encoding="utf-8")).body:
+def _imports(path: Path) -> Iterator[tuple[str, str]]:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module:
-            yield from ((alias.name, node.module.rpartition(".")[2]) for alias in node.names)
+            yield from ((alias.name, node.module) for alias in node.names)
 
 
-MODULES: Mapping[str, str] = MappingProxyType(dict(sorted(_imports(Path(__file__).with_name("__init__.pyi")))))
+MODULES: Mapping[str, str] = MappingProxyType(dict(sorted(_imports(STUB))))
 """Each public name to the module of this package that defines it."""
 
 
 def names_of(module: str) -> tuple[str, ...]:
-    """The public names that a module of this package defines, given by its full name or by its last part."""
+    """The public names that a module of this package defines, by its full name or the last part of it."""
     wanted = module.rpartition(".")[2]
     return tuple(name for name, defining in MODULES.items() if defining == wanted)

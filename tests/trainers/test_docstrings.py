@@ -15,7 +15,7 @@ from pytest_trlcompat.catalog.cures_page import page
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(path for path in Path(trainers.__file__).parent.glob("[a-z]*.py"))
 RELEASE = re.compile(r"\d+\.\d+")
-NO_CURE = {"device_map", "grpo", "names"}
+NO_CURE = {"device_map", "grpo", "names", "stub"}
 """Modules that cure no entry of the catalogue by themselves."""
 
 
