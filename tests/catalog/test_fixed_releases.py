@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Mapping
 
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from pytest_trlcompat.catalog import known_issues
-from pytest_trlcompat.catalog.fixed_releases import FixedReleases, fixed_releases
+from pytest_trlcompat.catalog import evidence, known_issues
+from pytest_trlcompat.catalog.fixed_releases import Alternative, FixedReleases, fixed_releases
 from pytest_trlcompat.catalog.known_issues import KnownIssue, Prediction
 from pytest_trlcompat.catalog.ranges import at
 from pytest_trlcompat.catalog.verdict import Verdict
+
+PROBLEMS = (Verdict.BROKEN, Verdict.SILENT, Verdict.WASTEFUL)
 
 
 def predict(verdict: str, *strategies: str, why: str = "because", **when: str) -> Prediction:
@@ -107,20 +110,41 @@ def test_no_alternative_of_the_catalogue_holds_a_problem_and_none_that_is_right_
             for strategy, _ in itertools.product(each.strategies, range(60)):
                 versions = {package: draw.choice(releases) for package, releases in near.items()}
                 found = known.predict("upstream", strategy, versions)
-                advised = any(
-                    all(wanted.covers(at(versions[package])) for package, wanted in alternative.ranges.items())
-                    for alternative in each.alternatives
-                )
+                advised = any(_is_in(versions, alternative) for alternative in each.alternatives)
                 if found is None:
                     continue
                 where = (known.id, strategy, versions, found.describe())
                 if found.verdict is Verdict.OK:
                     assert advised, where
                     looked += 1
-                elif found.verdict in (Verdict.BROKEN, Verdict.SILENT, Verdict.WASTEFUL) and not _of_another(found):
+                elif found.verdict in PROBLEMS and not _of_another(found):
                     assert not advised, where
                     looked += 1
     assert looked > 2000
+
+
+def test_the_catalogues_alternatives_agree_with_every_measured_cell() -> None:
+    right, wrong = 0, 0
+    for known in known_issues.load().values():
+        for each, cell in itertools.product(fixed_releases(known), evidence.published().cells):
+            advised = any(_is_in(cell.versions, alternative) for alternative in each.alternatives)
+            for strategy in each.strategies:
+                verdict = cell.verdicts.get((known.id, "upstream", strategy))
+                predicted = known.predict("upstream", strategy, cell.versions)
+                if verdict is Verdict.OK:
+                    assert advised, (known.id, strategy, cell.id)
+                    right += 1
+                elif verdict in PROBLEMS and not (predicted and _of_another(predicted)):
+                    assert not advised, (known.id, strategy, cell.id)
+                    wrong += 1
+    assert right > 3000
+    assert wrong > 2000
+
+
+def _is_in(versions: Mapping[str, str], alternative: Alternative) -> bool:
+    return all(
+        package in versions and wanted.covers(at(versions[package])) for package, wanted in alternative.ranges.items()
+    )
 
 
 def _near(known: KnownIssue, package: str) -> list[str]:

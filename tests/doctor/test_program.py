@@ -46,6 +46,7 @@ def test_status_1_when_something_bites_with_all_that_is_to_be_said(doctor: Run) 
         "transformers >=4.49, or transformers >=4.49,<4.52, or trl >=0.14,<0.15 with transformers <4.49; "
         "under single-neither take trl >=0.20",
         f"upstream {entry.upstream[0]}",
+        "gets all cures by `class My(corrected.GRPOTrainer, MyTrainer)` or `class My(corrected.PPOTrainer, MyTrainer)`",
         "[measured under single on trl0.15.2-tf4.48.3]",
     ):
         assert text in flat, text
@@ -121,6 +122,17 @@ def test_options_may_stand_anywhere(doctor: Run) -> None:
     assert status == 1
     assert document["stack"] == {"trl": "0.15.2", "transformers": "4.48.3"}
     assert document["strategies"] == ["single"]
+
+
+def test_releases_are_those_for_the_strategies_in_use(doctor: Run) -> None:
+    pins = ("trl==0.15.2", "transformers==4.48.3")
+    for strategy, end in (("ddp", "with transformers <4.49"), ("single-neither", "or take trl >=0.20")):
+        status, out, _ = doctor(*pins, "--json", "--strategy", strategy)
+        remedies = {found["id"]: found["remedy"] for found in json.loads(out)["bites"]}
+        assert status == 1
+        assert remedies["grpo-logits-to-keep"].endswith(end)
+        line = "".join(doctor(*pins, "--strategy", strategy)[1].split())
+        assert "".join(f"cure{remedies['grpo-logits-to-keep']}upstream".split()) in line
 
 
 def test_json_says_all_that_the_text_says(doctor: Run, small: KnownIssue) -> None:
