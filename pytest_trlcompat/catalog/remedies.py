@@ -50,19 +50,19 @@ def cured_in(issue: KnownIssue) -> str:
 
 
 def own_trainer(issues: Iterable[KnownIssue]) -> str:
-    """How the cures of these issues get into a trainer of one's own; empty where none has a cure."""
+    """How a user's subclass of TRL's trainer gets the cures of these issues; empty where none has a cure."""
     trainers = sorted({_corrected_trainer(issue) for issue in issues if issue.cure})
     if not trainers:
         return ""
     classes = " or ".join(f"`class My(corrected.{name}, MyTrainer)`" for name in trainers)
     return (
-        f"A trainer of your own, MyTrainer, gets all cures by {classes}, where corrected is {CORRECTED}; "
+        f"MyTrainer, a subclass of TRL's trainer, gets all cures by {classes}, where corrected is {CORRECTED}; "
         "a mixin in parentheses above, in the corrected trainer's place, gives that cure alone."
     )
 
 
 def mixins(issue: KnownIssue) -> tuple[str, ...]:
-    """The mixins that are its cure, for a trainer of one's own; those for PPO alone begin with its name."""
+    """The mixins that are its cure, for a user's own trainer; those for PPO alone begin with its name."""
     names = [name for module in (issue.cure, *issue.cure_with) for name in names_of(module) if name.endswith("Mixin")]
     for_ppo = [name for name in names if name.startswith("PPO")]
     others = [name for name in names if name not in for_ppo]

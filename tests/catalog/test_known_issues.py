@@ -50,8 +50,8 @@ def test_each_issue_has_a_suite_links_and_a_cure() -> None:
         assert all(link.startswith("https://github.com/") for link in issue.upstream)
         assert issue.wrong
         assert remedies.remedy(issue)
-        if issue.cure:
-            assert (Path(known_issues.__file__).parents[2] / (issue.cure.replace(".", "/") + ".py")).is_file()
+        for module in filter(None, (issue.cure, *issue.cure_with)):
+            assert (Path(known_issues.__file__).parents[2] / (module.replace(".", "/") + ".py")).is_file()
 
 
 @pytest.mark.parametrize(
