@@ -18,7 +18,8 @@ FLOORS = (
     {"cli"},
     {"bisect", "plugin"},
     {"checks", "doctor", "launch", "matrix"},
-    {"accelerator", "catalog", "tiny", "trainers"},
+    {"accelerator", "catalog", "tiny"},
+    {"trainers"},
     {"__init__", "_data", "_devices", "_processes", "stack"},
 )
 """The rooms, and the modules that they share, from the top down: none imports another of its own floor."""

@@ -47,6 +47,7 @@ def test_the_wheel_is_pure_and_holds_nothing_but_the_package(wheel: Path, member
         f"pytest_trlcompat-{__version__}.dist-info",
     }
     assert "pytest_trlcompat/py.typed" in members
+    assert "pytest_trlcompat/trainers/__init__.pyi" in members
     assert f"pytest_trlcompat-{__version__}.dist-info/licenses/LICENSE" in members
 
 

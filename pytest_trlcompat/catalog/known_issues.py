@@ -112,31 +112,32 @@ class KnownIssue:
 
     Attributes:
         wrong: one line: what a user sees, or what is wrong without an error.
-        remedy: one line: what a user can do.
         upstream: links to the issues and pulls that report and cure it.
         suite: the test module that shows it.
-        cure: the module of this package that cures it; empty where it cures nothing.
-        cured_in: the first release in which the cure is needless, as ``package version``.
+        cure: the module of this package that cures it; empty where none does.
         strategies: under which it may show, with the variants that its suite measures; under no other. Empty: see
             :meth:`labels`.
         needs: packages without which the issue cannot show, ``peft`` for one of adapters, beside what the strategy
             itself needs.
+        cure_with: modules that belong to the cure as well.
+        workaround: what else helps, as it would follow "or", where that cannot be derived from the predictions; what
+            can is made by ``remedies``.
         blocks: ids of issues that cannot be seen where this one is ``broken``: their upstream verdict is ``error``.
     """
 
     id: str
     title: str
     wrong: str
-    remedy: str
     upstream: tuple[str, ...]
     suite: str
     cure: str
-    cured_in: str
     symptoms: tuple[Symptom, ...]
     predictions: tuple[Prediction, ...]
     strategies: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ()
+    cure_with: tuple[str, ...] = ()
+    workaround: str = ""
 
     @property
     def trainer(self) -> str:
@@ -276,8 +277,8 @@ def _absences(entry: Mapping[str, Any] | None) -> list[dict[str, Any]]:
 
 
 _ISSUE_KEYS = {
-    *("id", "title", "wrong", "remedy", "upstream", "suite", "cure", "cured_in", "symptom", "prediction"),
-    *("strategies", "needs", "blocks"),
+    *("id", "title", "wrong", "upstream", "suite", "cure", "symptom", "prediction"),
+    *("strategies", "needs", "blocks", "cure_with", "workaround"),
 }
 
 
@@ -288,16 +289,16 @@ def _issue(entry: Mapping[str, Any], absent: Mapping[str, Any]) -> KnownIssue:
         id=_line(entry, "id"),
         title=_line(entry, "title"),
         wrong=_line(entry, "wrong"),
-        remedy=_line(entry, "remedy"),
         upstream=_lines(entry, "upstream"),
         suite=_line(entry, "suite"),
         cure=_line(entry, "cure", may_be_empty=True),
-        cured_in=_line(entry, "cured_in", may_be_empty=True),
         symptoms=tuple(_symptom(raw) for raw in entry.get("symptom", [])),
         predictions=tuple(_prediction(raw) for raw in [*_absences(absent.get(measured_with)), *entry["prediction"]]),
         strategies=_lines(entry, "strategies", default=()),
         needs=_lines(entry, "needs", default=()),
         blocks=_lines(entry, "blocks", default=()),
+        cure_with=_lines(entry, "cure_with", default=()),
+        workaround=_line(entry, "workaround") if "workaround" in entry else "",
     )
     for strategy in issue.strategies:
         if kind(strategy) not in STRATEGIES or _WILDCARD.search(strategy):

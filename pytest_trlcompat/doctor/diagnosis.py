@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_trlcompat.catalog import remedies
 from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
 from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue, kind
 from pytest_trlcompat.catalog.ranges import Range, at
@@ -53,6 +54,10 @@ class Finding:
     issue: KnownIssue
     bites: tuple[Bite, ...]
     uncured: str = ""
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        return tuple(label for bite in self.bites for label in bite.strategies)
 
 
 @dataclass(frozen=True)
@@ -121,9 +126,10 @@ def _finding_to_dict(finding: Finding) -> dict[str, Any]:
         "title": issue.title,
         "wrong": issue.wrong,
         "symptoms": [{"type": symptom.type_name, "text": symptom.pattern.pattern} for symptom in issue.symptoms],
-        "remedy": issue.remedy,
+        "remedy": remedies.remedy(issue, finding.strategies),
         "cure": issue.cure,
-        "cured_in": issue.cured_in,
+        "mixins": list(remedies.mixins(issue)),
+        "cured_in": remedies.cured_in(issue),
         "uncured": finding.uncured,
         "upstream": list(issue.upstream),
         "suite": issue.suite,

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
+from pytest_trlcompat.catalog import remedies
 from pytest_trlcompat.catalog.known_issues import STRATEGIES
 from pytest_trlcompat.doctor.diagnosis import Bite, Diagnosis, Finding, Pins
 from pytest_trlcompat.doctor.given import ORDER
@@ -77,7 +78,7 @@ def _finding(finding: Finding, width: int) -> Iterator[Line]:
     for bite in finding.bites:
         yield from _entry(bite.verdict.value, _bite(bite), width)
     yield from _entry("symptom", issue.wrong, width)
-    yield from _entry("cure", issue.remedy, width, style="green")
+    yield from _entry("cure", remedies.remedy(issue, finding.strategies), width, style="green")
     if finding.uncured:
         yield from _entry("but", f"the corrected trainer is {finding.uncured}", width)
     for number, link in enumerate(issue.upstream):
@@ -100,6 +101,10 @@ def _summary(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
 
 
 def _advice(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
+    own = remedies.own_trainer([finding.issue for finding in diagnosis.findings])
+    if own:
+        yield from _wrapped("", own, width)
+        yield "", ""
     for pins in diagnosis.pins:
         yield from _wrapped("", _pins(pins), width)
     if not any(pins.strategies == diagnosis.strategies for pins in diagnosis.pins):

@@ -15,8 +15,8 @@ from packaging.version import Version
 
 __all__ = ["ppo_config_class", "ppo_module", "ppo_trainer_class"]
 
-# The first that is there: releases that moved or renamed the trainer keep an alias at the old place.
-_PLACES = (
+# The first that is there: releases that moved or renamed the trainer keep an alias at the old location.
+_LOCATIONS = (
     ("trl.experimental.ppo.ppo_trainer", "PPOTrainer", "PPOConfig"),
     ("trl.trainer.ppo_trainer", "PPOTrainer", "PPOConfig"),
     ("trl.trainer.ppov2_trainer", "PPOv2Trainer", "PPOv2Config"),
@@ -55,7 +55,7 @@ def ppo_config_class() -> Any:
 def _find() -> tuple[ModuleType, str, str]:
     from transformers import Trainer
 
-    for module_name, trainer, config in _PLACES:
+    for module_name, trainer, config in _LOCATIONS:
         if _exists(module_name):
             module = import_module(module_name)
             if issubclass(getattr(module, trainer), Trainer):  # the old API's is none

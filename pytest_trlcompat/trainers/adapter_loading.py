@@ -1,8 +1,8 @@
-"""Cure of ``peft-distributed-load`` (peft 3628): adapters loaded by ranks, with any release of Transformers.
+"""Cure of ``peft-distributed-load``: adapters loaded by ranks, with any release of Transformers.
 
-Where there is a process group PEFT 0.19 prepares to load adapters for tensor parallelism, whether there is any or not,
-and imports a class for it that Transformers has from 5.1 to 5.15 alone: resuming ends in ``cannot import name
-'EmbeddingParallel'``. PEFT 0.20 first looks whether a layer is parallel.
+Where there is a process group, some releases of PEFT prepare to load adapters for tensor parallelism, whether there is
+any or not, and import a class for it that few releases of Transformers have: resuming ends in ``cannot import name
+'EmbeddingParallel'``. The cure leaves that preparation out where no layer is parallel.
 
 Imports PEFT and Transformers when asked.
 """
@@ -51,7 +51,7 @@ def _can_be_split() -> bool:
 class AdapterLoadingMixin:
     """Lets any ``transformers.Trainer`` resume the training of adapters in several processes.
 
-    Needless with other releases of PEFT than 0.19. It knows by what Transformers has, and by PEFT's own function.
+    It knows by what Transformers has, and by PEFT's own function, whether there is anything to do.
     """
 
     model: Any

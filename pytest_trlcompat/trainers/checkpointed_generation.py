@@ -1,9 +1,9 @@
 """Cure of ``grpo-checkpointed-generation``: sampling with gradient checkpointing on, from a cache that is not filled.
 
 GRPO generates with the model in training mode. A model that checkpoints its activations then drops or repeats what
-generation keeps in its key-value cache: Transformers up to 4.48 reads the whole sequence anew for each token, on top of
-what the cache holds; from 4.53 on each token is computed from the one before it alone. Neither raises an error: the
-completions are noise, and are trained on.
+generation keeps in its key-value cache: depending on the release of Transformers the whole sequence is read anew for
+each token, on top of what the cache holds, or each token is computed from the one before it alone. Neither raises an
+error: the completions are noise, and are trained on. The cure switches checkpointing off while completions are sampled.
 
 Imports torch, and of this package ``_upstream``.
 """
@@ -38,7 +38,7 @@ class CheckpointedGenerationMixin(AroundGeneration):
     """Lets a subclass of ``trl.GRPOTrainer`` generate without gradient checkpointing, and train with it.
 
     Generation computes no gradients, so that nothing is lost by it. Does nothing where ``gradient_checkpointing`` is
-    off, where TRL has switched it off for generation itself (from 0.22.0 on), and with vLLM, which generates elsewhere.
+    off, where TRL has switched it off for generation itself, and with vLLM, which generates elsewhere.
     """
 
     args: Any

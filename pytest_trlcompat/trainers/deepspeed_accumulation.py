@@ -1,13 +1,13 @@
-"""Cure of ``grpo-gradient-accumulation`` in DeepSpeed (trl 4631, DeepSpeed 7718): every micro-batch counts, and once.
+"""Part of the cure of ``grpo-gradient-accumulation``: under DeepSpeed every micro-batch counts, and once.
 
-Two things go wrong there when gradients are accumulated, without an error and whoever trains:
+Two things go wrong in DeepSpeed when gradients are accumulated, without an error and whoever trains:
 
-- 0.17.6 to 0.18.2 keep what ZeRO-2 accumulates in one place and ask another, filled at the last micro-batch only,
-  whether there is something yet: each micro-batch takes the place of the one before it. A step is trained on its last
+- What ZeRO-2 accumulates is kept in one place, and another one, filled at the last micro-batch only, is asked whether
+  there is something yet: each micro-batch takes the place of the one before it. A step is trained on its last
   micro-batch alone, divided as if there were all.
-- 0.18.3 to 0.19.5 divide the gradient of every output of the model as it arrives, instead of the loss: once more for
-  each output that another one was made from, as hidden states are. 0.18.3 does so also when ``engine.backward`` is told
-  not to divide (``scale_wrt_gas=False``), as Transformers does since it divides the loss itself.
+- The gradient of every output of the model is divided as it arrives, instead of the loss: once more for each output
+  that another one was made from, as hidden states are; in one release also when ``engine.backward`` is called
+  with ``scale_wrt_gas=False``, as Transformers does since it divides the loss itself.
 
 Imports nothing of the stack, and of this package ``_upstream``; DeepSpeed is there where there is something to do.
 """
@@ -34,8 +34,7 @@ _LOSING = (Version("0.17.6"), Version("0.18.3"))
 class DeepSpeedAccumulationMixin:
     """Repairs the engine of a subclass of ``transformers.Trainer`` before its first step.
 
-    Does nothing without DeepSpeed, and with releases other than 0.17.6 to 0.19.5. Transformers tells DeepSpeed not to
-    divide from 4.49.0 on, so that numbers change up to 0.18.3 only.
+    Does nothing without DeepSpeed, and with releases of it that are right; see :func:`repair_accumulation`.
     """
 
     accelerator: Any
@@ -49,7 +48,7 @@ class DeepSpeedAccumulationMixin:
 
 
 def repair_accumulation(engine: Any) -> None:
-    """Have a ``DeepSpeedEngine`` add up the gradients of all micro-batches, and divide the loss if it is told to.
+    """Have a ``DeepSpeedEngine`` add up the gradients of all micro-batches, and divide the loss by ``scale_wrt_gas``.
 
     Changes methods of the engine and of its optimizer, as objects; a second call changes nothing. It knows by
     DeepSpeed's version whether it loses gradients, and by its code whether it divides those of outputs.

@@ -1,9 +1,9 @@
-"""Cure of ``deepspeed-evaluate-before-train`` (transformers 44889): training after an evaluation under ZeRO-3.
+"""Cure of ``deepspeed-evaluate-before-train``: training after an evaluation under ZeRO-3.
 
 ``evaluate()`` before ``train()`` makes an engine without an optimizer, for inference, and to do so takes optimizer and
 scheduler out of the configuration. ``train()`` destroys that engine, goes on with it all the same, and ends in
-``'NoneType' object has no attribute 'backward'``. So does a second ``train()`` of the same trainer. No release of
-Transformers up to 5.23.0 is free of it.
+``'NoneType' object has no attribute 'backward'``. So does a second ``train()`` of the same trainer. The cure makes the
+trainer forget the engine first, and gives the configuration back what was taken out.
 
 Imports nothing of the stack.
 """

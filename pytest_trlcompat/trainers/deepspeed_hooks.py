@@ -1,13 +1,13 @@
-"""Cure of ``deepspeed-hook-registration`` (trl 2962), ``ppo-stale-trace`` and ``grpo-lora-stale-trace`` (trl 4693).
+"""Cure of ``deepspeed-hook-registration``, ``ppo-stale-trace`` and ``grpo-lora-stale-trace``: hooks that come back.
 
-After generation under ZeRO-3 TRL registers DeepSpeed's hooks again, by a private method that DeepSpeed 0.16.4 renamed.
-Up to 0.15 TRL knows only the old name, and ends the first step with ``'DeepSpeedZeRoOffload' object has no attribute
-'_register_hooks_recursively'``; a TRL that knows only the new one does not work with an older DeepSpeed either.
+After generation under ZeRO-3 TRL registers DeepSpeed's hooks again, by a private method that DeepSpeed has renamed. A
+TRL that knows one name alone ends the first step with a DeepSpeed that has the other: ``'DeepSpeedZeRoOffload' object
+has no attribute '_register_hooks_recursively'``. The cure registers them by whichever name there is.
 
 Registering the hooks numbers the modules anew. If DeepSpeed was recording by the old numbers in which order modules are
 used, it looks them up by the new ones at the next forward: ``pop from an empty deque``. It was where a step had one
 forward and generation did not pass the wrapped model: PPO generates with the policy inside of it, and GRPO with what an
-adapter wraps. TRL drops the record from 1.5 on, DeepSpeed itself from 0.19.2 on.
+adapter wraps. The cure drops the record, as later releases of TRL and DeepSpeed do.
 
 Imports nothing of the stack but TRL's utilities, when asked, and of this package ``_upstream``.
 """
@@ -59,11 +59,10 @@ def add_hooks(engine: Any) -> None:
 
 
 class DeepSpeedHooksMixin(AroundGeneration):
-    """Lets a subclass of ``trl.GRPOTrainer`` register DeepSpeed's hooks after each generation (trl 2962, 4693).
+    """Lets a subclass of ``trl.GRPOTrainer`` register DeepSpeed's hooks after each generation.
 
-    Needless from trl 1.5 on, and from DeepSpeed 0.19.2 on with trl 0.16 and later. It knows by trying: TRL's own
-    function runs first, ours only where that asks DeepSpeed for a method which it has not, and what DeepSpeed has
-    recorded is dropped if it is still there. The order is then recorded anew, as those releases do.
+    It knows by trying: TRL's own function runs first, ours only where that asks DeepSpeed for a method which it has
+    not, and what DeepSpeed has recorded is dropped if it is still there. The order is then recorded anew.
     """
 
     @contextmanager

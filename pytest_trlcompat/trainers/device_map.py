@@ -1,11 +1,11 @@
-"""Cure of reference models that are loaded onto other devices than the policy.
+"""Reference models that are loaded onto other devices than the policy; no entry of the catalogue has it yet.
 
-From 0.26.0 on TRL loads models by name with ``device_map="auto"``, and tells itself otherwise only under DeepSpeed
-and, from 0.27.0 or 0.28.0 on, ``MULTI_GPU``. When the reference model's turn comes, Accelerate says ``FSDP`` under
-FSDP: so each of several ranks that see the same GPUs loads it onto device 0, and FSDP1 refuses, ``Inconsistent
-compute device and `device_id``` (https://github.com/oumi-ai/oumi/pull/2673 meets it with DPO). On an XPU or another
-accelerator the same befalls the policy where a name is given, under DDP too; a single process that sees several
-devices spreads its reference model over them and fails at the first KL term. No release up to 1.16.0 is free of it.
+TRL loads models by name with ``device_map="auto"``, but not under DeepSpeed and ``MULTI_GPU``.
+When the reference model is loaded, Accelerate reports ``FSDP`` under FSDP: so each of several ranks that see the same
+GPUs loads it onto device 0, and FSDP1 refuses, ``Inconsistent compute device and `device_id```
+(https://github.com/oumi-ai/oumi/pull/2673 meets it with DPO). On an XPU or another accelerator the same happens to the
+policy where a name is given, under DDP too; a single process that sees several devices spreads its reference model over
+them and fails at the first KL term.
 
 Imports Accelerate, and of this package ``_upstream``.
 """
@@ -27,7 +27,7 @@ class OneDevicePerRankMixin:
     """Loads the models of a subclass of ``trl.GRPOTrainer`` onto one device per rank, where Accelerate puts them.
 
     A policy that was itself spread over several devices, and a ``device_map`` in ``model_init_kwargs``, are respected.
-    Does nothing where TRL has no ``create_model_from_path`` (before 0.26.0).
+    Does nothing where TRL has no ``create_model_from_path``.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,10 +1,9 @@
-"""Cure of ``deepspeed-empty-param-group`` and ``ppo-lr-scheduler-zip`` (transformers 43692): a learning rate for each
-group of parameters that DeepSpeed keeps.
+"""Cure of ``deepspeed-empty-param-group`` and ``ppo-lr-scheduler-zip``: one learning rate per group of parameters.
 
 Transformers puts parameters with and without weight decay into two groups. Where nothing is trained without decay, as
-with most adapters, and with a Mistral until Transformers 4.48, one is empty; DeepSpeed drops it, the scheduler still
-counts it, and a torch that zips strictly (from 2.10 on) ends the first step with ``zip() argument 2 is longer than
-argument 1``. Needless for GRPO from Transformers 5.2.0 on, which makes the scheduler afterwards.
+with most adapters, one is empty; DeepSpeed drops it, the scheduler still counts it, and a torch that zips strictly ends
+the first step with ``zip() argument 2 is longer than argument 1``. The cure drops the empty group before the scheduler
+counts.
 
 Imports nothing of the stack.
 """

@@ -1,16 +1,14 @@
-"""Cures of GRPO's evaluation: that it runs, that its loss is whole, and that its metrics are its own.
+"""Cure of ``grpo-evaluate``, ``grpo-eval-metrics`` and ``grpo-eval-accumulation``: GRPO's evaluation.
 
-``grpo-evaluate``: trl 0.14.0 has no ``prediction_step``, and Transformers' own takes the prompts for tensors: ``'list'
-object has no attribute 'get'``.
-
-``grpo-eval-metrics`` (trl 3337): trl 0.14.0 to 0.15.2 keep the metrics of training and evaluation in one place, and trl
-0.16.0 to 0.17.0 tell them apart by whether an evaluation is due. Rewards and KL of one are then averaged with those of
-the other, and an ``evaluate()`` that the training did not ask for logs none, and takes its completions out of the
-training's buffer.
-
-``grpo-eval-accumulation`` (trl 4010, 4669): trl 0.22.0 to 0.27.2 divide the loss by the number of accumulated gradients
-in evaluation as well: too small an ``eval_loss``, and before training ``'GRPOTrainer' object has no attribute
-'current_gradient_accumulation_steps'``.
+- ``grpo-evaluate``: TRL may have no ``prediction_step``, and Transformers' own takes the prompts for tensors: ``'list'
+  object has no attribute 'get'``. The cure has one.
+- ``grpo-eval-metrics``: TRL may keep the metrics of training and evaluation in one place, or distinguish them by
+  whether an evaluation is due. Rewards and KL of one are then averaged with those of the other, and an ``evaluate()``
+  that the training did not ask for logs none, and takes its completions out of the training's buffer. The cure keeps
+  them apart.
+- ``grpo-eval-accumulation``: TRL may divide the loss by the number of accumulated gradients in evaluation as well: too
+  small an ``eval_loss``, and before training no attribute ``current_gradient_accumulation_steps``. The cure sets that
+  number to 1 while an evaluation lasts.
 
 Imports torch, and of this package ``_upstream``.
 """
@@ -35,8 +33,7 @@ _MISSING = object()
 class EvaluationMixin:
     """Lets a subclass of ``trl.GRPOTrainer`` evaluate: at any time, the whole loss, and its own metrics.
 
-    Needless from trl 0.27.1 on, and in 0.18.0 to 0.21.0. It knows by the methods that TRL defines, by the shape of its
-    metrics and by the names that its code uses.
+    It knows by the methods that TRL defines, by the shape of its metrics and by the names that its code uses.
     """
 
     _metrics: Any

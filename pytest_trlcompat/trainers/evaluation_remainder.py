@@ -1,8 +1,9 @@
-"""Cure of ``grpo-eval-remainder``: the rows of the last batch that an evaluation on several ranks leaves out.
+"""Cure of ``grpo-eval-remainder``: the rows of the last batch that an evaluation leaves out.
 
 TRL's sampler repeats each prompt for its generations. Accelerate does not know: it takes the prompts for rows, works
 out from their number how many rows of the last batch are there only to fill it, and drops as many of the gathered
-losses. ``eval_loss`` then is that of the first ranks, or weighs the last batch wrongly.
+losses. ``eval_loss`` then is that of the first ranks, or weighs the last batch wrongly. The cure gives Accelerate the
+number of rows.
 
 Imports nothing of the stack.
 """
@@ -19,8 +20,7 @@ __all__ = ["EvaluationRemainderMixin"]
 class EvaluationRemainderMixin:
     """Has the evaluation of a subclass of ``trl.GRPOTrainer`` count rows where Accelerate counts prompts.
 
-    No release of TRL up to 1.16.0 is free of it. It knows by the sampler: one that repeats nothing, as that of trl
-    0.14.0, is left alone.
+    It knows by the sampler: one that repeats nothing is left alone.
     """
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
@@ -40,7 +40,7 @@ class EvaluationRemainderMixin:
 
 @contextmanager
 def _of_length(dataset: Any, rows: int | None) -> Iterator[None]:
-    """Tell Accelerate that a dataset has so many rows, by the attribute that it looks for, while the context lasts."""
+    """Have Accelerate find so many rows in a dataset, by the attribute that it reads, while the context lasts."""
     if rows is None:
         yield
         return

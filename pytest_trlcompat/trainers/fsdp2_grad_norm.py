@@ -1,9 +1,8 @@
-"""Cure of ``fsdp2-grad-norm`` (pytorch 170862): under FSDP2 the norm of all gradients is logged, not of a rank's part.
+"""Cure of ``fsdp2-grad-norm``: under FSDP2 the norm of all gradients is logged, not of a rank's part.
 
-``torch.nn.utils.clip_grad_norm_`` clips by the norm of all gradients, but before torch 2.10 what it returns is a
-``DTensor`` of which each rank holds its own part's norm. ``Trainer`` takes ``.item()`` of it, which is that part: with
-N ranks ``grad_norm`` is too small by about the square root of N, and differs from rank to rank. Weights are right.
-From 2.10 on torch returns the whole norm, as Accelerate's own function does from pull 4219 on.
+``torch.nn.utils.clip_grad_norm_`` clips by the norm of all gradients, but what it returns may be a ``DTensor`` of which
+each rank holds its own part's norm. ``Trainer`` takes ``.item()`` of it, which is that part: with N ranks ``grad_norm``
+is too small by about the square root of N, and differs from rank to rank. Weights are right. The cure reduces it.
 
 Imports only the standard library.
 """
@@ -31,8 +30,7 @@ def whole_norm(norm: Any) -> Any:
 class FSDP2GradNormMixin:
     """Lets any ``transformers.Trainer`` log the norm of all gradients under FSDP2.
 
-    Does nothing where the accelerator's ``clip_grad_norm_`` returns the whole norm: from torch 2.10 on, with newer
-    releases of Accelerate, and under other strategies.
+    Does nothing where the accelerator's ``clip_grad_norm_`` returns the whole norm.
     """
 
     accelerator: Any

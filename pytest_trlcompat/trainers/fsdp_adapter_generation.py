@@ -1,8 +1,9 @@
-"""Cure of ``lora-fsdp2-generation`` (trl 4550): adapters under FSDP2 generate with the root's parameters gathered.
+"""Cure of ``lora-fsdp2-generation``: adapters under FSDP2 generate with the root's parameters gathered.
 
 FSDP2 gathers the parameters that belong to no layer (embeddings, final norm, output head) when the root module is
 called. A ``PeftModel`` that is the root generates with the model beneath it, for which they stay sharded:
-``aten.embedding.default got mixed torch.Tensor and DTensor``. Without adapters the root itself generates.
+``aten.embedding.default got mixed torch.Tensor and DTensor``. Without adapters the root itself generates. The cure
+registers ``generate`` with FSDP2, as ``forward`` is.
 
 Imports torch, and of this package ``_upstream``, ``fsdp_ref_model`` and ``lora_checkpointing``.
 """
@@ -42,10 +43,10 @@ def gather_to_generate(model: nn.Module) -> None:
 
 
 class FSDPAdapterGenerationMixin(AroundGeneration):
-    """Lets a subclass of ``trl.GRPOTrainer`` generate with adapters under FSDP2 (trl 4550).
+    """Lets a subclass of ``trl.GRPOTrainer`` generate with adapters under FSDP2.
 
-    Needless from Transformers 5.0 on, whose Trainer does the same (its pull 42436); it knows by the model. Does nothing
-    without adapters, under another strategy, or with vLLM, which generates elsewhere.
+    It knows by the model whether a newer ``Trainer`` has done the same. Does nothing without adapters, under another
+    strategy, or with vLLM, which generates elsewhere.
     """
 
     accelerator: Any

@@ -2,12 +2,14 @@
 
 PEFT looks adapters' tensors up in the state dict by the names of their modules, and takes FSDP's
 ``_fsdp_wrapped_module`` out at the front of a name alone. FSDP1 wraps every layer, so that a module's name has it in
-the middle, and the state dict nowhere: ``save_model`` and checkpoints write an ``adapter_model.safetensors`` without
-one tensor from PEFT 0.21 on, and a checkpoint is resumed without its adapter from PEFT 0.20 on, both without an error.
-To resume, PEFT 0.21 looks names up in the state dict as well, which under FSDP1 only rank 0 has: the others would keep
+the middle, and the state dict nowhere: depending on the release of PEFT, ``save_model`` and checkpoints write an
+``adapter_model.safetensors`` without one tensor, or a checkpoint is resumed without its adapter, both without an error.
+To resume, PEFT may look names up in the state dict as well, which under FSDP1 only rank 0 has: the others would keep
 their shards as they are. And where ``modules_to_save`` are sharded, rank 0 alone asks them for a state dict, to know
 its keys, and waits for the others for ever; in a checkpoint the others look for those keys in the state dict that they
 have not.
+
+The cure names modules as the state dict does while adapters are saved or loaded, and gives every rank its keys.
 
 Imports torch and Accelerate, and of this package ``fsdp_ref_model`` and ``lora_checkpointing``.
 """
@@ -111,7 +113,7 @@ def adapter_found(model: Any, known: bool = True) -> Iterator[None]:
 class FSDPAdapterSaveMixin:
     """Lets any ``transformers.Trainer`` save adapters under FSDP1 and resume from them.
 
-    Needless with PEFT before 0.20. Does nothing without adapters and under another strategy.
+    Does nothing without adapters and under another strategy.
     """
 
     accelerator: Any

@@ -1,8 +1,8 @@
-"""Cure of ``grpo-fsdp-generation`` (trl 2796): generation under FSDP1, with the root's parameters summoned.
+"""Cure of ``grpo-fsdp-generation``: generation under FSDP1, with the root's parameters summoned.
 
 GRPO generates with the module beneath the wrapper. FSDP1 gathers the parameters of each layer when the layer is called,
-but those of the root (embeddings, final norm, output head) only when the wrapper is: trl 0.14.0 to 0.17.0 end in
-``'weight' must be 2-D``. FSDP2 has no wrapper and needs no cure.
+but those of the root (embeddings, final norm, output head) only when the wrapper is: ``'weight' must be 2-D``. FSDP2
+has no wrapper and needs no cure.
 
 Imports torch, and of this package ``_upstream`` and ``fsdp_ref_model``.
 """
@@ -37,10 +37,10 @@ def root_parameters_summoned(model: nn.Module) -> Iterator[None]:
 
 
 class FSDPGenerationMixin(AroundGeneration):
-    """Lets a subclass of ``trl.GRPOTrainer`` generate under FSDP1 ``full_shard`` (trl 2796).
+    """Lets a subclass of ``trl.GRPOTrainer`` generate under FSDP1 ``full_shard``.
 
-    Needless from trl 0.18.0 on, and does nothing there. It knows by looking for ``summon_full_params`` in the trainer's
-    methods. With vLLM, which generates elsewhere, it does nothing either.
+    It knows by looking for ``summon_full_params`` in the trainer's methods, and does nothing where TRL calls it. With
+    vLLM, which generates elsewhere, it does nothing either.
     """
 
     accelerator: Any

@@ -1,13 +1,13 @@
-"""Cure of ``grpo-fsdp-ref-model`` (trl 3348): a reference model sharded and placed like the policy.
+"""Cure of ``grpo-fsdp-ref-model``: a reference model sharded and placed like the policy.
 
-Under FSDP trl 0.14.0 to 0.17.0 leave the reference model whole and on the CPU of every rank, where its first forward
-fails: ``Expected all tensors to be on the same device``. trl 0.18.0 shards it, but knows FSDP2 only from 0.29.0 on;
-before, FSDP2 ends in ``KeyError: True``. Since then, FSDP2 with ``cpu_ram_efficient_loading`` shards weights that rank
-0 alone has loaded: the others keep what was in memory, and the loss becomes NaN, or merely wrong.
+Under FSDP TRL may leave the reference model whole and on the CPU of every rank, where its first forward fails:
+``Expected all tensors to be on the same device``; or shard it as FSDP1 does, which under FSDP2 ends in ``KeyError:
+True``. Where it knows FSDP2, it shards with ``cpu_ram_efficient_loading`` weights that rank 0 alone has loaded: the
+others keep what was in memory, and the loss becomes NaN, or merely wrong.
 
-FSDP2 of torch before 2.8 keeps the root of a model gathered after a forward pass, for the backward pass that a
-reference model never has: embeddings and output head stay whole on every rank, and ``sync_ref_model`` ends in ``got
-mixed torch.Tensor and DTensor``.
+FSDP2 of an older torch keeps the root of a model gathered after a forward pass, for the backward pass that a reference
+model never has: embeddings and output head stay whole on every rank, and ``sync_ref_model`` ends in ``got mixed
+torch.Tensor and DTensor``.
 
 Imports torch, Accelerate and, of this package, ``_upstream``.
 """
@@ -79,11 +79,10 @@ def shard_reference_model(model: nn.Module, accelerator: Any) -> nn.Module:
 
 
 class FSDPReferenceModelMixin:
-    """Shards the reference model of a subclass of ``trl.GRPOTrainer`` under FSDP1 and FSDP2 (trl 3348).
+    """Shards the reference model of a subclass of ``trl.GRPOTrainer`` under FSDP1 and FSDP2.
 
-    Needless from trl 0.18.0 on under FSDP1, and from 0.29.0 on under FSDP2 without ``cpu_ram_efficient_loading``; there
-    TRL's own sharding runs, and all that is left to do is to tell the reference model's parameters that they require
-    no gradient, and with torch before 2.8 to let go of the root's after a forward pass. It knows by looking at the
+    Where TRL shards it rightly, that runs, and all that is left to do is to mark the reference model's parameters as
+    ones that they require no gradient, and to let go of the root's after a forward pass. It knows by looking at the
     reference model that TRL made, and at TRL's ``prepare_fsdp``.
     """
 

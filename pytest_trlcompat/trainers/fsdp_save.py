@@ -1,8 +1,8 @@
-"""Cure of ``fsdp-sharded-save`` (transformers 30491): ``save_model`` writes the policy under any type of state dict.
+"""Cure of ``fsdp-sharded-save``: ``save_model`` writes the policy under any type of state dict.
 
 Under FSDP ``Trainer.save_model`` writes where the plugin's state dict type is ``FULL_STATE_DICT``, and otherwise
-returns without a word and without a file. ``SHARDED_STATE_DICT`` is FSDP2's default. Checkpoints are complete all the
-same: their shards are written elsewhere. No release of Transformers up to 5.23.0 is free of it.
+returns without a word and without a file. Checkpoints are complete all the same: their shards are written elsewhere.
+The cure sets that type while ``save_model`` runs.
 
 Imports torch, and of this package ``fsdp_ref_model``.
 """

@@ -3,8 +3,8 @@
 ``sync_ref_model=True`` mixes the policy into the reference model by writing to the parameters, which under FSDP1 are
 this rank's shards. But FSDP1 keeps the gathered parameters of a root after a forward pass, for the backward pass that a
 reference model never has, and takes them for fresh: embeddings, final norm and output head stay what they were, under
-``SHARD_GRAD_OP`` every weight does, and training goes on. ``NO_SHARD``, FSDP2 and DeepSpeed are right. No release of
-TRL up to 1.16.0 is free of it; no upstream report was found.
+``SHARD_GRAD_OP`` every weight does, and training goes on. ``NO_SHARD``, FSDP2 and DeepSpeed are right. The cure writes
+to the gathered parameters.
 
 Imports torch, Transformers' callbacks through TRL, and nothing of this package.
 """
@@ -45,9 +45,9 @@ def mix_parameters(target: nn.Module, source: nn.Module, alpha: float) -> None:
             FullyShardedDataParallel.summon_full_params(to, recurse=not alike),
             FullyShardedDataParallel.summon_full_params(of, recurse=not alike, writeback=False),
         ):
-            given = dict(_parameters(of, recurse=not alike))
+            of_source = dict(_parameters(of, recurse=not alike))
             for name, parameter in _parameters(to, recurse=not alike):
-                parameter.mul_(1.0 - alpha).add_(given[name], alpha=alpha)
+                parameter.mul_(1.0 - alpha).add_(of_source[name], alpha=alpha)
 
 
 class FSDPSyncRefModelCallback(SyncRefModelCallback):
@@ -75,7 +75,7 @@ class FSDPSyncRefModelMixin:
 
 
 def _root(policy: nn.Module, accelerator: Any) -> FullyShardedDataParallel | None:
-    """The wrapper of a policy; Transformers before 4.50 tells callbacks of the module beneath it."""
+    """The wrapper of a policy; Transformers before 4.50 passes the module beneath it to callbacks."""
     prepared = accelerator._models if accelerator is not None else []
     wrappers = [model for model in (policy, *prepared) if isinstance(model, FullyShardedDataParallel)]
     return next((model for model in wrappers if policy in (model, model.module)), None)

@@ -1,11 +1,11 @@
-"""Cure of ``grpo-gradient-accumulation`` (trl 2617, transformers 35207, 35808): one step's gradient, once divided.
+"""Cure of ``grpo-gradient-accumulation``: one step's gradient, once divided.
 
-With gradient accumulation over N micro-batches each loss must be divided by N, once. In Transformers 4.46 and 4.47
-nobody does for a trainer that computes its own loss, as GRPO does: gradients are N times too long, while the reported
-loss is right. In 4.48 Trainer does, and DeepSpeed does so again: gradients are N times too short. 4.46 moreover tells
-DeepSpeed not to synchronise between micro-batches, which newer DeepSpeed refuses under ZeRO-2 and ZeRO-3: ``no_sync
-context manager is incompatible with gradient partitioning``. Transformers 5.2.0 to 5.5.3 tell Accelerate of the N
-micro-batches, which then divides by N as well, unless DeepSpeed does the backward pass: for every trainer, too short.
+With gradient accumulation over N micro-batches each loss must be divided by N, once. Depending on the release of
+Transformers nobody does for a trainer that computes its own loss, as GRPO does, and gradients are N times too long,
+while the reported loss is right; or ``Trainer`` does, and DeepSpeed does so again; or ``Trainer`` gives Accelerate the
+number N, which then divides as well, unless DeepSpeed does the backward pass: N times too short. ``Trainer`` may
+moreover enter ``no_sync`` between micro-batches, which DeepSpeed refuses under ZeRO-2 and ZeRO-3: ``no_sync context
+manager is incompatible with gradient partitioning``. The cure multiplies the loss by what is missing.
 
 Imports Accelerate and Transformers, and of this package ``deepspeed_accumulation``.
 """
@@ -29,10 +29,9 @@ __all__ = ["GradientAccumulationMixin"]
 class GradientAccumulationMixin:
     """Scales the gradients of a subclass of ``transformers.Trainer`` that computes its own loss as the mean of a batch.
 
-    Needless from Transformers 4.49.0 on, but for 5.2.0 to 5.5.3, and without DeepSpeed in 4.48; does nothing there, nor
-    where ``gradient_accumulation_steps`` is 1. It knows by the code of ``Trainer.training_step``, by what Accelerate
-    was told, and by the version of Transformers whether the division there comes before the backward pass. What is
-    reported stays as it is.
+    Does nothing where ``gradient_accumulation_steps`` is 1. It knows by the code of ``Trainer.training_step``, by the
+    steps that Accelerate counts, and by the version of Transformers whether the division there comes before the
+    backward pass. What is reported stays as it is.
     """
 
     accelerator: Any

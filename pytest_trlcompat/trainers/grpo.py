@@ -74,49 +74,10 @@ class GRPOTrainer(
     WarningsIssuedMixin,
     trl.GRPOTrainer,
 ):
-    """``trl.GRPOTrainer`` of whichever release is installed, from 0.14.0 on, with known bugs cured.
+    """``trl.GRPOTrainer`` of whichever release is installed, with known bugs cured.
 
-    Takes what ``trl.GRPOTrainer`` takes, is one, and behaves like it elsewhere.
-
-    ================================ ============================ ==================================================
-    cure                             upstream                     does nothing
-    ================================ ============================ ==================================================
-    :mod:`.logits_to_keep`           trl 2770                     from trl 0.20.0; from 0.16.0 where the model honours
-                                                                  ``logits_to_keep``
-    :mod:`.fsdp_ref_model`           trl 3348                     from trl 0.18.0 (FSDP1), 0.29.0 (FSDP2)
-    :mod:`.fsdp_generation`          trl 2796                     from trl 0.18.0
-    :mod:`.zero3_generation`         trl 2782                     from trl 0.16.0
-    :mod:`.deepspeed_hooks`          trl 2962, 4693               from trl 1.5.0; from trl 0.16.0 with DeepSpeed from
-                                                                  0.19.2 on
-    :mod:`.deepspeed_evaluation`     transformers 44889           without an evaluation before training
-    :mod:`.empty_param_groups`       transformers 43711           without DeepSpeed
-    :mod:`.evaluation`               trl 3337, 4010, 4669         in trl 0.18.0 to 0.21.0, and from 0.27.1
-    :mod:`.evaluation_remainder`     none found                   where TRL's sampler repeats nothing: trl 0.14.0
-    :mod:`.resuming`                 transformers 34631           from Transformers 4.47.0
-    :mod:`.train_sampler`            reported downstream alone    from trl 0.17.0; with Transformers before 4.52.1
-    :mod:`.lora_checkpointing`       trl 3150, 3089               in trl 0.16.0 to 0.21.0, and from 0.26.0
-    :mod:`.zero3_lora_checkpointing` trl 2514                     from trl 1.9.0, DeepSpeed 0.19.3; outside of
-                                                                  ZeRO-3
-    :mod:`.zero3_biases`             deepspeed 7435               from DeepSpeed 0.17.3; outside of ZeRO-3
-    :mod:`.zero3_whole_modules`      deepspeed 7203, 7615         with DeepSpeed before 0.16.5 and from 0.19.3 on, PEFT
-                                                                  before 0.14; without ``modules_to_save``
-    :mod:`.adapter_loading`          peft 3628                    with PEFT before 0.19 and from 0.20 on
-    :mod:`.fsdp_adapter_generation`  trl 4550                     from Transformers 5.0.0; outside of FSDP2
-    :mod:`.fsdp_adapter_save`        none found                   outside of FSDP1
-    :mod:`.fsdp_gradients`           none found                   outside of FSDP1 ``no_shard``
-    :mod:`.fsdp2_grad_norm`          pytorch 170862               outside of FSDP2; from torch 2.10 on
-    :mod:`.fsdp_sync_ref_model`      none found                   outside of FSDP1
-    :mod:`.fsdp_save`                transformers 30491           where the state dict type is FULL_STATE_DICT
-    :mod:`.device_map`               none found                   before trl 0.26.0
-    :mod:`.warnings_issued`          none found                   from trl 0.27.0; with Transformers before 5.1.0
-    :mod:`.gradient_accumulation`    trl 2617                     from Transformers 4.49.0, but for 5.2.0 to 5.5.3;
-                                                                  from 4.48.0 without DeepSpeed
-    :mod:`.deepspeed_accumulation`   trl 4631, deepspeed 7718     before DeepSpeed 0.17.6, and from 0.19.6 on
-    :mod:`.token_normalizer`         trl 5619, 6439               before trl 0.22.0, and where TRL takes the share
-    :mod:`.plain_logprobs`           none found                   but in trl 1.15.0 without Triton
-    :mod:`.sampling`                 trl 5783                     from trl 0.27.0
-    :mod:`.checkpointed_generation`  none found                   without ``gradient_checkpointing``
-    ================================ ============================ ==================================================
+    Takes what ``trl.GRPOTrainer`` takes, is one, and behaves like it elsewhere. What is cured, where and by which of
+    its bases: ``docs/cures.md``.
     """
 
     @functools.wraps(trl.GRPOTrainer.__init__)  # type: ignore[misc] # the stack is Any where it is not installed

@@ -1,9 +1,10 @@
-"""Cure of ``grpo-logits-to-keep`` (trl 2770): right and short log-probabilities with every Transformers.
+"""Cure of ``grpo-logits-to-keep``, ``grpo-prompt-mask`` and ``grpo-temperature``: right and short log-probabilities.
 
-GRPO needs the logits of the last K positions alone, of shape ``(B, K, V)`` instead of ``(B, S, V)``. Transformers
-called the keyword for that ``num_logits_to_keep`` from 4.45, ``logits_to_keep`` from 4.49, and dropped the old name
-after 4.51; a release that does not know a name mostly ignores it. trl 0.14.0 then reads the wrong positions and trains
-on; trl 0.15.0 to 0.19.1 read the right ones, out of full logits.
+- ``grpo-logits-to-keep``: GRPO needs the logits of the last K positions alone, of shape ``(B, K, V)`` instead of
+  ``(B, S, V)``. Transformers has had two names for the keyword of that; a release that does not know a name mostly
+  ignores it. TRL then reads the wrong positions and trains on, or the right ones, out of full logits.
+- ``grpo-prompt-mask``: padded prompts are masked.
+- ``grpo-temperature``: logits are divided by the temperature at which tokens were sampled.
 
 Signatures mislead here: a name can be taken by ``**kwargs`` and ignored, or be missing and honoured by a decorator. So
 the model itself is asked, once, with two tokens.
@@ -54,7 +55,7 @@ def logits_keyword(model: nn.Module, *, device: torch.device | str | None = None
         device: of the tokens; by default that of the model's first parameter.
 
     Returns:
-        One of :data:`KEYWORDS`, or ``None`` when the model returns logits for all positions whatever it is told.
+        One of :data:`KEYWORDS`, or ``None`` when the model returns logits for all positions with either.
     """
     if model not in _answers:
         ids = torch.zeros((1, 2), dtype=torch.long, device=device or next(model.parameters()).device)
@@ -79,8 +80,8 @@ def completion_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tenso
     """
     length = logits_to_keep + 1  # the logits at the last position predict a token beyond the sequence
     keyword = logits_keyword(model, device=input_ids.device)
-    asked = {} if keyword is None else {keyword: length}
-    logits = model(input_ids=input_ids, attention_mask=attention_mask, **asked).logits
+    keywords = {} if keyword is None else {keyword: length}
+    logits = model(input_ids=input_ids, attention_mask=attention_mask, **keywords).logits
     return _last_positions(logits, input_ids, length)[:, :-1]
 
 
@@ -119,14 +120,13 @@ def per_token_logps(
 
 
 class LogitsToKeepMixin:
-    """Gives a subclass of ``trl.GRPOTrainer`` right and short log-probabilities (trl 2770).
+    """Gives a subclass of ``trl.GRPOTrainer`` right and short log-probabilities.
 
-    Needless from trl 0.20.0 on, and in 0.16.0 to 0.19.1 with a model that honours ``logits_to_keep`` (Transformers
-    4.49.0 on); there TRL's own method runs, and its numbers stay bitwise the same. It knows by the methods that TRL has
-    and by asking the model.
+    Where TRL's own method gives them, with a model that honours ``logits_to_keep``, that runs, and its numbers stay
+    bitwise the same. It knows by the methods that TRL has and by asking the model.
 
     Log-probabilities are those of the policy that the tokens were sampled from: logits are divided by
-    ``args.temperature``, which trl 0.14.0 to 0.15.2 forget, and padded prompts are masked, which 0.14.0 forgets.
+    ``args.temperature``, and padded prompts are masked.
     """
 
     args: Any

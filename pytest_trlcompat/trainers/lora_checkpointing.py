@@ -1,12 +1,12 @@
-"""Cure of ``grpo-lora-checkpointing`` (trl 3150, 3089): gradients for adapters under reentrant checkpointing.
+"""Cure of ``grpo-lora-checkpointing``: gradients for adapters under reentrant checkpointing.
 
 Reentrant gradient checkpointing gives a layer gradients only if its input requires one. Where the model beneath the
 adapters is frozen, embeddings included, it does not: training ends in ``element 0 of tensors does not require grad and
 does not have a grad_fn``, or, where the output head learns as well, goes on without an error and leaves every adapter
-as it was. trl 0.14.0 to 0.15.2 do not ask the embeddings' output to require gradients, as later releases do.
+as it was. The cure asks the embeddings' output to require gradients.
 
-The first of these errors came back with trl 0.22.0 for ``use_reentrant=False``: to generate, TRL turns checkpointing
-off, and then on again without the keywords that it was given, which makes it reentrant in every step.
+With ``use_reentrant=False`` the first of these errors is met where TRL, to generate, turns checkpointing off, and then
+on again without the keywords that it was given, which makes it reentrant in every step. The cure gives them back.
 
 Imports nothing of the stack, and of this package ``_upstream``.
 """
@@ -43,11 +43,11 @@ def checkpointing_keywords(model: Any) -> dict[str, Any] | None:
 
 
 class LoraCheckpointingMixin(AroundGeneration):
-    """Lets a subclass of ``trl.GRPOTrainer`` train adapters with gradient checkpointing (trl 3150, 3089).
+    """Lets a subclass of ``trl.GRPOTrainer`` train adapters with gradient checkpointing.
 
-    Needless in trl 0.16.0 to 0.21.0, and from 0.26.0 on. It knows by the hook that ``enable_input_require_grads``
-    leaves on the embeddings, and by the keywords that the layers have after generation. Where the hook is there already
-    or checkpointing is not reentrant, and where the keywords are as they were, nothing is changed.
+    It knows by the hook that ``enable_input_require_grads`` leaves on the embeddings, and by the keywords that the
+    layers have after generation. Where the hook is there already or checkpointing is not reentrant, and where the
+    keywords are as they were, nothing is changed.
     """
 
     args: Any
@@ -83,5 +83,5 @@ def _keeping_keywords(unwrap: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_reentrant(args: Any) -> bool:
-    # Transformers 4 checkpoints so unless told otherwise.
+    # Transformers 4 checkpoints so by default.
     return bool((args.gradient_checkpointing_kwargs or {}).get("use_reentrant", True))

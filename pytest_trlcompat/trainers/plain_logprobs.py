@@ -1,31 +1,35 @@
-"""Cure of ``grpo-needs-triton``: log-probabilities of trl 1.15.0 where there is no Triton.
+"""Cure of ``grpo-needs-triton``: log-probabilities where there is no Triton.
 
-Its GRPO computes them from hidden states and the output head in Triton kernels, and calls ``None`` where Triton is not
-installed, as beside CPU builds of PyTorch and on a Mac: ``'NoneType' object has no attribute 'apply'``. Later releases
-have another way there.
+GRPO may compute them from hidden states and the output head in Triton kernels, and call ``None`` where Triton is not
+installed, as beside CPU builds of PyTorch and on a Mac: ``'NoneType' object has no attribute 'apply'``.
 
-Imports torch and TRL when asked, and nothing of this package.
+Imports torch and TRL when asked, and of this package ``_order``.
 """
 
 from __future__ import annotations
 
 import contextlib
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
+
+from pytest_trlcompat.trainers._order import Ordered
 
 __all__ = ["PlainLogProbsMixin", "log_probs_without_triton"]
 
 _NAME = "_ChunkedLogProbFunction"
 
 
-class PlainLogProbsMixin:
-    """Lets a subclass of ``trl.GRPOTrainer`` of trl 1.15.0 train without Triton.
+class PlainLogProbsMixin(Ordered):
+    """Lets a subclass of ``trl.GRPOTrainer`` compute log-probabilities without Triton.
 
     It knows by the kernel that is ``None``. The same numbers are then computed by PyTorch's own operations, with whole
-    rows of logits in memory, which the kernels save. Elsewhere nothing is changed. To stand in front of
-    :class:`.LogitsToKeepMixin`, which asks what the classes behind it can do.
+    rows of logits in memory, which the kernels save. Elsewhere nothing is changed.
     """
+
+    _stands_before: ClassVar = {
+        "LogitsToKeepMixin": "that one asks whether TRL has the method that this one defines in front of every TRL",
+    }
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
@@ -90,10 +94,10 @@ def _function(utils: Any) -> Any:
                 ]
                 logps = _logits(inputs[0], inputs[1], inputs[2], *ctx.settings).log_softmax(-1)
                 values = {0: _chosen(logps, targets), 1: _entropy(logps)}
-                given = [index for index in values if gradients[index] is not None]
+                wanted = [index for index in values if gradients[index] is not None]
                 leaves = {i: tensor for i, tensor in enumerate(inputs) if tensor is not None and tensor.requires_grad}
                 found = torch.autograd.grad(
-                    [values[index] for index in given], [*leaves.values()], [gradients[index] for index in given]
+                    [values[index] for index in wanted], [*leaves.values()], [gradients[index] for index in wanted]
                 )
             by_place = dict(zip(leaves, found, strict=True))
             return (*(by_place.get(index) for index in range(3)), *[None] * 6)

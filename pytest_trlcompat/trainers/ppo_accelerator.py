@@ -1,9 +1,10 @@
-"""Cure of ``ppo-accelerate-state`` (trl 2377, 2555, 3453): PPO under DeepSpeed, with the plugin of its own arguments.
+"""Cure of ``ppo-accelerate-state``: PPO under DeepSpeed, with the plugin of its own arguments.
 
 TRL's PPO trainer makes an ``Accelerator`` without a DeepSpeed plugin, where ``transformers.Trainer`` passes the one of
-its arguments. Accelerate 1.0 to 1.8 then take the process state that the arguments have left for that of an earlier
-accelerator, which there is none of: ``Please make sure to properly initialize your accelerator``. All other releases
-make a plugin from the environment of ``accelerate launch`` and never see ``PPOConfig(deepspeed=...)``.
+its arguments. Some releases of Accelerate then take the process state that the arguments have left for that of an
+earlier accelerator, which there is none of: ``Please make sure to properly initialize your accelerator``. All others
+make a plugin from the environment of ``accelerate launch`` and never see ``PPOConfig(deepspeed=...)``. The cure passes
+the plugin.
 
 Imports Accelerate, and of this package ``_ppo`` and ``_upstream``.
 """
@@ -41,8 +42,8 @@ def accelerator_of_arguments(args: Any) -> AbstractContextManager[None]:
 class PPOAcceleratorMixin:
     """Lets a subclass of TRL's PPO trainer be built under DeepSpeed.
 
-    Needless with accelerate < 1.0 and >= 1.9, unless DeepSpeed is configured by ``PPOConfig(deepspeed=...)``; the
-    plugin that it passes is then equal to the one that the accelerator would have made.
+    Unless DeepSpeed is configured by ``PPOConfig(deepspeed=...)``, the plugin that it passes is equal to the one that
+    the accelerator would have made.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

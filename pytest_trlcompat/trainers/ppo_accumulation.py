@@ -1,12 +1,12 @@
 """Cure of ``ppo-gradient-accumulation``: PPO accumulates gradients under DeepSpeed.
 
 TRL's PPO trainer accumulates within ``Accelerator.accumulate``, which enters the model's ``no_sync`` for all
-micro-batches but the last. From DeepSpeed 0.16.0 on that is refused where gradients are partitioned, ``no_sync context
-manager is incompatible with gradient partitioning``, which Accelerate heeds from 1.9.0 on. Under ZeRO-1 it is entered
-still, and within it DeepSpeed before 0.18.3 does not divide: all micro-batches but the last count N times. DeepSpeed
-needs no ``no_sync``, since it is told which micro-batch is the last, or counts them.
+micro-batches but the last. DeepSpeed refuses that where gradients are partitioned, ``no_sync context manager is
+incompatible with gradient partitioning``, unless Accelerate heeds it. Under ZeRO-1 it is entered still, and within it
+an older DeepSpeed does not divide: all micro-batches but the last count N times. DeepSpeed needs no ``no_sync``, since
+it is called differently for the last micro-batch, or counts them: the cure leaves it out.
 
-Beside that comes what DeepSpeed 0.17.6 to 0.19.5 do to every trainer: see :mod:`.deepspeed_accumulation`.
+Beside that comes what DeepSpeed does to every trainer: see :mod:`.deepspeed_accumulation`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ __all__ = ["PPOAccumulationMixin"]
 class PPOAccumulationMixin:
     """Lets a subclass of TRL's PPO trainer accumulate gradients under DeepSpeed; does nothing without it.
 
-    Needless with Accelerate from 1.9.0 and DeepSpeed from 0.19.6 on, or where ``gradient_accumulation_steps`` is 1: the
-    numbers are upstream's there.
+    Where upstream is right, or ``gradient_accumulation_steps`` is 1, the numbers are upstream's.
     """
 
     accelerator: Any

@@ -3,7 +3,7 @@
 Given an adapter and no reference model, TRL's PPO trainer switches the adapter off and calls the policy by itself. It
 looks for the policy in what Accelerate wrapped: ``'DistributedDataParallel' object has no attribute 'policy'``. FSDP's
 wrapper has it, but gathers the parameters of its own unit (embeddings, final norms, heads) only when it is called
-itself. No report of it was found upstream; trl 2375 has the same words, for a save.
+itself. The cure lends DDP's wrapper the policy, and gathers FSDP's.
 
 Imports torch, and of this package ``ppo_fsdp``.
 """
@@ -25,8 +25,7 @@ __all__ = ["PPOAdapterReferenceMixin"]
 class PPOAdapterReferenceMixin:
     """Lets a subclass of TRL's PPO trainer take its policy without the adapter, or with another, for its reference.
 
-    Does nothing in one process, under DeepSpeed, where a reference model is given, and before trl 0.13.0, which knows
-    of no adapters. Every other release needs it.
+    Does nothing in one process, under DeepSpeed, and where a reference model is given.
     """
 
     model: Any

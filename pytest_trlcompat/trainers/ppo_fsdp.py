@@ -1,11 +1,12 @@
-"""Cure of ``ppo-fsdp-rollout`` (trl 1726): PPO under FSDP1 and FSDP2, with the root's parameters at hand.
+"""Cure of ``ppo-fsdp-rollout``: PPO under FSDP1 and FSDP2, with the root's parameters at hand.
 
 TRL's PPO trainer shards one wrapper around policy and value model, then generates with the policy and scores with the
 value model by themselves. The wrapper's own parameters (embeddings, final norms, heads) are gathered only when the
 wrapper is called: ``'weight' must be 2-D``, under FSDP2 ``got mixed torch.Tensor and DTensor``. And it names no layer
-class, so that everything is in the wrapper's one unit; Accelerate 1.6 and 1.7 refuse that under FSDP2: ``no attribute
-'_no_split_modules'``. Where the user names the class, the value model's layers are met twice, as the wrapper registers
-their parent once more, as ``critic_backbone``: ``is already wrapped by``. No release of TRL is free of it.
+class, so that everything is in the wrapper's one unit, which some releases of Accelerate refuse under FSDP2: ``no
+attribute '_no_split_modules'``. Where the user names the class, the value model's layers are met twice, as the wrapper
+registers their parent once more, as ``critic_backbone``: ``is already wrapped by``. The cure gathers those parameters
+for the rollout, and gives the wrapper the layer classes and one registration.
 
 Imports torch, Accelerate, and of this package ``_ppo``, ``_upstream`` and ``fsdp_ref_model``.
 """
@@ -132,7 +133,7 @@ def _wrapper_for_fsdp(upstream: Any) -> Callable[..., nn.Module]:
     class PolicyAndValueWrapper(upstream):
         """Upstream's, with the layers that FSDP shall shard, each of them registered once."""
 
-        # Accelerate before 1.2 asks every model that it wraps; up to trl 0.11 the wrapper has none to tell.
+        # Accelerate before 1.2 asks every model that it wraps; up to trl 0.11 the wrapper has no such attribute.
         _tied_weights_keys = None
 
         def __init__(self, policy: nn.Module, value_model: nn.Module) -> None:

@@ -1,13 +1,13 @@
-"""Cure of ``ppo-zero3-save`` (trl 2122, 2885), ``ppo-config-get`` and ``ppo-ddp-save`` (trl 2375): the policy saved.
+"""Cure of ``ppo-zero3-save``, ``ppo-config-get`` and ``ppo-ddp-save``: the policy saved.
 
-TRL's PPO trainer trains a wrapper around policy and value model and saves the policy alone. From 0.10 on it does so by
-putting the policy in the place of the model, and of the DeepSpeed engine, and calls ``Trainer.save_model``. But it is
-the wrapper that DeepSpeed, FSDP and DDP have taken over, and the policy knows nothing of them:
+TRL's PPO trainer trains a wrapper around policy and value model and saves the policy alone, by putting the policy in
+the place of the model, and of the DeepSpeed engine, and calling ``Trainer.save_model``. But it is the wrapper that
+DeepSpeed, FSDP and DDP have taken over, and the policy knows nothing of them:
 
 - ZeRO-3: ``'...ForCausalLM' object has no attribute 'zero_gather_16bit_weights_on_model_save'``;
-- any ZeRO stage, from Transformers 5 on: ``'...Config' object has no attribute 'get'``;
+- any ZeRO stage, with Transformers 5: ``'...Config' object has no attribute 'get'``;
 - DDP: ``'DistributedDataParallel' object has no attribute 'policy'``, in later releases ``Some tensors share memory``;
-- ranks that write nothing, from Transformers 5.x on: ``no attribute 'is_distributed_loading_by_transformers'``;
+- ranks that write nothing: ``no attribute 'is_distributed_loading_by_transformers'``;
 - FSDP1: ``KeyError: None``; FSDP with sharded state dicts writes nothing at all, and PEFT an empty adapter;
 - before ``train()``, DeepSpeed: ``'PPOTrainer' object has no attribute 'deepspeed'``.
 
@@ -38,8 +38,8 @@ class PPOSaveMixin:
     ``Trainer.save_model`` runs with the wrapper, so that it gathers what there is to gather, and the policy takes its
     place only when the files are written. Which files there are, and when, is as upstream.
 
-    Needless where upstream gathers by itself (trl 0.9.6, known by looking at its code); its own method runs there. A
-    ``save_model`` of your own belongs in front of this class.
+    Where upstream gathers by itself, known by looking at its code, its own method runs. A ``save_model`` of your own
+    belongs in front of this class.
     """
 
     # Transformers 5 asks for it on ranks that write nothing. Its Trainer.__init__ sets it, which upstream never calls.

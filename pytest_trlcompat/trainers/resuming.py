@@ -1,7 +1,7 @@
-"""Cure of ``transformers-resume`` (transformers 34631): random states of a checkpoint that torch 2.6 refuses to load.
+"""Cure of ``transformers-resume``: random states of a checkpoint that torch refuses to load.
 
-Since torch 2.6 ``torch.load`` takes weights alone unless it is told what else; Transformers tells it from 4.47.0 on.
-Before, a training that is resumed ends with ``Weights only load failed`` at the random state of numpy.
+By default a newer ``torch.load`` loads tensors alone, and an older Transformers does not allow it anything else: a
+training that is resumed ends with ``Weights only load failed`` at the random state of numpy. The cure allows that.
 
 Imports nothing of the stack at the top.
 """
@@ -34,10 +34,10 @@ def random_states_can_be_loaded() -> contextlib.AbstractContextManager[None]:
 
 
 class ResumingMixin:
-    """Lets a subclass of ``transformers.Trainer`` go on from a checkpoint with torch 2.6 or later (transformers 34631).
+    """Lets a subclass of ``transformers.Trainer`` go on from a checkpoint.
 
-    Needless from Transformers 4.47.0 on: it knows by ``safe_globals`` there. Resuming sets the random states of Python,
-    numpy, torch and the accelerator, as it did before torch 2.6.
+    It knows by ``safe_globals`` in Transformers whether that allows it itself. Resuming sets the random states of
+    Python, numpy, torch and the accelerator.
     """
 
     def _load_rng_state(self, checkpoint: Any) -> None:

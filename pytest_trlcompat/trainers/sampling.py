@@ -1,11 +1,12 @@
-"""Cure of ``grpo-sampling`` (trl 5783, 4647, transformers 42762): completions sampled from the policy that is scored.
+"""Cure of ``grpo-sampling``: completions sampled from the policy that is scored.
 
-GRPO scores tokens by ``softmax(logits / temperature)``. Sampling may silently be narrower than that: trl 0.14 and 0.15
-leave the 50 most likely tokens to choose from, since ``GenerationConfig`` does; so do 0.18 to 0.26 under Transformers
-5, which takes their ``top_k=None`` for its default. And Transformers 4.50 to 4.57 put the preferences of the model's
-own ``generation_config.json`` in place of whatever TRL sets to a default value, temperature 1 included, up to trl 0.26.
+GRPO scores tokens by ``softmax(logits / temperature)``. Sampling may silently be narrower than that: TRL may leave the
+50 most likely tokens to choose from, since ``GenerationConfig`` does, or pass a ``top_k=None`` that Transformers takes
+for its default. And Transformers may put the preferences of the model's own ``generation_config.json`` in place of
+whatever TRL sets to a default value, temperature 1 included. The cure says what is meant, and sets the preferences
+aside while completions are sampled.
 
-Imports torch, and of this package ``_upstream``.
+Imports torch, and of this package ``_order`` and ``_upstream``.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
+from pytest_trlcompat.trainers._order import Ordered
 from pytest_trlcompat.trainers._upstream import AroundGeneration, function_uses, grpo_module, replaced
 
 __all__ = ["SamplingMixin", "sampling_preferences_set_aside"]
@@ -56,13 +58,27 @@ def sampling_preferences_set_aside(model: nn.Module, generation_config: Any) -> 
         owner.generation_config = original
 
 
-class SamplingMixin(AroundGeneration):
+_REASON = "it looks at the code of TRL's unwrap_model_for_generation, which that one replaces while it generates"
+
+
+class SamplingMixin(Ordered, AroundGeneration):
     """Lets a subclass of ``trl.GRPOTrainer`` sample as its arguments say, and from all tokens unless they limit them.
 
-    Needless from trl 0.27.0 on, and does nothing there: it looks for ``_override_model_generation_config`` in TRL's
-    ``unwrap_model_for_generation``. It looks for ``top_k`` in the arguments, and takes ``None`` and its absence for no
-    limit, as TRL's documentation does. With vLLM, which samples elsewhere, it does nothing either.
+    Does nothing where TRL's ``unwrap_model_for_generation`` does the same: it looks for
+    ``_override_model_generation_config`` there. It looks for ``top_k`` in the arguments, and takes ``None`` and its
+    absence for no limit, as TRL's documentation does. With vLLM, which samples elsewhere, it does nothing either.
     """
+
+    _stands_before: ClassVar = dict.fromkeys(
+        (
+            "CheckpointedGenerationMixin",
+            "FSDPGenerationMixin",
+            "FSDPGradientsMixin",
+            "LoraCheckpointingMixin",
+            "ZeRO3GenerationMixin",
+        ),
+        _REASON,
+    )
 
     args: Any
     generation_config: Any

@@ -1,9 +1,9 @@
-"""Cure of ``grpo-token-normalizer`` (trl 5619, 6439): the losses of GRPO that divide by the number of tokens.
+"""Cure of ``grpo-token-normalizer``: the losses of GRPO that divide by the number of tokens.
 
-``dapo``, TRL's default, ``cispo`` and ``vespo`` divide by ``num_items_in_batch``, which trl counts over the whole
-generation batch, truncated completions included. So from 0.22.0 on the gradient shrinks or grows by
-``gradient_accumulation_steps / steps_per_generation`` where these differ, and shrinks where
-``mask_truncated_completions`` leaves completions out of the sum alone.
+``dapo``, TRL's default, ``cispo`` and ``vespo`` divide by ``num_items_in_batch``, which TRL counts over the whole
+generation batch, truncated completions included. So the gradient shrinks or grows by ``gradient_accumulation_steps /
+steps_per_generation`` where these differ, and shrinks where ``mask_truncated_completions`` leaves completions out of
+the sum alone. The cure counts what a step trains on.
 
 Imports torch, and of this package ``_upstream``.
 """
@@ -23,9 +23,8 @@ class TokenNormalizerMixin:
     """Counts the tokens that a subclass of ``trl.GRPOTrainer`` divides by: those that one optimizer step trains on.
 
     Where an optimizer step trains on a share of the generation batch, the number is that share of all its tokens, as
-    TRL has it in later releases. Needless before trl 0.22.0, which has no such loss; from 1.9.0 on the truncated
-    completions are left out upstream, and later the share is taken there, too. It knows by the ``num_items_in_batch``
-    that TRL hands from generation to loss, and by the names in the code of ``_compute_loss``.
+    TRL has it in later releases. It knows by the ``num_items_in_batch`` that TRL hands from generation to loss, and by
+    the names in the code of ``_compute_loss``.
     """
 
     accelerator: Any

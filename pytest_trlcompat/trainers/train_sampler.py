@@ -1,8 +1,7 @@
 """Cure of ``grpo-train-sampler``: a sampler for each Transformers, whether or not it passes the data set.
 
-From 4.52.1 on Transformers calls ``_get_train_sampler(train_dataset)``. trl 0.15 and 0.16 define that method without an
-argument, and their training ends before it begins: ``GRPOTrainer._get_train_sampler() takes 1 positional argument but
-2 were given``.
+A newer Transformers calls ``_get_train_sampler(train_dataset)``. An older TRL defines that method without an argument,
+and training ends before it begins: ``GRPOTrainer._get_train_sampler() takes 1 positional argument but 2 were given``.
 
 Imports nothing of the stack.
 """
@@ -16,9 +15,9 @@ __all__ = ["TrainSamplerMixin"]
 
 
 class TrainSamplerMixin:
-    """Lets a subclass of ``trl.GRPOTrainer`` be asked for its sampler with and without the data set.
+    """Lets a subclass of ``trl.GRPOTrainer`` make its sampler with and without the data set.
 
-    Needless from trl 0.17.0 on, and with Transformers before 4.52.1. It knows by the signature of TRL's method.
+    It knows by the signature of TRL's method.
     """
 
     train_dataset: Any

@@ -1,8 +1,8 @@
-"""Cure of ``lora-zero3-biases`` (deepspeed 7435): the gradient of a bias whose weight is frozen, under ZeRO-3.
+"""Cure of ``lora-zero3-biases``: the gradient of a bias whose weight is frozen, under ZeRO-3.
 
 DeepSpeed's linear layer looks at the number of dimensions where it computes the weight's gradient, and needs it for the
 bias's as well: ``cannot access local variable 'dim'``. So an adapter with ``bias="lora_only"`` or ``bias="all"`` cannot
-be trained where DeepSpeed's layer takes the place of PyTorch's.
+be trained where DeepSpeed's layer takes the place of PyTorch's. The cure adds the bias's gradient itself.
 
 Imports DeepSpeed when asked, and of this package ``_upstream``.
 """
@@ -19,9 +19,9 @@ __all__ = ["ZeRO3BiasesMixin"]
 
 
 class ZeRO3BiasesMixin:
-    """Lets a subclass of ``transformers.Trainer`` train biases of frozen weights under ZeRO-3 (deepspeed 7435).
+    """Lets a subclass of ``transformers.Trainer`` train biases of frozen weights under ZeRO-3.
 
-    Needless from DeepSpeed 0.17.3 on. It knows by trying: DeepSpeed's own gradients are taken where it has them.
+    It knows by trying: DeepSpeed's own gradients are taken where it has them.
     """
 
     accelerator: Any

@@ -1,10 +1,9 @@
-"""Cure of ``grpo-zero3-optimizer`` (trl 2782): generation under ZeRO-3 with DeepSpeed's hooks lifted, whoever asks.
+"""Cure of ``grpo-zero3-optimizer``: generation under ZeRO-3 with DeepSpeed's hooks lifted, whoever asks.
 
 To generate, TRL gathers the parameters once and takes DeepSpeed's hooks off the modules, which would partition and
 gather them again for every token. The hooks belong to the engine's optimizer, and TRL looks for it on whatever it is
-given. Given the bare module, trl 0.12 to 0.14.0 end in ``object has no attribute 'optimizer'``, and later releases
-leave every hook in place without a word. Their GRPO trainer gives them the bare module in ``evaluate()`` of 0.14.0 and
-always in 0.15.
+given. Given the bare module, it ends in ``object has no attribute 'optimizer'``, or leaves every hook in place without
+a word; and its own GRPO trainer may give it the bare module. The cure finds the engine.
 
 Imports DeepSpeed only where it is in use, and of this package ``_upstream`` and ``deepspeed_hooks``.
 """
@@ -45,11 +44,10 @@ def unwrap_model_for_generation(model: Any, accelerator: Any, *args: Any, **kwar
 
 
 class ZeRO3GenerationMixin(AroundGeneration):
-    """Lets a subclass of ``trl.GRPOTrainer`` generate under ZeRO-3 without DeepSpeed's hooks (trl 2782).
+    """Lets a subclass of ``trl.GRPOTrainer`` generate under ZeRO-3 without DeepSpeed's hooks.
 
-    Needless from trl 0.16.0 on, whose trainer passes the engine. It knows by looking at what TRL passes; where that is
-    the engine, all that is left to do is to put the hooks back when generation fails. What goes with putting them back
-    is :mod:`.deepspeed_hooks`' matter.
+    It knows by looking at what TRL passes; where that is the engine, all that is left to do is to put the hooks back
+    when generation fails. What goes with putting them back is :mod:`.deepspeed_hooks`' matter.
     """
 
     accelerator: Any

@@ -1,10 +1,9 @@
-"""Cure of ``lora-zero3-checkpointing`` (trl 2514, transformers 47254): adapters, ZeRO-3 and gradient checkpointing.
+"""Cure of ``lora-zero3-checkpointing``: adapters, ZeRO-3 and gradient checkpointing.
 
 A layer that is computed again for its gradients ends with DeepSpeed's hooks, which partition its frozen parameters.
 That leaves them empty under the eyes of PyTorch's non-reentrant checkpointing, which compares what it saved with what
 it computed: ``CheckpointError: Recomputed values for the following tensors have different metadata``. Reentrant
-checkpointing does not compare. It was the default until Transformers 5.0 and trl 0.27. DeepSpeed leaves such parameters
-whole from 0.19.3 on.
+checkpointing, which was the default once, does not compare: the cure asks for it.
 
 Imports DeepSpeed when asked, and of this package ``lora_checkpointing``.
 """
@@ -29,10 +28,10 @@ _LOGGER = logging.getLogger(__name__)
 class ZeRO3LoraCheckpointingMixin:
     """Makes the checkpointing of a subclass of ``trl.GRPOTrainer`` reentrant where it trains adapters under ZeRO-3.
 
-    Needless from trl 1.9.0 on, which does the same, and from DeepSpeed 0.19.3 on, which it knows by what that has. Else
-    it knows by the arguments: ``use_reentrant=True`` is left alone there, ``False`` changed with a warning, a default
-    without. Reentrant checkpointing gives a layer gradients only if its input requires one, so from then on the output
-    of the embeddings does.
+    Does nothing with a DeepSpeed that leaves such parameters whole, which it knows by what that has. Else it knows by
+    the arguments: ``use_reentrant=True`` is left alone there, ``False`` changed with a warning, a default without.
+    Reentrant checkpointing gives a layer gradients only if its input requires one, so from then on the output of the
+    embeddings does.
     """
 
     args: Any
@@ -52,11 +51,11 @@ class ZeRO3LoraCheckpointingMixin:
             self._checkpoint_reentrantly()
 
     def _checkpoint_reentrantly(self) -> None:
-        given = self.args.gradient_checkpointing_kwargs or {}
-        wanted = {**given, "use_reentrant": True}
-        if given == wanted:
+        requested = self.args.gradient_checkpointing_kwargs or {}
+        wanted = {**requested, "use_reentrant": True}
+        if requested == wanted:
             return
-        if given.get("use_reentrant") is False:
+        if requested.get("use_reentrant") is False:
             _LOGGER.warning(
                 "gradient_checkpointing_kwargs has use_reentrant=False, with which adapters cannot be trained under "
                 "ZeRO-3 (transformers issue 47254); it is True now"

@@ -1,10 +1,9 @@
-"""Cure of ``lora-zero3-whole-modules`` (deepspeed 7203, 7615): adapters beside modules that learn whole, under ZeRO-3.
+"""Cure of ``lora-zero3-whole-modules``: adapters beside modules that learn whole, under ZeRO-3.
 
 PEFT wraps such a module (``modules_to_save=["lm_head"]``) beside the copy that learns, and the wrapper has every
 attribute that the one in use has. DeepSpeed gives each module functions and counters of its own, and asks first whether
 it has them: the wrapper seems to, and uses those of the copy, whose counter was not begun: ``'Linear' object has no
-attribute 'ds_grads_remaining'``, at the first forward in training. TRL 0.15 generates with DeepSpeed's hooks in place,
-which begins it before.
+attribute 'ds_grads_remaining'``, at the first forward in training. The cure leaves the wrapper only its own.
 
 Imports nothing of the stack, and of this package ``_upstream``.
 """
@@ -39,8 +38,8 @@ def own_hooks() -> AbstractContextManager[None]:
 class ZeRO3WholeModulesMixin:
     """Lets a subclass of ``transformers.Trainer`` train whole modules beside an adapter under ZeRO-3.
 
-    Needless with DeepSpeed before 0.16.5 and from 0.19.3 on, which looks at what a module itself has, and with PEFT
-    before 0.14, whose wrappers have no attributes of others. Does nothing without such modules.
+    Does nothing without such modules, and with releases of DeepSpeed and PEFT that look at what a module itself has it
+    makes no difference.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -16,7 +16,7 @@ def predict(verdict: str, strategies: tuple[str, ...] = (), subject: str = "upst
 
 
 def issue(*predictions: Prediction, strategies: tuple[str, ...] = ("single",)) -> KnownIssue:
-    return KnownIssue("one", "t", "w", "r", (), "s", "", "", (), predictions, strategies)
+    return KnownIssue("one", "t", "w", (), "s", "", (), predictions, strategies)
 
 
 def cell(verdict: str, strategy: str = "single", subject: str = "upstream", **versions: str) -> MeasuredCell:

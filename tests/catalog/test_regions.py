@@ -18,7 +18,7 @@ def predict(verdict: str, strategies: tuple[str, ...] = (), subject: str = "upst
 
 
 def issue(*predictions: Prediction, strategies: tuple[str, ...] = ("single", "zero3")) -> KnownIssue:
-    return KnownIssue("one", "t", "w", "r", (), "s", "", "", (), predictions, strategies)
+    return KnownIssue("one", "t", "w", (), "s", "", (), predictions, strategies)
 
 
 TRL = ("0.14.0", "0.15.2", "0.18.0", "1.16.0")

@@ -30,7 +30,7 @@ def issue(
 ) -> KnownIssue:
     symptoms = (Symptom("RuntimeError", re.compile("on the same device")),)
     return KnownIssue(
-        name, "title", "wrong", "remedy", (LINK,), "s", cure, "", symptoms, predictions, strategies, needs
+        name, "title", "wrong", (LINK,), "s", cure, symptoms, predictions, strategies, needs, workaround="workaround"
     )
 
 

@@ -42,8 +42,11 @@ def test_status_1_when_something_bites_with_all_that_is_to_be_said(doctor: Run) 
         f"{entry.id}: {entry.title}",
         "wasteful under every strategy: logits_to_keep is swallowed; TRL trims afterwards",
         f"symptom {entry.wrong}",
-        f"cure {entry.remedy}",
+        "cure train with pytest_trlcompat.trainers.GRPOTrainer (LogitsToKeepMixin), or take trl >=0.15 with "
+        "transformers >=4.49, or transformers >=4.49,<4.52, or trl >=0.14,<0.15 with transformers <4.49; "
+        "under single-neither take trl >=0.20",
         f"upstream {entry.upstream[0]}",
+        "gets all cures by `class My(corrected.GRPOTrainer, MyTrainer)` or `class My(corrected.PPOTrainer, MyTrainer)`",
         "[measured under single on trl0.15.2-tf4.48.3]",
     ):
         assert text in flat, text
@@ -68,7 +71,7 @@ def test_the_text_in_full(doctor: Run, small: KnownIssue) -> None:
         "one: title\n"
         "  broken     under zero3: broken because [measured on trl0.15.2-tf4.49.0]\n"
         "  symptom    wrong\n"
-        "  cure       remedy\n"
+        "  cure       take trl >=0.18, or workaround\n"
         f"  upstream   {LINK}\n"
         "\n"
         "Nearest measured pins, ok for all issues under single, ddp, zero1, zero2, fsdp1, fsdp2: trl==0.15.2 "
@@ -121,6 +124,17 @@ def test_options_may_stand_anywhere(doctor: Run) -> None:
     assert document["strategies"] == ["single"]
 
 
+def test_releases_are_those_for_the_strategies_in_use(doctor: Run) -> None:
+    pins = ("trl==0.15.2", "transformers==4.48.3")
+    for strategy, end in (("ddp", "with transformers <4.49"), ("single-neither", "or take trl >=0.20")):
+        status, out, _ = doctor(*pins, "--json", "--strategy", strategy)
+        remedies = {found["id"]: found["remedy"] for found in json.loads(out)["bites"]}
+        assert status == 1
+        assert remedies["grpo-logits-to-keep"].endswith(end)
+        line = "".join(doctor(*pins, "--strategy", strategy)[1].split())
+        assert "".join(f"cure{remedies['grpo-logits-to-keep']}upstream".split()) in line
+
+
 def test_json_says_all_that_the_text_says(doctor: Run, small: KnownIssue) -> None:
     assert json.loads(doctor("--json", "trl==0.15.2", "peft==0.14.0", "--strategy=zero3")[1]) == {
         "schema": 1,
@@ -139,9 +153,10 @@ def test_json_says_all_that_the_text_says(doctor: Run, small: KnownIssue) -> Non
                 "title": "title",
                 "wrong": "wrong",
                 "symptoms": [{"type": "RuntimeError", "text": "on the same device"}],
-                "remedy": "remedy",
+                "remedy": "take trl >=0.18, or workaround",
                 "cure": "",
-                "cured_in": "",
+                "mixins": [],
+                "cured_in": "trl 0.18",
                 "uncured": "",
                 "upstream": [LINK],
                 "suite": "s",

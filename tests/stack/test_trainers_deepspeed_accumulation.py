@@ -90,7 +90,7 @@ class Engine:
 
 
 class Engine0183(Engine):
-    """Divides the gradients of outputs, whatever it is told."""
+    """Divides the gradients of outputs, whatever ``scale_wrt_gas`` is."""
 
     def forward(self, data: float) -> tuple[Any, Any]:
         outputs = super().forward(data)
@@ -107,7 +107,7 @@ class Engine0183(Engine):
 
 
 class Engine0184(Engine0183):
-    """The same, if it is told to."""
+    """The same, where ``scale_wrt_gas`` is true."""
 
     def _backward_prologue_per_tensor(self, gradient: Any) -> Any:
         return gradient / self.gradient_accumulation_steps() if self._scale_wrt_gas else gradient
@@ -153,12 +153,14 @@ def test_an_optimizer_that_adds_up_is_left_alone(text: str, version: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("kind", "told", "untold"),
+    ("kind", "scaled", "unscaled"),
     [(Engine0183, STEPS**-2, STEPS**-2), (Engine0184, STEPS**-2, 1.0), (Engine0196, 1 / STEPS, 1.0)],
 )
-def test_the_loss_is_divided_once_and_if_it_is_asked_for(kind: Any, told: float, untold: float, version: Any) -> None:
+def test_the_loss_is_divided_once_and_only_with_scale_wrt_gas(
+    kind: Any, scaled: float, unscaled: float, version: Any
+) -> None:
     version("0.18.3")
-    for scale_wrt_gas, upstream in ((True, told), (False, untold)):
+    for scale_wrt_gas, upstream in ((True, scaled), (False, unscaled)):
         engine = kind()
         assert engine.step(scale_wrt_gas) == sum(DATA) * upstream
         repair_accumulation(engine)

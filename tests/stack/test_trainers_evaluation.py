@@ -39,7 +39,7 @@ class Base:
 
 
 class OnePlace(Base):
-    """As trl 0.14.0: one place for metrics, and no prefix."""
+    """As trl 0.14.0: one dictionary for all metrics, and no prefix."""
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         self._metrics["reward"].append(5.0)

@@ -355,7 +355,7 @@ SPREAD = SimpleNamespace(hf_device_map={"model.layers.0": 0, "model.layers.1": 1
 
 
 @pytest.mark.parametrize(
-    ("processes", "policy", "given", "expected"),
+    ("processes", "policy", "keywords", "expected"),
     [
         (2, "a name", {}, {"device_map": None}),
         (2, ON_ONE_DEVICE, {}, {"device_map": None}),
@@ -366,13 +366,13 @@ SPREAD = SimpleNamespace(hf_device_map={"model.layers.0": 0, "model.layers.1": 1
     ],
 )
 def test_models_are_spread_over_devices_only_with_the_policy(
-    monkeypatch: pytest.MonkeyPatch, processes: int, policy: Any, given: dict[str, Any], expected: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, processes: int, policy: Any, keywords: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     from pytest_trlcompat.trainers import device_map
 
     monkeypatch.setattr(device_map, "PartialState", lambda: SimpleNamespace(num_processes=processes))
     load = device_map._without_device_map(policy, lambda path, **kwargs: (path, kwargs))
-    assert load("path", **given) == ("path", expected)
+    assert load("path", **keywords) == ("path", expected)
 
 
 # ---- when the cures have gone stale

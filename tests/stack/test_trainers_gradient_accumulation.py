@@ -23,13 +23,13 @@ class Trainer:
 
     divides_before_backward = False
     divides_report = False
-    told = 1
+    accelerator_steps = 1
     """Of how many micro-batches Accelerate knows, by which it divides unless DeepSpeed goes backward."""
 
     def __init__(self, distributed_type: Any = DistributedType.NO) -> None:
         self.args = SimpleNamespace(gradient_accumulation_steps=STEPS)
         self.accelerator = SimpleNamespace(
-            distributed_type=distributed_type, no_sync="upstream", gradient_accumulation_steps=self.told
+            distributed_type=distributed_type, no_sync="upstream", gradient_accumulation_steps=self.accelerator_steps
         )
         self.weight = torch.ones((), requires_grad=True)
 
@@ -59,7 +59,7 @@ class Trainer448(Trainer):
 class Trainer52(Trainer448):
     """That of 5.2.0 to 5.5.3."""
 
-    told = STEPS
+    accelerator_steps = STEPS
 
 
 def corrected(kind: type[Trainer], *args: Any) -> Any:
@@ -124,9 +124,7 @@ def test_a_failure_leaves_no_factor_behind(version: Any) -> None:
         ("4.47.0", DistributedType.DEEPSPEED, False),
     ],
 )
-def test_deepspeed_is_not_told_when_to_synchronise(
-    version: Any, text: str, distributed_type: Any, replaced: bool
-) -> None:
+def test_no_sync_is_not_entered_under_deepspeed(version: Any, text: str, distributed_type: Any, replaced: bool) -> None:
     version(text)
     trainer = corrected(Trainer446, distributed_type)
     trainer.create_accelerator_and_postprocess()

@@ -286,9 +286,7 @@ def test_upstream_still_needs_the_accelerators_cure(launch: Launcher, model: tin
 
 
 @needs_ppo
-def test_deepspeed_by_argument_is_the_one_that_was_asked_for(
-    launch: Launcher, model: tiny.TinyModel, tmp_path: Path
-) -> None:
+def test_deepspeed_by_argument_is_the_one_in_use(launch: Launcher, model: tiny.TinyModel, tmp_path: Path) -> None:
     settings = {
         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
         "train_micro_batch_size_per_gpu": "auto",

@@ -73,7 +73,7 @@ def what_the_wrapper_has(model: tiny.TinyModel) -> dict[str, Any]:
     return {"lent": lent, "same": same, "kept": kept}
 
 
-# ---- what is asked of it
+# ---- what it must do
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp", "zero2", "zero3", "fsdp1", "fsdp2"])

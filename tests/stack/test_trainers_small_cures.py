@@ -35,11 +35,11 @@ class TakesOne:
         return dataset
 
 
-@pytest.mark.parametrize(("base", "bare", "given"), [(TakesNone, "own", "own"), (TakesOne, None, "data")])
-def test_the_sampler_is_asked_as_it_wants_to_be(base: type, bare: Any, given: Any) -> None:
+@pytest.mark.parametrize(("base", "without", "with_dataset"), [(TakesNone, "own", "own"), (TakesOne, None, "data")])
+def test_the_sampler_method_gets_the_arguments_that_it_takes(base: type, without: Any, with_dataset: Any) -> None:
     mine: Any = type("Mine", (TrainSamplerMixin, base), {})()
-    assert mine._get_train_sampler() == bare
-    assert mine._get_train_sampler("data") == given
+    assert mine._get_train_sampler() == without
+    assert mine._get_train_sampler("data") == with_dataset
 
 
 def lora() -> Any:

@@ -31,10 +31,10 @@ def trainer(stage: int | None, train: Any) -> Any:
 @pytest.mark.parametrize("frozen", [True, False])
 def test_gradients_are_those_of_pytorch(shape: tuple[int, ...], frozen: bool) -> None:
     torch.manual_seed(0)
-    given = torch.randn(shape), torch.randn(4, 5), torch.randn(4)
+    tensors = torch.randn(shape), torch.randn(4, 5), torch.randn(4)
 
     def gradients(function: Any) -> list[Any]:
-        inputs, weight, bias = (tensor.clone().requires_grad_() for tensor in given)
+        inputs, weight, bias = (tensor.clone().requires_grad_() for tensor in tensors)
         weight.requires_grad_(not frozen)
         function(inputs, weight, bias).square().sum().backward()
         return [tensor.grad for tensor in (inputs, weight, bias)]

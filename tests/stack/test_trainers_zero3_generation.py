@@ -39,16 +39,16 @@ def test_other_stages_are_left_to_trl() -> None:
 
     module = SimpleNamespace()
     engine = SimpleNamespace(module=module, optimizer=None)
-    given: list[Any] = []
+    received: list[Any] = []
 
     def upstream(model: Any, accelerator: Any, **_: Any) -> Any:
-        given.append(model)
+        received.append(model)
         return nullcontext(model)
 
     for stage in (2, 3):
         with _right_for_bare_modules(upstream)(module, accelerator(engine, stage)):
             pass
-    assert given == [module, engine]
+    assert received == [module, engine]
 
 
 def fail_in_generation(model: tiny.TinyModel) -> dict[str, Any]:

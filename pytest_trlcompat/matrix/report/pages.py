@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jinja2
 
-from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog import known_issues, remedies
 from pytest_trlcompat.catalog.verdict import Record, Verdict
 from pytest_trlcompat.matrix.report.model import Report
 from pytest_trlcompat.matrix.report.rows import MANY, axes, rows
@@ -52,6 +52,7 @@ def _render(template: str, report: Report) -> str:
     environment.filters["in_row"] = _in_row
     environment.tests["wrong"] = is_wrong
     environment.filters["known"] = known_issues.load().get
+    environment.filters["cured_in"] = remedies.cured_in
     return environment.get_template(template).render(
         report=report,
         meanings=MEANINGS,

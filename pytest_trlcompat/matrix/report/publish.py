@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pytest_trlcompat import __version__
-from pytest_trlcompat.catalog import boundaries, known_issues
+from pytest_trlcompat.catalog import boundaries, known_issues, remedies
 from pytest_trlcompat.catalog.evidence import Evidence, EvidenceError, MeasuredCell, load
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Record, Verdict
@@ -182,7 +182,7 @@ def _issues(report: Report) -> Iterator[str]:
             issue = known[name]
             yield f"{issue.title}: {issue.wrong}."
             yield ""
-            yield f"What to do: {issue.remedy}. Upstream: {', '.join(issue.upstream) or 'not reported'}."
+            yield f"What to do: {remedies.remedy(issue)}. Upstream: {', '.join(issue.upstream) or 'not reported'}."
             yield ""
         for change in torch.of(name):
             yield f"- With another torch alone: {change.describe()}"

@@ -1,0 +1,127 @@
+"""The page ``docs/cures.md``: what the corrected trainers cure, made from the catalogue. A test fails on drift.
+
+    python -m pytest_trlcompat.catalog.cures_page docs/cures.md
+
+Imports no package of the stack.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.fixed_releases import fixed_releases
+from pytest_trlcompat.catalog.known_issues import STRATEGIES, KnownIssue
+from pytest_trlcompat.catalog.remedies import cured_in, mixins, remedy
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.trainers.names import names_of
+
+__all__ = ["main", "page"]
+
+_HEAD = """\
+# Cures
+
+<!-- Made by `python -m pytest_trlcompat.catalog.cures_page docs/cures.md`; do not edit. -->
+
+```python
+from pytest_trlcompat.trainers import GRPOTrainer  # takes what trl.GRPOTrainer takes
+from pytest_trlcompat.trainers import PPOConfig, PPOTrainer  # TRL's, wherever it is: trl 0.9.6 (PPOv2Trainer) to 1.12.0
+```
+
+Each is TRL's own trainer with the known issues below cured where the installed releases have them, and unchanged where
+they have not. A trainer of your own is cured in the same way, by all cures or by the mixin of one:
+
+```python
+from pytest_trlcompat import trainers as corrected
+
+
+class My(corrected.GRPOTrainer, MyTrainer): ...  # MyTrainer is a subclass of trl.GRPOTrainer
+
+
+class Mine(corrected.ZeRO3BiasesMixin, MyTrainer): ...
+```
+
+Everything below follows from the predictions of the catalogue, which each sweep checks: under which strategies an issue
+shows, and from which releases on its cure does nothing because nothing is wrong. `trlcompat doctor` says which of them
+affect your stack, and which other releases are right.
+"""
+
+_SECTIONS = {
+    "grpo": ("GRPO", "In `GRPOTrainer`."),
+    "ppo": ("PPO", "In `PPOTrainer`; what `PPOConfig` cures, in that."),
+    "": (
+        "Any trainer",
+        "Measured with GRPO, and in `GRPOTrainer`. A mixin whose name begins with `PPO` is in `PPOTrainer`.",
+    ),
+}
+_LINK = re.compile(r"https://github\.com/[\w.-]+/([\w.-]+)/(?:issues|pull|discussions|commit)/(\w+)")
+
+
+def page(issues: Iterable[KnownIssue]) -> str:
+    """The tables as Markdown, in the order of the catalogue."""
+    issues = list(issues)
+    lines = [_HEAD]
+    for trainer, (title, text) in _SECTIONS.items():
+        chosen = [issue for issue in issues if issue.trainer == trainer and issue.cure]
+        if chosen:
+            lines += [f"## {title}", "", text, "", *_table(chosen), ""]
+    lines += ["## Not cured", "", *_not_cured(issues)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(issues: Iterable[KnownIssue]) -> Iterator[str]:
+    yield "| known issue | under | not needed from | by | upstream |"
+    yield "| --- | --- | --- | --- | --- |"
+    for issue in issues:
+        by = mixins(issue) or [name for name in names_of(issue.cure) if name.endswith("Config")]
+        cells = (
+            f"`{issue.id}`: {issue.title}",
+            _strategies(issue),
+            cured_in(issue) or "no release yet",
+            ", ".join(f"`{name}`" for name in by),
+            ", ".join(_short(link) for link in issue.upstream) or "not reported",
+        )
+        yield f"| {' | '.join(_escape(cell) for cell in cells)} |"
+
+
+def _strategies(issue: KnownIssue) -> str:
+    """Under which it shows by itself."""
+    under = {strategy for fixed in fixed_releases(issue) for strategy in fixed.strategies}
+    if set(STRATEGIES) <= under:
+        return "every strategy"
+    return ", ".join(strategy for strategy in issue.labels() if strategy in under)
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _short(link: str) -> str:
+    return _LINK.sub(r"[\1 \2](\g<0>)", link)
+
+
+def _not_cured(issues: Iterable[KnownIssue]) -> Iterator[str]:
+    for issue in issues:
+        if not issue.cure:
+            yield f"- `{issue.id}`: {issue.title}. What helps: {remedy(issue)}."
+            continue
+        for each in issue.predictions:
+            if each.subject == "corrected" and each.verdict not in (Verdict.OK, Verdict.ABSENT):
+                ranges = ", ".join(f"{package} {text}" for package, text in each.when.items())
+                yield f"- `{issue.id}` with {ranges}: {each.why}."
+
+
+def main() -> None:
+    """The program."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pytest_trlcompat.catalog.cures_page", description="Write the list of cures, in Markdown."
+    )
+    parser.add_argument("page", type=Path, metavar="FILE", help="docs/cures.md of the checkout")
+    parser.parse_args().page.write_text(page(known_issues.load().values()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

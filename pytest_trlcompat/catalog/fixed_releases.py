@@ -1,0 +1,175 @@
+"""The releases with which upstream is right, derived from a known issue's predictions: where its cure is not needed.
+
+A point of the space of versions is a *problem* where the issue itself is predicted to show, and *right* where ``ok`` is
+predicted. Where another known issue stops the suite first, is to blame for what it sees, or where nothing is predicted,
+this issue says nothing: such points neither forbid an alternative nor make one. So do those without the trainer or the
+strategy. Imports no package of the stack.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.known_issues import KnownIssue, Prediction
+from pytest_trlcompat.catalog.ranges import Range, parse
+from pytest_trlcompat.catalog.regions import Axis, Point, regions
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.stack import PACKAGES
+
+__all__ = ["Alternative", "FixedReleases", "fixed_releases"]
+
+_OWN_PROBLEMS = (Verdict.BROKEN, Verdict.SILENT, Verdict.WASTEFUL, Verdict.HANG)
+"""Verdicts that the issue itself gives. ``error`` and ``blocked`` are given by something that stops its suite first."""
+_DOMAIN = {"trl": parse(">=0.9.6")}
+"""Releases that have a trainer of those that the suites run: no older one is ever advised."""
+_FIRST = ("trl", "transformers")
+"""Packages that people look at first."""
+
+Box = tuple[frozenset[int], ...]
+"""Of each axis the pieces in it."""
+Judge = Callable[[KnownIssue, Prediction], bool]
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Releases of some packages that, taken together, are right whatever the releases of all other packages.
+
+    Attributes:
+        lasting: whether it holds for all later releases of these packages too, as far as they have the trainer.
+    """
+
+    ranges: Mapping[str, Range]
+    lasting: bool
+
+    def describe(self) -> str:
+        """``trl >=0.15 with transformers >=4.49``."""
+        return " with ".join(f"{package} {found.describe()}" for package, found in self.ranges.items())
+
+    def first(self) -> str:
+        """From which releases on it lasts: ``trl 0.15 with transformers 4.49``."""
+        starts = ((package, Range(found.intervals[-1:]).from_here()) for package, found in self.ranges.items())
+        return " with ".join(f"{package} {text.lstrip('>=')}" for package, text in starts)
+
+
+@dataclass(frozen=True)
+class FixedReleases:
+    """What is right under some strategies.
+
+    Attributes:
+        alternatives: each is enough; empty where no release is right.
+    """
+
+    strategies: tuple[str, ...]
+    alternatives: tuple[Alternative, ...]
+
+
+def fixed_releases(issue: KnownIssue) -> tuple[FixedReleases, ...]:
+    """What is right under each strategy under which the issue shows; strategies with the same answer are together.
+
+    For an issue that shows nowhere by itself, the stacks on which others stop its suite count as its problem.
+    """
+    return _answers(issue, _is_problem) or _answers(issue, lambda _, prediction: prediction.verdict.is_problem)
+
+
+def _is_problem(issue: KnownIssue, prediction: Prediction) -> bool:
+    return prediction.verdict in _OWN_PROBLEMS and not _blames_another(issue, prediction)
+
+
+def _blames_another(issue: KnownIssue, prediction: Prediction) -> bool:
+    """Whether its reason names another known issue."""
+    named = set(re.findall(r"[a-z0-9]+(?:-[a-z0-9]+)+", prediction.why))
+    return any(name in named for name in known_issues.load() if name != issue.id)
+
+
+def _answers(issue: KnownIssue, is_problem: Judge) -> tuple[FixedReleases, ...]:
+    together: dict[tuple[int, ...], list[str]] = {}
+    for strategy in issue.labels():
+        key = tuple(n for n, each in enumerate(issue.predictions) if each.concerns("upstream", strategy))
+        together.setdefault(key, []).append(strategy)
+    found: dict[tuple[str, ...], FixedReleases] = {}
+    for strategies in together.values():
+        alternatives = _alternatives(issue, strategies[0], is_problem)
+        if alternatives is not None:
+            key_of_text = tuple(each.describe() for each in alternatives)
+            before = found.get(key_of_text, FixedReleases((), alternatives))
+            found[key_of_text] = FixedReleases((*before.strategies, *strategies), alternatives)
+    return tuple(found.values())
+
+
+def _alternatives(issue: KnownIssue, strategy: str, is_problem: Judge) -> tuple[Alternative, ...] | None:
+    """The fewest that cover all that is right; ``None`` where the issue shows on no stack under this strategy."""
+    predicted = regions(issue, "upstream", strategy, _DOMAIN)
+    problems = [point for point, each in predicted.predicted.items() if each is not None and is_problem(issue, each)]
+    if not problems:
+        return None
+    left = {point for point, each in predicted.predicted.items() if each is not None and each.verdict is Verdict.OK}
+    right = frozenset(left)
+    boxes = [(box, _inside(box, right)) for box in _largest_without(problems, predicted.axes)]
+    chosen: list[Alternative] = []
+    while left:
+        box, points = min(
+            ((box, points) for box, points in boxes if points & left),
+            key=lambda each: (_constraints(each[0], predicted.axes), -len(each[1] & left)),
+        )
+        chosen.append(_alternative(box, points, points & left, predicted.axes))
+        left -= points
+    return tuple(sorted(chosen, key=lambda each: (not each.lasting, len(each.ranges))))
+
+
+def _largest_without(points: Iterable[Point], axes: Sequence[Axis]) -> set[Box]:
+    """All boxes that hold none of the points and lie in no larger such box."""
+    boxes: set[Box] = {tuple(frozenset(range(len(axis.pieces))) for axis in axes)}
+    for point in points:
+        cut: set[Box] = set()
+        for box in boxes:
+            cut |= _without(box, point) if all(n in pieces for n, pieces in zip(point, box, strict=True)) else {box}
+        boxes = {box for box in cut if not any(box != other and _lies_in(box, other) for other in cut)}
+    return boxes
+
+
+def _without(box: Box, point: Point) -> set[Box]:
+    parts = ((*box[:axis], box[axis] - {piece}, *box[axis + 1 :]) for axis, piece in enumerate(point))
+    return {part for part in parts if all(part)}
+
+
+def _lies_in(box: Box, other: Box) -> bool:
+    return all(ours <= theirs for ours, theirs in zip(box, other, strict=True))
+
+
+def _inside(box: Box, points: Iterable[Point]) -> set[Point]:
+    return {point for point in points if all(n in pieces for n, pieces in zip(point, box, strict=True))}
+
+
+def _constraints(box: Box, axes: Sequence[Axis]) -> int:
+    return sum(len(pieces) < len(axis.pieces) for pieces, axis in zip(box, axes, strict=True))
+
+
+def _alternative(box: Box, right: set[Point], new: set[Point], axes: Sequence[Axis]) -> Alternative:
+    """Without the ends of ranges where nothing is right, for want of a trainer, say.
+
+    Args:
+        right: what is right in the box.
+        new: what of it no earlier alternative has. An alternative that does not last shrinks to it.
+    """
+    constrained = [number for number, axis in enumerate(axes) if len(box[number]) < len(axis.pieces)]
+    newest = [max(point[number] for point in right) for number in constrained]
+    lasting = any([point[number] for number in constrained] == newest for point in new) and all(
+        box[number].issuperset(range(last, len(axes[number].pieces)))
+        for number, last in zip(constrained, newest, strict=True)
+    )
+    ranges: dict[str, Range] = {}
+    for number in constrained:
+        used = {point[number] for point in (right if lasting else new)}
+        union = Range(())
+        for n in box[number]:
+            if min(used) <= n <= max(used):
+                union |= axes[number].pieces[n]
+        ranges[axes[number].package] = union
+    return Alternative({package: ranges[package] for package in sorted(ranges, key=_place)}, lasting)
+
+
+def _place(package: str) -> int:
+    return (*_FIRST, *PACKAGES).index(package)

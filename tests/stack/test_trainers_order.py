@@ -1,0 +1,94 @@
+"""The order of mixins in the corrected trainers, against the real classes, and why it matters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+
+from pytest_trlcompat import stack, trainers
+from pytest_trlcompat.trainers._order import check_order
+from pytest_trlcompat.trainers._upstream import replaced
+from pytest_trlcompat.trainers.names import MODULES
+
+HAS_PPO = stack.satisfied({"trl": "<1.13"}, stack.installed())
+
+
+def declared(trainer: type) -> dict[str, dict[str, str]]:
+    return {cls.__name__: vars(cls)["_stands_before"] for cls in trainer.__mro__ if vars(cls).get("_stands_before")}
+
+
+def test_mixins_of_grpo_stand_as_they_declare() -> None:
+    names = [cls.__name__ for cls in trainers.GRPOTrainer.__mro__]
+    found = declared(trainers.GRPOTrainer)
+    assert set(found) == {"PlainLogProbsMixin", "SamplingMixin"}
+    for mixin, others in found.items():
+        for other in others:
+            assert names.index(mixin) < names.index(other), (mixin, other)
+    check_order(trainers.GRPOTrainer)
+
+
+@pytest.mark.skipif(not HAS_PPO, reason="trl has no PPO trainer from 1.13 on")
+def test_mixins_of_ppo_stand_as_they_declare() -> None:
+    assert declared(trainers.PPOTrainer) == {}
+    check_order(trainers.PPOTrainer)
+
+
+def test_a_trainer_has_every_mixin_of_the_package_but_those_for_the_other() -> None:
+    mixins = {name for name in MODULES if name.endswith("Mixin")}
+    grpo = {cls.__name__ for cls in trainers.GRPOTrainer.__mro__} & mixins
+    assert grpo == {name for name in mixins if not name.startswith("PPO")}
+    if HAS_PPO:
+        ppo = {cls.__name__ for cls in trainers.PPOTrainer.__mro__} & mixins
+        assert ppo == {name for name in mixins if name.startswith("PPO")} | {
+            "EmptyParamGroupsMixin",
+            "ZeRO3WholeModulesMixin",
+        }
+
+
+def test_every_declared_pair_is_refused_the_other_way_round() -> None:
+    for mixin, others in declared(trainers.GRPOTrainer).items():
+        for other in others:
+            with pytest.raises(TypeError, match=f"Wrong: {mixin} must stand before {other} among the bases"):
+                type("Wrong", (getattr(trainers, other), getattr(trainers, mixin)), {})
+
+
+def test_a_trainer_of_ones_own_may_stand_behind_the_corrected_one() -> None:
+    import trl
+
+    class Theirs(trl.GRPOTrainer):
+        pass
+
+    class My(trainers.GRPOTrainer, Theirs):
+        pass
+
+    names = [cls.__name__ for cls in My.__mro__]
+    assert names.index("WarningsIssuedMixin") < names.index("Theirs") < len(names) - 1
+    assert names[:2] == ["My", "GRPOTrainer"]
+
+
+def test_behind_another_sampling_does_not_see_what_trl_does() -> None:
+    """The reason of its declaration: what it looks at is not TRL's any more once another mixin has replaced it."""
+    if not stack.satisfied({"trl": ">=0.27"}, stack.installed()):
+        pytest.skip("TRL itself sets preferences aside from 0.27 on")
+    mixin: Any = trainers.SamplingMixin.__new__(trainers.SamplingMixin)
+    mixin.generation_config = object()
+    assert isinstance(mixin._sampling(), nullcontext)
+
+    def replacing(unwrap: Any) -> Any:
+        @contextmanager
+        def unwrap_model_for_generation(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            with unwrap(*args, **kwargs) as unwrapped:
+                yield unwrapped
+
+        return unwrap_model_for_generation
+
+    with replaced("unwrap_model_for_generation", replacing):
+        assert not isinstance(mixin._sampling(), nullcontext)
+
+
+def test_in_front_of_plain_log_probs_every_trl_seems_to_have_their_method() -> None:
+    """The reason of its declaration: the mixin defines the method by which a TRL without any is known."""
+    assert "_get_per_token_logps_and_entropies" in vars(trainers.PlainLogProbsMixin)

@@ -1,0 +1,50 @@
+"""What a cure's module says of itself agrees with the catalogue, which alone says where the cure is needed."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from pytest_trlcompat import trainers
+from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.cures_page import page
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = sorted(path for path in Path(trainers.__file__).parent.glob("[a-z]*.py"))
+RELEASE = re.compile(r"\d+\.\d+")
+NO_CURE = {"device_map", "grpo", "names", "stub"}
+"""Modules that cure no entry of the catalogue by themselves."""
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_a_module_names_the_issues_that_it_cures(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    known = known_issues.load()
+    named = set(re.findall(r"``([\w-]+)``", ast.get_docstring(tree) or "")) & set(known)
+    name = f"pytest_trlcompat.trainers.{path.stem}"
+    assert named == {issue.id for issue in known.values() if name in (issue.cure, *issue.cure_with)}
+    assert bool(named) != (path.stem in NO_CURE)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_docstrings_leave_releases_to_the_catalogue(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    public = [node for node in classes if node.name.endswith(("Mixin", "Trainer", "Config"))]
+    for text in (ast.get_docstring(tree), *(ast.get_docstring(node) for node in public)):
+        assert not RELEASE.findall(text or "")
+
+
+def test_the_page_of_cures_is_made_from_the_catalogue() -> None:
+    assert (ROOT / "docs" / "cures.md").read_text(encoding="utf-8") == page(known_issues.load().values()), (
+        "write it anew: python -m pytest_trlcompat.catalog.cures_page docs/cures.md"
+    )
+
+
+def test_the_page_has_a_row_for_each_cured_issue() -> None:
+    known = known_issues.load()
+    rows = re.findall(r"^\| `([\w-]+)`: ", page(known.values()), re.MULTILINE)
+    assert sorted(rows) == sorted(issue.id for issue in known.values() if issue.cure)
