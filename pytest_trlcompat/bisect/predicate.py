@@ -112,6 +112,8 @@ class IssuePredicate:
 
 def _of_verdict(record: Record) -> Fingerprint:
     """The verdict itself, which the suite has told from other failures already; of an error, its exception."""
+    if record.verdict is Verdict.BLOCKED:
+        return Fingerprint(record.verdict.value, record.blocked_by)
     if record.verdict is not Verdict.ERROR:
         return Fingerprint(record.verdict.value)
     evidence = record.evidence

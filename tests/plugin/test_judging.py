@@ -81,14 +81,14 @@ def test_on_one_gpu_suites_measure_in_one_process_alone(judge: Judge) -> None:
     assert measured == ["once"]
 
 
-def test_a_wrong_prediction_fails_in_either_direction_and_names_the_line_to_mend(judge: Judge, results: Path) -> None:
+def test_a_wrong_prediction_fails_in_either_direction_and_names_the_entry_to_correct(judge: Judge, results: Path) -> None:
     for verdict, subject in ((Verdict.OK, "upstream"), (Verdict.BROKEN, "corrected")):
         with pytest.raises(pytest.fail.Exception) as failure:
             judge(lambda verdict=verdict: Finding(verdict, {"n": 3}), subject=subject, strategy="fsdp1")  # type: ignore[misc]
         text = str(failure.value)
         assert f"{ISSUE}, {subject}, fsdp1: the verdict is {verdict}; the catalogue predicts: " in text
         assert "  n: 3" in text
-        assert f"mend the entry '{ISSUE}' in pytest_trlcompat/catalog/catalog.toml" in text
+        assert f"correct the entry '{ISSUE}' in pytest_trlcompat/catalog/catalog.toml" in text
     assert len(read_records(results)) == 2
 
 
