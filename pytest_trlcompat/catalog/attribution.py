@@ -1,7 +1,7 @@
 """Which known issue stopped the suite of another one: the verdict ``blocked``.
 
-A failure is attributed by what was seen of it, never by what was predicted alone. Every failure that a suite met must be
-the symptom of another known issue, which the catalogue predicts to be a problem with the same versions and strategy;
+A failure is attributed by what was seen of it, never by what was predicted alone. Every failure that a suite met must
+be the symptom of another known issue, which the catalogue predicts to be a problem with the same versions and strategy;
 where one is not, nobody has explained it, and the verdict stays ``error``. An issue that raises nothing cannot be seen
 in a failure and is never named; what fails because of it has a ``[[issue.symptom]]`` of its own, or stays ``error``.
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue, Prediction
-from pytest_trlcompat.catalog.verdict import Record, Verdict
+from pytest_trlcompat.catalog.verdict import Record
 
 __all__ = ["Attribution", "Failed", "attribute", "expecting", "failures_in"]
 
@@ -62,7 +62,9 @@ def attribute(
 
     Where the symptoms of several were seen, the one that ``predicted`` names goes first, then the catalogue's order.
     """
-    possible = [other for other in catalog.values() if other.symptoms and other.may_stop_under(issue, strategy, versions)]
+    possible = [
+        other for other in catalog.values() if other.symptoms and other.may_stop_under(issue, strategy, versions)
+    ]
     explained = [{other.id for other in possible if other.shows(one.classes, one.message)} for one in failures]
     if not explained or not all(explained):
         return None
@@ -93,7 +95,9 @@ def failures_in(evidence: object) -> Iterator[Failed]:
         if found is not None:
             yield Failed(_mro(found["type"]), found["message"])
     elif isinstance(evidence, Mapping):
-        apart = next((keys for keys in (("exception", "message"), ("type", "text")) if set(keys) <= set(evidence)), None)
+        apart = next(
+            (keys for keys in (("exception", "message"), ("type", "text")) if set(keys) <= set(evidence)), None
+        )
         if apart is not None:
             yield Failed(_mro(str(evidence[apart[0]])), str(evidence[apart[1]]))
         else:

@@ -375,7 +375,9 @@ def _prediction(raw: Mapping[str, Any]) -> Prediction:
     if prediction.verdict is Verdict.BLOCKED and not prediction.by:
         raise ValueError('a blocked prediction must name the issue that stops the suite first, by = "ISSUE ID"')
     if prediction.by and prediction.verdict is not Verdict.BLOCKED:
-        raise ValueError(f"by = {prediction.by!r} belongs to a blocked prediction, and this one is of {prediction.verdict}")
+        raise ValueError(
+            f"by = {prediction.by!r} belongs to a blocked prediction, and this one is of {prediction.verdict}"
+        )
     for package, wanted in prediction.ranges.items():
         if not wanted:
             raise ValueError(f"no version of {package} lies in the range {when[package]!r}")

@@ -29,6 +29,7 @@ __all__ = ["commands", "folder", "main", "output_of", "report"]
 _PROGRAMS = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}
 _ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 _ASSIGNMENT = re.compile(r"[A-Z_]+=")
+_COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:python|torchrun) (?:\S+ )*\S+\.py")
 TIMEOUT = 300.0
 """Seconds for one command; on an idle machine each takes 10 to 20."""
 
@@ -39,9 +40,9 @@ def folder() -> Path:
 
 
 def commands(script: Path) -> list[str]:
-    """How a script is run: the indented lines of its docstring."""
-    text = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8")), clean=False) or ""
-    return [line.strip() for line in text.splitlines() if line.startswith("    ")]
+    """How a script is run: the lines of its docstring that are commands."""
+    text = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+    return [line for line in text.splitlines() if _COMMAND.fullmatch(line)]
 
 
 def output_of(command: str, script: Path) -> str:

@@ -1,7 +1,7 @@
 """Known issue ``grpo-eval-remainder``: an evaluation that leaves out rows of its last batch.
 
-Right is: on several ranks, where one batch over all of them holds more rows than there are prompts, the loss of a single
-process; and in a single process the mean of the batches' losses, each as often as it has rows.
+Right is: on several ranks, where one batch over all of them holds more rows than there are prompts, the loss of a
+single process; and in a single process the mean of the batches' losses, each as often as it has rows.
 """
 
 from __future__ import annotations

@@ -67,11 +67,12 @@ def train(
     returned = grpo.fix_completions(model.vocab_size)
     losses: list[float] = []
     evaluation: dict[str, Any] = {}
+    batches: list[tuple[int, float]] = []
     evaluating = {"eval_strategy": "steps", "eval_steps": 1} if EVALUATION in measured else {}
     trainer = grpo.build_trainer(
         subject,
         model,
-        cls=_recording(subject, losses, evaluation, returned),
+        cls=_recording(subject, losses, evaluation, batches, returned),
         arguments={"eval_dataset": grpo.prompts().select(range(grpo.ROWS))},
         **{**_settings(), **evaluating, **settings},
     )
@@ -88,9 +89,9 @@ def train(
         part = _evaluated(evaluate, grpo.prompts().select(range(2)))
     in_batches: dict[str, Any] = {}
     if EVALUATION_IN_BATCHES in measured:
-        trainer.evaluated_batches.clear()
+        batches.clear()
         in_batches = _evaluated(evaluate, grpo.prompts().select(range(_prompts_of(grpo.ROWS + grpo.ROWS // 2))))
-        in_batches["batches"] = list(trainer.evaluated_batches)
+        in_batches["batches"] = list(batches)
     main = trainer.is_world_process_zero()
     callbacks = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
     return {
@@ -136,17 +137,22 @@ def _settings() -> dict[str, Any]:
     }
 
 
-def _recording(subject: str, losses: list[float], evaluation: dict[str, Any], returned: list[torch.Tensor]) -> type:
+def _recording(
+    subject: str,
+    losses: list[float],
+    evaluation: dict[str, Any],
+    batches: list[tuple[int, float]],
+    returned: list[torch.Tensor],
+) -> type:
     """The subject's trainer, which keeps the losses of training and goes on after a failed evaluation.
 
     Args:
+        batches: of evaluations, the rows and the loss of each.
         returned: by :func:`grpo.fix_completions`; the completions of training are the same with an evaluation and
             without.
     """
 
     class Recording(grpo.trainer_class(subject)):  # type: ignore[misc]
-        evaluated_batches: list[tuple[int, float]] = []  # rows and loss of each
-
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             loss = super().compute_loss(*args, **kwargs)
             if self.model.training:
@@ -155,7 +161,7 @@ def _recording(subject: str, losses: list[float], evaluation: dict[str, Any], re
 
         def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             found = super().prediction_step(model, inputs, *args, **kwargs)
-            self.evaluated_batches.append((len(inputs), found[0].float().item()))
+            batches.append((len(inputs), found[0].float().item()))
             return found
 
         def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:

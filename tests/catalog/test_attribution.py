@@ -145,7 +145,9 @@ def test_a_record_is_held_against_the_issue_that_is_named() -> None:
 
 def blocked_predictions() -> Catalog:
     found = known_issues.load()
-    assert sum(prediction.verdict is Verdict.BLOCKED for issue in found.values() for prediction in issue.predictions) > 90
+    assert (
+        sum(prediction.verdict is Verdict.BLOCKED for issue in found.values() for prediction in issue.predictions) > 90
+    )
     return found
 
 
@@ -214,10 +216,14 @@ why = "w"
     [
         ('by = "first"', 'by = "third"', "issue second: blocked by 'third', which is no other issue"),
         ('by = "first"', 'by = "second"', "issue second: blocked by 'second', which is no other issue"),
-        ('by = "first"\n', "", "issue second: a blocked prediction must name the issue that stops the suite first, by ="),
+        (
+            'by = "first"\n',
+            "",
+            "issue second: a blocked prediction must name the issue that stops the suite first, by =",
+        ),
         ('"blocked"', '"ok"', "issue second: by = 'first' belongs to a blocked prediction, and this one is of ok"),
         ('id = "second"', 'id = "ppo-x"', "issue ppo-x: blocked by 'grpo-y', which is of another trainer"),
-        ("[[issue.symptom]]\ntype = \"RuntimeError\"\ntext = \"x\"\n", "", "'first', which has no .*symptom"),
+        ('[[issue.symptom]]\ntype = "RuntimeError"\ntext = "x"\n', "", "'first', which has no .*symptom"),
     ],
 )
 def test_mistakes_in_blocked_predictions_are_named(tmp_path: Path, old: str, new: str, text: str) -> None:

@@ -17,7 +17,9 @@ LINES = 40
 
 
 def test_each_issue_that_nobody_has_cured_and_the_newest_cell_shows_has_one() -> None:
-    newest = max(evidence.published().cells, key=lambda cell: [Version(cell.versions[p]) for p in ("trl", "transformers")])
+    newest = max(
+        evidence.published().cells, key=lambda cell: [Version(cell.versions[p]) for p in ("trl", "transformers")]
+    )
     live = {
         issue.id
         for issue in known_issues.load().values()

@@ -34,7 +34,10 @@ def text_of(diagnosis: Diagnosis) -> str:
 
 def test_what_another_finding_hides_is_named_in_one_line_and_still_counts() -> None:
     found = ask("trl==0.15.2", issues=[issue(predict("broken")), two(blocked())])
-    assert [(finding.issue.id, found.hidden_by(finding)) for finding in found.findings] == [("one", ()), ("two", ("one",))]
+    assert [(finding.issue.id, found.hidden_by(finding)) for finding in found.findings] == [
+        ("one", ()),
+        ("two", ("one",)),
+    ]
     text = text_of(found)
     assert "2 known issues bite." in text
     assert HIDDEN in text

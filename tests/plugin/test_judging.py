@@ -82,7 +82,9 @@ def test_on_one_gpu_suites_measure_in_one_process_alone(judge: Judge) -> None:
     assert measured == ["once"]
 
 
-def test_a_wrong_prediction_fails_in_either_direction_and_names_the_entry_to_correct(judge: Judge, results: Path) -> None:
+def test_a_wrong_prediction_fails_in_either_direction_and_names_the_entry_to_correct(
+    judge: Judge, results: Path
+) -> None:
     for verdict, subject in ((Verdict.OK, "upstream"), (Verdict.BROKEN, "corrected")):
         with pytest.raises(pytest.fail.Exception) as failure:
             judge(lambda verdict=verdict: Finding(verdict, {"n": 3}), subject=subject, strategy="fsdp1")  # type: ignore[misc]
@@ -283,12 +285,18 @@ def test_a_failure_that_another_known_issue_explains_is_blocked_by_it(
     assert record.blocked_by == "deepspeed-hook-registration"
     assert record.evidence["symptoms_of"] == ["deepspeed-hook-registration"]
     (written,) = read_records(results)
-    assert (written.verdict, written.blocked_by, written.evidence) == (record.verdict, record.blocked_by, record.evidence)
+    assert (written.verdict, written.blocked_by, written.evidence) == (
+        record.verdict,
+        record.blocked_by,
+        record.evidence,
+    )
 
 
 def test_a_failure_that_nobody_explains_stays_an_error(stopped: Judge, results: Path) -> None:
     for evidence in ({"failure": "RuntimeError: out of memory"}, {"failures": {"a": TEXT, "b": "ValueError: x"}}):
-        with pytest.raises(pytest.fail.Exception, match="the verdict is error; the catalogue predicts: blocked by deep"):
+        with pytest.raises(
+            pytest.fail.Exception, match="the verdict is error; the catalogue predicts: blocked by deep"
+        ):
             stopped(lambda found=evidence: Finding(Verdict.ERROR, found), subject="upstream", strategy="zero3")  # type: ignore[misc]
     assert read_records(results)[0].verdict is Verdict.ERROR
 
@@ -314,7 +322,10 @@ def test_blocked_by_another_issue_than_predicted_fails_and_names_both(stopped: J
     with pytest.raises(pytest.fail.Exception) as failure:
         stopped(lambda: raising(failed(HOOKS)), subject="upstream", strategy="zero3")
     text = str(failure.value)
-    assert "the verdict is blocked by deepspeed-hook-registration; the catalogue predicts: blocked by grpo-evaluate" in text
+    assert (
+        "the verdict is blocked by deepspeed-hook-registration; the catalogue predicts: blocked by grpo-evaluate"
+        in text
+    )
     assert not read_records(results)[0].as_predicted
 
 
