@@ -42,7 +42,7 @@ def folder() -> Path:
 def commands(script: Path) -> list[str]:
     """How a script is run: the lines of its docstring that are commands."""
     text = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
-    return [line for line in text.splitlines() if _COMMAND.fullmatch(line)]
+    return [line.strip() for line in text.splitlines() if _COMMAND.fullmatch(line.strip())]
 
 
 def output_of(command: str, script: Path) -> str:
