@@ -124,8 +124,8 @@ class KnownIssue:
             :meth:`labels`.
         needs: packages without which the issue cannot show, ``peft`` for one of adapters, beside what the strategy
             itself needs.
-        blocks: ids of issues that cannot be seen where this one is ``broken``: their upstream verdict is ``blocked``,
-            by this one. A short form of such predictions.
+        blocks: ids of issues that cannot be seen where this one is ``broken``: their verdict is ``blocked``, by this
+            one, for the same subject and strategies. A short form of such predictions.
     """
 
     id: str
@@ -277,9 +277,9 @@ def _with_blocks(catalog: Catalog) -> Catalog:
             if name not in catalog or name == blocking.id:
                 raise ValueError(f"issue {blocking.id}: blocks {name!r}, which is no other issue")
             blocked.setdefault(name, []).extend(
-                replace(broken, verdict=Verdict.BLOCKED, strategies=(), by=blocking.id)
+                replace(broken, verdict=Verdict.BLOCKED, by=blocking.id)
                 for broken in blocking.predictions
-                if broken.subject == "upstream" and broken.verdict is Verdict.BROKEN
+                if broken.verdict is Verdict.BROKEN
             )
     return Catalog({name: _blocked(issue, blocked.get(name, [])) for name, issue in catalog.items()})
 

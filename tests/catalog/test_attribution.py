@@ -170,8 +170,8 @@ def explained(issue: KnownIssue) -> list[str]:
 
 
 def test_an_error_is_predicted_only_where_no_known_issue_explains_it() -> None:
-    left = {why for issue in known_issues.load().values() for why in explained(issue)}
-    assert left == {"Transformers 5.1 prepares no model under DeepSpeed, which stays on the cpu"}
+    """There is none: whoever predicts one must say here why nobody can explain it."""
+    assert [why for issue in known_issues.load().values() for why in explained(issue)] == []
 
 
 BLOCKED = """
