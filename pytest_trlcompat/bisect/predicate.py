@@ -114,6 +114,8 @@ class IssuePredicate:
 
 def _of_verdict(record: Record) -> Fingerprint:
     """The verdict itself, since the suite recognises the known symptom; of an error, its exception."""
+    if record.verdict is Verdict.BLOCKED:
+        return Fingerprint(record.verdict.value, record.blocked_by)
     if record.verdict is not Verdict.ERROR:
         return Fingerprint(record.verdict.value)
     evidence = record.evidence

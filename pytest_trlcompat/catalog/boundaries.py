@@ -178,15 +178,15 @@ def _sides(boundary: Boundary, evidence: Evidence) -> tuple[list[MeasuredCell], 
     """Cells below and above that gave the verdict of their side, the other packages being where they must."""
     below, above = [], []
     for cell in evidence.cells:
-        given = {cell.verdicts.get((boundary.issue, boundary.subject, strategy)) for strategy in boundary.strategies}
+        keys = [(boundary.issue, boundary.subject, strategy) for strategy in boundary.strategies]
         piece = boundary.axis.piece(cell.versions.get(boundary.package))
         others = [axis.piece(cell.versions.get(axis.package)) for axis in boundary.elsewhere.axes]
         first, last = boundary.reach.get(tuple(n for n in others if n is not None), (0, -1))
         if piece is None or not first <= piece <= last:
             continue
-        if piece <= boundary.piece and boundary.below in given:
+        if piece <= boundary.piece and any(cell.gave(key, boundary.below) for key in keys):
             below.append(cell)
-        elif piece > boundary.piece and boundary.above in given:
+        elif piece > boundary.piece and any(cell.gave(key, boundary.above) for key in keys):
             above.append(cell)
     return below, above
 

@@ -2,6 +2,12 @@
 
 Ships with the package as ``fixtures/evidence.json``, so that an installed stack can be held against it without running
 anything. Imports no package of the stack.
+
+Failures are attributed to other known issues (the verdict ``blocked``) from schema 2 on. What was measured before says
+``error`` for every failure that is not the issue's own symptom, whoever caused it. Such an ``error`` stays an ``error``
+here: nobody looked for the cause then, so none is claimed now. It counts as measured for a prediction of ``blocked``,
+since the suite did fail, and with another failure than its own, as that prediction says; which issue stopped it rests
+on the catalogue until the cell is measured again. See :meth:`MeasuredCell.gave`.
 """
 
 from __future__ import annotations
@@ -33,7 +39,9 @@ __all__ = [
 Key = tuple[str, str, str]
 """Issue, subject, strategy."""
 
-_SCHEMA = 1
+_SCHEMA = 2
+_UNATTRIBUTED = 1
+"""The schema in which no cell's failures are attributed; read, no longer written."""
 _VERDICTS = {verdict.value: verdict for verdict in Verdict}
 """Ten times as fast as ``Verdict(text)``; a sweep has thousands."""
 
@@ -49,12 +57,22 @@ class MeasuredCell:
     Attributes:
         versions: the packages of the stack, as they were installed.
         date: the day as of which it was resolved.
+        attributed: whether a failure that another known issue explains was told from one that nobody explains; see
+            above.
     """
 
     id: str
     versions: Mapping[str, str]
     verdicts: Mapping[Key, Verdict]
     date: str | None = None
+    attributed: bool = True
+
+    def gave(self, key: Key, verdict: Verdict) -> bool:
+        """Whether it measured this verdict, or what it was called before failures were attributed."""
+        found = self.verdicts.get(key)
+        if verdict is Verdict.BLOCKED and found is Verdict.ERROR:
+            return not self.attributed
+        return found is verdict
 
 
 @dataclass(frozen=True)
@@ -97,11 +115,12 @@ class Evidence:
         try:
             raw = json.loads(text)
             schema = raw["schema"]
-            if schema == _SCHEMA:
-                return cls(str(raw["date"]), tuple(_from_dict(cell) for cell in raw["cells"]))
+            if schema in (_UNATTRIBUTED, _SCHEMA):
+                attributed = schema != _UNATTRIBUTED
+                return cls(str(raw["date"]), tuple(_from_dict(cell, attributed) for cell in raw["cells"]))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise EvidenceError(f"not the evidence of a sweep ({error!r})") from error
-        raise EvidenceError(f"schema {_SCHEMA} was expected, {schema!r} was found")
+        raise EvidenceError(f"schema {_UNATTRIBUTED} or {_SCHEMA} was expected, {schema!r} was found")
 
 
 def _to_dict(cell: MeasuredCell) -> dict[str, Any]:
@@ -109,17 +128,20 @@ def _to_dict(cell: MeasuredCell) -> dict[str, Any]:
     for (issue, subject, strategy), verdict in cell.verdicts.items():
         verdicts.setdefault(issue, {}).setdefault(subject, {})[strategy] = verdict.value
     stack = {package: cell.versions[package] for package in PACKAGES if package in cell.versions}
-    return {"id": cell.id, "date": cell.date, "stack": stack, "verdicts": verdicts}
+    mark = {} if cell.attributed else {"attributed": False}
+    return {"id": cell.id, "date": cell.date, "stack": stack, **mark, "verdicts": verdicts}
 
 
-def _from_dict(raw: Mapping[str, Any]) -> MeasuredCell:
+def _from_dict(raw: Mapping[str, Any], attributed: bool) -> MeasuredCell:
     verdicts = {
         (issue, subject, strategy): _VERDICTS[verdict]
         for issue, subjects in raw["verdicts"].items()
         for subject, strategies in subjects.items()
         for strategy, verdict in strategies.items()
     }
-    return MeasuredCell(raw["id"], dict(raw["stack"]), verdicts, raw["date"])
+    return MeasuredCell(
+        raw["id"], dict(raw["stack"]), verdicts, raw["date"], attributed and bool(raw.get("attributed", True))
+    )
 
 
 def load(path: Path) -> Evidence:

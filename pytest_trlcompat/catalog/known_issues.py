@@ -76,6 +76,7 @@ class Prediction:
     Attributes:
         strategies: to which it applies, as shell patterns (``fsdp1*``); empty means all.
         why: one line for people, shown when the prediction is wrong.
+        by: of a ``blocked`` prediction the id of the known issue that stops the suite first; else empty.
     """
 
     verdict: Verdict
@@ -83,6 +84,7 @@ class Prediction:
     when: dict[str, str]
     strategies: tuple[str, ...]
     why: str
+    by: str = ""
 
     def concerns(self, subject: str, strategy: str) -> bool:
         """Whether it speaks of this subject and strategy, for some versions."""
@@ -103,7 +105,8 @@ class Prediction:
     def describe(self) -> str:
         ranges = ", ".join(f"{package} {text}" for package, text in self.when.items()) or "every version"
         strategies = " under " + ", ".join(self.strategies) if self.strategies else ""
-        return f"{self.verdict} for {self.subject}{strategies} with {ranges} ({self.why})"
+        by = f" by {self.by}" if self.by else ""
+        return f"{self.verdict}{by} for {self.subject}{strategies} with {ranges} ({self.why})"
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,8 @@ class KnownIssue:
         cure_with: modules that belong to the cure as well.
         workaround: what else helps, as it would follow "or", where that cannot be derived from the predictions; what
             can is made by ``remedies``.
-        blocks: ids of issues that cannot be seen where this one is ``broken``: their upstream verdict is ``error``.
+        blocks: ids of issues that cannot be seen where this one is ``broken``: their verdict is ``blocked``, by this
+            one, for the same subject and strategies. A short form of such predictions.
     """
 
     id: str
@@ -180,6 +184,28 @@ class KnownIssue:
         """Whether an exception is this issue's symptom."""
         return any(symptom.matches(mro, message) for symptom in self.symptoms)
 
+    def may_stop(self, other: KnownIssue) -> bool:
+        """Whether its symptom can end the suite of ``other``: another issue, measured with the same trainer."""
+        return self.id != other.id and (not self.trainer or self.trainer == _measured_with(other.id))
+
+    def may_stop_under(self, other: KnownIssue, strategy: str, versions: Mapping[str, str]) -> bool:
+        """:meth:`may_stop`, and it is predicted to be a problem itself, not one that is hidden, with TRL's trainer.
+
+        Args:
+            strategy: of the suite of ``other``, with which all variants of the same strategy count. Where a release
+                lacks the trainer that this issue's own suite runs, that says nothing of the trainer of ``other``.
+        """
+        if not self.may_stop(other):
+            return False
+        foreign = _measured_with(self.id) != _measured_with(other.id)
+        here = [each for each in self.predictions if not (foreign and each.verdict is Verdict.ABSENT)]
+        for label in {strategy, *self.labels()} if not self.strategies else set(self.strategies):
+            found = next((each for each in here if each.applies("upstream", label, versions)), None)
+            problem = found is not None and found.verdict.is_problem and found.verdict is not Verdict.BLOCKED
+            if problem and kind(label) == kind(strategy):
+                return True
+        return False
+
 
 _WILDCARD = re.compile(r"[*?\[]")
 
@@ -234,13 +260,15 @@ def load(path: Path = _CATALOG) -> Catalog:
             raise CatalogError(f"{path}: issue {issue.id} stands there twice")
         catalog[issue.id] = issue
     try:
-        return _with_blocks(catalog)
+        catalog = _with_blocks(catalog)
+        _check_blockers(catalog)
     except ValueError as error:
         raise CatalogError(f"{path}: {error}") from error
+    return catalog
 
 
 def _with_blocks(catalog: Catalog) -> Catalog:
-    """Predict ``error`` of the issues that another one keeps from being seen, wherever that one is ``broken``.
+    """Predict ``blocked`` of the issues that another one keeps from being seen, wherever that one is ``broken``.
 
     Such a prediction stands behind those of absence and before all others.
     """
@@ -250,22 +278,39 @@ def _with_blocks(catalog: Catalog) -> Catalog:
             if name not in catalog or name == blocking.id:
                 raise ValueError(f"issue {blocking.id}: blocks {name!r}, which is no other issue")
             blocked.setdefault(name, []).extend(
-                replace(broken, verdict=Verdict.ERROR, strategies=(), why=f"stopped before that by {blocking.id}")
+                replace(broken, verdict=Verdict.BLOCKED, by=blocking.id)
                 for broken in blocking.predictions
-                if broken.subject == "upstream" and broken.verdict is Verdict.BROKEN
+                if broken.verdict is Verdict.BROKEN
             )
     return Catalog({name: _blocked(issue, blocked.get(name, [])) for name, issue in catalog.items()})
 
 
-def _blocked(issue: KnownIssue, errors: list[Prediction]) -> KnownIssue:
+def _blocked(issue: KnownIssue, blocked: list[Prediction]) -> KnownIssue:
     first = [each for each in issue.predictions if each.verdict is Verdict.ABSENT]
     rest = [each for each in issue.predictions if each.verdict is not Verdict.ABSENT]
-    return replace(issue, predictions=(*first, *errors, *rest)) if errors else issue
+    return replace(issue, predictions=(*first, *blocked, *rest)) if blocked else issue
+
+
+def _check_blockers(catalog: Catalog) -> None:
+    """Refuse a ``blocked`` prediction by an issue whose symptom cannot be what ended the suite."""
+    for issue in catalog.values():
+        for name in {prediction.by for prediction in issue.predictions if prediction.by}:
+            if name not in catalog or name == issue.id:
+                raise ValueError(f"issue {issue.id}: blocked by {name!r}, which is no other issue")
+            if not catalog[name].may_stop(issue):
+                raise ValueError(f"issue {issue.id}: blocked by {name!r}, which is of another trainer")
+            if not catalog[name].symptoms:
+                raise ValueError(f"issue {issue.id}: blocked by {name!r}, which has no [[issue.symptom]] to know it by")
 
 
 def _trainer_of(issue_id: str) -> str:
     prefix = issue_id.partition("-")[0]
     return prefix if prefix in TRAINERS else ""
+
+
+def _measured_with(issue_id: str) -> str:
+    """The trainer that an issue's suite runs."""
+    return _trainer_of(issue_id) or "grpo"
 
 
 def _absences(entry: Mapping[str, Any] | None) -> list[dict[str, Any]]:
@@ -284,7 +329,7 @@ _ISSUE_KEYS = {
 
 def _issue(entry: Mapping[str, Any], absent: Mapping[str, Any]) -> KnownIssue:
     _known_keys(entry, _ISSUE_KEYS)
-    measured_with = _trainer_of(entry["id"]) or "grpo"
+    absences = _absences(absent.get(_measured_with(entry["id"])))
     issue = KnownIssue(
         id=_line(entry, "id"),
         title=_line(entry, "title"),
@@ -293,7 +338,7 @@ def _issue(entry: Mapping[str, Any], absent: Mapping[str, Any]) -> KnownIssue:
         suite=_line(entry, "suite"),
         cure=_line(entry, "cure", may_be_empty=True),
         symptoms=tuple(_symptom(raw) for raw in entry.get("symptom", [])),
-        predictions=tuple(_prediction(raw) for raw in [*_absences(absent.get(measured_with)), *entry["prediction"]]),
+        predictions=tuple(_prediction(raw) for raw in [*absences, *entry["prediction"]]),
         strategies=_lines(entry, "strategies", default=()),
         needs=_lines(entry, "needs", default=()),
         blocks=_lines(entry, "blocks", default=()),
@@ -315,7 +360,7 @@ def _symptom(raw: Mapping[str, Any]) -> Symptom:
 
 
 def _prediction(raw: Mapping[str, Any]) -> Prediction:
-    _known_keys(raw, {"verdict", "subject", "when", "strategies", "why"})
+    _known_keys(raw, {"verdict", "subject", "when", "strategies", "why", "by"})
     when = dict(raw["when"])
     stack.check_ranges(when)
     if raw["subject"] not in SUBJECTS:
@@ -326,7 +371,14 @@ def _prediction(raw: Mapping[str, Any]) -> Prediction:
         when=when,
         strategies=_lines(raw, "strategies", default=()),
         why=_line(raw, "why"),
+        by=_line(raw, "by") if "by" in raw else "",
     )
+    if prediction.verdict is Verdict.BLOCKED and not prediction.by:
+        raise ValueError('a blocked prediction must name the issue that stops the suite first, by = "ISSUE ID"')
+    if prediction.by and prediction.verdict is not Verdict.BLOCKED:
+        raise ValueError(
+            f"by = {prediction.by!r} belongs to a blocked prediction, and this one is of {prediction.verdict}"
+        )
     for package, wanted in prediction.ranges.items():
         if not wanted:
             raise ValueError(f"no version of {package} lies in the range {when[package]!r}")

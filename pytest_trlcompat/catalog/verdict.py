@@ -84,10 +84,22 @@ class Record:
         """Whether the verdict is the expected one, or at least does not speak against it.
 
         A corrected trainer may be absent wherever TRL's own is. What could not be tested speaks for nothing and
-        against nothing; see :attr:`untested`.
+        against nothing; see :attr:`untested`. ``blocked`` must be so by the known issue that was expected.
         """
+        if self.evidence.get("blocked_by_expected", "") and self.verdict is Verdict.BLOCKED:
+            return False
         absent = self.subject == "corrected" and self.verdict is Verdict.ABSENT
-        return self.expected is None or self.verdict is self.expected or absent or self.untested
+        unattributed = self.expected is Verdict.BLOCKED and self.unattributed
+        return self.expected is None or self.verdict is self.expected or absent or unattributed or self.untested
+
+    @property
+    def unattributed(self) -> bool:
+        """Whether it is an ``error`` of a time when failures were not attributed to other known issues.
+
+        Such a record comes from published evidence alone, see :attr:`MeasuredCell.attributed
+        <pytest_trlcompat.catalog.evidence.MeasuredCell.attributed>`; a sweep writes none.
+        """
+        return self.verdict is Verdict.ERROR and self.evidence.get("attributed") is False
 
     @property
     def untested(self) -> bool:

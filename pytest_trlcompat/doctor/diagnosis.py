@@ -34,6 +34,7 @@ class Bite:
     Attributes:
         condition: versions of packages that are not settled, with which alone it shows; empty: it does.
         why: what the catalogue gives as the mechanism.
+        by: of ``blocked`` the known issue that stops it first; else empty.
     """
 
     strategies: tuple[str, ...]
@@ -41,6 +42,7 @@ class Bite:
     condition: str
     why: str
     sure: Sureness
+    by: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,22 @@ class Diagnosis:
     torch: str = ""
     left_out: str = ""
 
+    def hidden_by(self, finding: Finding) -> tuple[str, ...]:
+        """The known issues that stop this one under all strategies where it shows; empty where one may not.
+
+        Each is a finding itself, unconditionally and under the same strategies: what it hides then needs no more than
+        its name.
+        """
+        stopped = {(bite.by, kind(label)) for bite in finding.bites for label in bite.strategies}
+        shown = {
+            (other.issue.id, kind(label))
+            for other in self.findings
+            for bite in other.bites
+            if not bite.by and not bite.condition
+            for label in bite.strategies
+        }
+        return tuple(sorted({by for by, _ in stopped})) if stopped <= shown else ()
+
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
         return {
@@ -139,6 +157,7 @@ def _finding_to_dict(finding: Finding) -> dict[str, Any]:
                 "verdict": bite.verdict.value,
                 "condition": bite.condition,
                 "why": bite.why,
+                **({"blocked_by": bite.by} if bite.by else {}),
                 "sure": bite.sure.level.value,
                 "cells": list(bite.sure.cells),
                 "measured_under": bite.sure.strategy,
@@ -207,7 +226,7 @@ def _bites(issue: KnownIssue, given: Given, evidence: Evidence, considered: Sequ
         alike += [other for other in measured if prediction.concerns("upstream", other)]
         sure = how_sure(issue, (label, *alike), prediction.verdict, given, evidence, region)
         condition = "" if region.whole else region.describe()
-        bites.append(Bite((label,), prediction.verdict, condition, prediction.why, sure))
+        bites.append(Bite((label,), prediction.verdict, condition, prediction.why, sure, prediction.by))
     return tuple(_together([*bites, *_also_measured(issue, given, evidence, considered, bites)]))
 
 
@@ -228,10 +247,12 @@ def _also_measured(
             if issue_id != issue.id or subject != "upstream" or not wanted or not verdict.is_problem or label in known:
                 continue
             prediction = issue.predict("upstream", label, cell.versions)
-            why = prediction.why if prediction is not None and prediction.verdict is verdict else _UNPREDICTED
+            why, by = _UNPREDICTED, ""
+            if prediction is not None and cell.gave((issue_id, subject, label), prediction.verdict):
+                verdict, why, by = prediction.verdict, prediction.why, prediction.by
             if not any(bite.why == why and bite.verdict is verdict for bite in told):  # else its strategy is told of
                 sure = how_sure(issue, (label,), verdict, given, evidence)
-                found.setdefault(label, Bite((label,), verdict, "", why, sure))
+                found.setdefault(label, Bite((label,), verdict, "", why, sure, by))
     return list(found.values())
 
 
@@ -239,7 +260,7 @@ def _together(bites: Iterable[Bite]) -> list[Bite]:
     """One entry for strategies of which the same is to be said."""
     alike: dict[tuple[object, ...], list[Bite]] = {}
     for bite in bites:
-        key = (bite.verdict, bite.condition, bite.why, bite.sure.level, bite.sure.cells)
+        key = (bite.verdict, bite.by, bite.condition, bite.why, bite.sure.level, bite.sure.cells)
         alike.setdefault(key, []).append(bite)
     found = []
     for same in alike.values():

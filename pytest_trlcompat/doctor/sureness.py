@@ -85,7 +85,7 @@ def how_sure(
         region: the versions for which it is said; cells elsewhere are no measure of it.
     """
     for label in strategies:
-        cells = [cell for cell in evidence.cells if cell.verdicts.get((issue.id, "upstream", label)) is verdict]
+        cells = [cell for cell in evidence.cells if cell.gave((issue.id, "upstream", label), verdict)]
         if cells:
             inside = [cell for cell in cells if region is None or region.holds(cell.versions)]
             under = "" if label == strategies[0] else label

@@ -54,9 +54,16 @@ def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         yield from _wrapped("yellow", f"torch: {diagnosis.torch}", width)
     yield "", ""
     yield from _summary(diagnosis, width)
+    hidden = {finding.issue.id: by for finding in diagnosis.findings if (by := diagnosis.hidden_by(finding))}
     for finding in diagnosis.findings:
+        if finding.issue.id not in hidden:
+            yield "", ""
+            yield from _finding(finding, width)
+    if hidden:
         yield "", ""
-        yield from _finding(finding, width)
+    for name, by in hidden.items():
+        verb = "stops" if len(by) == 1 else "stop"
+        yield from _wrapped("", f"{name} cannot be seen: {' and '.join(by)} {verb} it first.", width)
     if diagnosis.findings:
         yield "", ""
         yield from _advice(diagnosis, width)
@@ -87,7 +94,8 @@ def _finding(finding: Finding, width: int) -> Iterator[Line]:
 
 def _bite(bite: Bite) -> str:
     only = f", only with {bite.condition}" if bite.condition else ""
-    return f"{_under(bite.strategies).strip() or 'under every strategy'}{only}: {bite.why} [{bite.sure.describe()}]"
+    why = f"{bite.by} stops it first: {bite.why}" if bite.by else bite.why
+    return f"{_under(bite.strategies).strip() or 'under every strategy'}{only}: {why} [{bite.sure.describe()}]"
 
 
 def _summary(diagnosis: Diagnosis, width: int) -> Iterator[Line]:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_trlcompat import stack
-from pytest_trlcompat.catalog.known_issues import KnownIssue, Prediction
+from pytest_trlcompat.catalog import attribution, known_issues
+from pytest_trlcompat.catalog.attribution import Failed
+from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue, Prediction
 from pytest_trlcompat.catalog.verdict import Record, Verdict, append_record, read_records
 from pytest_trlcompat.launch import LaunchError, StrategyAbsent
 
@@ -56,12 +58,14 @@ class Judge:
         results: the JSON-lines file that takes the verdict, if any.
         resume: reuse a verdict that already stands in ``results`` and do not measure again.
         properties: where pytest keeps what reaches JUnit XML and xdist's controller.
+        catalog: the known issues among which one is looked for that explains a failure.
     """
 
     issue: KnownIssue
     results: Path | None = None
     resume: bool = False
     properties: list[tuple[str, object]] = field(default_factory=list)
+    catalog: Catalog = field(default_factory=known_issues.load)
 
     def __call__(self, measure: Callable[[], Finding], *, subject: str, strategy: str) -> Record:
         """Measure and judge.
@@ -71,7 +75,10 @@ class Judge:
                 :class:`~pytest_trlcompat.launch.LaunchError` of a failed launch, from which the verdict follows:
                 ``hang`` for a timeout, ``broken`` for the issue's known symptom, ``untestable`` for a limit of the
                 software accelerator, else ``error``. A finding whose evidence tells of such a limit is
-                ``untestable`` as well, unless it is ``ok``, ``absent`` or the known symptom.
+                ``untestable`` as well, unless it is ``ok``, ``absent`` or the known symptom. An ``error`` all of
+                whose failures are symptoms of other known issues, which the catalogue predicts to be a problem on
+                this stack, becomes ``blocked`` by one of them, see :mod:`pytest_trlcompat.catalog.attribution`; for
+                the corrected trainer only where the catalogue predicts that.
 
         Raises:
             pytest.fail.Exception: the verdict is not the one that the catalogue predicts, or is ``error`` or ``hang``
@@ -95,6 +102,7 @@ class Judge:
         self, measure: Callable[[], Finding], subject: str, strategy: str, prediction: Prediction | None
     ) -> Record:
         started = time.monotonic()
+        failures: list[Failed] | None = None
         try:
             finding = measure()
         except (Absent, StrategyAbsent) as reason:
@@ -103,21 +111,25 @@ class Judge:
             finding = Finding(Verdict.UNTESTABLE, {"reason": str(reason)})
         except LaunchError as error:
             finding = self._failed(error)
+            failures = [] if error.failure is None else [Failed(error.failure.mro, error.failure.message)]
         except Exception as error:  # the suite's own, which is no verdict, unless an artefact has led to it
             artefact = _met_by(error)
             if artefact is None:
                 raise
             finding = _untestable(artefact, {"suite": f"{type(error).__name__}: {str(error)[:_MESSAGE_LIMIT]}"})
         finding = _not_for_others(finding)
+        if finding.verdict is Verdict.ERROR:
+            seen = list(attribution.failures_in(finding.evidence)) if failures is None else failures
+            finding = self._attributed(finding, seen, subject, strategy, prediction)
         record = Record(
             issue=self.issue.id,
             subject=subject,
             strategy=strategy,
             verdict=finding.verdict,
-            expected=None if prediction is None else prediction.verdict,
             evidence=finding.evidence,
             seconds=time.monotonic() - started,
         )
+        record = attribution.expecting(record, prediction)
         if self.results is not None:
             append_record(self.results, record)
         return record
@@ -139,6 +151,23 @@ class Judge:
             return Finding(Verdict.BROKEN, evidence)
         return Finding(Verdict.ERROR, evidence) if error.artefact is None else _untestable(error.artefact, evidence)
 
+    def _attributed(
+        self,
+        finding: Finding,
+        failures: list[Failed],
+        subject: str,
+        strategy: str,
+        prediction: Prediction | None,
+    ) -> Finding:
+        """The finding; ``blocked`` where other known issues explain every failure."""
+        if subject == "corrected" and (prediction is None or prediction.verdict is not Verdict.BLOCKED):
+            return finding
+        found = attribution.attribute(failures, self.issue, strategy, stack.installed(), self.catalog, prediction)
+        if found is None:
+            return finding
+        named = {"blocked_by": found.by, "symptoms_of": list(found.candidates)}
+        return Finding(Verdict.BLOCKED, {**named, **finding.evidence})
+
     def _compare(self, record: Record, prediction: Prediction | None) -> None:
         if record.untested:
             predicted = "nothing" if prediction is None else prediction.verdict
@@ -154,11 +183,12 @@ class Judge:
 
     def _fail(self, record: Record, what: str) -> None:
         evidence = "\n".join(f"  {key}: {value}" for key, value in record.evidence.items())
+        by = f" by {record.blocked_by}" if record.blocked_by else ""
         pytest.fail(
-            f"{record.issue}, {record.subject}, {record.strategy}: the verdict is {record.verdict}; {what}.\n"
+            f"{record.issue}, {record.subject}, {record.strategy}: the verdict is {record.verdict}{by}; {what}.\n"
             f"stack: {stack.describe(stack.installed())}\n"
             f"evidence:\n{evidence}\n"
-            f"If this verdict is right, mend the entry '{record.issue}' in pytest_trlcompat/catalog/catalog.toml.",
+            f"If this verdict is right, correct the entry '{record.issue}' in pytest_trlcompat/catalog/catalog.toml.",
             pytrace=False,
         )
 

@@ -23,12 +23,24 @@ if TYPE_CHECKING:
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["EVALUATION", "EVALUATION_OF_PART", "MIXUP", "SAVING", "STEPS", "failure", "to_bytes", "train", "whole"]
+__all__ = [
+    "EVALUATION",
+    "EVALUATION_IN_BATCHES",
+    "EVALUATION_OF_PART",
+    "MIXUP",
+    "SAVING",
+    "STEPS",
+    "failure",
+    "to_bytes",
+    "train",
+    "whole",
+]
 
 STEPS = 2
 GENERATED = 3
 """New tokens of the generation that is looked at."""
 EVALUATION, SAVING, EVALUATION_OF_PART = "evaluation", "saving", "evaluation of part"
+EVALUATION_IN_BATCHES = "evaluation in batches"
 """What is measured only where it is asked for: it costs, and most strategies are judged without."""
 MIXUP = 0.6
 """``ref_model_mixup_alpha``: the share of the policy in the synchronised reference model."""
@@ -43,8 +55,8 @@ def train(
 
     Args:
         folder: the policy is saved there.
-        measured: any of ``EVALUATION``, ``SAVING`` and ``EVALUATION_OF_PART``, which is of two prompts, whose rows fill
-            one batch.
+        measured: any of ``EVALUATION``, ``SAVING``, ``EVALUATION_OF_PART``, which is of two prompts, whose rows fill
+            one batch, and ``EVALUATION_IN_BATCHES``, whose rows fill one batch and half another.
         settings: of the ``GRPOConfig``, in place of those chosen here.
 
     Returns:
@@ -55,11 +67,12 @@ def train(
     returned = grpo.fix_completions(model.vocab_size)
     losses: list[float] = []
     evaluation: dict[str, Any] = {}
+    batches: list[tuple[int, float]] = []
     evaluating = {"eval_strategy": "steps", "eval_steps": 1} if EVALUATION in measured else {}
     trainer = grpo.build_trainer(
         subject,
         model,
-        cls=_recording(subject, losses, evaluation, returned),
+        cls=_recording(subject, losses, evaluation, batches, returned),
         arguments={"eval_dataset": grpo.prompts().select(range(grpo.ROWS))},
         **{**_settings(), **evaluating, **settings},
     )
@@ -71,9 +84,14 @@ def train(
         if SAVING in measured:
             trainer.save_model(folder)
     part: dict[str, Any] = {}
+    evaluate = super(type(trainer), trainer).evaluate  # past what ours adds
     if EVALUATION_OF_PART in measured:
-        evaluate = super(type(trainer), trainer).evaluate  # past what ours adds
         part = _evaluated(evaluate, grpo.prompts().select(range(2)))
+    in_batches: dict[str, Any] = {}
+    if EVALUATION_IN_BATCHES in measured:
+        batches.clear()
+        in_batches = _evaluated(evaluate, grpo.prompts().select(range(_prompts_of(grpo.ROWS + grpo.ROWS // 2))))
+        in_batches["batches"] = list(batches)
     main = trainer.is_world_process_zero()
     callbacks = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
     return {
@@ -85,6 +103,7 @@ def train(
         "grad_norm": models.logged(trainer, "grad_norm"),
         "evaluation": evaluation,
         "evaluation_of_part": part,
+        "evaluation_in_batches": in_batches,
         "synchronises": any("SyncRefModelCallback" in name for name in callbacks),
         "gathering": gathering.get("text"),
         "saving": saving.get("text"),
@@ -92,6 +111,15 @@ def train(
         "policy": to_bytes(policy) if main and not gathering else None,
         "ref_model": to_bytes(ref_model) if main and not gathering else None,
     }
+
+
+def _prompts_of(rows: int) -> int:
+    """How many prompts fill so many rows of a batch: trl 0.14 counts prompts where later releases count completions."""
+    from importlib import metadata
+
+    from packaging.version import Version
+
+    return rows if Version(metadata.version("trl")) < Version("0.15") else rows // 2
 
 
 def _settings() -> dict[str, Any]:
@@ -109,10 +137,17 @@ def _settings() -> dict[str, Any]:
     }
 
 
-def _recording(subject: str, losses: list[float], evaluation: dict[str, Any], returned: list[torch.Tensor]) -> type:
+def _recording(
+    subject: str,
+    losses: list[float],
+    evaluation: dict[str, Any],
+    batches: list[tuple[int, float]],
+    returned: list[torch.Tensor],
+) -> type:
     """The subject's trainer, which keeps the losses of training and goes on after a failed evaluation.
 
     Args:
+        batches: of evaluations, the rows and the loss of each.
         returned: by :func:`grpo.fix_completions`; the completions of training are the same with an evaluation and
             without.
     """
@@ -123,6 +158,11 @@ def _recording(subject: str, losses: list[float], evaluation: dict[str, Any], re
             if self.model.training:
                 losses.append(loss.detach().float().item())
             return loss
+
+        def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            found = super().prediction_step(model, inputs, *args, **kwargs)
+            batches.append((len(inputs), found[0].float().item()))
+            return found
 
         def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
             if evaluation:  # once is enough

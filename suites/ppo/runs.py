@@ -30,6 +30,8 @@ Log: TypeAlias = "list[dict[str, float]]"
 
 KL_TOLERANCE = 1e-5
 """Of the first step, where both models are equal."""
+_BEFORE_ALL = "construct_again"
+"""The stage without which there is none of the others."""
 TOLERANCE = 1e-3
 """Of every logged number against DDP's. Seen are 0; a wrong gather shows 0.1 and more."""
 
@@ -78,12 +80,14 @@ class PPORun:
         return Finding(Verdict.BROKEN if known else Verdict.ERROR, failure)
 
     def evidence(self, stages: Iterable[str]) -> dict[str, Any]:
-        """What a report shows of these stages, and which limits of the software accelerator were met in any."""
+        """What a report shows of these stages, of a construction that failed before them, and which limits of the
+        software accelerator were met in any.
+        """
         shown: dict[str, Any] = {"trained": self.trained, "engines": self.engines}
         met = {failure["artefact"] for failure in self.failures.values() if "artefact" in failure}
         if met:
             shown["artefacts"] = sorted(met)
-        for stage in stages:
+        for stage in [_BEFORE_ALL, *stages]:
             if stage in self.failures:
                 shown[stage] = f"{self.failures[stage]['type']}: {self.failures[stage]['text']}"
             elif self.reloaded is not None and stage in self.reloaded:
@@ -178,7 +182,7 @@ def saves_verdict(run: PPORun, stages: Iterable[str], issue: KnownIssue) -> Verd
     A stage that a release has not (0.9.6 writes no checkpoints) is passed over, but there must be one.
     """
     stages = list(stages)
-    failed = run.failed(["construct_again", *stages], issue)
+    failed = run.failed([_BEFORE_ALL, *stages], issue)
     if failed is not None:
         return failed.verdict
     read = [one for stage, one in (run.reloaded or {}).items() if stage in stages]

@@ -33,7 +33,7 @@ def test_training(subject: str, judge: Judge, grpo_runs: Callable[..., LaunchRes
         evidence = {"failures": run["failures"], "hooks_in_loss": hooks, "hooks_at_the_end": run["hooks_at_the_end"]}
         if failure_of(ISSUE, run["failures"]) is Verdict.BROKEN:  # other failures are other suites' matter
             return Finding(Verdict.BROKEN, evidence)
-        if not hooks:
+        if not any(hooks):  # training ended before its loss, or there is no engine
             return Finding(Verdict.ERROR, evidence)
         back = set(hooks) == {run["hooks_at_the_end"]} and min(hooks) > ALL
         return Finding(Verdict.OK if back else Verdict.SILENT, evidence)

@@ -40,7 +40,7 @@ _ACCUMULATION: Mapping[str, int] = {NO_SHARD: 2}
 """Steps of gradient accumulation. ``NO_SHARD`` is wrong with more than one only."""
 _FSDP = (sharding.EVALUATION, sharding.SAVING)
 _MEASURED: Mapping[str, Sequence[str]] = {
-    "single": (sharding.EVALUATION, sharding.EVALUATION_OF_PART),
+    "single": (sharding.EVALUATION, sharding.EVALUATION_OF_PART, sharding.EVALUATION_IN_BATCHES),
     "ddp": (sharding.EVALUATION_OF_PART,),
     "fsdp1": _FSDP,
     NO_SHARD: _FSDP,

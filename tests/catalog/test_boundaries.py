@@ -173,7 +173,7 @@ def test_the_boundaries_of_the_catalogue_are_those_that_it_states() -> None:
         "with trl >=0.15,<1.15 or >=1.16",
         "grpo-logits-to-keep, upstream, single: ok becomes silent at transformers >=4.52 with trl >=0.14,<0.15",
         "grpo-logits-to-keep, upstream, single: ok becomes wasteful at trl >=0.15 with transformers <4.49",
-        "grpo-logits-to-keep, upstream, single: ok becomes error at transformers >=4.52.1 with trl >=0.15,<0.17",
+        "grpo-logits-to-keep, upstream, single: ok becomes blocked at transformers >=4.52.1 with trl >=0.15,<0.17",
         "grpo-logits-to-keep, upstream, single-neither: broken becomes ok at trl >=0.20",
         "grpo-logits-to-keep, corrected, every strategy: absent becomes ok at trl >=0.14",
     }

@@ -255,3 +255,25 @@ def test_what_is_kept_is_held_against_the_catalogue_as_it_is_now(checkout: Layou
 def test_nothing_to_keep(checkout: Layout) -> None:
     with pytest.raises(MatrixError, match=r"nothing was published that could be kept: .*evidence\.json"):
         publish(sweep(checkout, (NEW, (FINE,))), checkout, keep=True)
+
+
+STOPPED = Record("grpo-logits-to-keep", "upstream", "single", Verdict.ERROR, None)
+LATER = Sidecar("trl0.15.2-tf4.52.4", {"trl": "0.15.2", "transformers": "4.52.4"}, "tested", "s", LOCK, "2025-05-30")
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_an_error_counts_as_blocked_only_where_failures_were_not_attributed_yet(checkout: Layout, schema: int) -> None:
+    stack = {"trl": "0.15.2", "transformers": "4.52.4"}
+    verdicts = {STOPPED.issue: {STOPPED.subject: {STOPPED.strategy: "error"}}}
+    before = {"id": LATER.id, "date": LATER.date, "stack": stack, "verdicts": verdicts}
+    checkout.evidence.write_text(json.dumps({"schema": schema, "date": "2025-06-01", "torch": [], "cells": [before]}))
+    report = sweep(checkout, (OLD, (WASTEFUL, CURED)))
+    if schema == 2:
+        with pytest.raises(MatrixError, match="grpo-logits-to-keep upstream single is error"):
+            publish(report, checkout, keep=True)
+        return
+    publish(report, checkout, keep=True)
+    found = {cell.id: cell for cell in evidence.load(checkout.evidence).cells}
+    assert [found[cell].attributed for cell in (LATER.id, OLD.id)] == [False, True]
+    assert found[LATER.id].verdicts == {STOPPED.key: Verdict.ERROR}
+    assert found[LATER.id].gave(STOPPED.key, Verdict.BLOCKED)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from pytest_trlcompat import stack
 from pytest_trlcompat.accelerator.artefacts import Artefact, What
 from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.known_issues import Prediction
 from pytest_trlcompat.catalog.verdict import Verdict, read_records
 from pytest_trlcompat.launch import Failure, LaunchError, LaunchResult, RankResult, StrategyAbsent
 from pytest_trlcompat.plugin.judging import Absent, Finding, Judge, Untestable
@@ -81,14 +82,16 @@ def test_on_one_gpu_suites_measure_in_one_process_alone(judge: Judge) -> None:
     assert measured == ["once"]
 
 
-def test_a_wrong_prediction_fails_in_either_direction_and_names_the_line_to_mend(judge: Judge, results: Path) -> None:
+def test_a_wrong_prediction_fails_in_either_direction_and_names_the_entry_to_correct(
+    judge: Judge, results: Path
+) -> None:
     for verdict, subject in ((Verdict.OK, "upstream"), (Verdict.BROKEN, "corrected")):
         with pytest.raises(pytest.fail.Exception) as failure:
             judge(lambda verdict=verdict: Finding(verdict, {"n": 3}), subject=subject, strategy="fsdp1")  # type: ignore[misc]
         text = str(failure.value)
         assert f"{ISSUE}, {subject}, fsdp1: the verdict is {verdict}; the catalogue predicts: " in text
         assert "  n: 3" in text
-        assert f"mend the entry '{ISSUE}' in pytest_trlcompat/catalog/catalog.toml" in text
+        assert f"correct the entry '{ISSUE}' in pytest_trlcompat/catalog/catalog.toml" in text
     assert len(read_records(results)) == 2
 
 
@@ -244,3 +247,89 @@ def test_what_was_untestable_stays_so_when_a_sweep_goes_on(judge: Judge, results
     again = Judge(issue=judge.issue, results=results, resume=True)
     with pytest.raises(pytest.skip.Exception, match="has no such kernel"):
         again(lambda: raising(AssertionError("measured again")), subject="upstream", strategy="fsdp1")
+
+
+# ---- what another known issue stops
+
+HOOKS = Failure(
+    "AttributeError",
+    "'DeepSpeedZeRoOffload' object has no attribute '_register_hooks_recursively'",
+    "tb",
+    ("AttributeError", "Exception"),
+)
+OLD = {"trl": "0.14.0", "transformers": "4.52.4", "accelerate": "1.7.0", "deepspeed": "0.16.9"}
+TEXT = f"{HOOKS.type_name}: {HOOKS.message}"
+
+
+@pytest.fixture
+def stopped(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> Judge:
+    """``strategy-equivalence`` on a stack where ``deepspeed-hook-registration`` stops it under ZeRO-3."""
+    monkeypatch.setattr(stack, "installed", lambda: OLD)
+    judge.issue = known_issues.load().get_issue("strategy-equivalence")
+    return judge
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda: raising(failed(HOOKS)),
+        lambda: Finding(Verdict.ERROR, {"failure": TEXT, "gathering": None}),
+        lambda: Finding(Verdict.ERROR, {"type": HOOKS.type_name, "text": HOOKS.message, "traceback": "tb"}),
+    ],
+)
+def test_a_failure_that_another_known_issue_explains_is_blocked_by_it(
+    stopped: Judge, results: Path, measure: Callable[[], Finding]
+) -> None:
+    record = stopped(measure, subject="upstream", strategy="zero3")
+    assert (record.verdict, record.expected, record.as_predicted) == (Verdict.BLOCKED, Verdict.BLOCKED, True)
+    assert record.blocked_by == "deepspeed-hook-registration"
+    assert record.evidence["symptoms_of"] == ["deepspeed-hook-registration"]
+    (written,) = read_records(results)
+    assert (written.verdict, written.blocked_by, written.evidence) == (
+        record.verdict,
+        record.blocked_by,
+        record.evidence,
+    )
+
+
+def test_a_failure_that_nobody_explains_stays_an_error(stopped: Judge, results: Path) -> None:
+    for evidence in ({"failure": "RuntimeError: out of memory"}, {"failures": {"a": TEXT, "b": "ValueError: x"}}):
+        with pytest.raises(
+            pytest.fail.Exception, match="the verdict is error; the catalogue predicts: blocked by deep"
+        ):
+            stopped(lambda found=evidence: Finding(Verdict.ERROR, found), subject="upstream", strategy="zero3")  # type: ignore[misc]
+    assert read_records(results)[0].verdict is Verdict.ERROR
+
+
+def test_a_hang_is_not_blocked_and_a_right_result_neither(stopped: Judge, results: Path) -> None:
+    for measure in (lambda: raising(failed(None, timed_out=True)), lambda: Finding(Verdict.OK, {"once": TEXT})):
+        with pytest.raises(pytest.fail.Exception):
+            stopped(measure, subject="upstream", strategy="zero3")
+    assert read_records(results)[0].verdict is Verdict.OK
+
+
+def test_the_corrected_trainer_is_blocked_only_where_the_catalogue_says_so(stopped: Judge, results: Path) -> None:
+    with pytest.raises(pytest.fail.Exception, match="the verdict is error"):
+        stopped(lambda: raising(failed(HOOKS)), subject="corrected", strategy="zero3")
+    predicted = Prediction(Verdict.BLOCKED, "corrected", {}, (), "w", "deepspeed-hook-registration")
+    stopped.issue = replace(stopped.issue, predictions=(predicted,))
+    assert stopped(lambda: raising(failed(HOOKS)), subject="corrected", strategy="zero3").verdict is Verdict.BLOCKED
+
+
+def test_blocked_by_another_issue_than_predicted_fails_and_names_both(stopped: Judge, results: Path) -> None:
+    predicted = Prediction(Verdict.BLOCKED, "upstream", {}, (), "w", "grpo-evaluate")
+    stopped.issue = replace(stopped.issue, predictions=(predicted,))
+    with pytest.raises(pytest.fail.Exception) as failure:
+        stopped(lambda: raising(failed(HOOKS)), subject="upstream", strategy="zero3")
+    text = str(failure.value)
+    assert (
+        "the verdict is blocked by deepspeed-hook-registration; the catalogue predicts: blocked by grpo-evaluate"
+        in text
+    )
+    assert not read_records(results)[0].as_predicted
+
+
+def test_blocked_where_nothing_is_predicted_passes_since_it_is_explained(stopped: Judge) -> None:
+    stopped.issue = replace(stopped.issue, predictions=())
+    record = stopped(lambda: raising(failed(HOOKS)), subject="upstream", strategy="zero3")
+    assert (record.verdict, record.expected) == (Verdict.BLOCKED, None)

@@ -18,6 +18,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from pytest_trlcompat.catalog.attribution import expecting
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Record, RecordError, Verdict, read_records
 from pytest_trlcompat.matrix.errors import MatrixError
@@ -233,8 +234,7 @@ def _judged(cell: CellReport, known: Catalog) -> CellReport:
     def judged(record: Record) -> Record:
         if record.issue not in known:
             return record
-        prediction = known[record.issue].predict(record.subject, record.strategy, versions)
-        return dataclasses.replace(record, expected=None if prediction is None else prediction.verdict)
+        return expecting(record, known[record.issue].predict(record.subject, record.strategy, versions))
 
     return dataclasses.replace(cell, verdicts=tuple(map(judged, cell.verdicts)))
 

@@ -65,7 +65,9 @@ def evidence_of(report: Report, date: str = "") -> Evidence:
 def _measured(cell: CellReport) -> MeasuredCell:
     installed = cell.versions
     versions = {package: installed[package] for package in PACKAGES if package in installed}
-    return MeasuredCell(cell.id, versions, {record.key: record.verdict for record in cell.verdicts}, cell.sidecar.date)
+    verdicts = {record.key: record.verdict for record in cell.verdicts}
+    attributed = not any(record.unattributed for record in cell.verdicts)
+    return MeasuredCell(cell.id, versions, verdicts, cell.sidecar.date, attributed)
 
 
 def _published_before(layout: Layout) -> Iterator[CellReport]:
@@ -76,7 +78,8 @@ def _published_before(layout: Layout) -> Iterator[CellReport]:
         raise MatrixError(f"nothing was published that could be kept: {error}") from error
     for cell in before.cells:
         sidecar = Sidecar(cell.id, dict(cell.versions), TESTED, "", lock=dict(cell.versions), date=cell.date)
-        yield CellReport(sidecar, tuple(Record(*key, verdict, None) for key, verdict in cell.verdicts.items()))
+        known = {} if cell.attributed else {"attributed": False}
+        yield CellReport(sidecar, tuple(Record(*key, verdict, None, known) for key, verdict in cell.verdicts.items()))
 
 
 def last_day(results: Path) -> str:

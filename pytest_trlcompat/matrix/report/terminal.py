@@ -26,6 +26,7 @@ _STYLES = {
     Verdict.BROKEN: "red",
     Verdict.SILENT: "magenta",
     Verdict.WASTEFUL: "yellow",
+    Verdict.BLOCKED: "dim red",
     Verdict.ERROR: "bold red",
     Verdict.HANG: "bold red",
     Verdict.ABSENT: "dim",

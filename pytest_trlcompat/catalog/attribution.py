@@ -1,0 +1,117 @@
+"""Which known issue stopped the suite of another one: the verdict ``blocked``.
+
+A failure is attributed by what was seen of it, never by what was predicted alone. Every failure that a suite met must
+be the symptom of another known issue, which the catalogue predicts to be a problem with the same versions and strategy;
+where one is not, nobody has explained it, and the verdict stays ``error``. An issue that raises nothing cannot be seen
+in a failure and is never named; what fails because of it has a ``[[issue.symptom]]`` of its own, or stays ``error``.
+
+Imports no package of the stack.
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue, Prediction
+from pytest_trlcompat.catalog.verdict import Record
+
+__all__ = ["Attribution", "Failed", "attribute", "expecting", "failures_in"]
+
+_TEXT = re.compile(r"(?P<type>[A-Za-z_]\w*): (?P<message>.*)", re.DOTALL)
+"""An exception that a suite kept as a text, ``Type: message``."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An exception that ended what a suite measured, or a part of it.
+
+    Attributes:
+        classes: the names of its class and bases, as far as they are known.
+    """
+
+    classes: tuple[str, ...]
+    message: str
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What stopped a suite.
+
+    Attributes:
+        by: the known issue that is named.
+        candidates: all whose symptoms were seen, in the catalogue's order.
+    """
+
+    by: str
+    candidates: tuple[str, ...]
+
+
+def attribute(
+    failures: Sequence[Failed],
+    issue: KnownIssue,
+    strategy: str,
+    versions: Mapping[str, str],
+    catalog: Catalog,
+    predicted: Prediction | None = None,
+) -> Attribution | None:
+    """The known issue that stopped the suite of ``issue``; ``None`` where some failure has no such explanation.
+
+    Where the symptoms of several were seen, the one that ``predicted`` names goes first, then the catalogue's order.
+    """
+    possible = [
+        other for other in catalog.values() if other.symptoms and other.may_stop_under(issue, strategy, versions)
+    ]
+    explained = [{other.id for other in possible if other.shows(one.classes, one.message)} for one in failures]
+    if not explained or not all(explained):
+        return None
+    seen = set().union(*explained)
+    candidates = tuple(other.id for other in possible if other.id in seen)
+    named = predicted.by if predicted is not None and predicted.by in seen else candidates[0]
+    return Attribution(named, candidates)
+
+
+def expecting(record: Record, prediction: Prediction | None) -> Record:
+    """The record with what a prediction expects: a verdict, and of ``blocked`` the issue that it names."""
+    evidence = {name: value for name, value in record.evidence.items() if name != "blocked_by_expected"}
+    if prediction is None:
+        return replace(record, expected=None, evidence=evidence)
+    if record.blocked_by and prediction.by and record.blocked_by != prediction.by:
+        evidence["blocked_by_expected"] = prediction.by
+    return replace(record, expected=prediction.verdict, evidence=evidence)
+
+
+def failures_in(evidence: object) -> Iterator[Failed]:
+    """The exceptions that a suite's evidence holds.
+
+    They are texts, ``Type: message``, or have their type and text apart, as
+    :class:`~pytest_trlcompat.launch.Failure` and the PPO suites keep them.
+    """
+    if isinstance(evidence, str):
+        found = _TEXT.match(evidence)
+        if found is not None:
+            yield Failed(_mro(found["type"]), found["message"])
+    elif isinstance(evidence, Mapping):
+        apart = next(
+            (keys for keys in (("exception", "message"), ("type", "text")) if set(keys) <= set(evidence)), None
+        )
+        if apart is not None:
+            yield Failed(_mro(str(evidence[apart[0]])), str(evidence[apart[1]]))
+        else:
+            yield from _in_each(evidence.values())
+    elif isinstance(evidence, (list, tuple)):
+        yield from _in_each(evidence)
+
+
+def _in_each(parts: Iterable[Any]) -> Iterator[Failed]:
+    for part in parts:
+        yield from failures_in(part)
+
+
+def _mro(name: str) -> tuple[str, ...]:
+    """As far as the name tells: of a builtin exception its bases, of another one itself alone."""
+    found = getattr(builtins, name, None)
+    return tuple(base.__name__ for base in found.__mro__) if isinstance(found, type) else (name,)

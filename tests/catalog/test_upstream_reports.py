@@ -1,0 +1,71 @@
+"""What to paste upstream: which issues have a script, and that report, script and catalogue agree."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+from pytest_trlcompat.catalog import evidence, known_issues, remedies
+from pytest_trlcompat.catalog.upstream_reports import commands, folder, output_of, report
+
+SCRIPTS = sorted(folder().glob("*.py"))
+IDS = [script.stem for script in SCRIPTS]
+LINES = 40
+
+
+def test_each_issue_that_nobody_has_cured_and_the_newest_cell_shows_has_one() -> None:
+    newest = max(
+        evidence.published().cells, key=lambda cell: [Version(cell.versions[p]) for p in ("trl", "transformers")]
+    )
+    live = {
+        issue.id
+        for issue in known_issues.load().values()
+        for label in issue.labels()
+        for prediction in [issue.predict("upstream", label, newest.versions)]
+        if not remedies.cured_in(issue) and prediction is not None and prediction.verdict.is_problem
+    }
+    assert live == set(IDS)
+    assert len(live) == 6
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=IDS)
+def test_a_script_is_short_and_without_this_package(script: Path) -> None:
+    text = script.read_text()
+    assert len(text.splitlines()) <= LINES
+    assert "trlcompat" not in text
+    tree = ast.parse(text)
+    modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert not [name for name in modules if any(part.startswith("_") for part in name.split("."))]
+    names = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    assert [name for name in names if name.startswith("_") and not name.endswith("__")] == []
+    assert all(command.split()[-1] == script.name for command in commands(script))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=IDS)
+def test_a_report_is_made_from_catalogue_and_script_as_they_are_now(script: Path) -> None:
+    issue = known_issues.load()[script.stem]
+    written = script.with_suffix(".md").read_text()
+    lines = written.splitlines()
+    outputs = {command: lines[lines.index(f"$ {command}") + 1] for command in commands(script)}
+    stack_line = lines[lines.index("## Versions") + 1]
+    versions = dict(each.split(" ") for each in stack_line.split(", "))
+    assert list(versions)[:3] == ["torch", "transformers", "trl"]
+    assert written == report(issue, script, outputs, versions), (
+        f"make it again: python -m pytest_trlcompat.catalog.upstream_reports {issue.id}"
+    )
+
+
+def test_a_script_that_fails_or_prints_nothing_is_reported_with_its_output(tmp_path: Path) -> None:
+    script = tmp_path / "x.py"
+    script.write_text('"""X.\n\n    EXAMPLE=1 python x.py\n"""\nimport os\nprint("seen", os.environ["EXAMPLE"])\n')
+    (command,) = commands(script)
+    with pytest.raises(RuntimeError, match=r"EXAMPLE=1 python x.py: exit status 0\nseen 1"):
+        output_of(command, script)
+    script.write_text(script.read_text() + 'print("wrong 1, right 2")\n')
+    assert output_of(command, script) == "wrong 1, right 2"
+    script.write_text(script.read_text() + "raise SystemExit('no such model')\n")
+    with pytest.raises(RuntimeError, match=r"exit status 1\n[^$]*no such model"):
+        output_of(command, script)

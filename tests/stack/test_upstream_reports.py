@@ -1,0 +1,52 @@
+"""The scripts to paste upstream show, without this package, what the catalogue says of the newest releases."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from pytest_trlcompat import stack
+from pytest_trlcompat.catalog.upstream_reports import commands, folder, output_of
+
+INSTALLED = stack.installed()
+pytestmark = pytest.mark.skipif(
+    not stack.satisfied({"trl": ">=1.16", "transformers": ">=5.23"}, INSTALLED),
+    reason="the scripts are written against the newest releases",
+)
+
+NUMBERS = {
+    "deepspeed-evaluate-before-train": (
+        "0 steps, AttributeError: 'NoneType' object has no attribute 'backward'",
+        "2 steps",
+    ),
+    "fsdp-sharded-save": ("[]", "['model.safetensors']"),
+    "grpo-eval-remainder": ("1.2727", "1.3333"),
+    "grpo-fsdp-no-shard-gradients": ("12.2398", "13.6768"),
+    "grpo-fsdp-sync-ref-model": ("4.1424", "0.0000"),
+    "lora-fsdp-save": ("0", "8"),
+}
+TOLERANCE = 1e-3
+"""Relative, of the two that are computed: sums in another order differ by 1e-6, the bugs by a tenth and more."""
+FOUND = re.compile(r": wrong (?P<wrong>.*?)[,;] right (?P<right>.*)$")
+
+
+def test_each_script_has_its_numbers() -> None:
+    assert {path.stem for path in folder().glob("*.py")} == set(NUMBERS)
+
+
+@pytest.mark.parametrize("issue", NUMBERS)
+def test_a_script_prints_the_wrong_and_the_right_number(issue: str) -> None:
+    script = folder() / f"{issue}.py"
+    written = commands(script)
+    assert written
+    for command in written:
+        found = FOUND.search(output_of(command, script))
+        assert found is not None, command
+        assert [same(*pair) for pair in zip(found.groups(), NUMBERS[issue], strict=True)] == [True, True], found[0]
+
+
+def same(found: str, expected: str) -> bool:
+    if re.fullmatch(r"\d+\.\d{4}", expected):
+        return float(found) == pytest.approx(float(expected), rel=TOLERANCE)
+    return found == expected
