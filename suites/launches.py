@@ -14,7 +14,7 @@ __all__ = ["LaunchCache"]
 
 
 class LaunchCache:
-    """A launcher that makes the same launch once; one that failed fails again, with the same error, for who asks again.
+    """A launcher that makes the same launch once; one that failed fails again, with the same error, for later callers.
 
     Launches are the same where body, arguments and settings are, by their ``repr``.
     """

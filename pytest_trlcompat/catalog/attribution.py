@@ -112,6 +112,6 @@ def _in_each(parts: Iterable[Any]) -> Iterator[Failed]:
 
 
 def _mro(name: str) -> tuple[str, ...]:
-    """As far as the name tells: of a builtin exception its bases, of another one itself alone."""
+    """As far as the name alone shows: of a builtin exception its bases, of another one itself."""
     found = getattr(builtins, name, None)
     return tuple(base.__name__ for base in found.__mro__) if isinstance(found, type) else (name,)

@@ -129,11 +129,11 @@ def unmeasured(catalog: Catalog, evidence: Evidence) -> list[Measured]:
 
 def _of_one(issue: KnownIssue, subject: str, strategy: str, found: Regions) -> Iterator[Boundary]:
     """The boundaries of one subject under one strategy."""
-    for place, axis in enumerate(found.axes):
-        others = (*found.axes[:place], *found.axes[place + 1 :])
+    for position, axis in enumerate(found.axes):
+        others = (*found.axes[:position], *found.axes[position + 1 :])
         changes: dict[tuple[int, Verdict, Verdict], dict[Point, tuple[int, int]]] = {}
         for other in itertools.product(*(range(len(each.pieces)) for each in others)):
-            along = [_verdict(found.predicted[_insert(other, place, n)], subject) for n in range(len(axis.pieces))]
+            along = [_verdict(found.predicted[_insert(other, position, n)], subject) for n in range(len(axis.pieces))]
             for piece, (below, above) in enumerate(itertools.pairwise(along)):
                 if below is not None and above is not None and below is not above:
                     changes.setdefault((piece, below, above), {})[other] = _reach(along, piece)
@@ -170,8 +170,8 @@ def _verdict(prediction: Prediction | None, subject: str) -> Verdict | None:
     return Verdict.OK if subject == "corrected" else None
 
 
-def _insert(point: Point, place: int, piece: int) -> Point:
-    return (*point[:place], piece, *point[place:])
+def _insert(point: Point, position: int, piece: int) -> Point:
+    return (*point[:position], piece, *point[position:])
 
 
 def _sides(boundary: Boundary, evidence: Evidence) -> tuple[list[MeasuredCell], list[MeasuredCell]]:

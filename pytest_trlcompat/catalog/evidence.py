@@ -57,8 +57,8 @@ class MeasuredCell:
     Attributes:
         versions: the packages of the stack, as they were installed.
         date: the day as of which it was resolved.
-        attributed: whether a failure that another known issue explains was told from one that nobody explains; see
-            above.
+        attributed: whether failures that another known issue explains are ``blocked``, apart from those that
+            nobody explains; see above.
     """
 
     id: str
@@ -92,11 +92,11 @@ class Evidence:
         return tuple(sorted({cell.versions["torch"] for cell in self.cells if "torch" in cell.versions}, key=Version))
 
     def strategies(self, issue_id: str) -> list[str]:
-        """The strategies, variants included, under which some cell was asked about an issue."""
-        return sorted(strategy for issue, strategy in self._asked if issue == issue_id)
+        """The strategies, variants included, under which some cell measured an issue."""
+        return sorted(strategy for issue, strategy in self._measured if issue == issue_id)
 
     @functools.cached_property
-    def _asked(self) -> frozenset[tuple[str, str]]:
+    def _measured(self) -> frozenset[tuple[str, str]]:
         return frozenset((issue, strategy) for cell in self.cells for issue, _, strategy in cell.verdicts)
 
     def to_json(self) -> str:
@@ -157,7 +157,7 @@ def load(path: Path) -> Evidence:
 
 
 def published_torches() -> tuple[str, ...]:
-    """:attr:`Evidence.torches` of :func:`published`, from its first line alone; empty where that does not tell."""
+    """:attr:`Evidence.torches` of :func:`published`, from its first line alone; empty where that has none."""
     try:
         with open(_published(), encoding="utf-8") as file:
             return tuple(json.loads(f"{file.readline()}]}}")["torch"])

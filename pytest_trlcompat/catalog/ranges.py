@@ -58,7 +58,7 @@ class Range:
 
     def covers(self, other: Range) -> bool:
         """Whether every version of ``other`` lies in this range."""
-        # Intervals are disjoint and do not touch, so each has to lie in one; asked thousands of times by the doctor.
+        # Intervals are disjoint and do not touch, so each has to lie in one; the doctor compares thousands of times.
         return all(
             any(low <= other_low and other_high <= high for low, high in self.intervals)
             for other_low, other_high in other.intervals

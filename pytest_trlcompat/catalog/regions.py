@@ -153,13 +153,13 @@ def _alive(
                 left[package] = wanted
         else:
             yield prediction, left
-            if not left:  # what comes after is never asked
+            if not left:  # no later prediction is looked at
                 return
 
 
 def _axis(package: str, alive: Sequence[tuple[Prediction, dict[str, Range]]], domain: Domain) -> Axis:
     possible = domain.get(package, ALL)
-    assert possible is not None  # else no prediction that asks for it is alive
+    assert possible is not None  # else no prediction that needs it is alive
     return Axis(package, possible, tuple(pieces(possible, [left[package] for _, left in alive if package in left])))
 
 

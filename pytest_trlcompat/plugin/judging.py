@@ -74,7 +74,7 @@ class Judge:
             measure: returns a :class:`Finding`; or raises :class:`Absent` or :class:`Untestable`, or the
                 :class:`~pytest_trlcompat.launch.LaunchError` of a failed launch, from which the verdict follows:
                 ``hang`` for a timeout, ``broken`` for the issue's known symptom, ``untestable`` for a limit of the
-                software accelerator, else ``error``. A finding whose evidence tells of such a limit is
+                software accelerator, else ``error``. A finding whose evidence names such a limit is
                 ``untestable`` as well, unless it is ``ok``, ``absent`` or the known symptom. An ``error`` all of
                 whose failures are symptoms of other known issues, which the catalogue predicts to be a problem on
                 this stack, becomes ``blocked`` by one of them, see :mod:`pytest_trlcompat.catalog.attribution`; for
@@ -193,17 +193,17 @@ class Judge:
         )
 
 
-_TOLD = (Verdict.OK, Verdict.BROKEN, Verdict.ABSENT, Verdict.UNTESTABLE)
+_FINAL = (Verdict.OK, Verdict.BROKEN, Verdict.ABSENT, Verdict.UNTESTABLE)
 """Verdicts that stand whatever else was met: the result is right, the known symptom was seen, or nothing was run."""
 
 
 def _not_for_others(finding: Finding) -> Finding:
-    """The finding; ``untestable`` where its evidence tells of a limit of the software accelerator.
+    """The finding; ``untestable`` where its evidence names a limit of the software accelerator.
 
     Suites go on after a failure and keep its text (:func:`pytest_trlcompat.accelerator.artefacts.error_text`); what
     they then measure, or miss, comes from it.
     """
-    if finding.verdict in _TOLD:
+    if finding.verdict in _FINAL:
         return finding
     artefact = next(_artefacts_in(finding.evidence), None)
     return finding if artefact is None else _untestable(artefact, finding.evidence)

@@ -1,6 +1,6 @@
 """Known issue ``grpo-evaluate``: trl 0.14.0 cannot evaluate, since Transformers takes its prompts for tensors.
 
-Right is: an evaluation in training, and the same loss from one that is asked for after it, where no step lies between.
+Right is: an evaluation in training, and the same loss from one that is called after it, where no step lies between.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def mean_over_ranks(ranks: Sequence[Sequence[float]]) -> list[float]:
 
 
 def of_resuming(ranks: Sequence[Mapping[str, Any]]) -> Finding:
-    """What :func:`grpo_trainings.resumed` shows: ``ok`` where nobody can tell that training was interrupted."""
+    """What :func:`grpo_trainings.resumed` shows: ``ok`` where nothing shows that training was interrupted."""
     losses, resumed = (mean_over_ranks([rank[key] for rank in ranks]) for key in ("losses", "losses_resumed"))
     norms, norms_resumed = ranks[0]["grad_norm"], ranks[0]["grad_norm_resumed"]
     evidence = {

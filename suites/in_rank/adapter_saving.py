@@ -28,7 +28,7 @@ def train(subject: str, model: TinyModel, folder: str, resuming: bool) -> dict[s
         resuming: whether to save, and to resume.
 
     Returns:
-        ``failure`` and ``resuming`` tell as texts what went wrong, or are ``None``; ``adapter`` and ``resumed`` map the
+        ``failure`` and ``resuming`` are texts of what went wrong, or ``None``; ``adapter`` and ``resumed`` map the
         names of files of PEFT's to the bytes of whole float32 tensors, on rank 0 alone.
     """
     grpo_trainings.fix_completions(model.vocab_size)

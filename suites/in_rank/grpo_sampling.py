@@ -62,7 +62,7 @@ def _measure(
 
 
 def _no_documented_filter() -> dict[str, Any]:
-    """0.16 and 0.17 say in their ``GRPOConfig`` that they sample from the 50 most likely tokens; tell them not to."""
+    """0.16 and 0.17 say in their ``GRPOConfig`` that they sample from the 50 most likely tokens; turn that off."""
     import trl
 
     field = trl.GRPOConfig.__dataclass_fields__.get("top_k")

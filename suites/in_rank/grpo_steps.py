@@ -1,6 +1,6 @@
 """What one optimizer step did, held against the objective written out by hand: runs inside a rank.
 
-The optimizer is plain SGD, so that the step itself tells the gradient under any strategy: a weight moves by the
+The optimizer is plain SGD, so that the step itself shows the gradient under any strategy: a weight moves by the
 learning rate times its gradient. Imports the stack only inside functions.
 """
 
@@ -70,7 +70,7 @@ def _steps(subject: str, model: TinyModel, settings: dict[str, Any]) -> dict[str
         return {"absent": f"GRPOConfig of this release has no {', '.join(unknown)}"}
     with grpo_objective.learn_by_heart(model.vocab_size) as sampled:
         if os.environ.get("WORLD_SIZE", "1") != "1":
-            return _train(subject, model, settings, sampled)  # the launch tells every rank's failure better
+            return _train(subject, model, settings, sampled)  # the launch describes every rank's failure better
         try:
             return _train(subject, model, settings, sampled)
         except Exception as error:
@@ -182,7 +182,7 @@ def _objective(model: TinyModel, settings: Mapping[str, Any]) -> Objective:
 
 
 def _loss_type(settings: Mapping[str, Any]) -> str:
-    """The one that is asked for, or the only one that a release without a choice has."""
+    """The one that is configured, or the only one that a release without a choice has."""
     import trl
     from packaging.version import Version
 
@@ -192,7 +192,7 @@ def _loss_type(settings: Mapping[str, Any]) -> str:
 
 
 def _rows(inputs: Mapping[str, Any]) -> list[Row]:
-    """The rows of a micro-batch, without padding; masks of truncated completions may be empty, so ids tell."""
+    """The rows of a micro-batch, without padding; masks of truncated completions may be empty, so ids decide."""
     rows = []
     for place, prompt in enumerate(inputs["prompt_ids"].tolist()):
         words = tuple(token for token in prompt if token)

@@ -58,7 +58,7 @@ def run(subject: str, model: TinyModel, folder: Path) -> dict[str, Any]:
 
 
 def deepspeed_by_argument(subject: str, model: TinyModel, settings: dict[str, Any]) -> dict[str, Any]:
-    """Build a trainer that is told of DeepSpeed by its configuration alone; the engine's ZeRO stage."""
+    """Build a trainer that knows of DeepSpeed by its configuration alone; the engine's ZeRO stage."""
     configuration = ppo.config_class(subject)
     # Past ppo-config-after-grpo, which is another matter.
     past = type(configuration.__name__, (configuration,), {"model_init_kwargs": None})

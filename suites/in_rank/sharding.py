@@ -2,7 +2,7 @@
 
 Runs inside the ranks; imports the stack only inside functions. What one launch measures, in its order: how the models
 are placed and sharded; the tokens that a greedy generation gave; losses and gradient norms of two steps; the
-synchronisation of the reference model after them; the gathered policy and reference model; and, where it is asked for,
+synchronisation of the reference model after them; the gathered policy and reference model; and, where it is requested,
 an evaluation between the steps, what ``save_model`` wrote, and an evaluation of few prompts at last. A failure is
 returned, not raised, with all that was known before it.
 """
@@ -41,7 +41,7 @@ GENERATED = 3
 """New tokens of the generation that is looked at."""
 EVALUATION, SAVING, EVALUATION_OF_PART = "evaluation", "saving", "evaluation of part"
 EVALUATION_IN_BATCHES = "evaluation in batches"
-"""What is measured only where it is asked for: it costs, and most strategies are judged without."""
+"""What is measured only on request: it costs, and most strategies are judged without."""
 MIXUP = 0.6
 """``ref_model_mixup_alpha``: the share of the policy in the synchronised reference model."""
 _LEARNING_RATE = 0.5
@@ -184,7 +184,7 @@ def _evaluated(evaluate: Callable[..., dict[str, float]], *args: Any, **kwargs: 
 
 @contextlib.contextmanager
 def failure() -> Iterator[dict[str, str]]:
-    """Catch what is raised, and tell it as a text."""
+    """Catch what is raised, and keep it as a text."""
     found: dict[str, str] = {}
     try:
         yield found

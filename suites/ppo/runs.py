@@ -96,7 +96,7 @@ class PPORun:
 
 
 class PPORuns:
-    """Trains when first asked for, once for each subject and strategy.
+    """Trains on first use, once for each subject and strategy.
 
     Args:
         launches: makes each launch once.
@@ -112,7 +112,7 @@ class PPORuns:
 
         Raises:
             Absent: this release of TRL has no PPO, or this one of Accelerate no such strategy.
-            LaunchError: the launch ended otherwise than by returning.
+            LaunchError: the launch did not return.
         """
         require_ppo()
         if strategy == "fsdp2" and not stack.satisfied({"accelerate": ">=1.6"}, stack.installed()):
@@ -128,13 +128,13 @@ class PPORuns:
         Raises:
             Absent, LaunchError: as above.
         """
-        asked = self(subject, strategy)
+        requested = self(subject, strategy)
         unread = {"/".join(key): run for key, run in self._known.items() if run.reloaded is None}
         saved = {f"{key}/{stage}": path for key, run in unread.items() for stage, path in run.saved.items()}
         read = self._launch(ppo_stages.reload, saved, strategy="single").values[0] if saved else {}
         for key, run in unread.items():
             run.reloaded = {stage: read[f"{key}/{stage}"] for stage in run.saved}
-        return asked
+        return requested
 
     def saved(self, subject: str, strategy: str, issue: KnownIssue) -> Finding:
         """Whether what a run saved reads back; the corrected trainer must have trained as well."""

@@ -1,6 +1,6 @@
 """Known issue ``ppo-accelerate-state`` (trl 2377, 2555, 3453): PPO built in the environment of ``accelerate launch``.
 
-Right is: the trainer is built, and its engine is DeepSpeed's, of the stage that was asked for.
+Right is: the trainer is built, and its engine is DeepSpeed's, of the requested stage.
 """
 
 from __future__ import annotations

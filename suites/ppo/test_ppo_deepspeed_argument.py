@@ -1,7 +1,7 @@
 """Known issue ``ppo-deepspeed-argument``: PPO with DeepSpeed configured by ``PPOConfig(deepspeed=...)``.
 
 That is how ``torchrun`` and the launchers of clusters do it, and what ``transformers.Trainer`` takes. Right is: the
-engine is DeepSpeed's, of the stage that was asked for.
+engine is DeepSpeed's, of the requested stage.
 """
 
 from __future__ import annotations

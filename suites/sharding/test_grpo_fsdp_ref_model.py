@@ -45,7 +45,7 @@ def test_reference_model(strategy: str, subject: str, judge: Judge, trained: Tra
 
 
 def _assert_policy_is_shared(strategy: str, engine: Mapping[str, Any]) -> None:
-    """The launcher was not asked to prove it: policy and reference model together, half or all of them on a rank."""
+    """The launch itself does not prove it: policy and reference model together, half or all of them on a rank."""
     share = engine["local"] / engine["total"]
     assert share == (1 if strategy == NO_SHARD else pytest.approx(1 / WORLD_SIZE, abs=0.01)), engine
 

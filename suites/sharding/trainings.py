@@ -46,7 +46,7 @@ _MEASURED: Mapping[str, Sequence[str]] = {
     NO_SHARD: _FSDP,
     "fsdp2": _FSDP,
 }
-"""What a suite asks for beside the training."""
+"""What suites need beside the training."""
 _CANNOT_PREPARE_FSDP2 = "a model and optimizer must be passed together"
 """Accelerate refuses the policy of a Trainer that prepares its model alone, whatever TRL does."""
 

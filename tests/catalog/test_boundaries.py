@@ -167,8 +167,8 @@ def test_what_is_not_measured_says_so() -> None:
 
 
 def test_the_boundaries_of_the_catalogue_are_those_that_it_states() -> None:
-    told = [boundary.describe() for boundary in boundaries(known_issues.load()["grpo-logits-to-keep"])]
-    assert set(told) >= {
+    described = [boundary.describe() for boundary in boundaries(known_issues.load()["grpo-logits-to-keep"])]
+    assert set(described) >= {
         "grpo-logits-to-keep, upstream, single: wasteful becomes ok at transformers >=4.49 "
         "with trl >=0.15,<1.15 or >=1.16",
         "grpo-logits-to-keep, upstream, single: ok becomes silent at transformers >=4.52 with trl >=0.14,<0.15",

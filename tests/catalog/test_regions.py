@@ -33,7 +33,7 @@ def test_a_known_stack_has_the_answer_that_the_catalogue_gives(subject: str) -> 
             for trl, transformers, accelerate in itertools.product(TRL, TRANSFORMERS, ACCELERATE):
                 versions = {"trl": trl, "transformers": transformers, "accelerate": accelerate}
                 found = regions(entry, subject, strategy, {name: at(text) for name, text in versions.items()})
-                # Packages that no prediction settles leave axes; here every package that matters is given.
+                # Packages that no prediction settles leave axes; here every package that matters is known.
                 named = set(entry.packages) - set(versions)
                 if named:
                     continue
@@ -53,12 +53,12 @@ def test_an_unknown_package_leaves_an_axis_and_a_condition() -> None:
 
 def test_conditions_on_several_packages_are_told_as_boxes() -> None:
     entry = issue(predict("broken", trl="<1", accelerate=">=1.0,<1.9"), predict("silent", trl=">=1.2"), predict("ok"))
-    told = {
+    found = {
         p.verdict: region.describe()
         for p, region in regions(entry, "upstream", "zero3", {}).by_prediction()
         if p is not None
     }
-    assert told == {
+    assert found == {
         Verdict.BROKEN: "trl <1 and accelerate >=1.0,<1.9",
         Verdict.SILENT: "trl >=1.2",
         Verdict.OK: "trl <1 and accelerate <1.0 or >=1.9, or trl >=1,<1.2",
@@ -79,7 +79,7 @@ def test_what_does_not_decide_is_no_axis() -> None:
     "predictions",
     [
         (predict("silent", trl=">=1", peft="<0.14"), predict("broken")),  # cannot hold
-        (predict("broken", trl="<1"), predict("silent", peft="<0.14")),  # is never asked
+        (predict("broken", trl="<1"), predict("silent", peft="<0.14")),  # is never reached
     ],
 )
 def test_a_prediction_that_cannot_decide_leaves_no_axis(predictions: tuple[Prediction, ...]) -> None:
