@@ -8,7 +8,7 @@
     nox -s cell -- trl=0.19.1 transformers=4.53.3 [accelerate=...] [--issue ID ...] [--date DAY]
     nox -s bisect -- releases --package transformers --good 4.49.0 --bad 4.53.3 --with trl=0.14.0 --issue ID
     nox -s tests                           this project's own tests
-    nox -s "rooms(3.12)"                   those without the stack, on another Python
+    nox -s "unit(3.12)"                    the unit tests, which need no stack, on another Python
 
 Environments are uv's, kept below .nox/envs and shared by the sessions, hence no virtual environments of nox's own.
 """
@@ -32,6 +32,9 @@ nox.needs_version = ">=2026.8"
 nox.options.default_venv_backend = "none"
 nox.options.sessions = ["tests", "matrix"]
 
+UNIT_TESTS = ["-n", "2", "--ignore=tests/stack", "--ignore=tests/operators", "tests"]
+"""The arguments of pytest for the tests that need neither torch nor the rest of the stack."""
+
 STACK_TESTS = ["trl0.17.0-tf4.50.3", "trl1.16.0-tf5.23.0"]
 """Cells in whose environments tests/stack runs: FSDP1 before ``prepare_fsdp``, and the newest release."""
 
@@ -42,7 +45,7 @@ OTHER_TORCHES = ["2.6.0", "2.15.0"]
 """An old one and the newest, for a session of their own: their wheels bring 5 to 7 GB of CUDA libraries."""
 
 OTHER_PYTHONS = ["3.10", "3.12", "3.13"]
-"""Interpreters, as uv understands them, on which the tests of single rooms run beside the running one."""
+"""Interpreters, as uv understands them, on which the unit tests run, besides the one that runs nox."""
 
 LONG_BENCHMARKS = ("sweep", "launch", "soak")
 
@@ -75,13 +78,13 @@ def try_operators(session: nox.Session, torch: str) -> None:
 
 
 @nox.session(allow_parallel=True)
-@nox.parametrize("where", ["rooms", "operators", *STACK_TESTS], ids=["rooms", "operators", *STACK_TESTS])
+@nox.parametrize("where", ["unit", "operators", *STACK_TESTS], ids=["unit", "operators", *STACK_TESTS])
 def tests(session: nox.Session, where: str) -> None:
-    """The project's tests: those of single rooms without the stack, those of the stack in two cells' environments."""
+    """The project's tests: unit tests without the stack, PyTorch's operators, and the stack in two environments."""
     with plainly(session):
-        if where == "rooms":
-            environment = WORKSHOP.tools("rooms", group("test"), project=True)
-            command = ["-n", "2", "--ignore=tests/stack", "--ignore=tests/operators", "tests"]
+        if where == "unit":
+            environment = WORKSHOP.tools("unit", group("test"), project=True)
+            command = UNIT_TESTS
         elif where == "operators":
             try_operators(session, OPERATORS_TORCH)
             return
@@ -101,12 +104,11 @@ def operators(session: nox.Session, torch: str) -> None:
 
 @nox.session(allow_parallel=True, default=False)
 @nox.parametrize("python", OTHER_PYTHONS, ids=OTHER_PYTHONS)
-def rooms(session: nox.Session, python: str) -> None:
-    """The tests of single rooms on another Python, which uv finds or downloads; no part of ``nox -s tests``."""
+def unit(session: nox.Session, python: str) -> None:
+    """The unit tests on another Python, which uv finds or downloads; no part of ``nox -s tests``."""
     with plainly(session):
-        environment = WORKSHOP.tools("rooms", group("test"), project=True, python=python)
-        command = ["-n", "2", "--ignore=tests/stack", "--ignore=tests/operators", "tests"]
-        WORKSHOP.run_in(environment, ["python", "-m", "pytest", *command, *session.posargs])
+        environment = WORKSHOP.tools("unit", group("test"), project=True, python=python)
+        WORKSHOP.run_in(environment, ["python", "-m", "pytest", *UNIT_TESTS, *session.posargs])
 
 
 @nox.session(allow_parallel=True)
@@ -179,7 +181,7 @@ def bench(session: nox.Session) -> None:
 def mutations(session: nox.Session) -> None:
     """Break each cure in turn: its suite must catch it [-- ISSUE or CURE ...]."""
     with plainly(session):
-        environment = WORKSHOP.tools("rooms", group("test"), project=True)
+        environment = WORKSHOP.tools("unit", group("test"), project=True)
         WORKSHOP.run_in(environment, ["python", "benchmarks/mutations.py", *session.posargs])
 
 

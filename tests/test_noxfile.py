@@ -61,7 +61,7 @@ def test_every_default_cell_is_a_session() -> None:
     sessions = {session["session"]: session for session in json.loads(done.stdout)}
     assert [name for name in sessions if name.startswith("matrix(")] == [f"matrix({cell})" for cell in CELLS]
     assert [name for name in sessions if name.startswith("tests(")] == [
-        "tests(rooms)",
+        "tests(unit)",
         "tests(operators)",
         "tests(trl0.17.0-tf4.50.3)",
         "tests(trl1.16.0-tf5.23.0)",
@@ -69,9 +69,9 @@ def test_every_default_cell_is_a_session() -> None:
     assert {session["name"] for session in sessions.values()} == {"tests", "matrix"}  # a plain nox runs no other
 
 
-def test_the_tests_of_single_rooms_run_on_other_pythons_when_they_are_named() -> None:
-    sessions = json.loads(nox(ROOT, "--list", "--json", "-s", "rooms").stdout)
-    assert [session["session"] for session in sessions] == ["rooms(3.10)", "rooms(3.12)", "rooms(3.13)"]
+def test_unit_tests_run_on_other_pythons_when_they_are_named() -> None:
+    sessions = json.loads(nox(ROOT, "--list", "--json", "-s", "unit").stdout)
+    assert [session["session"] for session in sessions] == ["unit(3.10)", "unit(3.12)", "unit(3.13)"]
 
 
 def test_a_cell_with_a_python_of_its_own_has_a_session_when_it_is_named() -> None:

@@ -198,7 +198,7 @@ def test_tools_are_keyed_by_what_is_asked_for(uv: FakeUv, layout: Layout) -> Non
     assert ensure_tools("lint", ["ruff", "mypy"], layout, python="3.12") != first
     assert uv.count("3.12") == 1
     assert uv.count("--editable") == 0
-    ensure_tools("rooms", ["pytest"], layout, project=True)
+    ensure_tools("unit", ["pytest"], layout, project=True)
     assert uv.count("--editable") == 1
     assert uv.count("hatchling") == 1
 
