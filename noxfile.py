@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
 from pytest_trlcompat.matrix.errors import MatrixError  # noqa: E402 - needs the line above
-from pytest_trlcompat.matrix.sessions import Workshop  # noqa: E402
+from pytest_trlcompat.matrix.sessions import Project  # noqa: E402
 
 nox.needs_version = ">=2026.8"
 nox.options.default_venv_backend = "none"
@@ -50,8 +50,8 @@ OTHER_PYTHONS = ["3.10", "3.12", "3.13"]
 LONG_BENCHMARKS = ("sweep", "launch", "soak")
 
 try:
-    WORKSHOP = Workshop(ROOT)
-    CELLS = WORKSHOP.cells(sys.argv[1:])
+    PROJECT = Project(ROOT)
+    CELLS = PROJECT.cells(sys.argv[1:])
 except MatrixError as error:
     sys.exit(f"nox: {error}")
 
@@ -73,8 +73,8 @@ def group(name: str) -> list[str]:
 def try_operators(session: nox.Session, torch: str) -> None:
     """Hold every operator of PyTorch's database, on the accelerator, against the CPU."""
     needed = [f"torch=={torch}", "numpy", "scipy", "expecttest", "hypothesis", "setuptools"]
-    environment = WORKSHOP.tools(f"operators-{torch.replace('.', '-')}", needed, project=True)
-    WORKSHOP.run_in(environment, ["python", "-m", "pytest", "tests/operators", *session.posargs])
+    environment = PROJECT.tools(f"operators-{torch.replace('.', '-')}", needed, project=True)
+    PROJECT.run_in(environment, ["python", "-m", "pytest", "tests/operators", *session.posargs])
 
 
 @nox.session(allow_parallel=True)
@@ -83,15 +83,15 @@ def tests(session: nox.Session, where: str) -> None:
     """The project's tests: unit tests without the stack, PyTorch's operators, and the stack in two environments."""
     with plainly(session):
         if where == "unit":
-            environment = WORKSHOP.tools("unit", group("test"), project=True)
+            environment = PROJECT.tools("unit", group("test"), project=True)
             command = UNIT_TESTS
         elif where == "operators":
             try_operators(session, OPERATORS_TORCH)
             return
         else:
-            environment = WORKSHOP.stack(where)
+            environment = PROJECT.stack(where)
             command = ["tests/stack"]
-        WORKSHOP.run_in(environment, ["python", "-m", "pytest", *command, *session.posargs])
+        PROJECT.run_in(environment, ["python", "-m", "pytest", *command, *session.posargs])
 
 
 @nox.session(default=False)
@@ -107,8 +107,8 @@ def operators(session: nox.Session, torch: str) -> None:
 def unit(session: nox.Session, python: str) -> None:
     """The unit tests on another Python, which uv finds or downloads; no part of ``nox -s tests``."""
     with plainly(session):
-        environment = WORKSHOP.tools("unit", group("test"), project=True, python=python)
-        WORKSHOP.run_in(environment, ["python", "-m", "pytest", *UNIT_TESTS, *session.posargs])
+        environment = PROJECT.tools("unit", group("test"), project=True, python=python)
+        PROJECT.run_in(environment, ["python", "-m", "pytest", *UNIT_TESTS, *session.posargs])
 
 
 @nox.session(allow_parallel=True)
@@ -116,42 +116,42 @@ def unit(session: nox.Session, python: str) -> None:
 def matrix(session: nox.Session, cell: str) -> None:
     """Run the suites in a cell's environment [-- --full, --torch dated, --issue ID, --fresh]; goes on if killed."""
     with plainly(session):
-        WORKSHOP.matrix_cell(cell, session.posargs)
+        PROJECT.matrix_cell(cell, session.posargs)
 
 
 @nox.session(default=False)
 def cell(session: nox.Session) -> None:
     """Any other combination: -- trl=0.19.1 transformers=4.53.3 [--issue ID ...] [--date DAY] [--fresh]."""
     with plainly(session):
-        WORKSHOP.free_cell(session.posargs)
+        PROJECT.free_cell(session.posargs)
 
 
 @nox.session(default=False)
 def lock(session: nox.Session) -> None:
     """Resolve the cells anew, as of their dates, into fixtures/locks [-- CELL ..., --missing]."""
     with plainly(session):
-        WORKSHOP.renew_locks(session.posargs)
+        PROJECT.renew_locks(session.posargs)
 
 
 @nox.session(default=False)
 def clean(session: nox.Session) -> None:
     """Remove the environments that no lock asks for any more."""
     with plainly(session):
-        WORKSHOP.clean()
+        PROJECT.clean()
 
 
 @nox.session(default=False)
 def report(session: nox.Session) -> None:
     """Merge what sweeps left in build/compat into compat.json, .md, .html and .xml, print the table [-- --publish]."""
     with plainly(session):
-        WORKSHOP.report(session.posargs)
+        PROJECT.report(session.posargs)
 
 
 @nox.session(default=False)
 def bisect(session: nox.Session) -> None:
     """What broke or cured a verdict: -- releases | days | commits, see -- --help; goes on where it was stopped."""
     with plainly(session):
-        environment = WORKSHOP.tools("bisect", group("bisect"), project=True)
+        environment = PROJECT.tools("bisect", group("bisect"), project=True)
     command = [str(environment.python), "-m", "pytest_trlcompat.bisect", *session.posargs]
     if session.posargs and session.posargs[0] in ("releases", "days", "commits", "test"):
         command += ["--called-as", "nox -s bisect --"]
@@ -168,35 +168,35 @@ def bench(session: nox.Session) -> None:
     if name and name not in scripts:
         session.error(f"no benchmark {name!r}; there are: {', '.join(scripts)}")
     with plainly(session):
-        environment = WORKSHOP.stack(STACK_TESTS[-1])
+        environment = PROJECT.stack(STACK_TESTS[-1])
         for stem in [name] if name else [stem for stem in scripts if stem not in LONG_BENCHMARKS]:
             more = []
             if stem == "launch":  # PyTorch's own test class imports expecttest, which the stack has not
-                (packages,) = (WORKSHOP.tools("expecttest", ["expecttest"]).root / "lib").glob("python*/site-packages")
+                (packages,) = (PROJECT.tools("expecttest", ["expecttest"]).root / "lib").glob("python*/site-packages")
                 more = ["--extra-path", str(packages)]
-            WORKSHOP.run_in(environment, ["python", str(scripts[stem]), *more, *arguments])
+            PROJECT.run_in(environment, ["python", str(scripts[stem]), *more, *arguments])
 
 
 @nox.session(default=False)
 def mutations(session: nox.Session) -> None:
     """Break each cure in turn: its suite must catch it [-- ISSUE or CURE ...]."""
     with plainly(session):
-        environment = WORKSHOP.tools("unit", group("test"), project=True)
-        WORKSHOP.run_in(environment, ["python", "benchmarks/mutations.py", *session.posargs])
+        environment = PROJECT.tools("unit", group("test"), project=True)
+        PROJECT.run_in(environment, ["python", "benchmarks/mutations.py", *session.posargs])
 
 
 @nox.session(default=False)
 def branches(session: nox.Session) -> None:
     """Branches for NPUs alone that nobody has decided about [-- trl==1.17.0 ..., or of the newest cell]."""
     with plainly(session):
-        environment = WORKSHOP.stack(STACK_TESTS[-1])
-        folders = [WORKSHOP.unpack(release, environment, session.create_tmp()) for release in session.posargs]
-        WORKSHOP.run_in(environment, ["python", "-m", "pytest_trlcompat.accelerator.decisions", *map(str, folders)])
+        environment = PROJECT.stack(STACK_TESTS[-1])
+        folders = [PROJECT.unpack(release, environment, session.create_tmp()) for release in session.posargs]
+        PROJECT.run_in(environment, ["python", "-m", "pytest_trlcompat.accelerator.decisions", *map(str, folders)])
 
 
 @nox.session(default=False)
 def lint(session: nox.Session) -> None:
     """ruff and mypy."""
     with plainly(session):
-        environment = WORKSHOP.tools("lint", group("lint"))
-        WORKSHOP.run_all_in(environment, [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]])
+        environment = PROJECT.tools("lint", group("lint"))
+        PROJECT.run_all_in(environment, [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]])

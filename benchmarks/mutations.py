@@ -26,7 +26,7 @@ from pytest_trlcompat.matrix.environments import Environment, ensure
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.locks import lock_for
 from pytest_trlcompat.matrix.parsing import parse_pins
-from pytest_trlcompat.matrix.sessions import Workshop
+from pytest_trlcompat.matrix.sessions import Project
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -153,14 +153,14 @@ def _by_strategy(records: Sequence[Record]) -> dict[str, str]:
 
 @cache
 def _environment(cell: str) -> Environment:
-    workshop = _workshop()
-    lock = lock_for(workshop.matrix, Cell(parse_pins(cell.split())), workshop.layout)
-    return ensure(lock, workshop.layout)
+    project = _project()
+    lock = lock_for(project.matrix, Cell(parse_pins(cell.split())), project.layout)
+    return ensure(lock, project.layout)
 
 
 @cache
-def _workshop() -> Workshop:
-    return Workshop(ROOT)
+def _project() -> Project:
+    return Project(ROOT)
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from pytest_trlcompat.bisect.commands import Asked, commits, days, releases, test
 from pytest_trlcompat.bisect.layouts import find_layout
 from pytest_trlcompat.matrix.errors import MatrixError
-from pytest_trlcompat.matrix.files import said_plainly
-from pytest_trlcompat.matrix.process import stopped_like_ctrl_c
+from pytest_trlcompat.matrix.files import explained_os_errors
+from pytest_trlcompat.matrix.process import signals_as_ctrl_c
 
 __all__ = ["add_parser", "main"]
 
@@ -155,7 +155,7 @@ def _run(parsed: argparse.Namespace, given: Sequence[str] | None = None) -> int:
     reproduce = f"trlcompat bisect {shlex.join(_without(words, ('--json', '--report', '--state', '--jobs')))}"
     say = partial(print, flush=True)
     try:
-        with said_plainly(), stopped_like_ctrl_c():
+        with explained_os_errors(), signals_as_ctrl_c():
             asked = Asked(parsed, find_layout(), Path.cwd(), command, reproduce, say)
             return {"releases": releases, "days": days, "commits": commits, "test": test}[parsed.kind](asked)
     except MatrixError as error:

@@ -230,7 +230,7 @@ def _end(process: subprocess.Popen[bytes], mark: str) -> None:
     except subprocess.TimeoutExpired:
         pass
     finally:
-        with _processes.deaf():
+        with _processes.ignore_signals():
             process.kill()
             process.wait()
             _processes.kill_marked(f"{MARK}={mark}")

@@ -108,7 +108,7 @@ class Server:
             self._log.close()
 
     def _kill(self) -> None:
-        with _processes.deaf():
+        with _processes.ignore_signals():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

@@ -23,7 +23,7 @@ from pytest_trlcompat.matrix.errors import Untestable
 from pytest_trlcompat.matrix.files import locked
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
-from pytest_trlcompat.matrix.process import undisturbed
+from pytest_trlcompat.matrix.process import deferred_signals
 from pytest_trlcompat.matrix.uv import uv_cached_first
 
 __all__ = ["Commits", "span"]
@@ -108,7 +108,7 @@ class Commits:
 
     def tidy(self) -> None:
         """Take away the files of commits whose process has ended, or is this one, which is done with them."""
-        with undisturbed():
+        with deferred_signals():
             ours = self.work.resolve()
             for folder in {*self.clone.worktrees(ours), *ours.glob("tree-*")}:
                 owner = int(folder.name.rpartition("-")[2])

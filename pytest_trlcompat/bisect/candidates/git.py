@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.workers import MARK
-from pytest_trlcompat.matrix.process import undisturbed
+from pytest_trlcompat.matrix.process import deferred_signals
 
 __all__ = ["Clone", "Commit"]
 
@@ -142,7 +142,7 @@ class Clone:
 
     def _change_worktrees(self, below: Path, *arguments: str) -> None:
         """Worktrees of one clone are not made at the same time, nor left half made by a worker that is killed."""
-        with undisturbed(), _one_at_a_time(below) as lock:
+        with deferred_signals(), _one_at_a_time(below) as lock:
             self._git("worktree", *arguments, hold=lock)
 
     def _git(self, *arguments: str, otherwise: str = "", hold: int | None = None) -> str:

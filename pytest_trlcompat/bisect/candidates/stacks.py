@@ -84,7 +84,7 @@ class Subsets:
         if self.strict:
             lock = exactly(self.matrix, candidate.label, {**self.before.packages, **moved}, date)
         else:
-            base = Lock(candidate.label, date, self.before.python, self.before.packages, self.before.asked)
+            base = Lock(candidate.label, date, self.before.python, self.before.packages, self.before.request)
             lock = near(self.matrix, candidate.label, moved, base)
         return Prepared(lock.digest, lock, partial(environment_place, lock, self.layout, self.folder))
 
