@@ -38,7 +38,7 @@ def test_the_first_thing_a_failed_launch_says_is_whose_limit_it_is() -> None:
     assert LaunchError(result.describe(), result).artefact == ARTEFACT
 
 
-def test_a_rank_that_only_saw_another_one_leave_is_not_asked() -> None:
+def test_a_rank_that_only_noticed_another_ones_end_does_not_count() -> None:
     assert failed(rank(0, PEER_GONE), rank(1, LACKING, 1.0)).artefact == ARTEFACT
     assert failed(rank(0, PEER_GONE), rank(1, OTHER, 1.0)).artefact is None
 
@@ -52,7 +52,7 @@ def test_what_failed_first_on_its_own_account_is_to_blame() -> None:
 def test_a_rank_that_died_in_the_devices_own_code() -> None:
     dead = RankResult(rank=0, exit_status=-11, stderr=NATIVE)
     assert failed(dead).artefact == Artefact(
-        What.CRASH, "died of SIGSEGV", "it died in an operator or a collective of its own"
+        What.CRASH, "was killed by SIGSEGV", "it died in an operator or a collective of its own"
     )
     elsewhere = RankResult(
         rank=0, exit_status=-11, stderr=NATIVE.replace("trlcompat::", "x::").replace("torch_npu", "y")

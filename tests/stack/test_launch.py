@@ -1,4 +1,4 @@
-"""The room ``launch`` with the stack: every strategy really is what it says, and a downgrade is caught.
+"""``launch`` with the stack: every strategy really is what it says, and a downgrade is caught.
 
 The bodies are plain torch, Accelerate and DeepSpeed; those with TRL's trainers are the suites.
 """
@@ -64,7 +64,7 @@ def test_a_silent_downgrade_fails(launcher: Launcher) -> None:
 
     with pytest.raises(LaunchError, match=r"no fsdp1 engine was built \(built: ddp\)") as caught:
         launcher(forget_fsdp, strategy="fsdp1")
-    assert "distributed type FSDP was asked for, MULTI_NPU was found" in str(caught.value)
+    assert "distributed type FSDP was requested, MULTI_NPU was found" in str(caught.value)
 
 
 def test_a_model_on_the_cpu_fails_as_on_a_gpu(launcher: Launcher) -> None:

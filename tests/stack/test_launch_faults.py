@@ -1,4 +1,4 @@
-"""The room ``launch`` with the stack, when things go wrong: each fault ends in bounded time, with the right message.
+"""``launch`` with the stack, when things go wrong: each fault ends in bounded time, with the right message.
 
 Faults that need no collective are in tests/launch/test_launch.py. After each one the next launch must work.
 """
@@ -199,7 +199,7 @@ def test_a_rank_that_is_killed_while_others_wait(failing: Callable[..., LaunchEr
             os.kill(os.getpid(), signal.SIGKILL)
         torch.distributed.all_reduce(torch.ones(1, device=device))
 
-    assert "rank 1 died of SIGKILL (often: out of memory)" in str(failing(die_of_memory))
+    assert "rank 1 was killed by SIGKILL (often: out of memory)" in str(failing(die_of_memory))
 
 
 def test_a_segmentation_fault_shows_python_and_native_stacks(failing: Callable[..., LaunchError]) -> None:
@@ -212,7 +212,7 @@ def test_a_segmentation_fault_shows_python_and_native_stacks(failing: Callable[.
         ctypes.string_at(0)
 
     error = failing(read_address_zero)
-    assert "died of SIGSEGV" in str(error)
+    assert "was killed by SIGSEGV" in str(error)
     assert error.result is not None
     stderr = error.result.ranks[0].stderr
     assert "in read_address_zero" in stderr
@@ -220,7 +220,7 @@ def test_a_segmentation_fault_shows_python_and_native_stacks(failing: Callable[.
     assert "frame #" in stderr
 
 
-def test_a_hang_shows_where_each_rank_stood(failing: Callable[..., LaunchError]) -> None:
+def test_a_hang_shows_where_each_rank_was(failing: Callable[..., LaunchError]) -> None:
     def only_rank_0_waits() -> None:
         import time
 
@@ -235,9 +235,9 @@ def test_a_hang_shows_where_each_rank_stood(failing: Callable[..., LaunchError])
     assert error.result is not None
     assert error.result.timed_out
     assert "rank 0 was ended by the launcher" in str(error)
-    assert "it stood in all_reduce (distributed/distributed_c10d.py:" in str(error)
+    assert "it was in all_reduce (distributed/distributed_c10d.py:" in str(error)
     assert "called from only_rank_0_waits (stack/test_launch_faults.py:" in str(error)
-    assert "it stood in only_rank_0_waits (stack/test_launch_faults.py:" in str(error)
+    assert "it was in only_rank_0_waits (stack/test_launch_faults.py:" in str(error)
 
 
 def test_a_rank_that_never_joins(failing: Callable[..., LaunchError]) -> None:
@@ -251,7 +251,7 @@ def test_a_rank_that_never_joins(failing: Callable[..., LaunchError]) -> None:
 
     error = failing(sleep_before_the_process_group, timeout=3)
     assert "the launch's timeout of 3 s passed" in str(error)
-    assert "it stood in sleep_before_the_process_group" in str(error)
+    assert "it was in sleep_before_the_process_group" in str(error)
 
 
 def test_an_endless_native_loop_while_another_waits(failing: Callable[..., LaunchError]) -> None:
@@ -264,8 +264,8 @@ def test_an_endless_native_loop_while_another_waits(failing: Callable[..., Launc
         torch.distributed.all_reduce(torch.ones(1, device=device))
 
     error = failing(spin_in_native_code, timeout=3)
-    assert "it stood in spin_in_native_code" in str(error)
-    assert "it stood in all_reduce" in str(error)
+    assert "it was in spin_in_native_code" in str(error)
+    assert "it was in all_reduce" in str(error)
 
 
 def test_exit_in_a_step(failing: Callable[..., LaunchError]) -> None:
