@@ -1,7 +1,7 @@
-"""Break each cure in turn and see that its suite catches it: ``nox -s mutations [-- ID or CURE ...]``.
+"""Break one cure after the other, and check that its suite catches it: ``nox -s mutations [-- ID or CURE ...]``.
 
 ``mutations.toml`` lists the faults. Each is planted in a copy of the checkout; then the issue's suite runs for the
-corrected trainer in the environment of a cell where the bug bites. A fault is caught when the suite gives the corrected
+corrected trainer in the environment of a cell with the bug. A fault is caught when the suite gives the corrected
 trainer another verdict than without the fault; that a test failed is not enough, since a copy that cannot be imported
 fails too. Every suite is first run without a fault, and must then find the corrected trainer right.
 """
@@ -46,10 +46,10 @@ class Mutation:
 
     Attributes:
         file: below the checkout.
-        old: text that stands there exactly once.
-        new: what takes its place.
+        old: text that occurs there exactly once.
+        new: its replacement.
         issue: whose suite must catch it.
-        cell: the pins of a cell in which the issue bites, ``trl=0.15.2 transformers=4.48.3``.
+        cell: the pins of a cell that the issue affects, ``trl=0.15.2 transformers=4.48.3``.
         why: what the fault does.
     """
 
@@ -67,12 +67,12 @@ class Mutation:
     def plant(self, checkout: Path) -> None:
         """
         Raises:
-            MatrixError: the text to replace does not stand there exactly once.
+            MatrixError: when the text to replace does not occur there exactly once.
         """
         path = checkout / self.file
         text = path.read_text(encoding="utf-8")
         if text.count(self.old) != 1:
-            raise MatrixError(f"{self.file}: {self.old!r} stands there {text.count(self.old)} times instead of once")
+            raise MatrixError(f"{self.file}: {self.old!r} occurs there {text.count(self.old)} times instead of once")
         path.write_text(text.replace(self.old, self.new), encoding="utf-8")
 
 

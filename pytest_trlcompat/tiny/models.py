@@ -33,7 +33,7 @@ _CLASSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class TinyModel:
-    """A tiny causal language model: what it is, and, built when first asked for, the thing itself.
+    """A tiny causal language model: its description, and the model itself, which is built on first use.
 
     Every parameter is random, norms and biases included, so that a tensor which a checkpoint, a gather or a broadcast
     lost cannot look right by being still at its initial value. Attention is eager: with sdpa and left padding, plain
@@ -180,17 +180,17 @@ class TinyModel:
 
 
 def qwen2(**sizes: Any) -> TinyModel:
-    """A tiny Qwen2; see :class:`TinyModel` for the sizes that can be given."""
+    """A tiny Qwen2; see :class:`TinyModel` for the sizes that can be chosen."""
     return TinyModel(architecture="qwen2", **sizes)
 
 
 def mistral(**sizes: Any) -> TinyModel:
-    """A tiny Mistral; see :class:`TinyModel` for the sizes that can be given."""
+    """A tiny Mistral; see :class:`TinyModel` for the sizes that can be chosen."""
     return TinyModel(architecture="mistral", **sizes)
 
 
 def _fill(parameter: torch.Tensor, name: str, seed: int, scale: float) -> None:
-    """Fill with random numbers that depend on the seed and the name alone, around 1 for norms and 0 otherwise.
+    """Fill with random numbers that depend on the seed and the name alone, around 1 for norms and around 0 for others.
 
     A generator of its own for each parameter makes the weights independent of the order in which a release builds its
     modules; uniform numbers, unlike normal ones, do not depend on the processor's vector instructions.
@@ -216,7 +216,7 @@ def _keep_attention_eager(config_file: Path) -> None:
 
 
 def _rename_into_place(save: Any, target: Path) -> None:
-    """Call ``save`` with a temporary folder beside ``target``, then rename it: nobody sees half a folder."""
+    """Call ``save`` with a temporary folder next to ``target``, then rename it, so that it is never incomplete."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:

@@ -68,7 +68,7 @@ def test_without_proc_the_peak_is_known(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert measured.host == measured.host_peak > 5e6
 
 
-def test_memory_beyond_its_limit_is_told() -> None:
+def test_memory_beyond_its_limit_is_reported() -> None:
     assert memory.check_memory(host_limit=1 << 50).host > 0
-    with pytest.raises(AssertionError, match=r"asked for memory within its limits, but the host's peak is \d+ bytes"):
+    with pytest.raises(AssertionError, match=r"expected memory within its limits, but the host's peak is \d+ bytes"):
         memory.check_memory(host_limit=1)

@@ -48,10 +48,10 @@ class Kept(dict[str, object]):
 
 
 def test_the_headers_answer_is_kept_until_stack_or_catalogue_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    evaluated: list[str] = []
 
     def line(installed: dict[str, str]) -> str:
-        asked.append(installed["trl"])
+        evaluated.append(installed["trl"])
         return f"of {installed['trl']}"
 
     monkeypatch.setattr(header, "line", line)
@@ -59,15 +59,15 @@ def test_the_headers_answer_is_kept_until_stack_or_catalogue_change(monkeypatch:
     assert [header.line_once({"trl": version}, cache) for version in ("1", "1", "2", "2")] == ["of 1"] * 2 + [
         "of 2"
     ] * 2
-    assert asked == ["1", "2"]
+    assert evaluated == ["1", "2"]
     monkeypatch.setattr(known_issues, "fingerprint", lambda: (1, 2))
     assert header.line_once({"trl": "2"}, cache) == "of 2"
-    assert asked == ["1", "2", "2"]
+    assert evaluated == ["1", "2", "2"]
     assert header.line_once({"trl": "2"}, None) == "of 2"
-    assert asked == ["1", "2", "2", "2"]
+    assert evaluated == ["1", "2", "2", "2"]
     monkeypatch.setattr(evidence, "fingerprint", lambda: (3, 4))
     header.line_once({"trl": "2"}, cache)
-    assert asked == ["1", "2", "2", "2", "2"]
+    assert evaluated == ["1", "2", "2", "2", "2"]
 
 
 def test_that_no_issue_applies_is_cached_too(monkeypatch: pytest.MonkeyPatch) -> None:

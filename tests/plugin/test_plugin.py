@@ -79,7 +79,7 @@ def test_the_header_names_the_stack_and_the_device(run: Run) -> None:
     ]
 
 
-def test_the_header_says_nothing_of_issues_where_none_bites(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_header_has_no_line_about_issues_if_none_applies(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_header, "line", lambda installed: None)
     assert len(header(run())) == 2
 
@@ -127,7 +127,7 @@ def test_cuda_on_a_machine_without_it_is_a_usage_error(run: Run) -> None:
     result = run("--trlcompat-device=cuda")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        ["ERROR: trlcompat: option --trlcompat-device asks for 'cuda', but there is no NVIDIA*"]
+        ["ERROR: trlcompat: option --trlcompat-device requests 'cuda', but there is no NVIDIA*"]
     )
 
 
@@ -303,7 +303,7 @@ def test_unknown_issues_are_refused(run: Run, pytester: pytest.Pytester, xdist: 
 
 
 class RecordingLauncher:
-    """Stands in for the real launcher: notes what it was asked for."""
+    """Stands in for the real launcher: records its calls."""
 
     made: list[RecordingLauncher]
 
@@ -392,7 +392,7 @@ def test_sessions_without_a_launch_make_no_launcher(
 
 
 HEAVY = {*stack.PACKAGES, "cloudpickle", "jinja2", "nox", "rich"}
-ROOMS_OF_FEW_TESTS = ("accelerator", "checks", "launch", "matrix", "plugin.judging", "tiny", "trainers")
+PACKAGES_OF_FEW_TESTS = ("accelerator", "checks", "launch", "matrix", "plugin.judging", "tiny", "trainers")
 
 
 def test_the_plugin_imports_neither_the_stack_nor_rooms_that_few_tests_need(
@@ -424,7 +424,7 @@ def test_the_plugin_imports_neither_the_stack_nor_rooms_that_few_tests_need(
     assert "pytest_trlcompat.plugin.settings" in timed
     assert PLUGIN in imported
     assert not imported & HEAVY
-    assert not imported & {f"pytest_trlcompat.{room}" for room in ROOMS_OF_FEW_TESTS}
+    assert not imported & {f"pytest_trlcompat.{package}" for package in PACKAGES_OF_FEW_TESTS}
 
 
 LAUNCHING = """

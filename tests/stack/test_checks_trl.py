@@ -78,7 +78,7 @@ def test_a_reference_model_on_the_cpu_is_told(launcher: Launcher, saved: tiny.Ti
     text = failure(launcher, grpo, "upstream", saved, str(tmp_path), strategy="fsdp1")
     for rank in (0, 1):
         assert (
-            f"rank {rank} of 2: asked for a reference model placed and sharded like the policy, but "
+            f"rank {rank} of 2: expected a reference model placed and sharded like the policy, but "
             f"devices: cpu instead of npu:{rank}; sharding: none instead of fsdp1 FULL_SHARD."
         ) in text
 
@@ -109,7 +109,9 @@ def test_a_keyword_that_grpo_uses_and_the_model_ignores_is_told(
     if keyword is None:
         pytest.skip("the installed GRPO trainer and Transformers agree on the keyword")
     text = failure(launcher, grpo, "upstream", saved, str(tmp_path))
-    assert f"asked Qwen2ForCausalLM for the logits of the last 6 positions by {keyword}=6, but it returned 20" in text
+    assert (
+        f"requested from Qwen2ForCausalLM the logits of the last 6 positions by {keyword}=6, but it returned 20" in text
+    )
 
 
 @has_grpo
