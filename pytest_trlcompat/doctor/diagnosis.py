@@ -294,7 +294,7 @@ def _is_ok(cell: MeasuredCell, catalog: Catalog, considered: Sequence[str]) -> b
     for issue in catalog.values():
         for label in {*labels(issue, considered), *_measured_labels(cell, issue, considered)}:
             verdict = cell.verdicts.get((issue.id, "upstream", label))
-            if verdict is Verdict.UNTESTABLE:  # nobody knows
+            if verdict is Verdict.UNTESTABLE:  # the result is unknown
                 return False
             if verdict is not None:
                 found.setdefault(kind(label), []).append(verdict)

@@ -11,6 +11,7 @@ import functools
 import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pytest_trlcompat.catalog import known_issues
-from pytest_trlcompat.matrix import cuda, disk, locks, process, torch_axis
+from pytest_trlcompat.matrix import cuda, disk, locks, own_coverage, process, torch_axis
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, prune
 from pytest_trlcompat.matrix.errors import MatrixError
@@ -29,7 +30,7 @@ from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.parsing import parse_day, parse_pins, read_matrix
 from pytest_trlcompat.matrix.results import Outcome
 from pytest_trlcompat.matrix.sweep import Sweep
-from pytest_trlcompat.matrix.uv import uv_network_first
+from pytest_trlcompat.matrix.uv import uv_cached_first, uv_network_first
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -239,6 +240,37 @@ class Project:
                 status = process.run(program, env=_variables(environment), cwd=self.layout.root)
             if status != 0:
                 failed.append(f"{' '.join(command)} ended with exit status {status}")
+        if failed:
+            raise MatrixError("; ".join(failed))
+
+    def measure_coverage(
+        self,
+        runs: Iterable[tuple[Environment, Sequence[str]]],
+        coverage: Sequence[str],
+        pytest_arguments: Sequence[str],
+    ) -> None:
+        """Run this project's tests with coverage, and print the totals of its packages.
+
+        Args:
+            runs: environments, and the arguments of pytest in each.
+            coverage: requirements, which are added to these environments.
+            pytest_arguments: for every run.
+
+        Raises:
+            MatrixError: when tests fail, after the totals were printed.
+        """
+        folder = self.layout.root / own_coverage.JSON.parent
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        failed = []
+        for environment, arguments in runs:
+            uv_cached_first(["pip", "install", "--quiet", "--python", str(environment.python), *coverage])
+            try:
+                self.run_in(environment, own_coverage.run_command([*arguments, *pytest_arguments]))
+            except MatrixError as error:
+                failed.append(str(error))
+        self.run_all_in(environment, own_coverage.reporting_commands())
+        self.say(own_coverage.format_totals(self.layout.root))
         if failed:
             raise MatrixError("; ".join(failed))
 

@@ -51,7 +51,7 @@ def line(installed: Mapping[str, str]) -> str | None:
     """``2 known issues affect this stack: grpo-logits-to-keep (wasteful), ...``; ``None`` if none does.
 
     It also says if the published sweep was not measured with the stack's torch. A stack that cannot be judged (without
-    trl, or with an invalid version) gets no line and no error, since nobody asked for one.
+    trl, or with an invalid version) gets no line and no error, since the line is not requested.
     """
     from pytest_trlcompat.doctor.applicable import summary
     from pytest_trlcompat.doctor.stack_spec import StackSpecError, of_mentions, pin

@@ -62,13 +62,13 @@ def test_a_rank_that_died_in_the_devices_own_code() -> None:
     assert failed(ended, timed_out=True).artefact is None
 
 
-def test_a_rank_that_went_on_after_it_and_ended_otherwise() -> None:
-    told = f"loading\n{ARTEFACT.describe()}\ngoing on\n"
-    assert failed(rank(0, OTHER, stderr=told)).artefact == ARTEFACT
+def test_a_rank_that_continued_after_it_and_ended_in_another_way() -> None:
+    printed = f"loading\n{ARTEFACT.describe()}\ngoing on\n"
+    assert failed(rank(0, OTHER, stderr=printed)).artefact == ARTEFACT
     hung = [RankResult(rank=number, ended_by_launcher="the launch timed out", exit_status=-9) for number in range(2)]
-    hung.append(dataclasses.replace(hung[0], rank=2, stderr=told))
+    hung.append(dataclasses.replace(hung[0], rank=2, stderr=printed))
     assert failed(*hung, timed_out=True).artefact == ARTEFACT
-    assert failed(RankResult(rank=0, returned=True, stderr=told)).artefact is None
+    assert failed(RankResult(rank=0, returned=True, stderr=printed)).artefact is None
 
 
 def test_without_a_rank_nothing_is_known() -> None:

@@ -209,7 +209,7 @@ def raise_unpicklable() -> None:
     raise Unpicklable
 
 
-def test_an_exception_that_cannot_be_pickled_is_told(launch: Launcher) -> None:
+def test_an_exception_that_cannot_be_pickled_is_reported(launch: Launcher) -> None:
     with pytest.raises(LaunchError, match="rank 0 raised Unpicklable") as caught:
         launch(raise_unpicklable, strategy="single")
     assert caught.value.failure is not None
@@ -228,8 +228,8 @@ def test_temporary_files_of_ranks_last_as_long_as_the_launcher() -> None:
     assert not Path(name).parent.exists()
 
 
-def test_a_full_disk_is_told(launch: Launcher, tmp_path: Path) -> None:
-    """A limit on the size of files stands for the disk: a rank whose output does not fit must not be taken for good."""
+def test_a_full_disk_is_reported(launch: Launcher, tmp_path: Path) -> None:
+    """A limit on file sizes acts as a full disk: a rank whose output does not fit must not count as a success."""
 
     def print_beyond_the_limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -267,7 +267,7 @@ def test_nothing_is_left_in_the_test_process_or_the_server(launch: Launcher) -> 
     assert launch(server_state, strategy="single").values[0] == server_before
 
 
-def test_a_killed_server_is_told_and_replaced() -> None:
+def test_a_killed_server_is_reported_and_replaced() -> None:
     with Launcher(device="cpu") as launcher:
         server = launcher(os.getppid, strategy="single").values[0]
         os.kill(server, signal.SIGKILL)

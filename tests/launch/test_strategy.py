@@ -38,8 +38,8 @@ def test_zero3_partitions_tiny_parameters_and_saves_whole(tmp_path: Path) -> Non
 
 
 def test_a_configuration_file_is_merged(tmp_path: Path) -> None:
-    given = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 5}, "bf16": {"enabled": True}}
-    (tmp_path / "ds.json").write_text(json.dumps(given))
+    written = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 5}, "bf16": {"enabled": True}}
+    (tmp_path / "ds.json").write_text(json.dumps(written))
     config = strategy("zero2", {"config": str(tmp_path / "ds.json")}).config
     assert config is not None
     assert config["zero_optimization"] == {"stage": 2, "reduce_bucket_size": 5}

@@ -16,7 +16,7 @@ from pytest_trlcompat.matrix import compiled
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 TAG = sys.implementation.cache_tag
-TELLS = """import sys
+CHILD = """import sys
 sys.path.insert(0, sys.argv[1])
 from package.module import value
 print(value(), value.__code__.co_filename)
@@ -66,7 +66,7 @@ def compile_module(module: Path) -> Path:
 
 def imported(module: Path) -> tuple[str, str]:
     """What the module's function returns in a fresh process, and the file that its code names."""
-    command = [sys.executable, "-c", TELLS, str(module.parents[1])]
+    command = [sys.executable, "-c", CHILD, str(module.parents[1])]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     value, file = ran.stdout.split()
@@ -100,7 +100,7 @@ def test_a_source_that_one_environment_changes_is_its_own_again(environments: En
     modules[1].write_text("def value():\n    return 2222\n")
     assert [imported(module)[0] for module in modules] == ["1", "2222"]
     assert not own[0].samefile(own[1])
-    assert environments.share("two") == 0  # nobody else has this source
+    assert environments.share("two") == 0  # no other environment has this source
     assert [imported(module)[0] for module in modules] == ["1", "2222"]
 
 

@@ -139,7 +139,7 @@ def test_a_sweep_with_a_running_cell_does_not_close(tmp_path: Path) -> None:
     sweep.begin_cell("a")
     sweep.close()
     assert sweep.has_begun
-    Sweep(layout, {Sweep.VARIABLE: "other"}).end_cell("a")  # whoever finishes the cell
+    Sweep(layout, {Sweep.VARIABLE: "other"}).end_cell("a")  # by any process
     sweep.close()
     assert not sweep.has_begun
 

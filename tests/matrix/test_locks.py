@@ -138,7 +138,7 @@ def test_the_date_is_never_in_the_future(matrix: Matrix, monkeypatch: pytest.Mon
     assert find_date(matrix, Cell({"trl": "0.15.2"})) == datetime.date(2025, 2, 26)
 
 
-def test_an_index_without_upload_times_asks_for_a_date(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_without_upload_times_requires_a_date(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(monkeypatch, '[[packages]]\nname = "trl"\nversion = "1.0.0"\nwheels = [{ url = "x" }]')
     with pytest.raises(MatrixError, match=r"does not say when trl 1\.0\.0 was uploaded; set the date of the cell"):
         find_date(matrix, Cell({"trl": "1.0.0"}))

@@ -18,7 +18,7 @@ from pytest_trlcompat.matrix import process
 ROOT = Path(__file__).resolve().parents[2]
 
 # A child that ignores Ctrl-C, like one that computes outside Python, and that starts a grandchild in a session of
-# its own, out of reach of any process group. It tells their pids.
+# its own, out of reach of any process group. It writes their pids.
 CHILD = """
 import os, pathlib, signal, subprocess, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -80,7 +80,7 @@ def test_the_child_ends_when_the_parent_is_killed(tmp_path: Path) -> None:
             running.wait(10)
             wait_for_end(child)
         finally:
-            os.kill(grandchild, signal.SIGKILL)  # nobody is left who could know of it
+            os.kill(grandchild, signal.SIGKILL)  # no other process knows of it
 
 
 def test_signal_handlers_are_put_back(tmp_path: Path) -> None:

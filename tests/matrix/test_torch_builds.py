@@ -18,7 +18,7 @@ CUBLAS, BINDINGS, TORCH = "nvidia-cublas-cu12==12.4.5.8", "cuda-bindings==13.5.0
 
 
 class FakeUv:
-    """Has a cache, installs by noting it, and makes the cache of its own that it is told to use.
+    """A fake uv: has a cache, records what it installs, and creates the cache folder that it is given.
 
     Attributes:
         installed: requirement and the folder of the cache that it came from, empty for uv's own.

@@ -76,7 +76,7 @@ def test_pips_configuration_is_parsed(monkeypatch: pytest.MonkeyPatch, tmp_path:
         uv_module._pip_config.cache_clear()
 
 
-def test_the_cpu_backend_is_asked_for_unless_a_wheel_folder_holds_torch(tmp_path: Path) -> None:
+def test_the_cpu_backend_is_requested_unless_a_wheel_folder_has_torch(tmp_path: Path) -> None:
     assert uv_module.torch_backend({}) == ["--torch-backend", "cpu"]
     assert uv_module.torch_backend({"PIP_FIND_LINKS": str(tmp_path)}) == ["--torch-backend", "cpu"]
     (tmp_path / "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl").touch()
@@ -96,7 +96,7 @@ def test_what_is_locked_comes_from_the_cache_and_only_else_from_the_network(monk
     assert answers.calls == [True, False]
 
 
-def test_without_network_and_cache_both_reasons_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_network_and_cache_both_reasons_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uv_module, "uv", Answers(offline="trl==1 was not found in the cache", online=NO_NETWORK))
     for policy in (uv_module.uv_cached_first, uv_module.uv_network_first):
         with pytest.raises(Untestable) as caught:

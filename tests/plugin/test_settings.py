@@ -45,7 +45,7 @@ def test_the_option_wins_over_the_environment_and_the_environment_over_the_ini_f
     assert read(ini=ini, environ={"TRLCOMPAT_TIMEOUT": ""}).timeout.value == 30.0
 
 
-def test_every_setting_can_be_given_in_every_place(read: Read, pytester: pytest.Pytester) -> None:
+def test_every_setting_can_come_from_every_source(read: Read, pytester: pytest.Pytester) -> None:
     file = pytester.path / "sub" / "out.jsonl"
     by_option = read(
         "--trlcompat-device=cpu",

@@ -337,7 +337,7 @@ def run_python(code: str, **environment: str) -> str:
     return finished.stdout.strip()
 
 
-def test_importing_the_plugin_or_the_room_loads_neither_torch_nor_the_device() -> None:
+def test_importing_the_plugin_or_the_accelerator_loads_neither_torch_nor_the_device() -> None:
     code = "import sys, pytest_trlcompat.plugin, pytest_trlcompat.accelerator\n"
     code += "print({'torch', 'torch_npu'} & {*sys.modules})"
     assert run_python(code) == "set()"

@@ -202,7 +202,9 @@ def save_and_spoil(folder: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_checkpoint_that_would_not_reload_equal_is_told(launcher: Launcher, strategy: str, tmp_path: Path) -> None:
+def test_a_checkpoint_that_would_reload_differently_is_reported(
+    launcher: Launcher, strategy: str, tmp_path: Path
+) -> None:
     ranks = launcher(save_and_spoil, str(tmp_path), strategy=strategy, options=options(strategy)).values
     assert ranks[0]["right"]["tensors"] == TENSORS
     for said in ranks:
@@ -282,9 +284,7 @@ NEW_KEYWORD_HONOURED = stack.satisfied({"transformers": ">=4.49"}, INSTALLED)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_logits_that_are_not_short_or_not_the_right_ones_are_told(
-    launcher: Launcher, strategy: str, tmp_path: Path
-) -> None:
+def test_too_many_or_wrong_logits_are_reported(launcher: Launcher, strategy: str, tmp_path: Path) -> None:
     for said in launcher(ask_for_logits, str(tmp_path), strategy=strategy, options=options(strategy)).values:
         assert said["right"]["length"] == 5
         assert said["right"]["keyword"] == ("logits_to_keep" if NEW_KEYWORD_HONOURED else "num_logits_to_keep")
@@ -311,7 +311,7 @@ def test_logits_that_are_not_short_or_not_the_right_ones_are_told(
 # ---- what the callback puts off, and its arguments
 
 
-def test_zeros_are_waited_for_and_then_told(launcher: Launcher, tmp_path: Path) -> None:
+def test_gradients_that_stay_zero_are_reported_after_some_steps(launcher: Launcher, tmp_path: Path) -> None:
     text = failure(launcher, train, str(tmp_path), factor=0.0, checks={"patience": 2}, max_steps=4, save_strategy="no")
     assert f"nothing but zeros came to {TENSORS} (model.embed_tokens.weight" in text
     (rank,) = trained(launcher, "single", tmp_path, factor=0.0, checks={"checks": ["gradients"]})
@@ -393,7 +393,7 @@ def test_a_copy_in_another_type_is_compared_on_demand(tmp_path: Path) -> None:
     assert check_checkpoint(tmp_path, model, cast=True)["bytes"] == 2 * sum(each.numel() for each in model.parameters())
 
 
-def test_folders_without_weights_are_told(tmp_path: Path) -> None:
+def test_folders_without_weights_are_reported(tmp_path: Path) -> None:
     from pytest_trlcompat.checks import check_checkpoint
 
     model = MODEL.new_model()

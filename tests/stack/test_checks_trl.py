@@ -74,7 +74,7 @@ def test_the_corrected_grpo_trainer_passes_every_check(
 
 
 @pytest.mark.versions(trl=">=0.14,<0.18", reason="later releases shard the reference model")
-def test_a_reference_model_on_the_cpu_is_told(launcher: Launcher, saved: tiny.TinyModel, tmp_path: Path) -> None:
+def test_a_reference_model_on_the_cpu_is_reported(launcher: Launcher, saved: tiny.TinyModel, tmp_path: Path) -> None:
     text = failure(launcher, grpo, "upstream", saved, str(tmp_path), strategy="fsdp1")
     for rank in (0, 1):
         assert (
@@ -90,7 +90,7 @@ def reference_in_training_mode() -> str:
     return check_text(check_reference_model, MODEL.new_model().train(), policy)
 
 
-def test_a_reference_model_in_training_mode_is_told(launcher: Launcher) -> None:
+def test_a_reference_model_in_training_mode_is_reported(launcher: Launcher) -> None:
     (text,) = launcher(reference_in_training_mode, strategy="single").values
     assert "it is in training mode, so dropout is on" in text
 
@@ -102,7 +102,7 @@ IGNORED = {
 """Keywords that GRPO trainers use and models ignore."""
 
 
-def test_a_keyword_that_grpo_uses_and_the_model_ignores_is_told(
+def test_a_keyword_that_grpo_uses_and_the_model_ignores_is_reported(
     launcher: Launcher, saved: tiny.TinyModel, tmp_path: Path
 ) -> None:
     keyword = next((name for name, ranges in IGNORED.items() if stack.satisfied(ranges, INSTALLED)), None)
@@ -224,7 +224,7 @@ def test_ppo_passes_every_check(launcher: Launcher, tmp_path: Path) -> None:
 
 
 @has_ppo
-def test_ppo_saved_with_empty_tensors_under_zero3_is_told(launcher: Launcher, tmp_path: Path) -> None:
+def test_ppo_saved_with_empty_tensors_under_zero3_is_reported(launcher: Launcher, tmp_path: Path) -> None:
     ranks = launcher(ppo, str(tmp_path), False, strategy="zero3").values
     assert ranks[0]["right"]["tensors"] == TENSORS
     for rank in ranks:

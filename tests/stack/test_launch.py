@@ -48,7 +48,7 @@ def test_each_strategy_is_proved_and_computes_the_same(
     assert ddp_losses[0] - ddp_losses[-1] > 0.01  # it really trained
 
 
-def test_no_shard_is_told_apart(launcher: Launcher) -> None:
+def test_no_shard_is_distinguished(launcher: Launcher) -> None:
     options = {"auto_wrap_policy": "NO_WRAP", "sharding_strategy": "NO_SHARD"}
     result = launcher(train_step, strategy="fsdp1", options=options)
     proof = result.ranks[0].proof["engines"]["fsdp1"]

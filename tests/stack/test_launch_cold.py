@@ -24,7 +24,7 @@ def test_cold_and_warm_agree_bitwise(launcher: Launcher, strategy: str, command:
     assert cold.mode == "cold"
 
 
-def test_a_cold_failure_is_told_like_a_warm_one(launcher: Launcher) -> None:
+def test_a_cold_failure_is_reported_like_a_warm_one(launcher: Launcher) -> None:
     def fail_on_rank_1() -> None:
         import sys
         import time

@@ -58,7 +58,7 @@ def test_an_exception_within_a_step(failing: Callable[..., LaunchError]) -> None
 
 
 def have_no_notes(why: str) -> None:
-    """Ranks cannot share the file in which they tell each other what they do; with no reason given, they can."""
+    """Ranks cannot share the file in which they announce what they do; without a reason, they can."""
     import errno
     import os
 
@@ -125,7 +125,7 @@ def test_mismatched_shapes_name_each_other(failing: Callable[..., LaunchError], 
         assert "TensorShape=[5]" in rank.failure.message
 
 
-def test_a_rank_that_waits_already_is_told_that_another_disagrees(launcher: Launcher) -> None:
+def test_a_waiting_rank_learns_that_another_disagrees(launcher: Launcher) -> None:
     def disagree_and_live_on() -> str:
         import torch
         from torch.distributed.distributed_c10d import _get_default_store
@@ -133,7 +133,7 @@ def test_a_rank_that_waits_already_is_told_that_another_disagrees(launcher: Laun
         rank, device = meet()
         store = _get_default_store()
         value = torch.ones(4, device=device)
-        told = ""
+        message = ""
         try:
             if rank == 0:
                 store.set("waits", "")
@@ -143,13 +143,13 @@ def test_a_rank_that_waits_already_is_told_that_another_disagrees(launcher: Laun
                 time.sleep(0.2)
                 torch.distributed.all_reduce(value)
         except torch.distributed.DistBackendError as error:
-            told = str(error)
-        store.set(f"told {rank}", "")
-        store.get(f"told {1 - rank}")  # a rank that leaves would be noticed by its connections
-        return told
+            message = str(error)
+        store.set(f"done {rank}", "")
+        store.get(f"done {1 - rank}")  # the others would notice a rank that ends by its connections
+        return message
 
     ranks = launcher(disagree_and_live_on, strategy="ddp", sharded=False).values
-    assert ["Detected mismatch between collectives on ranks" in told for told in ranks] == [True, True]
+    assert ["Detected mismatch between collectives on ranks" in message for message in ranks] == [True, True]
 
 
 def test_notes_are_left_and_compared_beyond_their_number(launcher: Launcher) -> None:
@@ -166,10 +166,10 @@ def test_notes_are_left_and_compared_beyond_their_number(launcher: Launcher) -> 
             return value.item(), str(error)
         raise AssertionError("ranks disagreed and nobody said so")
 
-    for value, told in launcher(go_on_and_disagree, strategy="ddp", sharded=False).values:
+    for value, message in launcher(go_on_and_disagree, strategy="ddp", sharded=False).values:
         assert value == 2 * 2499
-        assert "of its group, TensorShape=[1]" in told
-        assert "of its group, TensorShape=[2]" in told
+        assert "of its group, TensorShape=[1]" in message
+        assert "of its group, TensorShape=[2]" in message
 
 
 def test_a_rank_that_is_done_while_another_waits_for_it(failing: Callable[..., LaunchError]) -> None:
@@ -282,7 +282,7 @@ def test_exit_in_a_step(failing: Callable[..., LaunchError]) -> None:
     assert "rank 1 exited with status 0 before its function returned" in str(failing(exit_with_status_zero))
 
 
-def test_memory_is_told_in_bytes(launcher: Launcher) -> None:
+def test_memory_is_reported_in_bytes(launcher: Launcher) -> None:
     def allocate(count: int) -> None:
         import torch
 

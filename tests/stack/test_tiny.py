@@ -65,7 +65,7 @@ def test_defaults_that_the_caller_set_for_dtype_and_device_do_not_matter() -> No
     assert torch.equal(logits, tiny.qwen2(seed=3).model(input_ids=torch.tensor([[3, 4, 5]])).logits)
 
 
-def test_the_layers_are_the_real_ones_in_the_sizes_that_were_asked_for() -> None:
+def test_the_layers_are_the_real_ones_in_the_requested_sizes() -> None:
     sizes = {
         "vocab_size": 50,
         "hidden_size": 48,
@@ -98,7 +98,7 @@ def test_every_parameter_is_random_and_gets_a_gradient(architecture: str) -> Non
     model(input_ids=ids, labels=ids).loss.backward()
     for name, parameter in model.named_parameters():
         centre = 1.0 if "norm" in name else 0.0
-        assert 0.01 < parameter.std() < 0.03, name  # 0.02 is asked for
+        assert 0.01 < parameter.std() < 0.03, name  # 0.02 is requested
         assert abs(parameter.mean() - centre) < 0.02, name
         assert parameter.grad is not None, name
         assert parameter.grad.abs().max() > 0, name
