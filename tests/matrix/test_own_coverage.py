@@ -16,11 +16,14 @@ import os
 def in_parent():
     return 1
 
-def in_rank():
+def in_rank_0():
     return 2
 
-def never():
+def in_rank_1():
     return 3
+
+def never():
+    return 4
 """
 TEST = """
 import os, subprocess, sys
@@ -28,13 +31,13 @@ from pytest_trlcompat import module
 
 def test_it():
     assert module.in_parent() == 1
-    fork = "pid = os.fork(); pid or (module.in_rank(), os._exit(0)); os.waitpid(pid, 0)"
-    code = "import os; from pytest_trlcompat import module; " + fork
+    fork = "pid = os.fork(); pid or (module.{}(), os._exit(0)); os.waitpid(pid, 0); "
+    code = "import os; from pytest_trlcompat import module; " + fork.format("in_rank_0") + fork.format("in_rank_1")
     subprocess.run([sys.executable, "-c", code], check=True)
 """
 
 
-def test_lines_count_that_run_only_in_a_forked_child_of_another_process(tmp_path: Path) -> None:
+def test_lines_count_that_run_only_in_forked_children_of_another_process(tmp_path: Path) -> None:
     """As in a rank, which the warm server forks."""
     package = tmp_path / "pytest_trlcompat"
     package.mkdir()
@@ -46,7 +49,7 @@ def test_lines_count_that_run_only_in_a_forked_child_of_another_process(tmp_path
         done = subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     file = json.loads((tmp_path / JSON).read_text())["files"]["pytest_trlcompat/module.py"]
-    assert file["missing_lines"] == [11]
+    assert file["missing_lines"] == [14]
 
 
 def test_totals_are_those_of_packages_and_of_all(tmp_path: Path) -> None:

@@ -202,9 +202,7 @@ def save_and_spoil(folder: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_checkpoint_that_would_reload_differently_is_reported(
-    launcher: Launcher, strategy: str, tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_would_reload_differently_is_named(launcher: Launcher, strategy: str, tmp_path: Path) -> None:
     ranks = launcher(save_and_spoil, str(tmp_path), strategy=strategy, options=options(strategy)).values
     assert ranks[0]["right"]["tensors"] == TENSORS
     for said in ranks:
