@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import contextlib
 import dataclasses
-import datetime
 import functools
 import itertools
 import os
@@ -15,19 +13,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.matrix import cuda, disk, locks, own_coverage, process, torch_axis
+from pytest_trlcompat.matrix.arguments import FULL, PYTHON, Arguments, parse_arguments
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, prune
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import explained_os_errors
 from pytest_trlcompat.matrix.job import run_cell
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.parsing import parse_day, parse_pins, read_matrix
+from pytest_trlcompat.matrix.parsing import parse_pins, read_matrix
 from pytest_trlcompat.matrix.results import Outcome
 from pytest_trlcompat.matrix.sweep import Sweep
 from pytest_trlcompat.matrix.uv import uv_cached_first, uv_network_first
@@ -44,26 +41,6 @@ _say = functools.partial(print, flush=True)
 
 MISSING = "--missing"
 """Option of the session ``lock``: only cells whose lock is missing or out of date."""
-
-FULL = "--full"
-"""Option of ``matrix``: the full selection of cells instead of the default ones."""
-
-PYTHON = "--python"
-"""Option of the session ``cell``: the interpreter, as uv understands it."""
-
-
-@dataclass(frozen=True)
-class _Arguments:
-    """The arguments after ``--`` of the sessions ``matrix`` and ``cell``."""
-
-    positional: tuple[str, ...]
-    issues: tuple[str, ...]
-    date: datetime.date | None
-    fresh: bool
-    full: bool
-    torch: str | None
-    python: str | None
-    pytest_arguments: tuple[str, ...]
 
 
 class Project:
@@ -113,7 +90,7 @@ class Project:
         Raises:
             MatrixError: when a verdict is not as predicted, or the cell did not finish.
         """
-        options = _parse("matrix", arguments)
+        options = parse_arguments("matrix", arguments)
         if options.positional or options.date or options.python:
             refused = " ".join(options.positional) or ("--date" if options.date else PYTHON)
             raise MatrixError(f"matrix does not take {refused}; for other cells use: nox -s cell")
@@ -134,7 +111,7 @@ class Project:
         Raises:
             MatrixError: see :meth:`matrix_cell`.
         """
-        options = _parse("cell", arguments)
+        options = parse_arguments("cell", arguments)
         if options.full:
             raise MatrixError(f"cell does not take {FULL}; for all cells use: nox -s matrix -- {FULL}")
         if len(options.positional) == 1 and "=" not in options.positional[0]:
@@ -300,16 +277,8 @@ class Project:
             environment: contains build requirements, such as torch for DeepSpeed.
         """
         target = Path(folder, release)
-        install = [
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--no-build-isolation",
-            "--python",
-            str(environment.python),
-        ]
-        uv_network_first([*install, "--target", str(target), "--upgrade", release])
+        install = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--upgrade"]
+        uv_network_first([*install, "--python", str(environment.python), "--target", str(target), release])
         return target
 
     # The end
@@ -328,7 +297,7 @@ class Project:
         if text := disk.announcement(self.matrix, cells, self.layout):
             self.say(text)
 
-    def _run(self, cell: Cell, options: _Arguments, following: Sequence[Cell] = ()) -> None:
+    def _run(self, cell: Cell, options: Arguments, following: Sequence[Cell] = ()) -> None:
         if options.torch == torch_axis.DATED and torch_axis.older_than_supported(self.matrix, cell):
             self.say(f"{cell.id}: gets the oldest supported torch, although it is newer than {cell.date}")
         outcome = run_cell(
@@ -372,49 +341,3 @@ def _variables(environment: Environment) -> dict[str, str]:
         if not name.startswith(("PYTEST_", "PYTHON", "NOX_")) and name != Sweep.VARIABLE
     }
     return {**inherited, **environment.variables}
-
-
-_USAGE = {
-    "matrix": "nox -s matrix -- [--full] [--torch dated|VERSION] [--issue ID ...] [--fresh] [-- PYTEST ARGUMENTS]",
-    "cell": (
-        "nox -s cell -- PACKAGE=VERSION ... [--torch dated] [--python 3.12] [--issue ID ...] [--date DAY] [--fresh] "
-        "[-- PYTEST ARGUMENTS]"
-    ),
-}
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise MatrixError(f"{message}\n{self.format_usage().strip()}")
-
-
-def _parse(session: str, arguments: Sequence[str]) -> _Arguments:
-    """Parse the arguments after ``--``; those after a second ``--`` are passed to pytest."""
-    cut = list(arguments).index("--") if "--" in arguments else len(arguments)
-    ours, for_pytest = list(arguments[:cut]), tuple(arguments[cut + 1 :])
-    parser = _Parser(usage=_USAGE[session], add_help=False, allow_abbrev=False)
-    parser.add_argument("positional", nargs="*")
-    parser.add_argument("--issue", action="append", default=[])
-    parser.add_argument("--date")
-    parser.add_argument("--fresh", action="store_true")
-    parser.add_argument(FULL, action="store_true")
-    parser.add_argument(torch_axis.OPTION)
-    parser.add_argument(PYTHON)
-    parsed = parser.parse_intermixed_args(ours)
-    for issue in parsed.issue:
-        # Checked here, since a cell that runs in vain loses its earlier verdicts.
-        try:
-            known_issues.load().get_issue(issue)
-        except known_issues.CatalogError as error:
-            raise MatrixError(f"--issue: {error}") from error
-    date = parse_day(parsed.date) if parsed.date else None
-    return _Arguments(
-        tuple(parsed.positional),
-        tuple(parsed.issue),
-        date,
-        parsed.fresh,
-        parsed.full,
-        parsed.torch,
-        parsed.python,
-        for_pytest,
-    )

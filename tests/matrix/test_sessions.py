@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat.catalog.verdict import Record, Verdict
-from pytest_trlcompat.matrix import cuda, disk, locks, sessions
+from pytest_trlcompat.matrix import cuda, disk, locks, own_coverage, sessions
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.cuda import CudaLibraries
+from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
@@ -182,3 +184,40 @@ def test_locks_of_dated_cells_and_cuda_libraries_are_renewed_with_the_others(
     resolved.clear()
     stage.project.renew_locks(["--missing"])
     assert resolved == torches
+
+
+def test_coverage_is_reported_also_when_tests_fail(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = stage.project.layout.root
+    ran: list[tuple[str, str]] = []
+
+    def run(environment: Environment, command: Sequence[str]) -> None:
+        ran.append((environment.root.name, " ".join(command[1:4])))
+        if "tests/one" in command:
+            raise MatrixError("tests/one failed")
+        if "json" in command:
+            files = {"suites/a/b.py": {"summary": {"covered_lines": 1, "num_statements": 4}}}
+            (root / own_coverage.JSON).write_text(json.dumps({"files": files}))
+
+    def run_all(environment: Environment, commands: Sequence[Sequence[str]]) -> None:
+        for command in commands:
+            run(environment, command)
+
+    monkeypatch.setattr(sessions, "uv_cached_first", lambda arguments: ran.append((arguments[-2], arguments[-1])))
+    monkeypatch.setattr(stage.project, "run_in", run)
+    monkeypatch.setattr(stage.project, "run_all_in", run_all)
+    (root / own_coverage.JSON).parent.mkdir(parents=True)
+    (root / own_coverage.JSON).write_text("of an earlier run")
+    one, two = Environment(root / "one"), Environment(root / "two")
+    with pytest.raises(MatrixError, match="^tests/one failed$"):
+        stage.project.measure_coverage([(one, ["tests/one"]), (two, ["tests/two"])], ["coverage"], ["-x"])
+    assert ran == [
+        (str(one.python), "coverage"),
+        ("one", "-m coverage run"),
+        (str(two.python), "coverage"),
+        ("two", "-m coverage run"),
+        *(("two", f"-m coverage {command}") for command in ("combine", "html", "json")),
+    ]
+    assert stage.said[-1].splitlines()[1:] == [
+        "suites/a        1           4  25.0 %",
+        "all             1           4  25.0 %",
+    ]
