@@ -131,16 +131,16 @@ def _entry(number: int, values: Mapping[str, Any]) -> Entry:
     where = f"entry {number} ({values.get('package', '?')}, {', '.join(values.get('at', ['?']))})"
     if set(values) - {"by"} != _KEYS - {"by"}:
         odd = sorted(set(values) ^ (_KEYS - {"by"}) - {"by"})
-        raise DecisionError(f"{where} needs {', '.join(sorted(_KEYS - {'by'}))}; lacking or unknown: {', '.join(odd)}")
+        raise DecisionError(f"{where} needs {', '.join(sorted(_KEYS - {'by'}))}; missing or unknown: {', '.join(odd)}")
     if values["package"] not in PACKAGES:
-        raise DecisionError(f"{where}: the package is none of {', '.join(PACKAGES)}")
+        raise DecisionError(f"{where}: unknown package; known are {', '.join(PACKAGES)}")
     try:
         decision = Decision(values["decision"])
         SpecifierSet(values["versions"])
     except (ValueError, InvalidSpecifier) as error:
         raise DecisionError(f"{where}: {error}") from error
     if (decision is Decision.AS_CUDA) != bool(values.get("by")):
-        raise DecisionError(f"{where}: 'by' names the adaptations of what goes as on CUDA, and of nothing else")
+        raise DecisionError(f"{where}: 'by' names adaptations, and is only for the decision 'as cuda'")
     lists = {key: tuple(values.get(key, ())) for key in ("at", "condition", "by")}
     return Entry(values["package"], values["versions"], decision=decision, reason=values["reason"], **lists)
 

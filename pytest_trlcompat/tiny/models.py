@@ -70,7 +70,9 @@ class TinyModel:
         if self.architecture not in _CLASSES:
             raise ValueError(f"unknown architecture {self.architecture!r}; choose one of {', '.join(_CLASSES)}")
         if self.vocab_size <= len(SPECIAL_TOKENS):
-            raise ValueError(f"vocab_size={self.vocab_size} leaves no word beside {len(SPECIAL_TOKENS)} special tokens")
+            raise ValueError(
+                f"vocab_size={self.vocab_size} leaves no words besides {len(SPECIAL_TOKENS)} special tokens"
+            )
         if self.hidden_size % (2 * self.num_attention_heads):
             raise ValueError(
                 f"hidden_size={self.hidden_size} does not split into {self.num_attention_heads} heads of an even size, "
@@ -78,7 +80,7 @@ class TinyModel:
             )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"num_attention_heads={self.num_attention_heads} is no multiple of "
+                f"num_attention_heads={self.num_attention_heads} is not a multiple of "
                 f"num_key_value_heads={self.num_key_value_heads}"
             )
 

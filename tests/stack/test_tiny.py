@@ -228,9 +228,9 @@ def test_every_rank_rebuilds_the_same_model_and_can_save_it(
     "sizes, text",
     [
         ({"architecture": "llama"}, "unknown architecture 'llama'; choose one of qwen2, mistral"),
-        ({"vocab_size": 3}, "vocab_size=3 leaves no word beside 3 special tokens"),
+        ({"vocab_size": 3}, "vocab_size=3 leaves no words besides 3 special tokens"),
         ({"hidden_size": 36}, "hidden_size=36 does not split into 4 heads of an even size"),
-        ({"num_key_value_heads": 3}, "num_attention_heads=4 is no multiple of num_key_value_heads=3"),
+        ({"num_key_value_heads": 3}, "num_attention_heads=4 is not a multiple of num_key_value_heads=3"),
     ],
 )
 def test_sizes_that_make_no_layers_are_refused(sizes: dict[str, Any], text: str) -> None:
@@ -257,5 +257,5 @@ def test_prompts_are_known_words_of_different_lengths(prompts: Any) -> None:
         f"w{n}" for n in range(7)
     }
     assert len(set(prompts["prompt"])) == 16
-    with pytest.raises(ValueError, match=r"^words=\(4, 2\) is no length of a prompt"):
+    with pytest.raises(ValueError, match=r"^words=\(4, 2\) is neither the length of a prompt"):
         tiny.prompts(words=(4, 2))
