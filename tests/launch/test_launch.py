@@ -245,6 +245,9 @@ def test_a_full_disk_is_reported(launch: Launcher, tmp_path: Path) -> None:
 def test_nothing_is_left_in_the_test_process_or_the_server(launch: Launcher) -> None:
     def server_state() -> tuple[int, int, list[str]]:
         server = os.getppid()
+        # Until the server sleeps, it may not have closed what it needed only for the fork of this rank.
+        while Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+            time.sleep(0.01)
         threads = len(os.listdir(f"/proc/{server}/task"))
         return len(os.listdir(f"/proc/{server}/fd")), threads, sorted(os.listdir("/dev/shm"))
 
