@@ -1,14 +1,14 @@
-"""The sessions of pytest-trlcompat; thin, over ``pytest_trlcompat.matrix``.
+"""The sessions of pytest-trlcompat, implemented in ``pytest_trlcompat.matrix``.
 
-    nox -s matrix                          sweep the default cells, end with a table
+    nox -s matrix                          sweep the default cells
     nox -s matrix --parallel 2             two cells at a time
     nox -s matrix -- --full                every cell, for each TRL release the lowest and highest Transformers
-    nox -s matrix -- --torch dated         each cell with the torch of its own day, one cell for each torch since 2.4
+    nox -s matrix -- --torch dated         each cell with the torch of its date, from 2.4 on
     nox -s "matrix(trl0.15.2-tf4.48.3)"    one of them
     nox -s cell -- trl=0.19.1 transformers=4.53.3 [accelerate=...] [--issue ID ...] [--date DAY]
     nox -s bisect -- releases --package transformers --good 4.49.0 --bad 4.53.3 --with trl=0.14.0 --issue ID
     nox -s tests                           this project's own tests
-    nox -s "rooms(3.12)"                   those without the stack, on another Python
+    nox -s "unit(3.12)"                    the unit tests, which need no stack, on another Python
 
 Environments are uv's, kept below .nox/envs and shared by the sessions, hence no virtual environments of nox's own.
 """
@@ -26,36 +26,39 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
 from pytest_trlcompat.matrix.errors import MatrixError  # noqa: E402 - needs the line above
-from pytest_trlcompat.matrix.sessions import Workshop  # noqa: E402
+from pytest_trlcompat.matrix.sessions import Project  # noqa: E402
 
 nox.needs_version = ">=2026.8"
 nox.options.default_venv_backend = "none"
 nox.options.sessions = ["tests", "matrix"]
 
+UNIT_TESTS = ["-n", "2", "--ignore=tests/stack", "--ignore=tests/operators", "tests"]
+"""The arguments of pytest for the tests that need neither torch nor the rest of the stack."""
+
 STACK_TESTS = ["trl0.17.0-tf4.50.3", "trl1.16.0-tf5.23.0"]
-"""Cells in whose environments tests/stack runs: FSDP1 before ``prepare_fsdp``, and the newest release."""
+"""The cells in whose environments tests/stack runs: FSDP1 before ``prepare_fsdp``, and the newest release."""
 
 OPERATORS_TORCH = "2.13.0"
-"""The torch with which PyTorch's operators are part of the project's tests: that of the stack's cells."""
+"""The torch with which PyTorch's operators are part of ``nox -s tests``: that of the stack's cells."""
 
 OTHER_TORCHES = ["2.6.0", "2.15.0"]
-"""An old one and the newest, for a session of their own: their wheels bring 5 to 7 GB of CUDA libraries."""
+"""An old one and the newest. They have their own session, since their wheels need 5 to 7 GB of CUDA libraries."""
 
 OTHER_PYTHONS = ["3.10", "3.12", "3.13"]
-"""Interpreters, as uv understands them, on which the tests of single rooms run beside the running one."""
+"""Interpreters, as uv understands them, on which the unit tests run, besides the one that runs nox."""
 
 LONG_BENCHMARKS = ("sweep", "launch", "soak")
 
 try:
-    WORKSHOP = Workshop(ROOT)
-    CELLS = WORKSHOP.cells(sys.argv[1:])
+    PROJECT = Project(ROOT)
+    CELLS = PROJECT.cells(sys.argv[1:])
 except MatrixError as error:
     sys.exit(f"nox: {error}")
 
 
 @contextlib.contextmanager
-def plainly(session: nox.Session) -> Iterator[None]:
-    """End the session with the message alone, without a traceback."""
+def errors_as_messages(session: nox.Session) -> Iterator[None]:
+    """End the session with the error message only, without a traceback."""
     try:
         yield
     except MatrixError as error:
@@ -68,133 +71,142 @@ def group(name: str) -> list[str]:
 
 
 def try_operators(session: nox.Session, torch: str) -> None:
-    """Hold every operator of PyTorch's database, on the accelerator, against the CPU."""
+    """Compare every operator of PyTorch's database on the accelerator with the CPU."""
     needed = [f"torch=={torch}", "numpy", "scipy", "expecttest", "hypothesis", "setuptools"]
-    environment = WORKSHOP.tools(f"operators-{torch.replace('.', '-')}", needed, project=True)
-    WORKSHOP.run_in(environment, ["python", "-m", "pytest", "tests/operators", *session.posargs])
+    environment = PROJECT.tools(f"operators-{torch.replace('.', '-')}", needed, project=True)
+    PROJECT.run_in(environment, ["python", "-m", "pytest", "tests/operators", *session.posargs])
 
 
 @nox.session(allow_parallel=True)
-@nox.parametrize("where", ["rooms", "operators", *STACK_TESTS], ids=["rooms", "operators", *STACK_TESTS])
+@nox.parametrize("where", ["unit", "operators", *STACK_TESTS], ids=["unit", "operators", *STACK_TESTS])
 def tests(session: nox.Session, where: str) -> None:
-    """The project's tests: those of single rooms without the stack, those of the stack in two cells' environments."""
-    with plainly(session):
-        if where == "rooms":
-            environment = WORKSHOP.tools("rooms", group("test"), project=True)
-            command = ["-n", "2", "--ignore=tests/stack", "--ignore=tests/operators", "tests"]
+    """The project's tests: unit tests without the stack, PyTorch's operators, and the stack in two environments."""
+    with errors_as_messages(session):
+        if where == "unit":
+            environment = PROJECT.tools("unit", group("test"), project=True)
+            command = UNIT_TESTS
         elif where == "operators":
             try_operators(session, OPERATORS_TORCH)
             return
         else:
-            environment = WORKSHOP.stack(where)
+            environment = PROJECT.stack(where)
             command = ["tests/stack"]
-        WORKSHOP.run_in(environment, ["python", "-m", "pytest", *command, *session.posargs])
+        PROJECT.run_in(environment, ["python", "-m", "pytest", *command, *session.posargs])
 
 
 @nox.session(default=False)
 @nox.parametrize("torch", OTHER_TORCHES, ids=OTHER_TORCHES)
 def operators(session: nox.Session, torch: str) -> None:
-    """PyTorch's operators with another torch than in the project's tests, an old one or the newest."""
-    with plainly(session):
+    """PyTorch's operators with another torch: an old one, or the newest."""
+    with errors_as_messages(session):
         try_operators(session, torch)
 
 
 @nox.session(allow_parallel=True, default=False)
 @nox.parametrize("python", OTHER_PYTHONS, ids=OTHER_PYTHONS)
-def rooms(session: nox.Session, python: str) -> None:
-    """The tests of single rooms on another Python, which uv finds or downloads; no part of ``nox -s tests``."""
-    with plainly(session):
-        environment = WORKSHOP.tools("rooms", group("test"), project=True, python=python)
-        command = ["-n", "2", "--ignore=tests/stack", "--ignore=tests/operators", "tests"]
-        WORKSHOP.run_in(environment, ["python", "-m", "pytest", *command, *session.posargs])
+def unit(session: nox.Session, python: str) -> None:
+    """The unit tests on another Python, which uv finds or downloads; no part of ``nox -s tests``."""
+    with errors_as_messages(session):
+        environment = PROJECT.tools("unit", group("test"), project=True, python=python)
+        PROJECT.run_in(environment, ["python", "-m", "pytest", *UNIT_TESTS, *session.posargs])
+
+
+@nox.session(default=False)
+def coverage(session: nox.Session) -> None:
+    """Run the unit and stack tests with coverage, ranks included; lines are in build/coverage/html [-- PYTEST ...]."""
+    with errors_as_messages(session):
+        unit = PROJECT.tools("unit", group("test"), project=True)
+        runs = [(unit, UNIT_TESTS), *((PROJECT.stack(cell), ["tests/stack"]) for cell in STACK_TESTS)]
+        PROJECT.measure_coverage(runs, group("coverage"), session.posargs)
 
 
 @nox.session(allow_parallel=True)
 @nox.parametrize("cell", CELLS, ids=CELLS)
 def matrix(session: nox.Session, cell: str) -> None:
-    """Run the suites in a cell's environment [-- --full, --torch dated, --issue ID, --fresh]; goes on if killed."""
-    with plainly(session):
-        WORKSHOP.matrix_cell(cell, session.posargs)
+    """Run the suites in a cell's environment; continues if killed [-- --full, --torch dated, --issue ID, --fresh]."""
+    with errors_as_messages(session):
+        PROJECT.matrix_cell(cell, session.posargs)
 
 
 @nox.session(default=False)
 def cell(session: nox.Session) -> None:
-    """Any other combination: -- trl=0.19.1 transformers=4.53.3 [--issue ID ...] [--date DAY] [--fresh]."""
-    with plainly(session):
-        WORKSHOP.free_cell(session.posargs)
+    """Run any other combination: -- trl=0.19.1 transformers=4.53.3 [--issue ID ...] [--date DAY] [--fresh]."""
+    with errors_as_messages(session):
+        PROJECT.free_cell(session.posargs)
 
 
 @nox.session(default=False)
 def lock(session: nox.Session) -> None:
-    """Resolve the cells anew, as of their dates, into fixtures/locks [-- CELL ..., --missing]."""
-    with plainly(session):
-        WORKSHOP.renew_locks(session.posargs)
+    """Resolve the cells again, as of their dates, into fixtures/locks [-- CELL ..., --missing]."""
+    with errors_as_messages(session):
+        PROJECT.renew_locks(session.posargs)
 
 
 @nox.session(default=False)
 def clean(session: nox.Session) -> None:
-    """Remove the environments that no lock asks for any more."""
-    with plainly(session):
-        WORKSHOP.clean()
+    """Remove the environments that belong to no lock any more."""
+    with errors_as_messages(session):
+        PROJECT.clean()
 
 
 @nox.session(default=False)
 def report(session: nox.Session) -> None:
-    """Merge what sweeps left in build/compat into compat.json, .md, .html and .xml, print the table [-- --publish]."""
-    with plainly(session):
-        WORKSHOP.report(session.posargs)
+    """Merge the results in build/compat into compat.json, .md, .html and .xml, and print them [-- --publish]."""
+    with errors_as_messages(session):
+        PROJECT.report(session.posargs)
 
 
 @nox.session(default=False)
 def bisect(session: nox.Session) -> None:
-    """What broke or cured a verdict: -- releases | days | commits, see -- --help; goes on where it was stopped."""
-    with plainly(session):
-        environment = WORKSHOP.tools("bisect", group("bisect"), project=True)
+    """Find what broke or cured a verdict: -- releases | days | commits, see -- --help; continues if stopped."""
+    with errors_as_messages(session):
+        environment = PROJECT.tools("bisect", group("bisect"), project=True)
     command = [str(environment.python), "-m", "pytest_trlcompat.bisect", *session.posargs]
     if session.posargs and session.posargs[0] in ("releases", "days", "commits", "test"):
         command += ["--called-as", "nox -s bisect --"]
-    # Time for a search that is stopped to take down what it has started.
+    # Time for a stopped search to end its child processes.
     session.run(*command, external=True, interrupt_timeout=15, terminate_timeout=5)
 
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Run a benchmark [-- NAME ARGUMENTS ...], all but the long ones by default; see benchmarks/README.md."""
+    """Run the benchmarks except the long ones, or one of them [-- NAME ARGUMENTS ...]; see benchmarks/README.md."""
     scripts = {script.stem: script for script in sorted((ROOT / "benchmarks").glob("*.py"))}
     del scripts["mutations"]  # a session of its own
     name, *arguments = session.posargs or [""]
     if name and name not in scripts:
         session.error(f"no benchmark {name!r}; there are: {', '.join(scripts)}")
-    with plainly(session):
-        environment = WORKSHOP.stack(STACK_TESTS[-1])
+    with errors_as_messages(session):
+        environment = PROJECT.stack(STACK_TESTS[-1])
         for stem in [name] if name else [stem for stem in scripts if stem not in LONG_BENCHMARKS]:
             more = []
-            if stem == "launch":  # PyTorch's own test class imports expecttest, which the stack has not
-                (packages,) = (WORKSHOP.tools("expecttest", ["expecttest"]).root / "lib").glob("python*/site-packages")
+            if stem == "launch":  # PyTorch's own test class imports expecttest, which is not part of the stack
+                (packages,) = (PROJECT.tools("expecttest", ["expecttest"]).root / "lib").glob("python*/site-packages")
                 more = ["--extra-path", str(packages)]
-            WORKSHOP.run_in(environment, ["python", str(scripts[stem]), *more, *arguments])
+            PROJECT.run_in(environment, ["python", str(scripts[stem]), *more, *arguments])
 
 
 @nox.session(default=False)
 def mutations(session: nox.Session) -> None:
-    """Break each cure in turn: its suite must catch it [-- ISSUE or CURE ...]."""
-    with plainly(session):
-        environment = WORKSHOP.tools("rooms", group("test"), project=True)
-        WORKSHOP.run_in(environment, ["python", "benchmarks/mutations.py", *session.posargs])
+    """Break one cure after the other: its suite must catch it [-- ISSUE or CURE ...]."""
+    with errors_as_messages(session):
+        environment = PROJECT.tools("unit", group("test"), project=True)
+        PROJECT.run_in(environment, ["python", "benchmarks/mutations.py", *session.posargs])
 
 
 @nox.session(default=False)
 def branches(session: nox.Session) -> None:
-    """Branches for NPUs alone that nobody has decided about [-- trl==1.17.0 ..., or of the newest cell]."""
-    with plainly(session):
-        environment = WORKSHOP.stack(STACK_TESTS[-1])
-        folders = [WORKSHOP.unpack(release, environment, session.create_tmp()) for release in session.posargs]
-        WORKSHOP.run_in(environment, ["python", "-m", "pytest_trlcompat.accelerator.decisions", *map(str, folders)])
+    """List undecided branches for NPUs in releases, or in the newest cell [-- trl==1.17.0 ...]."""
+    with errors_as_messages(session):
+        environment = PROJECT.stack(STACK_TESTS[-1])
+        folders = [PROJECT.unpack(release, environment, session.create_tmp()) for release in session.posargs]
+        PROJECT.run_in(environment, ["python", "-m", "pytest_trlcompat.accelerator.decisions", *map(str, folders)])
 
 
 @nox.session(default=False)
 def lint(session: nox.Session) -> None:
-    """ruff and mypy."""
-    with plainly(session):
-        environment = WORKSHOP.tools("lint", group("lint"))
-        WORKSHOP.run_all_in(environment, [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]])
+    """Run ruff and mypy, and check the hosted workflow against its schema."""
+    with errors_as_messages(session):
+        environment = PROJECT.tools("lint", group("lint"))
+        workflow = ["check-jsonschema", "--builtin-schema", "vendor.github-workflows", ".github/workflows/ci.yml"]
+        PROJECT.run_all_in(environment, [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"], workflow])

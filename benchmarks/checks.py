@@ -1,4 +1,4 @@
-"""What ``CompatCallback`` costs a step: a plain ``transformers.Trainer`` with and without it, in turns.
+"""What ``CompatCallback`` costs a step: a plain ``transformers.Trainer`` with and without it, alternating.
 
 A model trains on the CPU, in one thread; runs of the two kinds alternate (A B A B), so that a machine that gets slower
 slows both. Times are the process's own CPU seconds, so that what else the machine does does not count. The first steps

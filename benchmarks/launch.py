@@ -1,8 +1,8 @@
 """What a launch costs, ours against others: ``nox -s bench -- launch [--quick] [--pairs N] [--json FILE]``.
 
-Each way of launching makes the same launch under the same strategy, in turns with ours, warm: A B A B. What is started
-once for all tests of a session, our server for one, is started before, by a launch that does not count. The losses must
-be the same everywhere. Draws ``launch.svg``.
+Each way of launching makes the same launch under the same strategy, alternating with our warm launch:
+A B A B. What is started once for all tests of a session, such as our server, is started before, by a launch that does
+not count. The losses must be the same everywhere. Draws ``launch.svg``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TOLERANCE = 1e-4
 
 @dataclass
 class Figures:
-    """Seconds of each launch, in turns; ``failure`` where the other way cannot make it."""
+    """Seconds of each launch, alternating; ``failure`` where the other way cannot make it."""
 
     peer: str
     strategy: str
@@ -74,7 +74,7 @@ def _same(name: str, expected: Losses, found: Losses) -> None:
     one = [loss for rank in expected for loss in rank]
     other = [loss for rank in found for loss in rank]
     if len(one) != len(other) or any(abs(a - b) > TOLERANCE for a, b in zip(one, other, strict=True)):
-        raise PeerError(f"{name} trained otherwise:\nlosses {found} instead of {expected}")
+        raise PeerError(f"{name} trained differently:\nlosses {found} instead of {expected}")
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""Break each cure in turn and see that its suite catches it: ``nox -s mutations [-- ID or CURE ...]``.
+"""Break one cure after the other, and check that its suite catches it: ``nox -s mutations [-- ID or CURE ...]``.
 
 ``mutations.toml`` lists the faults. Each is planted in a copy of the checkout; then the issue's suite runs for the
-corrected trainer in the environment of a cell where the bug bites. A fault is caught when the suite gives the corrected
+corrected trainer in the environment of a cell with the bug. A fault is caught when the suite gives the corrected
 trainer another verdict than without the fault; that a test failed is not enough, since a copy that cannot be imported
 fails too. Every suite is first run without a fault, and must then find the corrected trainer right.
 """
@@ -26,7 +26,7 @@ from pytest_trlcompat.matrix.environments import Environment, ensure
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.locks import lock_for
 from pytest_trlcompat.matrix.parsing import parse_pins
-from pytest_trlcompat.matrix.sessions import Workshop
+from pytest_trlcompat.matrix.sessions import Project
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -46,10 +46,10 @@ class Mutation:
 
     Attributes:
         file: below the checkout.
-        old: text that stands there exactly once.
-        new: what takes its place.
+        old: text that occurs there exactly once.
+        new: its replacement.
         issue: whose suite must catch it.
-        cell: the pins of a cell in which the issue bites, ``trl=0.15.2 transformers=4.48.3``.
+        cell: the pins of a cell that the issue affects, ``trl=0.15.2 transformers=4.48.3``.
         why: what the fault does.
     """
 
@@ -67,12 +67,12 @@ class Mutation:
     def plant(self, checkout: Path) -> None:
         """
         Raises:
-            MatrixError: the text to replace does not stand there exactly once.
+            MatrixError: when the text to replace does not occur there exactly once.
         """
         path = checkout / self.file
         text = path.read_text(encoding="utf-8")
         if text.count(self.old) != 1:
-            raise MatrixError(f"{self.file}: {self.old!r} stands there {text.count(self.old)} times instead of once")
+            raise MatrixError(f"{self.file}: {self.old!r} occurs there {text.count(self.old)} times instead of once")
         path.write_text(text.replace(self.old, self.new), encoding="utf-8")
 
 
@@ -153,14 +153,14 @@ def _by_strategy(records: Sequence[Record]) -> dict[str, str]:
 
 @cache
 def _environment(cell: str) -> Environment:
-    workshop = _workshop()
-    lock = lock_for(workshop.matrix, Cell(parse_pins(cell.split())), workshop.layout)
-    return ensure(lock, workshop.layout)
+    project = _project()
+    lock = lock_for(project.matrix, Cell(parse_pins(cell.split())), project.layout)
+    return ensure(lock, project.layout)
 
 
 @cache
-def _workshop() -> Workshop:
-    return Workshop(ROOT)
+def _project() -> Project:
+    return Project(ROOT)
 
 
 @contextmanager

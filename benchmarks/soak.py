@@ -3,7 +3,7 @@
 Every launch trains for real and must give the losses of the first launch under its strategy, bitwise. Beside it counts
 what a launch must not leave behind: processes, descriptors, threads and memory of the test process and of the server,
 files in shared memory and in the folder for temporary files, variables, and the state of the random generators. Shared
-memory is the machine's, so let nothing else run beside it that uses some.
+memory is the machine's, so run nothing else at the same time.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def main() -> None:
     failures: list[str] = []
     rows: list[Count] = []
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as place, Launcher(device="software") as launch:
-        folder = Path(place)
-        os.environ["TMPDIR"] = tempfile.tempdir = place
+    with tempfile.TemporaryDirectory() as path, Launcher(device="software") as launch:
+        folder = Path(path)
+        os.environ["TMPDIR"] = tempfile.tempdir = path
         model = qwen2(directory=folder / "model")
         launch(save_model, model, strategy="single")
         expected = {name: launch(train, model, 1, strategy=name).values for name in STRATEGIES}

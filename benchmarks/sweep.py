@@ -27,7 +27,7 @@ MARK = "TRLCOMPAT_BENCH"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cold", action="store_true", help="build every environment anew")
+    parser.add_argument("--cold", action="store_true", help="build every environment again")
     parsed, arguments = parser.parse_known_args()
     command = [sys.executable, "-m", "nox", *(arguments or ["-s", "matrix", "--", "--fresh"])]
     with contextlib.ExitStack() as stack:
@@ -58,7 +58,7 @@ def _memory(mark: bytes) -> int:
 
 @contextlib.contextmanager
 def _put_aside(folder: Path) -> Iterator[None]:
-    """Move a folder away for the block, and put it back in place of what was made meanwhile."""
+    """Move a folder away for the block, and afterwards replace by it what was made meanwhile."""
     if not folder.exists():
         yield
         return

@@ -1,4 +1,4 @@
-"""Where the suites and the fixtures lie: inside the installed package, or beside it in a checkout.
+"""Finds the suites and the fixtures: inside the installed package, or next to it in a checkout.
 
 Imports nothing but the standard library.
 """
@@ -28,6 +28,6 @@ def _find(name: str, landmark: str) -> Path:
         if (folder / landmark).is_file():
             return folder
     raise FileNotFoundError(
-        f"pytest-trlcompat's folder '{name}' was looked for in {_PACKAGE} and beside it and was not found; "
-        "the installation is incomplete: install pytest-trlcompat again"
+        f"pytest-trlcompat's folder '{name}' is neither in {_PACKAGE} nor next to it: the installation is "
+        "incomplete, install pytest-trlcompat again"
     )

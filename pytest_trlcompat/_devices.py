@@ -19,10 +19,10 @@ def visible_gpus(environ: Mapping[str, str] = os.environ, devices: Path = Path("
 
 
 def cuda_initialized(library: str = "libcuda.so.1") -> bool:
-    """Whether this process has initialised CUDA, by whatever way: its forked children cannot use it any more.
+    """Whether this process has initialised CUDA, in any way; then its forked children cannot use it.
 
-    Asks the driver if it is loaded, which that does not initialise: until ``cuInit`` every function of the driver's API
-    answers ``CUDA_ERROR_NOT_INITIALIZED``
+    Calls the driver only if it is loaded already, which does not initialise it: until ``cuInit``, every function of the
+    driver's API returns ``CUDA_ERROR_NOT_INITIALIZED``
     (https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__INITIALIZE.html).
     """
     try:

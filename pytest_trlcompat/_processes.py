@@ -1,4 +1,4 @@
-"""Finding and ending processes that others left behind. Linux; imports only the standard library."""
+"""Finds and ends processes that others left behind. Linux; imports only the standard library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["adopt_orphans", "children", "deaf", "die_with_parent", "kill_marked"]
+__all__ = ["adopt_orphans", "children", "die_with_parent", "ignore_signals", "kill_marked"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -27,13 +27,13 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, so that none of them can get away."""
+    """Become the parent of descendants whose own parent ends, so that none of them is lost."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children() -> list[int]:
-    """Process ids of this process's children, whichever of its threads started them."""
+    """The process ids of this process's children, whichever thread started them."""
     found: list[int] = []
     for path in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -42,9 +42,9 @@ def children() -> list[int]:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill every process whose environment holds the variable ``mark``, ``NAME=value``, but this one.
+    """Kill every other process whose environment contains ``mark``, a text ``NAME=value``.
 
-    A variable is inherited by descendants in whatever group or session they are.
+    Descendants inherit a variable, whatever their process group or session.
     """
     wanted = mark.encode()
     for entry in Path("/proc").glob("[0-9]*/environ"):
@@ -55,8 +55,8 @@ def kill_marked(mark: str) -> None:
 
 
 @contextlib.contextmanager
-def deaf() -> Iterator[None]:
-    """Within the block, an impatient second Ctrl-C does not cut the cleaning short."""
+def ignore_signals() -> Iterator[None]:
+    """Ignore SIGINT, SIGTERM and SIGHUP within the block, so that a second Ctrl-C does not interrupt the cleanup."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,6 +1,6 @@
-"""The program ``trlcompat``: finds the room of each command and hands its arguments on.
+"""The program ``trlcompat``: passes the arguments of each command to its package.
 
-Imports no room before its command is asked for, and no package of the stack.
+Imports that package only when its command is run, and no package of the stack.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pytest_trlcompat import __version__
 __all__ = ["main"]
 
 COMMANDS = {
-    "doctor": ("pytest_trlcompat.doctor.command", "which known issues bite a stack, and what cures them"),
+    "doctor": ("pytest_trlcompat.doctor.command", "which known issues affect a stack, and what cures them"),
     "bisect": ("pytest_trlcompat.bisect.cli", "which release, package or commit broke or cured a verdict"),
 }
 """Each command's module, which has ``main(arguments) -> exit status``, and its line of help."""
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = importlib.import_module(COMMANDS[parsed.command][0]).main(parsed.arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has seen enough; Python's own flush at exit must not complain about that.
+        # The reader closed the pipe; Python must not print an error when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:

@@ -23,13 +23,13 @@ class RangeError(ValueError):
 
 
 def installed() -> dict[str, str]:
-    """Versions of the stack's installed packages, in the order of :data:`PACKAGES`; what is missing is left out."""
+    """Versions of the stack's installed packages, in the order of :data:`PACKAGES`."""
     return dict(_found(tuple(sys.path)))
 
 
 @functools.cache
 def _found(path: tuple[str, ...]) -> dict[str, str]:
-    """Read once for each search path: the judge asks for every test, and seven files of metadata take long to parse."""
+    """Read once for each search path: every test needs the versions, and parsing seven metadata files is slow."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -43,7 +43,7 @@ def check_ranges(ranges: Mapping[str, object]) -> dict[str, SpecifierSet]:
     """Parse ``{"trl": ">=0.15,<0.18"}``.
 
     Raises:
-        RangeError: for a package outside :data:`PACKAGES` or a text that is no :pep:`440` specifier set.
+        RangeError: for a package outside :data:`PACKAGES`, or a text that is not a :pep:`440` specifier set.
     """
     parsed = {}
     for package, text in ranges.items():
@@ -62,12 +62,12 @@ def check_ranges(ranges: Mapping[str, object]) -> dict[str, SpecifierSet]:
 
 @functools.cache
 def _specifiers(text: str) -> SpecifierSet:
-    """Kept, because the catalogue asks for the same ranges again and again."""
+    """Cached, because the catalogue uses the same ranges many times."""
     return SpecifierSet(text)
 
 
 def satisfied(ranges: Mapping[str, str], versions: Mapping[str, str]) -> bool:
-    """Whether every range holds for ``versions``; a package that is not there satisfies no range.
+    """Whether every range holds for ``versions``; a missing package satisfies no range.
 
     Pre-releases and local builds (``2.13.0+cpu``) are compared like releases.
 

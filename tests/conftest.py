@@ -1,4 +1,4 @@
-"""What several rooms' tests share. Must not import the stack: most tests run where it is not installed."""
+"""Fixtures of all tests. Must not import the stack: most tests run where it is not installed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ WITH_TORCH = {Path(__file__).resolve().with_name(name) for name in ("operators",
 
 
 def pytest_configure() -> None:
-    """Let the processes that tests start be interrupted, also where this one was started to ignore it, as by ``&``."""
+    """Let child processes be interrupted, even if this one was started to ignore that, as with ``&``."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A warning is an error, but for tests that run torch or all of the stack, whose warnings are not ours."""
+    """Make warnings errors, except in tests that run torch or the stack, whose warnings are not ours."""
     for item in items:
         if WITH_TORCH.isdisjoint(item.path.parents):
             item.add_marker(pytest.mark.filterwarnings("error"), append=False)  # a test's own filter wins

@@ -1,4 +1,4 @@
-"""No import circle anywhere, and imports between rooms lead downwards; read from the sources, nothing is imported."""
+"""There is no import circle, and packages import only from layers below, as their sources show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "pytest_trlcompat"
 STANDIN = ROOT / PACKAGE / "accelerator" / "standin"
 
-FLOORS = (
+LAYERS = (
     {"__main__"},
     {"cli"},
     {"bisect", "plugin"},
@@ -22,17 +22,17 @@ FLOORS = (
     {"trainers"},
     {"__init__", "_data", "_devices", "_processes", "stack"},
 )
-"""The rooms, and the modules that they share, from the top down: none imports another of its own floor."""
+"""The packages, and the modules that they share, from the top down: none imports another of its own layer."""
 
 Imports = dict[str, set[str]]
 
 
 def read_imports(root: Path, package: str, compiled: Sequence[str] = ()) -> Imports:
-    """What each module of a package below ``root`` imports of it: at the top, in functions, for types alone."""
+    """What each module of a package below ``root`` imports from it: at the top, in functions, and only for types."""
     modules = {}
     for path in sorted((root / package).rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
-        if "standin" not in parts:  # where a package of its own lies
+        if "standin" not in parts:  # another package
             modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return {name: set(_imports(name, path, {*modules, *compiled})) for name, path in modules.items()}
 
@@ -45,7 +45,7 @@ def _imports(name: str, path: Path, modules: Set[str]) -> Iterator[str]:
             target = target.rpartition(".")[0]
         if target and target != name:
             yield target
-        # That runs the packages in which it lies as well; those of the importing module run already.
+        # This also imports its parent packages; those of the importing module are imported already.
         while (target := target.rpartition(".")[0]) and not f"{name}.".startswith(f"{target}."):
             yield target
 
@@ -61,7 +61,7 @@ def _named(tree: ast.Module, package: str) -> Iterator[str]:
 
 
 def circle(imports: Imports) -> str | None:
-    """``a -> b -> a``, or ``None`` where there is none."""
+    """``a -> b -> a``, or ``None``."""
     try:
         graphlib.TopologicalSorter(imports).prepare()
     except graphlib.CycleError as error:
@@ -69,14 +69,14 @@ def circle(imports: Imports) -> str | None:
     return None
 
 
-def room(module: str) -> str:
-    """The room that a module belongs to; a module at the top of the package is one of its own."""
+def package_of(module: str) -> str:
+    """The package that a module belongs to; a module at the top counts as a package."""
     return module.split(".")[1] if "." in module else "__init__"
 
 
-def between_rooms(imports: Imports) -> set[tuple[str, str]]:
-    """Every import that leads from one room to another."""
-    return {(one, other) for one, others in imports.items() for other in others if room(one) != room(other)}
+def between_packages(imports: Imports) -> set[tuple[str, str]]:
+    """Every import from one package to another."""
+    return {(one, other) for one, others in imports.items() for other in others if package_of(one) != package_of(other)}
 
 
 @pytest.fixture(scope="module")
@@ -94,20 +94,24 @@ def test_no_import_circle_in_the_standin() -> None:
     assert found is None, f"an import circle: {found}"
 
 
-def test_every_room_has_a_floor(imports: Imports) -> None:
-    rooms = {room(module) for module in imports}
-    assert rooms == {name for floor in FLOORS for name in floor}
+def test_every_package_has_a_layer(imports: Imports) -> None:
+    packages = {package_of(module) for module in imports}
+    assert packages == {name for layer in LAYERS for name in layer}
 
 
-def test_imports_between_rooms_lead_downwards(imports: Imports) -> None:
-    height = {name: number for number, floor in enumerate(FLOORS) for name in floor}
-    upwards = [f"{one} -> {other}" for one, other in between_rooms(imports) if height[room(one)] >= height[room(other)]]
+def test_packages_import_only_from_layers_below(imports: Imports) -> None:
+    height = {name: number for number, layer in enumerate(LAYERS) for name in layer}
+    upwards = [
+        f"{one} -> {other}"
+        for one, other in between_packages(imports)
+        if height[package_of(one)] >= height[package_of(other)]
+    ]
     assert not sorted(upwards)
 
 
-def test_trainers_and_checks_import_no_room_of_the_harness(imports: Imports) -> None:
+def test_trainers_and_checks_import_no_package_of_the_harness(imports: Imports) -> None:
     """So that users can train with them."""
-    crossing = {(room(one), room(other)) for one, other in between_rooms(imports)}
+    crossing = {(package_of(one), package_of(other)) for one, other in between_packages(imports)}
     assert {(one, other) for one, other in crossing if one in ("checks", "trainers")} == {("checks", "trainers")}
 
 
@@ -122,7 +126,7 @@ def test_trainers_and_checks_import_no_room_of_the_harness(imports: Imports) -> 
         ({"r/__init__": "from p.r.a import name", "r/a": "from p.r import other"}, ("p.r", "p.r.a")),
     ],
 )
-def test_circles_are_found_wherever_the_import_stands(
+def test_circles_are_found_wherever_the_import_is(
     tmp_path: Path, files: dict[str, str], expected: tuple[str, ...]
 ) -> None:
     for name, text in {"__init__": "", "d": "", **files}.items():

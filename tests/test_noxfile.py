@@ -1,4 +1,4 @@
-"""The noxfile: its sessions, and one clear message where a person asked for what cannot be. Runs nox itself."""
+"""The noxfile: its sessions, and one clear message for each invalid request. Runs nox itself."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def nox(folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedPr
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of what nox needs, without results and environments."""
+    """A copy of the files that nox needs, without results and environments."""
     for name in ("pytest_trlcompat", "fixtures", "suites"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("noxfile.py", "pyproject.toml", "README.md", "LICENSE"):
@@ -61,7 +61,7 @@ def test_every_default_cell_is_a_session() -> None:
     sessions = {session["session"]: session for session in json.loads(done.stdout)}
     assert [name for name in sessions if name.startswith("matrix(")] == [f"matrix({cell})" for cell in CELLS]
     assert [name for name in sessions if name.startswith("tests(")] == [
-        "tests(rooms)",
+        "tests(unit)",
         "tests(operators)",
         "tests(trl0.17.0-tf4.50.3)",
         "tests(trl1.16.0-tf5.23.0)",
@@ -69,9 +69,9 @@ def test_every_default_cell_is_a_session() -> None:
     assert {session["name"] for session in sessions.values()} == {"tests", "matrix"}  # a plain nox runs no other
 
 
-def test_the_tests_of_single_rooms_run_on_other_pythons_when_they_are_named() -> None:
-    sessions = json.loads(nox(ROOT, "--list", "--json", "-s", "rooms").stdout)
-    assert [session["session"] for session in sessions] == ["rooms(3.10)", "rooms(3.12)", "rooms(3.13)"]
+def test_unit_tests_run_on_other_pythons_when_they_are_named() -> None:
+    sessions = json.loads(nox(ROOT, "--list", "--json", "-s", "unit").stdout)
+    assert [session["session"] for session in sessions] == ["unit(3.10)", "unit(3.12)", "unit(3.13)"]
 
 
 def test_a_cell_with_a_python_of_its_own_has_a_session_when_it_is_named() -> None:
@@ -116,7 +116,7 @@ def test_any_cell_with_any_torch_has_a_session_when_it_is_named() -> None:
     assert listed("-s", "matrix", "--", "--torch", "2.6.0") == [f"{cell}-torch2.6.0" for cell in CELLS]
 
 
-def test_a_torch_that_cannot_be_meant_is_one_clear_message() -> None:
+def test_an_invalid_torch_is_one_clear_message() -> None:
     done = nox(ROOT, "-s", "matrix", "--", "--torch", "newest")
     assert done.returncode != 0
     assert done.stderr.strip() == "nox: --torch 'newest' is neither 'dated' nor a version such as 2.6.0"
@@ -125,7 +125,7 @@ def test_a_torch_that_cannot_be_meant_is_one_clear_message() -> None:
 def test_the_other_sessions_are_run_by_name() -> None:
     listed = nox(ROOT, "--list").stdout
     assert re.findall(r"^- (\w+) ->", listed, re.MULTILINE) == [
-        *("cell", "lock", "clean", "report", "bisect", "bench", "mutations", "branches", "lint"),
+        *("coverage", "cell", "lock", "clean", "report", "bisect", "bench", "mutations", "branches", "lint"),
     ]
 
 
@@ -153,8 +153,8 @@ def test_a_malformed_matrix_is_one_clear_message(checkout: Path) -> None:
         (("trl=0.19.1", "vllm=1"), "unknown package 'vllm' in pins; the stack has torch, transformers, trl, "),
         (("trl=latest",), "malformed version 'latest' of trl; write for example 0.15.2"),
         ((), "a cell needs at least one pin, for example trl=0.19.1"),
-        (("trl0.14.0-tf4.48",), "no cell 'trl0.14.0-tf4.48' in the matrix; near it are: trl0.14.0-tf4.48.3, "),
-        (("trl=0.19.1", "--full"), "cell takes no --full; for all cells use: nox -s matrix -- --full"),
+        (("trl0.14.0-tf4.48",), "no cell 'trl0.14.0-tf4.48' in the matrix; similar ones are: trl0.14.0-tf4.48.3, "),
+        (("trl=0.19.1", "--full"), "cell does not take --full; for all cells use: nox -s matrix -- --full"),
         (("trl=0.19.1", "--issue", "grpo"), "--issue: unknown issue 'grpo'; known are deepspeed-empty-param-group, "),
         (("trl=0.19.1", "--date", "soon"), "bad date 'soon'; write a day, for example 2025-02-28"),
         (
@@ -163,9 +163,7 @@ def test_a_malformed_matrix_is_one_clear_message(checkout: Path) -> None:
         ),
     ],
 )
-def test_a_cell_that_cannot_be_meant_is_one_clear_message(
-    checkout: Path, arguments: tuple[str, ...], message: str
-) -> None:
+def test_an_invalid_cell_is_one_clear_message(checkout: Path, arguments: tuple[str, ...], message: str) -> None:
     done = nox(checkout, "-s", "cell", "--", *arguments)
     assert done.returncode != 0
     assert f"Session cell aborted: {message}" in done.stderr
@@ -173,7 +171,7 @@ def test_a_cell_that_cannot_be_meant_is_one_clear_message(
     assert not (checkout / "build").exists()
 
 
-def test_an_unknown_version_is_untestable_with_the_resolvers_reason_and_ends_with_a_table(checkout: Path) -> None:
+def test_an_unknown_version_is_untestable_with_the_resolvers_reason(checkout: Path) -> None:
     done = nox(checkout, "-s", "cell", "--", "trl=9.9.9", "transformers=4.53.3")
     assert done.returncode != 0
     assert "trl9.9.9-tf4.53.3 is untestable: No solution found when resolving dependencies" in done.stderr
@@ -185,8 +183,8 @@ def test_an_unknown_version_is_untestable_with_the_resolvers_reason_and_ends_wit
     assert "there is no version of trl==9.9.9" in cell["reason"]
 
 
-def test_without_registry_and_cache_the_sweep_goes_on_and_says_why(checkout: Path, tmp_path: Path) -> None:
-    """Also under --parallel, where every session runs in a process of its own."""
+def test_without_network_and_cache_the_sweep_continues_and_gives_the_reason(checkout: Path, tmp_path: Path) -> None:
+    """Also under --parallel, where every session runs in its own process."""
     document = (checkout / "fixtures" / "matrix.toml").read_text()
     head, *cells = document.split("[[cell]]")
     (checkout / "fixtures" / "matrix.toml").write_text("[[cell]]".join([head, *cells[:2]]))
@@ -201,14 +199,14 @@ def test_without_registry_and_cache_the_sweep_goes_on_and_says_why(checkout: Pat
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_locks_of_no_cell_are_removed_and_those_that_are_up_to_date_are_left(checkout: Path, tmp_path: Path) -> None:
+def test_only_locks_that_belong_to_no_cell_are_removed(checkout: Path, tmp_path: Path) -> None:
     kept = checkout / "fixtures" / "locks" / f"{CELLS[0]}.txt"
     stray = kept.with_name("trl0.0.1.txt")
     before = kept.read_text()
     shutil.copy(kept, stray)
     done = nox(checkout, "-s", "lock", "--", "--missing", UV_OFFLINE="1", UV_CACHE_DIR=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "trl0.0.1: no cell of the matrix, its lock is removed\n"
+    assert done.stdout == "trl0.0.1: not a cell of the matrix, its lock is removed\n"
     assert not stray.exists()
     assert kept.read_text() == before
 
@@ -223,7 +221,7 @@ def test_cleaning_keeps_the_environments_of_all_locks(checkout: Path) -> None:
     for name in (*kept, "cell-0", "report-0"):
         (layout.environments / name).mkdir(parents=True)
     done = nox(checkout, "-s", "clean")
-    assert (done.returncode, done.stdout) == (0, "cell-0: no lock asks for it, removed\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "cell-0: belongs to no lock, removed\n"), done.stderr
     assert {path.name for path in layout.environments.iterdir() if path.is_dir()} == {*kept, "report-0"}
 
 

@@ -89,7 +89,16 @@ def test_the_sdist_is_complete(distributions: Path, wheel: Path, members: set[st
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.iterdir()
-    for name in ("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "noxfile.py", ".ci/run", "pyproject.toml"):
+    for name in (
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "noxfile.py",
+        ".ci/run",
+        ".github/workflows/ci.yml",
+        "pyproject.toml",
+    ):
         assert (unpacked / name).is_file(), name
     assert {name for name in sources("tests") if name.endswith(".py")} <= {
         path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*.py")
@@ -139,7 +148,7 @@ def test_the_doctor_runs_from_the_wheel_without_pytest(wheel: Path, tmp_path: Pa
     assert run.returncode == 1, run.stderr
     first, second = run.stdout.splitlines()[:2]
     assert first == str(tmp_path / "pytest_trlcompat" / "fixtures")
-    assert second.startswith("trl 0.15.2, transformers 4.48.3 (the command line); not given: ")
+    assert second.startswith("trl 0.15.2, transformers 4.48.3 (the command line); not specified: ")
 
 
 def test_autoload_and_the_option_together_do_not_clash(run_installed: RunInstalled, tmp_path: Path) -> None:

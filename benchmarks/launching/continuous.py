@@ -13,7 +13,7 @@ from torch.testing._internal.common_distributed import MultiProcContinuousTest
 from benchmarks.launching.serve import serve
 
 _FOLDER = "TRLCOMPAT_BENCH_RESULTS"
-"""Names the file in which the folder of the present launch stands: the processes outlive launches."""
+"""Names the file with the folder of the current launch, since the processes outlive launches."""
 
 
 class ContinuousTest(MultiProcContinuousTest):

@@ -1,7 +1,7 @@
 """The fork, the rendezvous and the step themselves: what no launcher that forks can do without.
 
-A process that has imported the stack forks the ranks, which train, and waits for them. Nobody watches them, and nothing
-is proved.
+A process that has imported the stack forks the ranks, which train, and waits for them. Nothing supervises them, and
+nothing is proved.
 """
 
 from __future__ import annotations

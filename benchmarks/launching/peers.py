@@ -112,7 +112,7 @@ class AccelerateLaunch(_Command):
 
 
 class _Served(Peer):
-    """A process that stands for pytest's, with what lives on in it between tests."""
+    """A process in the role of pytest's, with the state that survives between tests."""
 
     module = ""
 

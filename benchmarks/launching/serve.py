@@ -1,4 +1,4 @@
-"""The loop of a process that stands for pytest's: a line on stdin is one launch, a line on stdout its losses."""
+"""The loop of a process in the role of pytest's: a line on stdin is one launch, a line on stdout its losses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def serve(launch: Callable[[Path, int], None]) -> None:
     """Answer every line with the losses of each rank, which ``launch`` has left in a folder, until stdin is closed.
 
     Args:
-        launch: is given the folder and a number that grows with every launch.
+        launch: called with the folder and a number that grows with every launch.
     """
     for number, _ in enumerate(sys.stdin):
         with tempfile.TemporaryDirectory() as folder:

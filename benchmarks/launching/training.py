@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["MODEL", "train", "train_here"]
 
 MODEL = "TRLCOMPAT_BENCH_MODEL"
-"""Variable that tells the processes of others where the tiny model lies."""
+"""The variable with the folder of the tiny model, for processes of other launchers."""
 
 
 def train(model: TinyModel, steps: int = 3) -> list[float]:

@@ -7,14 +7,15 @@ backend ``hccl``.
 
 ``TRLCOMPAT_ACCELERATOR_TRACE=1`` makes the device print each operator that falls back to the CPU's kernel, on stderr.
 
-False friends. Libraries treat an NPU in ways that a GPU does not see. Every such branch is known: ``branches.py`` finds
-them in the source, ``npu_branches.toml`` says of each what is done about it (docs/npu-branches.md), and where a library
-is made to go as on CUDA, ``standin/torch_npu/_as_cuda.py`` does it. What fails in one, or for want of a kernel, is told
-apart by ``artefacts.py``. Before a finding on this device is believed, look at the limits there.
+Libraries have branches for NPUs that a GPU never takes. All of them are known: ``branches.py`` finds them in the
+source, ``npu_branches.toml`` says what is done about each (docs/npu-branches.md), and
+``standin/torch_npu/_as_cuda.py`` makes libraries behave as on CUDA where that is needed. ``artefacts.py`` recognises
+failures in such a branch, or of a missing kernel. Consider the limits listed there before you believe a failure on
+this device.
 With ``attn_implementation="eager"`` forward, backward, AdamW and greedy generation equal the CPU's bitwise.
 
 This module and build.py must not import torch: importing the plugin must neither load torch nor the device. The device
-is loaded by ``activate`` and by ``environment`` in a child process, never otherwise.
+is loaded only by ``activate``, and by ``environment`` in a child process.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ __all__ = ["AcceleratorError", "activate", "build", "environment", "show_devices
 
 
 def environment(devices: int = 2) -> dict[str, str]:
-    """What to add to a child Python's environment variables so that it has ``devices`` software accelerators.
+    """Environment variables to add for a child Python, so that it has ``devices`` software accelerators.
 
-    Builds the accelerator where that has not been done. ``import torch`` in the child loads it. Real GPUs are hidden
+    Builds the accelerator if necessary. ``import torch`` in the child loads it. Real GPUs are hidden
     from the child, since PyTorch takes one kind of accelerator per process.
     """
     _check_count(devices)
@@ -65,8 +66,8 @@ def activate(devices: int = 2) -> None:
     count = torch.npu.device_count()
     if count != devices:
         raise AcceleratorError(
-            f"{devices} software accelerators were asked for, and this process already has {count}: their number "
-            "cannot change in a process. Ask for the same number, or start another process."
+            f"{devices} software accelerators were requested, but this process already has {count}: their number "
+            "cannot change in a process. Request the same number, or start another process."
         )
 
 
@@ -86,20 +87,20 @@ def _current_accelerator(torch: ModuleType) -> object | None:
 
 def _check_count(devices: int) -> None:
     if not 1 <= devices <= 127:  # PyTorch counts devices in a signed byte
-        raise AcceleratorError(f"{devices} software accelerators were asked for; there can be 1 to 127 of them.")
+        raise AcceleratorError(f"{devices} software accelerators were requested; there can be 1 to 127 of them.")
 
 
 def _refuse_beside_real_accelerator(torch: ModuleType, standin: str) -> None:
-    """Two accelerators in a process would leave it to chance which one a test runs on."""
+    """Raise if torch has another accelerator: a test might then run on either."""
     installed = importlib.util.find_spec("torch_npu")
     if hasattr(torch, "npu") or (installed is not None and not str(installed.origin).startswith(standin)):
         raise AcceleratorError(
-            "The software accelerator goes by the name npu, and this environment has a torch_npu of its own. "
+            "The software accelerator goes by the name npu, but this environment has a real torch_npu. "
             "Test on that one (device auto), or in an environment without it."
         )
     found = _current_accelerator(torch)
     if found is not None:
         raise AcceleratorError(
-            f"The software accelerator was asked for, and torch sees a real one ({found}). Test on that one "
+            f"The software accelerator was requested, but torch sees a real one ({found}). Test on that one "
             f"(--trlcompat-device {found}), or hide it before Python starts, for CUDA with CUDA_VISIBLE_DEVICES=''."
         )

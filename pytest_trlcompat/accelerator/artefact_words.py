@@ -1,6 +1,6 @@
-"""The words by which a failure tells that the software accelerator is behind it.
+"""The messages of failures that the software accelerator causes.
 
-A message that belongs here and does not stand here makes a library look guilty: add it, with a line that was seen.
+A message that is missing here makes a library look faulty: add it, with an example that was observed.
 Imports only the standard library.
 """
 
@@ -71,7 +71,7 @@ PLAIN = (
         What.CAPABILITY,
         r"the software accelerator has no (?P<name>[\w ]+) with this torch",
         "{name}",
-        "gloo, on which its collectives stand, has none in this torch",
+        "gloo, which its collectives use, has none in this torch",
     ),
     Words(
         What.CAPABILITY,
@@ -86,8 +86,8 @@ PLAIN = (
         "{key}.{name}",
         _NO_NAME,
     ),
-    # Python has words of its own for ``from torch_npu import X``, whatever the stand-in says. A missing submodule keeps
-    # Python's as well: libraries look with find_spec, which must answer None and not raise.
+    # Python has its own message for ``from torch_npu import X``, whatever the stand-in raises. A missing submodule
+    # keeps Python's as well: libraries look with find_spec, which must answer None and not raise.
     Words(
         What.ATTRIBUTE,
         r"cannot import name '(?P<name>\w+)' from '(?P<key>torch_npu[\w.]*)'",
@@ -154,7 +154,7 @@ PLAIN = (
         "the device is refused by its name",
     ),
 )
-"""Nobody but this device, or an NPU, says these."""
+"""Messages of this device, or of an NPU, only."""
 
 AMBIGUOUS = (
     Words(
@@ -186,4 +186,4 @@ AMBIGUOUS = (
         "DeepSpeed 0.17.4 and 0.17.5 take torch.npu.device for a torch.device, on NPUs alone",
     ),
 )
-"""A program without the device may say these as well; in one that runs on it they tell nothing about a GPU."""
+"""Messages that also occur without the device; in a program that uses it, they say nothing about a GPU."""

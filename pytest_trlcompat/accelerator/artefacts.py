@@ -1,19 +1,19 @@
 """Which failures say nothing about a library: those of the software accelerator, and of libraries' branches for NPUs.
 
-A harness that blames a library for its own shortcomings is worse than none, so everything that judges a failure asks
-here: a launch, the judge, bisection. A failure is an artefact where
+A harness that blames a library for its own limits is worse than none, so everything that judges a failure uses this
+module: a launch, the judge, bisection. A failure is an artefact if
 
 - it says so: an operator without a kernel for this device, a name that the stand-in for ``torch_npu`` lacks, a feature
   of torch that does not know the device;
 - or the process died in the device's native code, which every operator passes through;
 - or it was raised in a body of a library that an NPU alone takes (:mod:`pytest_trlcompat.accelerator.branches`). Only
-  the innermost frame counts, those of torch, of Python and of the stand-in left out: what is merely called from such a
-  body is run on a GPU as well, and may be wrong there.
+  the innermost frame counts, those of torch, of Python and of the stand-in left out: what such a body merely calls
+  also runs on a GPU, and may be wrong there.
 
-An exception that was raised while an artefact was handled, or because of one, is an artefact too: without it nobody had
-come there. An issue's known symptom goes first; whoever judges by symptoms asks for those before.
+An exception that was raised while an artefact was handled, or because of one, is an artefact too, since it would not
+have occurred otherwise. Check for a known issue's symptom first, which takes precedence.
 
-Imports only the standard library. It is asked in ranks, in the test process, and where no torch is installed.
+Imports only the standard library. It is used in ranks, in the test process, and where torch is not installed.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def in_force() -> bool:
 
 
 def of_exception(error: BaseException) -> Artefact | None:
-    """What this exception, raised in this process, is an artefact of; ``None`` where it may tell of a library."""
+    """What this exception, raised in this process, is an artefact of; ``None`` if it may be the fault of a library."""
     if not in_force():
         return None
     return of_failure(
@@ -123,7 +123,7 @@ def of_crash(how: str, stderr: str) -> Artefact | None:
     """The same of a process that died, by the native stack that torch prints on a fatal signal.
 
     Args:
-        how: ``died of SIGSEGV``.
+        how: ``was killed by SIGSEGV``.
     """
     if _OWN_FRAME.search(stderr) is None:
         return None
@@ -131,7 +131,7 @@ def of_crash(how: str, stderr: str) -> Artefact | None:
 
 
 def in_text(text: str) -> Artefact | None:
-    """What a short text about a failure tells of: ours, from :meth:`Artefact.describe`, or an exception's message."""
+    """The artefact in a short text about a failure: from :meth:`Artefact.describe`, or an exception's message."""
     return _own_words(text) or _by_words(text, PLAIN, "")
 
 
@@ -148,8 +148,8 @@ def of_program(output: str) -> Artefact | None:
     raised = exceptions(text)
     if raised and raised[-1].type_name not in _WRAPPERS:
         raised = led_to(raised)
-    told = [each.text for each in reversed(raised)] or _short_style(output)
-    return next(filter(None, (_by_words(each, PLAIN, "") for each in told)), None)
+    texts = [each.text for each in reversed(raised)] or _short_style(output)
+    return next(filter(None, (_by_words(each, PLAIN, "") for each in texts)), None)
 
 
 def _short_style(output: str) -> list[str]:
@@ -160,7 +160,7 @@ def _short_style(output: str) -> list[str]:
 def met(error: BaseException) -> Artefact | None:
     """As :func:`of_exception`, for those who go on after it.
 
-    It is printed as well, for a rank that then hangs or fails otherwise: :func:`printed_in`.
+    It is printed as well, for a rank that then hangs or fails in another way: :func:`printed_in`.
     """
     artefact = of_exception(error)
     if artefact is not None:
@@ -179,8 +179,8 @@ def error_text(error: BaseException, limit: int = 300) -> str:
     For those who go on after a failure and keep it as a text: :func:`in_text` finds it there.
     """
     artefact = met(error)
-    told = f"{type(error).__name__}: {text_of(error)[:limit]}"
-    return told if artefact is None else f"{told} [{artefact.describe()}]"
+    text = f"{type(error).__name__}: {text_of(error)[:limit]}"
+    return text if artefact is None else f"{text} [{artefact.describe()}]"
 
 
 def text_of(error: BaseException) -> str:

@@ -1,6 +1,6 @@
 """Where the source of a library goes another way on an NPU than on a CUDA GPU.
 
-The software accelerator bears the name of an NPU, so a library takes these ways on it, though nobody with a GPU does:
+The software accelerator bears the name of an NPU, so a library takes these ways on it, though no GPU does:
 what fails there says nothing about the library's users. Reads source by ``ast`` and runs none of it; imports only the
 standard library.
 
@@ -38,7 +38,7 @@ class Branch:
     Attributes:
         condition: what leads there, as source; of a function or a file its name.
         function: qualified name of the function or class around it; empty in a module's own body.
-        line: where the condition stands.
+        line: the line of the condition.
         first, last: the lines of the body, from 1 on, both included.
         form: ``body`` (of ``if``, ``elif`` or ``while``), ``else``, ``rest`` (what comes after a body that always
             leaves, ``if not is_npu_available(): return``), ``operand`` (of ``and``, ``or``), ``expression`` (of ``a if
@@ -95,7 +95,7 @@ _NPU_PART = re.compile(r"(?:^|_)(?:npu|hccl)(?:_|$)")
 
 
 class _Scan:
-    """Walks over a module with what is known of each place."""
+    """Walks over a module with what is known at each statement."""
 
     def __init__(self) -> None:
         self.found: list[Branch] = []
@@ -241,7 +241,7 @@ def _imports_torch_npu(statement: ast.stmt) -> bool:
 
 
 def _ends(body: Sequence[ast.stmt]) -> bool:
-    """Whether what stands after these statements is never reached from them."""
+    """Whether the code after these statements is never reached from them."""
     if not body:
         return False
     last = body[-1]

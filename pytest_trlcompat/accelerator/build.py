@@ -1,7 +1,7 @@
 """Compile the software accelerator once per torch, interpreter and source, into a cache folder.
 
-Must not import torch: the process that asks for a build may be a light one, such as the controller of a test run. What
-has to be known about torch is read from its files.
+Must not import torch: the process that requests a build may be a light one, such as the controller of a test run. Facts
+about torch are read from its files.
 
 The finished folder holds the stand-in package ``torch_npu`` with its shared object, and nothing else, so that a single
 entry on ``PYTHONPATH`` brings the device to the ranks, and to them alone.
@@ -106,20 +106,20 @@ def build(*, cache: str | os.PathLike[str] | None = None, progress: Progress | N
     compiles, the others wait for it. ``progress`` gets a line whenever there is something to wait for (default: it is
     printed on stderr). Raises AcceleratorError.
     """
-    tell = progress or _print_progress
+    report = progress or _print_progress
     torch = find_torch()
     if Version(torch.version) < Version(OLDEST_TORCH):
         raise AcceleratorError(
-            f"The software accelerator was asked for, and the installed torch is {torch.version}. {_what_else(torch)}"
+            f"The software accelerator was requested, but the installed torch is {torch.version}. {_what_else(torch)}"
         )
     root = (cache_folder() if cache is None else Path(cache).resolve()) / "accelerator"
     target = root / cache_key(torch)
     try:
         if not _is_complete(target):
             root.mkdir(parents=True, exist_ok=True)
-            with _locked(root / f"{target.name}.lock", tell):
+            with _locked(root / f"{target.name}.lock", report):
                 if not _is_complete(target):
-                    _build_into(target, torch, tell)
+                    _build_into(target, torch, report)
         tested = self_test.read(target)
     except OSError as error:
         raise AcceleratorError(_explain(error, root)) from error
@@ -151,7 +151,7 @@ def cache_folder() -> Path:
 
 
 def cache_key(torch: Torch) -> str:
-    """A folder name that differs wherever the shared object or the stand-in would."""
+    """A folder name that differs if the shared object or the stand-in would."""
     digest = hashlib.sha256(repr((FLAGS, LIBRARIES, torch.fingerprint)).encode())
     for path in (*_files(SOURCES), *_files(STANDIN), *_files(AUTOLOAD), Path(__file__)):
         digest.update(f"\0{path.resolve().relative_to(HERE).as_posix()}\0".encode())
@@ -173,20 +173,20 @@ def find_torch() -> Torch:
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     version = re.search(r"^__version__\s*=\s*['\"]([\w.+-]+)['\"]", text, re.MULTILINE)
     if version is None:
-        raise AcceleratorError(f"The torch in {folder} does not tell its version in version.py; reinstall it.")
+        raise AcceleratorError(f"The torch in {folder} does not name its version in version.py; reinstall it.")
     return Torch(folder, version[1], text)
 
 
 def find_compiler() -> list[str]:
     """The C++ compiler as a command: ``$CXX``, which may carry arguments, else the first of ``COMPILERS``."""
-    asked = shlex.split(os.environ.get("CXX", ""))
-    if asked and shutil.which(asked[0]) is None:
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    if chosen and shutil.which(chosen[0]) is None:
         raise AcceleratorError(
-            f"CXX asks for the C++ compiler {asked[0]!r}, which is not there. "
+            f"CXX names the C++ compiler {chosen[0]!r}, which was not found. "
             f"Correct CXX, or unset it to use the first of {', '.join(COMPILERS)} on PATH."
         )
-    if asked:
-        return asked
+    if chosen:
+        return chosen
     for name in COMPILERS:
         if shutil.which(name) is not None:
             return [name]
@@ -208,12 +208,14 @@ def _is_complete(target: Path) -> bool:
     return (target / self_test.FILE).is_file()
 
 
-def _build_into(target: Path, torch: Torch, tell: Progress) -> None:
+def _build_into(target: Path, torch: Torch, report: Progress) -> None:
     """Build beside ``target``, then rename. Called under the lock."""
     for leftover in (target, *target.parent.glob(f".{target.name}.*")):  # of a build that was killed
         shutil.rmtree(leftover, ignore_errors=True)
     compiler = find_compiler()
-    tell(f"compiling the software accelerator for torch {torch.version} with {compiler[0]}, once; about half a minute")
+    report(
+        f"compiling the software accelerator for torch {torch.version} with {compiler[0]}, once; about half a minute"
+    )
     started = time.monotonic()
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
@@ -226,7 +228,7 @@ def _build_into(target: Path, torch: Torch, tell: Progress) -> None:
         work.rename(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    tell(f"compiled in {time.monotonic() - started:.0f} s, kept in {target}")
+    report(f"compiled in {time.monotonic() - started:.0f} s, kept in {target}")
 
 
 def _loads_backends(torch: Torch) -> bool:
@@ -263,10 +265,10 @@ def _compile(compiler: Sequence[str], torch: Torch, work: Path, log: Path) -> No
 
 
 def _what_else(torch: Torch) -> str:
-    """What somebody can do whose torch is not served."""
+    """Advice for a torch that is not supported."""
     newer = Version(torch.version).release[:2] > Version(NEWEST_TORCH).release
     return (
-        f"It works with torch {OLDEST_TORCH} to {NEWEST_TORCH}: take one of these, "
+        f"It works with torch {OLDEST_TORCH} to {NEWEST_TORCH}: use one of these, "
         + ("update pytest-trlcompat, " if newer else "")
         + "or test on a GPU (--trlcompat-device cuda) or on the plain CPU (--trlcompat-device cpu)."
     )
@@ -285,13 +287,14 @@ def _include_flags(torch: Torch) -> list[str]:
 
 
 def _as_torch(torch: Torch) -> tuple[list[str], list[str]]:
-    """How this torch was compiled, as torch.utils.cpp_extension asks it, and the C++ library that it has loaded.
+    """How this torch was compiled, as torch.utils.cpp_extension queries it, and the C++ library that it has loaded.
 
-    Whoever shares its types has to do the same: wheels up to 2.6 have the C++ library's old strings, and pybind11 up to
-    2.8 names the compiler's own version. A compiler may link its C++ library statically, as many do that come in
-    containers; of two such libraries in a process the second can write no number into a message, or dies of it.
+    Code that shares its types must be compiled in the same way: wheels up to 2.6 have the C++ library's old strings,
+    and pybind11 up to 2.8 names the compiler's own version. A compiler may link its C++ library statically, as many do
+    that come in containers; with two such libraries in a process, the second crashes or cannot write numbers into
+    messages.
     """
-    # In a process of its own: torch must not be imported into this one.
+    # In another process: torch must not be imported into this one.
     done = subprocess.run(
         [sys.executable, "-c", _ASK_TORCH],
         env={**os.environ, "PYTHONPATH": str(torch.folder.parent), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
@@ -302,8 +305,8 @@ def _as_torch(torch: Torch) -> tuple[list[str], list[str]]:
     if done.returncode != 0:
         tail = "\n".join(done.stderr.splitlines()[-TAIL_LINES:])
         raise AcceleratorError(f"The software accelerator needs torch, and {sys.executable} cannot import it:\n{tail}")
-    told = json.loads(done.stdout.splitlines()[-1])
-    return told["definitions"], told["libraries"]
+    answer = json.loads(done.stdout.splitlines()[-1])
+    return answer["definitions"], answer["libraries"]
 
 
 def _python_headers() -> Path:
@@ -311,13 +314,13 @@ def _python_headers() -> Path:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, tell: Progress) -> Iterator[None]:
-    """Hold an advisory lock. The kernel drops it with its process, so a killed build blocks nobody."""
+def _locked(path: Path, report: Progress) -> Iterator[None]:
+    """Hold an advisory lock. The kernel releases it when its process ends, so a killed build blocks no other."""
     with path.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            tell("waiting for another process, which is compiling the software accelerator")
+            report("waiting for another process, which is compiling the software accelerator")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
@@ -325,8 +328,8 @@ def _locked(path: Path, tell: Progress) -> Iterator[None]:
 def _explain(error: OSError, root: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
-            f"No space is left to build the software accelerator in {root}; it needs about 20 MB. "
-            "Make room, or let TRLCOMPAT_CACHE name a folder on another disk."
+            f"The disk is too full to build the software accelerator in {root}; it needs about 20 MB. "
+            "Free some space, or let TRLCOMPAT_CACHE name a folder on another disk."
         )
     return f"The software accelerator cannot be built in {root}: {error}. Let TRLCOMPAT_CACHE name a writable folder."
 

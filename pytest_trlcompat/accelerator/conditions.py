@@ -39,7 +39,7 @@ _OTHER_VALUES = frozenset(
 )
 _ASKS = re.compile(r"^_?(?:is|has|requires?|skip)_")
 
-# What an NPU is called where a CUDA GPU is called otherwise.
+# Names of an NPU that differ from those of a CUDA GPU.
 _NPU_VALUES = frozenset({"npu", "multi_npu", "hccl", "torch_npu"})
 _CUDA_VALUES = frozenset({"cuda", "multi_gpu", "nccl"})
 
@@ -110,12 +110,12 @@ def cases(test: ast.AST) -> Cases:
 
 
 def _of_call(call: ast.Call) -> Cases:
-    given = {value for argument in call.args for value in _values(argument)}
+    values = {value for argument in call.args for value in _values(argument)}
     name = _dotted(call.func)
     if name.split(".")[-1] in _LOOKUPS:
-        if "torch_npu" in given or "npu" in given:
+        if "torch_npu" in values or "npu" in values:
             return NPU
-        return Cases(False, True, False) if name.endswith(".startswith") and "cuda" in given else UNKNOWN
+        return Cases(False, True, False) if name.endswith(".startswith") and "cuda" in values else UNKNOWN
     return _of_name(name)
 
 
@@ -153,7 +153,7 @@ def _of_values(values: set[str], contained: bool) -> Cases:
     """Of a comparison with these values, in each case with the name that the accelerator has there.
 
     Args:
-        contained: it is asked whether a value is in something (``"npu" in devices``), not whether it is one of them.
+        contained: it tests whether a value is in something (``"npu" in devices``), not whether it is one of them.
     """
     npu, cuda = bool(values & _NPU_VALUES), bool(values & _CUDA_VALUES)
     others = values - _NPU_VALUES - _CUDA_VALUES - _OTHER_VALUES
@@ -200,5 +200,5 @@ def names_npu(name: str) -> bool:
 
 
 def asks_for_npu(function: str) -> bool:
-    """Whether a function with this name asks whether there is an NPU: it is run on every machine."""
+    """Whether a function with this name checks for an NPU: it runs on every machine."""
     return _ASKS.match(function) is not None

@@ -30,12 +30,12 @@ TABLE = Path(__file__).with_name("npu_branches.toml")
 
 
 class Decision(str, Enum):
-    """What is done about a branch; the values stand in the table."""
+    """What is done about a branch; the values appear in the table."""
 
     SUPPLIED = "supplied"
     """The stand-in for torch_npu has what is called there."""
     AS_CUDA = "as cuda"
-    """The library is made to go as it goes on CUDA, by an adaptation of the stand-in."""
+    """An adaptation of the stand-in makes the library behave as on CUDA."""
     HARMLESS = "harmless"
     """It makes no difference to a training, or no training comes there."""
     LIMIT = "limit"
@@ -46,7 +46,7 @@ class Decision(str, Enum):
 
 
 class DecisionError(ValueError):
-    """The table makes no sense; the text says where."""
+    """The table is invalid; the text says where."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Found:
     branch: Branch
 
     @property
-    def place(self) -> str:
-        """As the table names places: ``trainer/utils.py::get_kbit_device_map``, ``state.py::`` for a module's body."""
+    def location(self) -> str:
+        """As in the table: ``trainer/utils.py::get_kbit_device_map``, or ``state.py::`` for a module's body."""
         return f"{self.file}::{self.branch.function}"
 
     def describe(self) -> str:
@@ -80,7 +80,7 @@ class Entry:
     Attributes:
         versions: of the releases that have it, with those between two that were looked at; open upwards where the
             newest has it.
-        at: places, ``*`` standing for any text.
+        at: locations, with ``*`` for any text.
         condition: what leads there, in the same manner; the opposite, ``not (...)``, counts as well.
         by: the adaptations that make the library go as on CUDA.
     """
@@ -101,7 +101,7 @@ class Entry:
         return (
             found.package == self.package
             and self._specifiers.contains(found.version, prereleases=True)
-            and any(_pattern(at).fullmatch(found.place) for at in self.at)
+            and any(_pattern(at).fullmatch(found.location) for at in self.at)
             and any(_about(condition, found.branch.condition) for condition in self.condition)
         )
 
@@ -131,16 +131,16 @@ def _entry(number: int, values: Mapping[str, Any]) -> Entry:
     where = f"entry {number} ({values.get('package', '?')}, {', '.join(values.get('at', ['?']))})"
     if set(values) - {"by"} != _KEYS - {"by"}:
         odd = sorted(set(values) ^ (_KEYS - {"by"}) - {"by"})
-        raise DecisionError(f"{where} needs {', '.join(sorted(_KEYS - {'by'}))}; lacking or unknown: {', '.join(odd)}")
+        raise DecisionError(f"{where} needs {', '.join(sorted(_KEYS - {'by'}))}; missing or unknown: {', '.join(odd)}")
     if values["package"] not in PACKAGES:
-        raise DecisionError(f"{where}: the package is none of {', '.join(PACKAGES)}")
+        raise DecisionError(f"{where}: unknown package; known are {', '.join(PACKAGES)}")
     try:
         decision = Decision(values["decision"])
         SpecifierSet(values["versions"])
     except (ValueError, InvalidSpecifier) as error:
         raise DecisionError(f"{where}: {error}") from error
     if (decision is Decision.AS_CUDA) != bool(values.get("by")):
-        raise DecisionError(f"{where}: 'by' names the adaptations of what goes as on CUDA, and of nothing else")
+        raise DecisionError(f"{where}: 'by' names adaptations, and is only for the decision 'as cuda'")
     lists = {key: tuple(values.get(key, ())) for key in ("at", "condition", "by")}
     return Entry(values["package"], values["versions"], decision=decision, reason=values["reason"], **lists)
 

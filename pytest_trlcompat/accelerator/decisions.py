@@ -29,8 +29,8 @@ def installed(site_packages: Sequence[str] | None = None) -> Iterator[tuple[str,
     """Name, version and folder of each of :data:`PACKAGES` that is there, in this environment or in those folders."""
     paths = [None] if site_packages is None else [[path] for path in site_packages]
     for path in paths:
-        given: dict[str, Any] = {} if path is None else {"path": path}
-        found = {item.metadata["Name"]: item for item in importlib.metadata.distributions(**given)}
+        options: dict[str, Any] = {} if path is None else {"path": path}
+        found = {item.metadata["Name"]: item for item in importlib.metadata.distributions(**options)}
         for name in PACKAGES:
             if name in found:
                 yield name, found[name].version, Path(str(found[name].locate_file(name)))

@@ -1,4 +1,4 @@
-"""The self-test of a build: run once, kept with it, read whenever the build is asked for.
+"""The self-test of a build: run once, stored with it, and read whenever the build is used.
 
 What it checks is ``torch_npu.selftest``, in the stand-in, which imports torch; this module does not.
 """

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from pytest_trlcompat.bisect.commands import Request, commits, days, releases, test
 from pytest_trlcompat.bisect.layouts import find_layout
 from pytest_trlcompat.matrix.errors import MatrixError
-from pytest_trlcompat.matrix.files import said_plainly
-from pytest_trlcompat.matrix.process import stopped_like_ctrl_c
+from pytest_trlcompat.matrix.files import explained_os_errors
+from pytest_trlcompat.matrix.process import signals_as_ctrl_c
 
 __all__ = ["main"]
 
@@ -182,7 +182,7 @@ def _run(parsed: argparse.Namespace, words: Sequence[str]) -> int:
     command = f"{parsed.called_as} {shlex.join(again)}"
     reproduce = f"trlcompat bisect {shlex.join(_without(again, ('--json', '--report', '--state', '--jobs')))}"
     try:
-        with said_plainly(), stopped_like_ctrl_c():
+        with explained_os_errors(), signals_as_ctrl_c():
             request = Request(parsed, find_layout(), Path.cwd(), command, reproduce, partial(print, flush=True))
             return _COMMANDS[parsed.kind](request)
     except MatrixError as error:

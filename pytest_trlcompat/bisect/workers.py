@@ -83,7 +83,7 @@ class ForkedWorkers(Generic[Key]):
         receiver, sender = self._context.Pipe(duplex=False)
         mark = uuid.uuid4().hex
         started = self._context.Process(target=_work, args=(function, sender, mark, os.getpid()))
-        with process.undisturbed():
+        with process.deferred_signals():
             started.start()
             self._workers[key] = _Worker(started, receiver, mark)
         sender.close()

@@ -1,6 +1,6 @@
 """Checks: invariants of training that anyone can assert on a model, a trainer or a checkpoint, in real training too.
 
-As functions, each of which raises :class:`CheckError` and says what was asked, what was found and what to do::
+As functions, each of which raises :class:`CheckError` that says what was expected, what was found and what to do::
 
     from pytest_trlcompat.checks import check_reference_model
 
@@ -12,9 +12,9 @@ or all of them around a training::
 
     trainer.add_callback(CompatCallback(trainer))
 
-Where there are several ranks every function is collective: all call it at the same point, and all raise if one does.
-Importing this package imports nothing of the stack; asking it for a name does. No module here imports pytest or a room
-of the harness, so that users can train with them.
+With several ranks every function is collective: all must call it at the same point, and all raise if one does.
+Importing this package does not import the stack; accessing one of its names does. No module here imports pytest or a
+package of the harness, so that users can train with them.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def devices(model: nn.Module) -> list[str]:
 def whole_tensors(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, str, Tensor]]:
     """Parameters and persistent buffers, gathered one at a time (FSDP1: one unit at a time); collective if sharded.
 
-    Exhaust it on every rank, and let nothing raise meanwhile: other ranks would wait in the next gathering.
+    Exhaust it on every rank, and do not raise before: other ranks would wait in the next gathering.
 
     Args:
         model: wrapped or not. Of FSDP1 pass the outermost unit.
@@ -105,7 +105,7 @@ def whole_tensors(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, str
 
     Yields:
         The plain model's name, the first name of the same tensor (another one where the two are tied), and the whole
-        tensor, valid until the next one is asked for.
+        tensor, valid until the next one is requested.
     """
     model = _without_outer_wrappers(model)
     for unit_prefix, unit in _units(model):

@@ -1,6 +1,6 @@
-"""How ranks take one decision: a check that fails on one rank fails on all, and nobody is left in a collective.
+"""Joint decisions of ranks: a check that fails on one rank fails on all, and no rank is left waiting in a collective.
 
-Imports torch inside functions, and nothing else of this package.
+Imports torch inside functions, and no other module of this package.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-__all__ = ["CheckError", "any_rank", "is_first_rank", "listed", "tell_each_other", "together", "world_size"]
+__all__ = ["CheckError", "any_rank", "gather_from_ranks", "is_first_rank", "listed", "together", "world_size"]
 
 _SHOWN = 8
 """How many names a message lists."""
-_Told = TypeVar("_Told")
+_Value = TypeVar("_Value")
 
 
 class CheckError(AssertionError):
-    """An invariant of training does not hold. Says what was asked, what was found, and what to do."""
+    """An invariant of training does not hold. Says what was expected, what was found, and what to do."""
 
 
 def world_size() -> int:
-    """Number of ranks; 1 where nothing is distributed."""
-    if "torch.distributed" not in sys.modules:  # what is not imported is not initialised
+    """Number of ranks; 1 without a process group."""
+    if "torch.distributed" not in sys.modules:  # not imported, so not initialised
         return 1
     distributed: Any = sys.modules["torch.distributed"]
     ready = distributed.is_available() and distributed.is_initialized()
@@ -38,16 +38,15 @@ def is_first_rank() -> bool:
 
 
 def any_rank(flags: Sequence[int]) -> list[int]:
-    """For each place the bits, of at most 8, that are set on some rank; collective where there are several."""
-    told = tell_each_other(bytes(flags))
+    """Combine each flag, of at most 8 bits, of all ranks by OR; collective if there are several."""
     highest = 0
-    for mine in told:
+    for mine in gather_from_ranks(bytes(flags)):
         highest |= int.from_bytes(mine, "big")
     return list(highest.to_bytes(len(flags), "big"))
 
 
 def listed(names: Iterable[str]) -> str:
-    """How many there are, and the first of them by name."""
+    """Their number, and the first names."""
     names = list(names)
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{len(names)} ({', '.join(names[:_SHOWN])}{more})"
@@ -55,12 +54,12 @@ def listed(names: Iterable[str]) -> str:
 
 @contextmanager
 def together(what: str) -> Iterator[None]:
-    """Run a block that may raise, then let all ranks raise when any has; collective where there are several.
+    """Run a block that may raise, then raise on all ranks if any has; collective if there are several.
 
-    The block itself may use collectives only where every rank reaches them whatever the others found.
+    The block itself may use collectives only if every rank reaches them, whatever the others find.
 
     Args:
-        what: the check's name, for errors that are none of ours.
+        what: the name of the check, for errors other than CheckError.
 
     Raises:
         CheckError: the block raised on some rank. Every rank gets the same text, which names the ranks.
@@ -70,9 +69,9 @@ def together(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         mine = error
-    told = tell_each_other(_text(what, mine))
-    if any(text is not None for text in told):
-        raise CheckError(_merged(told)) from mine
+    texts = gather_from_ranks(_text(what, mine))
+    if any(text is not None for text in texts):
+        raise CheckError(_merged(texts)) from mine
 
 
 def _text(what: str, error: Exception | None) -> str | None:
@@ -81,27 +80,27 @@ def _text(what: str, error: Exception | None) -> str | None:
     return f"{what} could not be checked: {type(error).__name__}: {error}"
 
 
-def tell_each_other(mine: _Told) -> list[_Told]:
-    """What each rank told, in their order; collective where there are several."""
+def gather_from_ranks(mine: _Value) -> list[_Value]:
+    """The values of all ranks, by rank; collective if there are several."""
     size = world_size()
     if size == 1:
         return [mine]
     import torch.distributed
 
-    told: list[Any] = [None] * size
-    torch.distributed.all_gather_object(told, mine)
-    return told
+    values: list[Any] = [None] * size
+    torch.distributed.all_gather_object(values, mine)
+    return values
 
 
-def _merged(told: Sequence[str | None]) -> str:
-    """One text of all ranks' texts, each said once with the ranks that said it."""
+def _merged(texts: Sequence[str | None]) -> str:
+    """Merge the texts of all ranks; each appears once, with its ranks."""
     ranks: dict[str, list[int]] = {}
-    for number, text in enumerate(told):
+    for number, text in enumerate(texts):
         if text is not None:
             ranks.setdefault(text, []).append(number)
-    if len(ranks) == 1 and len(next(iter(ranks.values()))) == len(told):
+    if len(ranks) == 1 and len(next(iter(ranks.values()))) == len(texts):
         return next(iter(ranks))
     return "\n".join(
-        f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))} of {len(told)}: {text}"
+        f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))} of {len(texts)}: {text}"
         for text, numbers in ranks.items()
     )

@@ -1,6 +1,7 @@
 """Tensors of a saved folder, read one at a time: safetensors, ``.bin``, shards of either, adapters, FSDP's own files.
 
-Pickles are read with ``weights_only=True``. Imports torch, and safetensors when asked; nothing of this package.
+Pickles are read with ``weights_only=True``. Imports torch,
+and safetensors when needed, but no other module of this package.
 """
 
 from __future__ import annotations

@@ -56,10 +56,10 @@ class CompatCallback(TrainerCallback):
         trainer.add_callback(CompatCallback(trainer))
 
     At train begin: something is trainable and the optimizer holds it, and the reference model is placed and sharded
-    like the policy. At the first step, before the weights change: whoever asked for few logits got few, and gradients
-    reach every trainable parameter; after it: these moved, and the frozen ones did not. At the first save: the
-    checkpoint equals the live model. At every step memory, in bytes, is logged, for this rank, as an entry of its own
-    in ``log_history`` and to every reporter.
+    like the policy. At the first step, before the weights change: requests for the last logits were honoured,
+    and gradients reach every trainable parameter; after it: these changed, and the frozen ones did not. At the first
+    save: the checkpoint equals the live model. At every step this rank's memory, in bytes, is logged as a separate
+    entry of ``log_history`` and to every reporter.
 
     Gradients that are all zeros (GRPO: equal rewards), loss scaling that overflows, and a learning rate of 0 put off
     what they leave undecided to the next step. Ranks decide together. After the first steps the callback costs what
@@ -187,9 +187,9 @@ class CompatCallback(TrainerCallback):
     def _log_memory(self, control: Any) -> None:
         # Not the subclass's log: TRL's empties its metrics into whatever is logged next. And logging takes back a
         # request to log, which the trainer has not served yet.
-        asked = control.should_log
+        should_log = control.should_log
         Trainer.log(self.trainer, read_memory().as_logs())
-        control.should_log = asked
+        control.should_log = should_log
 
 
 class _FirstStep:
@@ -306,7 +306,7 @@ def _has_policy(model: nn.Module) -> bool:
 
 
 def _is_in_parts(folder: Path) -> bool:
-    """Whether a checkpoint has only what each rank wrote for itself, because somebody chose that."""
+    """Whether a checkpoint has only what each rank wrote for itself, because the user chose that."""
     from pytest_trlcompat.checks._saved import open_saved
 
     parts = [*folder.glob("global_step*"), *folder.glob("pytorch_model_fsdp*_rank*.bin")]

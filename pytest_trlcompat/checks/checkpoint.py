@@ -29,7 +29,7 @@ def check_checkpoint(
     """Compare the weights saved in ``folder`` with those of the live ``model``, tensor by tensor and bitwise.
 
     Collective where there are several ranks. The model is gathered one tensor at a time (FSDP1: one unit), and the
-    first rank alone reads the folder, one tensor at a time (``.bin``: mapped, one file at a time).
+    first rank reads the folder, one tensor at a time (``.bin``: mapped, one file at a time).
 
     Args:
         folder: what ``save_model`` or a checkpoint has written: safetensors or ``.bin``, whole or in shards, a PEFT
@@ -84,12 +84,12 @@ class _Comparison:
 
     def open(self) -> None:
         if not self.folder.is_dir():
-            raise CheckError(f"asked to compare {self.folder} with the model, but there is no such folder")
+            raise CheckError(f"expected a checkpoint in {self.folder}, but there is no such folder")
         self.saved = open_saved(self.folder)
         if self.saved is None:
             inside = ", ".join(sorted(entry.name for entry in self.folder.iterdir())) or "nothing"
             raise CheckError(
-                f"asked to compare the weights saved in {self.folder} with the model, but it holds none that can be "
+                f"expected saved weights in {self.folder}, but it contains none that can be "
                 f"loaded as a whole; it holds {inside}. Under FSDP set the state dict type to FULL_STATE_DICT, under "
                 "ZeRO-3 stage3_gather_16bit_weights_on_model_save to true, before saving"
             )
@@ -157,7 +157,7 @@ class _Comparison:
         problems = [f"{kind}: {listed(names)}" for kind, names in kinds.items() if names]
         if problems:
             raise CheckError(
-                f"{saved.source} does not reload as the live model, of which {len(self.live)} tensors were asked for: "
+                f"{saved.source} does not reload as the live model, of which {len(self.live)} tensors were expected: "
                 + "; ".join(problems)
                 + ". Do not train on from it: save a gathered state dict (accelerator.get_state_dict of the wrapped "
                 "model) and compare again"

@@ -30,7 +30,7 @@ class GradientReport:
 
     Attributes:
         reached: with a finite gradient that is not all zeros.
-        zero: with a gradient of zeros alone, as ``lora_A`` has at the first step. Where gradients are sharded (FSDP1,
+        zero: with a gradient of zeros, as ``lora_A`` has at the first step. Where gradients are sharded (FSDP1,
             ZeRO), one that never came looks the same.
         missing: without any gradient.
         not_finite: with a gradient that holds NaN or infinity.
@@ -74,9 +74,9 @@ def check_gradients(
         here = _judged([local_gradient(parameter) for _, parameter in named])
     report = _report([name for name, _ in named], any_rank(here))
     problems = _problems(report, _modules_not_reached(model, report), allow_zero, allow_overflow)
-    if problems:  # the same on all ranks, from what they have told each other
+    if problems:  # the same on all ranks, since they exchanged their flags
         raise CheckError(
-            f"asked for a gradient of each of the {len(named)} trainable parameters, but " + "; ".join(problems)
+            f"expected a gradient for each of the {len(named)} trainable parameters, but " + "; ".join(problems)
         )
     return report
 

@@ -1,8 +1,7 @@
-"""Are logits really shortened, and the log-probabilities read from them right?
+"""Does a model really return only the last logits, and are the log-probabilities computed from them correct?
 
-Known bugs that it catches: trl 2770, of a keyword that Transformers takes and ignores, so that a trainer reads wrong
-positions, or all of them out of full logits. Imports torch, of this package the modules with an underscore, and the
-corrected trainers' ``logits_keyword``.
+Catches trl 2770: Transformers accepts and ignores a keyword, so that a trainer reads wrong positions, or computes all
+logits. Imports torch, the modules of this package with an underscore, and the corrected trainers' ``logits_keyword``.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __all__ = ["LogitsCalls", "check_logits"]
 
 _ADVICE = (
     "Transformers calls it num_logits_to_keep from 4.45 to 4.51 and logits_to_keep from 4.49 on, and ignores the other "
-    "name; pytest_trlcompat.trainers.logits_keyword(model) tells which one works"
+    "name; pytest_trlcompat.trainers.logits_keyword(model) returns the one that works"
 )
 
 
@@ -34,21 +33,21 @@ def check_logits(
     attention_mask: Tensor | None = None,
     tolerance: float | None = None,
 ) -> dict[str, Any]:
-    """Asked for the logits of the last K positions, a model returns K of them, and the right ones.
+    """A model returns the logits of the last K positions when requested, and they are correct.
 
-    Two forwards, without gradients and in eval mode; with a sharded model (FSDP, ZeRO-3) they are collective.
+    Runs two forward passes, without gradients and in eval mode; collective with a sharded model (FSDP, ZeRO-3).
 
     Args:
-        model: a causal language model, wrapped as the trainer calls it or not.
+        model: a causal language model, wrapped or not.
         logits_to_keep: K, at least 2 and less than S.
-        keyword: that the trainer uses; by default the one that works, if any.
-        input_ids: ``(B, S)``; by default two rows of the first token ids, of K + 4 positions.
+        keyword: the one that the trainer uses; by default the one that works, if any.
+        input_ids: ``(B, S)``; by default two rows of K + 4 positions with the first token ids.
         attention_mask: ``(B, S)``; by default all ones.
         tolerance: for the log-probabilities; by default two units in the last place of the largest logit, in the
-            precision that logits were computed in, and at least 1e-4.
+            precision in which logits were computed, and at least 1e-4.
 
     Returns:
-        ``keyword``, ``length`` (of the logits that came back), ``max_abs_error`` and ``tolerance``.
+        ``keyword``, ``length`` (of the returned logits), ``max_abs_error`` and ``tolerance``.
 
     Raises:
         CheckError: on every rank: the logits have another length, or their log-probabilities differ.
@@ -61,80 +60,92 @@ def check_logits(
     with together("the length of logits"):
         if chosen is None:
             raise CheckError(
-                f"asked for the logits of {logits_to_keep} positions, but {_name(model)} honours none of "
+                f"expected the logits of {logits_to_keep} positions, but {_name(model)} supports none of "
                 f"{', '.join(KEYWORDS)}: it always computes all of them"
             )
-    with torch.no_grad(), dropout_off(model):
-        full, refused = _forward(model, input_ids, mask, {}), None
-        try:
-            short = _forward(model, input_ids, mask, {chosen: logits_to_keep})
-        except TypeError as error:
-            short, refused = full, error
-    with together("the length of logits"):
-        if refused is not None:
-            raise CheckError(f"asked {_name(model)} for {chosen}={logits_to_keep}, but: {refused}. {_ADVICE}")
-        _right_length(model, chosen, logits_to_keep, input_ids.size(1), short.size(1))
+    short, full = _short_and_full(model, input_ids, mask, chosen, logits_to_keep)
     off, allowed = _compare(short, full, input_ids, tolerance)
     with together("log-probabilities"):
         if not off <= allowed:
             raise CheckError(
-                f"log-probabilities read from the {logits_to_keep} logits that {_name(model)} returns for {chosen} are "
-                f"off by {off:.3g} from those of a full forward; rounding explains {allowed:.3g} at most. Are they "
-                "those of other positions?"
+                f"log-probabilities computed from the {logits_to_keep} logits that {_name(model)} returns for {chosen} "
+                f"are off by {off:.3g} from those of a full forward; rounding explains at most {allowed:.3g}. Do they "
+                "belong to other positions?"
             )
     return {"keyword": chosen, "length": short.size(1), "max_abs_error": off, "tolerance": allowed}
 
 
+def _short_and_full(
+    model: nn.Module, input_ids: Tensor, mask: Tensor, keyword: str, logits_to_keep: int
+) -> tuple[Tensor, Tensor]:
+    """The logits with and without ``keyword``.
+
+    Raises:
+        CheckError: on every rank: the model rejects the keyword, or returns another number of logits.
+    """
+    with torch.no_grad(), dropout_off(model):
+        full, rejected = _forward(model, input_ids, mask, {}), None
+        try:
+            short = _forward(model, input_ids, mask, {keyword: logits_to_keep})
+        except TypeError as error:
+            short, rejected = full, error
+    with together("the length of logits"):
+        if rejected is not None:
+            raise CheckError(f"called {_name(model)} with {keyword}={logits_to_keep}, but: {rejected}. {_ADVICE}")
+        _right_length(model, keyword, logits_to_keep, input_ids.size(1), short.size(1))
+    return short, full
+
+
 class LogitsCalls:
-    """Watches a model's forwards for a keyword that asks for few logits, and what comes back; raises nothing meanwhile.
+    """Records which forward passes of a model request only the last logits, and what they return.
 
     Args:
-        model: wrapped or not. What is watched is the outermost module of Transformers within.
+        model: wrapped or not; its outermost module of Transformers is observed.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.calls = 0
-        """Forwards that asked for few logits."""
+        """Forward passes that requested only the last logits."""
         self._wrong: _Call | None = None
-        self._asked: tuple[str, int] | None = None
+        self._request: tuple[str, int] | None = None
         watched = _language_models(model)
         self._handles: list[Any] = [each.register_forward_pre_hook(self._before, with_kwargs=True) for each in watched]
         self._handles += [each.register_forward_hook(self._after) for each in watched]
 
     def _before(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        given = [(keyword, kwargs[keyword]) for keyword in KEYWORDS if keyword in kwargs]
-        self._asked = given[0] if given and isinstance(given[0][1], int) and given[0][1] > 0 else None
+        requests = [(keyword, kwargs[keyword]) for keyword in KEYWORDS if keyword in kwargs]
+        self._request = requests[0] if requests and isinstance(requests[0][1], int) and requests[0][1] > 0 else None
 
     def _after(self, model: nn.Module, args: Any, output: Any) -> None:
-        asked, self._asked = self._asked, None
+        request, self._request = self._request, None
         logits = getattr(output, "logits", None)
-        if asked is None or not isinstance(logits, Tensor) or logits.dim() != 3:
+        if request is None or not isinstance(logits, Tensor) or logits.dim() != 3:
             return
         self.calls += 1
-        keyword, length = asked
-        # A prompt shorter than what was asked for comes back whole.
+        keyword, length = request
+        # A sequence shorter than the request is returned whole.
         if logits.size(1) > length and self._wrong is None:
             self._wrong = _Call(_name(model), keyword, length, logits.size(1))
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop recording."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def check(self) -> int:
-        """Judge what was seen so far; collective where there are several ranks.
+        """Check the recorded calls; collective if there are several ranks.
 
         Returns:
-            Number of calls that asked for few logits; 0 says nothing about the model.
+            Number of calls that requested only the last logits; 0 says nothing about the model.
 
         Raises:
-            CheckError: on every rank: a call got more logits than it had asked for.
+            CheckError: on every rank: a call got more logits than requested.
         """
         with together("the length of logits"):
             if self._wrong is not None:
                 call = self._wrong
-                raise CheckError(_wrong_length(call.model, call.keyword, call.asked, call.got))
+                raise CheckError(_wrong_length(call.model, call.keyword, call.requested, call.returned))
         return self.calls
 
 
@@ -142,23 +153,26 @@ class LogitsCalls:
 class _Call:
     model: str
     keyword: str
-    asked: int
-    got: int
+    requested: int
+    returned: int
 
 
-def _wrong_length(model: str, keyword: str, asked: int, got: int) -> str:
+def _wrong_length(model: str, keyword: str, requested: int, returned: int) -> str:
     return (
-        f"asked {model} for the logits of the last {asked} positions by {keyword}={asked}, but it returned {got}: it "
-        "ignores the keyword, so all logits are computed, and whoever does not trim them reads wrong positions. "
+        f"requested from {model} the logits of the last {requested} positions by {keyword}={requested}, "
+        f"but it returned {returned}: it ignores the keyword, so all logits are computed, and code that does not "
+        "trim them reads wrong positions. "
         f"{_ADVICE}"
     )
 
 
-def _right_length(model: nn.Module, keyword: str, asked: int, sequence: int, got: int) -> None:
-    if got > asked:
-        raise CheckError(_wrong_length(_name(model), keyword, asked, got))
-    if got != min(asked, sequence):
-        raise CheckError(f"asked {_name(model)} for {keyword}={asked} of {sequence} positions, but it returned {got}")
+def _right_length(model: nn.Module, keyword: str, requested: int, sequence: int, returned: int) -> None:
+    if returned > requested:
+        raise CheckError(_wrong_length(_name(model), keyword, requested, returned))
+    if returned != min(requested, sequence):
+        raise CheckError(
+            f"called {_name(model)} with {keyword}={requested} and {sequence} positions, but it returned {returned}"
+        )
 
 
 def _default_ids(model: nn.Module, length: int) -> Tensor:
@@ -166,15 +180,15 @@ def _default_ids(model: nn.Module, length: int) -> Tensor:
     return (torch.arange(2 * length) % vocabulary).reshape(2, length)
 
 
-def _forward(model: nn.Module, input_ids: Tensor, mask: Tensor, asked: dict[str, int]) -> Tensor:
-    logits: Tensor = model(input_ids=input_ids, attention_mask=mask, **asked).logits
+def _forward(model: nn.Module, input_ids: Tensor, mask: Tensor, keywords: dict[str, int]) -> Tensor:
+    logits: Tensor = model(input_ids=input_ids, attention_mask=mask, **keywords).logits
     return logits
 
 
 def _compare(short: Tensor, full: Tensor, input_ids: Tensor, tolerance: float | None) -> tuple[float, float]:
-    """The largest error of log-probabilities, and what rounding explains."""
+    """The largest error of log-probabilities, and the largest that rounding explains."""
     length = short.size(1)
-    ids = input_ids[:, -length + 1 :].unsqueeze(-1)  # the last position predicts a token that is not there
+    ids = input_ids[:, -length + 1 :].unsqueeze(-1)  # the token that the last position predicts is unknown
     logps = [logits[:, -length:-1].float().log_softmax(-1).gather(-1, ids) for logits in (short, full)]
     error = (logps[0] - logps[1]).abs().max().item()
     if tolerance is not None:
@@ -185,7 +199,7 @@ def _compare(short: Tensor, full: Tensor, input_ids: Tensor, tolerance: float | 
 
 
 def _precision(logits: Tensor) -> float:
-    """Machine epsilon of what logits were computed in, whatever type they were cast to afterwards."""
+    """Machine epsilon of the type in which logits were computed, even if they were cast afterwards."""
     for narrow in (torch.bfloat16, torch.float16):
         if bool((logits.to(narrow).to(logits.dtype) == logits).all()):
             return float(torch.finfo(narrow).eps)

@@ -71,7 +71,7 @@ def check_memory(*, accelerator_limit: int | None = None, host_limit: int | None
             if limit is not None and (peak := getattr(memory, f"{where}_peak")) > limit
         ]
         if problems:
-            raise CheckError("asked for memory within its limits, but " + "; ".join(problems))
+            raise CheckError("expected memory within its limits, but " + "; ".join(problems))
     return memory
 
 

@@ -1,7 +1,7 @@
-"""Are the right parameters trainable, and do exactly those move?
+"""Are the right parameters trainable, and do exactly those change?
 
-Catches frozen adapters, parameters that the optimizer does not hold, weights that no step moves, and frozen ones that
-something writes to. Nothing is gathered: each rank looks at its own shards, and ranks exchange a byte per parameter.
+Catches frozen adapters, parameters that the optimizer does not have, weights that no step changes, and frozen ones that
+change. Nothing is gathered: each rank examines its own shards, and ranks exchange one byte per parameter.
 
 Imports torch, and of this package the modules with an underscore and ``gradients``.
 """
@@ -21,13 +21,13 @@ from pytest_trlcompat.checks.gradients import GradientReport
 __all__ = ["WeightsBefore", "check_moved", "check_trainable"]
 
 _CHUNK = 1 << 22
-"""Elements that a fingerprint looks at at once, 8 bytes each."""
+"""Elements of 8 bytes that a fingerprint processes at once."""
 
 
 def check_trainable(model: nn.Module, optimizer: Any = None, *, ignore: Sequence[str] = ()) -> dict[str, int]:
-    """Something is trainable, LoRA adapters in use are, and the optimizer holds all that is; for before training.
+    """Before training: something is trainable, LoRA adapters in use are, and the optimizer has all that is.
 
-    Collective where there are several ranks, if only to agree.
+    Collective if there are several ranks.
 
     Args:
         model: wrapped or not, sharded or not.
@@ -45,7 +45,7 @@ def check_trainable(model: nn.Module, optimizer: Any = None, *, ignore: Sequence
     with together("trainable parameters"):
         if not trainable:
             raise CheckError(
-                f"asked for parameters to train, but none of the {len(parameters)} parameters requires a gradient; "
+                f"expected parameters to train, but none of the {len(parameters)} parameters requires a gradient; "
                 "call requires_grad_() on those to train, and load adapters with is_trainable=True"
             )
         _adapters_are_trainable(model, parameters)
@@ -64,7 +64,7 @@ def _adapters_are_trainable(model: nn.Module, parameters: Sequence[tuple[str, nn
     ]
     if frozen:
         raise CheckError(
-            f"asked to train the LoRA adapter {', '.join(sorted(active))!r}, but of its parameters {listed(frozen)} "
+            f"expected to train the LoRA adapter {', '.join(sorted(active))!r}, but its parameters {listed(frozen)} "
             "require no gradient; call model.set_adapter(...), or load the adapter with is_trainable=True"
         )
 
@@ -83,8 +83,8 @@ def _optimizer_holds(optimizer: Any, trainable: Iterable[tuple[str, nn.Parameter
     left_out = [name for name, parameter in trainable if id(parameter) not in held]
     if left_out:
         raise CheckError(
-            f"asked for an optimizer that holds every trainable parameter, but it lacks {listed(left_out)}: they get "
-            "gradients and never move; make the optimizer after the last parameter was added or wrapped"
+            f"expected an optimizer with every trainable parameter, but it lacks {listed(left_out)}: they get "
+            "gradients and never change; create the optimizer after the last parameter was added or wrapped"
         )
 
 
@@ -101,20 +101,20 @@ def _held_by(optimizer: Any) -> list[Tensor]:
 
 
 class WeightsBefore:
-    """Fingerprints of a model's weights, to tell after a step which of them moved.
+    """Fingerprints of a model's weights, to find out after a step which of them changed.
 
     A fingerprint is one number of 64 bits for each parameter, computed in pieces of 32 MiB, so that no copy of the
-    model is kept. It tells every change of one element, and misses another with a chance of about 2**-64.
+    model is kept. It detects every change of one element, and misses any other with a probability of about 2**-64.
 
     Args:
-        model: wrapped or not, sharded or not; each rank looks at its own shards.
+        model: wrapped or not, sharded or not; each rank examines its own shards.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._prints = _fingerprints(model)
 
     def moved(self, model: nn.Module) -> set[str]:
-        """Names of the parameters that moved on this rank; one that is sharded otherwise than before is left out."""
+        """Names of the parameters that changed on this rank, without those that are now sharded differently."""
         return {
             name
             for name, (shape, value) in _fingerprints(model).items()
@@ -122,21 +122,21 @@ class WeightsBefore:
         }
 
     def zeros(self) -> set[str]:
-        """Names of the parameters that were zeros alone on this rank, as a new ``lora_B`` is."""
+        """Names of the parameters that were all zeros on this rank, like a new ``lora_B``."""
         return {name for name, (_, value) in self._prints.items() if value == 0}
 
 
 def check_moved(
     model: nn.Module, before: WeightsBefore, gradients: GradientReport, *, ignore: Sequence[str] = ()
 ) -> dict[str, int]:
-    """After a step frozen weights are bitwise as before, some trainable ones moved, and every new ``lora_B`` did.
+    """After a step, frozen weights are bitwise as before, and some trainable ones and every new ``lora_B`` changed.
 
-    Only ``lora_B`` is asked one by one: a step of 1e-6 may leave a weight of type bfloat16 where it was, but not a
-    zero. Collective where there are several ranks.
+    Only ``lora_B`` is checked individually: a step of 1e-6 may not change a weight of type bfloat16, but does change a
+    zero. Collective if there are several ranks.
 
     Args:
         model: wrapped or not, sharded or not.
-        before: made before the step.
+        before: taken before the step.
         gradients: what :func:`check_gradients` returned before the step, whose learning rate must not have been 0.
         ignore: shell patterns of parameters' names to leave out.
 
@@ -157,21 +157,19 @@ def check_moved(
     with together("the weights after a step"):
         problems = []
         if changed := [name for name in frozen if name in moved]:
-            problems.append(
-                f"the frozen parameters {listed(changed)} changed: does something merge an adapter into them?"
-            )
+            problems.append(f"the frozen parameters {listed(changed)} changed: is an adapter merged into them?")
         if not any(name in moved for name in trainable):
-            problems.append(f"none of the {len(trainable)} trainable parameters moved: does the optimizer hold them?")
-        elif still := [name for name in fresh if name not in moved]:
-            problems.append(f"{listed(still)} had a gradient and did not move: does the optimizer hold them?")
+            problems.append(f"none of the {len(trainable)} trainable parameters changed: does the optimizer have them?")
+        elif unchanged := [name for name in fresh if name not in moved]:
+            problems.append(f"{listed(unchanged)} had a gradient and did not change: does the optimizer have them?")
         if problems:
-            raise CheckError("asked that a step moves what is trainable and nothing else, but " + "; ".join(problems))
+            raise CheckError("expected a step to change exactly the trainable parameters, but " + "; ".join(problems))
     return {"moved": sum(name in moved for name in trainable), "frozen": len(frozen)}
 
 
-def _on_some_rank(named: Sequence[tuple[str, nn.Parameter]], tell: Callable[[str], bool]) -> set[str]:
-    told = any_rank([tell(name) for name, _ in named])
-    return {name for (name, _), somewhere in zip(named, told, strict=True) if somewhere}
+def _on_some_rank(named: Sequence[tuple[str, nn.Parameter]], predicate: Callable[[str], bool]) -> set[str]:
+    flags = any_rank([predicate(name) for name, _ in named])
+    return {name for (name, _), somewhere in zip(named, flags, strict=True) if somewhere}
 
 
 def _fingerprints(model: nn.Module) -> dict[str, tuple[tuple[int, ...], int]]:

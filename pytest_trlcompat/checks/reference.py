@@ -46,7 +46,7 @@ def check_reference_model(ref_model: nn.Module, policy: nn.Module) -> dict[str, 
         trainable = sum(parameter.requires_grad for parameter in ref_model.parameters())
         if problems:
             raise CheckError(
-                "asked for a reference model placed and sharded like the policy, but " + "; ".join(problems) + ". "
+                "expected a reference model placed and sharded like the policy, but " + "; ".join(problems) + ". "
                 "Prepare it as the policy is prepared before training (pytest_trlcompat.trainers.GRPOTrainer does)"
             )
     return {**found, "policy_dtypes": _dtypes(policy), "trainable": trainable}

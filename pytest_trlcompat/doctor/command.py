@@ -10,27 +10,27 @@ from collections.abc import Sequence
 from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.evidence import EvidenceError
 from pytest_trlcompat.catalog.known_issues import STRATEGIES, TRAINERS, Catalog, CatalogError
-from pytest_trlcompat.doctor.asked import read_given
-from pytest_trlcompat.doctor.bites import StrategyError
+from pytest_trlcompat.doctor.applicable import StrategyError
 from pytest_trlcompat.doctor.diagnosis import diagnose
-from pytest_trlcompat.doctor.given import GivenError
+from pytest_trlcompat.doctor.request import read_stack_spec
+from pytest_trlcompat.doctor.stack_spec import StackSpecError
 from pytest_trlcompat.doctor.text import show
 
-__all__ = ["BITES", "CLEAR", "UNUSABLE", "main"]
+__all__ = ["AFFECTED", "CLEAR", "UNUSABLE", "main"]
 
-CLEAR, BITES, UNUSABLE = 0, 1, 2
-"""Exit statuses: nothing bites; something does, or may; the question could not be understood."""
+CLEAR, AFFECTED, UNUSABLE = 0, 1, 2
+"""Exit statuses: no known issue affects the stack; one does, or may; the request is not valid."""
 
 _EPILOG = """\
 examples:
-  trlcompat doctor                                        what is installed here
-  trlcompat doctor trl==0.15.2 transformers==4.48.3       pins; what is not named makes conditional answers
+  trlcompat doctor                                        the packages installed here
+  trlcompat doctor trl==0.15.2 transformers==4.48.3       pins; answers are conditional on packages not named
   trlcompat doctor -r requirements.txt --strategy zero3   a requirements file, one strategy
   trlcompat doctor uv.lock                                a lock, or pylock.toml
   ssh gpu pip freeze | trlcompat doctor -                 another machine
-  trlcompat doctor uv.lock trl==1.0.0                     the lock, but with another trl
+  trlcompat doctor uv.lock trl==1.0.0                     the lock, with another trl
 
-exit status: 0 when no known issue bites, 1 when one does or may, 2 for a question that makes no sense
+exit status: 0 if no known issue affects the stack, 1 if one does or may, 2 for an invalid request
 """
 
 
@@ -38,16 +38,16 @@ def main(arguments: Sequence[str]) -> int:
     """Diagnose, print, and return the exit status."""
     parsed = _parser().parse_intermixed_args(arguments)
     try:
-        given = read_given(parsed.what, parsed.requirements, _standard_input)
-        diagnosis = diagnose(given, _of_trainer(parsed.trainer), evidence.published(), parsed.strategy)
-    except (GivenError, StrategyError, CatalogError, EvidenceError) as error:
+        spec = read_stack_spec(parsed.what, parsed.requirements, _standard_input)
+        diagnosis = diagnose(spec, _of_trainer(parsed.trainer), evidence.published(), parsed.strategy)
+    except (StackSpecError, StrategyError, CatalogError, EvidenceError) as error:
         print(f"trlcompat doctor: {error}", file=sys.stderr)
         return UNUSABLE
     if parsed.json:
         print(json.dumps(diagnosis.to_dict(), indent=1))
     else:
         show(diagnosis, sys.stdout)
-    return BITES if diagnosis.findings else CLEAR
+    return AFFECTED if diagnosis.issues else CLEAR
 
 
 def _standard_input() -> bytes:
@@ -55,7 +55,7 @@ def _standard_input() -> bytes:
 
 
 def _of_trainer(name: str | None) -> Catalog:
-    """The issues that somebody meets who uses one trainer, or all."""
+    """The known issues that can affect users of one trainer, or of any."""
     known = known_issues.load()
     return Catalog({issue.id: issue for issue in known.values() if name is None or issue.trainer in ("", name)})
 
@@ -63,7 +63,7 @@ def _of_trainer(name: str | None) -> Catalog:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="trlcompat doctor",
-        description="Which known issues bite a stack, how sure that is, and what to do. Nothing is run.",
+        description="Says which known issues affect a stack, with what confidence, and what to do. Runs nothing.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         metavar="PIN|LOCK|-",
         help="pins like trl==0.15.2, a uv.lock or pylock.toml, or - for a pip freeze on standard input; "
-        "nothing: what is installed here",
+        "without any, the packages installed here",
     )
     parser.add_argument(
         "-r",
@@ -81,17 +81,15 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="FILE",
-        help="a requirements file; may be given several times",
+        help="a requirements file; may be repeated",
     )
     parser.add_argument(
         "--strategy",
         action="append",
         default=[],
         metavar="NAME",
-        help=f"consider this strategy only ({', '.join(STRATEGIES)}); may be given several times",
+        help=f"consider only this strategy ({', '.join(STRATEGIES)}); may be repeated",
     )
-    parser.add_argument(
-        "--trainer", choices=TRAINERS, help="leave out the issues of other trainers than this one, which you do not use"
-    )
+    parser.add_argument("--trainer", choices=TRAINERS, help="leave out issues that affect only the other trainers")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser

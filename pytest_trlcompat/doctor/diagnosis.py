@@ -1,4 +1,4 @@
-"""The diagnosis of a stack: what bites, under which strategies and conditions, how sure, and which pins are ``ok``.
+"""The diagnosis of a stack: which known issues affect it, under which strategies, and which pins are ``ok``.
 
 Imports no package of the stack.
 """
@@ -17,54 +17,55 @@ from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue, kind
 from pytest_trlcompat.catalog.ranges import Range, at
 from pytest_trlcompat.catalog.regions import regions
 from pytest_trlcompat.catalog.verdict import SEVERITY, Verdict
-from pytest_trlcompat.doctor.bites import biting, chosen, labels
-from pytest_trlcompat.doctor.given import Given
-from pytest_trlcompat.doctor.sureness import Sureness, distance, how_sure, measured_here
+from pytest_trlcompat.doctor.applicable import applicable_predictions, considered_strategies, labels
+from pytest_trlcompat.doctor.confidence import Confidence, confidence_in, distance, measured_here
+from pytest_trlcompat.doctor.stack_spec import StackSpec
 from pytest_trlcompat.doctor.torch import other_torch
 
-__all__ = ["Bite", "Diagnosis", "Finding", "Pins", "diagnose"]
+__all__ = ["ApplicableIssue", "Diagnosis", "Effect", "Pins", "diagnose"]
 
-_UNPREDICTED = "measured so, though the catalogue predicts otherwise"
+_UNPREDICTED = "measured, though the catalogue predicts another verdict"
 
 
 @dataclass(frozen=True)
-class Bite:
+class Effect:
     """How an issue shows under some strategies.
 
     Attributes:
-        condition: versions of packages that are not settled, with which alone it shows; empty: it does.
-        why: what the catalogue gives as the mechanism.
-        by: of ``blocked`` the known issue that stops it first; else empty.
+        condition: versions, of packages whose version is not known, to which this is limited; empty if to none.
+        why: the mechanism, from the catalogue.
+        blocked_by: the known issue that stops this one's suite first, if the verdict is ``blocked``; else empty.
     """
 
     strategies: tuple[str, ...]
     verdict: Verdict
     condition: str
     why: str
-    sure: Sureness
-    by: str = ""
+    confidence: Confidence
+    blocked_by: str = ""
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A known issue that bites.
+class ApplicableIssue:
+    """A known issue that affects the stack, or may.
 
     Attributes:
-        uncured: why the corrected trainer is not ``ok`` either, empty where it is.
+        uncured: why the corrected trainer is not ``ok`` either; empty if it is.
     """
 
     issue: KnownIssue
-    bites: tuple[Bite, ...]
+    effects: tuple[Effect, ...]
     uncured: str = ""
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        return tuple(label for bite in self.bites for label in bite.strategies)
+        """Those under which it has an effect."""
+        return tuple(label for effect in self.effects for label in effect.strategies)
 
 
 @dataclass(frozen=True)
 class Pins:
-    """A measured cell in which no known issue bites under ``strategies``."""
+    """A measured cell in which no known issue shows under ``strategies``."""
 
     cell: MeasuredCell
     strategies: tuple[str, ...]
@@ -72,63 +73,64 @@ class Pins:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The answer.
+    """The answer for one stack.
 
     Attributes:
-        strategies: that were considered.
-        clear: ids of the issues that do not bite.
-        untold: ids of those of them of which the catalogue says nothing for this stack.
-        nearest: the measured cell that is nearest to the stack.
-        pins: nearest measured cells that are ``ok``: with the stack's own trl for some strategies, and for all.
-        measured: the day of the sweep that the evidence is from.
-        torch: how the stack's torch differs from those that were measured, or that its TRL and Transformers were
-            measured with; empty where one of its minor release was.
+        strategies: those that were considered.
+        issues: those that affect the stack, the worst first.
+        clear: ids of the issues that do not affect the stack.
+        unpredicted: ids of those of them for which the catalogue makes no prediction about this stack.
+        nearest: the measured cell nearest to the stack.
+        pins: the nearest measured cells that are ``ok``: with the stack's own trl for some strategies, and for all.
+        measured: the day of the sweep from which the evidence is.
+        torch: how the stack's torch differs from those with which the sweep, or its TRL and Transformers, were
+            measured; empty if its minor release was measured.
         left_out: strategies that were not considered, and why.
     """
 
-    given: Given
+    spec: StackSpec
     strategies: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    issues: tuple[ApplicableIssue, ...]
     clear: tuple[str, ...]
-    untold: tuple[str, ...] = ()
+    unpredicted: tuple[str, ...] = ()
     nearest: MeasuredCell | None = None
     pins: tuple[Pins, ...] = ()
     measured: str = ""
     torch: str = ""
     left_out: str = ""
 
-    def hidden_by(self, finding: Finding) -> tuple[str, ...]:
-        """The known issues that stop this one under all strategies where it shows; empty where one may not.
+    def hidden_by(self, applicable: ApplicableIssue) -> tuple[str, ...]:
+        """The known issues that stop the suite of this one wherever it applies; empty if it may be seen somewhere.
 
-        Each is a finding itself, unconditionally and under the same strategies: what it hides then needs no more than
-        its name.
+        Each of them affects the stack itself, unconditionally and under the same strategies, so that the name of what
+        it hides is enough.
         """
-        stopped = {(bite.by, kind(label)) for bite in finding.bites for label in bite.strategies}
-        shown = {
+        stopped = {(effect.blocked_by, kind(label)) for effect in applicable.effects for label in effect.strategies}
+        seen = {
             (other.issue.id, kind(label))
-            for other in self.findings
-            for bite in other.bites
-            if not bite.by and not bite.condition
-            for label in bite.strategies
+            for other in self.issues
+            for effect in other.effects
+            if not effect.blocked_by and not effect.condition
+            for label in effect.strategies
         }
-        return tuple(sorted({by for by, _ in stopped})) if stopped <= shown else ()
+        return tuple(sorted({by for by, _ in stopped})) if stopped <= seen else ()
 
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
         return {
-            "schema": 1,
-            "source": self.given.source,
-            "stack": dict(self.given.texts),
-            "unknown": self.given.unknown,
-            "absent": self.given.absent,
-            "notes": list(self.given.notes),
+            "schema": 2,
+            "source": self.spec.source,
+            "stack": dict(self.spec.texts),
+            "unknown": self.spec.unknown,
+            "absent": self.spec.absent,
+            "notes": list(self.spec.notes),
             "strategies": list(self.strategies),
             "left_out": self.left_out,
             "measured": self.measured,
             "torch": self.torch,
-            "bites": [_finding_to_dict(finding) for finding in self.findings],
+            "issues": [_issue_to_dict(applicable) for applicable in self.issues],
             "clear": list(self.clear),
-            "untold": list(self.untold),
+            "unpredicted": list(self.unpredicted),
             "nearest": self.nearest.id if self.nearest else None,
             "ok_pins": [
                 {"cell": pins.cell.id, "versions": dict(pins.cell.versions), "strategies": list(pins.strategies)}
@@ -137,111 +139,111 @@ class Diagnosis:
         }
 
 
-def _finding_to_dict(finding: Finding) -> dict[str, Any]:
-    issue = finding.issue
+def _issue_to_dict(applicable: ApplicableIssue) -> dict[str, Any]:
+    issue = applicable.issue
     return {
         "id": issue.id,
         "title": issue.title,
         "wrong": issue.wrong,
         "symptoms": [{"type": symptom.type_name, "text": symptom.pattern.pattern} for symptom in issue.symptoms],
-        "remedy": remedies.remedy(issue, finding.strategies),
+        "remedy": remedies.remedy(issue, applicable.strategies),
         "cure": issue.cure,
         "mixins": list(remedies.mixins(issue)),
         "cured_in": remedies.cured_in(issue),
-        "uncured": finding.uncured,
+        "uncured": applicable.uncured,
         "upstream": list(issue.upstream),
         "suite": issue.suite,
         "when": [
             {
-                "strategies": list(bite.strategies),
-                "verdict": bite.verdict.value,
-                "condition": bite.condition,
-                "why": bite.why,
-                **({"blocked_by": bite.by} if bite.by else {}),
-                "sure": bite.sure.level.value,
-                "cells": list(bite.sure.cells),
-                "measured_under": bite.sure.strategy,
-                "measured_with_torch": bite.sure.torch,
+                "strategies": list(effect.strategies),
+                "verdict": effect.verdict.value,
+                "condition": effect.condition,
+                "why": effect.why,
+                **({"blocked_by": effect.blocked_by} if effect.blocked_by else {}),
+                "confidence": effect.confidence.level.value,
+                "cells": list(effect.confidence.cells),
+                "measured_under": effect.confidence.strategy,
+                "measured_with_torch": effect.confidence.torch,
             }
-            for bite in finding.bites
+            for effect in applicable.effects
         ],
     }
 
 
-def diagnose(given: Given, catalog: Catalog, evidence: Evidence, strategies: Sequence[str] = ()) -> Diagnosis:
-    """Hold a stack against the catalogue and the evidence; the worst finding comes first.
+def diagnose(spec: StackSpec, catalog: Catalog, evidence: Evidence, strategies: Sequence[str] = ()) -> Diagnosis:
+    """Which known issues affect a stack, by the catalogue and the evidence.
 
     Raises:
-        StrategyError: as :func:`~pytest_trlcompat.doctor.bites.chosen`.
+        StrategyError: see :func:`~pytest_trlcompat.doctor.applicable.considered_strategies`.
     """
-    considered, left_out = chosen(strategies, given)
-    findings: list[Finding] = []
+    considered, left_out = considered_strategies(strategies, spec)
+    issues: list[ApplicableIssue] = []
     clear: list[str] = []
     for issue in catalog.values():
-        bites = _bites(issue, given, evidence, considered)
-        if bites:
-            findings.append(Finding(issue, bites, _uncured(issue, given, bites)))
+        effects = _effects(issue, spec, evidence, considered)
+        if effects:
+            issues.append(ApplicableIssue(issue, effects, _uncured(issue, spec, effects)))
         else:
             clear.append(issue.id)
-    findings.sort(key=lambda finding: min(SEVERITY.index(bite.verdict) for bite in finding.bites))
-    cells = sorted(evidence.cells, key=distance(given))
+    issues.sort(key=lambda each: min(SEVERITY.index(effect.verdict) for effect in each.effects))
+    cells = sorted(evidence.cells, key=distance(spec))
     return Diagnosis(
-        given=given,
+        spec=spec,
         strategies=considered,
-        findings=tuple(findings),
+        issues=tuple(issues),
         clear=tuple(clear),
-        untold=tuple(name for name in clear if not _told(catalog[name], given, considered)),
+        unpredicted=tuple(name for name in clear if not _is_predicted(catalog[name], spec, considered)),
         nearest=cells[0] if cells else None,
-        pins=_ok_pins(given, cells, catalog, considered) if findings else (),
+        pins=_ok_pins(spec, cells, catalog, considered) if issues else (),
         measured=evidence.date,
-        torch=other_torch(given, evidence.torches) or _torch_of_these_pins(given, cells),
+        torch=other_torch(spec, evidence.torches) or _torch_of_same_pins(spec, cells),
         left_out=left_out,
     )
 
 
-def _torch_of_these_pins(given: Given, cells: Sequence[MeasuredCell]) -> str:
-    """How the stack's torch differs from those with which its TRL and Transformers were measured; else empty."""
-    pins = {package: given.pinned.get(package) for package in ("trl", "transformers")}
+def _torch_of_same_pins(spec: StackSpec, cells: Sequence[MeasuredCell]) -> str:
+    """How the stack's torch differs from those with which its TRL and Transformers were measured; may be empty."""
+    pins = {package: spec.pinned.get(package) for package in ("trl", "transformers")}
     if None in pins.values():
         return ""
-    same = [cell for cell in cells if all(_is_at(cell, package, given.versions[package]) for package in pins)]
-    differs = other_torch(given, [cell.versions["torch"] for cell in same if "torch" in cell.versions])
+    same = [cell for cell in cells if all(_is_at(cell, package, spec.versions[package]) for package in pins)]
+    differs = other_torch(spec, [cell.versions["torch"] for cell in same if "torch" in cell.versions])
     return differs and f"{' with '.join(f'{package} {version}' for package, version in pins.items())}: {differs}"
 
 
-def _told(issue: KnownIssue, given: Given, considered: Sequence[str]) -> bool:
-    """Whether the catalogue says anything of an issue for this stack, wherever its unknown packages stand."""
-    asked = labels(issue, considered)
-    found = [regions(issue, "upstream", label, given.versions).predicted.values() for label in asked]
-    return not asked or any(prediction is not None for predicted in found for prediction in predicted)
+def _is_predicted(issue: KnownIssue, spec: StackSpec, considered: Sequence[str]) -> bool:
+    """Whether the catalogue predicts a verdict for this stack, for any version of the packages not known."""
+    relevant = labels(issue, considered)
+    found = [regions(issue, "upstream", label, spec.versions).predicted.values() for label in relevant]
+    return not relevant or any(prediction is not None for predicted in found for prediction in predicted)
 
 
-def _bites(issue: KnownIssue, given: Given, evidence: Evidence, considered: Sequence[str]) -> tuple[Bite, ...]:
-    found = biting(issue, given, considered)
+def _effects(issue: KnownIssue, spec: StackSpec, evidence: Evidence, considered: Sequence[str]) -> tuple[Effect, ...]:
+    found = applicable_predictions(issue, spec, considered)
     measured = [label for label in evidence.strategies(issue.id) if label not in (each[0] for each in found)]
-    bites = []
+    effects = []
     for label, prediction, region in found:
         alike = [other for other, same, _ in found if same is prediction and other != label]
-        # A measured variant tells of its strategy, too, where the catalogue does not tell them apart.
+        # A measured variant supports its strategy too, if the catalogue does not distinguish them.
         alike += [other for other in measured if prediction.concerns("upstream", other)]
-        sure = how_sure(issue, (label, *alike), prediction.verdict, given, evidence, region)
+        confidence = confidence_in(issue, (label, *alike), prediction.verdict, spec, evidence, region)
         condition = "" if region.whole else region.describe()
-        bites.append(Bite((label,), prediction.verdict, condition, prediction.why, sure, prediction.by))
-    return tuple(_together([*bites, *_also_measured(issue, given, evidence, considered, bites)]))
+        effects.append(Effect((label,), prediction.verdict, condition, prediction.why, confidence, prediction.by))
+    return tuple(_merged([*effects, *_only_measured(issue, spec, evidence, considered, effects)]))
 
 
-def _also_measured(
-    issue: KnownIssue, given: Given, evidence: Evidence, considered: Sequence[str], told: Sequence[Bite]
-) -> list[Bite]:
-    """What bites in a cell of just this stack and is not told yet.
+def _only_measured(
+    issue: KnownIssue, spec: StackSpec, evidence: Evidence, considered: Sequence[str], predicted: Sequence[Effect]
+) -> list[Effect]:
+    """Problems that a cell with exactly this stack showed and that are not among ``predicted``.
 
-    That is a variant which the entry does not list, or a verdict that the catalogue does not predict.
+    They are of a variant that the entry does not list, or have a verdict that the catalogue does not predict.
     """
-    if not set(issue.packages) <= set(given.pinned):
+    if not set(issue.packages) <= set(spec.pinned):
         return []
-    known = {label for bite in told for label in bite.strategies}
-    found: dict[str, Bite] = {}
-    for cell in measured_here(issue, given, evidence.cells):
+    known = {label for effect in predicted for label in effect.strategies}
+    found: dict[str, Effect] = {}
+    for cell in measured_here(issue, spec, evidence.cells):
         for (issue_id, subject, label), verdict in cell.verdicts.items():
             wanted = label in considered or kind(label) in considered
             if issue_id != issue.id or subject != "upstream" or not wanted or not verdict.is_problem or label in known:
@@ -250,49 +252,51 @@ def _also_measured(
             why, by = _UNPREDICTED, ""
             if prediction is not None and cell.gave((issue_id, subject, label), prediction.verdict):
                 verdict, why, by = prediction.verdict, prediction.why, prediction.by
-            if not any(bite.why == why and bite.verdict is verdict for bite in told):  # else its strategy is told of
-                sure = how_sure(issue, (label,), verdict, given, evidence)
-                found.setdefault(label, Bite((label,), verdict, "", why, sure, by))
+            # An equal effect is known already, by the name of the variant's strategy.
+            if not any(effect.why == why and effect.verdict is verdict for effect in predicted):
+                confidence = confidence_in(issue, (label,), verdict, spec, evidence)
+                found.setdefault(label, Effect((label,), verdict, "", why, confidence, by))
     return list(found.values())
 
 
-def _together(bites: Iterable[Bite]) -> list[Bite]:
-    """One entry for strategies of which the same is to be said."""
-    alike: dict[tuple[object, ...], list[Bite]] = {}
-    for bite in bites:
-        key = (bite.verdict, bite.by, bite.condition, bite.why, bite.sure.level, bite.sure.cells)
-        alike.setdefault(key, []).append(bite)
+def _merged(effects: Iterable[Effect]) -> list[Effect]:
+    """One effect for all strategies that differ in nothing else."""
+    alike: dict[tuple[object, ...], list[Effect]] = {}
+    for effect in effects:
+        confidence = effect.confidence
+        key = (effect.verdict, effect.blocked_by, effect.condition, effect.why, confidence.level, confidence.cells)
+        alike.setdefault(key, []).append(effect)
     found = []
     for same in alike.values():
-        strategies = tuple(label for bite in same for label in bite.strategies)
-        # Where some of them borrow another one's measurement, say whose.
-        sure = next((bite.sure for bite in same if bite.sure.strategy), same[0].sure)
-        found.append(dataclasses.replace(same[0], strategies=strategies, sure=sure))
+        strategies = tuple(label for effect in same for label in effect.strategies)
+        # If one of them rests on another strategy's measurement, name that strategy.
+        confidence = next((effect.confidence for effect in same if effect.confidence.strategy), same[0].confidence)
+        found.append(dataclasses.replace(same[0], strategies=strategies, confidence=confidence))
     return found
 
 
-def _uncured(issue: KnownIssue, given: Given, bites: Sequence[Bite]) -> str:
-    """Why the corrected trainer is not ``ok`` where the issue bites, if the catalogue says so."""
+def _uncured(issue: KnownIssue, spec: StackSpec, effects: Sequence[Effect]) -> str:
+    """Why the corrected trainer is not ``ok`` either under these effects; empty if the catalogue predicts ``ok``."""
     if not issue.cure:
         return ""
-    for label in itertools.chain.from_iterable(bite.strategies for bite in bites):
-        for prediction, region in regions(issue, "corrected", label, given.versions).by_prediction():
+    for label in itertools.chain.from_iterable(effect.strategies for effect in effects):
+        for prediction, region in regions(issue, "corrected", label, spec.versions).by_prediction():
             if prediction is not None and prediction.verdict is not Verdict.OK and region.whole:
                 return f"{prediction.verdict} under {label}: {prediction.why}"
     return ""
 
 
 def _ok_pins(
-    given: Given, cells: Sequence[MeasuredCell], catalog: Catalog, considered: Sequence[str]
+    spec: StackSpec, cells: Sequence[MeasuredCell], catalog: Catalog, considered: Sequence[str]
 ) -> tuple[Pins, ...]:
-    """The first of ``cells`` for all strategies, and before it one with the stack's own trl for most of them.
+    """The nearest cell that is ``ok`` for all strategies, after one with the stack's own trl that is so for most.
 
-    Where no cell is ``ok`` for all, and none has this trl, any cell may be the one for most.
+    If no cell is ``ok`` for all and none has this trl, the one for most may have any trl.
     """
     found = []
     every = next((cell for cell in cells if _is_ok(cell, catalog, considered)), None)
-    if every is None or not _stands_at(given, every):
-        kept = [cell for cell in cells if _stands_at(given, cell)] or (cells if every is None else [])
+    if every is None or not _has_same_trl(spec, every):
+        kept = [cell for cell in cells if _has_same_trl(spec, cell)] or (cells if every is None else [])
         fine = [(cell, tuple(name for name in considered if _is_ok(cell, catalog, (name,)))) for cell in kept]
         best = max(fine, key=lambda each: len(each[1]), default=None)  # the nearest of those with the most
         if best is not None and best[1]:
@@ -300,9 +304,9 @@ def _ok_pins(
     return tuple(found) if every is None else (*found, Pins(every, tuple(considered)))
 
 
-def _stands_at(given: Given, cell: MeasuredCell) -> bool:
+def _has_same_trl(spec: StackSpec, cell: MeasuredCell) -> bool:
     """Whether a cell has the stack's trl."""
-    return _is_at(cell, "trl", given.versions.get("trl"))
+    return _is_at(cell, "trl", spec.versions.get("trl"))
 
 
 def _is_at(cell: MeasuredCell, package: str, wanted: Range | None) -> bool:
@@ -311,15 +315,15 @@ def _is_at(cell: MeasuredCell, package: str, wanted: Range | None) -> bool:
 
 
 def _is_ok(cell: MeasuredCell, catalog: Catalog, considered: Sequence[str]) -> bool:
-    """Whether no issue bites in a cell: by its verdicts, and by the catalogue for what it was not asked.
+    """Whether a cell shows no issue, by its verdicts, and by the catalogue where it has none.
 
-    Where all verdicts under a strategy are ``absent``, that cell does not have the strategy (or the trainer).
+    A cell whose verdicts under a strategy are all ``absent`` does not have that strategy, or the trainer.
     """
     found: dict[str, list[Verdict]] = {}
     for issue in catalog.values():
-        for label in {*labels(issue, considered), *_asked(cell, issue, considered)}:
+        for label in {*labels(issue, considered), *_measured_labels(cell, issue, considered)}:
             verdict = cell.verdicts.get((issue.id, "upstream", label))
-            if verdict is Verdict.UNTESTABLE:  # nobody knows
+            if verdict is Verdict.UNTESTABLE:  # the result is unknown
                 return False
             if verdict is not None:
                 found.setdefault(kind(label), []).append(verdict)
@@ -329,7 +333,7 @@ def _is_ok(cell: MeasuredCell, catalog: Catalog, considered: Sequence[str]) -> b
     return all(any(verdict is Verdict.OK for verdict in verdicts) for verdicts in found.values())
 
 
-def _asked(cell: MeasuredCell, issue: KnownIssue, considered: Sequence[str]) -> list[str]:
+def _measured_labels(cell: MeasuredCell, issue: KnownIssue, considered: Sequence[str]) -> list[str]:
     """The strategies, among those considered, of a cell's verdicts on an issue."""
     return [
         label

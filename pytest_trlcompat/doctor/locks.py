@@ -1,7 +1,7 @@
 """Reading ``uv.lock`` and ``pylock.toml`` (:pep:`751`). Imports no package of the stack.
 
-A lock may hold a package several times, for several platforms or Pythons. What the markers say of this interpreter is
-believed; where they leave several, all of these are possible.
+A lock may hold a package several times, for several platforms or Pythons. Markers decide which one applies to
+this interpreter; where they leave several, all of these are possible.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from packaging.markers import InvalidMarker, Marker, UndefinedComparison, Undefi
 from packaging.utils import canonicalize_name
 
 from pytest_trlcompat.catalog.ranges import ALL
-from pytest_trlcompat.doctor.given import Given, GivenError, Mention, of_mentions, pin
+from pytest_trlcompat.doctor.stack_spec import Mention, StackSpec, StackSpecError, of_mentions, pin
 from pytest_trlcompat.stack import PACKAGES
 
 if sys.version_info >= (3, 11):
@@ -26,27 +26,29 @@ else:
 __all__ = ["read_lock"]
 
 
-def read_lock(text: str, where: str) -> Given:
-    """Read a lock; which of the two kinds it is, its keys say.
+def read_lock(text: str, where: str) -> StackSpec:
+    """Read a lock; its keys say which of the two kinds it is.
 
     Raises:
-        GivenError: it is neither.
+        StackSpecError: it is neither.
     """
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise GivenError(f"{where}: not valid TOML: {error}") from error
+        raise StackSpecError(f"{where}: not valid TOML: {error}") from error
     if isinstance(document.get("packages"), list) and "lock-version" in document:
         if not str(document["lock-version"]).startswith("1."):
-            raise GivenError(f"{where}: lock-version 1.x of pylock.toml was expected, {document['lock-version']} found")
-        return _given(document["packages"], _pylock_markers, where)
+            raise StackSpecError(
+                f"{where}: lock-version 1.x of pylock.toml was expected, {document['lock-version']} found"
+            )
+        return _to_spec(document["packages"], _pylock_markers, where)
     if isinstance(document.get("package"), list) and isinstance(document.get("version"), int):
         if document["version"] != 1:
-            raise GivenError(f"{where}: version 1 of uv.lock was expected, {document['version']} was found")
-        return _given(document["package"], _uv_markers, where)
-    raise GivenError(
-        f"{where}: neither a uv.lock nor a pylock.toml; export other locks first, as by: uv export, poetry export, "
-        "pip freeze"
+            raise StackSpecError(f"{where}: version 1 of uv.lock was expected, {document['version']} was found")
+        return _to_spec(document["package"], _uv_markers, where)
+    raise StackSpecError(
+        f"{where}: neither a uv.lock nor a pylock.toml; export other locks to requirements first, "
+        "for example with uv export, poetry export or pip freeze"
     )
 
 
@@ -59,17 +61,19 @@ def _pylock_markers(entry: Mapping[str, Any]) -> list[str]:
     return [entry["marker"]] if "marker" in entry else []
 
 
-def _given(entries: list[Any], markers: Any, where: str) -> Given:
+def _to_spec(entries: list[Any], markers: Any, where: str) -> StackSpec:
     found: dict[str, list[Mention]] = {}
     for entry in entries:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
-            raise GivenError(f"{where}: a package without a name; the lock is damaged, make it again")
+            raise StackSpecError(f"{where}: a package has no name; the lock is damaged, create it again")
         name = canonicalize_name(entry["name"])
         if name in PACKAGES and _possible(markers(entry)):
             found.setdefault(name, []).append(_mention(name, entry, where))
     mentions = [_one_of(package, several, where) for package, several in found.items()]
     if "trl" not in found:
-        raise GivenError(f"{where}: trl is not in it, and all known issues are of trl; is this the right lock?")
+        raise StackSpecError(
+            f"{where}: it does not contain trl, which all known issues are about; is this the right lock?"
+        )
     return of_mentions(mentions, where, complete=True)
 
 
@@ -89,12 +93,12 @@ def _one_of(name: str, several: list[Mention], where: str) -> Mention:
     for mention in several[1:]:
         possible |= mention.versions
     text = " or ".join(versions)
-    note = f"{where}: holds {name} {text} for different environments, and its markers do not tell which is this one's"
+    note = f"{where}: holds {name} {text} for different environments, and its markers do not say which applies here"
     return Mention(name, text, possible, where, note=note)
 
 
 def _possible(markers: Iterable[str]) -> bool:
-    """Whether one of the markers may hold for this interpreter; one that asks for groups or extras may."""
+    """Whether one of the markers may hold for this interpreter; a marker about groups or extras may."""
     markers = list(markers)
     return not markers or any(_holds(marker) for marker in markers)
 

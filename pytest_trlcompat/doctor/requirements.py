@@ -25,7 +25,7 @@ from packaging.utils import (
 )
 
 from pytest_trlcompat.catalog.ranges import ALL, parse
-from pytest_trlcompat.doctor.given import GivenError, Mention, pin
+from pytest_trlcompat.doctor.stack_spec import Mention, StackSpecError, pin
 from pytest_trlcompat.stack import PACKAGES
 
 __all__ = ["Listing", "decoded", "of_pins", "read_listing"]
@@ -57,12 +57,12 @@ class Listing:
     """What a list of requirements says.
 
     Attributes:
-        passed_over: lines of the stack's packages that do not hold here.
+        ignored: lines that name a package of the stack but do not apply to this Python.
         requirements: how many lines named a package, of the stack or not.
     """
 
     mentions: list[Mention] = field(default_factory=list)
-    passed_over: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
     requirements: int = 0
 
 
@@ -70,15 +70,15 @@ def decoded(data: bytes, where: str) -> str:
     """Text in the encoding that its byte order mark names, else in UTF-8.
 
     Raises:
-        GivenError: it is in another one.
+        StackSpecError: it is not text in that encoding.
     """
     encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8")
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
-        raise GivenError(f"{where}: not text in UTF-8 ({error}); save it as UTF-8") from error
+        raise StackSpecError(f"{where}: not text in UTF-8 ({error}); save it as UTF-8") from error
     if "\0" in text:
-        raise GivenError(f"{where}: not text (it holds null bytes); give the output of pip freeze, or a lock")
+        raise StackSpecError(f"{where}: not text (it holds null bytes); give the output of pip freeze, or a lock")
     return text
 
 
@@ -86,11 +86,11 @@ def read_listing(text: str, where: str, folder: Path | None) -> Listing:
     """Read a requirements file and the files that it includes.
 
     Args:
-        where: how the list is called in messages.
-        folder: where included files are looked for; ``None``: nowhere, the list has no place of its own.
+        where: the name of the list in messages.
+        folder: where included files are looked for; ``None``: nowhere, since the list is not a file.
 
     Raises:
-        GivenError: a line that pip would refuse, or an included file that is not there.
+        StackSpecError: for a line that pip would reject, or a missing included file.
     """
     listing = Listing()
     _read(text, where, folder, listing, ())
@@ -101,7 +101,7 @@ def of_pins(words: Sequence[str]) -> list[Mention]:
     """Read ``trl==0.15.2`` words of a command line; ranges are understood as well.
 
     Raises:
-        GivenError: a word of another form, or a package outside the stack.
+        StackSpecError: for a word of another form, or a package that is not part of the stack.
     """
     mentions = []
     for word in words:
@@ -110,7 +110,7 @@ def of_pins(words: Sequence[str]) -> list[Mention]:
         if name not in PACKAGES:
             near = difflib.get_close_matches(name, PACKAGES, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise GivenError(f"unknown package {requirement.name!r}; known are {', '.join(PACKAGES)}{hint}")
+            raise StackSpecError(f"unknown package {requirement.name!r}; known are {', '.join(PACKAGES)}{hint}")
         mention = _mention(requirement, "the command line")
         if mention is not None:
             mentions.append(mention)
@@ -120,7 +120,7 @@ def of_pins(words: Sequence[str]) -> list[Mention]:
 def _read(text: str, where: str, folder: Path | None, listing: Listing, including: tuple[Path, ...]) -> None:
     editable_above: tuple[str, str] | None = None
     for number, line in _logical_lines(text):
-        place = f"{where}, line {number}"
+        location = f"{where}, line {number}"
         frozen = _FROZEN_EDITABLE.match(line)
         if frozen:
             editable_above = (canonicalize_name(frozen["name"]), frozen["version"])
@@ -129,21 +129,21 @@ def _read(text: str, where: str, folder: Path | None, listing: Listing, includin
         if not line:
             continue
         if (included := _INCLUDES.fullmatch(line)) is not None:
-            _include(included["path"], place, folder, listing, including)
+            _include(included["path"], location, folder, listing, including)
         elif (editable := _EDITABLE.fullmatch(line)) is not None:
             listing.requirements += 1
-            _editable(editable["what"], editable_above, place, listing)
+            _editable(editable["what"], editable_above, location, listing)
         elif line.startswith("-"):
             if not _OPTIONS.match(line):
-                raise GivenError(f"{place}: unknown option {line.split()[0]!r}")
+                raise StackSpecError(f"{location}: unknown option {line.split()[0]!r}")
         else:
             listing.requirements += 1
-            _line(line, place, listing)
+            _line(line, location, listing)
         editable_above = None
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with those that a backslash continues, and the number of the first; a comment is not continued."""
+    """Each line with its number; lines that end with a backslash are joined, except for comments."""
     begun, first = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         first = first if begun else number
@@ -156,57 +156,57 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
         yield first, begun.strip()
 
 
-def _include(path: str, place: str, folder: Path | None, listing: Listing, including: tuple[Path, ...]) -> None:
+def _include(path: str, location: str, folder: Path | None, listing: Listing, including: tuple[Path, ...]) -> None:
     path = path.strip().strip("'\"")
     if _URL.match(path) and "://" in path:
-        raise GivenError(f"{place}: {path} is not fetched; save it to a file, and include that")
+        raise StackSpecError(f"{location}: {path} is not fetched; download it and include the file")
     if folder is None:
-        raise GivenError(f"{place}: a list from standard input cannot include {path}; give it as a file with -r")
+        raise StackSpecError(f"{location}: a list from standard input cannot include {path}; give it as a file with -r")
     file = (folder / path).resolve()
     if file in including:
-        raise GivenError(f"{place}: {path} includes itself, by way of {len(including)} files")
+        raise StackSpecError(f"{location}: {path} includes itself, through {len(including)} files")
     try:
         data = file.read_bytes()
     except OSError as error:
-        raise GivenError(f"{place}: cannot read {file}: {error.strerror}") from error
+        raise StackSpecError(f"{location}: cannot read {file}: {error.strerror}") from error
     _read(decoded(data, str(file)), path, file.parent, listing, (*including, file))
 
 
-def _editable(what: str, above: tuple[str, str] | None, place: str, listing: Listing) -> None:
+def _editable(what: str, above: tuple[str, str] | None, location: str, listing: Listing) -> None:
     if above is not None and above[0] in PACKAGES:
-        listing.mentions.append(pin(*above, place))
+        listing.mentions.append(pin(*above, location))
         return
-    _url(what, place, listing)
+    _url(what, location, listing)
 
 
-def _line(line: str, place: str, listing: Listing) -> None:
+def _line(line: str, location: str, listing: Listing) -> None:
     line = _REQUIREMENT_OPTIONS.sub("", line).strip()
     if _URL.match(line) or _FILE.search(line):
-        _url(line, place, listing)
+        _url(line, location, listing)
         return
-    requirement = _requirement(line, place)
+    requirement = _requirement(line, location)
     name = canonicalize_name(requirement.name)
     if name not in PACKAGES:
         return
     if requirement.url:
         if _wanted(requirement):
-            _url(requirement.url, place, listing, name)
+            _url(requirement.url, location, listing, name)
         return
-    mention = _mention(requirement, place)
+    mention = _mention(requirement, location)
     if mention is None:
-        listing.passed_over.append(f"{place}: {line} is passed over, because its marker does not hold for this Python")
+        listing.ignored.append(f"{location}: {line} is ignored, because its marker excludes this Python")
     else:
         listing.mentions.append(mention)
 
 
-def _requirement(text: str, place: str) -> Requirement:
+def _requirement(text: str, location: str) -> Requirement:
     try:
         return Requirement(text)
     except InvalidRequirement as error:
         reason = str(error).split("\n")[0]
-        raise GivenError(
-            f"{place}: cannot read {text!r} ({reason}); write one requirement a line, like trl==0.15.2 "
-            "(pip freeze and pip list --format=freeze do)"
+        raise StackSpecError(
+            f"{location}: cannot read {text!r} ({reason}); write one requirement a line, like trl==0.15.2 "
+            "(as pip freeze and pip list --format=freeze do)"
         ) from error
 
 
@@ -214,25 +214,25 @@ def _wanted(requirement: Requirement) -> bool:
     return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
 
 
-def _mention(requirement: Requirement, place: str) -> Mention | None:
-    """What a requirement by name says; ``None`` where its marker does not hold."""
+def _mention(requirement: Requirement, location: str) -> Mention | None:
+    """What a requirement by name specifies; ``None`` if its marker excludes this Python."""
     if not _wanted(requirement):
         return None
     name = canonicalize_name(requirement.name)
     specifiers = list(requirement.specifier)
     if len(specifiers) == 1 and specifiers[0].operator in ("==", "===") and not specifiers[0].version.endswith("*"):
-        return pin(name, specifiers[0].version, place)
+        return pin(name, specifiers[0].version, location)
     text = str(requirement.specifier)
     try:
         versions = parse(text)
     except ValueError as error:
-        raise GivenError(f"{place}: {error}") from error
+        raise StackSpecError(f"{location}: {error}") from error
     if not versions:
-        raise GivenError(f"{place}: no version of {name} lies in {text!r}")
-    return Mention(name, versions.describe(), versions, place)
+        raise StackSpecError(f"{location}: no version of {name} satisfies {text!r}")
+    return Mention(name, versions.describe(), versions, location)
 
 
-def _url(url: str, place: str, listing: Listing, name: str | None = None) -> None:
+def _url(url: str, location: str, listing: Listing, name: str | None = None) -> None:
     """A package from a URL or a folder: the version, if any, is in the file's name or the tag."""
     parts = urlsplit(url.split(" ;")[0].strip())
     fragment = dict(part.partition("=")[::2] for part in parts.fragment.split("&"))
@@ -247,11 +247,11 @@ def _url(url: str, place: str, listing: Listing, name: str | None = None) -> Non
     if name not in PACKAGES:
         return
     if version is not None:
-        note = f"{place}: {name} is taken as {version}, by the name of {last}"
-        listing.mentions.append(dataclasses.replace(pin(name, version, place), note=note))
+        note = f"{location}: {name} is taken to be {version}, from the name {last}"
+        listing.mentions.append(dataclasses.replace(pin(name, version, location), note=note))
     else:
-        note = f"{place}: the version of {name} is not known from {url}; add a pin to settle it"
-        listing.mentions.append(Mention(name, url, ALL, place, note=note))
+        note = f"{location}: the version of {name} cannot be read from {url}; add a pin, for example {name}==VERSION"
+        listing.mentions.append(Mention(name, url, ALL, location, note=note))
 
 
 def _of_file(name: str) -> tuple[str, str | None]:

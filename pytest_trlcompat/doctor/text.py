@@ -1,6 +1,6 @@
-"""A diagnosis for people: plain text, in colours where ``rich`` is installed and there is a terminal.
+"""A diagnosis as text, in colour on a terminal if ``rich`` is installed.
 
-Imports no package of the stack; ``rich`` only when it is used, and never needs it.
+Imports no package of the stack, and works without ``rich``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import IO
 
 from pytest_trlcompat.catalog import remedies
 from pytest_trlcompat.catalog.known_issues import STRATEGIES
-from pytest_trlcompat.doctor.diagnosis import Bite, Diagnosis, Finding, Pins
-from pytest_trlcompat.doctor.given import ORDER
+from pytest_trlcompat.doctor.applicable import summary
+from pytest_trlcompat.doctor.diagnosis import ApplicableIssue, Diagnosis, Effect, Pins
+from pytest_trlcompat.doctor.stack_spec import ORDER
 
 __all__ = ["show"]
 
 _WIDTH = 120
-"""Columns at most, and where there is no terminal."""
+"""The maximum width in columns, and the width when the output is not a terminal."""
 _INDENT = 2
 _LABEL = 11
 
@@ -27,7 +28,7 @@ Line = tuple[str, str]
 
 
 def show(diagnosis: Diagnosis, file: IO[str]) -> None:
-    """Print it."""
+    """Print a diagnosis to ``file``."""
     terminal = file.isatty()
     lines = list(_lines(diagnosis, min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns) if terminal else _WIDTH))
     if terminal:
@@ -46,7 +47,7 @@ def show(diagnosis: Diagnosis, file: IO[str]) -> None:
 
 def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     yield from _wrapped("", _stack(diagnosis), width)
-    for note in diagnosis.given.notes:
+    for note in diagnosis.spec.notes:
         yield from _wrapped("yellow", f"note: {note}", width)
     if diagnosis.left_out:
         yield from _wrapped("", f"not considered: {diagnosis.left_out}", width)
@@ -54,62 +55,64 @@ def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         yield from _wrapped("yellow", f"torch: {diagnosis.torch}", width)
     yield "", ""
     yield from _summary(diagnosis, width)
-    hidden = {finding.issue.id: by for finding in diagnosis.findings if (by := diagnosis.hidden_by(finding))}
-    for finding in diagnosis.findings:
-        if finding.issue.id not in hidden:
+    hidden = {each.issue.id: by for each in diagnosis.issues if (by := diagnosis.hidden_by(each))}
+    for applicable in diagnosis.issues:
+        if applicable.issue.id not in hidden:
             yield "", ""
-            yield from _finding(finding, width)
+            yield from _issue(applicable, width)
     if hidden:
         yield "", ""
     for name, by in hidden.items():
         verb = "stops" if len(by) == 1 else "stop"
         yield from _wrapped("", f"{name} cannot be seen: {' and '.join(by)} {verb} it first.", width)
-    if diagnosis.findings:
+    if diagnosis.issues:
         yield "", ""
         yield from _advice(diagnosis, width)
 
 
 def _stack(diagnosis: Diagnosis) -> str:
-    given = diagnosis.given
-    texts = ", ".join(f"{package} {text}" for package, text in given.texts.items())
-    unnamed = [package for package in ORDER if package not in given.texts]
-    parts = [f"{texts} ({given.source})"]
+    spec = diagnosis.spec
+    texts = ", ".join(f"{package} {text}" for package, text in spec.texts.items())
+    unnamed = [package for package in ORDER if package not in spec.texts]
+    parts = [f"{texts} ({spec.source})"]
     if unnamed:
-        parts.append(f"{'not installed' if unnamed == given.absent else 'not given'}: {', '.join(unnamed)}")
+        parts.append(f"{'not installed' if unnamed == spec.absent else 'not specified'}: {', '.join(unnamed)}")
     return "; ".join(parts)
 
 
-def _finding(finding: Finding, width: int) -> Iterator[Line]:
-    issue = finding.issue
+def _issue(applicable: ApplicableIssue, width: int) -> Iterator[Line]:
+    issue = applicable.issue
     yield from _wrapped("bold red", f"{issue.id}: {issue.title}", width)
-    for bite in finding.bites:
-        yield from _entry(bite.verdict.value, _bite(bite), width)
+    for effect in applicable.effects:
+        yield from _entry(effect.verdict.value, _effect(effect), width)
     yield from _entry("symptom", issue.wrong, width)
-    yield from _entry("cure", remedies.remedy(issue, finding.strategies), width, style="green")
-    if finding.uncured:
-        yield from _entry("but", f"the corrected trainer is {finding.uncured}", width)
+    yield from _entry("cure", remedies.remedy(issue, applicable.strategies), width, style="green")
+    if applicable.uncured:
+        yield from _entry("but", f"the corrected trainer is {applicable.uncured}", width)
     for number, link in enumerate(issue.upstream):
         yield from _entry("upstream" if not number else "", link, width)
 
 
-def _bite(bite: Bite) -> str:
-    only = f", only with {bite.condition}" if bite.condition else ""
-    why = f"{bite.by} stops it first: {bite.why}" if bite.by else bite.why
-    return f"{_under(bite.strategies).strip() or 'under every strategy'}{only}: {why} [{bite.sure.describe()}]"
+def _effect(effect: Effect) -> str:
+    only = f", only with {effect.condition}" if effect.condition else ""
+    under = _under(effect.strategies).strip() or "under every strategy"
+    why = f"{effect.blocked_by} stops it first: {effect.why}" if effect.blocked_by else effect.why
+    return f"{under}{only}: {why} [{effect.confidence.describe()}]"
 
 
 def _summary(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
-    if diagnosis.findings:
-        yield from _wrapped("bold", f"{_issues(len(diagnosis.findings))}.", width)
+    if diagnosis.issues:
+        yield from _wrapped("bold", f"{summary(len(diagnosis.issues))}.", width)
     else:
         near = f"; the nearest measured cell is {diagnosis.nearest.id}" if diagnosis.nearest else ""
-        yield from _wrapped("bold green", f"No known issue bites{near}.", width)
-    if diagnosis.untold:
-        yield from _wrapped("", f"The catalogue says nothing of {', '.join(diagnosis.untold)} for this stack.", width)
+        yield from _wrapped("bold green", f"{summary(0).capitalize()}{near}.", width)
+    if diagnosis.unpredicted:
+        names = ", ".join(diagnosis.unpredicted)
+        yield from _wrapped("", f"The catalogue makes no prediction for this stack about {names}.", width)
 
 
 def _advice(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
-    own = remedies.own_trainer([finding.issue for finding in diagnosis.findings])
+    own = remedies.own_trainer([applicable.issue for applicable in diagnosis.issues])
     if own:
         yield from _wrapped("", own, width)
         yield "", ""
@@ -131,12 +134,8 @@ def _pins(pins: Pins) -> str:
 
 
 def _under(strategies: Sequence[str]) -> str:
-    """Nothing for every strategy, which is what one reads where none is named."""
+    """`` under A, B``; empty for every strategy, which is understood if none is named."""
     return "" if set(STRATEGIES) <= set(strategies) else f" under {', '.join(strategies)}"
-
-
-def _issues(number: int) -> str:
-    return "1 known issue bites" if number == 1 else f"{number} known issues bite"
 
 
 def _entry(label: str, text: str, width: int, style: str = "") -> Iterator[Line]:

@@ -1,7 +1,7 @@
-"""Forks ranks, hears what they say, ends them and all that they started, and reports what became of them.
+"""Forks ranks, receives their outcomes, ends them and their descendants, and reports how they ended.
 
-Runs in the warm server, which is single-threaded while it forks, and in the keeper of each cold rank. Imports nothing
-of the stack.
+Runs in the warm server, which is single-threaded while it forks, and in the keeper of each cold rank. Must not import
+the stack.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _OUTPUT_HEAD, _OUTPUT_TAIL = 1 << 16, 1 << 18
 
 
 class Cancelled(Exception):
-    """The test process is gone, or no longer waits for this launch."""
+    """The test process has ended, or no longer waits for this launch."""
 
 
 @dataclass
 class Child:
-    """A rank, as the process that forked it sees it."""
+    """A rank, in the process that forked it."""
 
     rank: int
     pid: int
@@ -102,7 +102,7 @@ def launch(spec: LaunchSpec, client: socket.socket) -> LaunchReport:
     """Run the ranks of this machine.
 
     Raises:
-        Cancelled: the client closed its side; every rank has been ended by then.
+        Cancelled: the client closed its connection; all ranks have been ended.
     """
     started = time.monotonic()
     with rendezvous(spec) as (spec, serve), contextlib.ExitStack() as stack:
@@ -133,13 +133,13 @@ def fork_rank(
     output: tuple[IO[bytes], IO[bytes]],
     stack: contextlib.ExitStack,
 ) -> Child:
-    """Fork one rank, which leads a process group of its own.
+    """Fork one rank, which leads its own process group.
 
     Args:
-        number: among the ranks of this machine.
-        others: connections that the rank must not hold, or nobody would see them close.
-        output: files that take its stdout and stderr.
-        stack: closes what this process holds of it.
+        number: the rank's number on this machine.
+        others: connections that the rank must close, so that the other ends see when they are closed here.
+        output: files for its stdout and stderr.
+        stack: releases this process's resources for it.
     """
     ours, theirs = socket.socketpair()
     stack.callback(ours.close)
@@ -155,7 +155,7 @@ def fork_rank(
         rank.run(spec, number, theirs, parent, (output[0].fileno(), output[1].fileno()))
     theirs.close()
     with contextlib.suppress(OSError):
-        os.setpgid(pid, pid)  # the rank does the same; whoever is first
+        os.setpgid(pid, pid)  # the rank does the same; either may be first
     ours.setblocking(False)
     pidfd = os.pidfd_open(pid)
     stack.callback(os.close, pidfd)
@@ -163,10 +163,10 @@ def fork_rank(
 
 
 def _name_semaphores(prefix: str) -> None:
-    """Have ``multiprocessing`` name this process's semaphores, and its children's, so that they can be found.
+    """Give the semaphores of ``multiprocessing`` in this process and its children a known prefix.
 
-    Where processes are not forked (importing DeepSpeed 0.17.1 sees to that) a semaphore lasts until somebody removes
-    it, and a rank that is killed, or leaves without the interpreter's shutdown, does not.
+    If ``multiprocessing`` does not fork (importing DeepSpeed 0.17.1 has that effect), a semaphore exists until it is
+    removed, which a rank does not do if it is killed, or exits without the interpreter's shutdown.
     """
     multiprocessing.process.current_process()._config["semprefix"] = f"/{prefix}"  # type: ignore[attr-defined]
 
@@ -177,9 +177,9 @@ def _remove_semaphores(prefix: str) -> None:
 
 
 def end_orphans() -> None:
-    """Kill what the ranks of a launch left behind in groups or sessions of their own.
+    """Kill processes that the ranks of a launch left behind in other process groups or sessions.
 
-    Their parents gone, they are this process's children (:func:`_processes.adopt_orphans`), as are theirs in turn.
+    Once their parents have ended they are children of this process (see :func:`_processes.adopt_orphans`).
     """
     kept = store_process()
     while orphans := [pid for pid in _processes.children() if pid not in kept]:
@@ -192,12 +192,12 @@ def end_orphans() -> None:
 
 
 def _output_file(stack: contextlib.ExitStack) -> IO[bytes]:
-    """A file without a name: it is gone with its last descriptor, whoever dies first."""
+    """A file without a name, which the kernel removes with its last descriptor."""
     return stack.enter_context(tempfile.TemporaryFile())
 
 
 def attend(child: Child, source: Any) -> bool:
-    """Take what a rank sent, or its exit; ``False`` when this source will say nothing more."""
+    """Read what a rank sent, or its exit status; ``False`` when ``source`` is exhausted."""
     if source is child.channel:
         return _drain(child)
     reap(child, wait=False)
@@ -205,7 +205,7 @@ def attend(child: Child, source: Any) -> bool:
 
 
 def _drain(child: Child) -> bool:
-    """Take all that the rank has sent so far; ``False`` when its side is closed."""
+    """Read all that the rank has sent so far; ``False`` when it has closed the connection."""
     while True:
         try:
             data = child.channel.recv(1 << 20)
@@ -222,7 +222,7 @@ def _drain(child: Child) -> bool:
 def reap(child: Child, wait: bool) -> None:
     if child.status is not None:
         return
-    # The exited rank is still a zombie here, so its group cannot be anybody else's: end what it left behind.
+    # The rank is still a zombie here, so its group id cannot be reused: end the processes that it left behind.
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | (0 if wait else os.WNOHANG))
     _kill_group(child.pid)
     _, status, usage = os.wait4(child.pid, 0)
@@ -238,7 +238,7 @@ def _kill_group(pid: int) -> None:
 
 
 def dump_stacks(children: Sequence[Child]) -> None:
-    """Have every rank that still runs print where its threads stand, to its stderr."""
+    """Have every running rank print the stacks of its threads to its stderr."""
     for child in children:
         if child.status is None:
             with contextlib.suppress(ProcessLookupError):
@@ -247,7 +247,7 @@ def dump_stacks(children: Sequence[Child]) -> None:
 
 
 def report(child: Child) -> RankReport:
-    """What became of a rank that has ended."""
+    """How a rank ended."""
     assert child.status is not None
     ended = child.ended_at if child.outcome is None else child.outcome.ended_at
     return RankReport(

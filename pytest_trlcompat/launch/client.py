@@ -1,4 +1,4 @@
-"""The launcher: what tests call. Owns the warm servers, sends them functions, and turns their answers into results.
+"""The launcher, which tests call: starts the warm servers, sends them functions, and returns results.
 
 Runs in the test process and must import nothing of the stack.
 """
@@ -34,7 +34,7 @@ __all__ = ["DEFAULT_TIMEOUT", "DEVICES", "MAX_WORLD_SIZE", "MODES", "Launcher"]
 DEFAULT_TIMEOUT = 120.0
 """Seconds that a launch may take, from the fork on."""
 MAX_WORLD_SIZE = 8
-"""Of one machine."""
+"""The most ranks on one machine."""
 DEVICES = ("software", "cuda", "cpu")
 MODES = ("warm", "cold")
 
@@ -47,8 +47,8 @@ class Launcher:
 
     Args:
         device: ``"software"`` (the software accelerator), ``"cuda"`` (one GPU per rank) or ``"cpu"``.
-        timeout: seconds that a launch may take unless it says otherwise.
-        cluster: which machine of several this is; one alone by default.
+        timeout: seconds that a launch may take by default.
+        cluster: which machine of several this is; by default a single one.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class Launcher:
         self.close()
 
     def close(self) -> None:
-        """End the servers and whatever they still run, and remove the ranks' temporary files.
+        """End the servers and their ranks, and remove the ranks' temporary files.
 
-        A later launch starts anew.
+        A later launch starts a new server.
         """
         servers, self._servers = self._servers, {}
         folder, self._folder = self._folder, None
@@ -101,63 +101,79 @@ class Launcher:
         """Run ``function(*args, **kwargs)`` on every rank.
 
         Args:
-            function: any function; it and its arguments go to the ranks by cloudpickle, functions of test modules by
-                value. Import the stack inside it, so that the test process stays light.
+            function: any function. It and its arguments are sent to the ranks by cloudpickle, functions of test
+                modules by value. Import the stack inside it, so that the test process does not.
             strategy: its name (see :data:`pytest_trlcompat.launch.strategy.NAMES`), a :class:`Strategy`, or the path
-                of a configuration file of Accelerate's.
-            world_size: number of ranks, 1 to 8 on each machine, and on CUDA not more than there are GPUs; by default
-                what the configuration file says, else 2 (1 with one GPU), and 1 for ``single``.
+                of an Accelerate configuration file.
+            world_size: number of ranks, 1 to 8 on each machine, and on CUDA at most the number of GPUs; by default
+                that of the configuration file, else 2 (1 with one GPU), and 1 for ``single``.
             options: the strategy's options, see :func:`pytest_trlcompat.launch.strategy.strategy`.
             timeout: seconds, from the fork on.
-            env: environment variables for the ranks, beside those of the test process and of the strategy.
-            check: raise when any rank fails; ``False`` returns the result all the same.
-            sharded: demand that the function builds an engine of the strategy (DDP, FSDP, DeepSpeed).
-            seed: random state of Python, NumPy and torch in every rank.
-            device: another one than the launcher's.
-            mode: ``"warm"``, or ``"cold"`` for fresh interpreters under a real launcher's command.
-            command: of a cold launch: ``"accelerate"`` (``accelerate launch``), ``"torchrun"`` or ``"deepspeed"``.
+            env: environment variables for the ranks, besides those of the test process and of the strategy.
+            check: raise an error when any rank fails; with ``False`` the result is returned anyway.
+            sharded: require that the function builds an engine of the strategy (DDP, FSDP, DeepSpeed).
+            seed: random seed of Python, NumPy and torch in every rank.
+            device: instead of the launcher's.
+            mode: ``"warm"``, or ``"cold"`` for new interpreters, started by a real launcher's command.
+            command: for a cold launch: ``"accelerate"`` (``accelerate launch``), ``"torchrun"`` or ``"deepspeed"``.
 
         Raises:
             LaunchError: a rank failed (root cause first), the launch timed out, or the server could not be started.
-            StrategyError: the strategy or its options make no sense; StrategyAbsent where this stack does not have it.
-            ClusterError: the ranks cannot be shared out evenly to the machines.
-            ValueError: a world size that the strategy cannot have, an unknown device, mode or command.
+            StrategyError: the strategy or its options are invalid; StrategyAbsent: this stack does not have it.
+            ClusterError: the ranks cannot be distributed evenly over the machines.
+            ValueError: an invalid world size, or an unknown device, mode or command.
         """
         chosen = _choose(strategy, options)
         check_present(chosen, stack.installed())
-        where = _known("device", device or self.device, DEVICES)
-        size = self._world_size(chosen, where, world_size)
         if _known("mode", mode, MODES) == "warm" and command is not None:
             raise ValueError(f"command {command!r} is for cold launches; pass mode='cold' as well")
-        spec = LaunchSpec(
-            payload=dump(function, args, kwargs),
+        device = _known("device", device or self.device, DEVICES)
+        size = self._world_size(chosen, device, world_size)
+        spec = self._spec(dump(function, args, kwargs), chosen, size, device, mode, timeout, seed, sharded)
+        self._launches += 1
+        report = self._launch(spec, chosen, command, env or {})
+        result = self._result(getattr(function, "__qualname__", repr(function)), spec, report)
+        if check and not result.ok:
+            raise LaunchError(result.describe(), result)
+        return result
+
+    def _spec(
+        self,
+        payload: bytes,
+        chosen: Strategy,
+        size: int,
+        device: str,
+        mode: str,
+        timeout: float | None,
+        seed: int,
+        sharded: bool,
+    ) -> LaunchSpec:
+        return LaunchSpec(
+            payload=payload,
             strategy=chosen.name,
-            device=where,
+            device=device,
             mode=mode,
             timeout=self.timeout if timeout is None else timeout,
             seed=seed,
             cwd=os.getcwd(),
             sys_path=tuple(sys.path),
             rank_environment=self._rank_environment(chosen, size),
-            expectation=expectation(chosen, size, where, sharded),
+            expectation=expectation(chosen, size, device, sharded),
             cluster=self.cluster,
             number=self._launches,
         )
-        self._launches += 1
-        report = self._launch(spec, chosen, command, env or {})
-        first = self.cluster.node_rank * len(report.ranks) if chosen.name != "single" else 0
-        result = LaunchResult(
-            name=getattr(function, "__qualname__", repr(function)),
-            strategy=chosen.name,
-            device=where,
-            mode=mode,
+
+    def _result(self, name: str, spec: LaunchSpec, report: LaunchReport) -> LaunchResult:
+        first = self.cluster.node_rank * len(report.ranks) if spec.strategy != "single" else 0
+        return LaunchResult(
+            name=name,
+            strategy=spec.strategy,
+            device=spec.device,
+            mode=spec.mode,
             ranks=tuple(_rank_result(rank, first) for rank in report.ranks),
             timed_out=report.timed_out,
             seconds=report.seconds,
         )
-        if check and not result.ok:
-            raise LaunchError(result.describe(), result)
-        return result
 
     def _launch(self, spec: LaunchSpec, chosen: Strategy, command: str | None, env: Mapping[str, str]) -> LaunchReport:
         with tempfile.TemporaryDirectory(prefix="launch-", dir=self._own_folder()) as folder:
@@ -170,26 +186,26 @@ class Launcher:
     def _launch_warm(self, spec: LaunchSpec) -> LaunchReport:
         try:
             return self._server(spec.device).launch(spec)
-        except BaseException:  # also Ctrl-C: the server would otherwise answer a question that nobody remembers
+        except BaseException:  # also on Ctrl-C: the next launch would otherwise receive the report of this one
             self._forget(spec.device)
             raise
 
     def _rank_environment(self, chosen: Strategy, size: int) -> tuple[dict[str, str], ...]:
         local = 1 if chosen.name == "single" else self.cluster.local_world_size(size)
         if local > MAX_WORLD_SIZE:
-            raise ValueError(f"world_size={size} means {local} ranks on this machine; there can be {MAX_WORLD_SIZE}")
+            raise ValueError(f"world_size={size} means {local} ranks on this machine; the maximum is {MAX_WORLD_SIZE}")
         return tuple(rank_environment(chosen, number, size, self.cluster) for number in range(local))
 
-    def _world_size(self, chosen: Strategy, device: str, given: int | None) -> int:
+    def _world_size(self, chosen: Strategy, device: str, requested: int | None) -> int:
         here = min(MAX_WORLD_SIZE, visible_gpus()) if device == "cuda" else MAX_WORLD_SIZE
         most = here * self.cluster.nnodes
         default = 1 if chosen.name == "single" else min(most, chosen.world_size or max(2, self.cluster.nnodes))
-        size = default if given is None else given
+        size = default if requested is None else requested
         if not 1 <= size <= most:
-            why = f": a rank takes a GPU, and {here} can be seen" if device == "cuda" else ""
+            why = f": each rank needs a GPU, and {here} are visible" if device == "cuda" else ""
             raise ValueError(f"world_size must be 1 to {most}, not {size}{why}")
         if chosen.name == "single" and size != 1:
-            raise ValueError(f"strategy 'single' is one rank, but world_size={size} was asked for")
+            raise ValueError(f"strategy 'single' has one rank, but world_size={size} was requested")
         return size
 
     def _server(self, device: str) -> Server:
@@ -232,21 +248,21 @@ class Launcher:
         return {**base_environment(device, self.cluster), "TMPDIR": str(self._own_folder() / "tmp")}
 
     def _own_folder(self) -> Path:
-        """Where this launcher and the temporary files of its ranks live, until it is closed."""
+        """The folder for temporary files of this launcher and its ranks, until it is closed."""
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="trlcompat-"))
             (self._folder / "tmp").mkdir()
         return self._folder
 
 
-def _known(what: str, given: str, known: tuple[str, ...]) -> str:
-    if given not in known:
-        raise ValueError(f"unknown {what} {given!r}; known are {', '.join(known)}")
-    return given
+def _known(what: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise ValueError(f"unknown {what} {value!r}; known are {', '.join(known)}")
+    return value
 
 
 def _build_accelerator(device: str) -> None:
-    """Compile in the test process, where people see the progress line."""
+    """Compile in the test process, so that its progress line is visible."""
     if device == "software":
         from pytest_trlcompat import accelerator
 
@@ -257,7 +273,7 @@ def _choose(chosen: str | Strategy | os.PathLike[str], options: Mapping[str, Any
     if isinstance(chosen, str):
         return strategy(chosen, options)
     if options:
-        raise ValueError("options were given beside a ready strategy; put them into it")
+        raise ValueError("options cannot be combined with a Strategy or a configuration file; add them to that")
     return chosen if isinstance(chosen, Strategy) else accelerate_config(chosen)
 
 

@@ -1,4 +1,4 @@
-"""Several machines: the same tests are started on each, as ``torchrun`` is, and their launches meet.
+"""Several machines: the same tests are started on each, as with ``torchrun``, and their launches connect.
 
 Imports only the standard library.
 """
@@ -11,23 +11,23 @@ __all__ = ["Cluster", "ClusterError"]
 
 
 class ClusterError(ValueError):
-    """Settings of a cluster that make no sense, or a world size that does not fit it."""
+    """Invalid settings of a cluster, or a world size that it cannot have."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Which machine of how many this is, and where they meet; the names are torchrun's.
+    """Which machine of how many this is, and the address of their rendezvous; the names are torchrun's.
 
-    Every machine must make the same launches in the same order. A launch returns the results of this machine's ranks.
+    Every machine must run the same launches in the same order. A launch returns the results of this machine's ranks.
 
     Attributes:
         nnodes: number of machines.
         node_rank: number of this one, from 0.
-        rdzv_endpoint: ``HOST:PORT`` of machine 0, which every machine reaches. The port is open, and unprotected, for
-            as long as tests run: a private network is presupposed, as for torchrun.
+        rdzv_endpoint: ``HOST:PORT`` of machine 0, reachable from every machine. The port is open and unprotected while
+            tests run, so a private network is required, as for torchrun.
 
     Raises:
-        ClusterError: the settings do not fit each other.
+        ClusterError: the settings contradict each other.
     """
 
     nnodes: int = 1
@@ -40,23 +40,23 @@ class Cluster:
         if not 0 <= self.node_rank < self.nnodes:
             raise ClusterError(f"node_rank must be 0 to {self.nnodes - 1}, not {self.node_rank}")
         if self.nnodes > 1 and self.rdzv_endpoint is None:
-            raise ClusterError(f"{self.nnodes} machines need rdzv_endpoint, HOST:PORT of machine 0, to meet at")
+            raise ClusterError(f"{self.nnodes} machines need rdzv_endpoint, the HOST:PORT of machine 0")
         if self.rdzv_endpoint is not None:
             _address(self.rdzv_endpoint)
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Host and port to meet at; ``None`` for one machine alone, where the system chooses."""
+        """Host and port of the rendezvous; ``None`` for a single machine, where the system chooses."""
         return None if self.nnodes == 1 or self.rdzv_endpoint is None else _address(self.rdzv_endpoint)
 
     def local_world_size(self, world_size: int) -> int:
         """Number of ranks on each machine.
 
         Raises:
-            ClusterError: the ranks cannot be shared out evenly.
+            ClusterError: the ranks cannot be distributed evenly.
         """
         if world_size % self.nnodes:
-            raise ClusterError(f"world_size={world_size} cannot be shared out evenly to {self.nnodes} machines")
+            raise ClusterError(f"world_size={world_size} cannot be distributed evenly over {self.nnodes} machines")
         return world_size // self.nnodes
 
 

@@ -1,8 +1,8 @@
 """Cold launches: the same function through the real ``accelerate launch``, ``torchrun`` or ``deepspeed`` command.
 
-Slow, since every rank imports the stack anew; it is what the warm launches are held against. Each rank is kept by a
-process of ours (:mod:`pytest_trlcompat.launch.keeper`), which the command starts, and which fetches the function over a
-socket in a folder that only this user can enter. Runs in the test process and must import nothing of the stack.
+Slow, since every rank imports the stack again; warm launches are compared with them. The command starts one keeper
+process for each rank (:mod:`pytest_trlcompat.launch.keeper`), which receives the function over a socket in a folder
+that only this user can enter. Runs in the test process and must not import the stack.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COMMANDS = ("accelerate", "torchrun", "deepspeed")
 
 _SOCKET = "s"  # a short name: a socket's path may have a hundred characters
 _START_TIMEOUT = 300.0
-_DUMP_TIME, _LAST_WORDS = 0.5, 5.0
+_DUMP_TIME, _END_TIMEOUT = 0.5, 5.0
 _POLL = 0.1
 _LOG_TAIL = 6000
 _CREDENTIALS = struct.Struct("3i")
@@ -48,7 +48,7 @@ _ACCELERATE_TYPES = {"software": "MULTI_NPU", "cuda": "MULTI_GPU", "cpu": "MULTI
 
 @dataclass
 class _Keeper:
-    """The connection to the process that keeps one rank."""
+    """The connection to the keeper process of one rank."""
 
     rank: int
     channel: socket.socket
@@ -64,13 +64,13 @@ class _Keeper:
     def failed(self) -> bool:
         return self.gone if self.report is None else self.report.exit_status != 0
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             protocol.send(self.channel, message)
 
 
 def default_command(strategy: Strategy, device: str) -> str:
-    """``accelerate``, except for several ranks on a plain CPU, for which it would want MPI."""
+    """``accelerate``, except for several ranks on a plain CPU, for which it would require MPI."""
     return "torchrun" if device == "cpu" and strategy.name != "single" else "accelerate"
 
 
@@ -78,11 +78,11 @@ def launch(spec: LaunchSpec, strategy: Strategy, command: str, launcher_environm
     """Run ``spec`` under a real launcher's command.
 
     Args:
-        spec: as the warm server takes it; of its environments only the caller's part is used.
-        launcher_environment: of the command itself.
+        spec: as for the warm server; only the caller's part of its environment is used.
+        launcher_environment: the environment variables of the command itself.
 
     Raises:
-        LaunchError: the command ended before every rank had begun, with its output.
+        LaunchError: the command ended before every rank had started; with its output.
     """
     mark = uuid.uuid4().hex
     started = time.monotonic()
@@ -117,11 +117,11 @@ def launch(spec: LaunchSpec, strategy: Strategy, command: str, launcher_environm
 
 
 class _Ended(Exception):
-    """The command is over, and not all ranks have been heard of."""
+    """The command ended, or took too long, before all ranks had started."""
 
 
 class _Keepers:
-    """The ranks of one launch, each kept by a process that the command has started."""
+    """The ranks of one launch, each with a keeper process that the command has started."""
 
     def __init__(
         self, spec: LaunchSpec, process: subprocess.Popen[bytes], listener: socket.socket, command: str
@@ -133,10 +133,10 @@ class _Keepers:
         self._keepers: dict[int, _Keeper] = {}
 
     def start(self) -> None:
-        """Wait until a keeper of each rank has come, and tell them what to run.
+        """Wait until the keepers of all ranks have connected, and send them the launch.
 
         Raises:
-            _Ended: the command is over before that.
+            _Ended: the command ended before that.
         """
         size = self._spec.local_world_size
         deadline = time.monotonic() + _START_TIMEOUT
@@ -144,12 +144,12 @@ class _Keepers:
         while len(self._keepers) < size:
             with contextlib.suppress(TimeoutError):
                 channel, _ = self._listener.accept()
-                self._welcome(channel)
+                self._accept(channel)
             if self._process.poll() is not None and len(self._keepers) < size:
                 raise _Ended(f"{describe_exit(self._process.returncode)} and started {len(self._keepers)} ranks")
             if time.monotonic() > deadline:
                 raise _Ended(f"started {len(self._keepers)} of {size} ranks within {_START_TIMEOUT:g} s")
-        self._tell({"kind": "run", "spec": self._spec}, self._keepers.values())
+        self._send({"kind": "run", "spec": self._spec}, self._keepers.values())
 
     def running(self) -> bool:
         return any(keeper.running for keeper in self._keepers.values())
@@ -159,7 +159,7 @@ class _Keepers:
             for keeper in self._running():
                 selector.register(keeper.channel, selectors.EVENT_READ, keeper)
             for key, _ in selector.select(limit):
-                self._hear(key.data)
+                self._receive(key.data)
 
     def first_failed(self) -> int | None:
         failed = [keeper for keeper in self._keepers.values() if keeper.failed]
@@ -167,22 +167,22 @@ class _Keepers:
         return min(ended, key=lambda rank: ended[rank]) if ended else None
 
     def dump_stacks(self) -> None:
-        self._tell({"kind": "dump"}, self._running())
+        self._send({"kind": "dump"}, self._running())
         time.sleep(_DUMP_TIME)
 
     def end(self, reason: str) -> None:
-        """End those that still run, and hear their last words."""
-        self._tell({"kind": "end", "reason": reason}, self._running())
-        deadline = time.monotonic() + _LAST_WORDS
+        """End the running ranks, and receive their reports."""
+        self._send({"kind": "end", "reason": reason}, self._running())
+        deadline = time.monotonic() + _END_TIMEOUT
         while self.running() and time.monotonic() < deadline:
             self.listen(_POLL)
 
     def dismiss(self) -> None:
-        """Let the keepers leave: one of a failed rank waits, since the command would end the others with it."""
-        self._tell({"kind": "leave"}, self._keepers.values())
+        """Let the keepers exit. That of a failed rank waits, since its exit makes the command end the others."""
+        self._send({"kind": "leave"}, self._keepers.values())
 
     def reports(self) -> tuple[RankReport, ...]:
-        """What is known of each rank at the end."""
+        """The report of each rank, or that it was lost."""
         lost = f"{self._command} ended it before it could report"
         return tuple(
             keeper.report or RankReport(rank, exit_status=1, ended_by_launcher=lost)
@@ -197,12 +197,12 @@ class _Keepers:
         return [keeper for keeper in self._keepers.values() if keeper.running]
 
     @staticmethod
-    def _tell(message: dict[str, Any], keepers: Iterable[_Keeper]) -> None:
+    def _send(message: dict[str, Any], keepers: Iterable[_Keeper]) -> None:
         for keeper in keepers:
-            keeper.tell(message)
+            keeper.send(message)
 
-    def _welcome(self, channel: socket.socket) -> None:
-        """Take a keeper in. Nobody else can reach the socket; that the peer is this user's is checked all the same."""
+    def _accept(self, channel: socket.socket) -> None:
+        """Accept a keeper. No other user can reach the socket; that the peer belongs to this user is checked anyway."""
         peer = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, user, _ = _CREDENTIALS.unpack(peer)
         if user != os.getuid():
@@ -212,7 +212,7 @@ class _Keepers:
         rank = int(protocol.receive(channel)["local_rank"])
         self._keepers[rank] = _Keeper(rank, channel)
 
-    def _hear(self, keeper: _Keeper) -> None:
+    def _receive(self, keeper: _Keeper) -> None:
         try:
             data = keeper.channel.recv(1 << 20)
         except OSError:
@@ -224,21 +224,21 @@ class _Keepers:
 
 
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:
-    """Let the command leave by itself for a moment, then end it and all that it started."""
+    """Give the command a moment to exit, then end it and all its descendants."""
     try:
-        process.wait(timeout=_LAST_WORDS)
+        process.wait(timeout=_END_TIMEOUT)
     except subprocess.TimeoutExpired:
         pass
     finally:
-        with _processes.deaf():
+        with _processes.ignore_signals():
             process.kill()
             process.wait()
             _processes.kill_marked(f"{MARK}={mark}")
 
 
 def _strategy_environment(strategy: Strategy, command: str, folder: Path) -> dict[str, str]:
-    """What ``accelerate launch`` sets by itself and the others do not know of."""
-    environment = strategy.environment(folder)  # writes the DeepSpeed configuration as well
+    """The variables that ``accelerate launch`` sets itself and the other commands do not."""
+    environment = strategy.environment(folder)  # also writes the DeepSpeed configuration
     return {} if command == "accelerate" else environment
 
 
@@ -256,7 +256,7 @@ def _command(spec: LaunchSpec, strategy: Strategy, command: str, folder: Path) -
 
 def accelerate_settings(strategy: Strategy, device: str, local: int, cluster: Cluster, folder: Path) -> dict[str, Any]:
     """A configuration as ``accelerate config`` writes it."""
-    host, port = cluster.address or (None, _free_port())  # not 0: older releases take that for a port
+    host, port = cluster.address or (None, _free_port())  # not 0, which older releases use as a port number
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "NO" if strategy.name == "single" else _ACCELERATE_TYPES[device],
@@ -269,7 +269,7 @@ def accelerate_settings(strategy: Strategy, device: str, local: int, cluster: Cl
         "debug": False,
     }
     if strategy.config is not None:
-        # Accelerate refuses settings that stand in DeepSpeed's configuration, mixed precision among them.
+        # Accelerate rejects settings that are also in DeepSpeed's configuration, such as mixed precision.
         config["distributed_type"] = "DEEPSPEED"
         config["deepspeed_config"] = {"deepspeed_config_file": str(folder / DEEPSPEED_CONFIG_NAME)}
     if strategy.fsdp is not None:

@@ -1,7 +1,7 @@
-"""Has the stack imported without CUDA being initialised, which no forked process could then use.
+"""Lets the stack be imported without initialising CUDA, which forked processes could then not use.
 
-On import, libraries ask whether there is a GPU and what it can do: DeepSpeed of each of its operators. Without more ado
-``torch`` initialises CUDA for that, and every rank fails with "Cannot re-initialize CUDA in forked subprocess".
+On import, libraries query whether there is a GPU and what it supports: DeepSpeed for each of its operators. ``torch``
+initialises CUDA to answer, and every rank fails with "Cannot re-initialize CUDA in forked subprocess".
 """
 
 from __future__ import annotations
@@ -17,74 +17,74 @@ from typing import Any
 
 from pytest_trlcompat._devices import cuda_initialized
 
-__all__ = ["CudaInitialized", "check_left_alone", "left_alone"]
+__all__ = ["CudaInitialized", "check_uninitialized", "without_initialization"]
 
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-_ASKED = ("get_device_properties", "current_device")
-"""Functions of ``torch.cuda`` that initialise CUDA for an answer; others that imports call are made from these."""
+_QUERIES = ("get_device_properties", "current_device")
+"""Functions of ``torch.cuda`` that initialise CUDA; others that are called during imports use these."""
 
 
 class CudaInitialized(RuntimeError):
-    """Something that was imported has initialised CUDA, so that no rank forked from this process could use it."""
+    """An import has initialised CUDA, so that ranks forked from this process could not use it."""
 
 
-def check_left_alone(what: str) -> None:
+def check_uninitialized(what: str) -> None:
     """Raise CudaInitialized if ``what`` has initialised CUDA in this process."""
     if cuda_initialized():
         raise CudaInitialized(
-            f"{what} has initialised CUDA, which a rank that is forked from here could not use; "
-            "launch with mode='cold', which forks nothing, and tell pytest-trlcompat"
+            f"{what} has initialised CUDA, so ranks forked from this process could not use it; "
+            "launch with mode='cold', which does not fork, and report this to pytest-trlcompat"
         )
 
 
 @contextlib.contextmanager
-def left_alone() -> Iterator[None]:
-    """Answer what is asked of ``torch.cuda`` meanwhile without initialising CUDA in this process.
+def without_initialization() -> Iterator[None]:
+    """Within the block, answer queries of ``torch.cuda`` without initialising CUDA in this process.
 
-    ``is_available()`` asks the driver's management library (``PYTORCH_NVML_BASED_CUDA_CHECK``,
-    https://docs.pytorch.org/docs/stable/cuda_environment_variables.html); a GPU's properties are asked of CUDA in a
-    process of its own. Afterwards everything is as before, also where the functions were imported by name.
+    ``is_available()`` uses the driver's management library (``PYTORCH_NVML_BASED_CUDA_CHECK``,
+    https://docs.pytorch.org/docs/stable/cuda_environment_variables.html); a GPU's properties are queried in a child
+    process. Afterwards everything is as before, also where the functions were imported by name.
     """
     before = os.environ.get(_NVML_CHECK)
     os.environ[_NVML_CHECK] = "1"
-    still = [True]
-    asked: Any = None
-    with contextlib.suppress(Exception):  # who imports torch meets the same error
-        asked = importlib.import_module("torch").cuda
-    functions = {} if asked is None else {name: getattr(asked, name) for name in _ASKED}
+    active = [True]
+    cuda: Any = None
+    with contextlib.suppress(Exception):  # importing torch raises the same error later
+        cuda = importlib.import_module("torch").cuda
+    functions = {} if cuda is None else {name: getattr(cuda, name) for name in _QUERIES}
     try:
         for name, function in functions.items():
-            setattr(asked, name, _asked_elsewhere(function, still))
+            setattr(cuda, name, _in_another_process(function, active))
         yield
     finally:
-        still.clear()
+        active.clear()
         for name, function in functions.items():
-            setattr(asked, name, function)
+            setattr(cuda, name, function)
         if before is None:
             del os.environ[_NVML_CHECK]
         else:
             os.environ[_NVML_CHECK] = before
 
 
-def _asked_elsewhere(function: Callable[..., Any], still: list[bool]) -> Callable[..., Any]:
-    def alone(*args: Any, **kwargs: Any) -> Any:
-        still.clear()  # what CUDA's start asks in turn is answered by the process itself
+def _in_another_process(function: Callable[..., Any], active: list[bool]) -> Callable[..., Any]:
+    def direct(*args: Any, **kwargs: Any) -> Any:
+        active.clear()  # queries that CUDA makes while it starts are answered in the same process
         return function(*args, **kwargs)
 
-    asked = functools.cache(functools.partial(_in_child, alone))
+    cached = functools.cache(functools.partial(_in_child, direct))
 
     @functools.wraps(function)
-    def ask(*args: Any, **kwargs: Any) -> Any:
-        return asked(*args, **kwargs) if still else function(*args, **kwargs)
+    def query(*args: Any, **kwargs: Any) -> Any:
+        return cached(*args, **kwargs) if active else function(*args, **kwargs)
 
-    return ask
+    return query
 
 
 def _in_child(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What the function returns in a forked process: a number, or an object with the same plain attributes.
+    """Call the function in a forked process; returns its number, or an object with the same plain attributes.
 
     Raises:
-        RuntimeError: with the function's own text, if it raised.
+        RuntimeError: with the text of the function's exception.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -99,7 +99,7 @@ def _in_child(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with os.fdopen(reading) as stream:
         text = stream.read()
     os.waitpid(child, 0)
-    answer = json.loads(text or '{"error": "the process that asked CUDA died"}')
+    answer = json.loads(text or '{"error": "the process that queried CUDA died"}')
     if "error" in answer:
         raise RuntimeError(answer["error"])
     return answer["value"] if "value" in answer else SimpleNamespace(**answer["attributes"])

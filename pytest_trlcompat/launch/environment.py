@@ -1,4 +1,4 @@
-"""The environment variables of a launch: those of the test process, of the strategy, of each rank.
+"""The environment variables of a launch: from the test process, the strategy and each rank.
 
 Runs in the test process and must import nothing of the stack.
 """
@@ -35,32 +35,32 @@ _OTHER_LAUNCHERS = (
 
 
 def base_environment(device: str, cluster: Cluster) -> dict[str, str]:
-    """The test process's environment, less what another launcher may have left, plus what keeps launches offline.
+    """The test process's variables, without those of other launchers, and defaults that keep launches offline.
 
-    What the test process itself has set wins over the defaults given here.
+    Variables that the test process has set take precedence over these defaults.
     """
     environment = {key: value for key, value in os.environ.items() if key not in _OTHER_LAUNCHERS}
     defaults = {
-        "OMP_NUM_THREADS": "1",  # ranks share the cores; and a thread pool does not survive a fork
+        "OMP_NUM_THREADS": "1",  # ranks share the cores, and a thread pool does not survive a fork
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
         "TORCH_EXTENSIONS_DIR": str(_extensions_folder()),
     }
     if cluster.nnodes == 1:
-        defaults["GLOO_SOCKET_IFNAME"] = "lo"  # nothing listens where another machine could reach it
+        defaults["GLOO_SOCKET_IFNAME"] = "lo"  # not reachable from other machines
     if device == "cpu":
         defaults["ACCELERATE_USE_CPU"] = "true"
-        # Mismatched collectives then fail at once and name each other. The software accelerator compares by itself, for
-        # less; NCCL would pay much.
+        # Mismatched collectives then fail at once, and both are named. The software accelerator compares them itself,
+        # at less cost; with NCCL it would be expensive.
         defaults["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
     if device == "software" and visible_gpus():
-        environment["CUDA_VISIBLE_DEVICES"] = ""  # beside a GPU it would be left to chance which of them is taken
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # otherwise libraries might use either
     return {**defaults, **environment}
 
 
 def rank_environment(chosen: Strategy, local_rank: int, world_size: int, cluster: Cluster) -> dict[str, str]:
-    """What a launcher such as torchrun tells a rank about itself; where to meet is the server's to say."""
+    """The variables that a launcher such as torchrun sets for a rank; the server adds the rendezvous."""
     if chosen.name == "single":
         return {}
     local = cluster.local_world_size(world_size)
@@ -71,11 +71,11 @@ def rank_environment(chosen: Strategy, local_rank: int, world_size: int, cluster
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(local),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is the server's; no rank hosts it
-        "TORCHELASTIC_RESTART_COUNT": "0",  # asked for beside it up to torch 2.5
+        "TORCHELASTIC_RESTART_COUNT": "0",  # required together with it up to torch 2.5
     }
 
 
 def _extensions_folder() -> Path:
-    """One folder per environment: extensions built against one torch and DeepSpeed must not meet another's."""
+    """One folder per environment: an extension built for one torch and DeepSpeed must not be loaded by another."""
     digest = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
     return cache_folder() / "torch_extensions" / digest

@@ -1,7 +1,7 @@
 """Keeps one rank of a cold launch: ``python -m pytest_trlcompat.launch.keeper SOCKET``, started by a real launcher.
 
-Fetches what to run over the socket, forks the rank, which then imports the stack, and reports how it ended, so that a
-rank's death is seen as it is and not as the launcher tells it. Imports nothing of the stack.
+Receives the launch over the socket, forks the rank, which then imports the stack, and reports how it ended, so that the
+real cause of a rank's death is known and not only what the launcher reports. Must not import the stack.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["main"]
 
 
 class _Stopped(BaseException):
-    """The launcher's command asks this process to stop."""
+    """The launcher's command stops this process."""
 
 
 def main(path: str) -> int:
     """Keep a rank.
 
     Returns:
-        An exit status that tells the launcher's command whether the rank did well.
+        An exit status for the launcher's command: 0 if the rank succeeded.
     """
     _processes.adopt_orphans()
     signal.signal(signal.SIGTERM, _stop)
@@ -41,11 +41,11 @@ def main(path: str) -> int:
         try:
             spec = protocol.receive(client)["spec"]
             report = _keep(spec, rank, client)
-        except EOFError:  # nobody waits for the answer
+        except EOFError:  # the client has gone
             return 1
         with contextlib.suppress(OSError, EOFError, _Stopped):
             protocol.send(client, report)
-            # A failed rank ends all others at once. So it waits until the client has heard what befell them.
+            # The exit of a failed rank makes the launcher end all others. So wait until the client has their reports.
             protocol.receive(client)
     return 0 if report.exit_status == 0 else 1
 
@@ -72,10 +72,10 @@ def _keep(spec: LaunchSpec, rank: int, client: socket.socket) -> RankReport:
 
 
 def _attend(child: children.Child, client: socket.socket) -> None:
-    """Take what the rank sends, and do what the client says, until the rank has ended.
+    """Receive from the rank, and follow the client's messages, until the rank has ended.
 
     Raises:
-        EOFError: the client is gone.
+        EOFError: the client has gone.
     """
     with selectors.DefaultSelector() as selector:
         for source in (child.channel, child.pidfd, client):
@@ -83,12 +83,12 @@ def _attend(child: children.Child, client: socket.socket) -> None:
         while child.status is None:
             for key, _ in selector.select():
                 if key.fileobj is client:
-                    _obey(child, protocol.receive(client))
+                    _handle(child, protocol.receive(client))
                 elif not children.attend(child, key.fileobj):
                     selector.unregister(key.fileobj)
 
 
-def _obey(child: children.Child, message: dict[str, Any]) -> None:
+def _handle(child: children.Child, message: dict[str, Any]) -> None:
     if message["kind"] == "dump":
         children.dump_stacks([child])
     elif message["kind"] == "end":

@@ -1,6 +1,6 @@
-"""What the test process, the warm server, the keepers of cold ranks and the ranks tell each other.
+"""The messages between the test process, the warm server, the keepers of cold ranks, and the ranks.
 
-Imports nothing of the stack: the test process makes the first of these and reads the last.
+Must not import the stack: the test process sends a :class:`LaunchSpec` and receives a :class:`LaunchReport`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ __all__ = ["LaunchReport", "LaunchSpec", "RankOutcome", "RankReport"]
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """A launch, as the test process asks for it.
+    """A launch, as the test process requests it.
 
     Attributes:
         payload: the function and its arguments, pickled.
         timeout: seconds, from the fork on.
-        number: of this launch among those of its launcher, by which several machines know it.
+        number: the number of this launch in its launcher, which identifies it among several machines.
         environment: variables of every rank.
-        rank_environment: the variables of each rank of this machine alone, such as ``RANK``.
-        extra_path: what the software accelerator puts before ``sys_path``.
-        extra_environment: what importing the stack has set, which forked ranks need as well.
+        rank_environment: the additional variables of each rank of this machine, such as ``RANK``.
+        extra_path: folders that the software accelerator puts before ``sys_path``.
+        extra_environment: variables that importing the stack has set, which forked ranks need too.
     """
 
     payload: bytes
@@ -54,10 +54,10 @@ class LaunchSpec:
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """What a rank says of itself at its end.
+    """The outcome of a rank, as the rank itself reports it.
 
     Attributes:
-        returned: whether the function returned, and the launch was proved to be what was asked for.
+        returned: whether the function returned and the launch was proved to be as requested.
         value: what it returned, pickled.
         ended_at: ``time.monotonic()`` of the function's end.
     """
@@ -72,10 +72,10 @@ class RankOutcome:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What became of a rank, as the process tells it that forked it; see :class:`~.result.RankResult`.
+    """How a rank ended, as the process that forked it reports it; see :class:`~.result.RankResult`.
 
     Attributes:
-        outcome: what the rank said of itself; ``None`` where it could say nothing.
+        outcome: the rank's own report; ``None`` if it could not send one.
     """
 
     rank: int
@@ -91,7 +91,7 @@ class RankReport:
 
 @dataclass(frozen=True)
 class LaunchReport:
-    """What became of the ranks of this machine."""
+    """How the ranks of this machine ended."""
 
     ranks: tuple[RankReport, ...]
     timed_out: bool

@@ -1,6 +1,6 @@
-"""A function and its arguments as bytes: closures and lambdas too, functions of test modules by value.
+"""Pickles a function and its arguments: also closures and lambdas, and functions of test modules by value.
 
-Runs in the test process and must import nothing of the stack.
+Runs in the test process and must not import the stack.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def dump(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 @contextlib.contextmanager
 def _by_value(function: Callable[..., Any]) -> Iterator[None]:
-    """Pickle functions of test modules by value: a rank then need not import the test module, and often could not."""
+    """Pickle functions of test modules by value: ranks then do not import the test module, and often could not."""
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     if module is None or not _is_test_module(module):
         yield

@@ -1,6 +1,6 @@
 """What the warm server imports before it forks: the stack, and the modules that the stack imports late.
 
-Imports of the stack take ten seconds, a launch half a second: what is missing here is paid again in every launch.
+Importing the stack takes ten seconds, a launch half a second. A module that is missing here is imported in each launch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MODULES = (
     "deepspeed.runtime.zero.stage_1_and_2",
     # DeepSpeed 0.19 imports it at engine construction, and torch inductor with it: five seconds.
     "deepspeed.runtime.zero.muon.muon_optimizer",
-    # What 0.19 imports late beside: with setuptools, which older releases import at once, 0.25 s in every rank.
+    # Other late imports of 0.19; setuptools, which older releases import at once, would take 0.25 s in every rank.
     "setuptools",
     "deepspeed.ops.op_builder.all_ops",
     "deepspeed.comm.mori",
@@ -77,7 +77,7 @@ _MODULES = (
     "pytest_trlcompat.launch.proof",
 )
 
-_ASKED_FOR = (
+_PACKAGES = (
     "torch",
     "transformers",
     "accelerate",
@@ -91,33 +91,33 @@ _ASKED_FOR = (
 
 
 def preload(modules: tuple[str, ...] = _MODULES, may_have_cuda: bool = True) -> dict[str, str]:
-    """Import every module and freeze the heap; return the error texts of those that could not be imported.
+    """Import every module and freeze the heap; return the errors of those that could not be imported.
 
-    A broken combination of versions must not stop the server: its ranks meet the same error in the test's own code.
+    A broken combination of versions must not stop the server: its ranks get the same error in the test's own code.
 
     Args:
-        may_have_cuda: whether there may be a GPU, which must not be touched before the fork.
+        may_have_cuda: whether there may be a GPU, which must not be initialised before the fork.
 
     Raises:
-        CudaInitialized: an import has touched it all the same.
+        CudaInitialized: an import has initialised it anyway.
     """
     errors = {}
-    gc.disable()  # nothing of what imports make is garbage: to look for some takes a sixth of their time
-    with cuda.left_alone() if may_have_cuda else contextlib.nullcontext():
+    gc.disable()  # imports leave no garbage, and searching for it takes a sixth of their time
+    with cuda.without_initialization() if may_have_cuda else contextlib.nullcontext():
         for name in modules:
             try:
                 importlib.import_module(name)
             except Exception as error:
                 errors[name] = f"{type(error).__name__}: {error}"
             if may_have_cuda:
-                cuda.check_left_alone(f"importing {name}")
+                cuda.check_uninitialized(f"importing {name}")
         _load_auto_mappings()
-        _remember_metadata()
+        _cache_metadata()
         _build_conversion_mapping()
-        _lock_bars_among_threads()
+        _use_thread_lock_in_tqdm()
         _probe_operators()
         if may_have_cuda:
-            cuda.check_left_alone("preparing what launches share")
+            cuda.check_uninitialized("preparing the server")
     # Ranks then neither scan nor copy the stack's objects; DeepSpeed's see_memory_usage runs full collections.
     gc.freeze()
     gc.enable()
@@ -125,19 +125,19 @@ def preload(modules: tuple[str, ...] = _MODULES, may_have_cuda: bool = True) -> 
 
 
 def _probe_operators() -> None:
-    """Have DeepSpeed find out which of its operators could be built: it runs a compiler for that, and keeps the answer.
+    """Have DeepSpeed find out which of its operators can be built, for which it runs a compiler; it caches the answer.
 
-    Older releases do so when they are imported, 0.19.8 when it is first asked, in every rank.
+    Older releases do so on import, 0.19.8 on first use, that is in every rank.
     """
-    with contextlib.suppress(Exception):  # ranks meet the same error
+    with contextlib.suppress(Exception):  # ranks get the same error
         getattr(sys.modules["deepspeed"].ops, "__compatible_ops__", None)
 
 
-def _lock_bars_among_threads() -> None:
-    """Spare each rank a process, a tenth of its time.
+def _use_thread_lock_in_tqdm() -> None:
+    """Spare each rank an additional process, which takes a tenth of its time.
 
-    tqdm's own lock is one among processes. Ranks never share it, since each makes its own; but DeepSpeed 0.17.1 and
-    0.17.2 choose ``spawn`` when they are imported, and then Python starts a process that tracks the lock. See
+    By default, tqdm uses a lock between processes, which ranks do not need. With ``spawn``, which DeepSpeed 0.17.1 and
+    0.17.2 select on import, Python starts a process that tracks this lock. See
     ``set_lock`` in https://tqdm.github.io/docs/tqdm/.
     """
     tqdm = sys.modules.get("tqdm")
@@ -146,22 +146,22 @@ def _lock_bars_among_threads() -> None:
 
 
 def _load_auto_mappings() -> None:
-    """Load the two hundred configuration modules that the first look-up of an auto class loads: a policy's, and a
-    reward or value model's."""
+    """Load the two hundred configuration modules that the first use of an auto class loads, for policies and for
+    reward and value models."""
     auto = sys.modules.get("transformers.models.auto.modeling_auto")
     if auto is not None:
         list(auto.AutoModelForCausalLM._model_mapping.keys())
         list(auto.AutoModelForSequenceClassification._model_mapping.keys())
 
 
-def _remember_metadata() -> None:
-    """Have the metadata of each package read once; the installed packages do not change while a server lives.
+def _cache_metadata() -> None:
+    """Read the metadata of each package once; installed packages do not change while a server runs.
 
-    Accelerate parses them for every question whether a package is there, which is a tenth of a short launch.
+    Accelerate parses them whenever it checks for a package, which takes a tenth of a short launch.
     """
     for name in ("metadata", "version"):
         read = functools.cache(getattr(importlib.metadata, name))
-        for package in _ASKED_FOR:
+        for package in _PACKAGES:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 read(package)
         setattr(importlib.metadata, name, read)

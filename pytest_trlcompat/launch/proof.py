@@ -1,8 +1,8 @@
-"""Proof, from inside a rank, that the launch is what was asked for: no silent downgrade.
+"""Proof, from inside a rank, that the launch is as requested: no silent downgrade.
 
 Accelerate on plain CPU turns FSDP into DDP, and newer releases into one process. So each rank records every engine
 that its function builds (DDP, FSDP1, FSDP2, DeepSpeed), and the launch fails unless world size, distributed type,
-device and sharding are those asked for. Imports torch only inside functions.
+device and sharding are as requested. Imports torch only inside functions.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _DDP_TYPES = {"software": "MULTI_NPU", "cuda": "MULTI_GPU", "cpu": "MULTI_CPU"}
 
 
 class NotProved(RuntimeError):
-    """A rank ran under another strategy, world size or device than the launch asked for."""
+    """A rank ran under another strategy, world size or device than requested."""
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """What every rank of a launch must have seen.
+    """What every rank of a launch must observe.
 
     Attributes:
         distributed_type: Accelerate's, of an ``Accelerator``.
-        distributed_type_at_first: the same before there is one. From the Accelerator on Accelerate knows of FSDP;
-            TrainingArguments alone are told from DDP's by nothing.
-        engine: that the function must have built; ``None`` for none.
-        zero_stage: DeepSpeed's, if it is that.
+        distributed_type_at_first: the same while there is none. Only the Accelerator sets FSDP; with TrainingArguments
+            alone it cannot be distinguished from DDP.
+        engine: the kind that the function must build; ``None`` for none.
+        zero_stage: that of DeepSpeed, if it is used.
     """
 
     strategy: str
@@ -57,13 +57,12 @@ class Expectation:
 
 
 def expectation(strategy: Strategy, world_size: int, device: str, sharded: bool) -> Expectation:
-    """What :func:`check` demands of every rank.
+    """What :func:`check` requires of every rank.
 
     Args:
-        sharded: demand that the function built an engine of the strategy; ``False`` for functions that only use
-            collectives or only construct things.
+        sharded: require that the function builds an engine of the strategy; ``False`` for functions that build none.
     """
-    # Accelerate wraps a model in DDP only where there are several processes.
+    # Accelerate wraps a model in DDP only if there are several processes.
     unwrapped = strategy.name == "single" or (strategy.name == "ddp" and world_size == 1)
     distributed = "NO"
     if strategy.config is not None:
@@ -91,9 +90,9 @@ def _engine_name(strategy: Strategy) -> str:
 
 
 def load_engines(strategy: str) -> None:
-    """Import what defines the engines of a strategy, for an :class:`Observer` in a process that has imported nothing.
+    """Import the modules that define the engines of a strategy, so that an :class:`Observer` can wrap them.
 
-    A module that cannot be imported is left to the function, which meets the same error.
+    If one cannot be imported, the function gets the same error later.
     """
     wanted = ("deepspeed",) if strategy.startswith("zero") else ("ddp", "fsdp1", "fsdp2")
     for name in wanted:
@@ -102,16 +101,16 @@ def load_engines(strategy: str) -> None:
 
 
 class Observer:
-    """Records the engines that are built in this process from :meth:`install` on. It keeps them alive."""
+    """Records the engines that are built in this process after :meth:`install`, and keeps them alive."""
 
     def __init__(self) -> None:
         self._engines: list[tuple[str, Any]] = []
 
     def install(self) -> None:
-        """Wrap the constructors of the engines; forked ranks do so in their own memory only."""
+        """Wrap the constructors of the engines, in this process only."""
         for name, (module, path) in _ENGINES.items():
-            # What the server could not import, the function cannot build either, or it builds it unobserved and the
-            # check then fails loudly.
+            # An engine that the server could not import cannot be built by the function either; if it is, the check
+            # fails, since it was not observed.
             if module in sys.modules:
                 self._observe(name, getattr(sys.modules[module], path))
 
@@ -126,9 +125,9 @@ class Observer:
         engine.__init__ = observed  # type: ignore[misc]
 
     def seen(self) -> dict[str, Any]:
-        """World size, device, distributed type, and per kind of engine how many and how much of it is here.
+        """World size, device, distributed type, and for each kind of engine the number built and their sizes.
 
-        ``local`` and ``total`` are numbers of parameter elements: on this rank, and of the whole model.
+        ``local`` and ``total`` count parameter elements: on this rank, and of the whole model.
         """
         seen: dict[str, Any] = {"engines": {}}
         if "torch" in sys.modules:
@@ -157,7 +156,7 @@ def _accelerate_state() -> dict[str, Any]:
     kind, device = shared["distributed_type"], shared.get("device")
     key = "distributed_type" if "distributed_type" in full else "distributed_type_at_first"
     seen = {key: getattr(kind, "value", str(kind))}
-    # None for as long as Accelerate 1.10 has been asked for its state alone.
+    # None as long as only the state of Accelerate 1.10 was used.
     return seen if device is None else {**seen, "device_type": device.type}
 
 
@@ -205,29 +204,29 @@ _MEASURES: dict[str, Callable[[Any, dict[str, Any]], None]] = {
 
 
 def check(wanted: Expectation, seen: Mapping[str, Any], rank: int) -> None:
-    """Compare what a rank saw with what was asked for.
+    """Compare what a rank observed with what was requested.
 
     Raises:
-        NotProved: with every difference.
+        NotProved: names every difference.
     """
     differences = [*_process_differences(wanted, seen), *_engine_differences(wanted, seen)]
     if differences:
         raise NotProved(
-            f"rank {rank} did not run under strategy {wanted.strategy!r} as asked: " + "; ".join(differences)
+            f"rank {rank} did not run under strategy {wanted.strategy!r} as requested: " + "; ".join(differences)
         )
 
 
 def _process_differences(wanted: Expectation, seen: Mapping[str, Any]) -> list[str]:
     found = []
     if seen.get("world_size", 1) != wanted.world_size:
-        found.append(f"world size {wanted.world_size} was asked for, {seen.get('world_size', 1)} was found")
+        found.append(f"world size {wanted.world_size} was requested, {seen.get('world_size', 1)} was found")
     if wanted.strategy != "single" and not seen.get("initialized", False):
         found.append("no process group was initialised")
-    # Known only where the function used Accelerate.
+    # Known only if the function used Accelerate.
     for key in ("distributed_type", "distributed_type_at_first", "device_type"):
         if key in seen and seen[key] != getattr(wanted, key):
             what = key.removesuffix("_at_first").replace("_", " ")
-            found.append(f"Accelerate's {what} {getattr(wanted, key)} was asked for, {seen[key]} was found")
+            found.append(f"Accelerate's {what} {getattr(wanted, key)} was requested, {seen[key]} was found")
     return found
 
 
@@ -237,14 +236,14 @@ def _engine_differences(wanted: Expectation, seen: Mapping[str, Any]) -> list[st
         return []
     if name not in engines:
         built = ", ".join(sorted(engines)) or "none"
-        return [f"no {name} engine was built (built: {built}); pass sharded=False where the function needs none"]
+        return [f"no {name} engine was built (built: {built}); pass sharded=False if the function needs none"]
     found, entry = [], engines[name]
     if entry["total"] == 0:
         found.append(f"the {name} engine holds no parameters")
     if entry.get("device_type", wanted.device_type) != wanted.device_type:
         found.append(f"the {name} engine is on {entry['device_type']}, not on {wanted.device_type}")
     if wanted.zero_stage is not None and entry["zero_stage"] != wanted.zero_stage:
-        found.append(f"ZeRO stage {wanted.zero_stage} was asked for, {entry['zero_stage']} was found")
+        found.append(f"ZeRO stage {wanted.zero_stage} was requested, {entry['zero_stage']} was found")
     if wanted.parameters_sharded and entry["local"] >= entry["total"]:
         found.append(f"parameters are not sharded: {entry['local']} of {entry['total']} elements are on this rank")
     return found

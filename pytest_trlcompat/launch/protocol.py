@@ -1,6 +1,6 @@
 """Framed messages between the test process, its server and the ranks, over inherited socket pairs.
 
-Nothing here has a name in the file system or a port, so nobody else can write what is unpickled. Imports only the
+They have no name in the file system and no port, so that no other process can send what is unpickled. Imports only the
 standard library.
 """
 
@@ -17,10 +17,10 @@ _HEADER = struct.Struct("!Q")
 
 
 def send(channel: socket.socket, message: Any) -> None:
-    """Send one message, whole.
+    """Send one message.
 
     Raises:
-        OSError: the other side is gone.
+        OSError: the other side has gone.
     """
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     channel.sendall(_HEADER.pack(len(data)))
@@ -31,7 +31,7 @@ def receive(channel: socket.socket) -> Any:
     """Wait for one message.
 
     Raises:
-        EOFError: the other side closed before a whole message came.
+        EOFError: the other side closed the connection before a complete message.
         TimeoutError: the socket's timeout passed.
     """
     (length,) = _HEADER.unpack(_exactly(channel, _HEADER.size))
@@ -49,7 +49,7 @@ def _exactly(channel: socket.socket, count: int) -> bytes:
 
 
 class Buffer:
-    """Collects what arrives on a non-blocking socket until messages are whole."""
+    """Assembles messages from the data of a non-blocking socket."""
 
     def __init__(self) -> None:
         self._data = bytearray()

@@ -1,6 +1,6 @@
-"""What a freshly forked rank does: leave its parent's state behind, run the function, prove the strategy, report.
+"""What a forked rank does: reset the state it inherited, run the function, prove the strategy, and report.
 
-Runs inside the fork of the warm server, or of a cold rank's keeper; imports nothing of the stack itself.
+Runs in a process forked by the warm server, or by a cold rank's keeper; must not import the stack itself.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ STACK_DUMP_SIGNAL = signal.SIGUSR2
 
 
 def run(spec: LaunchSpec, rank: int, channel: socket.socket, parent: int, output: tuple[int, int]) -> NoReturn:
-    """Never returns: the rank leaves by ``os._exit``, since returning into a forked interpreter's shutdown can hang.
+    """Run the rank and exit by ``os._exit``, since the normal shutdown of a forked interpreter can hang.
 
     Args:
         rank: its number among the ranks of this machine.
-        parent: process id of the server or keeper that forked it, with which it ends.
-        output: descriptors that take its stdout and stderr.
+        parent: process id of the server or keeper that forked it; when that ends, so does the rank.
+        output: descriptors of files for its stdout and stderr.
     """
     status = 1
     try:
@@ -55,7 +55,7 @@ def run(spec: LaunchSpec, rank: int, channel: socket.socket, parent: int, output
 
 def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, int]) -> None:
     os.setpgid(0, 0)
-    _yield_to_no_wakeup()
+    _use_batch_scheduling()
     _processes.die_with_parent(parent)  # a killed server must not leave ranks behind
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -64,52 +64,51 @@ def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, in
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
     _show_stacks()
-    if spec.mode == "warm":  # a cold rank has the environment that its launcher gave it
+    if spec.mode == "warm":  # a cold rank has its launcher's environment
         os.environ.clear()
         os.environ.update(spec.extra_environment)
         os.environ.update(spec.environment)
         os.environ.update(spec.rank_environment[rank])
-    tempfile.tempdir = None  # the server has looked it up already, in its own environment
+    tempfile.tempdir = None  # the server has cached its own
     os.chdir(spec.cwd)
     sys.path[:] = [*spec.extra_path, *spec.sys_path]
     sys.argv = ["trlcompat-rank"]
     if spec.mode == "cold":
         proof.load_engines(spec.strategy)
     elif spec.device == "software":
-        # Code that spreads a model over all devices it sees must see as many as there are ranks.
+        # Code that distributes a model over all visible devices must see as many as there are ranks.
         accelerator.show_devices(spec.local_world_size)
     if "torch.distributed" in sys.modules:  # it read the variable when the server imported it
         sys.modules["torch.distributed"].set_debug_level_from_env()
     _seed(spec.seed)
 
 
-def _yield_to_no_wakeup() -> None:
-    """Let whom this rank wakes wait for its turn, where the system allows it.
+def _use_batch_scheduling() -> None:
+    """Do not let processes that this rank wakes preempt it, if the system allows that.
 
-    Gloo holds a connection's lock while it sends, and its other thread spins until it is free. A sender that gives its
-    core to the receiver that it has just woken keeps the lock meanwhile: on two cores a small collective then takes
-    three times as long.
+    Gloo holds a connection's lock while it sends, and its other thread spins until it is free. If the receiver preempts
+    a sender that has woken it, the lock stays held: on two cores a small collective then takes three times as long.
     """
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _show_stacks() -> None:
-    """On a fatal signal, and on :data:`STACK_DUMP_SIGNAL`, print where every thread stands, to stderr."""
+    """Print the stacks of all threads to stderr on a fatal signal and on :data:`STACK_DUMP_SIGNAL`."""
     if "torch" in sys.modules:
-        # Its handler prints the native stack of a fatal signal, then calls the one that was there before it.
+        # Its handler prints the native stack on a fatal signal, then calls the handler that was set before.
         show = getattr(sys.modules["torch"]._C, "_set_print_stack_traces_on_fatal_signal", None)
     else:
         show = None
     faulthandler.enable(file=2)
     if show is not None:
         show(True)
-    # A handler in C: it tells where a rank stands even while native code holds the interpreter's lock.
+    # A handler in C, which works even while native code holds the interpreter's lock.
     faulthandler.register(STACK_DUMP_SIGNAL, file=2, all_threads=True)
 
 
 def _seed(seed: int) -> None:
-    """Every rank of every launch starts from the same random state; the server's own never moves."""
+    """Start every rank of every launch from the same random state."""
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
@@ -151,7 +150,7 @@ def _dump(value: Any) -> bytes:
 
 
 def _peak_accelerator_bytes() -> int:
-    """The most that this rank had allocated at once, summed over the devices it used; 0 without an accelerator."""
+    """The peak of allocated memory, summed over the devices of this rank; 0 without an accelerator."""
     torch = sys.modules.get("torch")
     for name in ("npu", "cuda"):
         device = getattr(torch, name, None)
@@ -163,7 +162,7 @@ def _peak_accelerator_bytes() -> int:
 def _seen(observer: proof.Observer) -> dict[str, Any]:
     try:
         return observer.seen()
-    except Exception:  # the function's own failure is what matters
+    except Exception:  # the function's own failure is more important
         return {}
 
 

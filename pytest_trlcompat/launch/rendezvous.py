@@ -1,4 +1,4 @@
-"""Where the ranks of a launch meet: a store that none of them hosts, so that one which is done takes nothing away.
+"""The rendezvous of a launch's ranks: a store that none of them hosts, so that it outlives each of them.
 
 Runs in the warm server. Imports torch only inside functions.
 """
@@ -25,15 +25,15 @@ _BIND_TIMEOUT = 30.0
 _OTHERS_TIMEOUT = 10.0
 
 _hosts: dict[tuple[str, int], int] = {}
-"""Process ids of the stores that this server keeps for several machines, by address."""
+"""Process ids of the stores that this server runs for several machines, by address."""
 
 
 @contextlib.contextmanager
 def rendezvous(spec: LaunchSpec) -> Iterator[tuple[LaunchSpec, Callable[[], None]]]:
-    """Yields ``spec`` with where its ranks meet, and what is to be called once they are forked.
+    """Yield ``spec`` with the address of the ranks' store, and a function to call once they are forked.
 
-    That is a store of this launch alone, on a port that the system chose and nobody can take away. On one machine it
-    listens on loopback. Machine 0 of several has it listen where the others reach it, and tells them the port.
+    Every launch has its own store, on a port that the system chose and that is bound already. On one machine it listens
+    on loopback; machine 0 of several listens where the others can reach it, and sends them the port.
     """
     if spec.strategy == "single":
         yield spec, lambda: None
@@ -52,15 +52,15 @@ def store_process() -> set[int]:
 
 @contextlib.contextmanager
 def _store(spec: LaunchSpec, host: str) -> Iterator[tuple[LaunchSpec, Callable[[], None]]]:
-    """The socket is bound before the fork, so that the ranks know the port; the store's thread starts after it, so
-    that no thread is forked."""
+    """Bind the socket before the fork, so that the ranks know the port; the store's thread starts after it, so that
+    no thread is forked."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     stores = []
     try:
         listener.bind((host, 0))
         listener.listen(128)
         port = listener.getsockname()[1]
-        yield _meeting_at(spec, host, port), lambda: stores.append(_serve(listener, (host, port), spec.timeout))
+        yield _with_address(spec, host, port), lambda: stores.append(_serve(listener, (host, port), spec.timeout))
     finally:
         stores.clear()
         listener.close()
@@ -68,13 +68,13 @@ def _store(spec: LaunchSpec, host: str) -> Iterator[tuple[LaunchSpec, Callable[[
 
 @contextlib.contextmanager
 def _across_machines(spec: LaunchSpec, address: tuple[str, int]) -> Iterator[tuple[LaunchSpec, Callable[[], None]]]:
-    """Machine 0 says in a store that lasts as long as its server, at the address that all know, where they meet."""
+    """Machine 0 publishes the launch's port in a store at the known address, which lasts as long as its server."""
     host, _ = address
     if spec.cluster.node_rank == 0:
         _host(address)
     lasting = _client(address, spec.timeout)
     if spec.cluster.node_rank != 0:
-        found = _meeting_at(spec, host, int(lasting.get(f"port/{spec.number}")))
+        found = _with_address(spec, host, int(lasting.get(f"port/{spec.number}")))
         try:
             yield found, lambda: None
         finally:
@@ -90,15 +90,15 @@ def _across_machines(spec: LaunchSpec, address: tuple[str, int]) -> Iterator[tup
 
 
 def _wait_for_others(lasting: Any, key: str, nnodes: int) -> None:
-    """Keep the launch's store until every machine's ranks are done with it, or must be taken for dead."""
+    """Wait until the ranks of all machines no longer need the launch's store, or must have died."""
     deadline = time.monotonic() + _OTHERS_TIMEOUT
     while lasting.add(key, 0) < nnodes and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
-def _meeting_at(spec: LaunchSpec, host: str, port: int) -> LaunchSpec:
-    place = {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
-    return replace(spec, rank_environment=tuple({**variables, **place} for variables in spec.rank_environment))
+def _with_address(spec: LaunchSpec, host: str, port: int) -> LaunchSpec:
+    address = {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    return replace(spec, rank_environment=tuple({**variables, **address} for variables in spec.rank_environment))
 
 
 def _serve(listener: socket.socket, address: tuple[str, int], timeout: float) -> Any:
@@ -107,7 +107,7 @@ def _serve(listener: socket.socket, address: tuple[str, int], timeout: float) ->
 
     return TCPStore(
         *address,
-        use_libuv=torch.__version__ >= (2, 8),  # before, it could not be given a socket that listens already
+        use_libuv=torch.__version__ >= (2, 8),  # before, it did not accept a listening socket
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(seconds=timeout),
@@ -131,13 +131,13 @@ def _host(address: tuple[str, int]) -> None:
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _serve_for_ever(listener, address, parent)
+        _serve_forever(listener, address, parent)
     listener.close()
     _hosts[address] = pid
 
 
 def _bound(address: tuple[str, int]) -> socket.socket:
-    """Listen at the address itself and at no other of this machine."""
+    """Listen at this address of the machine only."""
     deadline = time.monotonic() + _BIND_TIMEOUT
     while True:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -148,19 +148,19 @@ def _bound(address: tuple[str, int]) -> socket.socket:
             listener.close()
             if time.monotonic() > deadline:
                 raise OSError(f"machine 0 cannot listen at {address[0]}:{address[1]}: {error}") from error
-            time.sleep(0.2)  # the store of a session that has just ended
+            time.sleep(0.2)  # the store of a previous session may be about to end
         else:
             listener.listen(128)
             return listener
 
 
-def _serve_for_ever(listener: socket.socket, address: tuple[str, int], parent: int) -> NoReturn:
+def _serve_forever(listener: socket.socket, address: tuple[str, int], parent: int) -> NoReturn:
     try:
         _processes.die_with_parent(parent)
-        kept = _serve(listener, address, timedelta(days=1).total_seconds())
-        while kept is not None:
+        store = _serve(listener, address, timedelta(days=1).total_seconds())
+        while store is not None:
             time.sleep(3600)
     except BaseException as error:
-        print(f"the store of the rendezvous ended: {error}", file=sys.stderr, flush=True)
+        print(f"the rendezvous store ended: {error}", file=sys.stderr, flush=True)
     finally:
         os._exit(1)

@@ -1,6 +1,6 @@
-"""What a launch returns: one result per rank, and one error that tells the root cause first.
+"""What a launch returns: one result per rank, and one error that describes the root cause first.
 
-Imports nothing of the stack.
+Must not import the stack.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.launch.stacks import last_stack, whereabouts
+from pytest_trlcompat.launch.stacks import innermost_frame, last_stack
 
 if TYPE_CHECKING:
     from pytest_trlcompat.accelerator.artefacts import Artefact
@@ -22,7 +22,7 @@ _PEER_GONE = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|remote process exited|failed to pass monitoredBarrier",
     re.IGNORECASE,
 )
-"""How gloo and NCCL say that another rank has left."""
+"""Messages of gloo and NCCL after another rank has ended."""
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 
 
@@ -34,7 +34,7 @@ class Failure:
         type_name: the class's own name, ``RuntimeError``.
         mro: the names of the class and of its bases.
         traceback: the whole formatted traceback, as text.
-        artefact: what it tells of the software accelerator, where it tells nothing of the library.
+        artefact: the limit of the software accelerator that caused it, if any; it then says nothing about the library.
     """
 
     type_name: str
@@ -51,13 +51,13 @@ class RankResult:
     Attributes:
         value: what the function returned; ``None`` when it did not return.
         failure: the exception it raised, if it did.
-        exit_status: as :attr:`subprocess.Popen.returncode`: negative is the number of the signal that ended it.
+        exit_status: as :attr:`subprocess.Popen.returncode`: the negative number of a signal that ended it.
         ended_by_launcher: why the launcher ended this rank (a timeout, another rank's failure), else ``None``.
         seconds: from fork to the function's end, or to the rank's exit.
         ended_at: ``time.monotonic()`` of that end, comparable among the ranks of a launch.
-        peak_bytes: peak resident memory of the process. The part that it shares with the warm server counts too.
-        peak_accelerator_bytes: the most that it had allocated on its accelerator at once; 0 without one.
-        proof: what the rank saw of its world size, device, distributed type and sharding.
+        peak_bytes: peak resident memory of the process, including what it shares with the warm server.
+        peak_accelerator_bytes: peak of allocated memory on its accelerator; 0 without one.
+        proof: the observed world size, device, distributed type and sharding.
     """
 
     rank: int
@@ -80,21 +80,21 @@ class RankResult:
 
     @property
     def was_in_collective(self) -> bool:
-        """Whether this rank failed, or was ended, while it waited for others."""
+        """Whether this rank failed, or was ended, while it waited for other ranks."""
         if self.failure is not None:
             return _PEER_GONE.search(self.failure.message) is not None
         return any(_COLLECTIVES in frame.file for frame in last_stack(self.stderr)[:1])
 
     @property
     def artefact(self) -> Artefact | None:
-        """What its end tells of the software accelerator, where it tells nothing of the library."""
+        """The limit of the software accelerator that ended it, if any; its end then says nothing about the library."""
         if self.ok or (self.failure is not None and self.failure.artefact is not None):
             return None if self.failure is None else self.failure.artefact
         from pytest_trlcompat.accelerator import artefacts
 
-        told = artefacts.printed_in(self.stderr)
-        if told is not None or self.exit_status >= 0 or self.ended_by_launcher is not None:
-            return told
+        printed = artefacts.printed_in(self.stderr)
+        if printed is not None or self.exit_status >= 0 or self.ended_by_launcher is not None:
+            return printed
         return artefacts.of_crash(describe_exit(self.exit_status), self.stderr)
 
     def describe(self) -> str:
@@ -103,8 +103,8 @@ class RankResult:
             return f"rank {self.rank} raised {self.failure.type_name} after {self.seconds:.1f} s"
         if self.ended_by_launcher is not None:
             ended = f"rank {self.rank} was ended by the launcher after {self.seconds:.1f} s: {self.ended_by_launcher}"
-            stood = whereabouts(self.stderr)
-            return ended if stood is None else f"{ended}; it stood in {stood}"
+            location = innermost_frame(self.stderr)
+            return ended if location is None else f"{ended}; it was in {location}"
         if not self.returned or self.exit_status != 0:
             return f"rank {self.rank} {describe_exit(self.exit_status)} after {self.seconds:.1f} s"
         return f"rank {self.rank} returned after {self.seconds:.1f} s"
@@ -133,15 +133,15 @@ class LaunchResult:
 
     @property
     def root_cause(self) -> RankResult | None:
-        """The first failure by time; ranks that the launcher had to end come after those that failed on their own."""
+        """The first failure by time; ranks that the launcher ended come after those that failed by themselves."""
         failed = [rank for rank in self.ranks if not rank.ok]
         return min(failed, key=lambda rank: (rank.ended_by_launcher is not None, rank.ended_at), default=None)
 
     @property
     def artefact(self) -> Artefact | None:
-        """Why this launch says nothing of the library: a limit of the software accelerator.
+        """The limit of the software accelerator that made it fail, if any; it then says nothing about the library.
 
-        It is the root cause's, but where that rank only waited for others, or saw one leave, any other's.
+        It is that of the root cause; if that rank only waited for others, or noticed that one had ended, of any other.
         """
         cause = self.root_cause
         if cause is None or cause.artefact is not None:
@@ -150,14 +150,14 @@ class LaunchResult:
         return next((rank.artefact for rank in others if rank.artefact is not None), None)
 
     def _left_early(self, rank: RankResult, cause: RankResult) -> str:
-        """What to add where a rank was done while the failed one waited for it in a collective."""
+        """The addition for a rank that returned while the failed one waited for it in a collective."""
         if not rank.ok or rank.ended_at > cause.ended_at or not cause.was_in_collective:
             return ""
         before = cause.ended_at - rank.ended_at
-        return f", {before:.1f} s before that: it took no part in the collective that rank {cause.rank} waited in"
+        return f", {before:.1f} s before that: it did not take part in the collective in which rank {cause.rank} waited"
 
     def describe(self) -> str:
-        """The whole story of a failed launch: root cause first, then the other ranks."""
+        """A full description of a failed launch: the root cause first, then the other ranks."""
         what = f"{self.name} under {self.strategy} on {len(self.ranks)} rank(s), device {self.device}"
         cause = self.root_cause
         if cause is None:
@@ -183,11 +183,11 @@ class LaunchResult:
 
 
 class LaunchWarning(UserWarning):
-    """Something went wrong beside a launch that could still be made."""
+    """Something went wrong, but the launch could still run."""
 
 
 class LaunchError(Exception):
-    """A launch failed. ``result`` holds every rank's story; ``None`` when no rank was started."""
+    """A launch failed. ``result`` has the results of all ranks; ``None`` if no rank was started."""
 
     def __init__(self, message: str, result: LaunchResult | None = None) -> None:
         super().__init__(message)
@@ -195,18 +195,18 @@ class LaunchError(Exception):
 
     @property
     def failure(self) -> Failure | None:
-        """The root cause's exception, where there is one."""
+        """The root cause's exception, if there is one."""
         cause = None if self.result is None else self.result.root_cause
         return None if cause is None else cause.failure
 
     @property
     def artefact(self) -> Artefact | None:
-        """Why it says nothing of the library: a limit of the software accelerator."""
+        """The limit of the software accelerator that caused it, if any; it then says nothing about the library."""
         return None if self.result is None else self.result.artefact
 
 
 def describe_exit(status: int) -> str:
-    """``-9`` -> ``died of SIGKILL (out of memory?)``; ``0`` -> it left without a result."""
+    """``-9`` -> ``was killed by SIGKILL (often: out of memory)``; ``0`` -> it ended without a result."""
     if status == 0:
         return "exited with status 0 before its function returned"
     if status > 0:
@@ -215,7 +215,7 @@ def describe_exit(status: int) -> str:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
-    return f"died of {name}" + (" (often: out of memory)" if name == "SIGKILL" else "")
+    return f"was killed by {name}" + (" (often: out of memory)" if name == "SIGKILL" else "")
 
 
 def _same(one: Failure, other: Failure | None) -> bool:

@@ -1,7 +1,7 @@
-"""The warm server: imports the stack once, then forks fresh ranks for every launch until its client goes away.
+"""The warm server: imports the stack once, then forks new ranks for every launch until its client disconnects.
 
 Started by :mod:`pytest_trlcompat.launch.client` with one end of a socket pair. It must stay single-threaded and must
-not touch CUDA, because both do not survive a fork.
+not touch CUDA, because neither threads nor CUDA survive a fork.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(descriptor: int) -> None:
 
 
 def _prepare(hello: dict[str, Any], client: socket.socket) -> dict[str, Any]:
-    """Import the stack; return what that put on the path and into the environment, which the ranks need as well."""
+    """Import the stack; return what this added to the path and the environment, which the ranks need too."""
     environment = dict(os.environ)
     sys.path[:] = hello["sys_path"]
     try:
@@ -60,6 +60,6 @@ def _serve(client: socket.socket, extra: dict[str, Any]) -> None:
             answer = {"kind": "done", "report": launch(spec, client)}
         except Cancelled:
             return
-        except OSError as error:  # no processes, descriptors or disk left: this launch fails, the next may not
+        except OSError as error:  # out of processes, descriptors or disk space: this launch fails, the next may succeed
             answer = {"kind": "refused", "error": f"{type(error).__name__}: {error}"}
         protocol.send(client, answer)

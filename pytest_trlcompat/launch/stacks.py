@@ -1,4 +1,4 @@
-"""Reads the stacks that a rank printed when it was asked where it stands. Imports only the standard library."""
+"""Reads the stacks that a rank printed when the launcher requested them. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePath
 
-__all__ = ["Frame", "last_stack", "whereabouts"]
+__all__ = ["Frame", "innermost_frame", "last_stack"]
 
 _HEADER = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
@@ -37,7 +37,7 @@ class Frame:
 def last_stack(text: str) -> list[Frame]:
     """The frames, innermost first, of the thread that was running when the last dump in ``text`` was printed.
 
-    ``text`` is what :mod:`faulthandler` writes, between anything else. Empty where there is no dump.
+    ``text`` is the output of :mod:`faulthandler`, among other output. Empty if there is no dump.
     """
     stacks: list[tuple[bool, list[Frame]]] = []
     for line in text.splitlines():
@@ -51,7 +51,7 @@ def last_stack(text: str) -> list[Frame]:
     return (current or every or [[]])[-1]
 
 
-def whereabouts(text: str) -> str | None:
+def innermost_frame(text: str) -> str | None:
     """``all_reduce (distributed/distributed_c10d.py:3245), called from train (test_x.py:12)``; ``None`` if unknown."""
     frames = last_stack(text)
     if not frames:

@@ -1,6 +1,6 @@
 """Strategies: how ranks share a model, as the environment variables that ``accelerate launch`` sets for each.
 
-A body that works under ``accelerate launch`` therefore works unchanged in a launch. Imports no package of the stack.
+Code that works under ``accelerate launch`` therefore works unchanged in a launch. Must not import the stack.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
 DEEPSPEED_CONFIG_NAME = "deepspeed_config.json"
 
 FSDP_CONFIG_NAMES = {"transformer_cls_to_wrap": "transformer_layer_cls_to_wrap"}
-"""What Accelerate calls otherwise in its configuration files than in the environment, both without their prefix."""
+"""Settings with other names in Accelerate's configuration files than in the environment, without the prefixes."""
 
 _DEEPSPEED_DEFAULTS: dict[str, Any] = {
     "train_batch_size": "auto",
@@ -66,15 +66,15 @@ _FSDP_MORE = {"min_num_params", "transformer_cls_to_wrap", "activation_checkpoin
 _NEEDS = {
     "fsdp2": ({"torch": ">=2.6"}, "torch.distributed.fsdp.fully_shard came with torch 2.6; Accelerate uses no other")
 }
-"""What a strategy needs of the stack wherever it runs, and why."""
+"""What strategies require of the stack on every device, and why."""
 
 
 class StrategyError(ValueError):
-    """A strategy's name or options make no sense."""
+    """The name or the options of a strategy are invalid."""
 
 
 class StrategyAbsent(StrategyError):
-    """The installed stack has no such strategy, on any device."""
+    """The installed stack does not have this strategy, on any device."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Strategy:
         config: the DeepSpeed configuration of ``zero1`` to ``zero3``, else ``None``.
         fsdp: the ``FSDP_*`` settings of ``fsdp1`` and ``fsdp2`` without their prefix, lower case, else ``None``.
         more: further environment variables for every rank (``ACCELERATE_MIXED_PRECISION``).
-        world_size: number of ranks that a configuration file asks for.
+        world_size: number of ranks in a configuration file.
     """
 
     name: str
@@ -136,22 +136,22 @@ def strategy(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
             in lower case and without ``FSDP_`` (``sharding_strategy="NO_SHARD"``); for the others none.
 
     Raises:
-        StrategyError: unknown name, unknown option, or options where none are taken.
+        StrategyError: for an unknown name or option, or options of a strategy that has none.
     """
-    given = dict(options or {})
+    chosen = dict(options or {})
     if name not in NAMES:
         raise StrategyError(f"unknown strategy {name!r}; known are {', '.join(NAMES)}")
     if name.startswith("zero"):
-        return Strategy(name, config=_deepspeed_config(int(name[-1]), given))
+        return Strategy(name, config=_deepspeed_config(int(name[-1]), chosen))
     if name.startswith("fsdp"):
-        return Strategy(name, fsdp=_fsdp_settings(name, given))
-    if given:
-        raise StrategyError(f"strategy {name!r} takes no options, but was given {', '.join(sorted(given))}")
+        return Strategy(name, fsdp=_fsdp_settings(name, chosen))
+    if chosen:
+        raise StrategyError(f"strategy {name!r} has no options, but got {', '.join(sorted(chosen))}")
     return Strategy(name)
 
 
 def check_present(chosen: Strategy, versions: Mapping[str, str]) -> None:
-    """Refuse a strategy that the stack does not have, before anything is started.
+    """Reject a strategy that the stack does not have, before anything is started.
 
     Args:
         versions: of the installed packages.
@@ -163,18 +163,18 @@ def check_present(chosen: Strategy, versions: Mapping[str, str]) -> None:
     for package, text in ranges.items():
         if package in versions and not stack.satisfied({package: text}, versions):
             raise StrategyAbsent(
-                f"strategy {chosen.name!r} was asked for, and this stack has {package} {versions[package]}: {reason}. "
-                f"Take {package}{text}, or another strategy ({', '.join(NAMES)})."
+                f"strategy {chosen.name!r} was requested, but this stack has {package} {versions[package]}: {reason}. "
+                f"Use {package}{text}, or another strategy ({', '.join(NAMES)})."
             )
 
 
 def accelerate_config(path: str | os.PathLike[str]) -> Strategy:
-    """Read a configuration file of Accelerate's, YAML or JSON, as ``accelerate config`` writes it.
+    """Read an Accelerate configuration file, YAML or JSON, as ``accelerate config`` writes it.
 
-    Of it count: the distributed type, ``deepspeed_config``, ``fsdp_config``, ``mixed_precision``, ``num_processes``.
+    Used are the distributed type, ``deepspeed_config``, ``fsdp_config``, ``mixed_precision``, ``num_processes``.
 
     Raises:
-        StrategyError: it cannot be read, or asks for something that is none of :data:`NAMES`.
+        StrategyError: when it cannot be read, or requests none of :data:`NAMES`.
     """
     config = _read_accelerate_config(Path(path))
     kind = str(config.get("distributed_type", "NO")).upper()
@@ -187,7 +187,7 @@ def accelerate_config(path: str | os.PathLike[str]) -> Strategy:
     elif kind in ("NO", "MULTI_GPU", "MULTI_NPU", "MULTI_CPU", "MULTI_XPU"):
         made = Strategy("single" if kind == "NO" else "ddp")
     else:
-        raise StrategyError(f"{path}: distributed_type {kind} is none that can be launched ({', '.join(NAMES)})")
+        raise StrategyError(f"{path}: distributed_type {kind} cannot be launched (known: {', '.join(NAMES)})")
     return replace(made, more=more, world_size=None if made.name == "single" else size)
 
 
@@ -227,14 +227,14 @@ def _from_deepspeed_section(section: dict[str, Any], path: Path) -> Strategy:
             zero["stage3_gather_16bit_weights_on_model_save"] = section["zero3_save_16bit_model"]
         config["zero_optimization"] = zero
     if stage not in (1, 2, 3):
-        raise StrategyError(f"{path}: ZeRO stage {stage!r} is none that can be launched (1, 2, 3)")
+        raise StrategyError(f"{path}: ZeRO stage {stage!r} cannot be launched (known: 1, 2, 3)")
     return strategy(f"zero{stage}", config)
 
 
 def _from_fsdp_section(section: dict[str, Any]) -> Strategy:
     version = int(section.pop("fsdp_version", 1))
     if version not in (1, 2):
-        raise StrategyError(f"fsdp_version {version} is none that can be launched (1, 2)")
+        raise StrategyError(f"fsdp_version {version} cannot be launched (known: 1, 2)")
     names = {value: key for key, value in FSDP_CONFIG_NAMES.items()}
     options = {names.get(key, key): value for key, value in ((k.removeprefix("fsdp_"), v) for k, v in section.items())}
     return strategy(f"fsdp{version}", options)
@@ -249,7 +249,7 @@ def _deepspeed_config(stage: int, options: dict[str, Any]) -> dict[str, Any]:
     config = _merge(config, options)
     found = config["zero_optimization"].get("stage") if isinstance(config["zero_optimization"], dict) else None
     if found != stage:
-        raise StrategyError(f"strategy 'zero{stage}' was given a DeepSpeed configuration of ZeRO stage {found!r}")
+        raise StrategyError(f"strategy 'zero{stage}' got a DeepSpeed configuration of ZeRO stage {found!r}")
     return config
 
 

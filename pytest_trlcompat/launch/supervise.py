@@ -1,4 +1,4 @@
-"""How long the ranks of a launch may go on: until all have ended, one has failed, or time is over.
+"""Supervises the ranks of a launch until all have ended, one has failed, or the timeout has passed.
 
 The same for forked ranks and for those that a real launcher's command has started. Imports only the standard library.
 """
@@ -10,7 +10,7 @@ from typing import Protocol
 
 __all__ = ["Ranks", "supervise"]
 
-# After the first failure the other ranks get this long to notice it by themselves, so that their own errors are seen.
+# After the first failure the other ranks have this long to fail by themselves, so that their own errors are reported.
 _GRACE = 5.0
 _POLL = 0.05
 
@@ -19,23 +19,23 @@ class Ranks(Protocol):
     """The ranks of a launch on this machine."""
 
     def running(self) -> bool:
-        """Whether one of them has not ended."""
+        """Whether any of them has not ended."""
 
     def listen(self, limit: float) -> None:
-        """Take what they have to say, for ``limit`` seconds at most."""
+        """Receive their messages, for at most ``limit`` seconds."""
 
     def first_failed(self) -> int | None:
         """The number of the rank that failed first, if one did."""
 
     def dump_stacks(self) -> None:
-        """Have all that run print where their threads stand."""
+        """Have the running ranks print the stacks of their threads."""
 
     def end(self, reason: str) -> None:
-        """End all that run, and keep the first reason given."""
+        """End the running ranks; the first reason is kept."""
 
 
 def supervise(ranks: Ranks, timeout: float) -> bool:
-    """Stay with the ranks until the last has ended; ``True`` when ``timeout`` seconds passed before."""
+    """Wait until the last rank has ended; returns ``True`` if ``timeout`` seconds passed before that."""
     deadline = time.monotonic() + timeout
     failed_at: float | None = None
     while ranks.running():

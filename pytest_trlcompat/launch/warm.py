@@ -1,6 +1,6 @@
-"""The test process's side of a warm server: starts it, asks it, ends it.
+"""The test process's side of a warm server: starts it, sends it launches, ends it.
 
-Must import nothing of the stack.
+Must not import the stack.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from pytest_trlcompat.launch.result import LaunchError, describe_exit
 __all__ = ["MARK", "Server"]
 
 MARK = "TRLCOMPAT_LAUNCH"
-"""Variable by which a launcher's processes are known, whatever group or session they are in."""
+"""The variable that identifies a launcher's processes, whatever their process group or session."""
 
 _START_TIMEOUT = 600.0
-# What the server needs after a launch's own timeout: to dump stacks, end the ranks and collect their output.
+# Time for the server after a launch's own timeout: to dump stacks, end the ranks and collect their output.
 _ANSWER_MARGIN = 30.0
 _STOP_TIMEOUT = 5.0
 _CODE = (
@@ -40,15 +40,15 @@ _CODE = (
 
 
 class Server:
-    """A process that has imported the stack, and forks the ranks of one launch after the other.
+    """A process that has imported the stack and forks the ranks of one launch at a time.
 
     Args:
         device: ``software``, ``cuda`` or ``cpu``.
-        devices: how many software accelerators its ranks can see at most.
-        environment: to start with.
+        devices: the largest number of software accelerators that its ranks can see.
+        environment: its environment variables.
 
     Raises:
-        LaunchError: it could not be started, with its output.
+        LaunchError: it could not be started; with its output.
     """
 
     def __init__(self, device: str, devices: int, environment: Mapping[str, str]) -> None:
@@ -74,12 +74,12 @@ class Server:
 
     @property
     def death(self) -> str | None:
-        """How it ended by itself; ``None`` while it lives."""
+        """How it ended by itself; ``None`` while it runs."""
         status = self._process.poll()
         return None if status is None else describe_exit(status)
 
     def launch(self, spec: LaunchSpec) -> LaunchReport:
-        """Make a launch.
+        """Run a launch.
 
         Raises:
             LaunchError: the server died, did not answer in time, or could not fork.
@@ -89,9 +89,9 @@ class Server:
         return report
 
     def stop(self) -> None:
-        """Close the connection, on which the server ends its ranks and leaves; kill it if it does not.
+        """Close the connection, which makes the server end its ranks and exit; kill it if it does not.
 
-        A second Ctrl-C meanwhile makes it shorter, not incomplete.
+        A second Ctrl-C shortens the waiting, but everything is still ended.
         """
         self._channel.close()
         try:
@@ -103,12 +103,12 @@ class Server:
             raise
         finally:
             if self._process.returncode != 0:
-                # It did not leave by itself, so what its ranks started may be left.
+                # It did not exit by itself, so processes that its ranks started may still run.
                 self._kill()
             self._log.close()
 
     def _kill(self) -> None:
-        with _processes.deaf():
+        with _processes.ignore_signals():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

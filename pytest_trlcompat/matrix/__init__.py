@@ -1,5 +1,5 @@
-"""The version matrix: cells, their locks, the environments that hold them, the sweep over them, its report.
+"""The version matrix: cells, their locks and environments, the sweep over them, and its report.
 
-Runs outside the environments, in the interpreter of nox. Must not import the stack, nor anything beyond the standard
-library and ``packaging``; ``rich`` and ``jinja2`` are imported by ``matrix/report/`` alone.
+Runs outside the environments, in the interpreter of nox. Imports only the standard library and ``packaging``;
+``matrix/report/`` also imports ``rich`` and ``jinja2``. Must not import the stack.
 """

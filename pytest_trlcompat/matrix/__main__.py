@@ -1,6 +1,6 @@
 """Makes the report: ``python -m pytest_trlcompat.matrix build/compat [--sweep NAME]``.
 
-Runs in an environment that has ``rich`` and ``jinja2``, unlike the rest of this room.
+Runs in an environment with ``rich`` and ``jinja2``, unlike the rest of this package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cells: the points of the version matrix, and what holds for all of them.
+"""Cells, the points of the version matrix, and the settings that they share.
 
 Imports only the standard library, ``packaging`` and the stack's list of packages.
 """
@@ -24,7 +24,7 @@ FULL_TAG = "full"
 """Cells with this tag are swept by ``nox -s matrix -- --full``."""
 
 DATED_TAG = "dated"
-"""Cells with this tag are swept by ``nox -s matrix -- --torch dated``, beside the default ones."""
+"""Cells with this tag are swept by ``nox -s matrix -- --torch dated``, besides the default ones."""
 
 _SHORT = {"trl": "trl", "transformers": "tf"}
 ORDER = ("trl", "transformers", *(package for package in PACKAGES if package not in ("trl", "transformers")))
@@ -32,11 +32,11 @@ ORDER = ("trl", "transformers", *(package for package in PACKAGES if package not
 
 @dataclass(frozen=True)
 class Cell:
-    """The few pins that a person writes down.
+    """One combination of versions, by the few pins that a person writes down.
 
     Attributes:
         pins: package to version, in the order of the cell's id, without the default pins.
-        date: the day as of which the cell is resolved; ``None``: found from the day its newest pin came out.
+        date: the day as of which the cell is resolved; ``None``: from the release date of its newest pin.
         python: the interpreter, as uv understands it (``3.12``); ``None``: the one of the matrix.
     """
 
@@ -55,16 +55,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Matrix:
-    """The cells, and what holds for all of them.
+    """The cells, and the settings that they share.
 
     Attributes:
         python: the interpreter of every cell that names no other, as uv understands it (``3.11``).
         pins: pins that a cell has unless it names another version (torch).
-        stack: packages of the stack that a cell gets, at the version of its date, where it does not pin them.
-        harness: requirements of the plugin and of building, no part of the stack.
-        undated: packages that are taken as they are today: torch, and what only builds.
-        settle_days: days after the newest pin came out as of which a cell without a date is resolved.
-        not_before: packages that what is undated needs, and the days as of which they are taken in older cells.
+        stack: packages of the stack that every cell gets; one that is not pinned, at its version on the cell's date.
+        harness: requirements of the plugin and of building packages, which are not part of the stack.
+        undated: packages that are taken in their current version: torch, and build requirements.
+        settle_days: a cell without a date is resolved as of this many days after the release of its newest pin.
+        not_before: dependencies of the undated packages, and the days as of which older cells take them.
         torch: releases of torch that the harness supports, oldest first, and the days when the index got them.
     """
 
@@ -79,15 +79,15 @@ class Matrix:
     torch: Mapping[str, datetime.date] = field(default_factory=dict)
 
     def default(self) -> tuple[Cell, ...]:
-        """The few that tell most."""
+        """The cells of a plain ``nox -s matrix``: few, and the most informative."""
         return self._tagged(DEFAULT_TAG)
 
     def full(self) -> tuple[Cell, ...]:
-        """All that a full sweep covers, oldest first."""
+        """The cells of a full sweep, oldest first."""
         return tuple(sorted(self._tagged(FULL_TAG), key=age))
 
     def tagged_dated(self) -> tuple[Cell, ...]:
-        """Those that stand for a release of torch each, beside the default ones."""
+        """Those that stand for a release of torch each, besides the default ones."""
         return self._tagged(DATED_TAG)
 
     def cell(self, cell_id: str) -> Cell:
@@ -102,15 +102,15 @@ class Matrix:
         near = difflib.get_close_matches(cell_id, [cell.id for cell in self.cells], n=4, cutoff=0.3)
         raise MatrixError(
             f"no cell {cell_id!r} in the matrix"
-            + (f"; near it are: {', '.join(near)}" if near else "")
-            + "; nox -l -- --full lists all, and nox -s cell -- trl=VERSION transformers=VERSION runs any other"
+            + (f"; similar ones are: {', '.join(near)}" if near else "")
+            + "; nox -l -- --full lists all, and nox -s cell -- trl=VERSION transformers=VERSION runs any combination"
         )
 
     def _tagged(self, tag: str) -> tuple[Cell, ...]:
         return tuple(cell for cell in self.cells if tag in cell.tags)
 
     def all_pins(self, cell: Cell) -> dict[str, str]:
-        """The cell's pins together with the default ones that it does not name."""
+        """The cell's pins, and the default ones of packages that it does not pin."""
         return {**cell.pins, **{name: version for name, version in self.pins.items() if name not in cell.pins}}
 
     def python_of(self, cell: Cell) -> str:
@@ -118,30 +118,30 @@ class Matrix:
         return cell.python or self.python
 
     def on_python(self, cell: Cell, python: str) -> Cell:
-        """The cell on another interpreter; without one of its own where that is the matrix's.
+        """The cell on another interpreter; ``python`` stays ``None`` if that is the matrix's.
 
         Raises:
-            MatrixError: for what is no version of Python.
+            MatrixError: for a text that is not a version of Python.
         """
         return replace(cell, python=None if python == self.python else check_python(python, "a cell's"))
 
     def requirements(self, cell: Cell) -> list[str]:
-        """What is asked of the resolver."""
+        """The requirements that the resolver gets."""
         pins = self.all_pins(cell)
         free = [package for package in self.stack if package not in pins]
         return [*(f"{name}=={version}" for name, version in sorted(pins.items())), *free, *self.harness]
 
 
 def age(cell: Cell) -> tuple[Version, ...]:
-    """By which cells are put in order: the versions of their pins, those of TRL first."""
+    """A sort key: the versions of the pins, that of TRL first."""
     return tuple(Version(cell.pins.get(package, "0")) for package in ORDER)
 
 
 def check_python(text: str, whose: str) -> str:
-    """A version of Python, as it was given.
+    """``text``, if it is a version of Python.
 
     Raises:
-        MatrixError: for what is none.
+        MatrixError: if it is not.
     """
     parts = text.split(".")
     if len(parts) not in (2, 3) or not all(part.isdigit() for part in parts):

@@ -1,9 +1,9 @@
-"""Compiled modules (``*.pyc``) of environments: one copy for all that hold the same source.
+"""Shares compiled modules (``*.pyc``) between environments that contain the same source file.
 
-uv gives environments hard links to one copy of a source; what Python compiles from it is written for each environment
-again. Here it is a hard link as well. Python compares the source's time and size with
-those in a compiled module at each import, and puts its own file in place of one that does not fit, so a wrong link
-costs time and nothing else: https://peps.python.org/pep-3147/. Imports only the standard library.
+uv gives environments hard links to one copy of a source file, but Python would compile it in each environment again.
+Here the compiled module is a hard link as well. At each import Python compares the source's time and size with those
+recorded in the compiled module, and replaces it if they differ, so a wrong link costs only time:
+https://peps.python.org/pep-3147/. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from pathlib import Path
 __all__ = ["adopt", "drop_unused", "share"]
 
 _AT_ONCE = 32
-"""Folders or files: a disk answers many questions at once as fast as one."""
+"""Folders or files that are handled at the same time, to hide the latency of the disk."""
 
 _COMPILED = re.compile(r"(?P<module>.+)\.(?P<tag>cpython-\d+)\.pyc")
-"""Not those of ``python -O``, nor pytest's, in which assertions are rewritten."""
+"""Excludes modules of ``python -O``, and pytest's, whose assertions are rewritten."""
 _HEADER = struct.Struct("<4sIII")
 """Magic number, flags, and the source's time (seconds) and size (bytes), each modulo 2**32."""
 
 _Folder = tuple[str, list[str]]
-"""Its path, and the names of its files."""
+"""The path of a folder, and the names of its files."""
 
 
 def share(root: Path, store: Path) -> int:
-    """Keep what was compiled below ``root`` for others, or put in its place what is kept already.
+    """Link the compiled modules below ``root`` into ``store``, or replace them by those that are there already.
 
-    Only of sources that are hard links themselves, and on one file system.
+    Only modules whose source is a hard link itself, and only on one file system.
 
     Returns:
         How many compiled modules became shared.
@@ -46,7 +46,7 @@ def share(root: Path, store: Path) -> int:
 
 
 def adopt(root: Path, store: Path) -> int:
-    """Give the sources below ``root`` that were compiled elsewhere what is kept of them.
+    """Link into ``root`` the compiled modules that ``store`` has of its sources.
 
     Args:
         root: holds one folder for each version of Python, such as ``python3.11``.
@@ -63,7 +63,7 @@ def adopt(root: Path, store: Path) -> int:
 
 
 def drop_unused(store: Path) -> int:
-    """Remove what no environment holds any more.
+    """Remove compiled modules that no environment uses any more.
 
     Returns:
         How many compiled modules were removed.
@@ -78,7 +78,7 @@ def _share(store: Path, cache: _Folder) -> int:
     folder, names = cache
     shared = 0
     for found in filter(None, map(_COMPILED.fullmatch, names)):
-        with contextlib.suppress(OSError):  # it is gone, or may not be linked
+        with contextlib.suppress(OSError):  # it was removed meanwhile, or cannot be linked
             own = f"{folder}/{found[0]}"
             source = os.stat(f"{os.path.dirname(folder)}/{found['module']}.py", follow_symlinks=False)
             if source.st_nlink == 1 or os.stat(own, follow_symlinks=False).st_nlink > 1:
@@ -101,7 +101,7 @@ def _adopt(tag: str, store: Path, sources: _Folder) -> int:
         module, extension = os.path.splitext(name)
         if extension != ".py":
             continue
-        with contextlib.suppress(OSError):  # nobody compiled it
+        with contextlib.suppress(OSError):  # it is there already
             source = os.stat(f"{folder}/{name}", follow_symlinks=False)
             if source.st_nlink > 1 and (kept := store / _key(source, tag)).exists():
                 os.makedirs(f"{folder}/__pycache__", exist_ok=True)
@@ -111,12 +111,12 @@ def _adopt(tag: str, store: Path, sources: _Folder) -> int:
 
 
 def _key(source: os.stat_result, tag: str) -> str:
-    """A file's place, time and size: what uv unpacks has the time of that, in nanoseconds."""
+    """A file's inode, time and size; uv sets the time when it unpacks the file, in nanoseconds."""
     return f"{source.st_ino}-{source.st_mtime_ns}-{source.st_size}.{tag}.pyc"
 
 
 def _is_of(compiled: str, source: os.stat_result) -> bool:
-    """Whether Python would take it for this source."""
+    """Whether Python would accept this compiled module for this source."""
     with open(compiled, "rb", buffering=0) as file:
         header = file.read(_HEADER.size)
     if len(header) != _HEADER.size:
@@ -126,7 +126,7 @@ def _is_of(compiled: str, source: os.stat_result) -> bool:
 
 
 def _replace(kept: Path, own: str) -> None:
-    """At once: another process may be importing it."""
+    """Atomically, since another process may be importing it."""
     temporary = f"{own}.{os.getpid()}"
     os.link(kept, temporary)
     try:

@@ -1,8 +1,8 @@
-"""The libraries that a CUDA build of torch needs and a CPU build does not: kept apart from the locks of cells.
+"""The libraries that a CUDA build of torch needs and a CPU build does not, kept separately from the locks of cells.
 
-Torch of the package index is a CUDA build on Linux, while uv's ``--torch-backend cpu`` and many a wheel folder give a
-CPU build. A lock of a cell serves both; what the CUDA build needs beside it is kept once for each torch, and installed
-only beside such a build. Imports only the standard library, ``packaging`` and this room.
+On Linux, the package index has CUDA builds of torch, while uv's ``--torch-backend cpu`` and many wheel folders give CPU
+builds. The lock of a cell serves both: the additional libraries are locked once for each torch, and installed only with
+a CUDA build.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ else:
 __all__ = ["LEFT_OUT", "CudaLibraries", "is_cuda_build", "kept", "libraries_of", "renew", "strays"]
 
 TRITON = "triton"
-"""Never installed: what runs on a CPU needs none, and a lock has to give the same verdicts with either build."""
+"""Never installed: nothing on a CPU needs it, and a lock must give the same verdicts with either build of torch."""
 
 _BASES = (
     *("cublas", "cuda-cccl", "cuda-crt", "cuda-cupti", "cuda-nvcc", "cuda-nvrtc", "cuda-runtime", "cudnn"),
@@ -45,9 +45,10 @@ LEFT_OUT = (
     *("cuda-bindings", "cuda-pathfinder", "cuda-python", "cuda-toolkit", TRITON),
     *(f"nvidia-{base}{edition}" for base in _BASES for edition in _EDITIONS),
 )
-"""Left out when a cell is resolved, whichever build of torch the resolver meets.
+"""Packages that are excluded when a cell is resolved, with either build of torch.
 
-By name, since a torch's metadata do not tell, and not all of NVIDIA's is of CUDA: DeepSpeed needs ``nvidia-ml-py``.
+They are listed by name, since torch's metadata do not mark them, and not every ``nvidia-*`` package belongs to CUDA:
+DeepSpeed needs ``nvidia-ml-py``.
 """
 
 _OF_CUDA = re.compile(r"(cuda|nvidia)-.+")
@@ -58,12 +59,12 @@ _BUILT_FOR_CUDA = re.compile(r"^cuda\b[^=]*= *['\"]", re.MULTILINE)
 
 @dataclass(frozen=True)
 class CudaLibraries:
-    """What the package index's build of one torch needs; nothing, where that is no CUDA build.
+    """The libraries that the package index's build of one torch needs; none if that is not a CUDA build.
 
     Attributes:
         date: the day as of which they were resolved.
         packages: canonical name to version.
-        sizes: of their wheels and that of torch itself, in bytes, by canonical name; 0 where the index does not say.
+        sizes: of their wheels and that of torch itself, in bytes, by canonical name; 0 if the index does not say.
     """
 
     torch: str
@@ -90,7 +91,7 @@ class CudaLibraries:
 
 
 def is_cuda_build(site_packages: Path) -> bool:
-    """Whether the torch that is installed there was built for CUDA, by its ``version.py``; it is not imported."""
+    """Whether the torch installed there was built for CUDA, read from its ``version.py`` without importing it."""
     try:
         text = (site_packages / "torch" / "version.py").read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -99,7 +100,7 @@ def is_cuda_build(site_packages: Path) -> bool:
 
 
 def libraries_of(torch: str, python: str, layout: Layout) -> CudaLibraries:
-    """What the CUDA build of a torch needs: as it is kept, else as it was resolved before, else resolved now.
+    """The libraries of the CUDA build of a torch: locked in the repository, else resolved before, else resolved now.
 
     Raises:
         Untestable: when it cannot be resolved; the text is the resolver's reason.
@@ -113,12 +114,12 @@ def libraries_of(torch: str, python: str, layout: Layout) -> CudaLibraries:
 
 
 def kept(torch: str, layout: Layout) -> bool:
-    """Whether the repository keeps what a torch needs."""
+    """Whether the libraries of a torch are locked in the repository."""
     return _path(layout.locks, torch).is_file()
 
 
 def renew(matrix: Matrix, torch: str, layout: Layout) -> CudaLibraries:
-    """Resolve what a release of the matrix needs, as of its day and some days to settle, and keep it in the repository.
+    """Lock the libraries of a release of torch in the repository, resolved as of its date plus ``settle_days``.
 
     Raises:
         Untestable: when it cannot be resolved; the text is the resolver's reason.
@@ -129,7 +130,7 @@ def renew(matrix: Matrix, torch: str, layout: Layout) -> CudaLibraries:
 
 
 def strays(matrix: Matrix, layout: Layout) -> list[Path]:
-    """What is kept for releases of torch that the matrix does not have."""
+    """Files of releases of torch that are not in the matrix."""
     known = {_path(layout.locks, torch) for torch in matrix.torch}
     return [path for path in sorted(_path(layout.locks, "").parent.glob("*.txt")) if path not in known]
 
@@ -139,7 +140,7 @@ def _path(folder: Path, torch: str) -> Path:
 
 
 def _resolve(torch: str, python: str, day: datetime.date | None = None) -> CudaLibraries:
-    """Ask the package index, as of ``day`` or of today."""
+    """Resolve with the package index, as of ``day`` or today."""
     day = day or datetime.datetime.now(datetime.timezone.utc).date()
     answer = uv_network_first(
         [
@@ -161,7 +162,7 @@ def _resolve(torch: str, python: str, day: datetime.date | None = None) -> CudaL
 
 
 def _size(package: Mapping[str, Any]) -> int:
-    """Of the largest wheel: those for other machines are smaller."""
+    """The size of the largest wheel; those for other platforms are smaller."""
     return max((int(wheel.get("size", 0)) for wheel in package.get("wheels", [])), default=0)
 
 
@@ -181,5 +182,5 @@ def _read(path: Path) -> CudaLibraries:
         return CudaLibraries(header["torch"], parse_day(header["date"]), packages, sizes)
     except (KeyError, ValueError, MatrixError) as error:
         raise MatrixError(
-            f"{path}: damaged ({error}); remove it and make it again: nox -s lock -- --missing"
+            f"{path}: damaged ({error}); remove it and create it again with: nox -s lock -- --missing"
         ) from error

@@ -1,7 +1,4 @@
-"""Environments: virtual environments that hold a lock, built once by uv, shared by every session that needs the lock.
-
-Imports only the standard library and this room.
-"""
+"""Virtual environments that contain the packages of a lock, built once by uv and shared by all sessions."""
 
 from __future__ import annotations
 
@@ -18,15 +15,15 @@ from pathlib import Path
 
 from pytest_trlcompat.matrix import compiled, torch_builds
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Untestable
-from pytest_trlcompat.matrix.files import in_use, locked, said_plainly, unless_in_use, write_whole
+from pytest_trlcompat.matrix.files import explained_os_errors, in_use, locked, unless_in_use, write_whole
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.uv import uv, uv_cached_first
 
-__all__ = ["Environment", "drop_unused", "ensure", "ensure_tools", "prune", "remove", "standing"]
+__all__ = ["Environment", "drop_unused", "ensure", "ensure_tools", "existing", "prune", "remove"]
 
 _FORMAT = "1"
-"""Part of every environment's key; raise it when environments are built in another way."""
+"""Part of every environment's key; change it when environments are built differently."""
 
 _STAMP = "trlcompat-built.json"
 _SOURCE_ONLY = ("deepspeed",)
@@ -49,7 +46,7 @@ class Environment:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What a process in this environment needs: its own programs first, and its own folder for compiled
+        """Environment variables of its processes: its own programs first on the path, and its own folder for compiled
         extensions, since an operator built for one DeepSpeed must not be loaded by another."""
         return {
             "VIRTUAL_ENV": str(self.root),
@@ -59,15 +56,15 @@ class Environment:
         }
 
     def used(self) -> contextlib.AbstractContextManager[None]:
-        """For the block, nobody removes it."""
+        """Prevent its removal within the block."""
         return in_use(_users(self.root))
 
     def share_modules(self) -> None:
-        """Have one copy of its compiled modules with the environments beside it."""
+        """Share its compiled modules with the other environments."""
         compiled.share(self._modules, self.root.parent / _COMPILED)
 
     def adopt_modules(self) -> None:
-        """Take over what the environments beside it have compiled of the same sources."""
+        """Use the modules that other environments have compiled from the same sources."""
         compiled.adopt(self._modules, self.root.parent / _COMPILED)
 
     @property
@@ -76,14 +73,14 @@ class Environment:
 
 
 def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
-    """The environment of a lock, with this project installed editable; built unless it stands.
+    """The environment of a lock, with this project installed as editable; built if it does not exist.
 
-    Where the torch that is to be had is a CUDA build, it gets the libraries of that as well.
+    If the available build of torch is a CUDA build, its CUDA libraries are installed as well.
 
     Raises:
         Untestable: when it cannot be built, with uv's reason.
-        DiskFull: when there is no room; what was built of it is removed.
-        MatrixError: when the machine refuses otherwise.
+        DiskFull: when the disk is full; the unfinished environment is removed.
+        MatrixError: for another error of the operating system.
     """
     root = _root(lock, layout)
     source_only = [line for line in lock.requirements if line.partition("==")[0] in _SOURCE_ONLY]
@@ -98,16 +95,19 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
             uv_cached_first([*install, "--no-build-isolation", *source_only])
         Environment(root).adopt_modules()
 
-    with said_plainly(), locked(root.with_suffix(".lock"), lambda: say(f"{root.name}: another process builds it")):
+    with (
+        explained_os_errors(),
+        locked(root.with_suffix(".lock"), lambda: say(f"{root.name}: another process is building it")),
+    ):
         _build(root, lock.python, fill, lambda: say(f"{lock.cell_id}: building its environment {root.name}"))
         _install_project(root, layout)
     return Environment(root)
 
 
-def standing(lock: Lock, layout: Layout) -> Environment | None:
-    """The environment of a lock, if it is built already."""
+def existing(lock: Lock, layout: Layout) -> Environment | None:
+    """The environment of a lock, if it has been built."""
     root = _root(lock, layout)
-    return Environment(root) if _stands(root) else None
+    return Environment(root) if _is_complete(root) else None
 
 
 def ensure_tools(
@@ -119,10 +119,10 @@ def ensure_tools(
     project: bool = False,
     python: str | None = None,
 ) -> Environment:
-    """A small environment of some tools; built unless it stands.
+    """An environment with some tools; built if it does not exist.
 
     Args:
-        project: install this project editable as well.
+        project: install this project as well, as editable.
         python: the interpreter, as uv understands it (``3.12``); ``None``: the running one.
 
     Raises:
@@ -134,7 +134,10 @@ def ensure_tools(
     def fill(python: str) -> None:
         uv_cached_first(["pip", "install", "--quiet", "--python", python, *wanted])
 
-    with said_plainly(), locked(root.with_suffix(".lock"), lambda: say(f"{root.name}: another process builds it")):
+    with (
+        explained_os_errors(),
+        locked(root.with_suffix(".lock"), lambda: say(f"{root.name}: another process is building it")),
+    ):
         _build(root, python or sys.executable, fill, lambda: say(f"building {root.name}"))
         if project:
             _install_project(root, layout)
@@ -142,23 +145,23 @@ def ensure_tools(
 
 
 def prune(layout: Layout, wanted: Iterable[Lock], say: Say = print) -> None:
-    """Remove the environments of cells that none of the locks asks for: locks change, and each has its own.
+    """Remove the environments of cells that belong to none of the locks: when a lock changes, so does its environment.
 
-    One that is in use stays, and what only removed ones held goes as well.
+    An environment in use stays. Shared files that only removed environments used are removed too.
 
     Raises:
-        MatrixError: when one cannot be removed.
+        MatrixError: when an environment cannot be removed.
     """
     kept = {_root(lock, layout) for lock in wanted}
     found = {path for path in layout.environments.glob("cell-*") if path.is_dir()}
     for root in sorted(found - kept):
         removed = _remove(root, say)
-        say(f"{root.name}: no lock asks for it, {'removed' if removed else 'but it is in use'}")
+        say(f"{root.name}: belongs to no lock, {'removed' if removed else 'but is in use'}")
     drop_unused(layout, say)
 
 
 def remove(lock: Lock, layout: Layout, say: Say = print) -> bool:
-    """Remove the environment of a lock; returns whether there was one, and nobody used it.
+    """Remove the environment of a lock; returns whether it existed and was not in use.
 
     Raises:
         MatrixError: when it cannot be removed.
@@ -168,7 +171,7 @@ def remove(lock: Lock, layout: Layout, say: Say = print) -> bool:
 
 
 def drop_unused(layout: Layout, say: Say = print, wanted: Iterable[Lock] = ()) -> None:
-    """Remove what environments share and none of them holds any more: compiled modules, builds of torch.
+    """Remove shared files that no environment uses any more: compiled modules, builds of torch.
 
     Args:
         wanted: locks whose builds of torch stay.
@@ -176,18 +179,18 @@ def drop_unused(layout: Layout, say: Say = print, wanted: Iterable[Lock] = ()) -
     Raises:
         MatrixError: when something cannot be removed.
     """
-    with said_plainly():
+    with explained_os_errors():
         compiled.drop_unused(layout.environments / _COMPILED)
         needed = {lock.packages["torch"]: lock.python for lock in wanted if "torch" in lock.packages}
         for name in torch_builds.prune(layout, needed):
-            say(f"{name}: no environment holds it, removed")
+            say(f"{name}: no environment uses it, removed")
 
 
 def _remove(root: Path, say: Say) -> bool:
-    waiting = functools.partial(say, f"{root.name}: another process builds it; waiting")
-    with said_plainly(), locked(root.with_suffix(".lock"), waiting), unless_in_use(_users(root)) as free:
+    waiting = functools.partial(say, f"{root.name}: another process is building it; waiting")
+    with explained_os_errors(), locked(root.with_suffix(".lock"), waiting), unless_in_use(_users(root)) as free:
         if free:
-            shutil.rmtree(root)  # its lock files stay, since another process may be waiting for it
+            shutil.rmtree(root)  # its lock files stay, since another process may be waiting for them
         return free
 
 
@@ -200,13 +203,13 @@ def _root(lock: Lock, layout: Layout) -> Path:
 
 
 def _build(root: Path, interpreter: str, fill: Callable[[str], None], starting: Callable[[], None]) -> None:
-    """Build in place, because scripts in ``bin`` hold absolute paths; the stamp, written last, says it is whole."""
-    if _stands(root):
+    """Build in place, because scripts in ``bin`` contain absolute paths; the stamp, written last, marks it complete."""
+    if _is_complete(root):
         return
     starting()
     shutil.rmtree(root, ignore_errors=True)
     try:
-        with said_plainly():
+        with explained_os_errors():
             uv(["venv", "--quiet", "--python", interpreter, str(root)], offline=Path(interpreter).is_absolute())
             fill(str(root / "bin" / "python"))
             write_whole(root / _STAMP, json.dumps({"format": _FORMAT}))
@@ -215,12 +218,12 @@ def _build(root: Path, interpreter: str, fill: Callable[[str], None], starting: 
         raise
 
 
-def _stands(root: Path) -> bool:
+def _is_complete(root: Path) -> bool:
     return (root / _STAMP).is_file() and (root / "bin" / "python").exists()
 
 
 def _install_project(root: Path, layout: Layout) -> None:
-    """Install this checkout editable, again when its metadata (entry points, dependencies) changed."""
+    """Install this checkout as editable, and again if its metadata (entry points, dependencies) changed."""
     if not (layout.root / "pyproject.toml").is_file():
         _point_at(layout.root, root)
         return
@@ -237,9 +240,9 @@ def _install_project(root: Path, layout: Layout) -> None:
 
 
 def _point_at(project: Path, root: Path) -> None:
-    """Put a folder that holds the installed package, metadata and all, on an environment's path.
+    """Put a folder that contains the installed package and its metadata on an environment's path.
 
-    There is nothing to build: its dependencies are part of every lock.
+    Nothing needs to be built or resolved: the package's dependencies are part of every lock.
     """
     (site_packages,) = (root / "lib").glob("python*/site-packages")
     write_whole(site_packages / "trlcompat.pth", f"{project}\n")

@@ -1,4 +1,4 @@
-"""The one exception of this room: a text for the person who asked, without a traceback."""
+"""The exceptions of the matrix; their texts are shown to users without a traceback."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["DiskFull", "MatrixError", "Unreachable", "Untestable"]
 
 
 class MatrixError(Exception):
-    """The matrix, a lock or a results file is not usable; the text says what was asked, what was found, what to do."""
+    """The matrix, a lock or a results file is not usable; the text says what is wrong and what to do."""
 
 
 class Untestable(MatrixError):
@@ -14,8 +14,8 @@ class Untestable(MatrixError):
 
 
 class Unreachable(Untestable):
-    """The registry cannot be reached and the cache does not do, so nothing is known of the cell itself."""
+    """The package index cannot be reached and the cache is not sufficient; this says nothing about the cell itself."""
 
 
 class DiskFull(MatrixError):
-    """There was no space left: no cell's fault, and the next one may need less."""
+    """The disk is full; this is not the fault of the cell, and the next one may need less."""

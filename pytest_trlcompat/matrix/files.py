@@ -1,4 +1,4 @@
-"""Files that several processes write: whole or not at all, and one process at a time.
+"""Files that several processes write: atomically, and one process at a time.
 
 Imports only the standard library.
 """
@@ -15,11 +15,11 @@ from pathlib import Path
 
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError
 
-__all__ = ["disk_is_full", "in_use", "locked", "said_plainly", "unless_in_use", "write_whole"]
+__all__ = ["disk_is_full", "explained_os_errors", "in_use", "locked", "unless_in_use", "write_whole"]
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` so that a reader, or a crash in the middle, sees the old file or the new one, never a part."""
+    """Write ``text`` atomically: a reader, also after a crash, finds the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -37,7 +37,7 @@ def write_whole(path: Path, text: str) -> None:
 def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold an exclusive lock on ``path`` for the block.
 
-    The kernel gives the lock back when its holder dies, however it dies, so there are no stale locks.
+    The kernel releases the lock when its holder dies, so there are no stale locks.
 
     Args:
         waiting: called once when another process holds the lock, before waiting for it.
@@ -56,9 +56,9 @@ def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[No
 
 @contextlib.contextmanager
 def in_use(path: Path) -> Iterator[None]:
-    """For the block, tell :func:`unless_in_use` in other processes that this one uses what ``path`` stands for.
+    """Mark what ``path`` stands for as in use within the block, for :func:`unless_in_use` in other processes.
 
-    Any number of processes may do so at a time; the kernel ends it when they die.
+    Any number of processes may do so at the same time; the kernel removes the mark when a process dies.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:
@@ -68,7 +68,7 @@ def in_use(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unless_in_use(path: Path) -> Iterator[bool]:
-    """Whether nobody uses what ``path`` stands for; then nobody begins to during the block."""
+    """Yield whether no process uses what ``path`` stands for; if so, none can start to within the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:
         try:
@@ -80,16 +80,16 @@ def unless_in_use(path: Path) -> Iterator[bool]:
 
 
 def disk_is_full(where: str = "") -> str:
-    """What to say then."""
+    """The message for a full disk."""
     return (
         f"the disk is full{where}: free some space and run the same command again; "
-        "finished verdicts are kept, and the sweep goes on after them"
+        "finished verdicts are kept, and the sweep continues after them"
     )
 
 
 @contextlib.contextmanager
-def said_plainly() -> Iterator[None]:
-    """Turn a refusal of the machine (a full disk, no permission) into one clear message."""
+def explained_os_errors() -> Iterator[None]:
+    """Raise a full disk or a missing permission within the block as a :class:`MatrixError` that explains it."""
     try:
         yield
     except OSError as error:

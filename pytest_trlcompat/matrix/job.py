@@ -1,7 +1,7 @@
-"""One cell as a job: in goes a lock, out comes a file of JSON lines and a sidecar that says how it went.
+"""One cell as a job: its input is a lock, its output a file of JSON lines and a sidecar with the state of the run.
 
-A cell that was cut short goes on after its last verdict. Nothing here assumes that all cells run on one machine.
-Imports only the standard library and rooms below, never the stack.
+An interrupted cell continues after its last verdict. Nothing here assumes that all cells run on one machine. Must not
+import the stack.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pytest_trlcompat.matrix import disk, process
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.environments import Environment, ensure
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Untestable
-from pytest_trlcompat.matrix.files import locked, said_plainly, write_whole
+from pytest_trlcompat.matrix.files import explained_os_errors, locked, write_whole
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock, kept, lock_for
 from pytest_trlcompat.matrix.results import (
@@ -51,26 +51,26 @@ def run_cell(
     following: Sequence[Cell] = (),
     say: Callable[[str], None] = print,
 ) -> Outcome:
-    """Lock, build and test one cell; a cell that cannot be built, or has no room, is an outcome, not an exception.
+    """Lock, build and test one cell; a cell that cannot be built is an outcome, not an exception.
 
     Args:
-        issues: suites to run, by known issue; empty: all.
-        fresh: forget what an earlier run left.
-        pytest_arguments: handed to pytest as they are.
-        following: cells that this command runs later, whose environments are not removed to make room.
+        issues: known issues whose suites run; empty: all.
+        fresh: discard the results of an earlier run.
+        pytest_arguments: passed to pytest unchanged.
+        following: cells that this command runs later, whose environments are not removed to free disk space.
 
     Raises:
-        MatrixError: when the machine refuses, or a results file is damaged.
-        KeyboardInterrupt: after everything that was started has ended; finished verdicts are kept.
+        MatrixError: for an error of the operating system, or a damaged results file.
+        KeyboardInterrupt: after all child processes have ended; finished verdicts are kept.
     """
     layout = sweep.layout
     lock = layout.results / f".{cell.id}.lock"
-    with said_plainly(), locked(lock, lambda: say(f"{cell.id}: another process runs it; waiting")):
-        sweep.under_way(cell.id)
+    with explained_os_errors(), locked(lock, lambda: say(f"{cell.id}: another process is running it; waiting")):
+        sweep.begin_cell(cell.id)
         job = _Job(matrix, cell, sweep, tuple(sorted(issues)), fresh, tuple(pytest_arguments), tuple(following), say)
         outcome = job.run()
         if not outcome.out_of_space:
-            sweep.ended(cell.id)
+            sweep.end_cell(cell.id)
         return outcome
 
 
@@ -98,7 +98,7 @@ class _Job:
         layout = self.sweep.layout
         try:
             lock = lock_for(self.matrix, self.cell, layout)
-            disk.make_room(lock, layout, self.sweep.finished(self.matrix.python), self._wanted_later(), self.say)
+            disk.free_space(lock, layout, self.sweep.finished(self.matrix.python), self._later_locks(), self.say)
             environment = ensure(lock, layout, self.say)
         except DiskFull as error:
             self._write(INTERRUPTED, str(error))
@@ -114,22 +114,24 @@ class _Job:
         )
         if self._is_finished():
             assert self.before is not None
-            self.say(f"{self.cell.id}: finished in a sweep that was cut short; taken over ('-- --fresh' runs it again)")
+            self.say(
+                f"{self.cell.id}: finished in an interrupted sweep; its verdicts are reused (not with '-- --fresh')"
+            )
             self.sidecar = dataclasses.replace(self.before, sweep=self.sweep.name)
             write_whole(self.path, self.sidecar.to_json())
             return self._outcome(None)
         return self._test(environment)
 
     def _test(self, environment: Environment) -> Outcome:
-        resumed = self._goes_on()
+        resumed = self._can_resume()
         if resumed:
             count = len(_records(self.results))
-            self.say(f"{self.cell.id}: goes on after {count} finished verdict{'' if count == 1 else 's'}")
-            _drop_torn_line(self.results)
+            self.say(f"{self.cell.id}: continues after {count} finished verdict{'' if count == 1 else 's'}")
+            _drop_partial_line(self.results)
         else:
             before = self.before
             if before is not None and before.state in (RUNNING, INTERRUPTED) and before.digest is not None:
-                self.say(f"{self.cell.id}: was cut short, and what it depends on has changed since; starts afresh")
+                self.say(f"{self.cell.id}: was interrupted, but what its verdicts depend on has changed; starts again")
             self.results.unlink(missing_ok=True)
         self._write(RUNNING, None)
         try:
@@ -142,19 +144,19 @@ class _Job:
             count = len(_records(self.results))
             left = "1 finished verdict is kept" if count == 1 else f"{count} finished verdicts are kept"
             self.say(
-                f"{self.cell.id}: stopped; {left}, the same command goes on after {'it' if count == 1 else 'them'}"
+                f"{self.cell.id}: stopped; {left}, the same command continues after {'it' if count == 1 else 'them'}"
             )
             raise
-        unheard = _unheard(status, _records(self.results))
-        self._write(TESTED if unheard is None else INTERRUPTED, unheard)
+        incomplete = _incomplete(status, _records(self.results))
+        self._write(TESTED if incomplete is None else INTERRUPTED, incomplete)
         environment.share_modules()
         return self._outcome(status)
 
-    def _wanted_later(self) -> list[Lock]:
-        """The locks of the cells that come later, as far as they are known."""
+    def _later_locks(self) -> list[Lock]:
+        """The locks of the cells that run later, as far as they are known."""
         found = []
         for cell in self.following:
-            with contextlib.suppress(MatrixError):  # what is damaged there is told when that cell runs
+            with contextlib.suppress(MatrixError):  # a damaged lock is reported when its cell runs
                 found.append(kept(self.matrix, cell, self.sweep.layout))
         return [lock for lock in found if lock is not None]
 
@@ -171,10 +173,10 @@ class _Job:
             before is not None
             and before.state == TESTED
             and before.digest == self.sidecar.digest
-            and self.sweep.was_cut_short(before.sweep)
+            and self.sweep.was_interrupted(before.sweep)
         )
 
-    def _goes_on(self) -> bool:
+    def _can_resume(self) -> bool:
         before = self.before
         return (
             before is not None
@@ -185,7 +187,7 @@ class _Job:
 
     def _write(self, state: str, reason: str | None) -> None:
         spent = time.monotonic() - self.started
-        earlier = self.before.seconds if self.before is not None and self._goes_on() else 0.0
+        earlier = self.before.seconds if self.before is not None and self._can_resume() else 0.0
         self.sidecar = dataclasses.replace(self.sidecar, state=state, reason=reason, seconds=round(earlier + spent, 1))
         write_whole(self.path, self.sidecar.to_json())
 
@@ -200,31 +202,31 @@ def _records(path: Path) -> list[Record]:
         raise MatrixError(f"{error}; remove the file and run the cell again") from error
 
 
-def _drop_torn_line(path: Path) -> None:
-    """A run that was killed may have left half a line, which the next verdict must not be appended to."""
+def _drop_partial_line(path: Path) -> None:
+    """Remove an incomplete last line, which a killed run may have left; the next verdict must not be appended to it."""
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
     if len(whole) != len(data):
         write_whole(path, whole.decode("utf-8"))
 
 
-def _unheard(status: int, records: Sequence[Record]) -> str | None:
-    """Why not all suites were heard, from pytest's exit status; ``None`` when they were."""
+def _incomplete(status: int, records: Sequence[Record]) -> str | None:
+    """Why not all suites gave verdicts, by pytest's exit status; ``None`` if all did."""
     if status == _TESTS_PASSED or (status == _TESTS_FAILED and any(map(is_wrong, records))):
         return None
     if status == _TESTS_FAILED and not records:
         return "pytest failed before the first verdict; see its output"
     if status == _TESTS_FAILED:
-        return "verdicts are missing, pytest failed though all that it gave are as predicted; see its output"
+        return "pytest failed although all verdicts are as predicted, so some are missing; see its output"
     if status < 0:
         return f"pytest was killed by signal {-status}"
     if status == _NOTHING_COLLECTED:
-        return "pytest collected no suite; is the issue's name right?"
+        return "pytest collected no suite; is the name of the issue correct?"
     return f"pytest ended with exit status {status}; see its output"
 
 
 def _digest(lock: Lock, layout: Layout, issues: Sequence[str], arguments: Sequence[str]) -> str:
-    """Of all that verdicts depend on: the versions, our code, the suites, their data, the settings in force."""
+    """A digest of all that verdicts depend on: the versions, our code, the suites, their data and the settings."""
     digest = hashlib.sha256(lock.digest.encode())
     digest.update(repr((tuple(issues), tuple(arguments))).encode())
     digest.update(code_digest(layout).encode())

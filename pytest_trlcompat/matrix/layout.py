@@ -1,4 +1,4 @@
-"""Where the files of a checkout lie. Imports only the standard library."""
+"""The paths of a checkout's files. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Layout"]
 
 @dataclass(frozen=True)
 class Layout:
-    """The places that the matrix reads and writes, all below ``root``."""
+    """The paths that the matrix reads and writes, all below ``root``."""
 
     root: Path
 
@@ -26,17 +26,17 @@ class Layout:
 
     @property
     def page(self) -> Path:
-        """The same for people."""
+        """The published sweep as a page for people."""
         return self.root / "docs" / "compatibility.md"
 
     @property
     def resolved(self) -> Path:
-        """Locks that were resolved for any other combination."""
+        """Locks of cells without one in the repository, resolved when they were run."""
         return self.results / "locks"
 
     @property
     def locks(self) -> Path:
-        """Locks that are kept in the repository."""
+        """Locks that are part of the repository."""
         return self.root / "fixtures" / "locks"
 
     @property
@@ -45,10 +45,10 @@ class Layout:
 
     @property
     def environments(self) -> Path:
-        """Beside nox's own virtual environments, so that removing ``.nox`` removes these as well."""
+        """Next to nox's own virtual environments, so that removing ``.nox`` removes these too."""
         return self.root / ".nox" / "envs"
 
     @property
     def results(self) -> Path:
-        """What a sweep leaves behind."""
+        """The results of sweeps."""
         return self.root / "build" / "compat"

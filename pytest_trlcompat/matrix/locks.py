@@ -1,7 +1,4 @@
-"""Locks: a cell resolved to every transitive version, as of the cell's date, kept as plain ``name==version`` lines.
-
-Imports only the standard library, ``packaging`` and this room.
-"""
+"""Locks: all packages of a cell with their versions, resolved as of its date, as plain ``name==version`` lines."""
 
 from __future__ import annotations
 
@@ -49,19 +46,20 @@ _FOREVER = "9999-01-01T00:00:00Z"
 
 @dataclass(frozen=True)
 class Lock:
-    """A cell's every version.
+    """All packages of a cell with their versions.
 
     Attributes:
         packages: canonical name to version, sorted by name, without local parts (``2.13.0``, not ``2.13.0+cpu``), so
-            that a lock serves wherever that version of torch is to be had.
-        asked: digest of what was asked of the resolver; a lock whose ``asked`` is not the cell's own is out of date.
+            that a lock can be used with any build of that torch.
+        request: a digest of what the resolver was given; a lock is out of date if that of its cell differs. Called
+            ``asked`` in the file.
     """
 
     cell_id: str
     date: datetime.date
     python: str
     packages: Mapping[str, str]
-    asked: str
+    request: str
 
     @property
     def requirements(self) -> list[str]:
@@ -69,7 +67,7 @@ class Lock:
 
     @property
     def digest(self) -> str:
-        """Of what an environment depends on: the versions and the interpreter."""
+        """A digest of what an environment depends on: the versions and the interpreter."""
         return _digest(self.python, *self.requirements)
 
     def to_text(self) -> str:
@@ -79,7 +77,7 @@ class Lock:
                 f"# cell: {self.cell_id}",
                 f"# date: {self.date.isoformat()}",
                 f"# python: {self.python}",
-                f"# asked: {self.asked}",
+                f"# asked: {self.request}",
                 *self.requirements,
                 "",
             ]
@@ -87,15 +85,15 @@ class Lock:
 
 
 def read_lock(path: Path) -> Lock:
-    """Read a kept lock.
+    """Read a lock file.
 
     Raises:
-        MatrixError: when it is missing or was mutilated.
+        MatrixError: when it is missing or damaged.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
-        raise MatrixError(f"{path}: there is no such lock; make it with: nox -s lock -- {path.stem}") from error
+        raise MatrixError(f"{path}: no such lock; create it with: nox -s lock -- {path.stem}") from error
     header = dict(re.findall(r"^# (cell|date|python|asked): (.+)$", "\n".join(lines), re.MULTILINE))
     packages: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
@@ -112,9 +110,9 @@ def read_lock(path: Path) -> Lock:
 
 
 def lock_for(matrix: Matrix, cell: Cell, layout: Layout) -> Lock:
-    """The lock of a cell: the kept one, else the one resolved before, else resolved now.
+    """The lock of a cell: from the repository, else resolved before, else resolved now.
 
-    A lock that was resolved from another request (the matrix was edited since) is not taken.
+    A lock that is out of date, because the matrix was edited since, is not used.
 
     Raises:
         Untestable: when the cell cannot be resolved; the text is the resolver's reason.
@@ -128,21 +126,21 @@ def lock_for(matrix: Matrix, cell: Cell, layout: Layout) -> Lock:
 
 
 def kept(matrix: Matrix, cell: Cell, layout: Layout) -> Lock | None:
-    """The lock of a cell that is kept in the repository, unless it was resolved from another request."""
+    """The lock of a cell in the repository, unless it is out of date."""
     return _valid(layout.locks / f"{cell.id}.txt", matrix, cell)
 
 
 def kept_date(cell: Cell, layout: Layout) -> datetime.date | None:
-    """The day as of which a cell was resolved, by its kept lock or else by the one resolved before.
+    """The date as of which a cell was resolved, from its lock in the repository, else from the one resolved before.
 
-    A cell's day follows from its pins, so that of a lock that is out of date is right as well.
+    The date follows from the cell's pins, so that of an outdated lock is still correct.
     """
     paths = (folder / f"{cell.id}.txt" for folder in (layout.locks, layout.resolved))
     return next((read_lock(path).date for path in paths if path.is_file()), None)
 
 
 def strays(cells: Iterable[Cell], layout: Layout) -> list[Path]:
-    """Kept locks of other cells than these."""
+    """Lock files in the repository that belong to none of these cells."""
     known = {cell.id for cell in cells}
     return [path for path in sorted(layout.locks.glob("*.txt")) if path.stem not in known]
 
@@ -151,18 +149,18 @@ def _valid(path: Path, matrix: Matrix, cell: Cell) -> Lock | None:
     if not path.is_file():
         return None
     lock = read_lock(path)
-    return lock if lock.asked == _asked(matrix, cell) and cell.date in (None, lock.date) else None
+    return lock if lock.request == _request(matrix, cell) and cell.date in (None, lock.date) else None
 
 
 def renew(matrix: Matrix, cell: Cell, layout: Layout) -> Lock:
-    """Resolve a cell and keep its lock in the repository."""
+    """Resolve a cell and write its lock into the repository."""
     lock = resolve(matrix, cell)
     write_whole(layout.locks / f"{cell.id}.txt", lock.to_text())
     return lock
 
 
 def resolve(matrix: Matrix, cell: Cell) -> Lock:
-    """Ask uv for every version as of the cell's date.
+    """Resolve a cell with uv, as of its date.
 
     Raises:
         Untestable: with the resolver's reason.
@@ -170,18 +168,18 @@ def resolve(matrix: Matrix, cell: Cell) -> Lock:
     date = cell.date or find_date(matrix, cell)
     python = matrix.python_of(cell)
     versions = compile_versions(dataclasses.replace(matrix, python=python), matrix.requirements(cell), date)
-    return Lock(cell.id, date, python, versions, _asked(matrix, cell))
+    return Lock(cell.id, date, python, versions, _request(matrix, cell))
 
 
 def compile_versions(
     matrix: Matrix, requirements: Sequence[str], date: datetime.date, preferred: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Every version that ``requirements`` come to as of ``date``, canonical name to version.
+    """Resolve ``requirements`` as of ``date`` to versions by canonical name.
 
-    Whatever build of torch the resolver meets, these are the packages of a CPU build: see :mod:`.cuda`.
+    The result has the packages of a CPU build of torch, whichever build the resolver finds: see :mod:`.cuda`.
 
     Args:
-        preferred: ``name==version`` lines that are kept to wherever the requirements allow it.
+        preferred: ``name==version`` lines to prefer wherever the requirements allow them.
 
     Raises:
         Untestable: with the resolver's reason.
@@ -194,29 +192,29 @@ def compile_versions(
         *(text for name, moment in exempted.items() for text in ("--exclude-newer-package", f"{name}={moment}")),
         *torch_backend(os.environ),
     ]
-    asked = "\n".join(requirements)
+    wanted = "\n".join(requirements)
     with tempfile.TemporaryDirectory() as folder:
-        # Replaced by what holds nowhere: that is, left out.
+        # Overridden with a marker that never holds, which excludes them.
         overrides = Path(folder) / "overrides.txt"
         overrides.write_text("".join(f"{name}; python_version < '0'\n" for name in cuda.LEFT_OUT), encoding="utf-8")
         command += ["--override", str(overrides)]
         if not preferred:
-            return _packages(uv_network_first(command, stdin=asked))
-        # uv prefers the versions that stand in the file that it is to write.
+            return _packages(uv_network_first(command, stdin=wanted))
+        # uv prefers the versions in an existing output file.
         answer = Path(folder) / "answer.txt"
         answer.write_text("\n".join([*preferred, ""]), encoding="utf-8")
-        uv_network_first([*command, "--output-file", str(answer)], stdin=asked)
+        uv_network_first([*command, "--output-file", str(answer)], stdin=wanted)
         return _packages(answer.read_text(encoding="utf-8"))
 
 
 def find_date(matrix: Matrix, cell: Cell) -> datetime.date:
-    """The day as of which a cell without a date is resolved: its newest pin's first upload, and some days to settle.
+    """The date as of which a cell without one is resolved: the upload of its newest pin, plus ``settle_days``.
 
-    Never in the future, where later releases would change the answer.
+    It is never in the future, since later releases would then change the result.
 
     Raises:
         Untestable: when a pinned version is unknown.
-        MatrixError: when the index does not tell when files were uploaded.
+        MatrixError: when the index does not provide upload times.
     """
     pins = [f"{name}=={version}" for name, version in cell.pins.items() if name not in matrix.undated]
     if not pins:
@@ -239,7 +237,7 @@ def _newest_upload(pylock: str, cell: Cell) -> datetime.date:
         if not uploads:
             raise MatrixError(
                 f"{cell.id}: the package index does not say when {package['name']} {package.get('version', '')} was "
-                "uploaded; give the cell a date (in matrix.toml, or --date DAY)"
+                "uploaded; set the date of the cell (in matrix.toml, or with --date DAY)"
             )
         days.append(min(uploads).date())
     if not days:
@@ -261,7 +259,7 @@ def _midnight(day: datetime.date) -> str:
     return f"{day.isoformat()}T00:00:00Z"
 
 
-def _asked(matrix: Matrix, cell: Cell) -> str:
+def _request(matrix: Matrix, cell: Cell) -> str:
     later = [f"{name} {day.isoformat()}" for name, day in sorted(matrix.not_before.items())]
     return _digest(matrix.python_of(cell), *matrix.requirements(cell), *matrix.undated, *later)
 

@@ -1,4 +1,4 @@
-"""Cells as people write them: ``fixtures/matrix.toml``, and ``trl=0.19.1`` arguments.
+"""Reads cells from ``fixtures/matrix.toml`` and from ``trl=0.19.1`` arguments.
 
 Imports only the standard library, ``packaging`` and the stack's list of packages.
 """
@@ -37,7 +37,7 @@ def read_matrix(path: Path) -> Matrix:
         with open(path, "rb") as file:
             document = tomllib.load(file)
     except FileNotFoundError as error:
-        raise MatrixError(f"{path}: there is no such file; the matrix needs it to know its cells") from error
+        raise MatrixError(f"{path}: no such file; it lists the cells of the matrix") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise MatrixError(f"{path}: not valid TOML: {error}") from error
     try:
@@ -56,7 +56,7 @@ def parse_pins(arguments: Iterable[str]) -> dict[str, str]:
     for argument in arguments:
         package, sign, version = argument.partition("=")
         if not sign:
-            raise MatrixError(f"{argument!r} is no pin; write PACKAGE=VERSION, for example trl=0.19.1")
+            raise MatrixError(f"{argument!r} is not a pin; write PACKAGE=VERSION, for example trl=0.19.1")
         if package.strip() in pins:
             raise MatrixError(f"{package.strip()} is pinned twice; a cell has one version of each package")
         pins[package.strip()] = version.removeprefix("=").strip()
@@ -67,7 +67,7 @@ def parse_day(value: object) -> datetime.date:
     """A day from TOML (a date, or a string) or from the command line.
 
     Raises:
-        MatrixError: when it is no day.
+        MatrixError: when it is not a date.
     """
     if isinstance(value, datetime.datetime):
         raise MatrixError(f"date {value.isoformat()} has a time of day; write a day, for example 2025-02-28")
@@ -90,7 +90,7 @@ def _matrix(document: dict[str, Any]) -> Matrix:
         _known(package, "[defaults] stack")
     cells = _cells(document)
     if not cells:
-        raise MatrixError("no [[cell]]; write at least one, for example pins = { trl = '0.15.2' }")
+        raise MatrixError("there is no [[cell]]; write at least one, for example pins = { trl = '0.15.2' }")
     return Matrix(
         python=_python(defaults.get("python", "3.11"), "[defaults]"),
         pins=_named("[defaults]", lambda: _pins(defaults.get("pins", {}), may_be_empty=True)),
@@ -111,13 +111,15 @@ def _cells(document: dict[str, Any]) -> tuple[Cell, ...]:
         parse = _series if where.startswith("[[series]]") else _cell
         for cell in _named(where, lambda parse=parse, entry=entry: parse(entry)):
             if cell.id in cells:
-                raise MatrixError(f"{where}: {cell.id} is there already, as {entered[cell.id]}; remove one of the two")
+                raise MatrixError(
+                    f"{where}: {cell.id} is defined already, in {entered[cell.id]}; remove one of the two"
+                )
             cells[cell.id], entered[cell.id] = cell, where
     return tuple(cells.values())
 
 
 def _entries(document: dict[str, Any]) -> Iterator[tuple[str, object]]:
-    """Every ``[[cell]]`` and ``[[series]]`` with the words that name it in a message."""
+    """Every ``[[cell]]`` and ``[[series]]`` with its name in messages."""
     for kind in ("cell", "series"):
         entries = document.get(kind, [])
         if not isinstance(entries, list):
@@ -132,7 +134,7 @@ def _cell(entry: object) -> list[Cell]:
 
 
 def _series(entry: object) -> list[Cell]:
-    """Cells that differ in the versions that are a list: ``pins = { trl = "0.17.0", transformers = ["4.46.3"] }``."""
+    """One cell for each combination of versions in lists: ``pins = { trl = "0.17.0", transformers = ["4.46.3"] }``."""
     pins, rest = _entry(entry, "a series")
     if not isinstance(pins, Mapping) or not any(isinstance(versions, list) for versions in pins.values()):
         raise MatrixError(
@@ -142,13 +144,13 @@ def _series(entry: object) -> list[Cell]:
     choices = [versions if isinstance(versions, list) else [versions] for versions in pins.values()]
     for package, versions in zip(pins, choices, strict=True):
         if not versions:
-            raise MatrixError(f"the versions of {package} are an empty list; write at least one")
+            raise MatrixError(f"the list of versions of {package} is empty; write at least one")
     combinations = itertools.product(*choices)
     return [Cell(pins=_pins(dict(zip(pins, chosen, strict=True))), **rest) for chosen in combinations]
 
 
 def _entry(entry: object, what: str) -> tuple[object, dict[str, Any]]:
-    """The raw pins of an entry, and what its cells have in common."""
+    """The raw pins of an entry, and the other attributes of its cells."""
     if not isinstance(entry, dict):
         raise MatrixError(f"{what} must be a table")
     _only(entry, {"pins", "date", "python", "tags", "why"}, what)
@@ -241,7 +243,7 @@ def _days(raw: object, what: str = "packages") -> dict[str, datetime.date]:
 
 
 def _named(where: str, parse: Any) -> Any:
-    """Say in which entry a mistake is."""
+    """Call ``parse``, and name the entry in its error message."""
     try:
         return parse()
     except MatrixError as error:

@@ -1,4 +1,4 @@
-"""A child that leaves nothing behind: however this process ends, the child and whatever it started end too.
+"""Runs a child process that leaves nothing behind: however this process ends, all its descendants end too.
 
 Imports only the standard library.
 """
@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from pytest_trlcompat._processes import deaf, die_with_parent, kill_marked
+from pytest_trlcompat._processes import die_with_parent, ignore_signals, kill_marked
 
-__all__ = ["run", "stopped_like_ctrl_c", "undisturbed"]
+__all__ = ["deferred_signals", "run", "signals_as_ctrl_c"]
 
 _MARK = "TRLCOMPAT_RUN"
 _GRACE = 1.2
-"""Seconds between asking and killing. ``nox --parallel`` gives a session two seconds, so this must be less."""
+"""Seconds between SIGINT and SIGKILL. ``nox --parallel`` gives a session two seconds, so this must be less."""
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -36,36 +36,36 @@ def run(
 ) -> int:
     """Run ``command`` to its end and return its exit status, negative for death by a signal.
 
-    The child leads a process group of its own, so that Ctrl-C reaches it through here alone, once. On Ctrl-C, on
-    SIGTERM (with which ``nox --parallel`` stops its sessions) and on SIGHUP it is asked to stop, then killed together
-    with every descendant, also those in sessions of their own.
+    The child leads its own process group, so that it gets Ctrl-C only from here, and once. On Ctrl-C, SIGTERM (which
+    ``nox --parallel`` sends to its sessions) and SIGHUP it gets SIGINT, and is then killed together with all its
+    descendants, including those in other process sessions.
 
     Args:
-        output: takes what the child prints, on both channels; by default it goes where ours goes.
+        output: a file for the child's standard output and error; by default it inherits ours.
         timeout: seconds after which the child is stopped.
 
     Raises:
-        KeyboardInterrupt: after everything has ended.
-        subprocess.TimeoutExpired: likewise.
+        KeyboardInterrupt: after all descendants have ended.
+        subprocess.TimeoutExpired: after all descendants have ended.
     """
     mark = f"{_MARK}={uuid.uuid4().hex}"
     variables = {**env, _MARK: mark.partition("=")[2]}
     child = None
-    with stopped_like_ctrl_c():
+    with signals_as_ctrl_c():
         try:
-            with undisturbed():  # a child that nobody knows of yet could not be stopped
+            with deferred_signals():  # a child that is not assigned yet could not be stopped
                 child = subprocess.Popen(
                     list(command),
                     env=variables,
                     cwd=cwd,
-                    stdin=subprocess.DEVNULL,  # a group in the background that reads the terminal would be stopped
+                    stdin=subprocess.DEVNULL,  # the kernel would stop a background group that reads the terminal
                     stdout=output,
                     stderr=output,
                     preexec_fn=_lead_a_group(os.getpid()),
                 )
             return child.wait(timeout)
         finally:
-            with deaf():
+            with ignore_signals():
                 if child is not None and child.poll() is None:
                     _stop(child)
                 kill_marked(mark)
@@ -74,7 +74,7 @@ def run(
 def _lead_a_group(parent: int) -> Callable[[], None]:
     def prepare() -> None:
         os.setpgid(0, 0)
-        # For the one end that this process cannot answer: its own SIGKILL.
+        # In case this process is killed by SIGKILL, which it cannot handle.
         die_with_parent(parent, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
@@ -95,8 +95,8 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Within the block the signals that end a process wait; they are answered when it ends."""
+def deferred_signals() -> Iterator[None]:
+    """Defer signals that end a process until the end of the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
         yield
@@ -105,8 +105,8 @@ def undisturbed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def stopped_like_ctrl_c() -> Iterator[None]:
-    """Within the block, the signals that end a process orderly raise KeyboardInterrupt."""
+def signals_as_ctrl_c() -> Iterator[None]:
+    """Raise KeyboardInterrupt within the block on SIGTERM and SIGHUP, as on Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

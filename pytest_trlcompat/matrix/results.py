@@ -1,4 +1,4 @@
-"""What a cell leaves behind: its verdicts, and a sidecar that says how it went. Imports only the standard library."""
+"""The results of a cell: its verdicts, and a sidecar with the state of its run. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ INTERRUPTED = "interrupted"
 RUNNING = "running"
 
 _NAMED = 3
-"""Wrong verdicts that a message names; the report names all."""
+"""How many wrong verdicts a message names; the report names all."""
 
 
 @dataclass(frozen=True)
 class Sidecar:
-    """What is known of a cell beside its verdicts, in ``build/compat/<cell id>.cell.json``.
+    """Facts about a cell other than its verdicts, in ``build/compat/<cell id>.cell.json``.
 
     Attributes:
-        state: ``running`` until it ended; a cell found so without its lock being held was killed.
-        reason: why it is untestable or was interrupted.
-        seconds: wall-clock time, building the environment included, of all the runs that made it.
-        digest: of all that its verdicts depend on; results of another digest are not gone on with.
+        state: ``running`` until it has ended; without a process that holds its lock, it was killed.
+        reason: why the cell is untestable or was interrupted.
+        seconds: wall-clock time of all its runs, including the time to build the environment.
+        digest: of all that its verdicts depend on; a run does not continue results with another digest.
         sweep: the command that ran it, see :class:`Sweep`.
-        issues: the issues that were asked for; empty: all.
+        issues: the requested issues; empty: all.
         python: the cell's own interpreter; ``None``: the one of the matrix.
     """
 
@@ -69,8 +69,8 @@ class Outcome:
     """How a cell ended, and its verdicts.
 
     Attributes:
-        exit_status: pytest's; ``None`` where it was not started.
-        out_of_space: whether there was no room for its environment; the same command then goes on with it.
+        exit_status: pytest's; ``None`` if it was not started.
+        out_of_space: whether the disk was too full for its environment; the same command then continues with it.
     """
 
     sidecar: Sidecar
@@ -80,12 +80,12 @@ class Outcome:
 
     @property
     def wrong(self) -> list[Record]:
-        """Verdicts that were predicted otherwise, and failures that nothing predicted."""
+        """Verdicts that differ from their prediction, and unpredicted failures."""
         return [record for record in self.records if is_wrong(record)]
 
     @property
     def problem(self) -> str | None:
-        """Why the cell's session fails, in one message; ``None`` when all is as predicted."""
+        """Why the cell's session fails, in one message; ``None`` if all verdicts are as predicted."""
         cell_id = self.sidecar.id
         if self.sidecar.state == UNTESTABLE:
             return f"{cell_id} is untestable: {self.sidecar.reason}"
@@ -110,12 +110,12 @@ class Outcome:
 
 
 def is_wrong(record: Record) -> bool:
-    """Whether a verdict was predicted otherwise, or is a failure that nothing predicted."""
+    """Whether a verdict differs from its prediction, or is an unpredicted failure."""
     return not record.as_predicted or (record.expected is None and record.verdict in (Verdict.ERROR, Verdict.HANG))
 
 
 def read_sidecars(layout: Layout) -> list[Sidecar]:
-    """All cells that left results."""
+    """The sidecars of all cells with results."""
     return [read_sidecar(path) for path in sorted(layout.results.glob("*.cell.json"))]
 
 

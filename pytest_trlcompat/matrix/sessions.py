@@ -1,76 +1,50 @@
-"""What the sessions of the noxfile do, so that the noxfile itself only names them.
-
-Runs in the interpreter of nox. Imports only the standard library, the catalogue and this room.
-"""
+"""What the sessions of the noxfile do, so that the noxfile only declares them. Runs in the interpreter of nox."""
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import contextlib
 import dataclasses
-import datetime
 import functools
 import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from pytest_trlcompat.catalog import known_issues
-from pytest_trlcompat.matrix import cuda, disk, locks, process, torch_axis
+from pytest_trlcompat.matrix import cuda, disk, locks, own_coverage, process, torch_axis
+from pytest_trlcompat.matrix.arguments import FULL, PYTHON, Arguments, parse_arguments
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, prune
 from pytest_trlcompat.matrix.errors import MatrixError
-from pytest_trlcompat.matrix.files import said_plainly
+from pytest_trlcompat.matrix.files import explained_os_errors
 from pytest_trlcompat.matrix.job import run_cell
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.parsing import parse_day, parse_pins, read_matrix
+from pytest_trlcompat.matrix.parsing import parse_pins, read_matrix
 from pytest_trlcompat.matrix.results import Outcome
 from pytest_trlcompat.matrix.sweep import Sweep
-from pytest_trlcompat.matrix.uv import uv_network_first
+from pytest_trlcompat.matrix.uv import uv_cached_first, uv_network_first
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-__all__ = ["Workshop"]
+__all__ = ["Project"]
 
 _say = functools.partial(print, flush=True)
-"""At once, so that a line stands before the output of the child that it announces."""
-
+"""Flushed, so that a line appears before the output of the child process that it announces."""
 
 MISSING = "--missing"
-"""Of the session ``lock``: only cells without a lock that was resolved from what the matrix says now."""
-
-FULL = "--full"
-"""After ``--``: every cell of the full selection, not the default ones alone."""
-
-PYTHON = "--python"
-"""Of the session ``cell``: the interpreter, as uv understands it."""
+"""Option of the session ``lock``: only cells whose lock is missing or out of date."""
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """The arguments after ``--`` of the sessions ``matrix`` and ``cell``."""
-
-    words: tuple[str, ...]
-    issues: tuple[str, ...]
-    date: datetime.date | None
-    fresh: bool
-    full: bool
-    torch: str | None
-    python: str | None
-    pytest_arguments: tuple[str, ...]
-
-
-class Workshop:
-    """One checkout with its matrix, and the command of nox that is running."""
+class Project:
+    """This project's checkout with its matrix, and the nox command that is running."""
 
     def __init__(self, root: Path, say: Callable[[str], None] = _say) -> None:
         self.layout = Layout(root)
@@ -79,26 +53,27 @@ class Workshop:
         self.say = say
         self._named: list[str] = []
         if self.sweep.outermost:
-            # nox has no hook for "all sessions are over" that also works under --parallel, where the sessions run in
-            # processes of their own, and after a session failed or Ctrl-C. The end of the outermost nox is that.
+            # nox has no hook for the end of all sessions that also works after a failure or Ctrl-C, and under
+            # --parallel, where sessions run in other processes. The exit of the outermost nox is that end.
             atexit.register(self.end)
 
     # Sessions
 
     def cells(self, command: Sequence[str], environ: Mapping[str, str] = os.environ) -> list[str]:
-        """The ids of the cells that a command of nox has sessions for, so that ``nox -l`` stays short.
+        """The ids of the cells that have sessions in a nox command: not all, so that ``nox -l`` stays short.
 
-        That is all of the full selection with ``-- --full``, else the default ones and those that it names; with
-        ``-- --torch dated`` or ``-- --torch 2.6.0`` with another torch.
+        They are the full selection with ``-- --full``, else the default cells; with another torch after
+        ``-- --torch dated`` or ``-- --torch 2.6.0``; and the cells that the command names.
 
         Args:
             command: the arguments of nox.
         """
         cut = list(command).index("--") if "--" in command else len(command)
-        asked, words = command[cut:], [*command[:cut], environ.get("NOXSESSION", "")]
-        chosen = torch_axis.selection(self.matrix, self.layout, full=FULL in asked, torch=torch_axis.asked_in(asked))
+        posargs, names = command[cut:], [*command[:cut], environ.get("NOXSESSION", "")]
+        torch = torch_axis.requested_torch(posargs)
+        chosen = torch_axis.selection(self.matrix, self.layout, full=FULL in posargs, torch=torch)
         known = {cell.id for cell in (*chosen, *self.matrix.cells)}
-        named = re.findall(r"matrix\(([^()]+)\)", " ".join(words))
+        named = re.findall(r"matrix\(([^()]+)\)", " ".join(names))
         self._named = [cell_id for cell_id in named if self._has(cell_id, known)]
         return list(dict.fromkeys([*(cell.id for cell in chosen), *self._named]))
 
@@ -113,70 +88,70 @@ class Workshop:
         """Sweep one cell of the matrix.
 
         Raises:
-            MatrixError: when a verdict is not as predicted, or the cell was not finished.
+            MatrixError: when a verdict is not as predicted, or the cell did not finish.
         """
-        asked = _parse("matrix", arguments)
-        if asked.words or asked.date or asked.python:
-            refused = " ".join(asked.words) or ("--date" if asked.date else PYTHON)
-            raise MatrixError(f"matrix takes no {refused}; for other cells use: nox -s cell")
+        options = parse_arguments("matrix", arguments)
+        if options.positional or options.date or options.python:
+            refused = " ".join(options.positional) or ("--date" if options.date else PYTHON)
+            raise MatrixError(f"matrix does not take {refused}; for other cells use: nox -s cell")
         cell = torch_axis.find(self.matrix, self.layout, cell_id)
-        if asked.torch is not None:
-            cell = torch_axis.with_torch(self.matrix, self.layout, cell, asked.torch)
-        cells = torch_axis.selection(self.matrix, self.layout, full=asked.full, torch=asked.torch)
+        if options.torch is not None:
+            cell = torch_axis.with_torch(self.matrix, self.layout, cell, options.torch)
+        cells = torch_axis.selection(self.matrix, self.layout, full=options.full, torch=options.torch)
         later = tuple(itertools.dropwhile(lambda each: each.id != cell.id, cells))
-        if not self.sweep.began:
-            # nox tells a session nothing of the others; with --parallel this one knows of itself alone.
+        if not self.sweep.has_begun:
+            # nox does not give a session the names of the others; with --parallel only its own is known.
             named = [torch_axis.find(self.matrix, self.layout, each) for each in self._named if self.sweep.outermost]
             self._announce(named or later or [cell])
-        self._run(cell, asked, later[1:])
+        self._run(cell, options, later[1:])
 
     def free_cell(self, arguments: Sequence[str]) -> None:
         """Run any other combination: pins (``trl=0.19.1``), or the id of a cell of the matrix.
 
         Raises:
-            MatrixError: as :meth:`matrix_cell`.
+            MatrixError: see :meth:`matrix_cell`.
         """
-        asked = _parse("cell", arguments)
-        if asked.full:
-            raise MatrixError(f"cell takes no {FULL}; for all cells use: nox -s matrix -- {FULL}")
-        if len(asked.words) == 1 and "=" not in asked.words[0]:
-            cell = torch_axis.find(self.matrix, self.layout, asked.words[0])
-            cell = dataclasses.replace(cell, date=asked.date or cell.date)
+        options = parse_arguments("cell", arguments)
+        if options.full:
+            raise MatrixError(f"cell does not take {FULL}; for all cells use: nox -s matrix -- {FULL}")
+        if len(options.positional) == 1 and "=" not in options.positional[0]:
+            cell = torch_axis.find(self.matrix, self.layout, options.positional[0])
+            cell = dataclasses.replace(cell, date=options.date or cell.date)
         else:
-            cell = Cell(parse_pins(asked.words), asked.date)
-        if asked.python is not None:
-            cell = self.matrix.on_python(cell, asked.python)
-        if asked.torch is not None:
-            if asked.torch == torch_axis.DATED and locks.kept_date(cell, self.layout) is None:
+            cell = Cell(parse_pins(options.positional), options.date)
+        if options.python is not None:
+            cell = self.matrix.on_python(cell, options.python)
+        if options.torch is not None:
+            if options.torch == torch_axis.DATED and locks.kept_date(cell, self.layout) is None:
                 cell = dataclasses.replace(cell, date=cell.date or locks.find_date(self.matrix, cell))
-            cell = torch_axis.with_torch(self.matrix, self.layout, cell, asked.torch)
+            cell = torch_axis.with_torch(self.matrix, self.layout, cell, options.torch)
         self._announce([cell])
-        self._run(cell, asked)
+        self._run(cell, options)
 
     def renew_locks(self, arguments: Sequence[str]) -> None:
-        """Resolve cells anew and keep their locks: those named, with ``--missing`` those without a valid lock, or all.
+        """Resolve cells and write their locks: those named; with ``--missing`` those without a valid lock; or all.
 
-        All are the cells of the matrix and those of ``--torch dated``, and what the CUDA build of each torch needs.
-        Locks of cells that the matrix no longer has are removed.
+        All are the cells of the matrix and those of ``--torch dated``, and the libraries of each torch's CUDA build.
+        Locks of cells that are no longer in the matrix are removed.
         """
         missing = MISSING in arguments
         cell_ids = [argument for argument in arguments if argument != MISSING]
         named = [torch_axis.find(self.matrix, self.layout, cell_id) for cell_id in cell_ids]
-        with said_plainly():
+        with explained_os_errors():
             if named:
                 self._renew(named, missing)
             else:
                 self._renew_cuda_libraries(missing)
                 self._renew(self.matrix.cells, missing)
-                # The torch of a dated cell follows from the date of the other lock, hence after that.
+                # After the others, since the torch of a dated cell follows from the date of its other lock.
                 others = {cell.id for cell in self.matrix.cells}
                 self._renew([cell for cell in self._with_kept_locks() if cell.id not in others], missing)
             for path in locks.strays(self._with_kept_locks(), self.layout):
                 path.unlink()
-                self.say(f"{path.stem}: no cell of the matrix, its lock is removed")
+                self.say(f"{path.stem}: not a cell of the matrix, its lock is removed")
             for path in cuda.strays(self.matrix, self.layout):
                 path.unlink()
-                self.say(f"{path.stem}: not among the matrix's releases of torch, its CUDA libraries are removed")
+                self.say(f"{path.stem}: not a release of torch in the matrix, its CUDA libraries are removed")
 
     def _renew(self, cells: Iterable[Cell], missing: bool) -> None:
         for cell in cells:
@@ -194,35 +169,35 @@ class Workshop:
         return torch_axis.cells_with_kept_locks(self.matrix, self.layout)
 
     def clean(self) -> None:
-        """Remove the environments that neither a kept lock nor one of another combination asks for.
+        """Remove the environments that belong to no lock, neither in the repository nor below ``build/compat``.
 
         Raises:
-            MatrixError: when a lock cannot be read, or an environment not be removed.
+            MatrixError: when a lock cannot be read, or an environment cannot be removed.
         """
         folders = (self.layout.locks, self.layout.resolved)
         prune(self.layout, [locks.read_lock(path) for folder in folders for path in folder.glob("*.txt")], self.say)
 
     def report(self, arguments: Sequence[str] = ()) -> None:
-        """Merge what sweeps left behind into the report's files, and print its table.
+        """Merge the results of sweeps into the report's files, and print its table.
 
-        With ``--publish`` among the arguments, write the evidence and the page that are kept in the repository as well.
+        With ``--publish`` among the arguments, also write the evidence and the page that belong to the repository.
 
         Raises:
-            MatrixError: when there is nothing to report, or its files cannot be written.
+            MatrixError: when there are no results, or the files cannot be written.
         """
-        project = self._project()
-        needed = [each for each in project["dependencies"] if each.startswith(("packaging", "tomli"))]
-        tools = self.tools("report", [*needed, *project["optional-dependencies"]["report"]])
+        metadata = self._metadata()
+        needed = [each for each in metadata["dependencies"] if each.startswith(("packaging", "tomli"))]
+        tools = self.tools("report", [*needed, *metadata["optional-dependencies"]["report"]])
         rest = [word for word in arguments if word != "--publish"]
         publish = ["--publish", str(self.layout.root)] if len(rest) < len(arguments) else []
         command = [str(tools.python), "-m", "pytest_trlcompat.matrix", str(self.layout.results), *rest, *publish]
         sys.stdout.flush()
-        done = subprocess.run(command, cwd=self.layout.root, env=_plain(tools), check=False)
+        done = subprocess.run(command, cwd=self.layout.root, env=_variables(tools), check=False)
         if done.returncode != 0:
-            raise MatrixError("the report could not be made; its reason is printed above")
+            raise MatrixError("the report could not be made, for the reason printed above")
 
     def run_in(self, environment: Environment, command: Sequence[str]) -> None:
-        """Run a program of an environment in the checkout, and leave no process behind.
+        """Run a program of an environment in the checkout, with no process left behind.
 
         Raises:
             MatrixError: when it fails.
@@ -230,25 +205,56 @@ class Workshop:
         self.run_all_in(environment, [command])
 
     def run_all_in(self, environment: Environment, commands: Sequence[Sequence[str]]) -> None:
-        """Run several, the later ones also after one has failed.
+        """Run several programs, also after one has failed.
 
         Raises:
-            MatrixError: names those that failed.
+            MatrixError: names the ones that failed.
         """
         failed = []
         for command in commands:
             program = [str(environment.root / "bin" / command[0]), *command[1:]]
             with environment.used():
-                status = process.run(program, env=_plain(environment), cwd=self.layout.root)
+                status = process.run(program, env=_variables(environment), cwd=self.layout.root)
             if status != 0:
                 failed.append(f"{' '.join(command)} ended with exit status {status}")
+        if failed:
+            raise MatrixError("; ".join(failed))
+
+    def measure_coverage(
+        self,
+        runs: Iterable[tuple[Environment, Sequence[str]]],
+        coverage: Sequence[str],
+        pytest_arguments: Sequence[str],
+    ) -> None:
+        """Run this project's tests with coverage, and print the totals of its packages.
+
+        Args:
+            runs: environments, and the arguments of pytest in each.
+            coverage: requirements, which are added to these environments.
+            pytest_arguments: for every run.
+
+        Raises:
+            MatrixError: when tests fail, after the totals were printed.
+        """
+        folder = self.layout.root / own_coverage.JSON.parent
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        failed = []
+        for environment, arguments in runs:
+            uv_cached_first(["pip", "install", "--quiet", "--python", str(environment.python), *coverage])
+            try:
+                self.run_in(environment, own_coverage.run_command([*arguments, *pytest_arguments]))
+            except MatrixError as error:
+                failed.append(str(error))
+        self.run_all_in(environment, own_coverage.reporting_commands())
+        self.say(own_coverage.format_totals(self.layout.root))
         if failed:
             raise MatrixError("; ".join(failed))
 
     # Environments
 
     def stack(self, cell_id: str) -> Environment:
-        """The environment of a cell of the matrix, this project installed."""
+        """The environment of a cell of the matrix, with this project installed."""
         cell = torch_axis.find(self.matrix, self.layout, cell_id)
         lock = locks.lock_for(self.matrix, cell, self.layout)
         return ensure(lock, self.layout, self.say)
@@ -256,30 +262,30 @@ class Workshop:
     def tools(
         self, name: str, requirements: Sequence[str], *, project: bool = False, python: str | None = None
     ) -> Environment:
-        """A small environment of tools; with ``project``, this project and what it needs installed as well.
+        """An environment with tools; with ``project``, also this project and its dependencies.
 
         Args:
             python: the interpreter, as uv understands it (``3.12``); ``None``: the running one.
         """
-        wanted = [*requirements, *(self._project()["dependencies"] if project else [])]
+        wanted = [*requirements, *(self._metadata()["dependencies"] if project else [])]
         return ensure_tools(name, wanted, self.layout, self.say, project=project, python=python)
 
     def unpack(self, release: str, environment: Environment, folder: str) -> Path:
-        """The files of one release, ``trl==1.17.0``, in a folder of its own below ``folder``, without what it requires.
+        """Install one release, ``trl==1.17.0``, without its dependencies into its own folder below ``folder``.
 
         Args:
-            environment: has what some releases are built with, torch for DeepSpeed.
+            environment: contains build requirements, such as torch for DeepSpeed.
         """
         target = Path(folder, release)
-        said = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--python", str(environment.python)]
-        uv_network_first([*said, "--target", str(target), "--upgrade", release])
+        install = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--upgrade"]
+        uv_network_first([*install, "--python", str(environment.python), "--target", str(target), release])
         return target
 
     # The end
 
     def end(self) -> None:
-        """Print the table of the cells that this command ran, after all sessions are over."""
-        if not self.sweep.began:
+        """After all sessions: print the table of the cells that this command ran."""
+        if not self.sweep.has_begun:
             return
         try:
             self.sweep.close()
@@ -288,84 +294,50 @@ class Workshop:
             print(f"no table: {error}", file=sys.stderr)
 
     def _announce(self, cells: Sequence[Cell]) -> None:
-        if told := disk.announcement(self.matrix, cells, self.layout):
-            self.say(told)
+        if text := disk.announcement(self.matrix, cells, self.layout):
+            self.say(text)
 
-    def _run(self, cell: Cell, asked: _Asked, following: Sequence[Cell] = ()) -> None:
-        if asked.torch == torch_axis.DATED and torch_axis.older_than_supported(self.matrix, cell):
-            self.say(f"{cell.id}: gets the oldest torch that is supported; as of {cell.date} that was not there yet")
+    def _run(self, cell: Cell, options: Arguments, following: Sequence[Cell] = ()) -> None:
+        if options.torch == torch_axis.DATED and torch_axis.older_than_supported(self.matrix, cell):
+            self.say(f"{cell.id}: gets the oldest supported torch, although it is newer than {cell.date}")
         outcome = run_cell(
             self.matrix,
             cell,
             self.sweep,
-            issues=asked.issues,
-            fresh=asked.fresh,
-            pytest_arguments=asked.pytest_arguments,
+            issues=options.issues,
+            fresh=options.fresh,
+            pytest_arguments=options.pytest_arguments,
             following=following,
             say=self.say,
         )
         if outcome.problem is not None:
             raise MatrixError(outcome.problem)
-        self.say(_good(outcome))
+        self.say(_success(outcome))
 
-    def _project(self) -> dict[str, Any]:
+    def _metadata(self) -> dict[str, Any]:
         with open(self.layout.root / "pyproject.toml", "rb") as file:
             return dict(tomllib.load(file)["project"])
 
 
-def _good(outcome: Outcome) -> str:
-    untested = sum(record.untested for record in outcome.records)
-    predicted = sum(record.expected is not None and not record.untested for record in outcome.records)
-    return (
-        f"{outcome.sidecar.id}: {len(outcome.records)} verdicts in {outcome.sidecar.seconds:.0f} s, "
-        f"{predicted} of them predicted, none otherwise"
-        + (f"; {untested} could not be tested, by the software accelerator" if untested else "")
+def _success(outcome: Outcome) -> str:
+    count = len(outcome.records)
+    text = (
+        f"{outcome.sidecar.id}: {count} verdict{'' if count == 1 else 's'} in {outcome.sidecar.seconds:.0f} s, "
+        "all as predicted"
     )
+    untested = sum(record.untested for record in outcome.records)
+    unpredicted = sum(record.expected is None and not record.untested for record in outcome.records)
+    if unpredicted:
+        text += f"; {unpredicted} without a prediction"
+    if untested:
+        text += f"; {untested} could not be tested with the software accelerator"
+    return text
 
 
-def _plain(environment: Environment) -> dict[str, str]:
+def _variables(environment: Environment) -> dict[str, str]:
     inherited: Mapping[str, str] = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("PYTEST_", "PYTHON", "NOX_")) and name != Sweep.VARIABLE
     }
     return {**inherited, **environment.variables}
-
-
-_USAGE = {
-    "matrix": "nox -s matrix -- [--full] [--torch dated|VERSION] [--issue ID ...] [--fresh] [-- PYTEST ARGUMENTS]",
-    "cell": (
-        "nox -s cell -- PACKAGE=VERSION ... [--torch dated] [--python 3.12] [--issue ID ...] [--date DAY] [--fresh] "
-        "[-- PYTEST ARGUMENTS]"
-    ),
-}
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise MatrixError(f"{message}\n{self.format_usage().strip()}")
-
-
-def _parse(session: str, arguments: Sequence[str]) -> _Asked:
-    """Parse what stands after ``--``; a second ``--`` hands the rest to pytest."""
-    cut = list(arguments).index("--") if "--" in arguments else len(arguments)
-    ours, pytests = list(arguments[:cut]), tuple(arguments[cut + 1 :])
-    parser = _Parser(usage=_USAGE[session], add_help=False, allow_abbrev=False)
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("--issue", action="append", default=[])
-    parser.add_argument("--date")
-    parser.add_argument("--fresh", action="store_true")
-    parser.add_argument(FULL, action="store_true")
-    parser.add_argument(torch_axis.OPTION)
-    parser.add_argument(PYTHON)
-    parsed = parser.parse_intermixed_args(ours)
-    for issue in parsed.issue:
-        # Here, because a cell that is run for nothing has lost its earlier verdicts.
-        try:
-            known_issues.load().get_issue(issue)
-        except known_issues.CatalogError as error:
-            raise MatrixError(f"--issue: {error}") from error
-    date = parse_day(parsed.date) if parsed.date else None
-    return _Asked(
-        tuple(parsed.words), tuple(parsed.issue), date, parsed.fresh, parsed.full, parsed.torch, parsed.python, pytests
-    )

@@ -1,7 +1,4 @@
-"""Running suites in an environment: the command, its variables, and what else its verdicts depend on.
-
-Imports only the standard library.
-"""
+"""How suites run in an environment: the command, its environment variables, and a digest of what verdicts depend on."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _IRRELEVANT = ("matrix", "bisect", "doctor", "templates", "__pycache__", "bounda
 
 
 def suite_command(environment: Environment, layout: Layout, results: Path, issues: Sequence[str] = ()) -> list[str]:
-    """The pytest of an environment that runs the suites of ``issues`` (empty: all) and appends their verdicts."""
+    """The command that runs the suites of ``issues`` (empty: all) with pytest, and appends their verdicts to a file."""
     return [
         *(str(environment.python), "-m", "pytest", "-p", "trlcompat", "-p", "no:cacheprovider"),
         *("--trlcompat-results", str(results)),
@@ -31,7 +28,7 @@ def suite_command(environment: Environment, layout: Layout, results: Path, issue
 
 
 def child_variables(environment: Environment) -> dict[str, str]:
-    """The child's environment: nothing of the caller's Python or pytest, no plugin but ours, no model hub, no bars."""
+    """The child's variables: none of the caller's Python or pytest, no other plugins, no model hub, no progress bar."""
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -48,7 +45,7 @@ def child_variables(environment: Environment) -> dict[str, str]:
 
 
 def code_digest(layout: Layout) -> str:
-    """Of our code, the suites, their data and the settings in force."""
+    """A digest of our code, the suites, their data and the ``TRLCOMPAT_`` settings."""
     digest = hashlib.sha256()
     for name, value in sorted(os.environ.items()):
         if name.startswith("TRLCOMPAT_") and name not in (Sweep.VARIABLE, "TRLCOMPAT_CACHE", "TRLCOMPAT_RUN"):

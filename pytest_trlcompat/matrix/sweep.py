@@ -1,4 +1,4 @@
-"""A sweep: one command of a person, and the cells that it runs. Imports only the standard library."""
+"""A sweep: one command, and the cells that it runs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["Sweep"]
 
 
 class Sweep:
-    """One command of a person: a nox process together with the workers that ``nox --parallel`` starts.
+    """One command: a nox process together with the workers that ``nox --parallel`` starts.
 
-    They share a name, handed down in the environment, and a folder of that name, which holds one empty file for each
-    cell under way. A command that comes to its end takes its folder away, so that the next one starts afresh. One
-    that was killed leaves it, and what was finished under it need not run again.
+    They share a name, passed on in the environment, and a folder of that name with one empty file for each running
+    cell. A command that ends removes its folder, so that the next one starts again. A killed one leaves it, and cells
+    that it finished need not run again.
     """
 
     VARIABLE = "TRLCOMPAT_SWEEP"
@@ -33,21 +33,21 @@ class Sweep:
         self._all = layout.results / ".sweeps"
 
     @property
-    def began(self) -> bool:
-        """Whether any cell was run under this command."""
+    def has_begun(self) -> bool:
+        """Whether this command has run any cell."""
         return (self._all / self.name).exists()
 
-    def under_way(self, cell_id: str) -> None:
+    def begin_cell(self, cell_id: str) -> None:
         (self._all / self.name).mkdir(parents=True, exist_ok=True)
         (self._all / self.name / cell_id).touch()
 
-    def ended(self, cell_id: str) -> None:
-        """Strike a cell off, under whichever command it was begun."""
+    def end_cell(self, cell_id: str) -> None:
+        """Remove a cell from the running ones of every command."""
         for path in self._all.glob(f"*/{cell_id}"):
             path.unlink(missing_ok=True)
 
-    def was_cut_short(self, name: str) -> bool:
-        """Whether another command left its folder."""
+    def was_interrupted(self, name: str) -> bool:
+        """Whether the command ``name`` is another one and left its folder."""
         return name != self.name and (self._all / name).exists()
 
     def sidecars(self) -> list[Sidecar]:
@@ -58,18 +58,18 @@ class Sweep:
         """The locks of the cells that this command has finished, oldest first.
 
         Args:
-            python: of the cells that name no other.
+            python: the interpreter of cells without one of their own.
         """
         found = []
         for path in sorted(self.layout.results.glob("*.cell.json"), key=lambda path: path.stat().st_mtime):
-            with contextlib.suppress(MatrixError):  # what is damaged is told when its cell runs
+            with contextlib.suppress(MatrixError):  # a damaged sidecar is reported when its cell runs
                 sidecar = read_sidecar(path)
                 if sidecar.sweep == self.name and sidecar.state != RUNNING and sidecar.date is not None:
                     found.append(Lock(sidecar.id, parse_day(sidecar.date), sidecar.python or python, sidecar.lock, ""))
         return found
 
     def close(self) -> None:
-        """End the command, unless a cell is still under way: then it was cut short, and its folder stays."""
+        """End the command. If a cell is still running, it was interrupted, and its folder stays."""
         referred = {sidecar.sweep for sidecar in read_sidecars(self.layout)} - {self.name}
         for folder in self._all.glob("*"):
             if folder.name not in referred:

@@ -1,7 +1,4 @@
-"""Torch as an axis of the matrix: which torch each cell of a sweep gets, today's default or another.
-
-Imports only the standard library, ``packaging`` and this room.
-"""
+"""Torch as an axis of the matrix: which torch each cell of a sweep gets, the default one or another."""
 
 from __future__ import annotations
 
@@ -21,10 +18,10 @@ from pytest_trlcompat.matrix.parsing import parse_pins
 __all__ = [
     "DATED",
     "OPTION",
-    "asked_in",
     "cells_with_kept_locks",
     "find",
     "older_than_supported",
+    "requested_torch",
     "selection",
     "with_torch",
 ]
@@ -33,16 +30,16 @@ OPTION = "--torch"
 """Of the sessions ``matrix`` and ``cell``, after ``--``: :data:`DATED`, or one version for every cell."""
 
 DATED = "dated"
-"""Every cell gets the newest torch of its own day."""
+"""Every cell gets the newest torch as of its own date."""
 
 _PIN = re.compile(r"-torch([0-9][^-]*)")
 
 
-def asked_in(arguments: Sequence[str]) -> str | None:
-    """What ``--torch`` says among the arguments of a session; ``None`` where it is not there."""
-    for place, argument in enumerate(arguments):
+def requested_torch(arguments: Sequence[str]) -> str | None:
+    """The value of ``--torch`` among the arguments of a session; ``None`` without it."""
+    for index, argument in enumerate(arguments):
         if argument == OPTION:
-            return "".join(arguments[place + 1 : place + 2])
+            return "".join(arguments[index + 1 : index + 2])
         if argument.startswith(f"{OPTION}="):
             return argument.partition("=")[2]
     return None
@@ -52,15 +49,15 @@ def selection(matrix: Matrix, layout: Layout, *, full: bool = False, torch: str 
     """The cells of a sweep.
 
     Args:
-        full: all of the full selection, not the default ones alone.
-        torch: :data:`DATED` gives each cell the torch of its day, and adds the cells that are tagged for it; a version
-            gives that one to every cell; ``None`` leaves the default pin.
+        full: the full selection instead of the default cells.
+        torch: :data:`DATED` gives each cell the torch of its date, and adds the cells with that tag; a version gives
+            every cell that one; ``None`` keeps the default pin.
 
     Returns:
-        With :data:`DATED`, cells of one torch follow each other, so that its build can be removed after the last.
+        With another torch, cells with the same one are consecutive, so that its build can be removed after the last.
 
     Raises:
-        MatrixError: as :func:`with_torch`.
+        MatrixError: see :func:`with_torch`.
     """
     cells = matrix.full() if full else matrix.default()
     if torch is None:
@@ -72,14 +69,14 @@ def selection(matrix: Matrix, layout: Layout, *, full: bool = False, torch: str 
 
 
 def with_torch(matrix: Matrix, layout: Layout, cell: Cell, torch: str) -> Cell:
-    """The cell with another torch; the very same cell where that is the default pin.
+    """The cell with another torch; the same cell if that is the default pin.
 
     Args:
-        torch: a version, or :data:`DATED`: the newest of the matrix's releases on the day as of which the cell is
-            resolved, and the oldest of them for a cell that is older. A torch that the cell itself pins then stays.
+        torch: a version, or :data:`DATED`: the newest of the matrix's releases as of the cell's date, or the oldest
+            of them for an older cell; a torch that the cell itself pins then stays.
 
     Raises:
-        MatrixError: for a malformed version; with :data:`DATED` where the cell's day is not known, or no release is.
+        MatrixError: for a malformed version; with :data:`DATED`, if the cell's date or all releases are unknown.
     """
     day = cell.date or kept_date(cell, layout)
     if torch != DATED:
@@ -87,22 +84,22 @@ def with_torch(matrix: Matrix, layout: Layout, cell: Cell, torch: str) -> Cell:
     if "torch" in cell.pins:
         return cell
     if not matrix.torch:
-        raise MatrixError(f"{OPTION} {DATED} needs the releases of torch; write them into [torch] of matrix.toml")
+        raise MatrixError(f"{OPTION} {DATED} needs the releases of torch; list them in [torch] of matrix.toml")
     if day is None:
         raise MatrixError(
-            f"{cell.id} has no lock whose date would tell its torch; make it with: nox -s lock -- {cell.id}"
+            f"{cell.id} has no lock, whose date determines its torch; create it with: nox -s lock -- {cell.id}"
         )
     oldest, *later = matrix.torch
     return _pinned(matrix, cell, [oldest, *(release for release in later if matrix.torch[release] <= day)][-1], day)
 
 
 def older_than_supported(matrix: Matrix, cell: Cell) -> bool:
-    """Whether the cell's day is before the oldest release of torch that is supported, so that it gets a newer one."""
+    """Whether the cell is older than the oldest supported release of torch, which it gets nevertheless."""
     return cell.date is not None and bool(matrix.torch) and cell.date < next(iter(matrix.torch.values()))
 
 
 def find(matrix: Matrix, layout: Layout, cell_id: str) -> Cell:
-    """The cell of an id: one of the matrix, or one of those with another torch, ``trl0.15.2-tf4.48.3-torch2.6.0``.
+    """The cell of an id: from the matrix, or one of those with another torch, ``trl0.15.2-tf4.48.3-torch2.6.0``.
 
     Raises:
         MatrixError: when there is none.
@@ -116,9 +113,9 @@ def find(matrix: Matrix, layout: Layout, cell_id: str) -> Cell:
 
 
 def cells_with_kept_locks(matrix: Matrix, layout: Layout) -> list[Cell]:
-    """The cells whose locks are kept in the repository: those of the matrix, and those of ``--torch dated``.
+    """The cells whose locks belong in the repository: those of the matrix, and those of ``--torch dated``.
 
-    Of the second kind only those whose day is known: a cell that was never locked has none.
+    Of the latter only those with a known date: a cell that was never locked has none.
     """
     dated = [
         with_torch(matrix, layout, cell, DATED)

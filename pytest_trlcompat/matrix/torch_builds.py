@@ -1,8 +1,8 @@
-"""Builds of torch: installed together with what they need, kept once for all environments, and removed when unused.
+"""Installs builds of torch with their libraries, stores them once for all environments, and removes unused ones.
 
-What uv's own cache holds already comes from there. What has to be fetched and may be a CUDA build, gigabytes of it,
-comes into a cache of its own for each package beside the environments: they share its files by hard links, and it can
-be removed when none of them needs it. Imports only the standard library and this room.
+What uv's cache contains is installed from there. Packages that must be downloaded and may belong to a CUDA build of
+several gigabytes get a cache of their own each, next to the environments. These share its files by hard links, and it
+can be removed when none of them needs it.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from pytest_trlcompat.matrix.uv import torch_backend, uv, uv_cached_first, uv_wo
 __all__ = ["Need", "install", "needs", "prune"]
 
 _STORE = "torch"
-"""The folder, among the environments, of the caches."""
+"""The folder of these caches, among the environments."""
 
 _UNPACKED = 1.8
-"""A wheel of torch or NVIDIA takes so many times its size on the disk: 1.66 to 1.77 for torch 2.4.1 to 2.15.0."""
+"""Size on the disk of a wheel of torch or NVIDIA, relative to the wheel: 1.66 to 1.77 for torch 2.4.1 to 2.15.0."""
 _CPU_BUILD = 800_000_000
-"""Bytes on the disk of a CPU build that is not there yet, whose size the index of the packages does not tell."""
+"""Bytes on the disk of a CPU build that is missing here; its package index does not provide sizes."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """What the build of one torch still needs of the disk, in bytes."""
+    """The disk space, in bytes, that the build of one torch still needs."""
 
     torch: str
     size: int
 
 
 def install(torch: str, python: str, interpreter: Path, layout: Layout, say: Callable[[str], None]) -> None:
-    """Install a torch into an environment, and its CUDA libraries where the one that is to be had is a CUDA build.
+    """Install torch into an environment, and its CUDA libraries if the available build is a CUDA build.
 
     Args:
         python: the environment's Python, as uv understands it.
-        interpreter: of the environment.
+        interpreter: the path of the environment's Python.
 
     Raises:
-        Untestable: when it cannot be had, with uv's reason.
-        DiskFull: when there is no space for it.
+        Untestable: when it cannot be installed, with uv's reason.
+        DiskFull: when the disk is full.
     """
     requirement = f"torch=={torch}"
     command = ("pip", "install", "--quiet", "--no-deps", "--python", str(interpreter))
@@ -63,13 +63,13 @@ def install(torch: str, python: str, interpreter: Path, layout: Layout, say: Cal
 
 
 def needs(torches: Iterable[str], python: str, layout: Layout) -> list[Need]:
-    """What builds that are not on this machine yet would take of the disk; those that are there are left out.
+    """The disk space that builds need which are not on this machine yet.
 
-    A library that two of them need is counted with the first. Where uv's cache lies on another disk than the
-    environments, its files cannot be shared by links: then each environment is counted, with all that it holds.
+    A library that two of them need is counted with the first. If uv's cache is on another disk than the environments,
+    files cannot be shared by links, and each environment is counted with all its files.
 
     Args:
-        torches: of the environments that are to be built, one for each.
+        torches: the releases of torch, one for each environment that is to be built.
     """
     linked = _can_link(layout)
     counted: set[str] = set()
@@ -81,20 +81,20 @@ def needs(torches: Iterable[str], python: str, layout: Layout) -> list[Need]:
 
 
 def _can_link(layout: Layout) -> bool:
-    """Whether uv's cache and the environments lie on one disk."""
+    """Whether uv's cache and the environments are on the same disk."""
     folders = (Path(uv(["cache", "dir"]).strip()), layout.environments)
     disks = {next(path for path in (folder, *folder.parents) if path.exists()).stat().st_dev for folder in folders}
     return len(disks) == 1
 
 
 def prune(layout: Layout, wanted: Mapping[str, str]) -> list[str]:
-    """Remove what no environment of a cell holds any more, and no wanted torch needs.
+    """Remove the caches of packages that no environment of a cell contains and no wanted torch needs.
 
     Args:
         wanted: releases of torch, and the Python of their environments.
 
     Returns:
-        The names and versions of what was removed.
+        The removed packages, as ``name==version``.
     """
     needed = {f"torch=={torch}" for torch in wanted}
     for torch, python in wanted.items():
@@ -113,7 +113,7 @@ def prune(layout: Layout, wanted: Mapping[str, str]) -> list[str]:
 
 
 def _install_each(requirements: Sequence[str], command: Sequence[str], layout: Layout) -> None:
-    """From uv's own cache where that holds all; else each from there, or from the cache of its own."""
+    """Install all from uv's cache, if it has them; else each from there or through its own cache."""
     if _installed_offline([*command, *requirements]):
         return
     for requirement in requirements:
@@ -140,19 +140,19 @@ def _from_store(store: Path, command: Sequence[str]) -> None:
 
 
 def _missing(torch: str, python: str, layout: Layout, counted: set[str]) -> int:
-    """Bytes on the disk of a torch and what it needs, as far as neither this machine nor ``counted`` has it.
+    """Bytes on the disk of a torch and its libraries, without those on this machine or in ``counted``.
 
     Args:
-        counted: takes it up.
+        counted: packages that were counted before; those counted now are added.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = ["pip", "install", "--no-deps", "--python", python, "--target", folder]
-        there, is_cpu_build = _build(torch, command)
+        cached, is_cpu_build = _build(torch, command)
         if is_cpu_build:
-            return 0 if there else _CPU_BUILD
+            return 0 if cached else _CPU_BUILD
         libraries = libraries_of(torch, python, layout)
         wanted = [f"torch=={torch}", *libraries.requirements]
-        if there and uv_would_install([*command, *wanted]) is not None:
+        if cached and uv_would_install([*command, *wanted]) is not None:
             return 0
         missing = [
             requirement
@@ -166,7 +166,7 @@ def _missing(torch: str, python: str, layout: Layout, counted: set[str]) -> int:
 
 
 def _whole(torch: str, python: str, layout: Layout) -> int:
-    """Bytes on the disk of a torch and all that it needs."""
+    """Bytes on the disk of a torch and all its libraries."""
     with tempfile.TemporaryDirectory() as folder:
         _, is_cpu_build = _build(torch, ["pip", "install", "--no-deps", "--python", python, "--target", folder])
     if is_cpu_build:
@@ -176,10 +176,11 @@ def _whole(torch: str, python: str, layout: Layout) -> int:
 
 
 def _build(torch: str, command: Sequence[str]) -> tuple[bool, bool]:
-    """Whether uv's cache has a build of this torch, and whether the build that is to be had is one for CPUs alone."""
+    """Whether uv's cache has a build of this torch, and whether the available build is a CPU build."""
     options = torch_backend(os.environ)
-    said = uv_would_install([*command, *options, f"torch=={torch}"])
-    return said is not None, bool(options) or (said is not None and f"torch=={torch}+cpu" in said)
+    would_install = uv_would_install([*command, *options, f"torch=={torch}"])
+    is_cpu_build = would_install is not None and f"torch=={torch}+cpu" in would_install
+    return would_install is not None, bool(options) or is_cpu_build
 
 
 def _unpacked(libraries: CudaLibraries, requirements: Iterable[str]) -> int:
@@ -191,5 +192,5 @@ def _stores(layout: Layout) -> Path:
 
 
 def _reserved(store: Path) -> contextlib.AbstractContextManager[None]:
-    """While a package is installed from its cache, nobody may remove that."""
+    """Prevent the removal of a package's cache while the package is installed from it."""
     return locked(store.parent / f".{store.name}.lock")

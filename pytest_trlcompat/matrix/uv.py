@@ -1,7 +1,6 @@
-"""uv as a child process: found, given pip's settings, its refusals turned into one reason.
+"""Runs uv as a child process, with pip's settings, and reports its errors.
 
-Imports only the standard library. Neither a host nor a path is known here: wheel folders and indexes come from pip's
-own configuration.
+No host and no path is fixed here: wheel folders and indexes come from pip's own configuration.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def find_uv() -> str:
     """The uv of this interpreter's environment, or the one on PATH.
 
     Raises:
-        MatrixError: when there is none.
+        MatrixError: when there is no uv.
     """
     try:
         from uv import find_uv_bin
@@ -42,9 +41,7 @@ def find_uv() -> str:
     except (ImportError, FileNotFoundError):
         found = shutil.which("uv")
     if found is None:
-        raise MatrixError(
-            f"uv was not found, neither installed beside {sys.executable} nor on PATH; install it with: pip install uv"
-        )
+        raise MatrixError(f"uv is neither installed for {sys.executable} nor on PATH; install it with: pip install uv")
     return found
 
 
@@ -52,26 +49,26 @@ def uv(arguments: Sequence[str], *, stdin: str | None = None, offline: bool = Fa
     """Run uv and return what it printed.
 
     Args:
-        index_alone: without wheel folders, and with the index's own builds of torch.
+        index_alone: ignore wheel folders, and use the index's own builds of torch.
 
     Raises:
-        Untestable: with uv's own reason when it refuses.
-        DiskFull: which is no cell's fault.
+        Untestable: when uv fails, with its reason.
+        DiskFull: when the disk is full.
     """
     return _run(arguments, stdin, offline, index_alone).stdout
 
 
 def uv_would_install(arguments: Sequence[str]) -> str | None:
-    """What ``uv pip install`` would install from the cache alone, as it says so; ``None`` where it would download.
+    """The output of ``uv pip install --dry-run`` if the cache has everything; ``None`` if uv would download.
 
     Args:
         arguments: without ``--quiet``.
     """
     try:
-        said = _run([*arguments, "--dry-run"], None, offline=True, index_alone=False).stderr
+        output = _run([*arguments, "--dry-run"], None, offline=True, index_alone=False).stderr
     except Untestable:
         return None
-    return None if "Would download" in said else said
+    return None if "Would download" in output else output
 
 
 def _run(
@@ -90,10 +87,10 @@ def _run(
 
 
 def uv_cached_first(arguments: Sequence[str]) -> str:
-    """Run uv from its cache alone, and over the network only where the cache does not do.
+    """Run uv offline from its cache, and with the network only if that fails.
 
-    For exact versions, where what is cached cannot be outdated: nothing is asked of the registry again, and a machine
-    without network works as long as the cache is full.
+    For exact versions, of which a cached copy cannot be outdated: the index is not queried again, and a machine without
+    a network works as long as the cache has them.
     """
     try:
         return uv(arguments, offline=True)
@@ -107,9 +104,9 @@ def uv_cached_first(arguments: Sequence[str]) -> str:
 
 
 def uv_network_first(arguments: Sequence[str], *, stdin: str | None = None, index_alone: bool = False) -> str:
-    """Run uv over the network, and from its cache alone where there is no network.
+    """Run uv with the network, and offline from its cache if there is no network.
 
-    For resolving, where the registry may know more than the cache. For ``index_alone`` see :func:`uv`.
+    For resolving, since the index may have newer releases than the cache. For ``index_alone`` see :func:`uv`.
     """
     try:
         return uv(arguments, stdin=stdin, index_alone=index_alone)
@@ -123,9 +120,9 @@ def uv_network_first(arguments: Sequence[str], *, stdin: str | None = None, inde
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a uv child: the one given, with pip's wheel folders and index handed on.
+    """The environment variables of a uv process: ``environ`` with pip's wheel folders and index.
 
-    What is set for uv itself wins.
+    Settings of uv itself take precedence.
     """
     child = {name: value for name, value in environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
     for option, variable in _FROM_PIP.items():
@@ -134,14 +131,14 @@ def settings(environ: Mapping[str, str]) -> dict[str, str]:
             # pip separates by white space, uv by commas.
             child.setdefault(variable, ",".join(value.split()))
     child.setdefault("UV_NO_PROGRESS", "1")
-    # DeepSpeed's setup compiles nothing with it; its operators are built when they are used.
+    # DeepSpeed's setup then compiles nothing; its operators are built when they are used.
     child.setdefault("DS_BUILD_OPS", "0")
     child["NO_COLOR"] = "1"
     return child
 
 
 def torch_backend(environ: Mapping[str, str]) -> list[str]:
-    """Options that choose a CPU build of torch, empty where a wheel folder or the user has chosen already."""
+    """Options that select a CPU build of torch; empty if a wheel folder or the user has selected one."""
     if environ.get("UV_TORCH_BACKEND"):
         return []
     links = settings(environ).get("UV_FIND_LINKS", "")
@@ -158,7 +155,7 @@ def _may_hold_torch(link: str) -> bool:
 
 @functools.cache
 def _pip_config() -> dict[str, str]:
-    """What pip's configuration files say, by option; empty where this interpreter has no pip."""
+    """The options in pip's configuration files; empty if this interpreter has no pip."""
     command = [sys.executable, "-m", "pip", "config", "list", "--disable-pip-version-check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found: dict[str, str] = {}
@@ -171,7 +168,7 @@ def _pip_config() -> dict[str, str]:
 
 
 def _reason(stderr: str) -> str:
-    """uv's message without its ornaments, the first lines of it."""
+    """The first lines of uv's message, without its decoration."""
     lines = [_ORNAMENT.sub("", line.strip()) for line in stderr.splitlines()]
     kept = [line for line in lines if line and not line.startswith(("warning:", "DEBUG", "Using ", "Resolved "))]
     return "\n".join(kept[:30])

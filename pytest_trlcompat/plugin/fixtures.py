@@ -1,4 +1,4 @@
-"""The plugin's fixtures. The rooms that they need are imported inside them: most runs use few."""
+"""The plugin's fixtures. They import the packages that they need when they are used, since most runs use few."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ __all__ = [
 def tiny_qwen2(_trlcompat_folder: Path) -> Callable[..., TinyModel]:
     """Factory of tiny random Qwen2 models: ``tiny_qwen2(seed=0, vocab_size=64, ...)``.
 
-    What it returns has ``.model``, ``.tokenizer``, ``.config`` and ``.path`` (a folder for ``from_pretrained``, to be
-    read only: equal models of a session share it). The same seed gives bitwise the same weights in every process.
+    The model has ``.model``, ``.tokenizer``, ``.config`` and ``.path``, a folder for ``from_pretrained`` that must not
+    be modified, since equal models of a session share it. The same seed gives bitwise equal weights in every process.
     """
     return _factory("qwen2", _trlcompat_folder)
 
@@ -61,15 +61,15 @@ def _factory(architecture: str, folder: Path) -> Callable[..., TinyModel]:
 
 @pytest.fixture(scope="session")
 def _trlcompat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where tiny models of this session are saved."""
+    """The folder where the tiny models of this session are saved."""
     return tmp_path_factory.mktemp("trlcompat")
 
 
 @pytest.fixture
 def prompts() -> Dataset:
-    """A ``datasets.Dataset`` of 16 prompts that the tiny models' tokenizers know, in the column ``prompt``.
+    """A ``datasets.Dataset`` of 16 prompts in the vocabulary of the tiny models, in the column ``prompt``.
 
-    ``pytest_trlcompat.tiny.prompts`` makes others.
+    ``pytest_trlcompat.tiny.prompts`` creates others.
     """
     from pytest_trlcompat import tiny
 
@@ -98,7 +98,7 @@ def launcher(pytestconfig: pytest.Config) -> Iterator[Launcher]:
 
 
 def _build_accelerator(config: pytest.Config) -> None:
-    """Compile it where nobody has yet, with its progress line on the terminal and one message where it fails."""
+    """Compile it if necessary, with a progress line on the terminal, and one message if that fails."""
     from pytest_trlcompat import accelerator
 
     capture = config.pluginmanager.getplugin("capturemanager")
@@ -107,7 +107,7 @@ def _build_accelerator(config: pytest.Config) -> None:
             accelerator.build()
     except accelerator.AcceleratorError as error:
         if config.stash[settings.KEY].results.value is not None:
-            # A sweep that can measure nothing must not leave a cell full of errors.
+            # A sweep that cannot measure anything must not record an error for every suite.
             pytest.exit(f"trlcompat: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
         raise pytest.fail.Exception(f"trlcompat: {error}", pytrace=False) from None
 
@@ -164,7 +164,7 @@ def version_matrix() -> VersionMatrix:
 
 @pytest.fixture
 def judge(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> Judge:
-    """Judges what a suite measured: ``judge(measure, subject=..., strategy=...)``.
+    """Judges a suite's measurement: ``judge(measure, subject=..., strategy=...)``.
 
     For tests with the marker ``known_issue``. The verdict is compared with the catalogue's prediction and appended to
     ``--trlcompat-results``.

@@ -1,6 +1,6 @@
-"""The one line of a pytest run's header: which known issues bite what is installed.
+"""The line in the header of a pytest run: which known issues affect the installed stack.
 
-Imports no package of the stack, and what a fresh answer needs only where there is no kept one: pytest's start waits.
+Imports no package of the stack, and the doctor only if no cached line is valid, since pytest imports it when it starts.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pytest_trlcompat.catalog.verdict import SEVERITY, Verdict
 
 if TYPE_CHECKING:
     from pytest_trlcompat.catalog.known_issues import KnownIssue
-    from pytest_trlcompat.doctor.given import Given
+    from pytest_trlcompat.doctor.stack_spec import StackSpec
 
 __all__ = ["Cache", "line", "line_once"]
 
 _KEY = "trlcompat/header"
 _NAMED = 4
-"""Issues that the line names, the worst ones; it must stay a line."""
+"""How many issues the line names, the worst first, so that it stays short."""
 
 
 class Cache(Protocol):
-    """As much of pytest's ``config.cache`` as is needed."""
+    """The part of pytest's ``config.cache`` that is used."""
 
     def get(self, key: str, default: object, /) -> object: ...
 
@@ -32,54 +32,56 @@ class Cache(Protocol):
 
 
 def line_once(installed: Mapping[str, str], cache: Cache | None) -> str | None:
-    """:func:`line`, from pytest's cache where neither the stack nor the catalogue has changed since the last run.
+    """:func:`line`, from pytest's cache if neither the stack nor the catalogue has changed since the last run.
 
-    Reading the whole catalogue takes tens of milliseconds, a kept answer less than one.
+    Reading the whole catalogue takes tens of milliseconds, a cached line less than one.
     """
     if cache is None:  # -p no:cacheprovider
         return line(installed)
-    asked = [__version__, *known_issues.fingerprint(), *evidence.fingerprint(), dict(installed)]
+    key = [__version__, *known_issues.fingerprint(), *evidence.fingerprint(), dict(installed)]
     kept = cache.get(_KEY, None)
-    if isinstance(kept, dict) and kept.get("asked") == asked:
+    if isinstance(kept, dict) and kept.get("key") == key:
         return str(kept["line"]) if kept["line"] else None
     answer = line(installed)
-    cache.set(_KEY, {"asked": asked, "line": answer})
+    cache.set(_KEY, {"key": key, "line": answer})
     return answer
 
 
 def line(installed: Mapping[str, str]) -> str | None:
-    """``2 known issues bite this stack: grpo-logits-to-keep (wasteful), ...``; ``None`` where none does.
+    """``2 known issues affect this stack: grpo-logits-to-keep (wasteful), ...``; ``None`` if none does.
 
-    It says as well when the stack's torch is none of those with which the published sweep was measured. Nobody asked,
-    so what cannot be judged (no trl, a version that is none) is passed over without a word.
+    It also says if the published sweep was not measured with the stack's torch. A stack that cannot be judged (without
+    trl, or with an invalid version) gets no line and no error, since the line is not requested.
     """
-    from pytest_trlcompat.doctor.given import GivenError, of_mentions, pin
+    from pytest_trlcompat.doctor.applicable import summary
+    from pytest_trlcompat.doctor.stack_spec import StackSpecError, of_mentions, pin
     from pytest_trlcompat.doctor.torch import other_torch
 
     if "trl" not in installed:
         return None
     try:
         mentions = [pin(package, version, "installed here") for package, version in installed.items()]
-    except GivenError:
+    except StackSpecError:
         return None
-    given = of_mentions(mentions, "installed here", complete=True)
-    told = sorted(filter(None, (_told(issue, given) for issue in known_issues.load().values())))
-    torch = other_torch(given, evidence.published_torches())
-    if not told and not torch:
+    spec = of_mentions(mentions, "installed here", complete=True)
+    affecting = sorted(filter(None, (_summary(issue, spec) for issue in known_issues.load().values())))
+    torch = other_torch(spec, evidence.published_torches())
+    if not affecting and not torch:
         return None
-    bite = {0: "no known issue bites", 1: "1 known issue bites"}.get(len(told), f"{len(told)} known issues bite")
-    shown = [text for _, text in told[:_NAMED]] + ([f"and {len(told) - _NAMED} more"] if len(told) > _NAMED else [])
-    named = f": {', '.join(shown)}" if shown else ""
-    return "; ".join(filter(None, [f"{bite} this stack{named}", torch, "see: trlcompat doctor"]))
+    named = [text for _, text in affecting[:_NAMED]]
+    if len(affecting) > _NAMED:
+        named.append(f"and {len(affecting) - _NAMED} more")
+    issues = summary(len(affecting)) + (f": {', '.join(named)}" if named else "")
+    return "; ".join(filter(None, [issues, torch, "see: trlcompat doctor"]))
 
 
-def _told(issue: KnownIssue, given: Given) -> tuple[int, str] | None:
-    """How bad an issue is, and what the header says of it."""
-    from pytest_trlcompat.doctor.bites import biting, chosen
+def _summary(issue: KnownIssue, spec: StackSpec) -> tuple[int, str] | None:
+    """The severity of an issue, lowest first, and its text in the header; ``None`` if it does not affect the stack."""
+    from pytest_trlcompat.doctor.applicable import applicable_predictions, considered_strategies
 
-    considered, _ = chosen((), given)
+    considered, _ = considered_strategies((), spec)
     by_verdict: dict[Verdict, dict[str, None]] = {}
-    for strategy, prediction, _ in biting(issue, given, considered):
+    for strategy, prediction, _ in applicable_predictions(issue, spec, considered):
         by_verdict.setdefault(prediction.verdict, {})[strategy] = None
     if not by_verdict:
         return None

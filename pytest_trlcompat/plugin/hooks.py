@@ -29,10 +29,10 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         config.stash[settings.KEY] = settings.read_settings(config)
         config.stash[settings.DEVICE_KEY] = settings.resolve_device(config.stash[settings.KEY].device)
-        # An unknown id must end the run here: raised at collection, pytest-xdist's workers would take it for a crash.
+        # An unknown id must end the run here: pytest-xdist treats an error in its workers at collection as a crash.
         selection.deselect([], config.stash[settings.KEY].issue.value)
     except (settings.SettingError, selection.IssueError) as error:
-        # Help is what somebody with a broken configuration asks for.
+        # --help must also work with a broken configuration.
         if not config.getoption("help") and not config.getoption("version"):
             raise pytest.UsageError(f"trlcompat: {error}") from error
 
@@ -49,9 +49,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if changed:
         shown = (f"{name} {_text(setting.value)} ({setting.where})" for name, setting in changed.items())
         lines.append(f"trlcompat: settings {', '.join(shown)}")
-    bites = header.line_once(installed, getattr(config, "cache", None))
-    if bites is not None:
-        lines.append(f"trlcompat: {bites}")
+    issues = header.line_once(installed, getattr(config, "cache", None))
+    if issues is not None:
+        lines.append(f"trlcompat: {issues}")
     return lines
 
 
@@ -59,30 +59,30 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Refuse our markers where they make no sense: an error of the module, as for one that cannot be imported.
+    """Report invalid markers of ours as a collection error of the module, like one that cannot be imported.
 
-    A usage error would be the alternative, but pytest-xdist's workers take that for a crash.
+    A usage error would be the alternative, but pytest-xdist treats one in a worker as a crash.
     """
     report = yield
-    refusals = _refusals(node for node in report.result if isinstance(node, pytest.Item))
-    if refusals:
+    errors = _marker_errors(node for node in report.result if isinstance(node, pytest.Item))
+    if errors:
         report.outcome = "failed"
-        report.longrepr = "\n".join(refusals)
+        report.longrepr = "\n".join(errors)
         report.result = []
     return report
 
 
 @pytest.hookimpl(trylast=True)  # other plugins add markers in this hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    refusals = _refusals(items)
-    if refusals:
-        raise pytest.UsageError("\n".join(refusals))
+    errors = _marker_errors(items)
+    if errors:
+        raise pytest.UsageError("\n".join(errors))
     _select_issues(config, items)
     versions, device = stack.installed(), config.stash[settings.DEVICE_KEY]
     for item in items:
         reason = markers.skip_reason(item.iter_markers("versions"), versions)
         if reason is None and device.name != "cuda" and item.get_closest_marker("gpu"):
-            reason = f"needs a GPU; the device of launches is {device.name} ({device.why})"
+            reason = f"needs a GPU, but launches use the device {device.name} ({device.why})"
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
@@ -98,18 +98,18 @@ def _select_issues(config: pytest.Config, items: list[pytest.Item]) -> None:
         items[:] = chosen
 
 
-def _refusals(items: Iterable[pytest.Item]) -> list[str]:
-    refusals = []
+def _marker_errors(items: Iterable[pytest.Item]) -> list[str]:
+    errors = []
     for item in items:
         try:
             for mark in item.iter_markers("versions"):
                 markers.parse_mark(mark)
             selection.issue_of(item)
         except markers.MarkerError as error:
-            refusals.append(f"{item.nodeid}: marker versions: {error}")
+            errors.append(f"{item.nodeid}: marker versions: {error}")
         except selection.IssueError as error:
-            refusals.append(str(error))
-    return refusals
+            errors.append(str(error))
+    return errors
 
 
 def _text(value: object) -> str:

@@ -1,6 +1,6 @@
-"""The marker ``versions``: a test says which releases of the stack it needs, and is skipped on others.
+"""The marker ``versions``: names the releases of the stack that a test needs; it is skipped on others.
 
-Imports nothing of the stack.
+Must not import the stack.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 __all__ = ["GPU_LINE", "LINE", "MarkerError", "Requirement", "parse_mark", "skip_reason"]
 
-GPU_LINE = "gpu: this test needs a real GPU; it is skipped where launches take another device."
+GPU_LINE = "gpu: this test needs a real GPU; it is skipped if launches use another device."
 LINE = (
     "versions(trl='>=0.15', transformers='<4.50', ..., reason=None, issue=None): "
     f"skip unless every range holds for the installed version; packages are {', '.join(stack.PACKAGES)}; "
-    "reason and issue are texts that the skip shows"
+    "reason and issue are shown when the test is skipped"
 )
 """The marker's registration, shown by ``pytest --markers``."""
 
 
 class MarkerError(ValueError):
-    """A ``versions`` marker that makes no sense."""
+    """An invalid ``versions`` marker."""
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """What one ``versions`` marker asks for."""
+    """The requirements of one ``versions`` marker."""
 
     ranges: Mapping[str, str]
     reason: str | None = None
@@ -54,22 +54,24 @@ class Requirement:
 
 
 def parse_mark(mark: pytest.Mark) -> Requirement:
-    """Check a ``versions`` marker and take it apart.
+    """Parse a ``versions`` marker.
 
     Raises:
-        MarkerError: positional arguments, no range at all, an unknown package, a malformed range, or a reason or an
-            issue that is no text.
+        MarkerError: for positional arguments, no range, an unknown package, a malformed range, or a reason or issue
+            that is not a string.
     """
     if mark.args:
-        raise MarkerError(f"takes ranges by package, versions(trl='>=0.15'), not positional {mark.args!r}")
+        raise MarkerError(
+            f"takes ranges by package, like versions(trl='>=0.15'), not positional arguments {mark.args!r}"
+        )
     texts = {}
     for name in ("reason", "issue"):
         texts[name] = mark.kwargs.get(name)
         if not isinstance(texts[name], (str, type(None))):
-            raise MarkerError(f"{name} must be a text, not {texts[name]!r}")
+            raise MarkerError(f"{name} must be a string, not {texts[name]!r}")
     ranges = {package: text for package, text in mark.kwargs.items() if package not in texts}
     if not ranges:
-        raise MarkerError("has no range; give at least one, versions(trl='>=0.15')")
+        raise MarkerError("has no range; write at least one, like versions(trl='>=0.15')")
     try:
         stack.check_ranges(ranges)
     except stack.RangeError as error:
@@ -78,12 +80,12 @@ def parse_mark(mark: pytest.Mark) -> Requirement:
 
 
 def skip_reason(marks: Iterable[pytest.Mark], versions: Mapping[str, str]) -> str | None:
-    """Why a test with these ``versions`` markers is skipped; ``None`` when it runs. The closest marker speaks first.
+    """Why a test with these ``versions`` markers is skipped; ``None`` if it runs. The closest marker comes first.
 
-    All markers are checked, also when the first one skips already.
+    All markers are checked, even if the first one skips the test.
 
     Raises:
-        MarkerError: as :func:`parse_mark`.
+        MarkerError: see :func:`parse_mark`.
     """
     requirements = [parse_mark(mark) for mark in marks]
     return next(filter(None, (requirement.unmet(versions) for requirement in requirements)), None)

@@ -1,7 +1,7 @@
 """The marker ``known_issue``: which catalogue entry a suite shows; and how ``--trlcompat-issue`` and
 ``--trlcompat-subject`` select suites.
 
-Part of the plugin; imports no package of the stack.
+Must not import the stack.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from pytest_trlcompat.catalog import known_issues
 
 __all__ = ["LINE", "IssueError", "deselect", "issue_of"]
 
-LINE = "known_issue(id): this test shows the known issue ID of the catalogue, for subject upstream or corrected."
+LINE = "known_issue(id): this test shows the known issue ID of the catalogue, for the subject upstream or corrected."
 
 
 class IssueError(ValueError):
-    """A test or an option names no known issue."""
+    """A test or an option names an unknown issue."""
 
 
 def issue_of(item: pytest.Item) -> str | None:
     """The id of the issue that a test shows.
 
     Raises:
-        IssueError: the marker has no id or an unknown one.
+        IssueError: when the marker has no id or an unknown one.
     """
     mark = item.get_closest_marker("known_issue")
     if mark is None:
         return None
     if len(mark.args) != 1 or mark.kwargs:
-        raise IssueError(f"{item.nodeid}: marker known_issue takes one id, like known_issue('grpo-logits-to-keep')")
+        raise IssueError(f"{item.nodeid}: the marker known_issue needs one id, like known_issue('grpo-logits-to-keep')")
     issue_id = str(mark.args[0])
     _check((issue_id,), item.nodeid)
     return issue_id
@@ -40,33 +40,33 @@ def issue_of(item: pytest.Item) -> str | None:
 def deselect(
     items: Sequence[pytest.Item], wanted: Sequence[str], subject: str | None = None
 ) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Split tests into those that stay and those that go.
+    """Split tests into selected and deselected ones.
 
     Args:
-        wanted: ids of known issues, of which only the suites stay; empty: all tests stay.
-        subject: of a known issue's suites only those for this one stay; ``None``: for both.
+        wanted: ids of known issues whose suites are selected; empty: all tests are.
+        subject: the one for which suites of known issues are selected; ``None``: both.
 
     Raises:
-        IssueError: an id in ``wanted`` or at a test is unknown, or a suite does not tell its subject.
+        IssueError: an id in ``wanted`` or at a test is unknown, or a suite does not name its subject.
     """
     _check(wanted, "option --trlcompat-issue")
-    stay: list[pytest.Item] = []
-    go: list[pytest.Item] = []
+    selected: list[pytest.Item] = []
+    deselected: list[pytest.Item] = []
     for item in items:
         issue_id = issue_of(item)
         chosen = not wanted or issue_id in wanted
         if chosen and issue_id is not None and subject is not None:
             chosen = _subject_of(item) == subject
-        (stay if chosen else go).append(item)
-    return stay, go
+        (selected if chosen else deselected).append(item)
+    return selected, deselected
 
 
 def _subject_of(item: pytest.Item) -> str:
     parameters = getattr(item, "callspec", None)
     if parameters is None or "subject" not in parameters.params:
         raise IssueError(
-            f"{item.nodeid} shows a known issue and does not tell for which trainer, which --trlcompat-subject asks; "
-            "give it the parameter subject, as in parametrize('subject', ['upstream', 'corrected'])"
+            f"{item.nodeid} shows a known issue but has no parameter subject, which --trlcompat-subject needs; "
+            "add one with parametrize('subject', ['upstream', 'corrected'])"
         )
     return str(parameters.params["subject"])
 

@@ -1,7 +1,7 @@
-"""Settings: each one's value and where it came from, and the device that is in force.
+"""Settings: the value of each and its source, and the device that launches use.
 
-A setting is looked for on the command line, then in the environment, then in the ini file. Must not import torch:
-which device is in force is decided from device nodes and from torch's files.
+A setting is read from the command line, else from the environment, else from the ini file. Must not import torch: the
+device is determined from device nodes and from torch's files.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ SUBJECTS = ("upstream", "corrected")
 
 
 class SettingError(ValueError):
-    """A setting has a value that makes no sense, or that this machine cannot serve."""
+    """A setting has an invalid value, or one that this machine does not support."""
 
 
 class Source(str, Enum):
-    """Where a setting came from, nearest to the user first."""
+    """The source of a setting, in order of precedence."""
 
     OPTION = "option"
     ENVIRONMENT = "environment"
@@ -60,11 +60,11 @@ class Source(str, Enum):
 
 @dataclass(frozen=True)
 class Spec:
-    """How one setting is called in each place, and how its text becomes a value.
+    """The names of one setting, and how its text is parsed.
 
     Attributes:
-        parse: text to value; raises ``ValueError`` with what would have been right.
-        kind: ``"flag"`` takes no value on the command line, ``"list"`` may be given several times.
+        parse: text to value; raises ``ValueError`` that says what is valid.
+        kind: ``"flag"`` takes no value on the command line, ``"list"`` may be repeated.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Setting(Generic[T]):
-    """A value, and where it came from: ``where`` is what a person would have to change."""
+    """A value and its source; ``where`` names what a person would have to change."""
 
     value: T
     source: Source = Source.DEFAULT
@@ -105,15 +105,15 @@ class Settings:
     """All settings of a pytest run.
 
     Attributes:
-        device: as asked for; :func:`resolve_device` tells which one is in force.
+        device: as requested; :func:`resolve_device` returns the one in use.
         results: file to which verdicts are appended, one JSON line each.
-        resume: whether verdicts that stand in ``results`` already are taken from there.
-        issue: ids of the known issues to which the suites are limited; empty means all.
-        subject: the one to which they are limited, ``upstream`` or ``corrected``; ``None`` means both.
+        resume: whether verdicts that ``results`` contains are not measured again.
+        issue: ids of the known issues whose suites run; empty: all.
+        subject: the one for which they run, ``upstream`` or ``corrected``; ``None``: both.
         timeout: seconds that a launch may take.
         nnodes: number of machines that run these tests together.
         node_rank: number of this machine among them.
-        rdzv_endpoint: where they meet, ``HOST:PORT`` of machine 0.
+        rdzv_endpoint: address of their rendezvous, ``HOST:PORT`` of machine 0.
     """
 
     device: Setting[str]
@@ -127,24 +127,24 @@ class Settings:
     rdzv_endpoint: Setting[str | None]
 
     def changed(self) -> dict[str, Setting[Any]]:
-        """The settings that somebody set, by name."""
+        """The settings that are not at their default, by name."""
         every = {spec.name: getattr(self, spec.name) for spec in SPECS}
         return {name: setting for name, setting in every.items() if setting.source is not Source.DEFAULT}
 
 
 @dataclass(frozen=True)
 class Device:
-    """The device that launches take, and why that one."""
+    """The device that launches use, and why."""
 
     name: str
     why: str = field(compare=False)
 
 
 KEY = pytest.StashKey[Settings]()
-"""Where the plugin keeps the settings: ``config.stash[settings.KEY]``."""
+"""Key of the settings: ``config.stash[settings.KEY]``."""
 
 DEVICE_KEY = pytest.StashKey[Device]()
-"""Where it keeps the device in force."""
+"""Key of the device in use."""
 
 
 def _device(text: str) -> str:
@@ -202,22 +202,22 @@ SPECS: tuple[Spec, ...] = (
         parse=_device,
         default="auto",
         metavar="{" + ",".join(DEVICES) + "}",
-        help="device of the launches; auto takes cuda where there is an NVIDIA GPU and a CUDA build of torch, "
-        "else the software accelerator",
+        help="device for launches; auto: cuda if there is an NVIDIA GPU and a CUDA build of torch, else the software "
+        "accelerator",
     ),
     Spec(
         "results",
         parse=_file,
         default=None,
         metavar="FILE",
-        help="append each verdict to FILE as one line of JSON, as it comes in",
+        help="append each verdict to FILE, as one line of JSON",
     ),
     Spec(
         "resume",
         parse=_flag,
         default=False,
         kind="flag",
-        help="take verdicts that stand in the results file already, and do not measure them again",
+        help="do not measure verdicts again that the results file already contains",
     ),
     Spec(
         "issue",
@@ -225,14 +225,14 @@ SPECS: tuple[Spec, ...] = (
         default=(),
         metavar="ID",
         kind="list",
-        help="run the suites of this known issue only; may be given several times",
+        help="run only the suites of this known issue; may be repeated",
     ),
     Spec(
         "subject",
         parse=_subject,
         default=None,
         metavar="{" + ",".join(SUBJECTS) + "}",
-        help="of the suites of known issues run those for TRL's own trainer alone, or for the corrected one",
+        help="run the suites of known issues only for TRL's own trainer (upstream), or only for the corrected one",
     ),
     Spec("timeout", parse=_seconds, default=120.0, metavar="SECONDS", help="seconds that a launch may take"),
     Spec(
@@ -240,7 +240,7 @@ SPECS: tuple[Spec, ...] = (
         parse=_count,
         default=1,
         metavar="N",
-        help="machines that run these tests together, each with this option, as for torchrun",
+        help="number of machines that run these tests together, each with this option, as for torchrun",
     ),
     Spec("node_rank", parse=_count, default=0, metavar="N", help="number of this machine among them, from 0"),
     Spec(
@@ -248,7 +248,7 @@ SPECS: tuple[Spec, ...] = (
         parse=str,
         default=None,
         metavar="HOST:PORT",
-        help="where the machines meet: an address of machine 0 that all of them reach",
+        help="address of machine 0 for the rendezvous, reachable from all machines",
     ),
 )
 
@@ -257,7 +257,7 @@ def add_options(parser: pytest.Parser) -> None:
     """Register each setting as an option and an ini value in the group ``trlcompat``."""
     group = parser.getgroup("trlcompat", "trlcompat: compatibility of the RL training stack")
     for spec in SPECS:
-        # No argparse type and no choices: one parser serves all three places, and says where a bad value stands.
+        # No argparse type and no choices: one parser handles all sources, and names the source of an invalid value.
         form: dict[str, Any] = {"metavar": spec.metavar}
         if spec.kind == "flag":
             form = {"action": "store_const", "const": "true"}
@@ -273,51 +273,51 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def read_settings(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Find every setting.
+    """Read every setting.
 
     Raises:
-        SettingError: for a value that cannot be parsed; it names the place where the value stands.
+        SettingError: for an invalid value; names its source.
     """
     return Settings(**{spec.name: _read(spec, config, environ) for spec in SPECS})
 
 
 def _read(spec: Spec, config: pytest.Config, environ: Mapping[str, str]) -> Setting[Any]:
-    given = config.getoption(spec.dest, default=None)
-    if given is not None:
-        return _parsed(spec, given, Source.OPTION, f"option {spec.option}")
+    value = config.getoption(spec.dest, default=None)
+    if value is not None:
+        return _parsed(spec, value, Source.OPTION, f"option {spec.option}")
     variable = environ.get(spec.variable)
     if variable:
-        given = variable.split() if spec.kind == "list" else variable
-        return _parsed(spec, given, Source.ENVIRONMENT, f"environment {spec.variable}")
+        value = variable.split() if spec.kind == "list" else variable
+        return _parsed(spec, value, Source.ENVIRONMENT, f"environment {spec.variable}")
     try:
-        given = config.getini(spec.ini)
+        value = config.getini(spec.ini)
     except (TypeError, ValueError, pytest.UsageError) as error:  # an ini value of another type
         raise SettingError(f"ini {spec.ini}: {error}") from error
-    if given is not None:
-        if spec.name == "results" and config.inipath is not None and given:
-            given = str(config.inipath.parent / given)
-        return _parsed(spec, given, Source.INI, f"ini {spec.ini}")
+    if value is not None:
+        if spec.name == "results" and config.inipath is not None and value:
+            value = str(config.inipath.parent / value)
+        return _parsed(spec, value, Source.INI, f"ini {spec.ini}")
     return Setting(spec.default)
 
 
-def _parsed(spec: Spec, given: Any, source: Source, where: str) -> Setting[Any]:
+def _parsed(spec: Spec, value: Any, source: Source, where: str) -> Setting[Any]:
     try:
         if spec.kind == "list":
-            return Setting(tuple(spec.parse(text) for text in given), source, where)
-        return Setting(given if isinstance(given, bool) else spec.parse(given), source, where)
+            return Setting(tuple(spec.parse(text) for text in value), source, where)
+        return Setting(value if isinstance(value, bool) else spec.parse(value), source, where)
     except ValueError as error:
-        raise SettingError(f"{where}: {given!r} makes no sense; {error}") from error
+        raise SettingError(f"{where}: invalid value {value!r}; {error}") from error
 
 
 def resolve_device(setting: Setting[str], obstacle: Callable[[], str | None] | None = None) -> Device:
-    """The device in force.
+    """The device that launches use.
 
     Args:
-        setting: the device that was asked for.
+        setting: the requested device.
         obstacle: why CUDA cannot be used, ``None`` if it can; :func:`cuda_obstacle` by default.
 
     Raises:
-        SettingError: CUDA was asked for and cannot be used. Nothing else is taken instead.
+        SettingError: when CUDA was requested and cannot be used; no other device is used instead.
     """
     if setting.value in ("software", "cpu"):
         return Device(setting.value, setting.where)
@@ -328,8 +328,8 @@ def resolve_device(setting: Setting[str], obstacle: Callable[[], str | None] | N
     if setting.value == "auto":
         return Device("software", found)
     raise SettingError(
-        f"{setting.where} asks for 'cuda', but {found}; "
-        "install a CUDA build of torch on a machine with an NVIDIA GPU, or ask for 'software' or 'auto'"
+        f"{setting.where} requests 'cuda', but {found}; "
+        "install a CUDA build of torch on a machine with an NVIDIA GPU, or choose 'software' or 'auto'"
     )
 
 

@@ -1,6 +1,6 @@
-"""What the fixture ``version_matrix`` returns: the installed versions beside the cells of the version matrix.
+"""The value of the fixture ``version_matrix``: the installed versions, and the cells of the version matrix.
 
-Imports nothing of the stack; the cells are read when they are asked for.
+Must not import the stack; the cells are read when they are used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["VersionMatrix"]
 
 @dataclass(frozen=True)
 class VersionMatrix:
-    """The installed versions, and the cells they can be held against.
+    """The installed versions, and the cells to compare them with.
 
     Attributes:
         installed: package of the stack to version; a package that is not installed is left out.

@@ -33,7 +33,7 @@ _CLASSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class TinyModel:
-    """A tiny causal language model: what it is, and, built when first asked for, the thing itself.
+    """A tiny causal language model: its description, and the model itself, which is built on first use.
 
     Every parameter is random, norms and biases included, so that a tensor which a checkpoint, a gather or a broadcast
     lost cannot look right by being still at its initial value. Attention is eager: with sdpa and left padding, plain
@@ -70,7 +70,9 @@ class TinyModel:
         if self.architecture not in _CLASSES:
             raise ValueError(f"unknown architecture {self.architecture!r}; choose one of {', '.join(_CLASSES)}")
         if self.vocab_size <= len(SPECIAL_TOKENS):
-            raise ValueError(f"vocab_size={self.vocab_size} leaves no word beside {len(SPECIAL_TOKENS)} special tokens")
+            raise ValueError(
+                f"vocab_size={self.vocab_size} leaves no words besides {len(SPECIAL_TOKENS)} special tokens"
+            )
         if self.hidden_size % (2 * self.num_attention_heads):
             raise ValueError(
                 f"hidden_size={self.hidden_size} does not split into {self.num_attention_heads} heads of an even size, "
@@ -78,7 +80,7 @@ class TinyModel:
             )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"num_attention_heads={self.num_attention_heads} is no multiple of "
+                f"num_attention_heads={self.num_attention_heads} is not a multiple of "
                 f"num_key_value_heads={self.num_key_value_heads}"
             )
 
@@ -180,17 +182,17 @@ class TinyModel:
 
 
 def qwen2(**sizes: Any) -> TinyModel:
-    """A tiny Qwen2; see :class:`TinyModel` for the sizes that can be given."""
+    """A tiny Qwen2; see :class:`TinyModel` for the sizes that can be chosen."""
     return TinyModel(architecture="qwen2", **sizes)
 
 
 def mistral(**sizes: Any) -> TinyModel:
-    """A tiny Mistral; see :class:`TinyModel` for the sizes that can be given."""
+    """A tiny Mistral; see :class:`TinyModel` for the sizes that can be chosen."""
     return TinyModel(architecture="mistral", **sizes)
 
 
 def _fill(parameter: torch.Tensor, name: str, seed: int, scale: float) -> None:
-    """Fill with random numbers that depend on the seed and the name alone, around 1 for norms and 0 otherwise.
+    """Fill with random numbers that depend on the seed and the name alone, around 1 for norms and around 0 for others.
 
     A generator of its own for each parameter makes the weights independent of the order in which a release builds its
     modules; uniform numbers, unlike normal ones, do not depend on the processor's vector instructions.
@@ -216,7 +218,7 @@ def _keep_attention_eager(config_file: Path) -> None:
 
 
 def _rename_into_place(save: Any, target: Path) -> None:
-    """Call ``save`` with a temporary folder beside ``target``, then rename it: nobody sees half a folder."""
+    """Call ``save`` with a temporary folder next to ``target``, then rename it, so that it is never incomplete."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:

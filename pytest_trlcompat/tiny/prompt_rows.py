@@ -25,7 +25,9 @@ def prompts(n: int = 16, *, words: int | tuple[int, int] = (3, 6), vocab_size: i
 
     shortest, longest = (words, words) if isinstance(words, int) else words
     if not 1 <= shortest <= longest:
-        raise ValueError(f"words={words!r} is no length of a prompt, nor a pair of the shortest and the longest")
+        raise ValueError(
+            f"words={words!r} is neither the length of a prompt nor a pair of the shortest and the longest"
+        )
     known = vocab_size - len(SPECIAL_TOKENS)
     vocabulary = itertools.cycle(f"w{word}" for word in range(known))
     lengths = [shortest + row % (longest - shortest + 1) for row in range(n)]

@@ -249,7 +249,7 @@ def test_what_is_called_from_there_runs_on_gpus_too(run: Run) -> None:
 
 
 @pytest.mark.parametrize("path", ["torch__serialization", "torch_npu__npu"])
-def test_torch_and_the_stand_in_answer_for_the_line_that_calls_them(run: Run, path: str) -> None:
+def test_errors_of_torch_and_the_stand_in_count_for_the_line_that_calls_them(run: Run, path: str) -> None:
     callee = "def load(file):\n    raise ValueError('no such file')\n"
     text = run(**{path: callee}, transformers__trainer=RNG_STATE.format(body="load('x')"))
     found = of_failure("ValueError", "no such file", text)
@@ -330,7 +330,7 @@ def test_an_artefact_that_was_dealt_with_is_none(run: Run) -> None:
 ARTEFACT = Artefact(What.OPERATOR, "aten::foo for npu", "it has no such kernel", "2.9.1+cu128")
 
 
-def test_what_was_told_once_is_read_back() -> None:
+def test_a_description_is_read_back() -> None:
     text = f"RuntimeError: boom [{ARTEFACT.describe()}] and more"
     assert in_text(text) == ARTEFACT
     assert in_text(textwrap.fill(text, 60)) == ARTEFACT
@@ -352,13 +352,15 @@ def test_without_the_accelerator_nothing_is_its_artefact() -> None:
     assert error_text(error, limit=20) == "NotImplementedError: Could not run 'aten:"
 
 
-def test_in_a_process_that_has_it_a_failure_is_told_with_its_reason(
+def test_in_a_process_with_the_device_a_failure_has_its_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(artefacts, "in_force", lambda: True)  # stands for a rank that has loaded the device
-    told = error_text(NotImplementedError(NO_KERNEL), limit=20)
-    assert told.startswith("NotImplementedError: Could not run 'aten: [This is a limit of the software accelerator (")
-    found = in_text(told)
+    described = error_text(NotImplementedError(NO_KERNEL), limit=20)
+    assert described.startswith(
+        "NotImplementedError: Could not run 'aten: [This is a limit of the software accelerator ("
+    )
+    found = in_text(described)
     assert found is not None
     assert found.name == "aten::_sparse_mm_reduce_impl for SparseCsrnpu"
     assert printed_in(f"before\n{capsys.readouterr().err}after") == found
@@ -366,7 +368,7 @@ def test_in_a_process_that_has_it_a_failure_is_told_with_its_reason(
     assert capsys.readouterr().err == ""
 
 
-def test_an_exception_without_a_text_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_without_a_text_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise TypeError("no")

@@ -21,7 +21,7 @@ import pytest
 from pytest_trlcompat.accelerator import AcceleratorError, build, environment
 from pytest_trlcompat.accelerator.build import cache_folder, cache_key, find_compiler, find_torch
 
-# Takes g++'s arguments: counts its calls, reads the source, and writes what it is asked to write with -o.
+# Takes g++'s arguments: counts its calls, reads the source, and writes what -o names.
 COMPILER = """\
 #!{python}
 import pathlib, subprocess, sys, time
@@ -61,7 +61,7 @@ backends = "torch.backends"
 PASSED = '{"checks": {"views": null}, "absent": {"fsdp2": "this torch has no fully_shard"}}'
 
 
-class Workshop:
+class Site:
     """A folder with a torch to compile against and a compiler to do it."""
 
     def __init__(self, root: Path) -> None:
@@ -104,8 +104,8 @@ class Workshop:
 
 
 @pytest.fixture
-def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
-    made = Workshop(tmp_path)
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    made = Site(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(MODULE, "_python_headers", lambda: tmp_path / "python")
@@ -122,10 +122,10 @@ def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-def test_a_build_is_one_folder_that_holds_the_standin_and_its_library(workshop: Workshop) -> None:
+def test_a_build_is_one_folder_that_holds_the_standin_and_its_library(site: Site) -> None:
     lines: list[str] = []
     folder = build(progress=lines.append)
-    assert folder.parent == workshop.cache / "accelerator"
+    assert folder.parent == site.cache / "accelerator"
     assert folder.name.startswith(f"torch2.99.0+cpu-{sysconfig.get_config_var('SOABI')}-")
     assert (folder / "torch_npu" / "_C.so").read_text().startswith('#include "aliases.cpp"\n#include "allocator.cpp"\n')
     assert (folder / "torch_npu" / "__init__.py").is_file()
@@ -137,42 +137,42 @@ def test_a_build_is_one_folder_that_holds_the_standin_and_its_library(workshop: 
     assert lines[1].startswith("compiled in ")
 
 
-def test_a_second_build_compiles_nothing_and_says_nothing(workshop: Workshop) -> None:
+def test_a_second_build_compiles_nothing_and_says_nothing(site: Site) -> None:
     lines: list[str] = []
     first = build()
     assert build(progress=lines.append) == first
-    assert workshop.calls == 1
+    assert site.calls == 1
     assert lines == []
 
 
-def test_progress_goes_to_stderr(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_goes_to_stderr(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     build()
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("trlcompat: compiling the software accelerator for torch 2.99.0+cpu with ")
 
 
-def test_no_leftovers_beside_a_build(workshop: Workshop) -> None:
+def test_no_leftovers_beside_a_build(site: Site) -> None:
     name = build().name
-    found = sorted(path.name for path in (workshop.cache / "accelerator").iterdir())
+    found = sorted(path.name for path in (site.cache / "accelerator").iterdir())
     assert found == [name, f"{name}.lock", f"{name}.log"]
 
 
-def test_the_key_follows_torch(workshop: Workshop) -> None:
+def test_the_key_follows_torch(site: Site) -> None:
     first = cache_key(find_torch())
     assert cache_key(find_torch()) == first
-    workshop.make_torch("2.99.0+cpu", git="another build of the same version")
+    site.make_torch("2.99.0+cpu", git="another build of the same version")
     second = cache_key(find_torch())
-    workshop.make_torch("3.0.0")
+    site.make_torch("3.0.0")
     third = cache_key(find_torch())
     assert len({first, second, third}) == 3
     assert third.startswith("torch3.0.0-")
 
 
 def test_the_key_follows_the_sources_but_not_bytecode(
-    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = tmp_path / "room"
+    copy = tmp_path / "copy"
     for folder in ("csrc", "standin", "autoload"):
         shutil.copytree(MODULE.HERE / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
     original = cache_key(find_torch())
@@ -204,27 +204,27 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 # ---- several at once, and some that are killed
 
 
-def test_of_several_at_once_one_compiles(workshop: Workshop) -> None:
-    workshop.compiler("time.sleep(1)")
-    started = [workshop.start() for _ in range(4)]
+def test_of_several_at_once_one_compiles(site: Site) -> None:
+    site.compiler("time.sleep(1)")
+    started = [site.start() for _ in range(4)]
     outputs = [process.communicate(timeout=60) for process in started]
     assert [process.returncode for process in started] == [0] * 4, outputs
     assert len({out for out, _ in outputs}) == 1
-    assert workshop.calls == 1
+    assert site.calls == 1
     assert sum("waiting for another process" in err for _, err in outputs) == 3
 
 
-def test_a_killed_build_blocks_no_later_one(workshop: Workshop) -> None:
-    workshop.compiler("time.sleep(20)")
-    process = workshop.start()
-    wait_for(lambda: workshop.calls == 1)
+def test_a_killed_build_blocks_no_later_one(site: Site) -> None:
+    site.compiler("time.sleep(20)")
+    process = site.start()
+    wait_for(lambda: site.calls == 1)
     process.kill()
     process.communicate()
-    (compiler,) = processes_that_run(workshop.root / "compiler")
+    (compiler,) = processes_that_run(site.root / "compiler")
     os.kill(compiler, signal.SIGKILL)
-    half_built = [path for path in (workshop.cache / "accelerator").iterdir() if path.name.startswith(".")]
+    half_built = [path for path in (site.cache / "accelerator").iterdir() if path.name.startswith(".")]
     assert len(half_built) == 1
-    workshop.compiler()
+    site.compiler()
     lines: list[str] = []
     folder = build(progress=lines.append)
     assert (folder / "torch_npu" / "_C.so").is_file()
@@ -232,17 +232,17 @@ def test_a_killed_build_blocks_no_later_one(workshop: Workshop) -> None:
     assert "waiting" not in lines[0]
 
 
-def test_an_interrupted_build_leaves_nothing_running(workshop: Workshop) -> None:
+def test_an_interrupted_build_leaves_nothing_running(site: Site) -> None:
     """A compiler is a driver with children, which killing the driver does not end."""
     seconds = f"20.{os.getpid()}"
-    workshop.compiler(f"subprocess.run(['sleep', '{seconds}'])")
-    process = workshop.start()
+    site.compiler(f"subprocess.run(['sleep', '{seconds}'])")
+    process = site.start()
     wait_for(lambda: processes_that_run(seconds))
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert "KeyboardInterrupt" in errors
     wait_for(lambda: not processes_that_run(seconds), seconds=10)
-    assert [path.suffix for path in (workshop.cache / "accelerator").iterdir()] == [".lock"]
+    assert [path.suffix for path in (site.cache / "accelerator").iterdir()] == [".lock"]
 
 
 def processes_that_run(argument: str | Path) -> list[int]:
@@ -260,23 +260,23 @@ def processes_that_run(argument: str | Path) -> list[int]:
 # ---- errors
 
 
-def test_no_compiler(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_compiler(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX")
-    monkeypatch.setenv("PATH", str(workshop.root))
+    monkeypatch.setenv("PATH", str(site.root))
     with pytest.raises(AcceleratorError) as raised:
         build(progress=lambda line: pytest.fail(f"announced: {line}"))
     text = str(raised.value)
     assert "no C++ compiler was found: CXX is not set, and none of g++, c++, clang++ is on PATH" in text
     assert "apt-get install g++" in text
-    assert list((workshop.cache / "accelerator").glob("*.lock")), "the lock was taken and let go"
+    assert list((site.cache / "accelerator").glob("*.lock")), "the lock was taken and let go"
 
 
-def test_a_compiler_of_the_path(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_of_the_path(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "")
-    monkeypatch.setenv("PATH", str(workshop.root))
-    (workshop.root / "compiler").rename(workshop.root / "clang++")
+    monkeypatch.setenv("PATH", str(site.root))
+    (site.root / "compiler").rename(site.root / "clang++")
     assert find_compiler() == ["clang++"]
-    (workshop.root / "g++").symlink_to("clang++")
+    (site.root / "g++").symlink_to("clang++")
     assert find_compiler() == ["g++"]
 
 
@@ -285,27 +285,27 @@ def test_cxx_may_carry_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_compiler() == [sys.executable, "-I", "two words"]
 
 
-def test_cxx_names_no_program(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cxx_names_no_program(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler -O3")
-    with pytest.raises(AcceleratorError, match=r"asks for the C\+\+ compiler 'no-such-compiler', which is not there"):
+    with pytest.raises(AcceleratorError, match=r"names the C\+\+ compiler 'no-such-compiler', which was not found"):
         build()
 
 
-def test_a_failing_compiler(workshop: Workshop) -> None:
-    workshop.compiler("print(*range(1, 101), sep='\\n'); sys.exit(3)")
+def test_a_failing_compiler(site: Site) -> None:
+    site.compiler("print(*range(1, 101), sep='\\n'); sys.exit(3)")
     with pytest.raises(AcceleratorError) as raised:
         build()
     text = str(raised.value)
     assert "could not compile the software accelerator for torch 2.99.0+cpu (exit status 3)" in text
     assert text.splitlines()[-21:-1] == [str(number) for number in range(81, 101)]
     assert text.splitlines()[-1] == (
-        "It works with torch 2.4 to 2.15: take one of these, update pytest-trlcompat, or test on a GPU "
+        "It works with torch 2.4 to 2.15: use one of these, update pytest-trlcompat, or test on a GPU "
         "(--trlcompat-device cuda) or on the plain CPU (--trlcompat-device cpu)."
     )
-    (log,) = (workshop.cache / "accelerator").glob("*.log")
+    (log,) = (site.cache / "accelerator").glob("*.log")
     assert str(log) in text
     assert log.read_text().splitlines()[1:] == [str(number) for number in range(1, 101)]
-    workshop.compiler()
+    site.compiler()
     assert build().is_dir(), "a failure blocks no later build"
 
 
@@ -315,35 +315,35 @@ def test_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         find_torch()
 
 
-def test_a_torch_without_a_version(workshop: Workshop) -> None:
-    (workshop.root / "torch" / "version.py").write_text("")
-    with pytest.raises(AcceleratorError, match=r"does not tell its version in version\.py"):
+def test_a_torch_without_a_version(site: Site) -> None:
+    (site.root / "torch" / "version.py").write_text("")
+    with pytest.raises(AcceleratorError, match=r"does not name its version in version\.py"):
         find_torch()
 
 
 @pytest.mark.parametrize("version", ["2.3.1", "2.3.1+cu121", "1.13.1"])
-def test_a_torch_that_is_too_old(workshop: Workshop, version: str) -> None:
-    workshop.make_torch(version)
+def test_a_torch_that_is_too_old(site: Site, version: str) -> None:
+    site.make_torch(version)
     with pytest.raises(AcceleratorError) as raised:
         build()
     assert str(raised.value) == (
-        f"The software accelerator was asked for, and the installed torch is {version}. It works with torch 2.4 to "
-        "2.15: take one of these, or test on a GPU (--trlcompat-device cuda) or on the plain CPU "
+        f"The software accelerator was requested, but the installed torch is {version}. It works with torch 2.4 to "
+        "2.15: use one of these, or test on a GPU (--trlcompat-device cuda) or on the plain CPU "
         "(--trlcompat-device cpu)."
     )
-    assert workshop.calls == 0
+    assert site.calls == 0
 
 
-def test_a_torch_that_cannot_be_imported(workshop: Workshop) -> None:
-    (workshop.root / "torch" / "__init__.py").write_text("raise OSError('libcudart.so.12: cannot open')\n")
+def test_a_torch_that_cannot_be_imported(site: Site) -> None:
+    (site.root / "torch" / "__init__.py").write_text("raise OSError('libcudart.so.12: cannot open')\n")
     with pytest.raises(AcceleratorError, match=r"cannot import it:\n(.*\n)*OSError: libcudart"):
         build()
-    assert workshop.calls == 0
+    assert site.calls == 0
 
 
-def test_it_is_built_as_torch_was(workshop: Workshop) -> None:
+def test_it_is_built_as_torch_was(site: Site) -> None:
     build()
-    (log,) = (workshop.cache / "accelerator").glob("*.log")
+    (log,) = (site.cache / "accelerator").glob("*.log")
     command = log.read_text().splitlines()[0]
     assert "-D_GLIBCXX_USE_CXX11_ABI=0" in command
     assert "'-DPYBIND11_BUILD_ABI=\"_cxxabi1011\"'" in command
@@ -356,13 +356,11 @@ def test_it_is_built_as_torch_was(workshop: Workshop) -> None:
 # ---- the self-test, whose checks are tested with the stack
 
 
-def test_what_this_torch_lacks_stands_beside_the_build(workshop: Workshop) -> None:
+def test_what_this_torch_lacks_is_stored_with_the_build(site: Site) -> None:
     assert MODULE.self_test.read(build()).absent == {"fsdp2": "this torch has no fully_shard"}
 
 
-def test_a_build_that_does_not_work_is_refused_at_once_and_again(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_that_does_not_work_is_refused_at_once_and_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real self-test, of a library that is the text of its own source."""
     monkeypatch.setattr(MODULE.self_test, "perform", PERFORM)
     for _ in range(2):
@@ -373,9 +371,9 @@ def test_a_build_that_does_not_work_is_refused_at_once_and_again(
             "The software accelerator was compiled for torch 2.99.0+cpu and does not work with it; this says nothing "
             "of your stack. Its self-test failed:\n  loading: the self-test ended with exit status 1:\nTraceback"
         )
-        assert "It works with torch 2.4 to 2.15: take one of these, update pytest-trlcompat, or test on a GPU" in text
+        assert "It works with torch 2.4 to 2.15: use one of these, update pytest-trlcompat, or test on a GPU" in text
         assert text.endswith(" to build and test it again.")
-    assert workshop.calls == 1
+    assert site.calls == 1
 
 
 @pytest.mark.parametrize(
@@ -402,10 +400,10 @@ def test_what_the_self_test_prints(
 # ---- torch 2.4, which loads no backend by itself
 
 
-def test_a_torch_that_loads_no_backends_gets_a_hook(workshop: Workshop) -> None:
+def test_a_torch_that_loads_no_backends_gets_a_hook(site: Site) -> None:
     assert not (build() / "sitecustomize.py").exists()
-    (workshop.root / "torch" / "__init__.py").write_text(TORCH.replace("torch.backends", ""))
-    workshop.make_version("2.4.1")
+    (site.root / "torch" / "__init__.py").write_text(TORCH.replace("torch.backends", ""))
+    site.make_version("2.4.1")
     assert (build() / "sitecustomize.py").is_file()
 
 
@@ -423,29 +421,29 @@ def test_the_hook_loads_the_device_with_torch_and_runs_the_hook_that_it_hides(tm
     assert done.stdout.split() == ["hidden", "start", *loaded]
 
 
-def test_a_torch_without_headers(workshop: Workshop) -> None:
-    (workshop.root / "torch" / "include" / "torch" / "library.h").unlink()
+def test_a_torch_without_headers(site: Site) -> None:
+    (site.root / "torch" / "include" / "torch" / "library.h").unlink()
     with pytest.raises(AcceleratorError, match=r"has no C\+\+ headers in"):
         build()
 
 
-def test_a_python_without_headers(workshop: Workshop) -> None:
-    (workshop.root / "python" / "Python.h").unlink()
+def test_a_python_without_headers(site: Site) -> None:
+    (site.root / "python" / "Python.h").unlink()
     with pytest.raises(AcceleratorError, match=r"Python\.h is not in .*apt-get install python3-dev"):
         build()
 
 
-FULL = r"No space is left to build the software accelerator in .*TRLCOMPAT_CACHE"
+FULL = r"The disk is too full to build the software accelerator in .*TRLCOMPAT_CACHE"
 
 
-def test_a_full_disk_for_the_compiler(workshop: Workshop) -> None:
-    workshop.compiler("print('fatal error: error writing to x.o: No space left on device'); sys.exit(1)")
+def test_a_full_disk_for_the_compiler(site: Site) -> None:
+    site.compiler("print('fatal error: error writing to x.o: No space left on device'); sys.exit(1)")
     with pytest.raises(AcceleratorError, match=FULL):
         build()
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_for_the_standin(workshop: Workshop, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_full_disk_for_the_standin(site: Site, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def fail(*_args: object) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -454,9 +452,9 @@ def test_a_full_disk_for_the_standin(workshop: Workshop, monkeypatch: pytest.Mon
         build()
 
 
-def test_a_cache_that_cannot_be_written(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    (workshop.root / "file").touch()
-    monkeypatch.setenv("TRLCOMPAT_CACHE", str(workshop.root / "file"))
+def test_a_cache_that_cannot_be_written(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    (site.root / "file").touch()
+    monkeypatch.setenv("TRLCOMPAT_CACHE", str(site.root / "file"))
     with pytest.raises(AcceleratorError, match=r"cannot be built in .*Let TRLCOMPAT_CACHE name a writable folder"):
         build()
 
@@ -464,7 +462,7 @@ def test_a_cache_that_cannot_be_written(workshop: Workshop, monkeypatch: pytest.
 # ---- the environment of a child
 
 
-def test_the_environment_of_a_child(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_a_child(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = build()
     monkeypatch.setenv("PYTHONPATH", "one:two")
     assert environment(devices=4) == {
@@ -478,7 +476,7 @@ def test_the_environment_of_a_child(workshop: Workshop, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("devices", [0, 128])
-def test_a_wrong_number_of_devices(workshop: Workshop, devices: int) -> None:
-    with pytest.raises(AcceleratorError, match=f"{devices} software .* were asked for; there can be 1 to 127 of them"):
+def test_a_wrong_number_of_devices(site: Site, devices: int) -> None:
+    with pytest.raises(AcceleratorError, match=f"{devices} software .* were requested; there can be 1 to 127 of them"):
         environment(devices=devices)
-    assert workshop.calls == 0
+    assert site.calls == 0

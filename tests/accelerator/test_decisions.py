@@ -93,8 +93,8 @@ def test_dots_and_brackets_are_no_patterns() -> None:
     [
         (("decision", "lucky"), "'lucky' is not a valid Decision"),
         (("versions", "about 3"), "Invalid specifier: 'about 3'"),
-        (("package", "torch"), "the package is none of transformers, accelerate, trl, deepspeed, peft, datasets"),
-        (("decision", "as cuda"), "'by' names the adaptations of what goes as on CUDA, and of nothing else"),
+        (("package", "torch"), "unknown package; known are transformers, accelerate, trl, deepspeed, peft, datasets"),
+        (("decision", "as cuda"), "'by' names adaptations, and is only for the decision 'as cuda'"),
     ],
 )
 def test_a_wrong_entry_is_one_clear_error(tmp_path: Path, change: tuple[str, str], message: str) -> None:
@@ -109,7 +109,7 @@ def test_a_wrong_entry_is_one_clear_error(tmp_path: Path, change: tuple[str, str
 
 def test_an_entry_that_lacks_something_is_named(tmp_path: Path) -> None:
     (tmp_path / "table.toml").write_text(ENTRY.replace("reason", "because"))
-    with pytest.raises(DecisionError, match=r"entry 1 \(trl, trainer/.*lacking or unknown: because, reason"):
+    with pytest.raises(DecisionError, match=r"entry 1 \(trl, trainer/.*missing or unknown: because, reason"):
         decision_table.load(tmp_path / "table.toml")
     (tmp_path / "table.toml").write_text("[[branch]\n")
     with pytest.raises(DecisionError, match="table.toml cannot be read"):

@@ -19,7 +19,7 @@ ALLOWED = ("pytest_trlcompat.checks", "pytest_trlcompat.trainers")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
-def test_no_module_imports_pytest_or_a_room_of_the_harness(path: Path) -> None:
+def test_no_module_imports_pytest_or_a_package_of_the_harness(path: Path) -> None:
     imported = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -37,7 +37,7 @@ def test_importing_the_package_imports_no_stack() -> None:
     assert run.stdout == "False True\n"
 
 
-def test_a_name_that_is_not_there_is_told() -> None:
+def test_an_unknown_name_is_reported() -> None:
     with pytest.raises(AttributeError, match="module 'pytest_trlcompat.checks' has no attribute 'check_nothing'"):
         pytest_trlcompat.checks.check_nothing  # noqa: B018
 
@@ -68,7 +68,7 @@ def test_without_proc_the_peak_is_known(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert measured.host == measured.host_peak > 5e6
 
 
-def test_memory_beyond_its_limit_is_told() -> None:
+def test_memory_beyond_its_limit_is_reported() -> None:
     assert memory.check_memory(host_limit=1 << 50).host > 0
-    with pytest.raises(AssertionError, match=r"asked for memory within its limits, but the host's peak is \d+ bytes"):
+    with pytest.raises(AssertionError, match=r"expected memory within its limits, but the host's peak is \d+ bytes"):
         memory.check_memory(host_limit=1)

@@ -1,4 +1,4 @@
-"""The doctor's program in this process, and a small world for it."""
+"""The doctor's program in this process, and a small catalogue for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> KnownIssue:
-    """A catalogue of one issue, and evidence of two cells, in place of the real ones."""
+    """A catalogue of one issue, and evidence of two cells, instead of the real ones."""
     entry = issue(predict("broken", ("zero3",), trl="<0.18"), predict("ok"))
     cells = (cell("0.15.2", single="ok", zero3="broken"), cell("0.18.2", single="ok", zero3="ok"))
     monkeypatch.setattr(known_issues, "load", lambda: Catalog({entry.id: entry}))

@@ -9,8 +9,8 @@ from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
 from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue, Prediction, Symptom
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.doctor.diagnosis import Diagnosis, diagnose
-from pytest_trlcompat.doctor.given import of_mentions
 from pytest_trlcompat.doctor.requirements import of_pins
+from pytest_trlcompat.doctor.stack_spec import of_mentions
 
 Run = Callable[..., tuple[int, str, str]]
 """What the fixture ``doctor`` is: arguments to status, output and errors."""
@@ -55,6 +55,6 @@ def ask(
     strategies: Sequence[str] = (),
     complete: bool = False,
 ) -> Diagnosis:
-    given = of_mentions(of_pins(pins), "the command line", complete=complete)
+    spec = of_mentions(of_pins(pins), "the command line", complete=complete)
     known = Catalog({each.id: each for each in issues})
-    return diagnose(given, known, Evidence("2026-11-21", tuple(cells)), strategies)
+    return diagnose(spec, known, Evidence("2026-11-21", tuple(cells)), strategies)

@@ -1,4 +1,4 @@
-"""Known issues that another one hides: one line each where that one is described, a full finding where it is not."""
+"""Known issues that another one hides: one line each where that one is described, in full where it is not."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def text_of(diagnosis: Diagnosis) -> str:
     return " ".join(file.getvalue().split())
 
 
-def test_what_another_finding_hides_is_named_in_one_line_and_still_counts() -> None:
+def test_what_another_issue_hides_is_named_in_one_line_and_still_counts() -> None:
     found = ask("trl==0.15.2", issues=[issue(predict("broken")), two(blocked())])
-    assert [(finding.issue.id, found.hidden_by(finding)) for finding in found.findings] == [
+    assert [(each.issue.id, found.hidden_by(each)) for each in found.issues] == [
         ("one", ()),
         ("two", ("one",)),
     ]
     text = text_of(found)
-    assert "2 known issues bite." in text
+    assert "2 known issues affect this stack." in text
     assert HIDDEN in text
     assert "one: title" in text
     assert "two: title" not in text
@@ -48,13 +48,13 @@ def test_what_another_finding_hides_is_named_in_one_line_and_still_counts() -> N
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (predict("ok"), blocked()),  # nothing is said of what hides it
+        (predict("ok"), blocked()),  # what hides it does not show
         (predict("broken", ("single",)), blocked()),  # it does not hide it everywhere
         (predict("broken", accelerate="<1.0"), blocked()),  # it may not
         (predict("broken", ("zero3",)), predict("silent", ("single",))),  # and it shows elsewhere
     ],
 )
-def test_what_may_be_seen_is_told_in_full(first: Prediction, second: Prediction) -> None:
+def test_what_may_be_seen_is_described_in_full(first: Prediction, second: Prediction) -> None:
     found = ask("trl==0.15.2", issues=[issue(first), two(second, blocked())])
     text = text_of(found)
     assert HIDDEN not in text
@@ -64,15 +64,15 @@ def test_what_may_be_seen_is_told_in_full(first: Prediction, second: Prediction)
 
 def test_a_hidden_issue_is_the_least_of_all_problems_and_a_problem() -> None:
     found = ask("trl==0.15.2", issues=[two(blocked()), issue(predict("wasteful"))])
-    assert [finding.issue.id for finding in found.findings] == ["one", "two"]
-    (bite,) = found.findings[1].bites
-    assert (bite.verdict, bite.by) == (Verdict.BLOCKED, "one")
+    assert [each.issue.id for each in found.issues] == ["one", "two"]
+    (effect,) = found.issues[1].effects
+    assert (effect.verdict, effect.blocked_by) == (Verdict.BLOCKED, "one")
 
 
 def test_the_status_is_1_where_all_is_hidden(doctor: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     status, out, _ = doctor("trl==0.15.2", "transformers==4.52.4", "--strategy", "single", "--json")
     assert status == 1
-    found = {each["id"]: each for each in json.loads(out)["bites"]}
+    found = {each["id"]: each for each in json.loads(out)["issues"]}
     (when,) = found["grpo-sampling"]["when"]
     assert (when["verdict"], when["blocked_by"]) == ("blocked", "grpo-train-sampler")
     assert "blocked_by" not in found["grpo-train-sampler"]["when"][0]
@@ -84,5 +84,5 @@ def test_an_error_of_before_failures_were_attributed_measures_a_hidden_issue() -
     for measured, level in ((old, "measured"), (new, "unmeasured")):
         issues = [issue(predict("broken")), two(blocked(trl="<0.18"), strategies=("single",))]
         found = ask("trl==0.15.2", issues=issues, cells=[measured])
-        (bite,) = found.findings[1].bites
-        assert (bite.verdict.value, bite.sure.level.value) == ("blocked", level)
+        (effect,) = found.issues[1].effects
+        assert (effect.verdict.value, effect.confidence.level.value) == ("blocked", level)

@@ -1,4 +1,4 @@
-"""The doctor's answers: what bites, under which conditions, how sure, and which pins are ok."""
+"""The doctor's answers: which issues affect a stack, when, with what confidence, and which pins are ok."""
 
 from __future__ import annotations
 
@@ -10,73 +10,73 @@ import pytest
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.evidence import MeasuredCell
 from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.doctor.bites import StrategyError
-from pytest_trlcompat.doctor.diagnosis import Diagnosis, Finding
+from pytest_trlcompat.doctor.applicable import StrategyError
+from pytest_trlcompat.doctor.diagnosis import ApplicableIssue, Diagnosis
 from pytest_trlcompat.doctor.text import show
 
 from .made_up import BROKEN_BEFORE_018, ask, cell, issue, predict
 
 
-def told(diagnosis: Diagnosis) -> list[tuple[tuple[str, ...], str, str]]:
+def effects(diagnosis: Diagnosis) -> list[tuple[tuple[str, ...], str, str]]:
     return [
-        (bite.strategies, bite.verdict.value, bite.condition)
-        for finding in diagnosis.findings
-        for bite in finding.bites
+        (effect.strategies, effect.verdict.value, effect.condition)
+        for applicable in diagnosis.issues
+        for effect in applicable.effects
     ]
 
 
-def only(diagnosis: Diagnosis) -> Finding:
-    (finding,) = diagnosis.findings
-    return finding
+def only(diagnosis: Diagnosis) -> ApplicableIssue:
+    (applicable,) = diagnosis.issues
+    return applicable
 
 
-# What bites
+# Which issues apply
 
 
 @pytest.mark.parametrize("verdict", ["broken", "silent", "wasteful", "error", "hang"])
-def test_what_is_not_right_bites(verdict: str) -> None:
-    assert told(ask("trl==0.15.2", issues=[issue(predict(verdict))])) == [(("single", "zero3"), verdict, "")]
+def test_a_problem_affects_the_stack(verdict: str) -> None:
+    assert effects(ask("trl==0.15.2", issues=[issue(predict(verdict))])) == [(("single", "zero3"), verdict, "")]
 
 
 @pytest.mark.parametrize("verdict", ["ok", "absent", "untestable"])
-def test_what_is_right_or_not_there_does_not(verdict: str) -> None:
+def test_a_right_or_missing_result_does_not(verdict: str) -> None:
     found = ask("trl==0.15.2", issues=[issue(predict(verdict))])
-    assert found.findings == ()
+    assert found.issues == ()
     assert found.clear == ("one",)
-    assert found.untold == ()
+    assert found.unpredicted == ()
 
 
-def test_an_unknown_package_makes_a_condition_never_a_silent_no() -> None:
+def test_an_unknown_package_makes_the_answer_conditional() -> None:
     entry = issue(predict("broken", trl="<0.18", accelerate=">=1.0,<1.9"), predict("ok"))
-    assert told(ask("trl==0.15.2", issues=[entry])) == [(("single", "zero3"), "broken", "accelerate >=1.0,<1.9")]
-    assert told(ask("trl==0.15.2", "accelerate==1.3.0", issues=[entry])) == [(("single", "zero3"), "broken", "")]
-    assert told(ask("trl==0.15.2", "accelerate==1.9.0", issues=[entry])) == []
-    assert told(ask("trl==0.15.2", "accelerate>=1.8", issues=[entry])) == [
+    assert effects(ask("trl==0.15.2", issues=[entry])) == [(("single", "zero3"), "broken", "accelerate >=1.0,<1.9")]
+    assert effects(ask("trl==0.15.2", "accelerate==1.3.0", issues=[entry])) == [(("single", "zero3"), "broken", "")]
+    assert effects(ask("trl==0.15.2", "accelerate==1.9.0", issues=[entry])) == []
+    assert effects(ask("trl==0.15.2", "accelerate>=1.8", issues=[entry])) == [
         (("single", "zero3"), "broken", "accelerate <1.9")
     ]
 
 
-def test_a_pre_release_bites_if_it_may() -> None:
-    assert told(ask("trl==0.18.0.dev0")) == [(("single", "zero3"), "broken", "trl <0.18")]
+def test_an_issue_affects_a_pre_release_if_it_may() -> None:
+    assert effects(ask("trl==0.18.0.dev0")) == [(("single", "zero3"), "broken", "trl <0.18")]
 
 
-def test_what_the_catalogue_does_not_cover_is_said() -> None:
+def test_issues_without_a_prediction_are_listed() -> None:
     found = ask("trl==0.9.6", issues=[issue(predict("broken", trl=">=0.14,<0.18"), predict("ok", trl=">=0.18"))])
-    assert (found.findings, found.clear, found.untold) == ((), ("one",), ("one",))
+    assert (found.issues, found.clear, found.unpredicted) == ((), ("one",), ("one",))
 
 
 def test_an_issue_that_needs_a_package_shows_only_with_it() -> None:
     entry = issue(predict("broken"), needs=("peft",))
-    assert told(ask("trl==0.15.2", issues=[entry], complete=True)) == []
-    assert told(ask("trl==0.15.2", "peft==0.14.0", issues=[entry], complete=True)) != []
-    assert told(ask("trl==0.15.2", issues=[entry])) != []
+    assert effects(ask("trl==0.15.2", issues=[entry], complete=True)) == []
+    assert effects(ask("trl==0.15.2", "peft==0.14.0", issues=[entry], complete=True)) != []
+    assert effects(ask("trl==0.15.2", issues=[entry])) != []
 
 
-def test_the_worst_finding_comes_first() -> None:
+def test_the_worst_issue_comes_first() -> None:
     verdicts = ["wasteful", "broken", "silent"]
     entries = [issue(predict(verdict), name=verdict) for verdict in verdicts]
     found = ask("trl==1", issues=entries)
-    assert [finding.issue.id for finding in found.findings] == ["silent", "broken", "wasteful"]
+    assert [applicable.issue.id for applicable in found.issues] == ["silent", "broken", "wasteful"]
 
 
 # Strategies
@@ -84,30 +84,30 @@ def test_the_worst_finding_comes_first() -> None:
 
 def test_without_deepspeed_its_strategies_are_left_out() -> None:
     found = ask("trl==0.15.2", complete=True)
-    assert told(found) == [(("single",), "broken", "")]
+    assert effects(found) == [(("single",), "broken", "")]
     assert found.left_out == "zero1, zero2, zero3: deepspeed is not installed"
     assert ask("trl==0.15.2", "deepspeed==0.16.4", complete=True).left_out == ""
 
 
-def test_a_strategy_narrows_and_takes_its_variants_along() -> None:
+def test_a_strategy_selects_its_variants_too() -> None:
     entry = issue(
         predict("silent", ("zero3-swap",)),
         predict("broken", ("zero3*",)),
         predict("wasteful"),
         strategies=("single", "zero3", "zero3-swap"),
     )
-    assert told(ask("trl==1", issues=[entry], strategies=["zero3"])) == [
+    assert effects(ask("trl==1", issues=[entry], strategies=["zero3"])) == [
         (("zero3",), "broken", ""),
         (("zero3-swap",), "silent", ""),
     ]
-    assert told(ask("trl==1", issues=[entry], strategies=["zero3-swap"])) == [
+    assert effects(ask("trl==1", issues=[entry], strategies=["zero3-swap"])) == [
         (("zero3-swap",), "silent", ""),
     ]
-    assert told(ask("trl==1", issues=[entry], strategies=["fsdp1"])) == []
+    assert effects(ask("trl==1", issues=[entry], strategies=["fsdp1"])) == []
 
 
 def test_a_variant_that_an_issue_does_not_know_is_judged_as_its_strategy() -> None:
-    assert told(ask("trl==0.15.2", strategies=["zero3-mine"])) == [(("zero3",), "broken", "")]
+    assert effects(ask("trl==0.15.2", strategies=["zero3-mine"])) == [(("zero3",), "broken", "")]
 
 
 @pytest.mark.parametrize(
@@ -117,12 +117,12 @@ def test_a_variant_that_an_issue_does_not_know_is_judged_as_its_strategy() -> No
         ("zero3", "strategy zero3 needs deepspeed, which"),
     ],
 )
-def test_a_strategy_that_cannot_be_is_refused(name: str, message: str) -> None:
+def test_an_impossible_strategy_is_refused(name: str, message: str) -> None:
     with pytest.raises(StrategyError, match=message):
         ask("trl==0.15.2", strategies=[name], complete=True)
 
 
-# How sure
+# Confidence
 
 
 @pytest.mark.parametrize(
@@ -132,30 +132,34 @@ def test_a_strategy_that_cannot_be_is_refused(name: str, message: str) -> None:
         (
             ["trl==0.16.0"],
             [cell("0.14.0", single="broken"), cell("0.15.2", single="broken"), cell("0.17.0", single="broken")],
-            "between trl0.15.2-tf4.49.0 and trl0.17.0-tf4.49.0, which gave it under single",
+            "between trl0.15.2-tf4.49.0 and trl0.17.0-tf4.49.0, which both gave this verdict under single",
         ),
         (
             ["trl==0.16.0"],
             [cell("0.14.0", single="broken"), cell("0.15.2", single="broken"), cell("0.17.0", single="ok")],
-            "beyond what was measured; the nearest that gave it under single is trl0.15.2-tf4.49.0",
+            "outside the measured range; the nearest cell with this verdict under single is trl0.15.2-tf4.49.0",
         ),
         (
             ["trl==0.12.2"],
             [cell("0.14.0", single="broken"), cell("0.15.2", single="broken")],
-            "beyond what was measured; the nearest that gave it under single is trl0.14.0-tf4.49.0",
+            "outside the measured range; the nearest cell with this verdict under single is trl0.14.0-tf4.49.0",
         ),
-        (["trl==0.16.0"], [cell("0.18.0", single="ok")], "not measured in the published sweep; the catalogue says so"),
+        (
+            ["trl==0.16.0"],
+            [cell("0.18.0", single="ok")],
+            "not measured in the published sweep; predicted by the catalogue",
+        ),
         (["trl<0.18"], [cell("0.15.2", single="broken", zero3="broken")], "measured on trl0.15.2-tf4.49.0"),
         (
             ["trl>=0.16,<0.18"],
             [cell("0.15.2", single="broken", zero3="broken")],
-            "beyond what was measured; the nearest that gave it is trl0.15.2-tf4.49.0",
+            "outside the measured range; the nearest cell with this verdict is trl0.15.2-tf4.49.0",
         ),
     ],
 )
-def test_how_sure(pins: list[str], cells: list[MeasuredCell], text: str) -> None:
-    (bite,) = only(ask(*pins, cells=cells)).bites
-    assert bite.sure.describe() == text
+def test_confidence(pins: list[str], cells: list[MeasuredCell], text: str) -> None:
+    (effect,) = only(ask(*pins, cells=cells)).effects
+    assert effect.confidence.describe() == text
 
 
 def test_between_means_in_every_package_that_decides() -> None:
@@ -164,51 +168,53 @@ def test_between_means_in_every_package_that_decides() -> None:
     inside = ask("trl==0.16.0", "transformers==4.49.0", issues=[entry], cells=cells)
     outside = ask("trl==0.16.0", "transformers==4.52.4", issues=[entry], cells=cells)
     crossed = [cell("0.15.2", "4.50.3", single="broken"), cell("0.17.0", "4.48.3", single="broken")]
-    levels = [only(found).bites[0].sure.level.value for found in (inside, outside)]
+    levels = [only(found).effects[0].confidence.level.value for found in (inside, outside)]
     assert levels == ["between", "beyond"]
-    across = only(ask("trl==0.16.0", "transformers==4.49.0", issues=[entry], cells=crossed)).bites[0].sure
+    across = only(ask("trl==0.16.0", "transformers==4.49.0", issues=[entry], cells=crossed)).effects[0].confidence
     assert across.cells == ("trl0.15.2-tf4.50.3", "trl0.17.0-tf4.48.3")
 
 
-def test_strategies_that_were_not_measured_borrow_from_one_that_was() -> None:
-    (bite,) = only(ask("trl==0.15.2", cells=[cell("0.15.2", zero3="broken")])).bites
-    assert bite.strategies == ("single", "zero3")
-    assert bite.sure.describe() == "measured under zero3 on trl0.15.2-tf4.49.0"
+def test_a_strategy_that_was_not_measured_rests_on_one_that_was() -> None:
+    (effect,) = only(ask("trl==0.15.2", cells=[cell("0.15.2", zero3="broken")])).effects
+    assert effect.strategies == ("single", "zero3")
+    assert effect.confidence.describe() == "measured on trl0.15.2-tf4.49.0 under zero3"
 
 
-def test_what_was_measured_to_bite_bites_though_the_catalogue_says_no() -> None:
+def test_a_measured_problem_counts_though_the_catalogue_predicts_none() -> None:
     found = ask("trl==0.18.0", cells=[cell("0.18.0", single="error", zero3="ok")])
-    assert told(found) == [(("single",), "error", "")]
-    (bite,) = only(found).bites
-    assert bite.why == "measured so, though the catalogue predicts otherwise"
-    assert told(ask("trl==0.18.1", cells=[cell("0.18.0", single="error", zero3="ok")])) == []
+    assert effects(found) == [(("single",), "error", "")]
+    (effect,) = only(found).effects
+    assert effect.why == "measured, though the catalogue predicts another verdict"
+    assert effects(ask("trl==0.18.1", cells=[cell("0.18.0", single="error", zero3="ok")])) == []
 
 
-def test_a_cell_surprises_only_a_stack_of_which_all_that_decides_is_known() -> None:
+def test_an_unpredicted_verdict_counts_only_if_all_deciding_versions_are_known() -> None:
     entry = issue(predict("ok", trl=">=0.18", transformers=">=4.40"), strategies=("single",))
     cells = [cell("0.18.0", "4.49.0", single="error")]
-    assert told(ask("trl==0.18.0", "transformers==4.49.0", issues=[entry], cells=cells)) == [(("single",), "error", "")]
-    assert told(ask("trl==0.18.0", issues=[entry], cells=cells)) == []
+    assert effects(ask("trl==0.18.0", "transformers==4.49.0", issues=[entry], cells=cells)) == [
+        (("single",), "error", "")
+    ]
+    assert effects(ask("trl==0.18.0", issues=[entry], cells=cells)) == []
 
 
-def test_a_measured_variant_tells_of_its_strategy_where_the_catalogue_does_not_tell_them_apart() -> None:
+def test_a_measured_variant_supports_its_strategy_if_the_catalogue_does_not_distinguish_them() -> None:
     entry = issue(predict("broken", trl="<0.18"), predict("ok"), strategies=())
-    (bite,) = only(ask("trl==0.15.2", issues=[entry], cells=[cell("0.15.2", **{"zero3-swap": "broken"})])).bites
-    assert bite.sure.describe() == "measured under zero3-swap on trl0.15.2-tf4.49.0"
+    (effect,) = only(ask("trl==0.15.2", issues=[entry], cells=[cell("0.15.2", **{"zero3-swap": "broken"})])).effects
+    assert effect.confidence.describe() == "measured on trl0.15.2-tf4.49.0 under zero3-swap"
 
 
-def test_a_measured_variant_that_the_entry_does_not_list_is_told_with_its_reason() -> None:
+def test_a_measured_variant_that_the_entry_does_not_list_is_named_with_its_reason() -> None:
     entry = issue(predict("broken", ("zero3-*",)), predict("ok"), strategies=())
     cells = [cell("0.15.2", **{"zero3": "ok", "zero3-swap": "broken"})]
-    (bite,) = only(ask("trl==0.15.2", issues=[entry], cells=cells)).bites
-    assert (bite.strategies, bite.why) == (("zero3-swap",), "broken because")
-    assert bite.sure.describe() == "measured on trl0.15.2-tf4.49.0"
+    (effect,) = only(ask("trl==0.15.2", issues=[entry], cells=cells)).effects
+    assert (effect.strategies, effect.why) == (("zero3-swap",), "broken because")
+    assert effect.confidence.describe() == "measured on trl0.15.2-tf4.49.0"
 
 
-def test_a_cell_where_a_condition_does_not_hold_does_not_measure_it() -> None:
+def test_a_cell_outside_a_condition_does_not_support_it() -> None:
     entry = issue(predict("broken", trl="<0.18"), predict("broken", trl="<0.29"), predict("ok"), strategies=("single",))
     found = ask("transformers==4.49.0", issues=[entry], cells=[cell("0.18.2", single="broken")])
-    assert [(bite.condition, bite.sure.level.value) for bite in only(found).bites] == [
+    assert [(effect.condition, effect.confidence.level.value) for effect in only(found).effects] == [
         ("trl <0.18", "beyond"),
         ("trl >=0.18,<0.29", "measured"),
     ]
@@ -217,9 +223,9 @@ def test_a_cell_where_a_condition_does_not_hold_does_not_measure_it() -> None:
 # Torch
 
 
-def sure(*pins: str, cells: list[MeasuredCell]) -> tuple[str, str]:
-    (bite,) = only(ask(*pins, cells=cells)).bites
-    return bite.sure.level.value, bite.sure.describe()
+def confidence(*pins: str, cells: list[MeasuredCell]) -> tuple[str, str]:
+    (effect,) = only(ask(*pins, cells=cells)).effects
+    return effect.confidence.level.value, effect.confidence.describe()
 
 
 NEW_TORCH = cell("0.15.2", torch="2.13.0", single="broken", zero3="broken")
@@ -230,13 +236,13 @@ OLD_TORCH = cell("0.15.2", torch="2.6.0", single="broken", zero3="broken")
     "torch", ["torch==2.13.0", "torch==2.13.0+cu130", "torch==2.13.1", "torch>=2.6", "trl==0.15.2"]
 )
 def test_a_cell_with_the_stacks_torch_measures_it(torch: str) -> None:
-    told = ("measured", "measured on trl0.15.2-tf4.49.0-torch2.13.0")
-    assert sure("trl==0.15.2", torch, cells=[NEW_TORCH]) == told
+    expected = ("measured", "measured on trl0.15.2-tf4.49.0-torch2.13.0")
+    assert confidence("trl==0.15.2", torch, cells=[NEW_TORCH]) == expected
 
 
 @pytest.mark.parametrize("torch", ["torch==2.6.0", "torch==2.12.1", "torch==2.14.0", "torch<2.13", "torch==2.130.0"])
 def test_a_cell_with_another_torch_does_not_and_says_so(torch: str) -> None:
-    assert sure("trl==0.15.2", torch, cells=[NEW_TORCH]) == (
+    assert confidence("trl==0.15.2", torch, cells=[NEW_TORCH]) == (
         "other torch",
         "measured on trl0.15.2-tf4.49.0-torch2.13.0, with torch 2.13.0",
     )
@@ -245,24 +251,24 @@ def test_a_cell_with_another_torch_does_not_and_says_so(torch: str) -> None:
 def test_the_cell_with_the_stacks_torch_is_taken_where_there_is_one() -> None:
     cells = [NEW_TORCH, OLD_TORCH]
     for torch in ("2.6.0", "2.13.0"):
-        told = ("measured", f"measured on trl0.15.2-tf4.49.0-torch{torch}")
-        assert sure("trl==0.15.2", f"torch=={torch}", cells=cells) == told
+        expected = ("measured", f"measured on trl0.15.2-tf4.49.0-torch{torch}")
+        assert confidence("trl==0.15.2", f"torch=={torch}", cells=cells) == expected
 
 
 def test_a_prediction_may_have_a_range_of_torch() -> None:
     entry = issue(predict("broken", trl="<0.18", torch=">=2.6"), predict("ok"), strategies=("single",))
-    assert told(ask("trl==0.15.2", "torch==2.5.1", issues=[entry])) == []
-    assert told(ask("trl==0.15.2", "torch==2.6.0", issues=[entry])) == [(("single",), "broken", "")]
-    assert told(ask("trl==0.15.2", issues=[entry])) == [(("single",), "broken", "torch >=2.6")]
+    assert effects(ask("trl==0.15.2", "torch==2.5.1", issues=[entry])) == []
+    assert effects(ask("trl==0.15.2", "torch==2.6.0", issues=[entry])) == [(("single",), "broken", "")]
+    assert effects(ask("trl==0.15.2", issues=[entry])) == [(("single",), "broken", "torch >=2.6")]
     cells = [cell("0.15.2", torch="2.6.0", single="broken"), cell("0.15.2", torch="2.13.0", single="broken")]
-    (bite,) = only(ask("trl==0.15.2", "torch==2.9.1", issues=[entry], cells=cells)).bites
+    (effect,) = only(ask("trl==0.15.2", "torch==2.9.1", issues=[entry], cells=cells)).effects
     assert (
-        bite.sure.describe()
-        == "between trl0.15.2-tf4.49.0-torch2.6.0 and trl0.15.2-tf4.49.0-torch2.13.0, which gave it"
+        effect.confidence.describe()
+        == "between trl0.15.2-tf4.49.0-torch2.6.0 and trl0.15.2-tf4.49.0-torch2.13.0, which both gave this verdict"
     )
     below = cell("0.15.2", torch="2.5.1", single="ok")
-    (bite,) = only(ask("trl==0.15.2", "torch==2.6.0", issues=[entry], cells=[below, *cells])).bites
-    assert (bite.sure.level.value, bite.sure.cells) == ("measured", ("trl0.15.2-tf4.49.0-torch2.6.0",))
+    (effect,) = only(ask("trl==0.15.2", "torch==2.6.0", issues=[entry], cells=[below, *cells])).effects
+    assert (effect.confidence.level.value, effect.confidence.cells) == ("measured", ("trl0.15.2-tf4.49.0-torch2.6.0",))
 
 
 @pytest.mark.parametrize(
@@ -284,7 +290,7 @@ def test_a_prediction_may_have_a_range_of_torch() -> None:
         (["trl==0.15.2", "transformers==4.49.0"], ""),
     ],
 )
-def test_a_torch_that_was_not_measured_is_said(pins: list[str], text: str) -> None:
+def test_a_torch_that_was_not_measured_is_named(pins: list[str], text: str) -> None:
     found = ask(*pins, cells=[NEW_TORCH, cell("1.0.0", torch="2.12.1", single="ok"), cell("1.1.0", torch="2.12.1")])
     assert found.torch == found.to_dict()["torch"] == text
     file = io.StringIO()
@@ -295,8 +301,8 @@ def test_a_torch_that_was_not_measured_is_said(pins: list[str], text: str) -> No
 
 def test_json_names_the_torch_that_was_measured() -> None:
     found = ask("trl==0.15.2", "torch==2.6.0", cells=[NEW_TORCH])
-    (when,) = found.to_dict()["bites"][0]["when"]
-    assert (when["sure"], when["measured_with_torch"]) == ("other torch", "2.13.0")
+    (when,) = found.to_dict()["issues"][0]["when"]
+    assert (when["confidence"], when["measured_with_torch"]) == ("other torch", "2.13.0")
 
 
 # Pins
@@ -342,7 +348,7 @@ def test_there_may_be_no_pins() -> None:
     )
 
 
-def test_pins_for_most_strategies_stand_in_for_pins_for_all() -> None:
+def test_pins_for_most_strategies_are_named_if_there_are_none_for_all() -> None:
     entry = issue(predict("broken", ("zero3",)), predict("ok"))
     cells = [cell("0.17.0", single="ok", zero3="broken"), cell("0.16.1", single="ok", zero3="broken")]
     most = tuple(name for name in known_issues.STRATEGIES if name != "zero3")
@@ -366,7 +372,7 @@ def test_verdicts_on_issues_that_are_left_out_do_not_count() -> None:
     assert pins(ask("trl==0.16.0", issues=[other], cells=[noisy], strategies=["single"])) == pins(found)
 
 
-def test_a_cell_is_ok_only_if_what_it_was_not_asked_is_predicted_so() -> None:
+def test_a_cell_is_ok_only_if_what_it_did_not_measure_is_predicted_so() -> None:
     other = issue(predict("silent", trl="<1"), predict("ok"), name="two")
     cells = [cell("0.18.2", single="ok", zero3="ok"), cell("1.0.0", single="ok", zero3="ok")]
     assert pins(ask("trl==0.15.2", issues=[BROKEN_BEFORE_018, other], cells=cells, strategies=["single"])) == [
@@ -383,7 +389,7 @@ def test_a_cell_where_something_could_not_be_tested_is_not_recommended() -> None
     assert pins(found) == [("trl1.0.0-tf4.49.0", ("zero3",))]
 
 
-def test_a_corrected_trainer_that_does_not_help_here_is_said() -> None:
+def test_it_says_so_if_the_corrected_trainer_does_not_help() -> None:
     entry = issue(predict("error", ("zero3",), subject="corrected", trl="<0.15"), predict("broken"), cure="a.b")
     assert only(ask("trl==0.14.0", issues=[entry])).uncured == "error under zero3: error because"
     assert only(ask("trl==0.15.0", issues=[entry])).uncured == ""

@@ -31,14 +31,14 @@ FULL = [
 ]
 
 
-def test_status_1_when_something_bites_with_all_that_is_to_be_said(doctor: Run) -> None:
+def test_status_1_and_the_whole_text_when_a_known_issue_affects_the_stack(doctor: Run) -> None:
     status, out, err = doctor(*FULL)
     assert (status, err) == (1, "")
     entry = known_issues.load()["grpo-logits-to-keep"]
     flat = " ".join(out.split())
     for text in (
         "trl 0.15.2, transformers 4.48.3, torch 2.13.0, ",
-        "not given: datasets",
+        "not specified: datasets",
         f"{entry.id}: {entry.title}",
         "wasteful under every strategy: logits_to_keep is swallowed; TRL trims afterwards",
         f"symptom {entry.wrong}",
@@ -47,26 +47,27 @@ def test_status_1_when_something_bites_with_all_that_is_to_be_said(doctor: Run) 
         "under single-neither take trl >=0.20",
         f"upstream {entry.upstream[0]}",
         "gets all cures by `class My(corrected.GRPOTrainer, MyTrainer)` or `class My(corrected.PPOTrainer, MyTrainer)`",
-        "[measured under single on trl0.15.2-tf4.48.3]",
+        "[measured on trl0.15.2-tf4.48.3 under single]",
     ):
         assert text in flat, text
     assert "\x1b" not in out  # no terminal
     assert max(map(len, out.splitlines())) <= 120
 
 
-def test_status_0_when_nothing_bites(doctor: Run, small: KnownIssue) -> None:
+def test_status_0_when_no_known_issue_affects_the_stack(doctor: Run, small: KnownIssue) -> None:
     status, out, err = doctor("trl==0.19.0")
     assert (status, err) == (0, "")
-    assert out.splitlines()[-1] == "No known issue bites; the nearest measured cell is trl0.18.2-tf4.49.0."
+    assert out.splitlines()[-1] == "No known issue affects this stack; the nearest measured cell is trl0.18.2-tf4.49.0."
     assert doctor("trl==0.15.2", "--strategy", "single")[0] == 0
     assert doctor("trl==0.15.2")[0] == 1
 
 
 def test_the_text_in_full(doctor: Run, small: KnownIssue) -> None:
     assert doctor("trl==0.15.2", "peft==0.14.0")[1] == (
-        "trl 0.15.2, peft 0.14.0 (the command line); not given: transformers, torch, accelerate, deepspeed, datasets\n"
+        "trl 0.15.2, peft 0.14.0 (the command line); "
+        "not specified: transformers, torch, accelerate, deepspeed, datasets\n"
         "\n"
-        "1 known issue bites.\n"
+        "1 known issue affects this stack.\n"
         "\n"
         "one: title\n"
         "  broken     under zero3: broken because [measured on trl0.15.2-tf4.49.0]\n"
@@ -88,9 +89,7 @@ def test_the_text_in_full(doctor: Run, small: KnownIssue) -> None:
         (["trl==0.15.2", "--strategy", "zero9"], "trlcompat doctor: unknown strategy 'zero9'; known are single, "),
     ],
 )
-def test_status_2_with_one_line_for_a_question_that_makes_no_sense(
-    doctor: Run, arguments: list[str], message: str
-) -> None:
+def test_status_2_and_one_line_for_an_invalid_request(doctor: Run, arguments: list[str], message: str) -> None:
     status, out, err = doctor(*arguments)
     assert (status, out) == (2, "")
     assert err.startswith(message)
@@ -113,10 +112,10 @@ def test_wrong_usage_has_status_2(arguments: list[str], capsys: pytest.CaptureFi
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
-    assert "doctor  which known issues bite a stack, and what cures them" in capsys.readouterr().out
+    assert "doctor  which known issues affect a stack, and what cures them" in capsys.readouterr().out
 
 
-def test_options_may_stand_anywhere(doctor: Run) -> None:
+def test_options_may_come_in_any_order(doctor: Run) -> None:
     status, out, _ = doctor("--json", "trl==0.15.2", "--strategy", "single", "transformers==4.48.3")
     document = json.loads(out)
     assert status == 1
@@ -128,16 +127,16 @@ def test_releases_are_those_for_the_strategies_in_use(doctor: Run) -> None:
     pins = ("trl==0.15.2", "transformers==4.48.3")
     for strategy, end in (("ddp", "with transformers <4.49"), ("single-neither", "or take trl >=0.20")):
         status, out, _ = doctor(*pins, "--json", "--strategy", strategy)
-        remedies = {found["id"]: found["remedy"] for found in json.loads(out)["bites"]}
+        remedies = {found["id"]: found["remedy"] for found in json.loads(out)["issues"]}
         assert status == 1
         assert remedies["grpo-logits-to-keep"].endswith(end)
         line = "".join(doctor(*pins, "--strategy", strategy)[1].split())
         assert "".join(f"cure{remedies['grpo-logits-to-keep']}upstream".split()) in line
 
 
-def test_json_says_all_that_the_text_says(doctor: Run, small: KnownIssue) -> None:
+def test_json_contains_everything_that_the_text_does(doctor: Run, small: KnownIssue) -> None:
     assert json.loads(doctor("--json", "trl==0.15.2", "peft==0.14.0", "--strategy=zero3")[1]) == {
-        "schema": 1,
+        "schema": 2,
         "source": "the command line",
         "stack": {"trl": "0.15.2", "peft": "0.14.0"},
         "unknown": ["transformers", "torch", "accelerate", "deepspeed", "datasets"],
@@ -147,7 +146,7 @@ def test_json_says_all_that_the_text_says(doctor: Run, small: KnownIssue) -> Non
         "left_out": "",
         "measured": "2026-11-21",
         "torch": "",
-        "bites": [
+        "issues": [
             {
                 "id": "one",
                 "title": "title",
@@ -166,7 +165,7 @@ def test_json_says_all_that_the_text_says(doctor: Run, small: KnownIssue) -> Non
                         "verdict": "broken",
                         "condition": "",
                         "why": "broken because",
-                        "sure": "measured",
+                        "confidence": "measured",
                         "cells": ["trl0.15.2-tf4.49.0"],
                         "measured_under": "",
                         "measured_with_torch": "",
@@ -175,7 +174,7 @@ def test_json_says_all_that_the_text_says(doctor: Run, small: KnownIssue) -> Non
             }
         ],
         "clear": [],
-        "untold": [],
+        "unpredicted": [],
         "nearest": "trl0.15.2-tf4.49.0",
         "ok_pins": [
             {
@@ -219,7 +218,7 @@ def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 def test_the_module_runs_as_a_program_and_reads_standard_input() -> None:
     done = run("-m", "pytest_trlcompat", "doctor", "-", stdin="trl==0.15.2\ntransformers==4.48.3\n")
     assert done.returncode == 1, done.stderr
-    assert done.stdout.startswith("trl 0.15.2, transformers 4.48.3 (standard input); not given: ")
+    assert done.stdout.startswith("trl 0.15.2, transformers 4.48.3 (standard input); not specified: ")
     assert run("-m", "pytest_trlcompat", "--version").stdout.startswith("trlcompat 0")
 
 
@@ -250,7 +249,7 @@ def test_nothing_heavy_is_imported() -> None:
 
 
 def test_an_answer_takes_a_few_times_as_long_as_python_itself() -> None:
-    """Processor time, in turns, because other work on the machine must not decide."""
+    """Processor time, measured alternately, so that other work on the machine does not matter."""
 
     def seconds(*arguments: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -264,15 +263,13 @@ def test_an_answer_takes_a_few_times_as_long_as_python_itself() -> None:
     assert min(ours / python for python, ours in pairs) < 60
 
 
-def test_issues_of_a_trainer_that_one_does_not_use_can_be_left_out(
-    doctor: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_issues_of_other_trainers_can_be_left_out(doctor: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [issue(predict("broken"), name=name) for name in ("grpo-a", "ppo-a", "trl-import")]
     monkeypatch.setattr(known_issues, "load", lambda: Catalog({entry.id: entry for entry in entries}))
     found = {}
     for arguments in ((), ("--trainer", "ppo"), ("--trainer", "grpo")):
         document = json.loads(doctor("trl==1.0.0", "--json", *arguments)[1])
-        found[arguments] = [each["id"] for each in document["bites"]]
+        found[arguments] = [each["id"] for each in document["issues"]]
     assert list(found.values()) == [
         ["grpo-a", "ppo-a", "trl-import"],
         ["ppo-a", "trl-import"],

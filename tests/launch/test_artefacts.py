@@ -38,7 +38,7 @@ def test_the_first_thing_a_failed_launch_says_is_whose_limit_it_is() -> None:
     assert LaunchError(result.describe(), result).artefact == ARTEFACT
 
 
-def test_a_rank_that_only_saw_another_one_leave_is_not_asked() -> None:
+def test_a_rank_that_only_noticed_another_ones_end_does_not_count() -> None:
     assert failed(rank(0, PEER_GONE), rank(1, LACKING, 1.0)).artefact == ARTEFACT
     assert failed(rank(0, PEER_GONE), rank(1, OTHER, 1.0)).artefact is None
 
@@ -52,7 +52,7 @@ def test_what_failed_first_on_its_own_account_is_to_blame() -> None:
 def test_a_rank_that_died_in_the_devices_own_code() -> None:
     dead = RankResult(rank=0, exit_status=-11, stderr=NATIVE)
     assert failed(dead).artefact == Artefact(
-        What.CRASH, "died of SIGSEGV", "it died in an operator or a collective of its own"
+        What.CRASH, "was killed by SIGSEGV", "it died in an operator or a collective of its own"
     )
     elsewhere = RankResult(
         rank=0, exit_status=-11, stderr=NATIVE.replace("trlcompat::", "x::").replace("torch_npu", "y")
@@ -62,13 +62,13 @@ def test_a_rank_that_died_in_the_devices_own_code() -> None:
     assert failed(ended, timed_out=True).artefact is None
 
 
-def test_a_rank_that_went_on_after_it_and_ended_otherwise() -> None:
-    told = f"loading\n{ARTEFACT.describe()}\ngoing on\n"
-    assert failed(rank(0, OTHER, stderr=told)).artefact == ARTEFACT
+def test_a_rank_that_continued_after_it_and_ended_in_another_way() -> None:
+    printed = f"loading\n{ARTEFACT.describe()}\ngoing on\n"
+    assert failed(rank(0, OTHER, stderr=printed)).artefact == ARTEFACT
     hung = [RankResult(rank=number, ended_by_launcher="the launch timed out", exit_status=-9) for number in range(2)]
-    hung.append(dataclasses.replace(hung[0], rank=2, stderr=told))
+    hung.append(dataclasses.replace(hung[0], rank=2, stderr=printed))
     assert failed(*hung, timed_out=True).artefact == ARTEFACT
-    assert failed(RankResult(rank=0, returned=True, stderr=told)).artefact is None
+    assert failed(RankResult(rank=0, returned=True, stderr=printed)).artefact is None
 
 
 def test_without_a_rank_nothing_is_known() -> None:

@@ -1,4 +1,4 @@
-"""The room ``launch`` beside a GPU: what can be held without one. What needs one is in ``tests/stack/test_gpu.py``."""
+"""``launch`` on machines with a GPU, as far as it can be tested without one; see also ``tests/stack/test_gpu.py``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def test_a_process_without_the_driver_has_not_initialised_cuda() -> None:
     assert not _devices.cuda_initialized("libno-such-driver.so.1")
 
 
-def test_questions_about_a_gpu_are_answered_by_another_process() -> None:
-    still = [True]
-    number = cuda._asked_elsewhere(os.getpid, still)
+def test_queries_about_a_gpu_are_answered_by_another_process() -> None:
+    active = [True]
+    number = cuda._in_another_process(os.getpid, active)
     first = number()
     assert first != os.getpid()
-    assert number() == first, "asked once"
-    still.clear()
+    assert number() == first, "queried once"
+    active.clear()
     assert number() == os.getpid()
 
 
@@ -35,34 +35,34 @@ def test_an_object_comes_with_its_plain_attributes() -> None:
     assert cuda._in_child(lambda index: made, 0) == SimpleNamespace(name="H100", major=9, total_memory=85 * 10**9)
 
 
-def test_what_that_process_asks_in_turn_it_answers_itself() -> None:
-    """The start of CUDA asks for the capability of every GPU, by the same functions."""
-    still = [True]
+def test_that_process_answers_its_own_queries() -> None:
+    """CUDA queries the capability of every GPU when it starts, by the same functions."""
+    active = [True]
 
     def inner() -> int:
         return os.getpid()
 
-    wrapped = cuda._asked_elsewhere(inner, still)
-    outer = cuda._asked_elsewhere(lambda: f"{os.getpid()} {wrapped()}", still)
-    asking, asked = outer().split()
-    assert asking == asked != str(os.getpid())
+    wrapped = cuda._in_another_process(inner, active)
+    outer = cuda._in_another_process(lambda: f"{os.getpid()} {wrapped()}", active)
+    outside, inside = outer().split()
+    assert outside == inside != str(os.getpid())
 
 
-def test_an_error_there_is_one_here() -> None:
+def test_an_error_in_that_process_is_raised_here() -> None:
     def no_driver() -> Any:
         raise AssertionError("Torch not compiled with CUDA enabled")
 
     with pytest.raises(RuntimeError, match="^AssertionError: Torch not compiled with CUDA enabled$"):
         cuda._in_child(no_driver)
-    with pytest.raises(RuntimeError, match="^the process that asked CUDA died$"):
+    with pytest.raises(RuntimeError, match="^the process that queried CUDA died$"):
         cuda._in_child(lambda: os._exit(9))
 
 
-def test_cuda_that_was_touched_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda.check_left_alone("importing json")
+def test_initialized_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda.check_uninitialized("importing json")
     monkeypatch.setattr(cuda, "cuda_initialized", lambda: True)
     with pytest.raises(cuda.CudaInitialized, match="^importing json has initialised CUDA.*mode='cold'"):
-        cuda.check_left_alone("importing json")
+        cuda.check_uninitialized("importing json")
 
 
 @pytest.mark.parametrize("before", [None, "0"])
@@ -71,9 +71,9 @@ def test_the_variable_of_torch_is_as_before(monkeypatch: pytest.MonkeyPatch, bef
     if before is not None:
         monkeypatch.setenv(cuda._NVML_CHECK, before)
     during = None
-    with pytest.raises(ZeroDivisionError), cuda.left_alone():
+    with pytest.raises(ZeroDivisionError), cuda.without_initialization():
         raise ZeroDivisionError
-    with cuda.left_alone():
+    with cuda.without_initialization():
         during = os.environ[cuda._NVML_CHECK]
     assert during == "1"
     assert os.environ.get(cuda._NVML_CHECK) == before

@@ -38,8 +38,8 @@ def test_zero3_partitions_tiny_parameters_and_saves_whole(tmp_path: Path) -> Non
 
 
 def test_a_configuration_file_is_merged(tmp_path: Path) -> None:
-    given = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 5}, "bf16": {"enabled": True}}
-    (tmp_path / "ds.json").write_text(json.dumps(given))
+    written = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 5}, "bf16": {"enabled": True}}
+    (tmp_path / "ds.json").write_text(json.dumps(written))
     config = strategy("zero2", {"config": str(tmp_path / "ds.json")}).config
     assert config is not None
     assert config["zero_optimization"] == {"stage": 2, "reduce_bucket_size": 5}
@@ -65,9 +65,9 @@ def test_plain_strategies_set_nothing(tmp_path: Path) -> None:
     ("name", "options", "text"),
     [
         ("fsdp3", {}, "unknown strategy 'fsdp3'; known are single, ddp"),
-        ("ddp", {"bucket": 1}, "strategy 'ddp' takes no options, but was given bucket"),
+        ("ddp", {"bucket": 1}, "strategy 'ddp' has no options, but got bucket"),
         ("fsdp2", {"sharding_strategy": "NO_SHARD"}, "unknown option of fsdp2: sharding_strategy; known are"),
-        ("zero3", {"zero_optimization": {"stage": 2}}, "'zero3' was given a DeepSpeed configuration of ZeRO stage 2"),
+        ("zero3", {"zero_optimization": {"stage": 2}}, "'zero3' got a DeepSpeed configuration of ZeRO stage 2"),
         ("zero3", {"config": "/nowhere/ds.json"}, "the DeepSpeed configuration '/nowhere/ds.json' cannot be read"),
     ],
 )
@@ -90,46 +90,46 @@ def engine(**changes: Any) -> dict[str, Any]:
     return {"engines": {"deepspeed": {**SEEN["engines"]["deepspeed"], **changes}}}
 
 
-def test_what_was_asked_for_is_proved() -> None:
+def test_what_was_requested_is_proved() -> None:
     check(WANTED, SEEN, rank=0)
 
 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"world_size": 1}, "world size 2 was asked for, 1 was found"),
+        ({"world_size": 1}, "world size 2 was requested, 1 was found"),
         ({"initialized": False}, "no process group was initialised"),
-        ({"distributed_type": "MULTI_NPU"}, "distributed type DEEPSPEED was asked for, MULTI_NPU was found"),
-        ({"device_type": "cpu"}, "device type npu was asked for, cpu was found"),
+        ({"distributed_type": "MULTI_NPU"}, "distributed type DEEPSPEED was requested, MULTI_NPU was found"),
+        ({"device_type": "cpu"}, "device type npu was requested, cpu was found"),
         ({"engines": {"ddp": {}}}, "no deepspeed engine was built \\(built: ddp\\)"),
-        (engine(zero_stage=2), "ZeRO stage 3 was asked for, 2 was found"),
+        (engine(zero_stage=2), "ZeRO stage 3 was requested, 2 was found"),
         (engine(local=100), "parameters are not sharded: 100 of 100 elements are on this rank"),
         (engine(total=0, local=0), "the deepspeed engine holds no parameters"),
         (engine(device_type="cpu"), "the deepspeed engine is on cpu, not on npu"),
     ],
 )
 def test_each_downgrade_is_caught(changes: dict[str, Any], text: str) -> None:
-    with pytest.raises(NotProved, match=f"rank 1 did not run under strategy 'zero3' as asked: .*{text}"):
+    with pytest.raises(NotProved, match=f"rank 1 did not run under strategy 'zero3' as requested: .*{text}"):
         check(WANTED, {**SEEN, **changes}, rank=1)
 
 
 FSDP_SEEN = {"initialized": True, "world_size": 2, "device_type": "npu", "engines": {}}
 
 
-def test_before_an_accelerator_is_made_fsdp_is_told_from_ddp_by_nothing() -> None:
+def test_fsdp_cannot_be_distinguished_from_ddp_before_an_accelerator_exists() -> None:
     wanted = expectation(strategy("fsdp1"), 2, "software", False)
     check(wanted, {**FSDP_SEEN, "distributed_type_at_first": "MULTI_NPU"}, rank=0)
     check(wanted, {**FSDP_SEEN, "distributed_type": "FSDP"}, rank=0)
-    with pytest.raises(NotProved, match="distributed type FSDP was asked for, MULTI_NPU was found"):
+    with pytest.raises(NotProved, match="distributed type FSDP was requested, MULTI_NPU was found"):
         check(wanted, {**FSDP_SEEN, "distributed_type": "MULTI_NPU"}, rank=0)
-    with pytest.raises(NotProved, match="distributed type MULTI_NPU was asked for, NO was found"):
+    with pytest.raises(NotProved, match="distributed type MULTI_NPU was requested, NO was found"):
         check(wanted, {**FSDP_SEEN, "distributed_type_at_first": "NO"}, rank=0)
     zero = expectation(strategy("zero3"), 2, "software", False)
-    with pytest.raises(NotProved, match="distributed type DEEPSPEED was asked for, MULTI_NPU was found"):
+    with pytest.raises(NotProved, match="distributed type DEEPSPEED was requested, MULTI_NPU was found"):
         check(zero, {**FSDP_SEEN, "distributed_type_at_first": "MULTI_NPU"}, rank=0)
 
 
-def test_without_sharding_asked_for_only_the_processes_count() -> None:
+def test_with_sharded_false_only_the_processes_are_checked() -> None:
     check(expectation(strategy("zero3"), 2, "software", False), {**SEEN, "engines": {}}, rank=0)
 
 
@@ -139,8 +139,8 @@ def test_fsdp2_before_torch_has_it(torch: str, monkeypatch: pytest.MonkeyPatch) 
     with Launcher() as launch, pytest.raises(StrategyAbsent) as raised:
         launch(len, (), strategy="fsdp2")
     assert str(raised.value) == (
-        f"strategy 'fsdp2' was asked for, and this stack has torch {torch}: torch.distributed.fsdp.fully_shard came "
-        "with torch 2.6; Accelerate uses no other. Take torch>=2.6, or another strategy (single, ddp, zero1, zero2, "
+        f"strategy 'fsdp2' was requested, but this stack has torch {torch}: torch.distributed.fsdp.fully_shard came "
+        "with torch 2.6; Accelerate uses no other. Use torch>=2.6, or another strategy (single, ddp, zero1, zero2, "
         "zero3, fsdp1, fsdp2)."
     )
 

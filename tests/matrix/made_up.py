@@ -1,6 +1,6 @@
-"""A checkout and a cell that are made up.
+"""A fake checkout with one cell.
 
-The environment is a stand-in whose ``python`` plays pytest: it appends verdicts as it was told and takes its time.
+The environment is a fake whose ``python`` acts as pytest: it appends given verdicts and sleeps for a given time.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ sys.exit(play["status"])
 
 @dataclass
 class Stage:
-    """A checkout in a temporary folder, whose cell's environment is a stand-in."""
+    """A checkout in a temporary folder, whose cell has a fake environment."""
 
     root: Path
     said: list[str] = field(default_factory=list)
 
     def play(self, *records: Record, status: int = 0, seconds: float = 0) -> None:
-        """Tell the stand-in what to do."""
+        """Set what the fake pytest does."""
         lines = [record.to_json() for record in records]
         (self.root / "play.json").write_text(json.dumps({"lines": lines, "status": status, "seconds": seconds}))
 
@@ -83,7 +83,7 @@ class Stage:
         """Leave what a killed command leaves."""
         self.play(*records)
         self.run(sweep)
-        Sweep(Layout(self.root), {Sweep.VARIABLE: sweep}).under_way(CELL.id)
+        Sweep(Layout(self.root), {Sweep.VARIABLE: sweep}).begin_cell(CELL.id)
         path = self.results.with_name(f"{CELL.id}.cell.json")
         path.write_text(json.dumps({**json.loads(path.read_text()), "state": "running", "seconds": 100.0}))
         with open(self.results, "a") as file:

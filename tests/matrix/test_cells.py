@@ -91,7 +91,7 @@ def test_the_full_selection_is_in_the_order_of_versions(tmp_path: Path) -> None:
     ]
 
 
-def test_days_of_what_the_undated_need(tmp_path: Path) -> None:
+def test_dates_of_dependencies_of_undated_packages(tmp_path: Path) -> None:
     matrix = read(tmp_path, f"[defaults]\nnot_before = {{ sympy = 2024-09-20 }}\n[[cell]]\n{PINS}")
     assert matrix.not_before == {"sympy": datetime.date(2024, 9, 20)}
 
@@ -112,7 +112,7 @@ def test_a_cell_may_name_its_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("python", ["3", "pypy", "3.x"])
-def test_what_is_no_version_of_python(tmp_path: Path, python: str) -> None:
+def test_an_invalid_python_version_is_refused(tmp_path: Path, python: str) -> None:
     with pytest.raises(MatrixError, match=f"number 1: malformed a cell's python {python!r}; write for example '3.11'"):
         read(tmp_path, f"[[cell]]\n{PINS}\npython = {python!r}\n")
 
@@ -122,7 +122,7 @@ def test_every_supported_python_has_a_cell() -> None:
     assert sorted(str(cell.python) for cell in cells) == ["3.10", "3.12", "3.13"]
 
 
-def test_a_cells_pins_win_over_the_default_ones_and_over_the_free_stack(tmp_path: Path) -> None:
+def test_a_cells_pins_take_precedence_over_the_default_ones_and_the_stack(tmp_path: Path) -> None:
     matrix = read(
         tmp_path,
         """
@@ -149,8 +149,8 @@ def test_only_tagged_cells_are_swept_by_default(tmp_path: Path) -> None:
     with pytest.raises(MatrixError) as caught:
         matrix.cell("trl0.15.2-tf4.48")
     assert str(caught.value) == (
-        "no cell 'trl0.15.2-tf4.48' in the matrix; near it are: trl0.15.2-tf4.48.3, trl1.0.0; nox -l -- --full lists "
-        "all, and nox -s cell -- trl=VERSION transformers=VERSION runs any other"
+        "no cell 'trl0.15.2-tf4.48' in the matrix; similar ones are: trl0.15.2-tf4.48.3, trl1.0.0; nox -l -- --full "
+        "lists all, and nox -s cell -- trl=VERSION transformers=VERSION runs any combination"
     )
     with pytest.raises(MatrixError, match=r"no cell 'x' in the matrix; nox -l -- --full lists all"):
         matrix.cell("x")
@@ -166,7 +166,7 @@ def test_a_date_is_a_toml_date_or_a_string(tmp_path: Path, date: str) -> None:
     "text, message",
     [
         ("[[cell]\n", "not valid TOML: Expected ']]' at the end of an array declaration (at line 1"),
-        ("", "no [[cell]]; write at least one, for example pins = { trl = '0.15.2' }"),
+        ("", "there is no [[cell]]; write at least one, for example pins = { trl = '0.15.2' }"),
         ("[cell]\n" + PINS, "[cell] must be [[cell]], a list of tables"),
         ("[series]\n" + PINS, "[series] must be [[series]], a list of tables"),
         ("[[cells]]\n" + PINS, "unknown key 'cells' in the top level; known are cell, defaults, series"),
@@ -181,7 +181,7 @@ def test_a_date_is_a_toml_date_or_a_string(tmp_path: Path, date: str) -> None:
         ),
         (
             "[[series]]\npins = { trl = [] }",
-            "[[series]] number 1: the versions of trl are an empty list; write at least one",
+            "[[series]] number 1: the list of versions of trl is empty; write at least one",
         ),
         (
             "[[series]]\npins = { trl = ['0.15.2', 'x'] }",
@@ -191,11 +191,11 @@ def test_a_date_is_a_toml_date_or_a_string(tmp_path: Path, date: str) -> None:
         ("[[series]]\ntags = []", "[[series]] number 1: pins are missing; write for example pins = { trl = '0.15.2'"),
         (
             f"[[cell]]\n{PINS}\n[[series]]\npins = {{ trl = '0.15.2', transformers = ['4.48.3'] }}",
-            "[[series]] number 1: trl0.15.2-tf4.48.3 is there already, as [[cell]] number 1; remove one of the two",
+            "[[series]] number 1: trl0.15.2-tf4.48.3 is defined already, in [[cell]] number 1; remove one of the two",
         ),
         (
             "[[series]]\npins = { trl = ['1.0', '1.0'] }",
-            "[[series]] number 1: trl1.0 is there already, as [[series]] number 1; remove one of the two",
+            "[[series]] number 1: trl1.0 is defined already, in [[series]] number 1; remove one of the two",
         ),
         (
             f"[defaults]\nnot_before = {{ sympy = 'soon' }}\n[[cell]]\n{PINS}",
@@ -227,7 +227,7 @@ def test_a_date_is_a_toml_date_or_a_string(tmp_path: Path, date: str) -> None:
         ("[[cell]]\npins = { trl = 0.15 }", "[[cell]] number 1: the version of trl must be a string, not 0.15"),
         (
             f"[[cell]]\n{PINS}\n[[cell]]\n{PINS}",
-            "[[cell]] number 2: trl0.15.2-tf4.48.3 is there already, as [[cell]] number 1; remove one of the two",
+            "[[cell]] number 2: trl0.15.2-tf4.48.3 is defined already, in [[cell]] number 1; remove one of the two",
         ),
         (
             f"[[cell]]\n{PINS}\ndate = 'yesterday'",
@@ -267,14 +267,14 @@ def test_a_malformed_matrix_is_refused_with_one_message(tmp_path: Path, text: st
 
 
 def test_a_missing_matrix_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MatrixError, match=r"matrix\.toml: there is no such file"):
+    with pytest.raises(MatrixError, match=r"matrix\.toml: no such file"):
         read_matrix(tmp_path / "matrix.toml")
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["trl"], "'trl' is no pin; write PACKAGE=VERSION, for example trl=0.19.1"),
+        (["trl"], "'trl' is not a pin; write PACKAGE=VERSION, for example trl=0.19.1"),
         (["trl=1", "trl=2"], "trl is pinned twice; a cell has one version of each package"),
         (["trl="], "malformed version '' of trl; write for example 0.15.2"),
         (["vllm=1"], "unknown package 'vllm' in pins; the stack has torch, "),

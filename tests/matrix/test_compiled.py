@@ -16,7 +16,7 @@ from pytest_trlcompat.matrix import compiled
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 TAG = sys.implementation.cache_tag
-TELLS = """import sys
+CHILD = """import sys
 sys.path.insert(0, sys.argv[1])
 from package.module import value
 print(value(), value.__code__.co_filename)
@@ -66,7 +66,7 @@ def compile_module(module: Path) -> Path:
 
 def imported(module: Path) -> tuple[str, str]:
     """What the module's function returns in a fresh process, and the file that its code names."""
-    command = [sys.executable, "-c", TELLS, str(module.parents[1])]
+    command = [sys.executable, "-c", CHILD, str(module.parents[1])]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     value, file = ran.stdout.split()
@@ -81,7 +81,7 @@ def test_environments_share_what_each_of_them_compiled(environments: Environment
     assert [environments.share(name) for name in ("one", "two")] == [0, 0]
 
 
-def test_python_takes_what_is_shared_and_names_the_environments_own_source(environments: Environments) -> None:
+def test_python_uses_shared_modules_and_names_the_environments_own_source(environments: Environments) -> None:
     modules = [environments.new(name) for name in ("one", "two")]
     kept = compile_module(modules[0])
     environments.share("one")
@@ -100,11 +100,11 @@ def test_a_source_that_one_environment_changes_is_its_own_again(environments: En
     modules[1].write_text("def value():\n    return 2222\n")
     assert [imported(module)[0] for module in modules] == ["1", "2222"]
     assert not own[0].samefile(own[1])
-    assert environments.share("two") == 0  # nobody else has this source
+    assert environments.share("two") == 0  # no other environment has this source
     assert [imported(module)[0] for module in modules] == ["1", "2222"]
 
 
-def test_what_was_compiled_from_another_source_is_not_kept(environments: Environments) -> None:
+def test_modules_of_another_source_are_not_shared(environments: Environments) -> None:
     module = environments.new("one")
     own = compile_module(module)
     os.utime(environments.cached, (1, 1))  # of all its links
@@ -125,7 +125,7 @@ def test_only_what_plain_python_compiles_is_shared(environments: Environments) -
     assert list(environments.store.iterdir()) == []
 
 
-def test_another_python_takes_nothing(environments: Environments) -> None:
+def test_another_python_shares_nothing(environments: Environments) -> None:
     compile_module(environments.new("one"))
     environments.share("one")
     environments.new("other", "python3.5")
@@ -152,7 +152,7 @@ def test_a_file_system_without_links_leaves_everything_as_it_was(
     assert [path.read_bytes() for path in own.parent.iterdir()] == ([before] if how is compiled.share else [])
 
 
-def test_what_no_environment_holds_is_removed(environments: Environments) -> None:
+def test_unused_modules_are_removed(environments: Environments) -> None:
     own = compile_module(environments.new("one"))
     environments.share("one")
     assert compiled.drop_unused(environments.store) == 0

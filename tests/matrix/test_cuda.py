@@ -52,13 +52,13 @@ wheels = [{ url = "x", size = 253 }]
 
 
 class Index:
-    """Stands for uv, and remembers what it was asked."""
+    """Stands for uv, and records its calls."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[list[str], dict[str, Any]]] = []
+        self.calls: list[tuple[list[str], dict[str, Any]]] = []
 
     def __call__(self, arguments: Sequence[str], **how: Any) -> str:
-        self.asked.append((list(arguments), how))
+        self.calls.append((list(arguments), how))
         return PYLOCK
 
 
@@ -79,19 +79,17 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Index:
         (None, False),
     ],
 )
-def test_a_cuda_build_is_known_by_its_version_file(tmp_path: Path, text: str | None, built_for_cuda: bool) -> None:
+def test_a_cuda_build_is_recognised_by_its_version_file(tmp_path: Path, text: str | None, built_for_cuda: bool) -> None:
     if text is not None:
         (tmp_path / "torch").mkdir()
         (tmp_path / "torch" / "version.py").write_text(text)
     assert is_cuda_build(tmp_path) is built_for_cuda
 
 
-def test_the_index_is_asked_what_its_own_build_needs_as_of_its_day_and_triton_is_left_out(
-    index: Index, tmp_path: Path
-) -> None:
+def test_libraries_are_resolved_with_the_index_as_of_the_release_without_triton(index: Index, tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     assert renew(MATRIX, "2.6.0", layout) == LIBRARIES
-    ((arguments, how),) = index.asked
+    ((arguments, how),) = index.calls
     assert how == {"stdin": "torch==2.6.0", "index_alone": True}
     assert "--exclude-newer 2025-02-01T00:00:00Z" in " ".join(arguments)
     assert (layout.locks / "cuda" / "torch2.6.0.txt").read_text().splitlines()[2:] == [
@@ -104,11 +102,11 @@ def test_the_index_is_asked_what_its_own_build_needs_as_of_its_day_and_triton_is
     assert LIBRARIES.requirements == ["cuda-bindings==13.5.0", "nvidia-cublas-cu12==12.4.5.8"]
 
 
-def test_they_are_resolved_once_and_the_kept_ones_win(index: Index, tmp_path: Path) -> None:
+def test_libraries_are_resolved_once_and_locked_ones_take_precedence(index: Index, tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     today = libraries_of("2.6.0", "3.11", layout)
     assert libraries_of("2.6.0", "3.11", layout) == today
-    assert len(index.asked) == 1
+    assert len(index.calls) == 1
     assert today.packages == LIBRARIES.packages
     assert not kept("2.6.0", layout)
     renew(MATRIX, "2.6.0", layout)
@@ -124,13 +122,13 @@ def test_a_damaged_file_is_named(tmp_path: Path, line: str) -> None:
     path.parent.mkdir(parents=True)
     path.write_text(f"{LIBRARIES.to_text()}{line}\n")
     with pytest.raises(
-        MatrixError, match=r"torch2\.6\.0\.txt: damaged \(.+\); remove it and make it again: nox -s lock"
+        MatrixError, match=r"torch2\.6\.0\.txt: damaged \(.+\); remove it and create it again with: nox -s lock"
     ):
         libraries_of("2.6.0", "3.11", Layout(tmp_path))
 
 
 @pytest.mark.parametrize("torch", SHIPPED.torch)
-def test_what_every_shipped_torch_needs_is_kept_and_no_lock_of_a_cell_repeats_it(torch: str) -> None:
+def test_every_supported_torch_has_locked_libraries_that_no_cell_repeats(torch: str) -> None:
     libraries = libraries_of(torch, "3.11", CHECKOUT)
     assert kept(torch, CHECKOUT)
     assert libraries.torch == torch

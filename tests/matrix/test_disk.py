@@ -1,4 +1,4 @@
-"""Room for builds of torch: told before a sweep, made during it from what finished cells held."""
+"""Disk space for builds of torch: reported before a sweep, freed during it from finished cells."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from pytest_trlcompat.matrix import disk
 from pytest_trlcompat.matrix.cells import Cell, Matrix
-from pytest_trlcompat.matrix.disk import announcement, make_room
+from pytest_trlcompat.matrix.disk import announcement, free_space
 from pytest_trlcompat.matrix.errors import Untestable
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
@@ -34,7 +34,7 @@ def layout(tmp_path: Path) -> Layout:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Lacks two builds of torch, and has as many gigabytes free as it is told."""
+    """A machine that lacks two builds of torch; call it with the gigabytes that are free."""
 
     def needs(torches: Iterable[str], python: str, layout: Layout) -> list[Need]:
         return [Need(torch, LACKING[torch]) for torch in dict.fromkeys(torches) if torch in LACKING]
@@ -42,7 +42,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     monkeypatch.setattr(disk, "needs", needs)
 
     def free(gigabytes: float) -> None:
-        monkeypatch.setattr(disk, "free", lambda layout: int(gigabytes * GIGABYTE))
+        monkeypatch.setattr(disk, "available", lambda layout: int(gigabytes * GIGABYTE))
 
     return free
 
@@ -51,30 +51,30 @@ def test_a_sweep_says_what_the_missing_builds_need(machine: Callable[[float], No
     machine(46)
     assert announcement(MATRIX, CELLS, layout) == (
         "not on this machine yet: torch 2.4.1 (5.0 GB), torch 2.6.0 (3.0 GB); "
-        "together they need about 8.0 GB of disk, 46.0 GB are free"
+        "together they need about 8.0 GB of disk space, 46.0 GB are free"
     )
 
 
-def test_where_that_is_not_enough_it_says_what_happens_then(machine: Callable[[float], None], layout: Layout) -> None:
+def test_if_space_is_short_it_says_what_happens_then(machine: Callable[[float], None], layout: Layout) -> None:
     machine(9)  # two gigabytes are for the rest
-    told = announcement(MATRIX, CELLS, layout)
-    assert told is not None
-    assert told.endswith(
-        "8.0 GB of disk, 9.0 GB are free; where it runs out, environments of finished cells are removed, "
-        "and a cell that still finds no room is left unfinished"
+    text = announcement(MATRIX, CELLS, layout)
+    assert text is not None
+    assert text.endswith(
+        "8.0 GB of disk space, 9.0 GB are free; if it runs out, environments of finished cells are removed, "
+        "and a cell for which there is still not enough is left unfinished"
     )
 
 
-def test_where_nothing_is_missing_nothing_is_said(
+def test_if_nothing_is_missing_there_is_no_announcement(
     machine: Callable[[float], None], layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(46)
     assert announcement(MATRIX, CELLS[2:], layout) is None
-    monkeypatch.setattr(disk, "_stands", lambda *arguments: True)
+    monkeypatch.setattr(disk, "_exists", lambda *arguments: True)
     assert announcement(MATRIX, CELLS, layout) is None
 
 
-def test_what_cannot_be_resolved_is_told_by_its_cell_alone(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresolvable_cell_is_not_announced(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     def needs(*arguments: object) -> list[Need]:
         raise Untestable("there is no version of torch==9.9.9")
 
@@ -96,37 +96,37 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_finished_cells_make_room_until_there_is_enough(
+def test_finished_cells_are_removed_until_there_is_enough_space(
     machine: Callable[[float], None], layout: Layout, removed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(0)
-    monkeypatch.setattr(disk, "free", lambda layout: (2 + 2 * len(removed)) * GIGABYTE)
+    monkeypatch.setattr(disk, "available", lambda layout: (2 + 2 * len(removed)) * GIGABYTE)
     said: list[str] = []
     finished = [lock("gone"), lock("old"), lock("newer"), lock("newest")]
-    make_room(lock("next"), layout, finished, [], said.append)
-    assert removed == ["gone", "old"]  # 3 GB and the 2 that are kept free
-    assert said == ["old: finished, its environment is removed to make room"]
+    free_space(lock("next"), layout, finished, [], said.append)
+    assert removed == ["gone", "old"]  # 3 GB, and the 2 GB margin
+    assert said == ["old: finished; its environment is removed to free disk space"]
 
 
-def test_what_later_cells_want_stays(machine: Callable[[float], None], layout: Layout, removed: list[str]) -> None:
+def test_environments_of_later_cells_stay(machine: Callable[[float], None], layout: Layout, removed: list[str]) -> None:
     machine(0)
     same_as_next = dataclasses.replace(lock("next"), cell_id="same versions")
     finished = [lock("old"), lock("wanted"), same_as_next]
-    make_room(lock("next"), layout, finished, [lock("wanted")], lambda text: None)
+    free_space(lock("next"), layout, finished, [lock("wanted")], lambda text: None)
     assert removed == ["old"]
 
 
-def test_where_there_is_room_or_the_environment_stands_nothing_is_removed(
+def test_nothing_is_removed_if_there_is_space_or_the_environment_exists(
     machine: Callable[[float], None], layout: Layout, removed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(5.1)
-    make_room(lock("next"), layout, [lock("old")], [], lambda text: None)
+    free_space(lock("next"), layout, [lock("old")], [], lambda text: None)
     machine(0)
-    monkeypatch.setattr(disk, "standing", lambda lock, layout: object())
-    make_room(lock("next"), layout, [lock("old")], [], lambda text: None)
+    monkeypatch.setattr(disk, "existing", lambda lock, layout: object())
+    free_space(lock("next"), layout, [lock("old")], [], lambda text: None)
     assert removed == []
 
 
-def test_the_disk_is_the_one_that_the_environments_will_lie_on(layout: Layout) -> None:
+def test_the_disk_is_that_of_the_future_environments(layout: Layout) -> None:
     assert not layout.environments.exists()
-    assert disk.free(layout) > 0
+    assert disk.available(layout) > 0

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat.matrix import environments, torch_builds
-from pytest_trlcompat.matrix.environments import ensure, ensure_tools, prune, remove, standing
+from pytest_trlcompat.matrix.environments import ensure, ensure_tools, existing, prune, remove
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Untestable
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
@@ -25,15 +25,15 @@ LOCK = Lock(
 
 
 class FakeUv:
-    """Makes folders like uv, and remembers what it was asked."""
+    """Makes folders like uv, and records its calls."""
 
     def __init__(self) -> None:
-        self.asked: list[list[str]] = []
+        self.calls: list[list[str]] = []
         self.refuse: tuple[str, BaseException] | None = None
         self.source: Path | None = None
 
     def __call__(self, arguments: Sequence[str], *, offline: bool = False) -> str:
-        self.asked.append(list(arguments))
+        self.calls.append(list(arguments))
         if self.refuse is not None and self.refuse[0] in arguments:
             raise self.refuse[1]
         if arguments[0] == "venv":
@@ -46,7 +46,7 @@ class FakeUv:
         return ""
 
     def count(self, word: str) -> int:
-        return sum(word in arguments for arguments in self.asked)
+        return sum(word in arguments for arguments in self.calls)
 
 
 def modules_of(root: Path) -> Path:
@@ -74,7 +74,7 @@ def test_deepspeed_comes_after_torch_without_isolation_and_the_project_last(uv: 
     assert environment.root.parent == layout.environments
     python = str(environment.python)
     install = ["pip", "install", "--quiet", "--no-deps", "--python", python]
-    assert uv.asked == [
+    assert uv.calls == [
         ["venv", "--quiet", "--python", "3.11", str(environment.root)],
         [*install, "torch==2.13.0"],
         [*install, "trl==1.0.0"],
@@ -85,10 +85,10 @@ def test_deepspeed_comes_after_torch_without_isolation_and_the_project_last(uv: 
 
 def test_an_environment_is_shared_by_equal_locks_and_not_built_again(uv: FakeUv, layout: Layout) -> None:
     first = ensure(LOCK, layout)
-    asked = len(uv.asked)
+    calls = len(uv.calls)
     same = Lock("other id", datetime.date(2020, 1, 1), LOCK.python, LOCK.packages, "y")
     assert ensure(same, layout) == first
-    assert len(uv.asked) == asked
+    assert len(uv.calls) == calls
     assert ensure(Lock("trl1.0.0", LOCK.date, "3.12", LOCK.packages, "x"), layout) != first
 
 
@@ -111,7 +111,7 @@ def test_several_at_once_build_it_once(uv: FakeUv, layout: Layout) -> None:
     for thread in threads:
         thread.join()
     assert uv.count("venv") == 1
-    assert len(uv.asked) == 5
+    assert len(uv.calls) == 5
 
 
 def test_the_project_is_installed_again_when_its_metadata_changed(uv: FakeUv, layout: Layout) -> None:
@@ -138,7 +138,7 @@ def test_a_full_disk_is_one_clear_message(uv: FakeUv, layout: Layout) -> None:
         ensure(LOCK, layout)
 
 
-def test_where_there_is_no_room_nothing_is_left_of_what_was_built(uv: FakeUv, layout: Layout) -> None:
+def test_an_unfinished_environment_is_removed_if_the_disk_is_full(uv: FakeUv, layout: Layout) -> None:
     uv.refuse = ("deepspeed==0.18.9", DiskFull("the disk is full"))
     with pytest.raises(DiskFull, match="the disk is full"):
         ensure(LOCK, layout)
@@ -155,16 +155,16 @@ def test_an_environment_in_use_is_not_removed(uv: FakeUv, layout: Layout) -> Non
     assert remove(LOCK, layout) is True
     assert not environment.root.exists()
     assert remove(LOCK, layout) is False
-    assert said == [f"{environment.root.name}: no lock asks for it, but it is in use"]
+    assert said == [f"{environment.root.name}: belongs to no lock, but is in use"]
 
 
-def test_environments_that_no_lock_asks_for_are_removed_and_no_others(uv: FakeUv, layout: Layout) -> None:
+def test_only_environments_that_belong_to_no_lock_are_removed(uv: FakeUv, layout: Layout) -> None:
     wanted = ensure(LOCK, layout)
     stray = ensure(Lock("trl1.0.0", LOCK.date, "3.12", LOCK.packages, "x"), layout)
     tools = ensure_tools("lint", ["ruff"], layout)
     said: list[str] = []
     prune(layout, [LOCK], said.append)
-    assert said == [f"{stray.root.name}: no lock asks for it, removed"]
+    assert said == [f"{stray.root.name}: belongs to no lock, removed"]
     assert [wanted.python.exists(), stray.root.exists(), tools.python.exists()] == [True, False, True]
     prune(layout, [LOCK], said.append)
     assert len(said) == 1
@@ -185,20 +185,20 @@ def test_a_new_environment_takes_over_what_another_compiled(uv: FakeUv, layout: 
     assert list((layout.environments / "compiled").iterdir()) == []
 
 
-def test_only_what_is_built_stands(uv: FakeUv, layout: Layout) -> None:
-    assert standing(LOCK, layout) is None
+def test_an_environment_exists_once_it_is_built(uv: FakeUv, layout: Layout) -> None:
+    assert existing(LOCK, layout) is None
     environment = ensure(LOCK, layout)
-    assert standing(LOCK, layout) == environment
+    assert existing(LOCK, layout) == environment
 
 
-def test_tools_are_keyed_by_what_is_asked_for(uv: FakeUv, layout: Layout) -> None:
+def test_an_environment_of_tools_is_keyed_by_its_requirements(uv: FakeUv, layout: Layout) -> None:
     first = ensure_tools("lint", ["ruff", "mypy"], layout)
     assert ensure_tools("lint", ["ruff", "mypy"], layout) == first
     assert ensure_tools("lint", ["ruff"], layout) != first
     assert ensure_tools("lint", ["ruff", "mypy"], layout, python="3.12") != first
     assert uv.count("3.12") == 1
     assert uv.count("--editable") == 0
-    ensure_tools("rooms", ["pytest"], layout, project=True)
+    ensure_tools("unit", ["pytest"], layout, project=True)
     assert uv.count("--editable") == 1
     assert uv.count("hatchling") == 1
 

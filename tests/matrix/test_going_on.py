@@ -1,4 +1,4 @@
-"""What a cell and a sweep go on with after they were cut short, and what they start afresh."""
+"""How a cell and a sweep continue after an interruption, and when they start again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat.matrix import disk
-from pytest_trlcompat.matrix import job as room
+from pytest_trlcompat.matrix import job as job_module
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError
@@ -34,7 +34,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
 from tests.matrix import made_up
-from pytest_trlcompat.matrix import job as room
+from pytest_trlcompat.matrix import job as job_module
 from pytest_trlcompat.matrix.environments import Environment
 
 class Said(list):
@@ -42,9 +42,9 @@ class Said(list):
         print(text, flush=True)
 
 folder = Path({folder!r})
-room.lock_for = lambda matrix, cell, layout: made_up.LOCK
-room.disk.make_room = lambda *arguments: None
-room.ensure = lambda lock, layout, say: Environment(folder / "env")
+job_module.lock_for = lambda matrix, cell, layout: made_up.LOCK
+job_module.disk.free_space = lambda *arguments: None
+job_module.ensure = lambda lock, layout, say: Environment(folder / "env")
 try:
     made_up.Stage(folder, Said()).run("interrupted")
 except KeyboardInterrupt:
@@ -52,7 +52,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_missing_verdicts_are_fetched_by_the_next_run(stage: Stage) -> None:
+def test_the_next_run_adds_missing_verdicts(stage: Stage) -> None:
     stage.play(OK, status=1)
     stage.run()
     stage.play(BROKEN)
@@ -61,7 +61,7 @@ def test_missing_verdicts_are_fetched_by_the_next_run(stage: Stage) -> None:
     assert "--trlcompat-resume" in stage.calls[-1]["arguments"]
 
 
-def test_a_killed_cell_goes_on_after_its_last_whole_verdict(stage: Stage) -> None:
+def test_a_killed_cell_continues_after_its_last_complete_verdict(stage: Stage) -> None:
     stage.cut_short("killed", OK, torn='{"issue": "issue-a", "subj')
     stage.play(BROKEN)
     outcome = stage.run("next")
@@ -69,22 +69,24 @@ def test_a_killed_cell_goes_on_after_its_last_whole_verdict(stage: Stage) -> Non
     assert outcome.problem is None
     assert "--trlcompat-resume" in stage.calls[-1]["arguments"]
     assert stage.calls[-1]["before"] == OK.to_json() + "\n"
-    assert stage.said == ["trl0.15.2-tf4.48.3: goes on after 1 finished verdict"]
+    assert stage.said == ["trl0.15.2-tf4.48.3: continues after 1 finished verdict"]
     assert 100 <= outcome.sidecar.seconds < 110  # both runs
 
 
 @pytest.mark.parametrize("changed", ["suites/test_a.py", "pytest_trlcompat/plugin/judging.py", "fixtures/zero3.json"])
-def test_what_verdicts_depend_on_has_changed_so_it_starts_afresh(stage: Stage, changed: str) -> None:
+def test_a_cell_starts_again_if_what_its_verdicts_depend_on_has_changed(stage: Stage, changed: str) -> None:
     stage.cut_short("killed", OK)
     (stage.root / changed).parent.mkdir(exist_ok=True)
     (stage.root / changed).write_text("# changed")
     stage.play(BROKEN)
     assert stage.run("next").records == (BROKEN,)
     assert "--trlcompat-resume" not in stage.calls[-1]["arguments"]
-    assert stage.said == ["trl0.15.2-tf4.48.3: was cut short, and what it depends on has changed since; starts afresh"]
+    assert stage.said == [
+        "trl0.15.2-tf4.48.3: was interrupted, but what its verdicts depend on has changed; starts again"
+    ]
 
 
-def test_what_verdicts_do_not_depend_on_may_change(stage: Stage) -> None:
+def test_a_cell_continues_if_something_else_has_changed(stage: Stage) -> None:
     stage.cut_short("killed", OK)
     (stage.root / "pytest_trlcompat" / "matrix").mkdir()
     (stage.root / "pytest_trlcompat" / "matrix" / "report.py").write_text("# changed")
@@ -95,51 +97,51 @@ def test_what_verdicts_do_not_depend_on_may_change(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("options", [{"fresh": True}, {"issues": ["issue-a"]}], ids=["fresh", "issues"])
-def test_a_killed_cell_starts_afresh_when_told_or_asked_otherwise(stage: Stage, options: Mapping[str, Any]) -> None:
+def test_a_killed_cell_starts_again_with_fresh_or_other_options(stage: Stage, options: Mapping[str, Any]) -> None:
     stage.cut_short("killed", OK)
     stage.play(BROKEN)
     assert stage.run("next", **options).records == (BROKEN,)
 
 
-def test_a_cell_that_a_killed_sweep_finished_is_taken_over(stage: Stage) -> None:
+def test_a_cell_that_a_killed_sweep_finished_is_reused(stage: Stage) -> None:
     stage.play(OK)
     stage.run("killed")  # the command never came to its end
     outcome = stage.run("next")
     assert len(stage.calls) == 1
     assert (outcome.records, outcome.problem, outcome.sidecar.sweep) == ((OK,), None, "next")
     assert stage.said == [
-        "trl0.15.2-tf4.48.3: finished in a sweep that was cut short; taken over ('-- --fresh' runs it again)"
+        "trl0.15.2-tf4.48.3: finished in an interrupted sweep; its verdicts are reused (not with '-- --fresh')"
     ]
     stage.run("next but one", fresh=True)
     assert len(stage.calls) == 2
 
 
-def test_what_was_taken_over_keeps_its_wrong_predictions(stage: Stage) -> None:
+def test_reused_verdicts_that_are_not_as_predicted_still_fail(stage: Stage) -> None:
     stage.play(SURPRISE, status=1)
     stage.run("killed")
     assert "1 of 1 verdicts are not as predicted" in (stage.run("next").problem or "")
 
 
-def test_a_sweep_that_came_to_its_end_starts_afresh_the_next_time(stage: Stage) -> None:
+def test_after_a_sweep_that_ended_the_next_one_starts_again(stage: Stage) -> None:
     stage.play(OK)
     first = Sweep(Layout(stage.root), {})
     run_cell(MATRIX, CELL, first, say=stage.said.append)
-    assert first.began
+    assert first.has_begun
     first.close()
     stage.play(BROKEN)
     assert stage.run("next").records == (BROKEN,)
     assert len(stage.calls) == 2
 
 
-def test_a_sweep_with_a_cell_under_way_does_not_close(tmp_path: Path) -> None:
+def test_a_sweep_with_a_running_cell_does_not_close(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     sweep = Sweep(layout, {})
-    sweep.under_way("a")
+    sweep.begin_cell("a")
     sweep.close()
-    assert sweep.began
-    Sweep(layout, {Sweep.VARIABLE: "other"}).ended("a")  # whoever finishes the cell
+    assert sweep.has_begun
+    Sweep(layout, {Sweep.VARIABLE: "other"}).end_cell("a")  # by any process
     sweep.close()
-    assert not sweep.began
+    assert not sweep.has_begun
 
 
 def test_workers_of_one_nox_share_its_sweep(tmp_path: Path) -> None:
@@ -158,18 +160,18 @@ def test_a_full_disk_is_one_clear_message_and_keeps_what_was_finished(
     def refuse(path: Path, text: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(room, "write_whole", refuse)
+    monkeypatch.setattr(job_module, "write_whole", refuse)
     with pytest.raises(MatrixError) as caught:
         stage.run("next")
     assert str(caught.value) == (
         f"the disk is full ({stage.results.with_name(CELL.id + '.cell.json')}): free some space and run the same "
-        "command again; finished verdicts are kept, and the sweep goes on after them"
+        "command again; finished verdicts are kept, and the sweep continues after them"
     )
     monkeypatch.undo()
     assert stage.results.read_text() == OK.to_json() + "\n"
 
 
-def test_a_cell_without_room_is_left_unfinished_and_the_same_command_goes_on_with_it(
+def test_a_cell_is_left_unfinished_if_the_disk_is_full_and_continues_later(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = "the disk is full (while uv wrote to it): free some space and run the same command again"
@@ -180,7 +182,7 @@ def test_a_cell_without_room_is_left_unfinished_and_the_same_command_goes_on_wit
     stage.play(OK)
     first = Sweep(Layout(stage.root), {})
     with monkeypatch.context() as patch:
-        patch.setattr(room, "ensure", refuse)
+        patch.setattr(job_module, "ensure", refuse)
         outcome = run_cell(MATRIX, CELL, first, say=stage.said.append)
     assert (outcome.sidecar.state, outcome.records) == ("interrupted", ())
     assert outcome.problem == f"trl0.15.2-tf4.48.3 was not finished: {full}"
@@ -191,31 +193,31 @@ def test_a_cell_without_room_is_left_unfinished_and_the_same_command_goes_on_wit
     assert stage.run("next").records == (OK,)
     following = Sweep(Layout(stage.root), {Sweep.VARIABLE: "next"})
     run_cell(MATRIX, other, following, say=stage.said.append)
-    assert stage.said == ["trl0.9.6: finished in a sweep that was cut short; taken over ('-- --fresh' runs it again)"]
+    assert stage.said == ["trl0.9.6: finished in an interrupted sweep; its verdicts are reused (not with '-- --fresh')"]
 
 
-def test_room_is_made_from_what_this_sweep_has_finished_and_does_not_want_again(
+def test_disk_space_is_freed_from_finished_cells_that_do_not_run_again(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[list[str], list[str]]] = []
+    requested: list[tuple[list[str], list[str]]] = []
 
-    def make_room(lock: Lock, layout: Layout, finished: Sequence[Lock], wanted: Sequence[Lock], say: object) -> None:
-        asked.append(([each.cell_id for each in finished], [each.cell_id for each in wanted]))
+    def free_space(lock: Lock, layout: Layout, finished: Sequence[Lock], wanted: Sequence[Lock], say: object) -> None:
+        requested.append(([each.cell_id for each in finished], [each.cell_id for each in wanted]))
 
     def kept(matrix: Matrix, cell: Cell, layout: Layout) -> Lock:
         if cell.id == "trl2":
             raise MatrixError("damaged")
         return dataclasses.replace(LOCK, cell_id=cell.id)
 
-    monkeypatch.setattr(disk, "make_room", make_room)
-    monkeypatch.setattr(room, "kept", kept)
+    monkeypatch.setattr(disk, "free_space", free_space)
+    monkeypatch.setattr(job_module, "kept", kept)
     stage.play(OK)
     sweep = Sweep(Layout(stage.root), {})
     one, two, three, four = (Cell({"trl": str(number)}) for number in range(1, 5))
     run_cell(MATRIX, one, Sweep(Layout(stage.root), {Sweep.VARIABLE: "another"}), say=stage.said.append)
     run_cell(MATRIX, three, sweep, following=[two, four], say=stage.said.append)
     run_cell(MATRIX, four, sweep, say=stage.said.append)
-    assert asked == [([], []), ([], ["trl4"]), (["trl3"], [])]
+    assert requested == [([], []), ([], ["trl4"]), (["trl3"], [])]
 
 
 @pytest.mark.parametrize("file", ["jsonl", "cell.json"])
@@ -243,7 +245,7 @@ def test_ctrl_c_in_the_middle_keeps_finished_verdicts_and_leaves_no_orphan(tmp_p
         running.send_signal(signal.SIGINT)
         output, _ = running.communicate(timeout=20)
     assert running.returncode == 130
-    assert "stopped; 1 finished verdict is kept, the same command goes on after it" in output
+    assert "stopped; 1 finished verdict is kept, the same command continues after it" in output
     assert "Traceback" not in output
     assert (stage.sidecar.state, stage.sidecar.reason) == ("interrupted", "it was stopped")
     mark = f"TRLCOMPAT_RUN={stage.calls[0]['environ']['TRLCOMPAT_RUN']}".encode()

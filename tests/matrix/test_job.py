@@ -1,4 +1,4 @@
-"""A cell as a job: what it leaves behind, and how failures are told."""
+"""A cell as a job: what it leaves behind, and how it reports failures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from pytest_trlcompat.catalog.verdict import Record, Verdict, append_record
-from pytest_trlcompat.matrix import job as room
+from pytest_trlcompat.matrix import job as job_module
 from pytest_trlcompat.matrix.cells import Cell
 from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.errors import Untestable
@@ -90,8 +90,8 @@ def test_many_wrong_predictions_are_not_all_named() -> None:
             (OK,),
             1,
             "interrupted",
-            "trl0.15.2-tf4.48.3 was not finished: verdicts are missing, pytest failed though all that it gave are as "
-            "predicted; see its output",
+            "trl0.15.2-tf4.48.3 was not finished: pytest failed although all verdicts are as predicted, "
+            "so some are missing; see its output",
         ),
         (
             (),
@@ -110,7 +110,7 @@ def test_many_wrong_predictions_are_not_all_named() -> None:
             (),
             5,
             "interrupted",
-            "trl0.15.2-tf4.48.3 was not finished: pytest collected no suite; is the issue's name right?",
+            "trl0.15.2-tf4.48.3 was not finished: pytest collected no suite; is the name of the issue correct?",
         ),
         (
             (OK,),
@@ -120,7 +120,7 @@ def test_many_wrong_predictions_are_not_all_named() -> None:
         ),
     ],
 )
-def test_a_pytest_that_fails_otherwise_fails_the_cell(
+def test_any_other_failure_of_pytest_fails_the_cell(
     stage: Stage, records: tuple[Record, ...], status: int, state: str, problem: str
 ) -> None:
     stage.play(*records, status=status)
@@ -134,14 +134,14 @@ def test_a_cell_that_cannot_be_resolved_is_untestable_with_the_reason(
     def refuse(*arguments: object) -> Lock:
         raise Untestable("there is no version of trl==9.9.9")
 
-    monkeypatch.setattr(room, "lock_for", refuse)
+    monkeypatch.setattr(job_module, "lock_for", refuse)
     outcome = stage.run()
     assert (outcome.sidecar.state, outcome.records, stage.calls) == ("untestable", (), [])
     assert outcome.problem == "trl0.15.2-tf4.48.3 is untestable: there is no version of trl==9.9.9"
     assert stage.sidecar.reason == "there is no version of trl==9.9.9"
 
 
-def test_two_that_run_the_same_cell_wait_for_each_other(stage: Stage) -> None:
+def test_processes_that_run_the_same_cell_wait_for_each_other(stage: Stage) -> None:
     append_record(stage.results, OK)  # makes the folder
     stage.play(OK)
     lock = stage.results.with_name(f".{CELL.id}.lock")
@@ -153,7 +153,7 @@ def test_two_that_run_the_same_cell_wait_for_each_other(stage: Stage) -> None:
         running.stdout.readline()
         stage.run()
         assert running.wait() == 0
-    assert stage.said == ["trl0.15.2-tf4.48.3: another process runs it; waiting"]
+    assert stage.said == ["trl0.15.2-tf4.48.3: another process is running it; waiting"]
 
 
 def test_modules_are_shared_after_pytest(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_modules_are_shared_after_pytest(stage: Stage, monkeypatch: pytest.Monke
     assert shared == [1]
 
 
-def test_what_is_damaged_of_a_later_cell_does_not_stop_this_one(stage: Stage) -> None:
+def test_a_damaged_lock_of_a_later_cell_does_not_stop_this_one(stage: Stage) -> None:
     following = Cell({"trl": "0.2.0"})
     stage.results.parent.mkdir(parents=True)
     stage.results.with_name(f"{following.id}.cell.json").write_text("torn")

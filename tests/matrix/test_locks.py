@@ -1,4 +1,4 @@
-"""Locks: the kept ones, the date of a cell, what is asked of uv, and when a lock is taken or resolved anew."""
+"""Locks: those in the repository, the date of a cell, the arguments of uv, and when a cell is resolved again."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ wheels = [{ url = "x", upload-time = 2025-02-25T22:34:32Z, hashes = {} }]
 
 
 class FakeUv:
-    """Answers like uv, and remembers what it was asked."""
+    """Answers like uv, and records its calls."""
 
     def __init__(self, *answers: str) -> None:
         self.answers = list(answers)
-        self.asked: list[tuple[list[str], list[str]]] = []
+        self.calls: list[tuple[list[str], list[str]]] = []
 
     def __call__(self, arguments: Sequence[str], *, stdin: str | None = None) -> str:
-        self.asked.append((list(arguments), (stdin or "").split("\n")))
+        self.calls.append((list(arguments), (stdin or "").split("\n")))
         return self.answers.pop(0)
 
 
@@ -59,7 +59,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, *answers: str) -> FakeUv:
 
 
 @pytest.mark.parametrize("cell", cells_with_kept_locks(SHIPPED, CHECKOUT), ids=lambda cell: cell.id)
-def test_every_cell_keeps_a_lock_that_is_up_to_date(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_cell_has_a_lock_that_is_up_to_date(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(monkeypatch)  # nothing may be resolved
     lock = lock_for(SHIPPED, cell, CHECKOUT)
     assert lock == read_lock(CHECKOUT.locks / f"{cell.id}.txt")
@@ -67,7 +67,7 @@ def test_every_cell_keeps_a_lock_that_is_up_to_date(cell: Cell, monkeypatch: pyt
     assert {"accelerate", "deepspeed", "peft", "datasets", "pytest", "hatchling"} <= set(lock.packages)
 
 
-def test_kept_locks_hold_nothing_but_names_and_versions() -> None:
+def test_locks_contain_only_names_and_versions() -> None:
     paths = sorted(CHECKOUT.locks.glob("*.txt"))
     assert {path.stem for path in paths} == {cell.id for cell in cells_with_kept_locks(SHIPPED, CHECKOUT)}
     for path in paths:
@@ -91,7 +91,7 @@ def test_a_lock_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_lock(path) == lock
 
 
-def test_the_digest_tells_environments_apart() -> None:
+def test_different_environments_have_different_digests() -> None:
     day = datetime.date(2026, 4, 2)
     lock = Lock("a", day, "3.11", {"trl": "1.0.0"}, "x")
     assert lock.digest == Lock("b", datetime.date(2020, 1, 1), "3.11", {"trl": "1.0.0"}, "y").digest
@@ -116,8 +116,8 @@ def test_a_damaged_lock_is_refused(tmp_path: Path, text: str, message: str) -> N
         read_lock(tmp_path / "a.txt")
 
 
-def test_a_missing_lock_says_how_to_make_it(tmp_path: Path) -> None:
-    with pytest.raises(MatrixError, match=r"there is no such lock; make it with: nox -s lock -- trl1"):
+def test_the_error_for_a_missing_lock_says_how_to_create_it(tmp_path: Path) -> None:
+    with pytest.raises(MatrixError, match=r"no such lock; create it with: nox -s lock -- trl1"):
         read_lock(tmp_path / "trl1.txt")
 
 
@@ -127,7 +127,7 @@ def test_the_date_is_the_newest_pins_first_upload_and_three_days(
     uv = fake(monkeypatch, PYLOCK)
     cell = Cell({"trl": "0.15.2", "transformers": "4.48.3", "torch": "2.13.0"})
     assert find_date(matrix, cell) == datetime.date(2025, 2, 28)
-    ((arguments, stdin),) = uv.asked
+    ((arguments, stdin),) = uv.calls
     assert "--no-deps" in arguments
     assert stdin == ["trl==0.15.2", "transformers==4.48.3"]  # torch is undated
 
@@ -138,20 +138,20 @@ def test_the_date_is_never_in_the_future(matrix: Matrix, monkeypatch: pytest.Mon
     assert find_date(matrix, Cell({"trl": "0.15.2"})) == datetime.date(2025, 2, 26)
 
 
-def test_an_index_without_upload_times_asks_for_a_date(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_without_upload_times_requires_a_date(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(monkeypatch, '[[packages]]\nname = "trl"\nversion = "1.0.0"\nwheels = [{ url = "x" }]')
-    with pytest.raises(MatrixError, match=r"does not say when trl 1\.0\.0 was uploaded; give the cell a date"):
+    with pytest.raises(MatrixError, match=r"does not say when trl 1\.0\.0 was uploaded; set the date of the cell"):
         find_date(matrix, Cell({"trl": "1.0.0"}))
 
 
-def test_a_cell_is_resolved_as_of_its_date_but_for_what_is_undated(
+def test_a_cell_is_resolved_as_of_its_date_except_for_undated_packages(
     matrix: Matrix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UV_TORCH_BACKEND", "cpu")
     uv = fake(monkeypatch, "trl==1.0.0\nTorch==2.13.0+cpu\npytest==9.0.2 ; python_version > '3'\n")
     lock = resolve(matrix, Cell({"trl": "1.0.0"}, datetime.date(2026, 4, 2)))
     assert lock.packages == {"pytest": "9.0.2", "torch": "2.13.0", "trl": "1.0.0"}
-    ((arguments, stdin),) = uv.asked
+    ((arguments, stdin),) = uv.calls
     assert stdin == ["torch==2.13.0", "trl==1.0.0", "peft", "pytest>=8"]
     text = " ".join(arguments)
     assert "--exclude-newer 2026-04-02T00:00:00Z" in text
@@ -161,7 +161,7 @@ def test_a_cell_is_resolved_as_of_its_date_but_for_what_is_undated(
     assert "--torch-backend" not in text  # the user has chosen
 
 
-def test_what_only_a_cuda_build_of_torch_asks_for_is_left_out(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dependencies_of_a_cuda_build_are_left_out(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
     def uv(arguments: Sequence[str], *, stdin: str) -> str:
         overrides = Path(arguments[list(arguments).index("--override") + 1]).read_text().splitlines()
         assert "nvidia-cublas-cu12; python_version < '0'" in overrides
@@ -174,7 +174,9 @@ def test_what_only_a_cuda_build_of_torch_asks_for_is_left_out(matrix: Matrix, mo
     assert resolve(matrix, Cell({"trl": "1.0.0", "torch": "2.6.0"}, day)).packages == {"torch": "2.6.0"}
 
 
-def test_a_cells_day_is_that_of_its_lock_the_kept_one_first(matrix: Matrix, tmp_path: Path) -> None:
+def test_a_cells_date_is_that_of_its_lock_in_the_repository_else_of_the_resolved_one(
+    matrix: Matrix, tmp_path: Path
+) -> None:
     layout, cell = Layout(tmp_path), Cell({"trl": "1.0.0"})
     assert kept_date(cell, layout) is None
     for folder, day in ((layout.resolved, 3), (layout.locks, 2)):
@@ -184,7 +186,7 @@ def test_a_cells_day_is_that_of_its_lock_the_kept_one_first(matrix: Matrix, tmp_
         assert kept_date(cell, layout) == datetime.date(2026, 4, day)
 
 
-def test_what_the_undated_need_is_taken_as_of_a_later_day_in_older_cells_alone(
+def test_only_older_cells_take_dependencies_of_undated_packages_as_of_a_later_date(
     matrix: Matrix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     day = datetime.date(2024, 9, 20)
@@ -192,16 +194,16 @@ def test_what_the_undated_need_is_taken_as_of_a_later_day_in_older_cells_alone(
     uv = fake(monkeypatch, "trl==0.9.6\n", "trl==0.9.6\n")
     old = resolve(needing, Cell({"trl": "0.9.6"}, datetime.date(2024, 7, 14)))
     resolve(needing, Cell({"trl": "0.9.6"}, day))
-    asked = [" ".join(arguments) for arguments, _ in uv.asked]
-    assert "--exclude-newer 2024-07-14T00:00:00Z" in asked[0]
-    assert "--exclude-newer-package sympy=2024-09-20T00:00:00Z" in asked[0]
-    assert "sympy" not in asked[1]
+    calls = [" ".join(arguments) for arguments, _ in uv.calls]
+    assert "--exclude-newer 2024-07-14T00:00:00Z" in calls[0]
+    assert "--exclude-newer-package sympy=2024-09-20T00:00:00Z" in calls[0]
+    assert "sympy" not in calls[1]
     assert old.date == datetime.date(2024, 7, 14)
     # Resolved from another request: such a lock is not taken any more.
-    assert old.asked != resolve_with(matrix, monkeypatch, "0.9.6").asked
+    assert old.request != resolve_with(matrix, monkeypatch, "0.9.6").request
 
 
-def test_locks_that_are_missing_out_of_date_or_of_no_cell_are_known(
+def test_missing_outdated_and_superfluous_locks_are_found(
     matrix: Matrix, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     layout, day = Layout(tmp_path), datetime.date(2026, 4, 2)
@@ -222,7 +224,7 @@ def resolve_with(matrix: Matrix, monkeypatch: pytest.MonkeyPatch, trl: str) -> L
     return resolve(matrix, Cell({"trl": trl}, datetime.date(2024, 7, 14)))
 
 
-def test_a_lock_is_taken_until_what_was_asked_changes(
+def test_a_lock_is_used_until_the_request_changes(
     matrix: Matrix, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     layout, day = Layout(tmp_path), datetime.date(2026, 4, 2)
@@ -233,7 +235,7 @@ def test_a_lock_is_taken_until_what_was_asked_changes(
     assert lock_for(matrix, cell, layout).packages["rich"] == "1"
     assert (tmp_path / "build" / "compat" / "locks" / "trl1.0.0.txt").is_file()
     assert lock_for(matrix, Cell(cell.pins, datetime.date(2026, 5, 1)), layout).packages["rich"] == "2"
-    assert len(uv.asked) == 2
+    assert len(uv.calls) == 2
 
     renew(matrix, cell, layout)
     assert lock_for(matrix, cell, layout).packages["rich"] == "3"  # the kept one wins
@@ -241,14 +243,14 @@ def test_a_lock_is_taken_until_what_was_asked_changes(
 
     other = Matrix("3.12", matrix.pins, matrix.stack, matrix.harness, matrix.undated, 3)
     assert "rich" not in lock_for(other, cell, layout).packages
-    assert len(uv.asked) == 4
+    assert len(uv.calls) == 4
 
 
 def test_a_cell_is_resolved_on_its_own_python(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
     uv = fake(monkeypatch, *["trl==1.0.0\n"] * 3)
     day = datetime.date(2026, 4, 2)
     plain, other = (resolve(matrix, Cell({"trl": "1.0.0"}, day, python=python)) for python in (None, "3.12"))
-    assert [arguments[arguments.index("--python") + 1] for arguments, _ in uv.asked] == ["3.11", "3.12"]
+    assert [arguments[arguments.index("--python") + 1] for arguments, _ in uv.calls] == ["3.11", "3.12"]
     assert [plain.python, other.python] == ["3.11", "3.12"]
-    assert plain.asked != other.asked
-    assert plain.asked == resolve(matrix, Cell({"trl": "1.0.0"}, day)).asked
+    assert plain.request != other.request
+    assert plain.request == resolve(matrix, Cell({"trl": "1.0.0"}, day)).request

@@ -17,8 +17,8 @@ from pytest_trlcompat.matrix import process
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# A child that is deaf to Ctrl-C, like one that computes outside Python, and that starts a grandchild in a session of
-# its own, out of reach of any process group. It tells their pids.
+# A child that ignores Ctrl-C, like one that computes outside Python, and that starts a grandchild in a session of
+# its own, out of reach of any process group. It writes their pids.
 CHILD = """
 import os, pathlib, signal, subprocess, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -52,14 +52,16 @@ def test_the_child_gets_the_environment_folder_and_group_of_its_own(tmp_path: Pa
     assert (tmp_path / "seen").read_text() == "b True"
 
 
-def test_what_the_child_left_running_is_ended(tmp_path: Path) -> None:
+def test_processes_that_the_child_left_running_are_ended(tmp_path: Path) -> None:
     assert process.run([sys.executable, "-c", CHILD, str(tmp_path / "pids"), "0"], env=os.environ, cwd=tmp_path) == 0
     _, grandchild = pids(tmp_path / "pids")
     wait_for_end(grandchild)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupt_ends_the_whole_family_within_what_nox_allows(tmp_path: Path, number: signal.Signals) -> None:
+def test_an_interrupt_ends_all_descendants_within_the_time_that_nox_allows(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     with parent(tmp_path) as running:
         family = pids(tmp_path / "pids")
         started = time.monotonic()
@@ -70,7 +72,7 @@ def test_an_interrupt_ends_the_whole_family_within_what_nox_allows(tmp_path: Pat
             wait_for_end(pid)
 
 
-def test_a_killed_parent_takes_the_child_along(tmp_path: Path) -> None:
+def test_the_child_ends_when_the_parent_is_killed(tmp_path: Path) -> None:
     with parent(tmp_path) as running:
         child, grandchild = pids(tmp_path / "pids")
         try:
@@ -78,7 +80,7 @@ def test_a_killed_parent_takes_the_child_along(tmp_path: Path) -> None:
             running.wait(10)
             wait_for_end(child)
         finally:
-            os.kill(grandchild, signal.SIGKILL)  # nobody is left who could know of it
+            os.kill(grandchild, signal.SIGKILL)  # no other process knows of it
 
 
 def test_signal_handlers_are_put_back(tmp_path: Path) -> None:

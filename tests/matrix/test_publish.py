@@ -22,7 +22,7 @@ from pytest_trlcompat.matrix.report.command import main
 from pytest_trlcompat.matrix.report.model import Report, gather
 from pytest_trlcompat.matrix.report.publish import publish
 from pytest_trlcompat.matrix.results import Sidecar
-from pytest_trlcompat.matrix.sessions import Workshop
+from pytest_trlcompat.matrix.sessions import Project
 from pytest_trlcompat.matrix.sweep import Sweep
 
 LOCK = {
@@ -202,8 +202,8 @@ def test_the_session_publishes_into_its_checkout(
 ) -> None:
     root = Path(__file__).resolve().parents[2]
     monkeypatch.setenv(Sweep.VARIABLE, "another")  # not the outermost nox, which would print a table at exit
-    workshop = Workshop(root)
-    monkeypatch.setattr(workshop, "tools", lambda name, requirements: Environment(tmp_path))
+    project = Project(root)
+    monkeypatch.setattr(project, "tools", lambda name, requirements: Environment(tmp_path))
     commands: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
@@ -211,7 +211,7 @@ def test_the_session_publishes_into_its_checkout(
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(subprocess, "run", run)
-    workshop.report(asked)
+    project.report(asked)
     (command,) = commands
     assert command[3:] == [str(root / "build" / "compat"), *(word.format(root=root) for word in rest)]
 

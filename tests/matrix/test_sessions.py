@@ -1,8 +1,9 @@
-"""The sessions of the noxfile with another torch: which cell they run, what they say first, which locks they renew."""
+"""The sessions of the noxfile: which cells they run with which torch, what they print, which locks they renew."""
 
 from __future__ import annotations
 
 import datetime
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,14 +12,15 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat.catalog.verdict import Record, Verdict
-from pytest_trlcompat.matrix import cuda, disk, locks, sessions
+from pytest_trlcompat.matrix import cuda, disk, locks, own_coverage, sessions
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.cuda import CudaLibraries
+from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.results import Outcome, Sidecar
-from pytest_trlcompat.matrix.sessions import Workshop
+from pytest_trlcompat.matrix.sessions import Project
 from pytest_trlcompat.matrix.sweep import Sweep
 
 MATRIX = """
@@ -45,7 +47,7 @@ tags = ["dated"]
 
 
 class Stage:
-    """A checkout whose cells are not run, but noted."""
+    """A checkout whose cells are recorded instead of run."""
 
     def __init__(self, folder: Path) -> None:
         (folder / "fixtures").mkdir()
@@ -53,10 +55,10 @@ class Stage:
         self.said: list[str] = []
         self.ran: list[tuple[str, list[str]]] = []
         self.announced: list[list[str]] = []
-        self.workshop = Workshop(folder, self.said.append)
+        self.project = Project(folder, self.said.append)
 
     def run_cell(self, matrix: Matrix, cell: Cell, sweep: Sweep, following: Sequence[Cell], **how: Any) -> Outcome:
-        sweep.under_way(cell.id)
+        sweep.begin_cell(cell.id)
         self.ran.append((cell.id, [each.id for each in following]))
         return Outcome(Sidecar(cell.id, {}, "tested", "s"), (Record("i", "upstream", "single", Verdict.OK),), 0)
 
@@ -68,7 +70,7 @@ class Stage:
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     monkeypatch.setattr(sessions.atexit, "register", lambda function: None)  # type: ignore[attr-defined]
-    monkeypatch.setenv(Sweep.VARIABLE, "so that what the test leaves there is taken away")
+    monkeypatch.setenv(Sweep.VARIABLE, "restored after the test")
     monkeypatch.delenv(Sweep.VARIABLE)
     stage = Stage(tmp_path)
     monkeypatch.setattr(sessions, "run_cell", stage.run_cell)
@@ -76,32 +78,32 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     return stage
 
 
-def test_a_dated_sweep_says_once_what_it_needs_and_tells_of_a_torch_that_is_newer_than_its_cell(stage: Stage) -> None:
+def test_a_dated_sweep_announces_its_needs_once_and_names_cells_older_than_their_torch(stage: Stage) -> None:
     arguments = ["--torch", "dated"]
-    ids = stage.workshop.cells(["-s", "matrix", "--", *arguments])
+    ids = stage.project.cells(["-s", "matrix", "--", *arguments])
     assert ids == ["trl0.9.6-torch2.4.1", "trl0.15.2-torch2.6.0", "trl1.9.2"]
     for cell_id in ids:
-        stage.workshop.matrix_cell(cell_id, arguments)
+        stage.project.matrix_cell(cell_id, arguments)
     assert stage.ran == [(ids[0], ids[1:]), (ids[1], ids[2:]), (ids[2], [])]
     assert stage.announced == [ids]
-    verdicts = "1 verdicts in 0 s, 0 of them predicted, none otherwise"
+    verdicts = "1 verdict in 0 s, all as predicted; 1 without a prediction"
     assert stage.said == [
         "not on this machine yet",
-        "trl0.9.6-torch2.4.1: gets the oldest torch that is supported; as of 2024-07-14 that was not there yet",
+        "trl0.9.6-torch2.4.1: gets the oldest supported torch, although it is newer than 2024-07-14",
         *(f"{cell_id}: {verdicts}" for cell_id in ids),
     ]
 
 
-def test_of_cells_that_are_named_only_their_need_is_told(stage: Stage) -> None:
-    stage.workshop.cells(["-s", "matrix(trl0.15.2-torch2.7.1)", "matrix(trl1.9.2)"])
-    stage.workshop.matrix_cell("trl0.15.2-torch2.7.1", [])
+def test_named_cells_announce_only_their_own_needs(stage: Stage) -> None:
+    stage.project.cells(["-s", "matrix(trl0.15.2-torch2.7.1)", "matrix(trl1.9.2)"])
+    stage.project.matrix_cell("trl0.15.2-torch2.7.1", [])
     assert stage.announced == [["trl0.15.2-torch2.7.1", "trl1.9.2"]]
     assert stage.ran == [("trl0.15.2-torch2.7.1", [])]
 
 
-def test_a_cell_that_is_named_without_torch_gets_the_one_that_is_asked_for(stage: Stage) -> None:
-    assert "trl0.15.2" in stage.workshop.cells(["-s", "matrix(trl0.15.2)", "--", "--torch", "dated"])
-    stage.workshop.matrix_cell("trl0.15.2", ["--torch", "dated"])
+def test_a_cell_named_without_torch_gets_the_requested_one(stage: Stage) -> None:
+    assert "trl0.15.2" in stage.project.cells(["-s", "matrix(trl0.15.2)", "--", "--torch", "dated"])
+    stage.project.matrix_cell("trl0.15.2", ["--torch", "dated"])
     assert stage.ran == [("trl0.15.2-torch2.6.0", ["trl1.9.2"])]
 
 
@@ -117,22 +119,22 @@ def test_a_cell_that_is_named_without_torch_gets_the_one_that_is_asked_for(stage
         (["trl=0.15.2", "--torch", "2.13.0"], "trl0.15.2"),
         (["trl0.15.2-torch2.8.0"], "trl0.15.2-torch2.8.0"),
         (["trl0.15.2", "--torch=dated"], "trl0.15.2-torch2.6.0"),
-        (["trl=0.12.2", "--torch", "dated"], "trl0.12.2-torch2.4.1"),  # of which the index tells the day
+        (["trl=0.12.2", "--torch", "dated"], "trl0.12.2-torch2.4.1"),  # its date comes from the index
     ],
 )
 def test_any_other_combination_with_any_torch(
     stage: Stage, words: list[str], cell_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(locks, "find_date", lambda matrix, cell: datetime.date(2024, 12, 9))
-    stage.workshop.free_cell(words)
+    stage.project.free_cell(words)
     assert stage.ran == [(cell_id, [])]
     assert stage.announced == [[cell_id]]
 
 
-def test_a_torch_that_is_none_is_refused(stage: Stage) -> None:
+def test_an_invalid_torch_is_refused(stage: Stage) -> None:
     for run in (
-        lambda: stage.workshop.cells(["--", "--torch", "old"]),
-        lambda: stage.workshop.free_cell(["trl=1", "--torch=old"]),
+        lambda: stage.project.cells(["--", "--torch", "old"]),
+        lambda: stage.project.free_cell(["trl=1", "--torch=old"]),
     ):
         with pytest.raises(MatrixError, match="--torch 'old' is neither 'dated' nor a version such as 2.6.0"):
             run()
@@ -142,27 +144,27 @@ def test_a_torch_that_is_none_is_refused(stage: Stage) -> None:
 def test_locks_of_dated_cells_and_cuda_libraries_are_renewed_with_the_others(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    resolved: list[str] = []
 
     def resolve(matrix: Matrix, cell: Cell) -> Lock:
-        asked.append(cell.id)
-        return Lock(cell.id, cell.date or datetime.date.min, "3.11", {"trl": "1"}, locks._asked(matrix, cell))
+        resolved.append(cell.id)
+        return Lock(cell.id, cell.date or datetime.date.min, "3.11", {"trl": "1"}, locks._request(matrix, cell))
 
     def resolve_libraries(torch: str, python: str, day: datetime.date) -> CudaLibraries:
-        asked.append(f"torch {torch} as of {day}")
+        resolved.append(f"torch {torch} as of {day}")
         return CudaLibraries(torch, day, {"nvidia-x": "1"}, {"torch": 1, "nvidia-x": 1})
 
     monkeypatch.setattr(locks, "resolve", resolve)
     monkeypatch.setattr(cuda, "_resolve", resolve_libraries)
-    layout = stage.workshop.layout
+    layout = stage.project.layout
     layout.locks.mkdir(parents=True)
     for stray in (layout.locks / "trl0.0.1-torch2.6.0.txt", layout.locks / "cuda" / "torch2.3.1.txt"):
         stray.parent.mkdir(exist_ok=True)
         stray.touch()
-    stage.workshop.renew_locks(["--missing"])
+    stage.project.renew_locks(["--missing"])
     cells = ["trl0.9.6", "trl0.15.2", "trl1.9.2", "trl0.9.6-torch2.4.1", "trl0.15.2-torch2.6.0"]
     torches = ["torch 2.4.1 as of 2024-09-07", "torch 2.6.0 as of 2025-02-01", "torch 2.13.0 as of 2026-07-11"]
-    assert asked == [*torches, *cells]
+    assert resolved == [*torches, *cells]
     assert sorted(path.stem for path in layout.locks.glob("*.txt")) == sorted(cells)
     assert sorted(path.stem for path in (layout.locks / "cuda").iterdir()) == [
         "torch2.13.0",
@@ -170,15 +172,52 @@ def test_locks_of_dated_cells_and_cuda_libraries_are_renewed_with_the_others(
         "torch2.6.0",
     ]
     assert stage.said[-2:] == [
-        "trl0.0.1-torch2.6.0: no cell of the matrix, its lock is removed",
-        "torch2.3.1: not among the matrix's releases of torch, its CUDA libraries are removed",
+        "trl0.0.1-torch2.6.0: not a cell of the matrix, its lock is removed",
+        "torch2.3.1: not a release of torch in the matrix, its CUDA libraries are removed",
     ]
-    asked.clear()
-    stage.workshop.renew_locks(["--missing"])
-    assert asked == []
-    stage.workshop.renew_locks(["trl0.15.2-torch2.6.0"])
-    assert asked == ["trl0.15.2-torch2.6.0"]
+    resolved.clear()
+    stage.project.renew_locks(["--missing"])
+    assert resolved == []
+    stage.project.renew_locks(["trl0.15.2-torch2.6.0"])
+    assert resolved == ["trl0.15.2-torch2.6.0"]
     shutil.rmtree(layout.locks / "cuda")
-    asked.clear()
-    stage.workshop.renew_locks(["--missing"])
-    assert asked == torches
+    resolved.clear()
+    stage.project.renew_locks(["--missing"])
+    assert resolved == torches
+
+
+def test_coverage_is_reported_also_when_tests_fail(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = stage.project.layout.root
+    ran: list[tuple[str, str]] = []
+
+    def run(environment: Environment, command: Sequence[str]) -> None:
+        ran.append((environment.root.name, " ".join(command[1:4])))
+        if "tests/one" in command:
+            raise MatrixError("tests/one failed")
+        if "json" in command:
+            files = {"suites/a/b.py": {"summary": {"covered_lines": 1, "num_statements": 4}}}
+            (root / own_coverage.JSON).write_text(json.dumps({"files": files}))
+
+    def run_all(environment: Environment, commands: Sequence[Sequence[str]]) -> None:
+        for command in commands:
+            run(environment, command)
+
+    monkeypatch.setattr(sessions, "uv_cached_first", lambda arguments: ran.append((arguments[-2], arguments[-1])))
+    monkeypatch.setattr(stage.project, "run_in", run)
+    monkeypatch.setattr(stage.project, "run_all_in", run_all)
+    (root / own_coverage.JSON).parent.mkdir(parents=True)
+    (root / own_coverage.JSON).write_text("of an earlier run")
+    one, two = Environment(root / "one"), Environment(root / "two")
+    with pytest.raises(MatrixError, match="^tests/one failed$"):
+        stage.project.measure_coverage([(one, ["tests/one"]), (two, ["tests/two"])], ["coverage"], ["-x"])
+    assert ran == [
+        (str(one.python), "coverage"),
+        ("one", "-m coverage run"),
+        (str(two.python), "coverage"),
+        ("two", "-m coverage run"),
+        *(("two", f"-m coverage {command}") for command in ("combine", "html", "json")),
+    ]
+    assert stage.said[-1].splitlines()[1:] == [
+        "suites/a        1           4  25.0 %",
+        "all             1           4  25.0 %",
+    ]

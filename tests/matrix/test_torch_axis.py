@@ -16,10 +16,10 @@ from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.parsing import read_matrix
 from pytest_trlcompat.matrix.torch_axis import (
     DATED,
-    asked_in,
     cells_with_kept_locks,
     find,
     older_than_supported,
+    requested_torch,
     selection,
     with_torch,
 )
@@ -73,21 +73,21 @@ def test_a_cell_keeps_its_day_its_tags_and_its_reason_with_another_torch(layout:
     assert changed.id == "trl0.15.2-torch2.6.0"
 
 
-def test_torch_stands_in_an_id_before_the_rest_of_the_stack(layout: Layout) -> None:
+def test_torch_precedes_the_other_packages_in_an_id(layout: Layout) -> None:
     cell = Cell({"trl": "0.22.2", "transformers": "4.55.4", "deepspeed": "0.17.2"}, datetime.date(2025, 9, 6))
     assert with_torch(MATRIX, layout, cell, "2.8.0").id == "trl0.22.2-tf4.55.4-torch2.8.0-deepspeed0.17.2"
 
 
-def test_a_torch_that_a_cell_pins_stays_when_dated_and_gives_way_to_one_that_is_named(layout: Layout) -> None:
+def test_a_pinned_torch_stays_when_dated_and_is_replaced_by_a_named_one(layout: Layout) -> None:
     cell = dataclasses.replace(DEFAULT, pins={"trl": "0.15.2", "torch": "2.4.1"})
     assert dated(cell, layout) == "2.4.1"
     assert with_torch(MATRIX, layout, cell, "2.6.0").id == "trl0.15.2-torch2.6.0"
     assert with_torch(MATRIX, layout, cell, "2.13.0") == DEFAULT
 
 
-def test_the_day_of_a_cell_without_one_is_that_of_its_lock(layout: Layout) -> None:
+def test_a_cell_without_a_date_has_that_of_its_lock(layout: Layout) -> None:
     cell = dataclasses.replace(DEFAULT, date=None)
-    with pytest.raises(MatrixError, match=r"trl0\.15\.2 has no lock whose date .+: nox -s lock -- trl0\.15\.2$"):
+    with pytest.raises(MatrixError, match=r"trl0\.15\.2 has no lock, whose date .+: nox -s lock -- trl0\.15\.2$"):
         dated(cell, layout)
     layout.locks.mkdir(parents=True)
     lock = Lock("trl0.15.2", datetime.date(2025, 2, 1), "3.11", {}, "x")
@@ -97,14 +97,14 @@ def test_the_day_of_a_cell_without_one_is_that_of_its_lock(layout: Layout) -> No
 
 
 @pytest.mark.parametrize("torch", ["", "newest", "2.x"])
-def test_what_is_no_torch_is_refused(torch: str, layout: Layout) -> None:
+def test_an_invalid_torch_is_refused(torch: str, layout: Layout) -> None:
     with pytest.raises(MatrixError, match=f"^--torch '{torch}' is neither 'dated' nor a version such as 2.6.0"):
         with_torch(MATRIX, layout, DEFAULT, torch)
 
 
 def test_without_releases_there_are_no_dated_cells(layout: Layout) -> None:
     without = dataclasses.replace(MATRIX, torch={})
-    with pytest.raises(MatrixError, match=r"--torch dated needs the releases of torch; write them into \[torch\]"):
+    with pytest.raises(MatrixError, match=r"--torch dated needs the releases of torch; list them in \[torch\]"):
         dated(DEFAULT, layout, without)
     assert cells_with_kept_locks(without, layout) == list(MATRIX.cells)
 
@@ -141,7 +141,7 @@ def test_a_cell_is_found_by_its_id_with_any_torch(layout: Layout) -> None:
     ],
 )
 def test_the_torch_among_the_arguments_of_a_session(arguments: list[str], torch: str | None) -> None:
-    assert asked_in(arguments) == torch
+    assert requested_torch(arguments) == torch
 
 
 def test_the_shipped_dated_cells_have_every_supported_release_of_torch() -> None:

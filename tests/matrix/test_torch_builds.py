@@ -18,7 +18,7 @@ CUBLAS, BINDINGS, TORCH = "nvidia-cublas-cu12==12.4.5.8", "cuda-bindings==13.5.0
 
 
 class FakeUv:
-    """Has a cache, installs by noting it, and makes the cache of its own that it is told to use.
+    """A fake uv: has a cache, records what it installs, and creates the cache folder that it is given.
 
     Attributes:
         installed: requirement and the folder of the cache that it came from, empty for uv's own.
@@ -125,14 +125,14 @@ def test_a_cuda_build_gets_its_libraries_and_says_so(uv: FakeUv, environment: Pa
     assert not (layout.environments / "torch").exists()
 
 
-def test_what_has_to_be_fetched_comes_into_a_cache_of_its_own(uv: FakeUv, environment: Path, layout: Layout) -> None:
+def test_downloads_go_into_a_separate_cache(uv: FakeUv, environment: Path, layout: Layout) -> None:
     uv.cached = {BINDINGS}
     run(environment, layout)
     assert uv.installed == [(TORCH, TORCH), (BINDINGS, ""), (CUBLAS, CUBLAS)]
     assert stores(layout) == [CUBLAS, TORCH]
 
 
-def test_where_uv_chooses_the_cpu_build_it_is_uvs_own_cache(
+def test_a_cpu_build_chosen_by_uv_stays_in_uvs_cache(
     uv: FakeUv, environment: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_builds, "torch_backend", lambda environ: ["--torch-backend", "cpu"])
@@ -141,14 +141,14 @@ def test_where_uv_chooses_the_cpu_build_it_is_uvs_own_cache(
     assert uv.installed == [(TORCH, "")]
 
 
-def test_a_full_disk_leaves_no_half_of_a_package(uv: FakeUv, environment: Path, layout: Layout) -> None:
+def test_a_full_disk_leaves_no_partial_package(uv: FakeUv, environment: Path, layout: Layout) -> None:
     uv.full = CUBLAS
     with pytest.raises(DiskFull):
         run(environment, layout)
     assert stores(layout) == [BINDINGS, TORCH]
 
 
-def test_only_what_is_not_there_needs_room_and_what_two_need_is_counted_once(
+def test_only_missing_packages_need_space_and_shared_ones_count_once(
     uv: FakeUv, environment: Path, layout: Layout
 ) -> None:
     def need(*torches: str) -> list[Need]:
@@ -164,7 +164,7 @@ def test_only_what_is_not_there_needs_room_and_what_two_need_is_counted_once(
     assert need("2.6.0", "2.5.1") == [Need("2.5.1", 1_800_000)]
 
 
-def test_a_cpu_build_that_is_there_needs_nothing_more(uv: FakeUv, layout: Layout) -> None:
+def test_a_cached_cpu_build_needs_no_space(uv: FakeUv, layout: Layout) -> None:
     uv.cached, uv.cuda = {TORCH}, False
     assert needs(["2.6.0"], "3.11", layout) == []
 
@@ -178,7 +178,7 @@ def test_a_cpu_build_that_uv_chooses_is_counted_as_such(
     assert needs(["2.6.0"], "3.11", layout) == []
 
 
-def test_where_files_cannot_be_shared_every_environment_is_counted(
+def test_every_environment_is_counted_if_files_cannot_be_shared(
     uv: FakeUv, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_builds, "_can_link", lambda layout: False)
@@ -195,7 +195,7 @@ def test_files_can_be_shared_on_one_disk_alone(layout: Layout, monkeypatch: pyte
     assert not torch_builds._can_link(layout)
 
 
-def test_what_no_environment_holds_and_nobody_wants_is_removed(uv: FakeUv, environment: Path, layout: Layout) -> None:
+def test_unused_caches_are_removed(uv: FakeUv, environment: Path, layout: Layout) -> None:
     run(environment, layout)
     assert prune(layout, {}) == []
     for information in environment.glob("lib/*/*/*.dist-info"):

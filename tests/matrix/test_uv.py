@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat.matrix import uv as room
+from pytest_trlcompat.matrix import uv as uv_module
 from pytest_trlcompat.matrix.errors import MatrixError, Untestable
 
 NO_NETWORK = "Failed to fetch: `https://example.invalid/simple/trl/`\ndns error"
@@ -17,15 +17,15 @@ NO_NETWORK = "Failed to fetch: `https://example.invalid/simple/trl/`\ndns error"
 
 @pytest.fixture(autouse=True)
 def no_pip_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_pip_config", dict)
+    monkeypatch.setattr(uv_module, "_pip_config", dict)
 
 
 class Answers:
-    """Stands for :func:`room.uv`; a text is a refusal, ``None`` is success."""
+    """Stands for :func:`uv_module.uv`; a text is a refusal, ``None`` is success."""
 
     def __init__(self, offline: str | None, online: str | None) -> None:
         self.refusals = {True: offline, False: online}
-        self.asked: list[bool] = []
+        self.calls: list[bool] = []
 
     def __call__(
         self,
@@ -35,7 +35,7 @@ class Answers:
         offline: bool = False,
         index_alone: bool = False,
     ) -> str:
-        self.asked.append(offline)
+        self.calls.append(offline)
         refusal = self.refusals[offline]
         if refusal is not None:
             raise Untestable(refusal)
@@ -44,14 +44,14 @@ class Answers:
 
 def test_pips_settings_are_handed_on() -> None:
     environ = {"PIP_FIND_LINKS": "/a  https://b.example/w", "PIP_INDEX_URL": "https://c.example", "HOME": "/h"}
-    child = room.settings(environ)
+    child = uv_module.settings(environ)
     assert child["UV_FIND_LINKS"] == "/a,https://b.example/w"
     assert child["UV_DEFAULT_INDEX"] == "https://c.example"
     assert (child["HOME"], child["DS_BUILD_OPS"]) == ("/h", "0")
 
 
 def test_uvs_own_settings_win_and_the_callers_python_is_not_handed_on() -> None:
-    child = room.settings({"PIP_FIND_LINKS": "/a", "UV_FIND_LINKS": "/u", "VIRTUAL_ENV": "/v", "PYTHONPATH": "/p"})
+    child = uv_module.settings({"PIP_FIND_LINKS": "/a", "UV_FIND_LINKS": "/u", "VIRTUAL_ENV": "/v", "PYTHONPATH": "/p"})
     assert child["UV_FIND_LINKS"] == "/u"
     assert "VIRTUAL_ENV" not in child
     assert "PYTHONPATH" not in child
@@ -59,9 +59,9 @@ def test_uvs_own_settings_win_and_the_callers_python_is_not_handed_on() -> None:
 
 
 def test_pips_configuration_file_counts_where_its_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_pip_config", lambda: {"find-links": "/from/file"})
-    assert room.settings({})["UV_FIND_LINKS"] == "/from/file"
-    assert room.settings({"PIP_FIND_LINKS": "/a"})["UV_FIND_LINKS"] == "/a"
+    monkeypatch.setattr(uv_module, "_pip_config", lambda: {"find-links": "/from/file"})
+    assert uv_module.settings({})["UV_FIND_LINKS"] == "/from/file"
+    assert uv_module.settings({"PIP_FIND_LINKS": "/a"})["UV_FIND_LINKS"] == "/a"
 
 
 def test_pips_configuration_is_parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -69,56 +69,56 @@ def test_pips_configuration_is_parsed(monkeypatch: pytest.MonkeyPatch, tmp_path:
     pip = tmp_path / "pip.py"
     pip.write_text("print(\"global.find-links='/a /b'\\n:env:.find-links='/env'\\nfreeze.timeout='10'\")")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    room._pip_config.cache_clear()
+    uv_module._pip_config.cache_clear()
     try:
-        assert room._pip_config() == {"find-links": "/a /b"}
+        assert uv_module._pip_config() == {"find-links": "/a /b"}
     finally:
-        room._pip_config.cache_clear()
+        uv_module._pip_config.cache_clear()
 
 
-def test_the_cpu_backend_is_asked_for_unless_a_wheel_folder_holds_torch(tmp_path: Path) -> None:
-    assert room.torch_backend({}) == ["--torch-backend", "cpu"]
-    assert room.torch_backend({"PIP_FIND_LINKS": str(tmp_path)}) == ["--torch-backend", "cpu"]
+def test_the_cpu_backend_is_requested_unless_a_wheel_folder_has_torch(tmp_path: Path) -> None:
+    assert uv_module.torch_backend({}) == ["--torch-backend", "cpu"]
+    assert uv_module.torch_backend({"PIP_FIND_LINKS": str(tmp_path)}) == ["--torch-backend", "cpu"]
     (tmp_path / "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl").touch()
-    assert room.torch_backend({"PIP_FIND_LINKS": str(tmp_path)}) == []
-    assert room.torch_backend({"PIP_FIND_LINKS": tmp_path.as_uri()}) == []
-    assert room.torch_backend({"PIP_FIND_LINKS": "https://wheels.example"}) == []
-    assert room.torch_backend({"UV_TORCH_BACKEND": "cu130"}) == []
+    assert uv_module.torch_backend({"PIP_FIND_LINKS": str(tmp_path)}) == []
+    assert uv_module.torch_backend({"PIP_FIND_LINKS": tmp_path.as_uri()}) == []
+    assert uv_module.torch_backend({"PIP_FIND_LINKS": "https://wheels.example"}) == []
+    assert uv_module.torch_backend({"UV_TORCH_BACKEND": "cu130"}) == []
 
 
 def test_what_is_locked_comes_from_the_cache_and_only_else_from_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(offline=None, online=None)
-    monkeypatch.setattr(room, "uv", answers)
-    assert room.uv_cached_first([]) == "offline"
+    monkeypatch.setattr(uv_module, "uv", answers)
+    assert uv_module.uv_cached_first([]) == "offline"
     answers = Answers(offline="not in the cache", online=None)
-    monkeypatch.setattr(room, "uv", answers)
-    assert room.uv_cached_first([]) == "online"
-    assert answers.asked == [True, False]
+    monkeypatch.setattr(uv_module, "uv", answers)
+    assert uv_module.uv_cached_first([]) == "online"
+    assert answers.calls == [True, False]
 
 
-def test_without_network_and_cache_both_reasons_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "uv", Answers(offline="trl==1 was not found in the cache", online=NO_NETWORK))
-    for policy in (room.uv_cached_first, room.uv_network_first):
+def test_without_network_and_cache_both_reasons_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uv_module, "uv", Answers(offline="trl==1 was not found in the cache", online=NO_NETWORK))
+    for policy in (uv_module.uv_cached_first, uv_module.uv_network_first):
         with pytest.raises(Untestable) as caught:
             policy([])
         assert str(caught.value) == f"{NO_NETWORK}\nand without the network: trl==1 was not found in the cache"
 
 
 def test_what_is_resolved_comes_from_the_cache_only_without_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "uv", Answers(offline=None, online=NO_NETWORK))
-    assert room.uv_network_first([]) == "offline"
+    monkeypatch.setattr(uv_module, "uv", Answers(offline=None, online=NO_NETWORK))
+    assert uv_module.uv_network_first([]) == "offline"
     answers = Answers(offline=None, online="there is no version of trl==9.9.9")
-    monkeypatch.setattr(room, "uv", answers)
+    monkeypatch.setattr(uv_module, "uv", answers)
     with pytest.raises(Untestable, match=r"^there is no version of trl==9\.9\.9$"):
-        room.uv_network_first([])
-    assert answers.asked == [False]
+        uv_module.uv_network_first([])
+    assert answers.calls == [False]
 
 
 def test_an_unknown_version_gives_the_resolvers_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("UV_NO_INDEX", "1")
     monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
     with pytest.raises(Untestable) as caught:
-        room.uv(["pip", "compile", "-", "--quiet"], stdin="trl==9.9.9")
+        uv_module.uv(["pip", "compile", "-", "--quiet"], stdin="trl==9.9.9")
     reason = str(caught.value)
     assert reason.startswith("No solution found when resolving dependencies")
     assert "trl" in reason
@@ -134,22 +134,22 @@ def test_an_unknown_version_gives_the_resolvers_reason(monkeypatch: pytest.Monke
     )
 
 
-def test_a_machine_without_uv_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_uv_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uv", None)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(
-        MatrixError, match=r"uv was not found, neither installed beside .+ install it with: pip install uv"
+        MatrixError, match=r"uv is neither installed for .+ nor on PATH; install it with: pip install uv"
     ):
-        room.find_uv()
+        uv_module.find_uv()
     monkeypatch.setattr(shutil, "which", lambda name: "/somewhere/uv")
-    assert room.find_uv() == "/somewhere/uv"
+    assert uv_module.find_uv() == "/somewhere/uv"
 
 
 def test_a_full_disk_is_no_cells_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "uv"
     program.write_text("#!/bin/sh\necho 'error: failed to write: No space left on device (os error 28)' >&2; exit 2\n")
     program.chmod(0o755)
-    monkeypatch.setattr(room, "find_uv", lambda: str(program))
+    monkeypatch.setattr(uv_module, "find_uv", lambda: str(program))
     with pytest.raises(MatrixError, match=r"^the disk is full \(while uv wrote to it\): free some space") as caught:
-        room.uv(["pip"])
+        uv_module.uv(["pip"])
     assert not isinstance(caught.value, Untestable)

@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=SAMPLES, help="of each operator, at most; 0 for all")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for each operator")
-    asked = parser.parse_args()
+    options = parser.parse_args()
 
     activate(devices=2)
     import torch
@@ -54,7 +54,7 @@ def main() -> None:
     from .trial import operators, try_operator
 
     database = operators()
-    unknown = sorted(set(asked.operators) - set(database))
+    unknown = sorted(set(options.operators) - set(database))
     if unknown:
         parser.error(f"torch {torch.__version__} has no operators {', '.join(unknown)}")
 
@@ -63,7 +63,7 @@ def main() -> None:
             found = try_operator(
                 database[task.operator],
                 getattr(torch, dtype),
-                samples=asked.samples or None,
+                samples=options.samples or None,
                 cpu_alone=task.cpu_alone,
             )
             yield found.text if found else None
@@ -72,10 +72,10 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     _tell({"torch": torch.__version__})
-    tasks = list(_tasks(database, asked.operators or database, asked.dtype or DTYPES))
+    tasks = list(_tasks(database, options.operators or database, options.dtype or DTYPES))
     gc.collect()
     gc.freeze()  # or each process would copy, page by page, what its garbage collector looks at
-    for ended in run_isolated(tasks, work, workers=asked.workers, limit=asked.limit, after_failure=_what_remains):
+    for ended in run_isolated(tasks, work, workers=options.workers, limit=options.limit, after_failure=_what_remains):
         for outcome in _outcomes(ended):
             _tell(dataclasses.asdict(outcome))
 
@@ -94,7 +94,7 @@ def _what_remains(ended: Ended[Task]) -> Iterator[Task]:
     task = ended.task
     if task.cpu_alone:
         return
-    dtype, *rest = task.dtypes[len(ended.told) :]
+    dtype, *rest = task.dtypes[len(ended.reported) :]
     yield Task(task.operator, (dtype,), cpu_alone=True, failure=str(ended.failure))
     if rest:
         yield Task(task.operator, tuple(rest))
@@ -103,7 +103,7 @@ def _what_remains(ended: Ended[Task]) -> Iterator[Task]:
 def _outcomes(ended: Ended[Task]) -> Iterator[Outcome]:
     task = ended.task
     if not task.cpu_alone:
-        for dtype, found in zip(task.dtypes, ended.told, strict=False):
+        for dtype, found in zip(task.dtypes, ended.reported, strict=False):
             yield Outcome(task.operator, dtype, found)
     elif ended.failure is not None:
         yield Outcome(task.operator, task.dtypes[0], f"the CPU itself fails: {ended.failure}")

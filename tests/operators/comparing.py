@@ -104,7 +104,7 @@ def _between_tensors(expected: torch.Tensor, found: torch.Tensor, where: str) ->
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """None where no two elements can be told apart by them."""
+    """None where no two elements can be distinguished by them."""
     return tensor.stride() if tensor.layout == torch.strided and tensor.numel() > 1 else None
 
 

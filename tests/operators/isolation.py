@@ -1,6 +1,6 @@
-"""Work in processes of its own, forked from this one, so that a crash or a hang costs one piece of work alone.
+"""Runs tasks in forked processes, so that a crash or a hang affects only one task.
 
-Must not import torch: whoever calls has imported what its work needs, and the processes inherit it.
+Must not import torch: the caller has imported what its tasks need, and the processes inherit it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Task = TypeVar("Task")
 
 @dataclass
 class Ended(Generic[Task]):
-    """A piece of work that has ended, however it did."""
+    """A task that has ended, in whatever way."""
 
     task: Task
-    told: list[Any]
-    """What it had told until then."""
+    reported: list[Any]
+    """The values that it had reported until then."""
     failure: str | None
-    """``killed by signal 11``, ``over 60 s``, the traceback of what it raised; None when it ended well."""
+    """``killed by signal 11``, ``over 60 s``, the traceback of what it raised; None if it succeeded."""
 
 
 @dataclass
@@ -52,9 +52,9 @@ def run_isolated(
     """Do ``work`` for each task in a forked process of its own, at most ``workers`` at a time.
 
     Args:
-        work: gives what the task tells, values for JSON. They are kept when the process dies later.
+        work: yields the values that a task reports, for JSON. They are kept even if the process dies later.
         limit: seconds after which a process is killed.
-        after_failure: asked for what is to be done because a task failed, which is then done next.
+        after_failure: returns tasks to run next because one has failed.
     """
     waiting = deque(tasks)
     with selectors.DefaultSelector() as selector:
@@ -72,23 +72,23 @@ def run_isolated(
 
 
 def _start(task: Task, work: Callable[[Task], Iterable[Any]], limit: float, selector: selectors.BaseSelector) -> None:
-    sys.stdout.flush()  # or the child would have what is not written yet as well
+    sys.stdout.flush()  # or the child would print it again
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reader)
-        _tell(task, work, writer)
+        _run_task(task, work, writer)
     os.close(writer)
     selector.register(reader, selectors.EVENT_READ, _Running(task, pid, time.monotonic() + limit))
 
 
-def _tell(task: Task, work: Callable[[Task], Iterable[Any]], writer: int) -> None:
-    """The forked process: never returns, and runs nothing of its parent's on its way out."""
+def _run_task(task: Task, work: Callable[[Task], Iterable[Any]], writer: int) -> None:
+    """Run in the forked process: never returns, and skips the parent's cleanup at exit."""
     try:
         with os.fdopen(writer, "w", buffering=1, encoding="utf-8") as output:
             try:
                 for value in work(task):
-                    output.write(f"{json.dumps({'told': value})}\n")
+                    output.write(f"{json.dumps({'reported': value})}\n")
                 output.write(f"{json.dumps({'failure': None})}\n")
             except BaseException:
                 output.write(f"{json.dumps({'failure': traceback.format_exc()})}\n")
@@ -119,8 +119,8 @@ def _end(key: selectors.SelectorKey, selector: selectors.BaseSelector, *, kill: 
 
 
 def _ended(running: _Running[Any], how: str) -> Ended[Any]:
-    """``how`` it ended counts where it did not come to saying so itself."""
+    """``how`` it ended is used if it did not report that itself."""
     *lines, _unfinished = running.output.decode("utf-8", "replace").split("\n")
     values = [json.loads(line) for line in lines]
     said = [value["failure"] for value in values if "failure" in value]
-    return Ended(running.task, [value["told"] for value in values if "told" in value], said[0] if said else how)
+    return Ended(running.task, [value["reported"] for value in values if "reported" in value], said[0] if said else how)

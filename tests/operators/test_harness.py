@@ -40,7 +40,7 @@ def test_equal_values_do_not_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "expected"),
     [
         (NPU + 2**-20, ": 6 of 6 numbers differ, by 9.54e-07 at most"),
         (NPU * -1 * -1 + 0, None),
@@ -55,11 +55,11 @@ def test_equal_values_do_not_differ() -> None:
         (NPU.to_sparse(), ": layout torch.sparse_coo instead of torch.strided"),
     ],
 )
-def test_a_tensor_that_differs_is_told_by_what_differs(found: torch.Tensor, told: str | None) -> None:
-    assert text(CPU, found) == told
+def test_the_difference_of_a_tensor_is_described(found: torch.Tensor, expected: str | None) -> None:
+    assert text(CPU, found) == expected
 
 
-def test_other_values_are_told_by_their_place() -> None:
+def test_other_values_are_named_by_their_location() -> None:
     assert text({"a": [1.0]}, {"a": [2.0]}) == "['a'][0]: 2.0 instead of 1.0"
     assert text([CPU], []) == ": 0 values instead of 1"
     assert text({"a": 1}, {"b": 1}) == ": the keys ['b'] instead of ['a']"
@@ -71,7 +71,7 @@ def test_other_values_are_told_by_their_place() -> None:
     assert text(CPU.to_sparse(), sparse) == "._values: 5 of 5 numbers differ, by 5 at most"
 
 
-def test_numbers_are_told_last() -> None:
+def test_numbers_are_described_last() -> None:
     expected, found = [CPU, CPU], [NPU + 1, NPU.t().contiguous().t()]
     assert text(expected, found) == "[1]: strides (1, 2) instead of (3, 1)"
     different = difference(expected, [NPU + 1, NPU])
@@ -165,7 +165,7 @@ def leaves_out(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor
 
 
 @pytest.mark.parametrize(
-    ("operator", "told"),
+    ("operator", "expected"),
     [
         (Planted(torch.exp, torch.Tensor.exp_, supports_out=True), None),
         (Planted(lambda x: x + on_device(x)), "sample 0, values['result']: 6 of 6 numbers differ, by 1 at most"),
@@ -189,11 +189,11 @@ def leaves_out(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor
         (Planted(lambda x: x.clone() + (on_device(x) and x.stride(1) != 1)), "sample 0, not contiguous['result']: "),
     ],
 )
-def test_a_planted_fault_is_found(operator: Planted, told: str | None) -> None:
+def test_a_planted_fault_is_found(operator: Planted, expected: str | None) -> None:
     different = try_operator(operator, torch.float32, samples=4)
-    assert (different is None) == (told is None)
+    assert (different is None) == (expected is None)
     if different is not None:
-        assert str(told) in different.text
+        assert str(expected) in different.text
 
 
 def test_complex_numbers_are_tried_conjugated_and_negated_too() -> None:
@@ -203,5 +203,5 @@ def test_complex_numbers_are_tried_conjugated_and_negated_too() -> None:
     assert different.text == "sample 0, conjugated and negated['result']: 6 of 6 numbers differ, by 1 at most"
 
 
-def test_the_cpu_alone_is_left_in_peace() -> None:
+def test_with_cpu_alone_the_device_is_not_tried() -> None:
     assert try_operator(Planted(lambda x: x + on_device(x)), torch.float32, cpu_alone=True) is None

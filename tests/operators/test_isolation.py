@@ -1,4 +1,4 @@
-"""Work in forked processes: what each told is kept, however it ended."""
+"""Work in forked processes: what each reported is kept, however it ended."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_each_task_ends_in_its_own_way(workers: int) -> None:
         "long": None,
     }
     assert "ValueError: by\ntwo lines" in str(ended["raise"].failure)
-    assert ended["crash"].told == ["began crash"]
-    assert ended["well"].told == ["began well", "ended"]
-    assert len(ended["long"].told[1]) == 1_000_000
+    assert ended["crash"].reported == ["began crash"]
+    assert ended["well"].reported == ["began well", "ended"]
+    assert len(ended["long"].reported[1]) == 1_000_000
 
 
 def test_what_is_to_be_done_after_a_failure_comes_next() -> None:

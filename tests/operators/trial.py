@@ -79,7 +79,7 @@ def _spread(values: Sequence[Value], count: int) -> list[Value]:
 
 
 def _variants(sample: Any, number: int) -> Iterator[tuple[str, Stage, Any]]:
-    """What is done with a sample: its name, how, and the sample as it is or with its tensors held otherwise."""
+    """What is done with a sample: its name, how, and the sample as it is or with its tensors in another form."""
     yield "values", _values, sample
     yield "in place", _in_place, sample
     yield "out", _out, sample
@@ -93,7 +93,7 @@ def _variants(sample: Any, number: int) -> Iterator[tuple[str, Stage, Any]]:
 
 
 def _placed(operator: Any, sample: Any) -> tuple[Any, Any]:
-    """A copy of the sample on the CPU, and one on the device: None for a factory that is not told where."""
+    """A copy of the sample on the CPU, and one on the device: None for a factory without a device argument."""
     to_cpu, to_device = Mover(CPU), Mover(DEVICE)
     on_device = _moved(sample, to_device, to_cpu if operator.name in HOST_ARGUMENTS else to_device)
     return _moved(sample, to_cpu, to_cpu), on_device if to_device.names else None

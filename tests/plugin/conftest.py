@@ -1,4 +1,4 @@
-"""The doctor's small catalogue, of which the header of a run tells as well."""
+"""The doctor's small catalogue, which the header of a run uses too."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from pytest_trlcompat.plugin import header
 from ..doctor.made_up import issue, predict
 
 
-def test_the_header_says_in_one_line_what_bites(small: KnownIssue) -> None:
+def test_the_header_names_the_issues_that_affect_the_stack_in_one_line(small: KnownIssue) -> None:
     installed = {"trl": "0.15.2", "transformers": "4.48.3", "deepspeed": "0.16.4"}
-    assert header.line(installed) == "1 known issue bites this stack: one (broken under zero3); see: trlcompat doctor"
+    assert header.line(installed) == "1 known issue affects this stack: one (broken under zero3); see: trlcompat doctor"
     assert header.line({**installed, "trl": "0.18.0"}) is None
     del installed["deepspeed"]
     assert header.line(installed) is None
@@ -25,8 +25,8 @@ def test_the_header_says_when_the_torch_was_not_measured(small: KnownIssue, monk
     monkeypatch.setattr(evidence, "published_torches", lambda: ("2.13.0",))
     installed = {"trl": "0.15.2", "deepspeed": "0.16.4", "torch": "2.6.0+cu124"}
     differs = "measured with torch 2.13.0, yours is 2.6.0+cu124; see: trlcompat doctor"
-    assert header.line(installed) == f"1 known issue bites this stack: one (broken under zero3); {differs}"
-    assert header.line({**installed, "trl": "0.18.0"}) == f"no known issue bites this stack; {differs}"
+    assert header.line(installed) == f"1 known issue affects this stack: one (broken under zero3); {differs}"
+    assert header.line({**installed, "trl": "0.18.0"}) == f"no known issue affects this stack; {differs}"
     assert header.line({**installed, "trl": "0.18.0", "torch": "2.13.1"}) is None
     monkeypatch.setattr(evidence, "published_torches", tuple)
     assert header.line({**installed, "trl": "0.18.0"}) is None
@@ -48,10 +48,10 @@ class Kept(dict[str, object]):
 
 
 def test_the_headers_answer_is_kept_until_stack_or_catalogue_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    evaluated: list[str] = []
 
     def line(installed: dict[str, str]) -> str:
-        asked.append(installed["trl"])
+        evaluated.append(installed["trl"])
         return f"of {installed['trl']}"
 
     monkeypatch.setattr(header, "line", line)
@@ -59,18 +59,18 @@ def test_the_headers_answer_is_kept_until_stack_or_catalogue_change(monkeypatch:
     assert [header.line_once({"trl": version}, cache) for version in ("1", "1", "2", "2")] == ["of 1"] * 2 + [
         "of 2"
     ] * 2
-    assert asked == ["1", "2"]
+    assert evaluated == ["1", "2"]
     monkeypatch.setattr(known_issues, "fingerprint", lambda: (1, 2))
     assert header.line_once({"trl": "2"}, cache) == "of 2"
-    assert asked == ["1", "2", "2"]
+    assert evaluated == ["1", "2", "2"]
     assert header.line_once({"trl": "2"}, None) == "of 2"
-    assert asked == ["1", "2", "2", "2"]
+    assert evaluated == ["1", "2", "2", "2"]
     monkeypatch.setattr(evidence, "fingerprint", lambda: (3, 4))
     header.line_once({"trl": "2"}, cache)
-    assert asked == ["1", "2", "2", "2", "2"]
+    assert evaluated == ["1", "2", "2", "2", "2"]
 
 
-def test_that_nothing_bites_is_kept_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_that_no_issue_applies_is_cached_too(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     monkeypatch.setattr(header, "line", lambda _: calls.append(1))
     cache = Kept()
@@ -83,6 +83,6 @@ def test_the_header_names_the_worst_and_counts_the_rest(monkeypatch: pytest.Monk
     entries = [issue(predict(verdict), name=f"{number}-{verdict}") for number, verdict in enumerate(verdicts)]
     monkeypatch.setattr(known_issues, "load", lambda: {entry.id: entry for entry in entries})
     assert header.line({"trl": "1.0.0", "deepspeed": "0.19"}) == (
-        "6 known issues bite this stack: 3-silent (silent under single zero3), 1-broken (broken under single zero3), "
+        "6 known issues affect this stack: 3-silent (silent under single zero3), 1-broken (broken under single zero3), "
         "5-broken (broken under single zero3), 6-error (error under single zero3), and 2 more; see: trlcompat doctor"
     )

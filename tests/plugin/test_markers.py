@@ -59,9 +59,12 @@ def test_all_markers_of_a_test_must_hold() -> None:
 @pytest.mark.parametrize(
     "mark, text",
     [
-        (pytest.mark.versions(">=0.15"), "takes ranges by package, versions(trl='>=0.15'), not positional ('>=0.15',)"),
-        (pytest.mark.versions(), "has no range; give at least one, versions(trl='>=0.15')"),
-        (pytest.mark.versions(reason="later"), "has no range; give at least one, versions(trl='>=0.15')"),
+        (
+            pytest.mark.versions(">=0.15"),
+            "takes ranges by package, like versions(trl='>=0.15'), not positional arguments ('>=0.15',)",
+        ),
+        (pytest.mark.versions(), "has no range; write at least one, like versions(trl='>=0.15')"),
+        (pytest.mark.versions(reason="later"), "has no range; write at least one, like versions(trl='>=0.15')"),
         (
             pytest.mark.versions(tlr=">=0.15"),
             "unknown package 'tlr' in a version range; known are "
@@ -75,11 +78,11 @@ def test_all_markers_of_a_test_must_hold() -> None:
             pytest.mark.versions(trl=0.15),
             "the version range of trl must be a string like '>=0.15,<0.18', not 0.15",
         ),
-        (pytest.mark.versions(trl=">=0.15", reason=3), "reason must be a text, not 3"),
-        (pytest.mark.versions(trl=">=0.15", issue=["a"]), "issue must be a text, not ['a']"),
+        (pytest.mark.versions(trl=">=0.15", reason=3), "reason must be a string, not 3"),
+        (pytest.mark.versions(trl=">=0.15", issue=["a"]), "issue must be a string, not ['a']"),
     ],
 )
-def test_markers_that_make_no_sense_are_refused(mark: pytest.MarkDecorator, text: str) -> None:
+def test_invalid_markers_are_refused(mark: pytest.MarkDecorator, text: str) -> None:
     with pytest.raises(markers.MarkerError) as caught:
         markers.parse_mark(mark.mark)
     assert str(caught.value) == text

@@ -58,7 +58,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, installed: P
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     for name in [name for name in os.environ if name.startswith("TRLCOMPAT_")]:
         monkeypatch.delenv(name)
-    # What a GPU machine would answer is asked in test_settings.py.
+    # The result on a machine with a GPU is tested in test_settings.py.
     monkeypatch.setattr(settings, "cuda_obstacle", lambda: "there is no NVIDIA device")
 
     def run(*arguments: str) -> pytest.RunResult:
@@ -79,7 +79,7 @@ def test_the_header_names_the_stack_and_the_device(run: Run) -> None:
     ]
 
 
-def test_the_header_says_nothing_of_issues_where_none_bites(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_header_has_no_line_about_issues_if_none_applies(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_header, "line", lambda installed: None)
     assert len(header(run())) == 2
 
@@ -127,11 +127,11 @@ def test_cuda_on_a_machine_without_it_is_a_usage_error(run: Run) -> None:
     result = run("--trlcompat-device=cuda")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        ["ERROR: trlcompat: option --trlcompat-device asks for 'cuda', but there is no NVIDIA*"]
+        ["ERROR: trlcompat: option --trlcompat-device requests 'cuda', but there is no NVIDIA*"]
     )
 
 
-def test_options_stand_in_a_group_of_their_own(run: Run) -> None:
+def test_options_have_their_own_group(run: Run) -> None:
     lines = run("--help").outlines
     start = next(number for number, line in enumerate(lines) if line.startswith("trlcompat:"))
     group = lines[start : lines.index("", start)]
@@ -303,7 +303,7 @@ def test_unknown_issues_are_refused(run: Run, pytester: pytest.Pytester, xdist: 
 
 
 class RecordingLauncher:
-    """Stands in for the real launcher: notes what it was asked for."""
+    """Stands in for the real launcher: records its calls."""
 
     made: list[RecordingLauncher]
 
@@ -392,10 +392,10 @@ def test_sessions_without_a_launch_make_no_launcher(
 
 
 HEAVY = {*stack.PACKAGES, "cloudpickle", "jinja2", "nox", "rich"}
-ROOMS_OF_FEW_TESTS = ("accelerator", "checks", "launch", "matrix", "plugin.judging", "tiny", "trainers")
+PACKAGES_OF_FEW_TESTS = ("accelerator", "checks", "launch", "matrix", "plugin.judging", "tiny", "trainers")
 
 
-def test_the_plugin_imports_neither_the_stack_nor_rooms_that_few_tests_need(
+def test_the_plugin_imports_neither_the_stack_nor_packages_that_few_tests_need(
     pytester: pytest.Pytester, installed: Path
 ) -> None:
     pytester.makepyfile(
@@ -417,14 +417,14 @@ def test_the_plugin_imports_neither_the_stack_nor_rooms_that_few_tests_need(
     )
     assert "1 passed" in result.stdout
     assert "torch 2.13.0+cpu" in result.stdout
-    # importtime tells what was imported and dropped again, sys.modules what went past the import statement.
+    # importtime shows what was imported and dropped again, sys.modules what went past the import statement.
     timed = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if line.startswith("import time:")}
     (listed,) = (line for line in result.stdout.splitlines() if "modules:" in line)
     imported = timed | set(listed.split())
     assert "pytest_trlcompat.plugin.settings" in timed
     assert PLUGIN in imported
     assert not imported & HEAVY
-    assert not imported & {f"pytest_trlcompat.{room}" for room in ROOMS_OF_FEW_TESTS}
+    assert not imported & {f"pytest_trlcompat.{package}" for package in PACKAGES_OF_FEW_TESTS}
 
 
 LAUNCHING = """

@@ -79,13 +79,11 @@ def test_the_subject_is_chosen_by_its_parameter_and_by_no_name(
     assert [(line["issue"], line["subject"]) for line in lines] == measured
 
 
-def test_a_suite_that_does_not_tell_its_subject_is_refused_where_one_is_asked_for(
-    pytester: pytest.Pytester, run: Run
-) -> None:
+def test_a_suite_without_a_subject_is_refused_if_one_is_requested(pytester: pytest.Pytester, run: Run) -> None:
     pytester.makepyfile(SUITE)
     result = run("--trlcompat-subject", "corrected")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*::test_logits shows a known issue and does not tell for which trainer, *"])
+    result.stderr.fnmatch_lines(["*::test_logits shows a known issue but has no parameter subject, *"])
 
 
 def test_a_wrong_verdict_fails_and_resuming_does_not_measure_again(pytester: pytest.Pytester, run: Run) -> None:

@@ -45,7 +45,7 @@ def test_the_option_wins_over_the_environment_and_the_environment_over_the_ini_f
     assert read(ini=ini, environ={"TRLCOMPAT_TIMEOUT": ""}).timeout.value == 30.0
 
 
-def test_every_setting_can_be_given_in_every_place(read: Read, pytester: pytest.Pytester) -> None:
+def test_every_setting_can_come_from_every_source(read: Read, pytester: pytest.Pytester) -> None:
     file = pytester.path / "sub" / "out.jsonl"
     by_option = read(
         "--trlcompat-device=cpu",
@@ -93,16 +93,16 @@ def test_the_results_file_is_found_from_the_working_directory_and_in_the_ini_fil
 @pytest.mark.parametrize(
     "arguments, text",
     [
-        (["--trlcompat-device=tpu"], "option --trlcompat-device: 'tpu' makes no sense; choose one of auto, software,"),
+        (["--trlcompat-device=tpu"], "option --trlcompat-device: invalid value 'tpu'; choose one of auto, software,"),
         (
             ["--trlcompat-timeout=0"],
-            "option --trlcompat-timeout: '0' makes no sense; write a positive number of seconds",
+            "option --trlcompat-timeout: invalid value '0'; write a positive number of seconds",
         ),
-        (["--trlcompat-subject=trl"], "option --trlcompat-subject: 'trl' makes no sense; choose one of upstream, "),
-        (["--trlcompat-timeout=inf"], "'inf' makes no sense; write a positive number of seconds"),
-        (["--trlcompat-timeout=soon"], "'soon' makes no sense; write a positive number of seconds"),
-        (["--trlcompat-results=."], "option --trlcompat-results: '.' makes no sense; this is a folder"),
-        (["--trlcompat-issue="], "option --trlcompat-issue: [''] makes no sense; write the id of a known issue"),
+        (["--trlcompat-subject=trl"], "option --trlcompat-subject: invalid value 'trl'; choose one of upstream, "),
+        (["--trlcompat-timeout=inf"], "invalid value 'inf'; write a positive number of seconds"),
+        (["--trlcompat-timeout=soon"], "invalid value 'soon'; write a positive number of seconds"),
+        (["--trlcompat-results=."], "option --trlcompat-results: invalid value '.'; this is a folder"),
+        (["--trlcompat-issue="], "option --trlcompat-issue: invalid value ['']; write the id of a known issue"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_place(read: Read, arguments: list[str], text: str) -> None:
@@ -113,19 +113,19 @@ def test_a_bad_value_is_refused_with_its_place(read: Read, arguments: list[str],
 
 def test_a_bad_value_in_the_environment_or_the_ini_file_is_refused_with_its_place(read: Read) -> None:
     with pytest.raises(
-        SettingError, match="^environment TRLCOMPAT_RESUME: 'maybe' makes no sense; write true or false$"
+        SettingError, match="^environment TRLCOMPAT_RESUME: invalid value 'maybe'; write true or false$"
     ):
         read(environ={"TRLCOMPAT_RESUME": "maybe"})
-    with pytest.raises(SettingError, match="^ini trlcompat_device: 'gpu' makes no sense; choose one of auto, "):
+    with pytest.raises(SettingError, match="^ini trlcompat_device: invalid value 'gpu'; choose one of auto, "):
         read(ini="trlcompat_device = gpu")
     with pytest.raises(SettingError, match="^ini trlcompat_resume: "):
         read(ini="trlcompat_resume = maybe")
 
 
 @pytest.mark.parametrize("name", ["software", "cpu"])
-def test_a_device_that_needs_nothing_is_taken_as_asked(name: str) -> None:
-    asked = Setting(name, Source.OPTION, "option --trlcompat-device")
-    assert settings.resolve_device(asked) == Device(name, why="")
+def test_a_device_without_requirements_is_used_as_requested(name: str) -> None:
+    requested = Setting(name, Source.OPTION, "option --trlcompat-device")
+    assert settings.resolve_device(requested) == Device(name, why="")
 
 
 def test_auto_takes_cuda_where_it_can_and_says_why_not() -> None:
@@ -135,13 +135,13 @@ def test_auto_takes_cuda_where_it_can_and_says_why_not() -> None:
 
 
 def test_cuda_is_never_replaced_silently() -> None:
-    asked = Setting("cuda", Source.INI, "ini trlcompat_device")
-    assert settings.resolve_device(asked, lambda: None).name == "cuda"
+    requested = Setting("cuda", Source.INI, "ini trlcompat_device")
+    assert settings.resolve_device(requested, lambda: None).name == "cuda"
     with pytest.raises(SettingError) as caught:
-        settings.resolve_device(asked, lambda: "there is no NVIDIA device")
+        settings.resolve_device(requested, lambda: "there is no NVIDIA device")
     assert str(caught.value) == (
-        "ini trlcompat_device asks for 'cuda', but there is no NVIDIA device; "
-        "install a CUDA build of torch on a machine with an NVIDIA GPU, or ask for 'software' or 'auto'"
+        "ini trlcompat_device requests 'cuda', but there is no NVIDIA device; "
+        "install a CUDA build of torch on a machine with an NVIDIA GPU, or choose 'software' or 'auto'"
     )
 
 

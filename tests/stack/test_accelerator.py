@@ -1,4 +1,4 @@
-"""The software accelerator computes what the CPU computes, refuses what a GPU refuses, and loads only when asked for.
+"""The software accelerator computes what the CPU computes, refuses what a GPU refuses, and loads only when requested.
 
 Whatever uses the device runs in a launch or in a child process, so that this process keeps a plain torch for others.
 """
@@ -325,7 +325,7 @@ def test_streams_and_events(launch: Launcher) -> None:
     assert launch(use, strategy="single").values[0] == [True] * 4
 
 
-# ---- it loads only when it is asked for
+# ---- it loads only when it is requested
 
 
 def run_python(code: str, **environment: str) -> str:
@@ -337,7 +337,7 @@ def run_python(code: str, **environment: str) -> str:
     return finished.stdout.strip()
 
 
-def test_importing_the_plugin_or_the_room_loads_neither_torch_nor_the_device() -> None:
+def test_importing_the_plugin_or_the_accelerator_loads_neither_torch_nor_the_device() -> None:
     code = "import sys, pytest_trlcompat.plugin, pytest_trlcompat.accelerator\n"
     code += "print({'torch', 'torch_npu'} & {*sys.modules})"
     assert run_python(code) == "set()"
@@ -367,14 +367,14 @@ def test_activating_twice_is_fine_but_for_another_number_of_devices() -> None:
     again = ACTIVATE.replace("devices=2", "devices=3")
     first, second, third = run_python(ACTIVATE + ACTIVATE + again).splitlines()
     assert (first, second) == ("active", "active")
-    assert third.startswith("3 software accelerators were asked for, and this process already has 2")
+    assert third.startswith("3 software accelerators were requested, but this process already has 2")
 
 
 def test_activating_is_refused_where_torch_sees_a_real_accelerator() -> None:
     pretend = "import torch\ntorch.accelerator.is_available = lambda: True\n"
     pretend += "torch.accelerator.current_accelerator = lambda: torch.device('cuda')\n"
     found = run_python(pretend + ACTIVATE + "print(hasattr(torch, 'npu'))").splitlines()
-    assert found[0].startswith("The software accelerator was asked for, and torch sees a real one (cuda).")
+    assert found[0].startswith("The software accelerator was requested, but torch sees a real one (cuda).")
     assert found[1] == "False"
 
 

@@ -153,62 +153,68 @@ def all_collectives() -> dict[str, Any]:
 
     rank = join(torch)
     own = [torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])][rank].npu()
+    dist.barrier()
+    done = {**reductions(dist, own, rank), **scatters_and_gathers(torch, dist, own, rank), "point to point": sent(own)}
+    future = dist.all_reduce(own.clone(), async_op=True).get_future()
+    done["a future's value"] = future.value()[0]
+    return {name: None if tensor is None else (str(tensor.device), tensor.tolist()) for name, tensor in done.items()}
 
-    def reduced(operation: Any) -> Any:
+
+def reductions(dist: Any, own: Any, rank: int) -> dict[str, Any]:
+    """Collectives that write into the tensor that they get."""
+
+    def written(collective: Callable[..., Any], **kwargs: Any) -> Any:
         tensor = own.clone()
-        dist.all_reduce(tensor, op=operation)
+        collective(tensor, **kwargs)
         return tensor
 
-    def filled(collective: Callable[..., Any], count: int, size: int, *args: Any, **kwargs: Any) -> list[Any]:
+    average_on_rank_1 = written(dist.reduce, dst=1, op=dist.ReduceOp.AVG)
+    return {
+        "sum": written(dist.all_reduce, op=dist.ReduceOp.SUM),
+        "average": written(dist.all_reduce, op=dist.ReduceOp.AVG),
+        "maximum": written(dist.all_reduce, op=dist.ReduceOp.MAX),
+        "average on rank 1": average_on_rank_1 if rank == 1 else None,
+        "broadcast": written(dist.broadcast, src=1),
+    }
+
+
+def scatters_and_gathers(torch: Any, dist: Any, own: Any, rank: int) -> dict[str, Any]:
+    """Collectives that fill a list of tensors, or one."""
+
+    def filled(collective: Callable[..., Any], count: int, size: int, *args: Any, **kwargs: Any) -> Any:
         outputs = [torch.zeros(size, device="npu") for _ in range(count)]
         collective(outputs, *args, **kwargs)
-        return outputs
+        return torch.cat(outputs)
 
     def flat(collective: Callable[..., Any], size: int, *args: Any, **kwargs: Any) -> Any:
         output = torch.zeros(size, device="npu")
         collective(output, *args, **kwargs)
         return output
 
-    def rooted_average() -> Any:
-        tensor = own.clone()
-        dist.reduce(tensor, dst=1, op=dist.ReduceOp.AVG)
-        return tensor if rank == 1 else None
-
-    def sent() -> Any:
-        other = torch.zeros(2, device="npu")
-        works = [dist.isend(own, 1 - rank), dist.irecv(other, 1 - rank)]
-        for work in works:
-            work.wait()
-        return other
-
-    def broadcast() -> Any:
-        tensor = own.clone()
-        dist.broadcast(tensor, src=1)
-        return tensor
-
     halves = list(own.chunk(2))
-    dist.barrier()
-    done = {
-        "sum": reduced(dist.ReduceOp.SUM),
-        "average": reduced(dist.ReduceOp.AVG),
-        "maximum": reduced(dist.ReduceOp.MAX),
-        "average on rank 1": rooted_average(),
-        "broadcast": broadcast(),
-        "all_gather": torch.cat(filled(dist.all_gather, 2, 2, own)),
+    gathered = [torch.zeros(2, device="npu") for _ in range(2)] if rank == 0 else None
+    dist.gather(own, gathered, dst=0)
+    return {
+        "all_gather": filled(dist.all_gather, 2, 2, own),
         "all_gather_into_tensor": flat(dist.all_gather_into_tensor, 4, own),
         "reduce_scatter": flat(dist.reduce_scatter, 1, halves),
         "reduce_scatter_tensor": flat(dist.reduce_scatter_tensor, 1, own, op=dist.ReduceOp.AVG),
-        "all_to_all": torch.cat(filled(dist.all_to_all, 2, 1, halves)),
+        "all_to_all": filled(dist.all_to_all, 2, 1, halves),
         "all_to_all_single": flat(dist.all_to_all_single, 2, own),
         "scatter": flat(dist.scatter, 1, halves if rank == 0 else None, src=0),
-        "point to point": sent(),
+        "gather": None if gathered is None else torch.cat(gathered),
     }
-    gathered = [torch.zeros(2, device="npu") for _ in range(2)] if rank == 0 else None
-    dist.gather(own, gathered, dst=0)
-    done["gather"] = None if gathered is None else torch.cat(gathered)
-    future = dist.all_reduce(own.clone(), async_op=True).get_future()
-    done["a future's value"] = future.value()[0]
-    return {name: None if tensor is None else (str(tensor.device), tensor.tolist()) for name, tensor in done.items()}
+
+
+def sent(own: Any) -> Any:
+    """What the other rank sends, while this one sends ``own``."""
+    import torch
+    import torch.distributed as dist
+
+    peer, other = 1 - dist.get_rank(), torch.zeros(2, device="npu")
+    for work in [dist.isend(own, peer), dist.irecv(other, peer)]:
+        work.wait()
+    return other
 
 
 def test_every_collective(launch: Launcher) -> None:

@@ -50,7 +50,7 @@ BREAKS = {
 
 @pytest.fixture
 def broken_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "room"
+    folder = tmp_path / "copy"
     for name in ("csrc", "standin", "autoload"):
         shutil.copytree(BUILD.HERE / name, folder / name)
     shutil.copyfile(str(BUILD.__file__), folder / "build.py")

@@ -1,4 +1,4 @@
-"""What the software accelerator cannot do is told as its own limit: by launches, the judge, and a user's own tests.
+"""What the software accelerator cannot do is reported as its own limit: by launches, the judge, and a user's own tests.
 
 The operator is one that the device really has no kernel for, the names are ones that its stand-in really lacks.
 """
@@ -189,7 +189,7 @@ def test_caught(judge, launcher):
 """
 
 
-def test_tests_and_suites_tell_it(
+def test_tests_and_suites_report_it(
     run_installed: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     (tmp_path / "project" / "test_it.py").write_text(PROJECT)

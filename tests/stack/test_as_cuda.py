@@ -160,7 +160,7 @@ def load_by_name(trainer_name: str, model: tiny.TinyModel, folder: str, settings
             **more,
         )
         trainer.train()
-    except (ValueError, RuntimeError) as error:  # its ranks fail apart, and the one that tells why is not the first
+    except (ValueError, RuntimeError) as error:  # its ranks fail apart, and the one with the reason is not the first
         return {"loaded": loaded, "error": str(error)}
     return {"loaded": loaded, "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]}
 
@@ -170,8 +170,8 @@ NO_MAP = ("MULTI_NPU", None, "cpu")
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp1", "fsdp2"])
 @pytest.mark.parametrize(("trainer", "settings"), [("SFT", {}), ("GRPO", {"beta": 0.0})])
-@pytest.mark.versions(trl=">=0.28", reason="the releases that load a policy otherwise under MULTI_GPU")
-def test_trl_loads_a_policy_given_by_name_without_a_device_map(
+@pytest.mark.versions(trl=">=0.28", reason="the releases that load a policy differently under MULTI_GPU")
+def test_trl_loads_a_policy_by_name_without_a_device_map(
     launch: Launcher, tmp_path: Path, strategy: str, trainer: str, settings: dict[str, Any]
 ) -> None:
     model = tiny.qwen2(directory=tmp_path)

@@ -111,7 +111,7 @@ def train_without_input_gradients(folder: str) -> dict[str, Any]:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_adapters_that_no_gradient_reaches_are_named(launcher: Launcher, strategy: str, tmp_path: Path) -> None:
     text = failure(launcher, train_without_input_gradients, str(tmp_path), strategy=strategy)
-    assert text.startswith(f"asked for a gradient of each of the {2 * ADAPTED + 2} trainable parameters, but")
+    assert text.startswith(f"expected a gradient for each of the {2 * ADAPTED + 2} trainable parameters, but")
     assert f"came to {2 * ADAPTED} (base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight, " in text
     assert "lm_head" not in text
     assert "call model.enable_input_require_grads() or use_reentrant=False" in text
@@ -120,7 +120,7 @@ def test_adapters_that_no_gradient_reaches_are_named(launcher: Launcher, strateg
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_gradients_that_are_not_finite_are_named(launcher: Launcher, strategy: str, tmp_path: Path) -> None:
     text = failure(launcher, train, str(tmp_path), strategy=strategy, factor=float("nan"))
-    assert f"asked for a gradient of each of the {TENSORS} trainable parameters, but NaN or infinity came to" in text
+    assert f"expected a gradient for each of the {TENSORS} trainable parameters, but NaN or infinity came to" in text
     assert "model.embed_tokens.weight" in text
 
 
@@ -154,11 +154,11 @@ def test_what_moves_and_must_not_or_must_and_does_not_is_named(
     query = "base_model.model.model.layers.0.self_attn.q_proj"
     for rank in ranks:
         assert rank["errors"] == ranks[0]["errors"]
-        (moved,) = (error for error in rank["errors"] if error.startswith("asked that a step moves"))
+        (moved,) = (error for error in rank["errors"] if error.startswith("expected a step to change"))
         assert "the frozen parameters 1 (base_model.model.model.layers.1.mlp.up_proj.weight) changed" in moved
         if left_out:
             assert f"it lacks 2 ({query}.lora_A.default.weight, {query}.lora_B.default.weight)" in rank["errors"][0]
-            assert f"1 ({query}.lora_B.default.weight) had a gradient and did not move" in moved
+            assert f"1 ({query}.lora_B.default.weight) had a gradient and did not change" in moved
 
 
 def save_and_spoil(folder: str) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def save_and_spoil(folder: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_checkpoint_that_would_not_reload_equal_is_told(launcher: Launcher, strategy: str, tmp_path: Path) -> None:
+def test_a_checkpoint_that_would_reload_differently_is_named(launcher: Launcher, strategy: str, tmp_path: Path) -> None:
     ranks = launcher(save_and_spoil, str(tmp_path), strategy=strategy, options=options(strategy)).values
     assert ranks[0]["right"]["tensors"] == TENSORS
     for said in ranks:
@@ -229,7 +229,7 @@ def memory_of_one_rank(folder: str) -> dict[str, Any]:
 
 def test_ranks_take_one_decision(launcher: Launcher, tmp_path: Path) -> None:
     text = failure(launcher, memory_of_one_rank, str(tmp_path), strategy="ddp")
-    assert text.startswith("rank 1 of 2: asked for memory within its limits, but the accelerator's peak is 67")
+    assert text.startswith("rank 1 of 2: expected memory within its limits, but the accelerator's peak is 67")
     assert text.endswith(" of 33554432 bytes (32 MiB) allowed")
 
 
@@ -253,7 +253,7 @@ def test_a_check_that_itself_fails_on_one_rank_fails_on_all(launcher: Launcher) 
 
 
 def ask_for_logits(folder: str) -> dict[str, Any]:
-    """What the check says of a model within a training: as it is, asked by a keyword that it ignores, and spoiled."""
+    """What the check reports in a training: of the model as it is, with a keyword that it ignores, and modified."""
     from pytest_trlcompat.checks import check_logits
     from pytest_trlcompat.checks._models import unwrapped
     from pytest_trlcompat.trainers.logits_to_keep import KEYWORDS, logits_keyword
@@ -282,9 +282,7 @@ NEW_KEYWORD_HONOURED = stack.satisfied({"transformers": ">=4.49"}, INSTALLED)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_logits_that_are_not_short_or_not_the_right_ones_are_told(
-    launcher: Launcher, strategy: str, tmp_path: Path
-) -> None:
+def test_too_many_or_wrong_logits_are_reported(launcher: Launcher, strategy: str, tmp_path: Path) -> None:
     for said in launcher(ask_for_logits, str(tmp_path), strategy=strategy, options=options(strategy)).values:
         assert said["right"]["length"] == 5
         assert said["right"]["keyword"] == ("logits_to_keep" if NEW_KEYWORD_HONOURED else "num_logits_to_keep")
@@ -299,19 +297,19 @@ def test_logits_that_are_not_short_or_not_the_right_ones_are_told(
                 assert text.startswith("passed: ")
             elif stack.satisfied({"transformers": "<4.46"}, INSTALLED):  # refused, which is better than ignored
                 assert text.startswith(
-                    f"asked Qwen2ForCausalLM for {keyword}=5, but: Qwen2ForCausalLM.forward() got an"
+                    f"called Qwen2ForCausalLM with {keyword}=5, but: Qwen2ForCausalLM.forward() got an"
                 )
             else:
-                assert text.startswith("asked Qwen2ForCausalLM for the logits of the last 5 positions by")
+                assert text.startswith("requested from Qwen2ForCausalLM the logits of the last 5 positions by")
                 assert f"{keyword}=5, but it returned 9: it ignores the keyword" in text
-        assert "log-probabilities read from the 5 logits that Qwen2ForCausalLM returns for" in said["first"]
-        assert "Are they those of other positions?" in said["first"]
+        assert "log-probabilities computed from the 5 logits that Qwen2ForCausalLM returns for" in said["first"]
+        assert "Do they belong to other positions?" in said["first"]
 
 
 # ---- what the callback puts off, and its arguments
 
 
-def test_zeros_are_waited_for_and_then_told(launcher: Launcher, tmp_path: Path) -> None:
+def test_gradients_that_stay_zero_are_reported_after_some_steps(launcher: Launcher, tmp_path: Path) -> None:
     text = failure(launcher, train, str(tmp_path), factor=0.0, checks={"patience": 2}, max_steps=4, save_strategy="no")
     assert f"nothing but zeros came to {TENSORS} (model.embed_tokens.weight" in text
     (rank,) = trained(launcher, "single", tmp_path, factor=0.0, checks={"checks": ["gradients"]})
@@ -393,12 +391,12 @@ def test_a_copy_in_another_type_is_compared_on_demand(tmp_path: Path) -> None:
     assert check_checkpoint(tmp_path, model, cast=True)["bytes"] == 2 * sum(each.numel() for each in model.parameters())
 
 
-def test_folders_without_weights_are_told(tmp_path: Path) -> None:
+def test_folders_without_weights_are_reported(tmp_path: Path) -> None:
     from pytest_trlcompat.checks import check_checkpoint
 
     model = MODEL.new_model()
     missing = check_text(check_checkpoint, tmp_path / "nowhere", model)
-    assert missing == f"asked to compare {tmp_path / 'nowhere'} with the model, but there is no such folder"
+    assert missing == f"expected a checkpoint in {tmp_path / 'nowhere'}, but there is no such folder"
     (tmp_path / "config.json").write_text("{}")
     text = check_text(check_checkpoint, tmp_path, model)
     assert "it holds none that can be loaded as a whole; it holds config.json. Under FSDP" in text

@@ -74,11 +74,11 @@ def test_the_corrected_grpo_trainer_passes_every_check(
 
 
 @pytest.mark.versions(trl=">=0.14,<0.18", reason="later releases shard the reference model")
-def test_a_reference_model_on_the_cpu_is_told(launcher: Launcher, saved: tiny.TinyModel, tmp_path: Path) -> None:
+def test_a_reference_model_on_the_cpu_is_reported(launcher: Launcher, saved: tiny.TinyModel, tmp_path: Path) -> None:
     text = failure(launcher, grpo, "upstream", saved, str(tmp_path), strategy="fsdp1")
     for rank in (0, 1):
         assert (
-            f"rank {rank} of 2: asked for a reference model placed and sharded like the policy, but "
+            f"rank {rank} of 2: expected a reference model placed and sharded like the policy, but "
             f"devices: cpu instead of npu:{rank}; sharding: none instead of fsdp1 FULL_SHARD."
         ) in text
 
@@ -90,7 +90,7 @@ def reference_in_training_mode() -> str:
     return check_text(check_reference_model, MODEL.new_model().train(), policy)
 
 
-def test_a_reference_model_in_training_mode_is_told(launcher: Launcher) -> None:
+def test_a_reference_model_in_training_mode_is_reported(launcher: Launcher) -> None:
     (text,) = launcher(reference_in_training_mode, strategy="single").values
     assert "it is in training mode, so dropout is on" in text
 
@@ -102,14 +102,16 @@ IGNORED = {
 """Keywords that GRPO trainers use and models ignore."""
 
 
-def test_a_keyword_that_grpo_uses_and_the_model_ignores_is_told(
+def test_a_keyword_that_grpo_uses_and_the_model_ignores_is_reported(
     launcher: Launcher, saved: tiny.TinyModel, tmp_path: Path
 ) -> None:
     keyword = next((name for name, ranges in IGNORED.items() if stack.satisfied(ranges, INSTALLED)), None)
     if keyword is None:
         pytest.skip("the installed GRPO trainer and Transformers agree on the keyword")
     text = failure(launcher, grpo, "upstream", saved, str(tmp_path))
-    assert f"asked Qwen2ForCausalLM for the logits of the last 6 positions by {keyword}=6, but it returned 20" in text
+    assert (
+        f"requested from Qwen2ForCausalLM the logits of the last 6 positions by {keyword}=6, but it returned 20" in text
+    )
 
 
 @has_grpo
@@ -222,7 +224,7 @@ def test_ppo_passes_every_check(launcher: Launcher, tmp_path: Path) -> None:
 
 
 @has_ppo
-def test_ppo_saved_with_empty_tensors_under_zero3_is_told(launcher: Launcher, tmp_path: Path) -> None:
+def test_ppo_saved_with_empty_tensors_under_zero3_is_reported(launcher: Launcher, tmp_path: Path) -> None:
     ranks = launcher(ppo, str(tmp_path), False, strategy="zero3").values
     assert ranks[0]["right"]["tensors"] == TENSORS
     for rank in ranks:

@@ -119,7 +119,7 @@ def test_grpo_trains_the_same(cuda: Launcher, software: Launcher, tmp_path: Path
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_grpo_begins_alike_in_bf16(cuda: Launcher, software: Launcher, tmp_path: Path, strategy: str) -> None:
-    """Kernels round otherwise, and a step of training makes more of it: by the third the KL was a fifth apart."""
+    """Kernels round differently, and a step of training makes more of it: by the third the KL was a fifth apart."""
     model = tiny.qwen2(directory=tmp_path)
     options = {"bf16": {"enabled": True}} if strategy.startswith("zero") else {}
     settings: dict[str, Any] = {"strategy": strategy, "world_size": 1, "options": options}
@@ -141,8 +141,8 @@ def test_what_is_refused_between_devices_is_refused_by_cuda(cuda: Launcher, soft
     ours = software(evaluate_all, list(there), strategy="single").values[0]
     assert [text for text in there if theirs[there[text]].startswith("no error")] == CUDA_ALLOWS
     assert [text for text in there if ours[text].startswith("no error")] == []
-    told = {text for text in there if "same device" in theirs[there[text]] and "same device" in ours[text]}
-    assert len(told) > 40
+    alike = {text for text in there if "same device" in theirs[there[text]] and "same device" in ours[text]}
+    assert len(alike) > 40
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_backends_for_the_cpu(cuda: Launcher, software: Launcher, strategy: str,
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp1", "fsdp2"])
 @pytest.mark.parametrize(("trainer", "settings"), [("SFT", {}), ("GRPO", {"beta": 0.1}), ("DPO", {})])
-def test_models_given_by_name_are_loaded_alike(
+def test_models_are_loaded_by_name_alike(
     cuda: Launcher, software: Launcher, tmp_path: Path, strategy: str, trainer: str, settings: dict[str, Any]
 ) -> None:
     model = tiny.qwen2(directory=tmp_path)

@@ -1,4 +1,4 @@
-"""The room ``launch`` with the stack: every strategy really is what it says, and a downgrade is caught.
+"""``launch`` with the stack: every strategy really is what it says, and a downgrade is caught.
 
 The bodies are plain torch, Accelerate and DeepSpeed; those with TRL's trainers are the suites.
 """
@@ -48,7 +48,7 @@ def test_each_strategy_is_proved_and_computes_the_same(
     assert ddp_losses[0] - ddp_losses[-1] > 0.01  # it really trained
 
 
-def test_no_shard_is_told_apart(launcher: Launcher) -> None:
+def test_no_shard_is_distinguished(launcher: Launcher) -> None:
     options = {"auto_wrap_policy": "NO_WRAP", "sharding_strategy": "NO_SHARD"}
     result = launcher(train_step, strategy="fsdp1", options=options)
     proof = result.ranks[0].proof["engines"]["fsdp1"]
@@ -64,7 +64,7 @@ def test_a_silent_downgrade_fails(launcher: Launcher) -> None:
 
     with pytest.raises(LaunchError, match=r"no fsdp1 engine was built \(built: ddp\)") as caught:
         launcher(forget_fsdp, strategy="fsdp1")
-    assert "distributed type FSDP was asked for, MULTI_NPU was found" in str(caught.value)
+    assert "distributed type FSDP was requested, MULTI_NPU was found" in str(caught.value)
 
 
 def test_a_model_on_the_cpu_fails_as_on_a_gpu(launcher: Launcher) -> None:

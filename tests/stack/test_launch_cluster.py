@@ -88,10 +88,10 @@ def test_two_hosts_train_together(hosts: tuple[str, str], tmp_path: Path) -> Non
         for process in running:
             process.kill()
     assert [process.returncode for process in running] == [0, 0], [errors[-3000:] for _, errors in outputs]
-    told = [json.loads(output.splitlines()[-1]) for output, _ in outputs]
-    assert [each["ranks"] for each in told] == [[0], [1]]
-    assert [each["ranks_of_four"] for each in told] == [[0, 1], [2, 3]]
-    assert [each["values"] for each in told] == [[[3.0], [10.0, 10.0]]] * 2
-    assert [each["world_size"] for each in told] == [2, 2]
-    assert told[0]["losses"] == told[1]["losses"]
-    assert told[0]["losses"][0][0] > told[0]["losses"][0][-1]
+    reports = [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+    assert [each["ranks"] for each in reports] == [[0], [1]]
+    assert [each["ranks_of_four"] for each in reports] == [[0, 1], [2, 3]]
+    assert [each["values"] for each in reports] == [[[3.0], [10.0, 10.0]]] * 2
+    assert [each["world_size"] for each in reports] == [2, 2]
+    assert reports[0]["losses"] == reports[1]["losses"]
+    assert reports[0]["losses"][0][0] > reports[0]["losses"][0][-1]

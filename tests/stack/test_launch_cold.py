@@ -24,7 +24,7 @@ def test_cold_and_warm_agree_bitwise(launcher: Launcher, strategy: str, command:
     assert cold.mode == "cold"
 
 
-def test_a_cold_failure_is_told_like_a_warm_one(launcher: Launcher) -> None:
+def test_a_cold_failure_is_reported_like_a_warm_one(launcher: Launcher) -> None:
     def fail_on_rank_1() -> None:
         import sys
         import time
@@ -40,7 +40,7 @@ def test_a_cold_failure_is_told_like_a_warm_one(launcher: Launcher) -> None:
 
     with pytest.raises(LaunchError) as caught:
         launcher(fail_on_rank_1, strategy="ddp", sharded=False, mode="cold", command="torchrun")
-    assert "first observed failure: rank 1 died of SIGKILL (often: out of memory)" in str(caught.value)
+    assert "first observed failure: rank 1 was killed by SIGKILL (often: out of memory)" in str(caught.value)
     assert "a word before" in str(caught.value)
 
 
@@ -54,7 +54,7 @@ def test_a_cold_hang_ends_with_the_timeout(launcher: Launcher) -> None:
         launcher(sleep_for_ever, strategy="single", mode="cold", timeout=20)
     assert caught.value.result is not None
     assert caught.value.result.timed_out
-    assert "it stood in sleep_for_ever" in str(caught.value)
+    assert "it was in sleep_for_ever" in str(caught.value)
 
 
 def test_a_command_that_refuses_is_quoted(launcher: Launcher) -> None:

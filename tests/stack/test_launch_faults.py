@@ -1,4 +1,4 @@
-"""The room ``launch`` with the stack, when things go wrong: each fault ends in bounded time, with the right message.
+"""``launch`` with the stack, when things go wrong: each fault ends in bounded time, with the right message.
 
 Faults that need no collective are in tests/launch/test_launch.py. After each one the next launch must work.
 """
@@ -58,7 +58,7 @@ def test_an_exception_within_a_step(failing: Callable[..., LaunchError]) -> None
 
 
 def have_no_notes(why: str) -> None:
-    """Ranks cannot share the file in which they tell each other what they do; with no reason given, they can."""
+    """Ranks cannot share the file in which they announce what they do; without a reason, they can."""
     import errno
     import os
 
@@ -125,7 +125,7 @@ def test_mismatched_shapes_name_each_other(failing: Callable[..., LaunchError], 
         assert "TensorShape=[5]" in rank.failure.message
 
 
-def test_a_rank_that_waits_already_is_told_that_another_disagrees(launcher: Launcher) -> None:
+def test_a_waiting_rank_learns_that_another_disagrees(launcher: Launcher) -> None:
     def disagree_and_live_on() -> str:
         import torch
         from torch.distributed.distributed_c10d import _get_default_store
@@ -133,7 +133,7 @@ def test_a_rank_that_waits_already_is_told_that_another_disagrees(launcher: Laun
         rank, device = meet()
         store = _get_default_store()
         value = torch.ones(4, device=device)
-        told = ""
+        message = ""
         try:
             if rank == 0:
                 store.set("waits", "")
@@ -143,13 +143,13 @@ def test_a_rank_that_waits_already_is_told_that_another_disagrees(launcher: Laun
                 time.sleep(0.2)
                 torch.distributed.all_reduce(value)
         except torch.distributed.DistBackendError as error:
-            told = str(error)
-        store.set(f"told {rank}", "")
-        store.get(f"told {1 - rank}")  # a rank that leaves would be noticed by its connections
-        return told
+            message = str(error)
+        store.set(f"done {rank}", "")
+        store.get(f"done {1 - rank}")  # the others would notice a rank that ends by its connections
+        return message
 
     ranks = launcher(disagree_and_live_on, strategy="ddp", sharded=False).values
-    assert ["Detected mismatch between collectives on ranks" in told for told in ranks] == [True, True]
+    assert ["Detected mismatch between collectives on ranks" in message for message in ranks] == [True, True]
 
 
 def test_notes_are_left_and_compared_beyond_their_number(launcher: Launcher) -> None:
@@ -166,10 +166,10 @@ def test_notes_are_left_and_compared_beyond_their_number(launcher: Launcher) -> 
             return value.item(), str(error)
         raise AssertionError("ranks disagreed and nobody said so")
 
-    for value, told in launcher(go_on_and_disagree, strategy="ddp", sharded=False).values:
+    for value, message in launcher(go_on_and_disagree, strategy="ddp", sharded=False).values:
         assert value == 2 * 2499
-        assert "of its group, TensorShape=[1]" in told
-        assert "of its group, TensorShape=[2]" in told
+        assert "of its group, TensorShape=[1]" in message
+        assert "of its group, TensorShape=[2]" in message
 
 
 def test_a_rank_that_is_done_while_another_waits_for_it(failing: Callable[..., LaunchError]) -> None:
@@ -184,7 +184,7 @@ def test_a_rank_that_is_done_while_another_waits_for_it(failing: Callable[..., L
     error = failing(leave_the_other_waiting)
     assert "first observed failure: rank 0 raised" in str(error)
     assert "rank 1 returned after" in str(error)
-    assert "it took no part in the collective that rank 0 waited in" in str(error)
+    assert "it did not take part in the collective in which rank 0 waited" in str(error)
 
 
 def test_a_rank_that_is_killed_while_others_wait(failing: Callable[..., LaunchError]) -> None:
@@ -199,7 +199,7 @@ def test_a_rank_that_is_killed_while_others_wait(failing: Callable[..., LaunchEr
             os.kill(os.getpid(), signal.SIGKILL)
         torch.distributed.all_reduce(torch.ones(1, device=device))
 
-    assert "rank 1 died of SIGKILL (often: out of memory)" in str(failing(die_of_memory))
+    assert "rank 1 was killed by SIGKILL (often: out of memory)" in str(failing(die_of_memory))
 
 
 def test_a_segmentation_fault_shows_python_and_native_stacks(failing: Callable[..., LaunchError]) -> None:
@@ -212,7 +212,7 @@ def test_a_segmentation_fault_shows_python_and_native_stacks(failing: Callable[.
         ctypes.string_at(0)
 
     error = failing(read_address_zero)
-    assert "died of SIGSEGV" in str(error)
+    assert "was killed by SIGSEGV" in str(error)
     assert error.result is not None
     stderr = error.result.ranks[0].stderr
     assert "in read_address_zero" in stderr
@@ -220,7 +220,7 @@ def test_a_segmentation_fault_shows_python_and_native_stacks(failing: Callable[.
     assert "frame #" in stderr
 
 
-def test_a_hang_shows_where_each_rank_stood(failing: Callable[..., LaunchError]) -> None:
+def test_a_hang_shows_where_each_rank_was(failing: Callable[..., LaunchError]) -> None:
     def only_rank_0_waits() -> None:
         import time
 
@@ -235,9 +235,9 @@ def test_a_hang_shows_where_each_rank_stood(failing: Callable[..., LaunchError])
     assert error.result is not None
     assert error.result.timed_out
     assert "rank 0 was ended by the launcher" in str(error)
-    assert "it stood in all_reduce (distributed/distributed_c10d.py:" in str(error)
+    assert "it was in all_reduce (distributed/distributed_c10d.py:" in str(error)
     assert "called from only_rank_0_waits (stack/test_launch_faults.py:" in str(error)
-    assert "it stood in only_rank_0_waits (stack/test_launch_faults.py:" in str(error)
+    assert "it was in only_rank_0_waits (stack/test_launch_faults.py:" in str(error)
 
 
 def test_a_rank_that_never_joins(failing: Callable[..., LaunchError]) -> None:
@@ -251,7 +251,7 @@ def test_a_rank_that_never_joins(failing: Callable[..., LaunchError]) -> None:
 
     error = failing(sleep_before_the_process_group, timeout=3)
     assert "the launch's timeout of 3 s passed" in str(error)
-    assert "it stood in sleep_before_the_process_group" in str(error)
+    assert "it was in sleep_before_the_process_group" in str(error)
 
 
 def test_an_endless_native_loop_while_another_waits(failing: Callable[..., LaunchError]) -> None:
@@ -264,8 +264,8 @@ def test_an_endless_native_loop_while_another_waits(failing: Callable[..., Launc
         torch.distributed.all_reduce(torch.ones(1, device=device))
 
     error = failing(spin_in_native_code, timeout=3)
-    assert "it stood in spin_in_native_code" in str(error)
-    assert "it stood in all_reduce" in str(error)
+    assert "it was in spin_in_native_code" in str(error)
+    assert "it was in all_reduce" in str(error)
 
 
 def test_exit_in_a_step(failing: Callable[..., LaunchError]) -> None:
@@ -282,7 +282,7 @@ def test_exit_in_a_step(failing: Callable[..., LaunchError]) -> None:
     assert "rank 1 exited with status 0 before its function returned" in str(failing(exit_with_status_zero))
 
 
-def test_memory_is_told_in_bytes(launcher: Launcher) -> None:
+def test_memory_is_reported_in_bytes(launcher: Launcher) -> None:
     def allocate(count: int) -> None:
         import torch
 

@@ -13,18 +13,18 @@ NOT_SUPPLIED = {
     "torch.npu.NPUGraph",
     "torch.npu.graph",
     "torch.npu.npurt",
-    # FusedAdam's kernel of NPUs, in whose place stands one of ours; 1-bit optimizers
+    # FusedAdam's kernel for NPUs, which one of ours replaces; 1-bit optimizers
     "torch_npu.npu_apply_adam",
     "torch_npu.npu_apply_adam_w",
     "torch_npu.npu_sign_bits_pack",
     "torch_npu.npu_sign_bits_unpack",
-    # an optimizer that Transformers takes where it is asked for by its name
+    # an optimizer that Transformers uses if it is requested by name
     "torch_npu.optim.NpuFusedAdamW",
 }
 
 
 def test_every_branch_is_decided() -> None:
-    """A new one is decided in npu_branches.toml, which tells how."""
+    """A new one is decided in npu_branches.toml, which says how."""
     entries = decision_table.load()
     found = [each for package in decisions.installed() for each in decisions.scan(*package)]
     undecided = [each.describe() for each in found if decision_table.decide(each, entries) is None]

@@ -65,7 +65,7 @@ def test_defaults_that_the_caller_set_for_dtype_and_device_do_not_matter() -> No
     assert torch.equal(logits, tiny.qwen2(seed=3).model(input_ids=torch.tensor([[3, 4, 5]])).logits)
 
 
-def test_the_layers_are_the_real_ones_in_the_sizes_that_were_asked_for() -> None:
+def test_the_layers_are_the_real_ones_in_the_requested_sizes() -> None:
     sizes = {
         "vocab_size": 50,
         "hidden_size": 48,
@@ -98,7 +98,7 @@ def test_every_parameter_is_random_and_gets_a_gradient(architecture: str) -> Non
     model(input_ids=ids, labels=ids).loss.backward()
     for name, parameter in model.named_parameters():
         centre = 1.0 if "norm" in name else 0.0
-        assert 0.01 < parameter.std() < 0.03, name  # 0.02 is asked for
+        assert 0.01 < parameter.std() < 0.03, name  # 0.02 is requested
         assert abs(parameter.mean() - centre) < 0.02, name
         assert parameter.grad is not None, name
         assert parameter.grad.abs().max() > 0, name
@@ -228,9 +228,9 @@ def test_every_rank_rebuilds_the_same_model_and_can_save_it(
     "sizes, text",
     [
         ({"architecture": "llama"}, "unknown architecture 'llama'; choose one of qwen2, mistral"),
-        ({"vocab_size": 3}, "vocab_size=3 leaves no word beside 3 special tokens"),
+        ({"vocab_size": 3}, "vocab_size=3 leaves no words besides 3 special tokens"),
         ({"hidden_size": 36}, "hidden_size=36 does not split into 4 heads of an even size"),
-        ({"num_key_value_heads": 3}, "num_attention_heads=4 is no multiple of num_key_value_heads=3"),
+        ({"num_key_value_heads": 3}, "num_attention_heads=4 is not a multiple of num_key_value_heads=3"),
     ],
 )
 def test_sizes_that_make_no_layers_are_refused(sizes: dict[str, Any], text: str) -> None:
@@ -257,5 +257,5 @@ def test_prompts_are_known_words_of_different_lengths(prompts: Any) -> None:
         f"w{n}" for n in range(7)
     }
     assert len(set(prompts["prompt"])) == 16
-    with pytest.raises(ValueError, match=r"^words=\(4, 2\) is no length of a prompt"):
+    with pytest.raises(ValueError, match=r"^words=\(4, 2\) is neither the length of a prompt"):
         tiny.prompts(words=(4, 2))

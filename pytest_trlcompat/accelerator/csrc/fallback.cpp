@@ -64,26 +64,26 @@ struct Arguments {
   IValue* end() const { return values + size; }
 };
 
-// Where the call takes place. A tensor with dimensions decides, then a number on the device, then what is asked for.
-struct Place {
+// The device of the call: that of a tensor with dimensions, else of a number on the device, else the requested one.
+struct CallDevice {
   c10::Device device;
   bool has_tensors;  // false for factories: arange, randperm
 };
 
-Place find_place(const Arguments& arguments) {
-  std::optional<c10::Device> of_tensor, of_number, asked;
+CallDevice find_device(const Arguments& arguments) {
+  std::optional<c10::Device> of_tensor, of_number, requested;
   for (const IValue& value : arguments) {
     for_each_tensor(value, [&](const at::Tensor& tensor) {
       if (tensor.device().type() != kDevice) return;
       auto& found = tensor.dim() != 0 ? of_tensor : of_number;
       if (!found) found = tensor.device();
     });
-    if (value.isDevice() && value.toDevice().type() == kDevice && !asked) asked = value.toDevice();
-    if (value.isGenerator() && value.toGenerator().device().type() == kDevice && !asked)
-      asked = value.toGenerator().device();
+    if (value.isDevice() && value.toDevice().type() == kDevice && !requested) requested = value.toDevice();
+    if (value.isGenerator() && value.toGenerator().device().type() == kDevice && !requested)
+      requested = value.toGenerator().device();
   }
   const bool has_tensors = of_tensor || of_number;
-  return {resolve(of_tensor ? of_tensor : of_number ? of_number : asked), has_tensors};
+  return {resolve(of_tensor ? of_tensor : of_number ? of_number : requested), has_tensors};
 }
 
 // Indexing takes CPU indices on every device.
@@ -95,22 +95,22 @@ bool accepts_cpu_indices(std::string_view method) {
 // Copying is the one thing that may be done between devices; dense tensors do it in operators.cpp.
 bool copies(std::string_view method) { return method == "aten::copy_" || method == "aten::copy_sparse_to_sparse_"; }
 
-void check_devices(const Arguments& arguments, const Place& place) {
+void check_devices(const Arguments& arguments, const CallDevice& call) {
   const std::string& method = arguments.schema.name();
   for (size_t i = 0; i < arguments.size; ++i) {
     const IValue& value = arguments.values[i];
-    TORCH_CHECK(!value.isGenerator() || value.toGenerator().device().type() == kDevice, "Expected a '", place.device,
+    TORCH_CHECK(!value.isGenerator() || value.toGenerator().device().type() == kDevice, "Expected a '", call.device,
                 "' device type for generator but found '", value.toGenerator().device(), "'");
-    if (!place.has_tensors || copies(method)) continue;
+    if (!call.has_tensors || copies(method)) continue;
     for_each_tensor(value, [&](const at::Tensor& tensor) {
       const auto device = tensor.device();
-      if (device == place.device || device.type() == c10::DeviceType::Meta) return;
+      if (device == call.device || device.type() == c10::DeviceType::Meta) return;
       if (device.type() == c10::DeviceType::CPU) {
         const bool is_number = tensor.dim() == 0 && !arguments.is_written(i);
         if (is_number || (arguments.name(i) == "indices" && accepts_cpu_indices(method))) return;
       }
       TORCH_CHECK(false, "Expected all tensors to be on the same device, but got ", arguments.name(i), " is on ",
-                  device, ", different from other tensors on ", place.device,
+                  device, ", different from other tensors on ", call.device,
                   " (when checking argument in method ", method, ")");
     });
   }
@@ -118,7 +118,8 @@ void check_devices(const Arguments& arguments, const Place& place) {
 
 using Written = std::vector<std::pair<at::Tensor, at::Tensor>>;  // an argument that is written to, and its alias
 
-Written move_arguments_to_cpu(const Arguments& arguments, const Place& place, c10::DispatchKey cpu, Aliases& aliases) {
+Written move_arguments_to_cpu(const Arguments& arguments, const CallDevice& call, c10::DispatchKey cpu,
+                              Aliases& aliases) {
   Written written;
   for (size_t i = 0; i < arguments.size; ++i) {
     IValue& value = arguments.values[i];
@@ -128,7 +129,7 @@ Written move_arguments_to_cpu(const Arguments& arguments, const Place& place, c1
       value = IValue(cpu_generator(value.toGenerator()));
     } else if (value.isNone()) {
       // Without this the kernel would draw from the CPU's default generator, which torch.npu.manual_seed does not seed.
-      if (arguments.name(i) == "generator") value = IValue(cpu_generator(default_generator(place.device.index())));
+      if (arguments.name(i) == "generator") value = IValue(cpu_generator(default_generator(call.device.index())));
     } else {
       map_tensors(value, [&](const at::Tensor& tensor) {
         auto alias = aliases.to_cpu(tensor);
@@ -163,8 +164,8 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   const auto& schema = op.schema();
   if (is_traced()) std::fprintf(stderr, "[accelerator] %s.%s\n", schema.name().c_str(), schema.overload_name().c_str());
   const Arguments arguments(schema, *stack);
-  const Place place = find_place(arguments);
-  check_devices(arguments, place);
+  const CallDevice call = find_device(arguments);
+  check_devices(arguments, call);
 
   const std::vector<IValue> originals(arguments.begin(), arguments.end());
   // An argument may be named by a result; which one is looked up before the call takes the arguments from the stack.
@@ -172,7 +173,7 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   for (const auto& result : schema.returns()) returned.push_back(returned_argument(arguments, result));
 
   Aliases aliases;
-  const Written written = move_arguments_to_cpu(arguments, place, cpu, aliases);
+  const Written written = move_arguments_to_cpu(arguments, call, cpu, aliases);
   op.redispatchBoxed(c10::DispatchKeySet(cpu), stack);
   if (!written.empty()) aliases.adopt_reallocated();
   for (const auto& [tensor, alias] : written) aliases.adopt_form(tensor, alias, schema.name().c_str());
@@ -182,7 +183,7 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
     if (returned[i])
       results[i] = originals[*returned[i]];
     else
-      map_tensors(results[i], [&](const at::Tensor& tensor) { return aliases.to_device(tensor, place.device); });
+      map_tensors(results[i], [&](const at::Tensor& tensor) { return aliases.to_device(tensor, call.device); });
   }
 }
 

@@ -1,4 +1,4 @@
-// What ranks are about to do, and where those of one machine tell each other.
+// What ranks are about to do, and how those of one machine exchange it.
 #pragma once
 
 #include <ATen/ATen.h>

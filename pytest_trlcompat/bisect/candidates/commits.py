@@ -26,7 +26,7 @@ from pytest_trlcompat.matrix.errors import Untestable
 from pytest_trlcompat.matrix.files import locked
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
-from pytest_trlcompat.matrix.process import undisturbed
+from pytest_trlcompat.matrix.process import deferred_signals
 from pytest_trlcompat.matrix.uv import uv_cached_first
 
 __all__ = ["Clone", "Commit", "Commits", "commits_between"]
@@ -149,7 +149,7 @@ class Clone:
 
     def _change_worktrees(self, below: Path, *arguments: str) -> None:
         """Worktrees of one clone are changed one at a time, and not left half done by a worker that is killed."""
-        with undisturbed(), _one_at_a_time(below) as lock:
+        with deferred_signals(), _one_at_a_time(below) as lock:
             self._git("worktree", *arguments, hold=lock)
 
     def _git(self, *arguments: str, failure: str = "", hold: int | None = None) -> str:
@@ -256,7 +256,7 @@ class Commits:
 
     def clean_up(self) -> None:
         """Remove the files of commits whose process has ended, or is this one, which is done with them."""
-        with undisturbed():
+        with deferred_signals():
             work = self.work.resolve()
             for folder in {*self.clone.worktrees(work), *work.glob("tree-*")}:
                 owner = int(folder.name.rpartition("-")[2])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.matrix.errors import MatrixError
-from pytest_trlcompat.matrix.files import said_plainly, write_whole
+from pytest_trlcompat.matrix.files import explained_os_errors, write_whole
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.report import junit, pages, publish, terminal, torch_comparison
 from pytest_trlcompat.matrix.report.model import Report, gather
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parsed = parser.parse_args(arguments)
     try:
-        with said_plainly():
+        with explained_os_errors():
             report = publish.with_boundaries(gather(parsed.results).judged_by(known_issues.load()))
             paths = write_all(report, parsed.results)
             published = publish.publish(report, Layout(parsed.publish), keep=parsed.keep) if parsed.publish else []

@@ -91,7 +91,7 @@ def _notes(store: dist.Store, rank: int, world_size: int) -> int | None:
 
 
 def _new_file(size: int) -> tuple[int, str]:
-    """A file of zeros, all of it on the disk: who writes into a hole for which there is no room is killed."""
+    """A file of zeros, all of it on the disk: a process that writes into a hole is killed if the disk is full."""
     try:
         descriptor, path = tempfile.mkstemp(prefix="trlcompat-notes-")
     except OSError:

@@ -1,4 +1,4 @@
-"""The stack that ``trlcompat doctor`` is asked about, in each form in which it can be given."""
+"""The stack that a person specifies to ``trlcompat doctor``, in each accepted form."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import pytest
 
 from pytest_trlcompat import stack
 from pytest_trlcompat.catalog.ranges import ALL, parse
-from pytest_trlcompat.doctor.asked import read_given
-from pytest_trlcompat.doctor.given import Given, GivenError
+from pytest_trlcompat.doctor.request import read_stack_spec
+from pytest_trlcompat.doctor.stack_spec import StackSpec, StackSpecError
 
-Ask = Callable[..., Given]
+Ask = Callable[..., StackSpec]
 
 
 @pytest.fixture
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Write files into a folder of their own, and read a stack there."""
+    """Write files into a temporary folder and read a stack there."""
     monkeypatch.chdir(tmp_path)
 
-    def ask(*words: str, r: tuple[str, ...] = (), stdin: str | bytes = b"", **files: str | bytes) -> Given:
+    def ask(*words: str, r: tuple[str, ...] = (), stdin: str | bytes = b"", **files: str | bytes) -> StackSpec:
         for name, text in files.items():
             path = tmp_path / name.replace("__", "/").replace("_", ".")
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return read_given(words, r, lambda: stdin if isinstance(stdin, bytes) else stdin.encode())
+        return read_stack_spec(words, r, lambda: stdin if isinstance(stdin, bytes) else stdin.encode())
 
     return ask
 
 
 def refused(ask: Ask, *words: str, **more: object) -> str:
-    with pytest.raises(GivenError) as caught:
+    with pytest.raises(StackSpecError) as caught:
         ask(*words, **more)
     return str(caught.value)
 
@@ -41,7 +41,7 @@ def refused(ask: Ask, *words: str, **more: object) -> str:
 # What is installed
 
 
-def test_nothing_given_means_what_is_installed(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_arguments_the_installed_stack_is_meant(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack, "installed", lambda: {"torch": "2.13.0+cpu", "trl": "0.15.2"})
     found = ask()
     assert found.source == f"installed in {sys.prefix}"
@@ -51,14 +51,16 @@ def test_nothing_given_means_what_is_installed(ask: Ask, monkeypatch: pytest.Mon
     assert found.unknown == []
 
 
-def test_without_trl_there_is_nothing_to_say(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_without_trl_is_refused(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack, "installed", lambda: {"torch": "2.13.0"})
     message = refused(ask)
-    assert message.startswith(f"trl is not installed in {sys.prefix}; run doctor with the Python of the environment")
+    assert message.startswith(
+        f"trl is not installed in {sys.prefix}; run doctor with the Python of your training environment"
+    )
     assert message.endswith("trlcompat doctor trl==0.15.2 transformers==4.48.3")
 
 
-def test_an_installed_version_that_is_none_is_named(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_installed_version_is_named(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack, "installed", lambda: {"trl": "main"})
     assert refused(ask) == "installed here: the version of trl: 'main' is not a PEP 440 version"
 
@@ -73,7 +75,7 @@ def test_pins_leave_the_rest_unknown(ask: Ask) -> None:
     assert found.absent == []
 
 
-def test_a_range_is_a_range(ask: Ask) -> None:
+def test_a_range_is_kept_as_a_range(ask: Ask) -> None:
     found = ask("trl>=0.15,<0.18")
     assert found.texts == {"trl": ">=0.15,<0.18"}
     assert found.versions["trl"] == parse(">=0.15,<0.18")
@@ -88,27 +90,27 @@ def test_a_range_is_a_range(ask: Ask) -> None:
         ("trl==main", "'trl==main': cannot read 'trl==main' .*; write one requirement a line, like trl==0.15.2"),
         ("trl=", "cannot read"),
         ("0.15.2", "unknown package '0.15.2'|cannot read"),
-        ("trl>=2,<1", "the command line: no version of trl lies in '<1,>=2'"),
+        ("trl>=2,<1", "the command line: no version of trl satisfies '<1,>=2'"),
     ],
 )
-def test_a_word_that_is_no_pin_is_refused(ask: Ask, word: str, message: str) -> None:
-    with pytest.raises(GivenError, match=message):
+def test_a_word_that_is_not_a_pin_is_refused(ask: Ask, word: str, message: str) -> None:
+    with pytest.raises(StackSpecError, match=message):
         ask(word)
 
 
-def test_two_pins_of_one_package_contradict_each_other(ask: Ask) -> None:
+def test_contradicting_pins_are_refused(ask: Ask) -> None:
     assert refused(ask, "trl==0.15.2", "trl==0.16.0") == (
-        "trl is asked for as 0.15.2 (the command line) and as 0.16.0 (the command line); no version is both: "
-        "take one of the two out"
+        "trl is required as 0.15.2 (the command line) and as 0.16.0 (the command line); no version satisfies both: "
+        "remove one of them"
     )
 
 
-def test_a_pre_release_is_judged_as_both_with_a_note(ask: Ask) -> None:
+def test_a_pre_release_may_or_may_not_contain_the_changes(ask: Ask) -> None:
     found = ask("trl==0.18.0.dev0")
     assert found.pinned == {}
     assert found.notes == (
-        "trl 0.18.0.dev0 comes before 0.18.0: it may hold all of that release's changes, or none, "
-        "so it is judged as both",
+        "trl 0.18.0.dev0 comes before 0.18.0: it may contain all of that release's changes or none, "
+        "so both are considered",
     )
 
 
@@ -127,7 +129,7 @@ trl==0.15.2
 """
 
 
-def test_a_whole_freeze_tells_what_is_not_installed(ask: Ask) -> None:
+def test_a_complete_freeze_shows_what_is_not_installed(ask: Ask) -> None:
     found = ask("-", stdin=FREEZE)
     assert found.source == "standard input"
     assert found.texts == {
@@ -140,11 +142,12 @@ def test_a_whole_freeze_tells_what_is_not_installed(ask: Ask) -> None:
     }
     assert found.absent == ["deepspeed"]
     assert found.notes == (
-        "standard input, line 8: transformers is taken as 4.48.3, by the name of transformers-4.48.3-py3-none-any.whl",
+        "standard input, line 8: transformers is taken to be 4.48.3, "
+        "from the name transformers-4.48.3-py3-none-any.whl",
     )
 
 
-def test_a_freeze_of_a_part_leaves_the_rest_unknown(ask: Ask) -> None:
+def test_a_partial_freeze_leaves_the_rest_unknown(ask: Ask) -> None:
     found = ask("-", stdin="trl==0.15.2\ntorch==2.6.0\n")
     assert found.absent == []
     assert found.unknown == ["transformers", "accelerate", "deepspeed", "peft", "datasets"]
@@ -184,8 +187,8 @@ def test_a_requirements_file_as_pip_reads_it(ask: Ask) -> None:
     }
     assert found.unknown == ["torch", "deepspeed", "peft", "datasets"]
     assert found.notes == (
-        'req.txt, line 12: deepspeed==0.16.4 ; sys_platform == "win32" is passed over, because its marker does not '
-        "hold for this Python",
+        'req.txt, line 12: deepspeed==0.16.4 ; sys_platform == "win32" is ignored, because its marker excludes '
+        "this Python",
     )
 
 
@@ -193,7 +196,7 @@ def test_a_file_may_be_named_without_an_option(ask: Ask) -> None:
     assert ask("req.txt", req_txt="trl==0.15.2").texts == {"trl": "0.15.2"}
 
 
-def test_included_files_and_constraints_are_read_where_they_lie(ask: Ask) -> None:
+def test_included_files_are_found_relative_to_the_including_one(ask: Ask) -> None:
     found = ask(
         r=("req.txt",),
         req_txt="-r sub/more.txt\ntrl\n",
@@ -204,7 +207,7 @@ def test_included_files_and_constraints_are_read_where_they_lie(ask: Ask) -> Non
     assert found.texts == {"trl": "0.15.2", "transformers": ">=4.48,<4.49", "peft": "0.14.0"}
 
 
-def test_several_files_are_joined_and_pins_win(ask: Ask) -> None:
+def test_files_are_merged_and_pins_take_precedence(ask: Ask) -> None:
     files = {"one_txt": "trl==0.15.2", "two_txt": "transformers==4.48.3"}
     assert ask(r=("one.txt", "two.txt"), **files).texts == {"trl": "0.15.2", "transformers": "4.48.3"}
     assert ask("trl==1.0.0", r=("one.txt",), **files).texts == {"trl": "1.0.0"}
@@ -229,7 +232,7 @@ def test_several_files_are_joined_and_pins_win(ask: Ask) -> None:
         ("--editable=file:///home/me/trl", "file:///home/me/trl", None),
     ],
 )
-def test_a_source_is_known_by_its_tag_or_file_or_not_at_all(
+def test_a_source_has_the_version_of_its_tag_or_file_name_if_any(
     ask: Ask, line: str, text: str, version: str | None
 ) -> None:
     found = ask("-", stdin=line)
@@ -238,18 +241,19 @@ def test_a_source_is_known_by_its_tag_or_file_or_not_at_all(
     (note,) = found.notes
     if version is None:
         assert found.versions["trl"] == ALL
-        assert note == f"standard input, line 1: the version of trl is not known from {text}; add a pin to settle it"
+        unknown = f"the version of trl cannot be read from {text}; add a pin, for example trl==VERSION"
+        assert note == f"standard input, line 1: {unknown}"
     else:
-        assert note.startswith(f"standard input, line 1: trl is taken as {version}, by the name of ")
+        assert note.startswith(f"standard input, line 1: trl is taken to be {version}, from the name ")
 
 
-def test_a_constraint_settles_it_as_well_wherever_it_stands(ask: Ask) -> None:
+def test_a_constraint_on_any_line_gives_the_version_of_a_source(ask: Ask) -> None:
     for lines in ("-e ../trl\ntrl==0.15.2", "trl==0.15.2\n-e ../trl"):
         found = ask("-", stdin=lines)
         assert (found.texts, found.notes) == ({"trl": "0.15.2"}, ())
 
 
-def test_a_pin_settles_what_a_source_leaves_open(ask: Ask) -> None:
+def test_a_pin_gives_the_version_of_a_source(ask: Ask) -> None:
     found = ask("-", "trl==0.15.2", stdin="-e ../trl")
     assert str(found.pinned["trl"]) == "0.15.2"
     assert found.notes == ()
@@ -272,18 +276,18 @@ def test_byte_order_marks_are_understood(ask: Ask, data: bytes) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("trl 0.15.2", "req.txt, line 1: cannot read 'trl 0.15.2' .*like trl==0.15.2 \\(pip freeze and pip list"),
+        ("trl 0.15.2", "req.txt, line 1: cannot read 'trl 0.15.2' .*like trl==0.15.2 \\(as pip freeze and pip list"),
         ("numpy\n<html>", "req.txt, line 2: cannot read '<html>'"),
         ("--frobnicate", "req.txt, line 1: unknown option '--frobnicate'"),
         (
             "trl==0.15.2\ntrl==0.16",
-            "trl is asked for as 0.15.2 \\(req.txt, line 1\\) and as 0.16 \\(req.txt, line 2\\)",
+            "trl is required as 0.15.2 \\(req.txt, line 1\\) and as 0.16 \\(req.txt, line 2\\)",
         ),
-        ("trl>=2,<1", "req.txt, line 1: no version of trl lies in '<1,>=2'"),
+        ("trl>=2,<1", "req.txt, line 1: no version of trl satisfies '<1,>=2'"),
         ("-r gone.txt", "req.txt, line 1: cannot read .*gone.txt: No such file or directory"),
         ("\n-r req.txt", "req.txt, line 2: req.txt includes itself"),
         ("-r https://example.org/r.txt", "req.txt, line 1: https://example.org/r.txt is not fetched"),
-        ("", "req.txt: empty; a list of requirements was expected, such as pip freeze prints"),
+        ("", "req.txt: empty; expected a list of requirements such as the output of pip freeze"),
         ("# nothing\n", "req.txt: empty"),
         ("numpy==2.0", "req.txt: names none of torch, transformers, .*; is this the right list\\?"),
         (b"trl==0.15.2 # caf\xe9", "req.txt: not text in UTF-8"),
@@ -291,12 +295,14 @@ def test_byte_order_marks_are_understood(ask: Ask, data: bytes) -> None:
     ],
 )
 def test_a_list_that_cannot_be_read_is_refused(ask: Ask, text: str | bytes, message: str) -> None:
-    with pytest.raises(GivenError, match=message):
+    with pytest.raises(StackSpecError, match=message):
         ask(r=("req.txt",), req_txt=text)
 
 
 def test_an_empty_standard_input_is_refused(ask: Ask) -> None:
-    assert refused(ask, "-") == "standard input: empty; a list of requirements was expected, such as pip freeze prints"
+    assert (
+        refused(ask, "-") == "standard input: empty; expected a list of requirements such as the output of pip freeze"
+    )
 
 
 def test_standard_input_includes_no_files(ask: Ask) -> None:
@@ -364,14 +370,14 @@ def test_a_uv_lock_is_complete(ask: Ask) -> None:
     assert "4.49.0.dev0 comes before 4.49.0" in found.notes[0]
 
 
-def test_of_several_versions_in_a_lock_markers_choose_or_all_are_possible(ask: Ask) -> None:
+def test_markers_choose_among_several_versions_in_a_lock_or_leave_them_all(ask: Ask) -> None:
     found = ask(r=("uv.lock",), uv_lock=UV_LOCK + FORKS)
     assert found.texts["torch"] == "2.6.0+cpu"
     assert found.texts["accelerate"] == "1.3.0 or 1.9.0"
     assert found.versions["accelerate"] == parse("==1.3.0") | parse("==1.9.0")
     assert (
-        "uv.lock: holds accelerate 1.3.0 or 1.9.0 for different environments, and its markers do not tell which is "
-        "this one's"
+        "uv.lock: holds accelerate 1.3.0 or 1.9.0 for different environments, and its markers do not say which "
+        "applies here"
     ) in found.notes
 
 
@@ -411,12 +417,12 @@ def test_a_pylock_is_complete(ask: Ask) -> None:
     assert found.notes[0].startswith("pylock.toml: the version of transformers is not known (from {'type': 'git'")
 
 
-def test_a_lock_may_come_on_standard_input_and_have_another_name(ask: Ask) -> None:
+def test_a_lock_may_come_from_standard_input_or_have_another_name(ask: Ask) -> None:
     assert ask("-", stdin=UV_LOCK).texts["trl"] == "0.15.2"
     assert ask("pylock.gpu.toml", pylock_gpu_toml=PYLOCK).texts["trl"] == "0.15.2"
 
 
-def test_a_pin_wins_over_a_lock(ask: Ask) -> None:
+def test_a_pin_takes_precedence_over_a_lock(ask: Ask) -> None:
     found = ask("uv.lock", "trl==1.0.0", uv_lock=UV_LOCK)
     assert found.texts["trl"] == "1.0.0"
     assert "peft" in found.absent
@@ -426,20 +432,23 @@ def test_a_pin_wins_over_a_lock(ask: Ask) -> None:
     ("text", "message"),
     [
         ("version = 1\n[[package", "uv.lock: not valid TOML: "),
-        ("", "uv.lock: neither a uv.lock nor a pylock.toml; export other locks first"),
+        ("", "uv.lock: neither a uv.lock nor a pylock.toml; export other locks to requirements first"),
         ('[[package]]\nname = "trl"\n[metadata]\nlock-version = "2.0"\n', "neither a uv.lock nor a pylock.toml"),
         ("version = 2\n[[package]]\nname = 'trl'", "uv.lock: version 1 of uv.lock was expected, 2 was found"),
         ("lock-version = '2.0'\npackages = []", "uv.lock: lock-version 1.x of pylock.toml was expected, 2.0 found"),
-        ("version = 1\n[[package]]\nversion = '1'", "uv.lock: a package without a name; the lock is damaged"),
-        ("version = 1\n[[package]]\nname = 'torch'\nversion = '2'", "uv.lock: trl is not in it, .*right lock\\?"),
+        ("version = 1\n[[package]]\nversion = '1'", "uv.lock: a package has no name; the lock is damaged"),
+        (
+            "version = 1\n[[package]]\nname = 'torch'\nversion = '2'",
+            "uv.lock: it does not contain trl, .*right lock\\?",
+        ),
         ("version = 1\n[[package]]\nname = 'trl'\nversion = 'x'", "the version of trl: 'x' is not a PEP 440 version"),
     ],
 )
 def test_a_lock_that_cannot_be_read_is_refused(ask: Ask, text: str, message: str) -> None:
-    with pytest.raises(GivenError, match=message):
+    with pytest.raises(StackSpecError, match=message):
         ask("uv.lock", uv_lock=text)
 
 
-def test_a_lock_stands_alone(ask: Ask) -> None:
+def test_a_lock_cannot_be_combined_with_other_files(ask: Ask) -> None:
     message = refused(ask, "uv.lock", r=("req.txt",), uv_lock=UV_LOCK, req_txt="trl")
-    assert message.startswith("one lock alone can be judged at a time")
+    assert message.startswith("a lock cannot be combined with other files: ")

@@ -1,7 +1,7 @@
-"""The stack that somebody asks about: what is installed here, or what a list of requirements or a lock says.
+"""The stack that a person specified: what is installed here, or what pins, a list of requirements or a lock name.
 
-Each package of the stack stands at one version, in a range (nobody pinned it, or a lock holds several), anywhere (it is
-not named), or is known not to be there. Imports only the standard library, ``packaging`` and rooms below.
+Each package of the stack has one version, a range of versions (it is not pinned, or a lock holds several), any version
+(it is not named), or is known not to be installed.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from packaging.version import InvalidVersion, Version
 from pytest_trlcompat import stack
 from pytest_trlcompat.catalog.ranges import ALL, Range, at
 
-__all__ = ["ORDER", "Given", "GivenError", "Mention", "installed_here", "of_mentions", "pin"]
+__all__ = ["ORDER", "Mention", "StackSpec", "StackSpecError", "installed_here", "of_mentions", "pin"]
 
 ORDER = ("trl", "transformers", *(package for package in stack.PACKAGES if package not in ("trl", "transformers")))
-"""The packages as a person names them, and in the order in which one gives up a version last."""
+"""The packages in the order in which a person names them, and would be least willing to change their versions."""
 
 
-class GivenError(ValueError):
-    """What was given is no stack; one message for the person who gave it."""
+class StackSpecError(ValueError):
+    """A specification that is not a valid stack; the message is for the person who wrote it."""
 
 
 @dataclass(frozen=True)
 class Mention:
-    """What one place says of one package.
+    """What one source says about one package.
 
     Attributes:
         text: as a person reads it: ``0.15.2``, ``>=0.15,<0.18``, ``git+https://...``.
         where: file and line.
         pinned: whether the text is one version.
-        note: how it was understood, where that is not obvious.
+        note: how it was interpreted, where that is not obvious.
     """
 
     package: str
@@ -46,33 +46,33 @@ class Mention:
 
 
 @dataclass(frozen=True)
-class Given:
-    """A stack, perhaps known in part only.
+class StackSpec:
+    """A stack, perhaps only partly known.
 
     Attributes:
         source: where it was read from, for the first line of an answer.
-        texts: package to what was said of it, in :data:`ORDER`; what is not named is left out.
-        versions: package to where it may stand; :data:`~pytest_trlcompat.catalog.ranges.ALL` for a package whose
-            version is not known, ``None`` for one that is known not to be installed.
-        noted: how the texts were understood, where that is not obvious, by package.
-        passed_over: what was not taken for a part of the stack, and why.
+        texts: each package that is named, in :data:`ORDER`, to what was said about it.
+        versions: each package to its possible versions; :data:`~pytest_trlcompat.catalog.ranges.ALL` if nothing is
+            known about its version, ``None`` if it is known not to be installed.
+        noted: by package, how the text was interpreted, where that is not obvious.
+        ignored: what was not taken as part of the stack, and why.
     """
 
     source: str
     texts: Mapping[str, str]
     versions: Mapping[str, Range | None]
     noted: Mapping[str, str] = field(default_factory=dict)
-    passed_over: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A line each for all that a person should know of how this was read."""
+        """Lines for the person who specified the stack: what was ignored, and how the rest was interpreted."""
         noted = (self.noted[package] for package in ORDER if self.noted.get(package))
-        return (*self.passed_over, *noted, *_prereleases(self.texts))
+        return (*self.ignored, *noted, *_prereleases(self.texts))
 
     @property
     def pinned(self) -> dict[str, Version]:
-        """The packages whose one version is known."""
+        """The packages of which the exact version is known."""
         return {
             package: versions.version
             for package, versions in self.versions.items()
@@ -85,10 +85,10 @@ class Given:
 
     @property
     def unknown(self) -> list[str]:
-        """Packages of which no version at all is known."""
+        """Packages about whose version nothing is known."""
         return [package for package, versions in self.versions.items() if versions == ALL]
 
-    def but(self, mentions: Iterable[Mention]) -> Given:
+    def with_versions(self, mentions: Iterable[Mention]) -> StackSpec:
         """The same stack with other versions of some packages."""
         others = _joined(mentions)
         texts = {**self.texts, **{package: mention.text for package, mention in others.items()}}
@@ -100,50 +100,50 @@ class Given:
         )
 
 
-def installed_here() -> Given:
-    """What is installed beside this package.
+def installed_here() -> StackSpec:
+    """The stack that is installed in this environment.
 
     Raises:
-        GivenError: trl is not, or something has a version that is none.
+        StackSpecError: when trl is not installed, or an installed version is not a valid version.
     """
     found = stack.installed()
     mentions = [pin(package, version, "installed here") for package, version in found.items()]
-    given = of_mentions(mentions, f"installed in {sys.prefix}", complete=True)
+    spec = of_mentions(mentions, f"installed in {sys.prefix}", complete=True)
     if "trl" not in found:
-        raise GivenError(
-            f"trl is not installed in {sys.prefix}; run doctor with the Python of the environment that trains, or name "
-            "a stack, for example: trlcompat doctor trl==0.15.2 transformers==4.48.3"
+        raise StackSpecError(
+            f"trl is not installed in {sys.prefix}; run doctor with the Python of your training environment, or "
+            "specify a stack, for example: trlcompat doctor trl==0.15.2 transformers==4.48.3"
         )
-    return given
+    return spec
 
 
 def pin(package: str, version: str, where: str) -> Mention:
     """A package at one version.
 
     Raises:
-        GivenError: it is no version.
+        StackSpecError: when ``version`` is not a valid version.
     """
     try:
         return Mention(package, version, at(version), where, pinned=True)
     except ValueError as error:
-        raise GivenError(f"{where}: the version of {package}: {error}") from error
+        raise StackSpecError(f"{where}: the version of {package}: {error}") from error
 
 
-def of_mentions(mentions: Iterable[Mention], source: str, *, complete: bool, passed_over: Iterable[str] = ()) -> Given:
-    """Put together what was said of each package.
+def of_mentions(mentions: Iterable[Mention], source: str, *, complete: bool, ignored: Iterable[str] = ()) -> StackSpec:
+    """A stack from what was said about each package.
 
     Args:
-        complete: what is not mentioned is not installed; else nothing is known of it.
+        complete: whether packages that are not mentioned are not installed; otherwise nothing is known about them.
 
     Raises:
-        GivenError: two places contradict each other.
+        StackSpecError: when two sources contradict each other.
     """
     joined = _joined(mentions)
     rest = None if complete else ALL
     versions = {package: joined[package].versions if package in joined else rest for package in ORDER}
     texts = {package: joined[package].text for package in ORDER if package in joined}
     noted = {package: mention.note for package, mention in joined.items()}
-    return Given(source, texts, versions, noted, tuple(passed_over))
+    return StackSpec(source, texts, versions, noted, tuple(ignored))
 
 
 def _joined(mentions: Iterable[Mention]) -> dict[str, Mention]:
@@ -155,9 +155,9 @@ def _joined(mentions: Iterable[Mention]) -> dict[str, Mention]:
             continue
         both = before.versions & mention.versions
         if not both:
-            raise GivenError(
-                f"{mention.package} is asked for as {before.text} ({before.where}) and as {mention.text} "
-                f"({mention.where}); no version is both: take one of the two out"
+            raise StackSpecError(
+                f"{mention.package} is required as {before.text} ({before.where}) and as {mention.text} "
+                f"({mention.where}); no version satisfies both: remove one of them"
             )
         kept = next((each for each in (before, mention) if each.pinned), None)
         if kept is None and before.versions != ALL and mention.versions != ALL:
@@ -177,7 +177,7 @@ def _prereleases(texts: Mapping[str, str]) -> list[str]:
             continue
         if version.is_prerelease:
             found.append(
-                f"{package} {text} comes before {version.base_version}: it may hold all of that release's changes, or "
-                "none, so it is judged as both"
+                f"{package} {text} comes before {version.base_version}: it may contain all of that release's "
+                "changes or none, so both are considered"
             )
     return found

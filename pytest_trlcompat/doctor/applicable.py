@@ -1,0 +1,71 @@
+"""Which known issues affect a stack, by the catalogue alone: what pytest's header shows, and the start of a diagnosis.
+
+Imports no package of the stack and little else, because pytest imports it when it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_trlcompat.catalog.known_issues import STRATEGIES, KnownIssue, Prediction, kind
+from pytest_trlcompat.catalog.regions import Region, regions
+from pytest_trlcompat.doctor.stack_spec import StackSpec
+
+__all__ = ["StrategyError", "applicable_predictions", "considered_strategies", "labels", "summary"]
+
+_NEEDED_BY_STRATEGY = {"zero1": "deepspeed", "zero2": "deepspeed", "zero3": "deepspeed"}
+
+
+class StrategyError(ValueError):
+    """A requested strategy is unknown, or cannot run on the stack."""
+
+
+def considered_strategies(names: Sequence[str], spec: StackSpec) -> tuple[tuple[str, ...], str]:
+    """The strategies to consider, and a text that names those left out because a package is not installed.
+
+    Raises:
+        StrategyError: for an unknown strategy, or one that cannot run on this stack.
+    """
+    absent = set(spec.absent)
+    impossible = {name: package for name, package in _NEEDED_BY_STRATEGY.items() if package in absent}
+    for name in names:
+        if kind(name) not in STRATEGIES:
+            raise StrategyError(f"unknown strategy {name!r}; known are {', '.join(STRATEGIES)}")
+        if kind(name) in impossible:
+            raise StrategyError(f"strategy {name} needs {impossible[kind(name)]}, which is not in {spec.source}")
+    if names:
+        return tuple(dict.fromkeys(names)), ""
+    left = f"{', '.join(impossible)}: deepspeed is not installed" if impossible else ""
+    return tuple(name for name in STRATEGIES if name not in impossible), left
+
+
+def applicable_predictions(
+    issue: KnownIssue, spec: StackSpec, considered: Sequence[str]
+) -> list[tuple[str, Prediction, Region]]:
+    """The strategies under which the catalogue predicts a problem, each with the prediction and its versions."""
+    if any(package in spec.absent for package in issue.needs):
+        return []
+    found = []
+    for label in labels(issue, considered):
+        for prediction, region in regions(issue, "upstream", label, spec.versions).by_prediction():
+            if prediction is not None and prediction.verdict.is_problem:
+                found.append((label, prediction, region))
+    return found
+
+
+def labels(issue: KnownIssue, considered: Sequence[str]) -> list[str]:
+    """The issue's strategies among those considered.
+
+    A strategy without a variant selects all its variants. A variant that the issue does not list selects its strategy.
+    """
+    known = issue.labels()
+    found = [label for label in known if label in considered or kind(label) in considered]
+    found += [kind(label) for label in considered if label not in known and kind(label) in known]
+    return list(dict.fromkeys(found))
+
+
+def summary(number: int) -> str:
+    """``2 known issues affect this stack``."""
+    if number == 0:
+        return "no known issue affects this stack"
+    return "1 known issue affects this stack" if number == 1 else f"{number} known issues affect this stack"

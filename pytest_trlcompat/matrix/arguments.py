@@ -1,0 +1,82 @@
+"""The arguments after ``--`` of the sessions ``matrix`` and ``cell``."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.matrix import torch_axis
+from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.parsing import parse_day
+
+__all__ = ["FULL", "PYTHON", "Arguments", "parse_arguments"]
+
+FULL = "--full"
+"""Option of ``matrix``: the full selection of cells instead of the default ones."""
+
+PYTHON = "--python"
+"""Option of the session ``cell``: the interpreter, as uv understands it."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments after ``--`` of the sessions ``matrix`` and ``cell``."""
+
+    positional: tuple[str, ...]
+    issues: tuple[str, ...]
+    date: datetime.date | None
+    fresh: bool
+    full: bool
+    torch: str | None
+    python: str | None
+    pytest_arguments: tuple[str, ...]
+
+
+_USAGE = {
+    "matrix": "nox -s matrix -- [--full] [--torch dated|VERSION] [--issue ID ...] [--fresh] [-- PYTEST ARGUMENTS]",
+    "cell": (
+        "nox -s cell -- PACKAGE=VERSION ... [--torch dated] [--python 3.12] [--issue ID ...] [--date DAY] [--fresh] "
+        "[-- PYTEST ARGUMENTS]"
+    ),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise MatrixError(f"{message}\n{self.format_usage().strip()}")
+
+
+def parse_arguments(session: str, arguments: Sequence[str]) -> Arguments:
+    """Parse the arguments after ``--``; those after a second ``--`` are passed to pytest."""
+    cut = list(arguments).index("--") if "--" in arguments else len(arguments)
+    ours, for_pytest = list(arguments[:cut]), tuple(arguments[cut + 1 :])
+    parser = _Parser(usage=_USAGE[session], add_help=False, allow_abbrev=False)
+    parser.add_argument("positional", nargs="*")
+    parser.add_argument("--issue", action="append", default=[])
+    parser.add_argument("--date")
+    parser.add_argument("--fresh", action="store_true")
+    parser.add_argument(FULL, action="store_true")
+    parser.add_argument(torch_axis.OPTION)
+    parser.add_argument(PYTHON)
+    parsed = parser.parse_intermixed_args(ours)
+    for issue in parsed.issue:
+        # Checked here, since a cell that runs in vain loses its earlier verdicts.
+        try:
+            known_issues.load().get_issue(issue)
+        except known_issues.CatalogError as error:
+            raise MatrixError(f"--issue: {error}") from error
+    date = parse_day(parsed.date) if parsed.date else None
+    return Arguments(
+        tuple(parsed.positional),
+        tuple(parsed.issue),
+        date,
+        parsed.fresh,
+        parsed.full,
+        parsed.torch,
+        parsed.python,
+        for_pytest,
+    )

@@ -1,0 +1,116 @@
+"""What runs outside nox: the hosted workflow, the hooks before a commit, and the platforms that all of it names."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import nox
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from pytest_trlcompat.matrix.parsing import read_matrix
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
+HOOKS = ROOT / ".pre-commit-config.yaml"
+LIST_CELLS = "nox -l --json -s matrix -- --full"
+
+
+@cache
+def project() -> dict[str, Any]:
+    return dict(nox.project.load_toml(ROOT / "pyproject.toml"))
+
+
+def supported() -> tuple[str, list[str]]:
+    """The operating system and the versions of Python that the project supports: pyproject's classifiers say so."""
+    parts = [classifier.split(" :: ") for classifier in project()["project"]["classifiers"]]
+    (system,) = (part[-1] for part in parts if part[0] == "Operating System")
+    pythons = [part[-1] for part in parts if part[:2] == ["Programming Language", "Python"]]
+    return system, [version for version in pythons if re.fullmatch(r"3\.\d+", version)]
+
+
+def named_pythons(text: str) -> list[str]:
+    """The versions of Python in a text, ``3.10 to 3.12`` spelled out."""
+    ranges = re.findall(r"\b3\.(\d+) to 3\.(\d+)\b", text)
+    spelled = [f"3.{minor}" for first, last in ranges for minor in range(int(first), int(last) + 1)]
+    return [*spelled, *re.findall(r"\b3\.\d+\b", text)]
+
+
+def test_linux_and_four_releases_of_python_are_supported() -> None:
+    assert supported() == ("Linux", ["3.10", "3.11", "3.12", "3.13"])
+
+
+def test_pyproject_requires_the_oldest_supported_python() -> None:
+    _, pythons = supported()
+    required = SpecifierSet(project()["project"]["requires-python"])
+    assert [f"3.{minor}" for minor in range(14) if f"3.{minor}" in required] == pythons
+
+
+def test_readme_names_the_supported_platforms() -> None:
+    system, pythons = supported()
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert system in text
+    assert set(pythons) <= set(named_pythons(text))
+
+
+def test_every_supported_python_is_tested() -> None:
+    _, pythons = supported()
+    main = read_matrix(ROOT / "fixtures" / "matrix.toml").python
+    others = runpy.run_path(str(ROOT / "noxfile.py"))["OTHER_PYTHONS"]
+    assert sorted([main, *others]) == pythons
+    jobs = workflow()["jobs"]
+    assert jobs["unit"]["strategy"]["matrix"]["python"] == others
+    setups = [step for job in jobs.values() for step in job["steps"] if "setup-python" in step.get("uses", "")]
+    assert {step["with"]["python-version"] for step in setups} == {main}
+    assert f"python{main}" in (ROOT / ".ci" / "run").read_text()
+
+
+@cache
+def workflow() -> dict[str, Any]:
+    return dict(yaml.safe_load(WORKFLOW.read_text()))
+
+
+@cache
+def commands() -> list[str]:
+    return [step["run"] for job in workflow()["jobs"].values() for step in job["steps"] if "run" in step]
+
+
+def nox_list(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "nox", "--list", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_the_workflow_runs_what_ci_run_does_and_nightly_every_cell() -> None:
+    assert ".ci/run" in commands()
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    assert any(LIST_CELLS in command for command in commands())
+    full = read_matrix(ROOT / "fixtures" / "matrix.toml").full()
+    listed = nox_list("--json", "-s", "matrix", "--", "--full")
+    assert listed.count('"session"') == len(full) <= 256, "a hosted matrix has at most 256 jobs"
+
+
+@pytest.mark.parametrize("file", [WORKFLOW, ROOT / ".ci" / "run"], ids=lambda path: path.name)
+def test_automation_names_only_sessions_that_exist(file: Path) -> None:
+    names = set(re.findall(r"nox (?:-l --json )?-s \"?(\w+)", file.read_text()))
+    assert len(names) >= 3
+    assert names <= set(re.findall(r"^[-*] (\w+)", nox_list(), re.MULTILINE))
+
+
+def test_hooks_have_the_version_of_ruff_that_lint_has() -> None:
+    repositories = {entry["repo"]: entry for entry in yaml.safe_load(HOOKS.read_text())["repos"]}
+    ruff = repositories["https://github.com/astral-sh/ruff-pre-commit"]
+    lint = [Requirement(text) for text in project()["dependency-groups"]["lint"] if isinstance(text, str)]
+    (pin,) = (str(requirement.specifier) for requirement in lint if requirement.name == "ruff")
+    assert f"=={ruff['rev'].removeprefix('v')}" == pin
+    assert [hook["id"] for hook in ruff["hooks"]] == ["ruff-check", "ruff-format"]
