@@ -399,7 +399,7 @@ def test_folders_without_weights_are_reported(tmp_path: Path) -> None:
     assert missing == f"expected a checkpoint in {tmp_path / 'nowhere'}, but there is no such folder"
     (tmp_path / "config.json").write_text("{}")
     text = check_text(check_checkpoint, tmp_path, model)
-    assert "it holds none that can be loaded as a whole; it holds config.json. Under FSDP" in text
+    assert "it contains none that can be loaded as a whole; it holds config.json. Under FSDP" in text
 
 
 class Evil:
