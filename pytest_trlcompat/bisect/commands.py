@@ -259,7 +259,7 @@ def _write_report(asked: Asked, result: Result, path: Path) -> None:
     try:
         text = markdown(result)
     except ImportError:
-        asked.say("no report: jinja2 is missing; install it with: pip install 'pytest-trlcompat[report]'")
+        asked.say("no report: jinja2 is missing; install it with: pip install jinja2")
         return
     for target in [path, *([asked.folder / asked.options.report] if asked.options.report else [])]:
         write_whole(target, text)
