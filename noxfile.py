@@ -198,3 +198,19 @@ def lint(session: nox.Session) -> None:
     with plainly(session):
         environment = WORKSHOP.tools("lint", group("lint"))
         WORKSHOP.run_all_in(environment, [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]])
+
+
+@nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """Build the site into build/docs; a warning is an error [-- --external: ask for links to other sites as well]."""
+    external = session.posargs == ["--external"]
+    if session.posargs and not external:
+        session.error(f"docs takes --external alone, not {' '.join(session.posargs)}")
+    with plainly(session):
+        environment = WORKSHOP.tools("docs", group("docs"), project=True)
+        build = ["sphinx-build", "--fail-on-warning", "--keep-going", "--quiet", "-d", "build/docs-doctrees"]
+        commands = [[*build, "docs", "build/docs"]]
+        if external:
+            commands.append([*build, "-b", "linkcheck", "docs", "build/docs-links"])
+        WORKSHOP.run_all_in(environment, commands)
+    session.log("the site is in build/docs/index.html")
