@@ -214,3 +214,19 @@ def docs(session: nox.Session) -> None:
             commands.append([*build, "-b", "linkcheck", "docs", "build/docs-links"])
         WORKSHOP.run_all_in(environment, commands)
     session.log("the site is in build/docs/index.html")
+
+
+@nox.session(default=False)
+def examples(session: nox.Session) -> None:
+    """Run what README and the tutorials show, and compare what is printed [-- --update: write it there]."""
+    with plainly(session):
+        unit = WORKSHOP.tools("rooms", group("test"), project=True)
+        stack = WORKSHOP.stack(STACK_TESTS[-1])
+        failed = []
+        for environment, kind in ((unit, "unit"), (stack, "stack"), (unit, "checkout")):
+            try:
+                WORKSHOP.run_in(environment, ["python", "-m", "tests.docs.examples", kind, *session.posargs])
+            except MatrixError as error:
+                failed.append(str(error))
+    if failed:
+        session.error("; ".join(failed))
