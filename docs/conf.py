@@ -23,8 +23,13 @@ project = "pytest-trlcompat"
 copyright = "the authors of pytest-trlcompat, Apache-2.0"
 release = __version__
 
-GENERATED = ("compatibility", "cures", "issues/")
-"""How the lines begin, of the toctree of known issues, for which a published sweep has pages."""
+GENERATED = {
+    "Cures": "cures.md",
+    "All known": "issues/*.md",
+    "issues/": "issues/*.md",
+    '<a href="explore/': "explore/explore.html",
+}
+"""How those lines of the page of known issues begin that belong to generated files, and the files."""
 
 extensions = [
     "myst_parser",
@@ -32,7 +37,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinxcontrib.programoutput",
     "from_source",
-    "settings_table",
+    "settings_list",
 ]
 exclude_patterns = ["_ext", "explore"]
 
@@ -50,11 +55,10 @@ autodoc_typehints = "description"
 
 
 def leave_out_missing_pages(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Drop the lines of the toctree for generated pages that this checkout does not have."""
+    """Drop the lines that lead to generated files which this checkout does not have."""
     if docname == "known-issues":
-        lines = source[0].splitlines()
-        found = {line for line in lines if not line.startswith(GENERATED) or any(Path(app.srcdir).glob(f"{line}.md"))}
-        source[0] = "\n".join(line for line in lines if line in found)
+        missing = tuple(line for line, files in GENERATED.items() if not any(Path(app.srcdir).glob(files)))
+        source[0] = "\n".join(line for line in source[0].splitlines() if not line.startswith(missing))
 
 
 def copy_explorable_report(app: Sphinx, error: Exception | None) -> None:
