@@ -44,8 +44,6 @@ exclude_patterns = ["_ext", "explore"]
 html_theme = "furo"
 html_title = project
 
-html_extra_path = sorted(str(path) for path in Path(__file__).parent.glob("*.html"))
-
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 

@@ -125,7 +125,7 @@ def test_a_torch_that_cannot_be_meant_is_one_clear_message() -> None:
 def test_the_other_sessions_are_run_by_name() -> None:
     listed = nox(ROOT, "--list").stdout
     assert re.findall(r"^- (\w+) ->", listed, re.MULTILINE) == [
-        *("cell", "lock", "clean", "report", "bisect", "bench", "mutations", "branches", "lint"),
+        *("cell", "lock", "clean", "report", "bisect", "bench", "mutations", "branches", "lint", "docs", "examples"),
     ]
 
 

@@ -54,7 +54,7 @@ _VARYING = (
 
 @dataclass(frozen=True)
 class Command:
-    """One command of a block, and the output that the page shows below it; none where it shows nothing."""
+    """One command of a block, and the output that the page shows below it."""
 
     line: str
     output: str
@@ -143,9 +143,9 @@ def _printed(command: Command, folder: Path, environment: dict[str, str]) -> str
 
 
 def compare(command: Command, printed: str) -> str | None:
-    """What differs between the page and a run, or ``None``; a command that shows no output may print anything."""
+    """What differs between the page and a run, or ``None``."""
     checker, flags = doctest.OutputChecker(), doctest.ELLIPSIS | doctest.REPORT_NDIFF
-    if not command.output or checker.check_output(f"{command.output}\n", f"{printed}\n", flags):
+    if checker.check_output(f"{command.output}\n", f"{printed}\n", flags):
         return None
     difference = checker.output_difference(doctest.Example("", f"{command.output}\n"), f"{printed}\n", flags)
     return f"$ {command.line}\n{difference}"
@@ -202,7 +202,7 @@ def _write(example: Example, printed: Sequence[str]) -> None:
     lines, (first, behind) = example.page.read_text(encoding="utf-8").splitlines(), example.lines
     block: list[str] = []
     for command, output in zip(example.commands, printed, strict=True):
-        block += [f"{_PROMPT}{command.line}", *(renewed(command, output).splitlines() if command.output else [])]
+        block += [f"{_PROMPT}{command.line}", *renewed(command, output).splitlines()]
     lines[first:behind] = "\n".join(block).splitlines()
     example.page.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -29,6 +29,11 @@ def test_each_block_says_where_it_is_run() -> None:
     assert {example.kind for example in EXAMPLES} == set(KINDS)
 
 
+def test_each_command_that_is_run_shows_what_it_prints() -> None:
+    run_here = [example for example in EXAMPLES if example.kind in ("unit", "stack", "checkout")]
+    assert [command.line for example in run_here for command in example.commands if not command.output] == []
+
+
 @pytest.mark.parametrize("example", of_kind("ci"))
 def test_continuous_integration_runs_what_the_page_tells_a_newcomer_to_run(example: Example) -> None:
     script = (ROOT / ".ci" / "run").read_text().replace('"${PYTHON:-python3.11}"', "python3").replace(" --quiet", "")
