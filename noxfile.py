@@ -210,3 +210,35 @@ def lint(session: nox.Session) -> None:
         environment = PROJECT.tools("lint", group("lint"))
         workflow = ["check-jsonschema", "--builtin-schema", "vendor.github-workflows", ".github/workflows/ci.yml"]
         PROJECT.run_all_in(environment, [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"], workflow])
+
+
+@nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """Build the site into build/docs; a warning is an error [-- --external: ask for links to other sites as well]."""
+    external = session.posargs == ["--external"]
+    if session.posargs and not external:
+        session.error(f"docs takes --external alone, not {' '.join(session.posargs)}")
+    with errors_as_messages(session):
+        environment = PROJECT.tools("docs", group("docs"), project=True)
+        build = ["sphinx-build", "--fail-on-warning", "--keep-going", "--quiet", "-d", "build/docs-doctrees"]
+        commands = [[*build, "docs", "build/docs"]]
+        if external:
+            commands.append([*build, "-b", "linkcheck", "docs", "build/docs-links"])
+        PROJECT.run_all_in(environment, commands)
+    session.log("the site is in build/docs/index.html")
+
+
+@nox.session(default=False)
+def examples(session: nox.Session) -> None:
+    """Run what README and the tutorials show, and compare what is printed [-- --update: write it there]."""
+    with errors_as_messages(session):
+        unit = PROJECT.tools("unit", group("test"), project=True)
+        stack = PROJECT.stack(STACK_TESTS[-1])
+        failed = []
+        for environment, kind in ((unit, "unit"), (stack, "stack"), (unit, "checkout")):
+            try:
+                PROJECT.run_in(environment, ["python", "-m", "tests.docs.examples", kind, *session.posargs])
+            except MatrixError as error:
+                failed.append(str(error))
+    if failed:
+        session.error("; ".join(failed))

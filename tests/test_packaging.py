@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -82,6 +83,15 @@ def test_the_stack_is_an_extra_and_nothing_heavy_is_required(metadata: Message) 
     assert stack == {"torch", "transformers", "trl", "accelerate", "deepspeed", "peft", "datasets"}
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata["License-Expression"] == "Apache-2.0"
+
+
+def test_no_reader_is_sent_to_the_package_index_where_the_project_is_not() -> None:
+    pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "pytest_trlcompat").rglob("*.*")]
+    texts = {
+        str(path): path.read_text(encoding="utf-8") for path in pages if path.suffix in (".md", ".py", ".j2", ".toml")
+    }
+    named = re.compile(r"pip install [\"']?pytest-trlcompat")
+    assert [name for name, text in texts.items() if named.search(text)] == []
 
 
 def test_the_sdist_is_complete(distributions: Path, wheel: Path, members: set[str], tmp_path: Path) -> None:

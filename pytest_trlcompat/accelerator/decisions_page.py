@@ -20,7 +20,7 @@ CUDA alone. This page says for each of them what is done about it, so that what 
 `versions` are those that have the branch: of each package the releases in the locks of the matrix were looked at, and
 those between two of them are counted in; where the newest has it, the range is open upwards. In places and conditions
 `*` stands for any text; a branch for the opposite of a condition belongs to it. A branch of an installed release that
-stands in no line fails the project's tests; how to list those of another release is told in CONTRIBUTING.md.
+stands in no line fails the project's tests; how to list those of another release is described in CONTRIBUTING.md.
 """
 
 _SECTIONS = {

@@ -267,7 +267,7 @@ def _write_report(request: Request, result: Result, path: Path) -> None:
     try:
         text = markdown(result)
     except ImportError:
-        request.say("no report: jinja2 is missing; install it with: pip install 'pytest-trlcompat[report]'")
+        request.say("no report: jinja2 is missing; install it with: pip install jinja2")
         return
     for target in [path, *([request.folder / request.options.report] if request.options.report else [])]:
         write_whole(target, text)

@@ -140,7 +140,8 @@ def strategy(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
     """
     chosen = dict(options or {})
     if name not in NAMES:
-        raise StrategyError(f"unknown strategy {name!r}; known are {', '.join(NAMES)}")
+        hint = f"; pass a configuration file as a path: pathlib.Path({name!r})" if Path(name).suffix else ""
+        raise StrategyError(f"unknown strategy {name!r}; known are {', '.join(NAMES)}{hint}")
     if name.startswith("zero"):
         return Strategy(name, config=_deepspeed_config(int(name[-1]), chosen))
     if name.startswith("fsdp"):

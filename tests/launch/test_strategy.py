@@ -65,6 +65,7 @@ def test_plain_strategies_set_nothing(tmp_path: Path) -> None:
     ("name", "options", "text"),
     [
         ("fsdp3", {}, "unknown strategy 'fsdp3'; known are single, ddp"),
+        ("my.yaml", {}, r"; pass a configuration file as a path: pathlib\.Path\('my\.yaml'\)"),
         ("ddp", {"bucket": 1}, "strategy 'ddp' has no options, but got bucket"),
         ("fsdp2", {"sharding_strategy": "NO_SHARD"}, "unknown option of fsdp2: sharding_strategy; known are"),
         ("zero3", {"zero_optimization": {"stage": 2}}, "'zero3' got a DeepSpeed configuration of ZeRO stage 2"),

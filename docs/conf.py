@@ -1,0 +1,71 @@
+"""Sphinx: how the site is built. ``nox -s docs`` builds it, and ends with an error for any warning.
+
+Nothing of the stack is installed where the site is built: autodoc replaces it, since no page shows what it holds.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+# Pages show the help of programs, which are those of this environment.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+from pytest_trlcompat import __version__
+from pytest_trlcompat.stack import PACKAGES
+
+project = "pytest-trlcompat"
+copyright = "the authors of pytest-trlcompat, Apache-2.0"
+release = __version__
+
+GENERATED = {
+    "Cures": "cures.md",
+    "All known": "issues/*.md",
+    "issues/": "issues/*.md",
+    '<a href="explore/': "explore/explore.html",
+}
+"""How those lines of the page of known issues begin that belong to generated files, and the files."""
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinxcontrib.programoutput",
+    "from_source",
+    "settings_list",
+]
+exclude_patterns = ["_ext", "explore"]
+
+html_theme = "furo"
+html_title = project
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+autodoc_mock_imports = [*PACKAGES, "safetensors", "tokenizers", "torch_npu", "yaml"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+
+
+def leave_out_missing_pages(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Drop the lines that lead to generated files which this checkout does not have."""
+    if docname == "known-issues":
+        missing = tuple(line for line, files in GENERATED.items() if not any(Path(app.srcdir).glob(files)))
+        source[0] = "\n".join(line for line in source[0].splitlines() if not line.startswith(missing))
+
+
+def copy_explorable_report(app: Sphinx, error: Exception | None) -> None:
+    """Make the report that one explores a part of the site, as it is, where one has been published."""
+    report = Path(app.srcdir) / "explore"
+    if error is None and report.is_dir():
+        shutil.copytree(report, Path(app.outdir) / "explore", dirs_exist_ok=True)
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", leave_out_missing_pages)
+    app.connect("build-finished", copy_explorable_report)

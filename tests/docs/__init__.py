@@ -1,0 +1,1 @@
+"""Tests of what README and the tutorials show."""

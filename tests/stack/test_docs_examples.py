@@ -1,0 +1,19 @@
+"""What README and the tutorials show of a test with the stack is what happens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.examples import PAGES, Example, compare, examples, run
+
+EXAMPLES = [example for page in PAGES for example in examples(page) if example.kind == "stack"]
+
+
+@pytest.mark.versions(trl=">=0.14", reason="GRPOTrainer")
+@pytest.mark.parametrize("example", [pytest.param(example, id=example.id) for example in EXAMPLES])
+def test_a_command_prints_what_the_page_shows(example: Example, tmp_path: Path) -> None:
+    for command, printed in zip(example.commands, run(example, tmp_path), strict=True):
+        difference = compare(command, printed)
+        assert difference is None, f"{difference}\nto write what it prints now: nox -s examples -- --update"
