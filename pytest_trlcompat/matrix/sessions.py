@@ -51,6 +51,9 @@ MISSING = "--missing"
 FULL = "--full"
 """After ``--``: every cell of the full selection, not the default ones alone."""
 
+TABLES = "--tables"
+"""After ``--``: the tables of all issues at the end, not the summary."""
+
 PYTHON = "--python"
 """Of the session ``cell``: the interpreter, as uv understands it."""
 
@@ -78,6 +81,7 @@ class Workshop:
         self.sweep = Sweep(self.layout)
         self.say = say
         self._named: list[str] = []
+        self._tables = False
         if self.sweep.outermost:
             # nox has no hook for "all sessions are over" that also works under --parallel, where the sessions run in
             # processes of their own, and after a session failed or Ctrl-C. The end of the outermost nox is that.
@@ -96,6 +100,7 @@ class Workshop:
         """
         cut = list(command).index("--") if "--" in command else len(command)
         asked, words = command[cut:], [*command[:cut], environ.get("NOXSESSION", "")]
+        self._tables = TABLES in asked
         chosen = torch_axis.selection(self.matrix, self.layout, full=FULL in asked, torch=torch_axis.asked_in(asked))
         known = {cell.id for cell in (*chosen, *self.matrix.cells)}
         named = re.findall(r"matrix\(([^()]+)\)", " ".join(words))
@@ -203,9 +208,10 @@ class Workshop:
         prune(self.layout, [locks.read_lock(path) for folder in folders for path in folder.glob("*.txt")], self.say)
 
     def report(self, arguments: Sequence[str] = ()) -> None:
-        """Merge what sweeps left behind into the report's files, and print its table.
+        """Merge what sweeps left behind into the report's files, and print its summary, or with ``--tables`` its tables.
 
-        With ``--publish`` among the arguments, write the evidence and the page that are kept in the repository as well.
+        With ``--publish`` among the arguments, write the evidence and the pages that are kept in the repository as
+        well; with ``--pages`` nothing but the pages, from the evidence that is kept there.
 
         Raises:
             MatrixError: when there is nothing to report, or its files cannot be written.
@@ -213,8 +219,8 @@ class Workshop:
         project = self._project()
         needed = [each for each in project["dependencies"] if each.startswith(("packaging", "tomli"))]
         tools = self.tools("report", [*needed, *project["optional-dependencies"]["report"]])
-        rest = [word for word in arguments if word != "--publish"]
-        publish = ["--publish", str(self.layout.root)] if len(rest) < len(arguments) else []
+        rest = [word for word in arguments if word not in ("--publish", "--pages")]
+        publish = [part for word in arguments if word not in rest for part in (word, str(self.layout.root))]
         command = [str(tools.python), "-m", "pytest_trlcompat.matrix", str(self.layout.results), *rest, *publish]
         sys.stdout.flush()
         done = subprocess.run(command, cwd=self.layout.root, env=_plain(tools), check=False)
@@ -278,14 +284,14 @@ class Workshop:
     # The end
 
     def end(self) -> None:
-        """Print the table of the cells that this command ran, after all sessions are over."""
+        """Print the summary of the cells that this command ran, or their tables, after all sessions are over."""
         if not self.sweep.began:
             return
         try:
             self.sweep.close()
-            self.report(["--sweep", self.sweep.name])
+            self.report(["--sweep", self.sweep.name, *([TABLES] if self._tables else [])])
         except (MatrixError, OSError) as error:
-            print(f"no table: {error}", file=sys.stderr)
+            print(f"no summary: {error}", file=sys.stderr)
 
     def _announce(self, cells: Sequence[Cell]) -> None:
         if told := disk.announcement(self.matrix, cells, self.layout):
@@ -333,10 +339,10 @@ def _plain(environment: Environment) -> dict[str, str]:
 
 
 _USAGE = {
-    "matrix": "nox -s matrix -- [--full] [--torch dated|VERSION] [--issue ID ...] [--fresh] [-- PYTEST ARGUMENTS]",
+    "matrix": "nox -s matrix -- [--full] [--torch dated|VERSION] [--issue ID ...] [--fresh] [--tables] [-- PYTEST ARGUMENTS]",
     "cell": (
         "nox -s cell -- PACKAGE=VERSION ... [--torch dated] [--python 3.12] [--issue ID ...] [--date DAY] [--fresh] "
-        "[-- PYTEST ARGUMENTS]"
+        "[--tables] [-- PYTEST ARGUMENTS]"
     ),
 }
 
@@ -356,6 +362,7 @@ def _parse(session: str, arguments: Sequence[str]) -> _Asked:
     parser.add_argument("--date")
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument(FULL, action="store_true")
+    parser.add_argument(TABLES, action="store_true")
     parser.add_argument(torch_axis.OPTION)
     parser.add_argument(PYTHON)
     parsed = parser.parse_intermixed_args(ours)

@@ -9,9 +9,8 @@ import json
 import re
 from xml.etree import ElementTree
 
-from pytest_trlcompat.catalog.verdict import Record, Verdict
+from pytest_trlcompat.catalog.verdict import Record, Verdict, is_wrong
 from pytest_trlcompat.matrix.report.model import CellReport, Report
-from pytest_trlcompat.matrix.results import is_wrong
 
 __all__ = ["junit"]
 
