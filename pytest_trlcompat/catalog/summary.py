@@ -14,7 +14,21 @@ from dataclasses import dataclass
 
 from pytest_trlcompat.catalog.verdict import Record, Verdict, is_wrong
 
-__all__ = ["ALARM", "FAINT", "STYLES", "CellSummary", "Line", "Part", "PROBLEMS", "conclusion", "corrected", "least_to_most", "printable", "screen", "sentence"]
+__all__ = [
+    "ALARM",
+    "FAINT",
+    "STYLES",
+    "CellSummary",
+    "Line",
+    "Part",
+    "PROBLEMS",
+    "conclusion",
+    "corrected",
+    "least_to_most",
+    "printable",
+    "screen",
+    "sentence",
+]
 
 STYLES = {
     Verdict.OK: "green",
@@ -37,7 +51,8 @@ _HEADING = "bold"
 PROBLEMS = (Verdict.SILENT, Verdict.BROKEN, Verdict.WASTEFUL, Verdict.ERROR, Verdict.HANG, Verdict.BLOCKED)
 """In which users want to read of problems: first those that no error announces."""
 
-_WRONG_LINES = 12
+_WRONG = 10
+"""Verdicts that are not as predicted, each of one line or two, that are named."""
 _REASON_LINES = 3
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
@@ -92,7 +107,7 @@ def sentence(record: Record) -> str:
 
 
 def screen(cells: Sequence[CellSummary], *, where: str, more: str = "", width: int = 80, rows: int = 40) -> list[Line]:
-    """The summary, no wider than ``width`` and no longer than ``rows``.
+    """The summary, no wider than ``width``, but for the path ``where``, and no longer than ``rows``.
 
     What is not as predicted comes first, then each cell, then the conclusion, which is what a person reads last. The
     cells are shown in as much detail as there is room for.
@@ -101,13 +116,15 @@ def screen(cells: Sequence[CellSummary], *, where: str, more: str = "", width: i
         where: where every verdict stands.
         more: how to see more in the terminal.
     """
-    head = [*_head(cells), *_wrong(cells, where), *_unfinished(cells, where), ()]
-    tail = [(), *_untested(cells), *conclusion(cells), *_pointers(where, more, width)]
-    room = rows - len(head) - len(tail)
+    head = [*_head(cells), *_wrong(cells, where, width), *_unfinished(cells, where), ()]
+    tail = [(), *_untested(cells)]
+    last = [*_pointers(where, more, width), *conclusion(cells)]
+    left = rows - len(head) - len(tail) - len(last)
     for body in _details(cells, width):
-        if len(body) <= room:
+        if len(body) <= left:
             break
-    return [_cut(line, width) for line in (*head, *body[: max(room, 0)], *tail)]
+    # A path that was cut would be of no use.
+    return [*(_cut(line, width) for line in (*head, *body[: max(left, 0)], *tail)), *last]
 
 
 def conclusion(cells: Sequence[CellSummary]) -> list[Line]:
@@ -116,10 +133,10 @@ def conclusion(cells: Sequence[CellSummary]) -> list[Line]:
     records = [record for cell in cells for record in cell.records if record.subject == "upstream"]
     found = {verdict: {r.issue for r in records if r.verdict is verdict} for verdict in PROBLEMS}
     if any(found.values()):
-        counts = ", ".join(f"{len(issues)} {verdict}" for verdict, issues in found.items() if issues)
         distinct = len(set().union(*found.values()))
-        title = f"Upstream is broken: {_many(distinct, 'known issue')}"
-        lines.append((Part(title, ALARM), Part(f" ({counts})")))
+        affect = "known issue affects" if distinct == 1 else "known issues affect"
+        lines.append((Part(f"Upstream is broken: {distinct} {affect} TRL's own trainers", ALARM),))
+        lines.append(_counts((verdict, len(issues)) for verdict, issues in found.items()))
         lines.append((Part("A test passes where its verdict is the predicted one, also where that is broken."),))
     elif any(record.verdict is Verdict.OK for record in records):
         lines.append((Part("TRL's own trainers: no problem was found", _GOOD),))
@@ -131,18 +148,25 @@ def conclusion(cells: Sequence[CellSummary]) -> list[Line]:
 
 def _head(cells: Sequence[CellSummary]) -> Iterator[Line]:
     verdicts, wrong = sum(len(cell.records) for cell in cells), sum(len(cell.wrong) for cell in cells)
-    counted = f"{_many(len(cells), 'cell')}, {_many(verdicts, 'verdict')}: "
-    yield (
-        Part(counted, _HEADING),
-        Part(f"{wrong} not as predicted", ALARM) if wrong else Part("all as predicted", _GOOD),
-    )
+    unfinished = sum(bool(cell.unfinished) for cell in cells)
+    parts = [Part(f"{_many(len(cells), 'cell')}, {_many(verdicts, 'verdict')}: ", _HEADING)]
+    if wrong:
+        parts.append(Part(f"{wrong} not as predicted", ALARM))
+    elif verdicts or not unfinished:
+        parts.append(Part("all as predicted", _GOOD))
+    if unfinished:
+        comma = ", " if len(parts) > 1 else ""
+        parts.append(Part(f"{comma}{_many(unfinished, 'cell')} not finished", ALARM))
+    yield tuple(parts)
 
 
-def _wrong(cells: Sequence[CellSummary], where: str) -> Iterator[Line]:
+def _wrong(cells: Sequence[CellSummary], where: str, width: int) -> Iterator[Line]:
     every = [(cell, record) for cell in cells for record in cell.wrong]
-    shown = every if len(every) <= _WRONG_LINES else every[: _WRONG_LINES - 1]
+    shown = every if len(every) <= _WRONG else every[: _WRONG - 1]
     for cell, record in shown:
-        yield Part("  not as predicted  ", ALARM), Part(f"{cell.name}: {sentence(record)}")
+        text = f"{cell.name}: {sentence(record)}" if len(cells) > 1 else sentence(record)
+        for line in textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False):
+            yield (Part(line, ALARM),)
     if left := len(every) - len(shown):
         yield Part(f"  and {left} more", ALARM), Part(f", all in {where}" if where else "")
 
@@ -170,34 +194,36 @@ def _untested(cells: Sequence[CellSummary]) -> Iterator[Line]:
 def _pointers(where: str, more: str, width: int) -> list[Line]:
     texts = [f"Every verdict and its evidence: {where}"] * bool(where) + [more] * bool(more)
     joined = "; ".join(texts)
-    return [(Part(text, FAINT),) for text in ([joined] if len(joined) <= width else texts) if text]
+    return [(Part(printable(text), FAINT),) for text in ([joined] if len(joined) <= width else texts) if text]
 
 
 def _details(cells: Sequence[CellSummary], width: int) -> Iterator[list[Line]]:
     """The cells, in less and less detail."""
     with_verdicts = [cell for cell in cells if cell.records]
     for block in (_full, _named, _one_line_each, _two_lines, _worst_line):
-        yield [line for cell in with_verdicts for line in (_title(cell, width), *block(cell, width))]
-    yield [_title(cell, width) for cell in with_verdicts]
+        yield [line for cell in with_verdicts for line in (*_title(cell, width), *block(cell, width))]
+    yield [line for cell in with_verdicts for line in _title(cell, width)]
     for number in range(len({cell.release for cell in cells}), 0, -1):
         yield _table(_groups(with_verdicts, number), width)
 
 
-def _title(cell: CellSummary, width: int) -> Line:
-    counts: list[Part] = []
-    for verdict in PROBLEMS:
-        if number := len(cell.issues("upstream", verdict)):
-            counts += [Part(", " if counts else ""), Part(f"{number} {verdict}", STYLES[verdict])]
+def _title(cell: CellSummary, width: int) -> list[Line]:
+    """One line, or two where they do not fit into one."""
+    counts = _counts((verdict, len(cell.issues("upstream", verdict))) for verdict in PROBLEMS)
     if not counts and any(r.subject == "upstream" and r.verdict is Verdict.OK for r in cell.records):
-        counts = [Part("no problem", STYLES[Verdict.OK])]
-    found, bad = corrected([cell])
-    text = f"corrected: {found}" if found else ""
-    left = (Part(cell.name, _HEADING), Part("  "), *counts)
-    if _length(left) + len(text) + 2 > width:  # the name gives way
-        room = max(width - _length(left[1:]) - len(text) - 2, 12)
-        left = (Part(_shortened(cell.name, room), _HEADING), *left[1:])
-    gap = max(width - _length(left) - len(text), 2)
-    return (*left, Part(" " * gap), Part(text, ALARM if bad else STYLES[Verdict.OK])) if text else left
+        counts = (Part("no problem", STYLES[Verdict.OK]),)
+    name, (found, bad) = Part(cell.name, _HEADING), corrected([cell])
+    ours = Part(f"corrected: {found}" if found else "", ALARM if bad else STYLES[Verdict.OK])
+    gap = width - _length((name, *counts, ours)) - 2
+    if gap >= 2 or not found:
+        return [(name, Part("  "), *counts, *([Part(" " * gap), ours] if found else []))]
+    return [(name, Part(" " * max(width - _length((name, ours)), 2)), ours), (Part("  "), *counts)]
+
+
+def _counts(numbers: Iterable[tuple[Verdict, int]]) -> Line:
+    """``3 silent, 1 broken``."""
+    parts = [Part(f"{number} {verdict}", STYLES[verdict]) for verdict, number in numbers if number]
+    return tuple(each for part in parts for each in (Part(", "), part))[1:]
 
 
 def corrected(cells: Iterable[CellSummary]) -> tuple[str, bool]:
@@ -257,12 +283,12 @@ def _worst_line(cell: CellSummary, width: int) -> Iterator[Line]:
     return itertools.islice(_one_line_each(cell, width), 1)
 
 
-def _as_many(items: Sequence[str], room: int) -> str:
+def _as_many(items: Sequence[str], width: int) -> str:
     """As many as fit, and how many do not."""
     for number in range(len(items), 0, -1):
         left = len(items) - number
         text = ", ".join(items[:number]) + (f" and {left} more" if left else "")
-        if len(text) <= room:
+        if len(text) <= width:
             return text
     return f"{len(items)} issues"
 
@@ -331,16 +357,12 @@ def _cut(line: Line, width: int) -> Line:
     """The line within ``width`` columns, without what a terminal cannot hold."""
     cut: list[Part] = []
     for part in line:
-        room = width - _length(cut)
+        left = width - _length(cut)
         text = printable(part.text)
-        cut.append(Part(text if len(text) <= room else _shortened(text, room), part.style))
-        if len(text) > room:
-            break
+        if len(text) > left:
+            return (*cut, Part(text[: max(left - 3, 0)] + "..."[: max(left, 0)], part.style))
+        cut.append(Part(text, part.style))
     return tuple(cut)
-
-
-def _shortened(text: str, room: int) -> str:
-    return text if len(text) <= room else text[: max(room - 3, 0)] + "..."[: max(room, 0)]
 
 
 def _many(number: int, noun: str) -> str:

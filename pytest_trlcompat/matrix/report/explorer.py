@@ -68,7 +68,9 @@ def html(report: Report, *, evidence: bool = True, title: str = "Compatibility r
     rendered = page.render(
         title=title,
         report=report,
-        trainers=[(name, list(group)) for name, group in itertools.groupby(issues, lambda issue: _trainer(issue, known))],
+        trainers=[
+            (name, list(group)) for name, group in itertools.groupby(issues, lambda issue: _trainer(issue, known))
+        ],
         verdicts=[(verdict, _LETTERS[verdict], texts.MEANINGS[verdict]) for verdict in _WORST_FIRST],
         letters=_LETTERS,
         worst=_worst,

@@ -116,7 +116,9 @@ class Report:
     def columns(self) -> list[Column]:
         """What was measured in some cell; issues by name, the upstream subject first."""
         found = {Column(*record.key) for cell in self.cells for record in cell.verdicts}
-        return sorted(found, key=lambda c: (c.issue, _position(c.subject, _SUBJECTS), _position(c.strategy, _STRATEGIES)))
+        return sorted(
+            found, key=lambda c: (c.issue, _position(c.subject, _SUBJECTS), _position(c.strategy, _STRATEGIES))
+        )
 
     @property
     def issues(self) -> list[str]:

@@ -147,4 +147,3 @@ def _entry(cell: CellReport, record: Record | None) -> Text:
     if is_wrong(record):
         return Text(f" ✗ {record.verdict} ", style=_WRONG)
     return Text(str(record.verdict), style=STYLES[record.verdict])
-
