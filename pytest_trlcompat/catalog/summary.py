@@ -53,7 +53,8 @@ PROBLEMS = (Verdict.SILENT, Verdict.BROKEN, Verdict.WASTEFUL, Verdict.ERROR, Ver
 
 _WRONG = 10
 """Verdicts that are not as predicted, each of one line or two, that are named."""
-_REASON_LINES = 3
+_REASONS = 3
+"""Reasons that are given of cells that were not finished, and of verdicts that could not be tested."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
@@ -117,7 +118,7 @@ def screen(cells: Sequence[CellSummary], *, where: str, more: str = "", width: i
         more: how to see more in the terminal.
     """
     head = [*_head(cells), *_wrong(cells, where, width), *_unfinished(cells, where), ()]
-    tail = [(), *_untested(cells)]
+    tail = [(), *_untested(cells, width)]
     last = [*_pointers(where, more, width), *conclusion(cells)]
     left = rows - len(head) - len(tail) - len(last)
     for body in _details(cells, width):
@@ -173,22 +174,26 @@ def _wrong(cells: Sequence[CellSummary], where: str, width: int) -> Iterator[Lin
 
 def _unfinished(cells: Sequence[CellSummary], where: str) -> Iterator[Line]:
     every = [cell for cell in cells if cell.unfinished]
-    for cell in every[:_REASON_LINES]:
+    for cell in every[:_REASONS]:
         yield Part("  not finished  ", ALARM), Part(f"{cell.name}: {' '.join(cell.unfinished.split())}")
-    if left := len(every) - _REASON_LINES:
-        if left > 0:
-            yield Part(f"  and {left} more", ALARM), Part(f", all in {where}" if where else "")
+    if (left := len(every) - _REASONS) > 0:
+        yield Part(f"  and {left} more", ALARM), Part(f", all in {where}" if where else "")
 
 
-def _untested(cells: Sequence[CellSummary]) -> Iterator[Line]:
+def _untested(cells: Sequence[CellSummary], width: int) -> Iterator[Line]:
     """How many verdicts the software accelerator could not give, by reason, the most frequent first."""
     records = [record for cell in cells for record in cell.records if record.untested]
     reasons = Counter(" ".join(record.reason.split()) or "no reason was kept" for record in records)
-    for reason, number in reasons.most_common(_REASON_LINES):
-        yield Part(f"{number} untestable", STYLES[Verdict.UNTESTABLE]), Part(f": {reason}")
-    left = sum(number for _, number in reasons.most_common()[_REASON_LINES:])
+    style = STYLES[Verdict.UNTESTABLE]
+    for reason, number in reasons.most_common(_REASONS):
+        counted = f"{number} untestable"
+        text = f"{counted}: {reason}"
+        first, *others = textwrap.wrap(text, width, subsequent_indent="  ", max_lines=4, break_on_hyphens=False)
+        yield Part(counted, style), Part(first[len(counted) :])
+        yield from ((Part(line),) for line in others)
+    left = sum(number for _, number in reasons.most_common()[_REASONS:])
     if left:
-        yield Part(f"{left} untestable", STYLES[Verdict.UNTESTABLE]), Part(" for other reasons")
+        yield Part(f"{left} untestable", style), Part(" for other reasons")
 
 
 def _pointers(where: str, more: str, width: int) -> list[Line]:

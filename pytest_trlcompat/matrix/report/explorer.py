@@ -27,7 +27,7 @@ from pytest_trlcompat.catalog.verdict import SEVERITY, Record, Verdict, is_wrong
 from pytest_trlcompat.matrix.report import texts
 from pytest_trlcompat.matrix.report.model import CellReport, Column, Report
 from pytest_trlcompat.matrix.report.pages import environment
-from pytest_trlcompat.matrix.report.torch_comparison import compare
+from pytest_trlcompat.matrix.report.torch_comparison import TorchComparison, compare
 from pytest_trlcompat.stack import PACKAGES
 
 __all__ = ["html"]
@@ -63,6 +63,7 @@ def html(report: Report, *, evidence: bool = True, title: str = "Compatibility r
     known = known_issues.load()
     issues = _in_order(report.issues, known)
     script, style = ((_TEMPLATES / f"compat.{kind}").read_text(encoding="utf-8") for kind in ("js", "css"))
+    torch = compare(report.cells, report.columns)
     blobs = [_packed(cell, report.columns) for cell in report.cells] if evidence else []
     page = environment(html=True).get_template("compat.html.j2")
     rendered = page.render(
@@ -75,17 +76,19 @@ def html(report: Report, *, evidence: bool = True, title: str = "Compatibility r
         letters=_LETTERS,
         worst=_worst,
         label=lambda cell: " ".join([report.short(cell), *re.findall(r"-(py[\d.]+)$", cell.id)]),
-        torch=compare(report.cells, report.columns),
+        torch=torch,
         script=Markup(script),
         style=Markup(style),
         policy=f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'",
-        data=Markup(_json(_data(report, issues, known, published=not evidence))),
+        data=Markup(_json(_data(report, issues, known, torch, published=not evidence))),
         blobs=blobs,
     )
     return printable(rendered)
 
 
-def _data(report: Report, issues: Sequence[str], known: Catalog, *, published: bool) -> dict[str, Any]:
+def _data(
+    report: Report, issues: Sequence[str], known: Catalog, torch: TorchComparison, *, published: bool
+) -> dict[str, Any]:
     columns = [column for column in report.columns if column.subject in SUBJECTS]
     return {
         "published": published,
@@ -93,7 +96,15 @@ def _data(report: Report, issues: Sequence[str], known: Catalog, *, published: b
             {"name": verdict.value, "letter": _LETTERS[verdict], "problem": verdict.is_problem}
             for verdict in _WORST_FIRST
         ],
-        "issues": [{"id": name, "trainer": _trainer(name, known), **_about(known, name)} for name in issues],
+        "issues": [
+            {
+                "id": name,
+                "trainer": _trainer(name, known),
+                "torch": [change.describe() for change in torch.of(name)],
+                **_about(known, name),
+            }
+            for name in issues
+        ],
         "columns": [[issues.index(c.issue), SUBJECTS.index(c.subject), c.strategy] for c in columns],
         "cells": [_cell(report, cell, columns) for cell in report.cells],
     }

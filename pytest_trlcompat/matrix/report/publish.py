@@ -24,6 +24,9 @@ from pytest_trlcompat.stack import PACKAGES
 
 __all__ = ["evidence_of", "last_day", "publish", "report_of", "with_boundaries", "write_pages"]
 
+_AS_PINNED = tuple(dict.fromkeys(("trl", "transformers", *PACKAGES)))
+"""The packages of the stack, in the order in which people pin them."""
+
 
 def publish(report: Report, layout: Layout, *, keep: bool = False) -> list[Path]:
     """Write the evidence and the pages, and return their paths.
@@ -89,7 +92,8 @@ def report_of(evidence: Evidence) -> Report:
     """The cells of the evidence: versions of the stack and verdicts, no more is kept of them."""
     cells = []
     for cell in evidence.cells:
-        sidecar = Sidecar(cell.id, dict(cell.versions), TESTED, "", lock=dict(cell.versions), date=cell.date)
+        pins = {package: cell.versions[package] for package in _AS_PINNED if package in cell.versions}
+        sidecar = Sidecar(cell.id, pins, TESTED, "", lock=dict(cell.versions), date=cell.date)
         records = (Record(*key, verdict, None) for key, verdict in cell.verdicts.items())
         cells.append(CellReport(sidecar, tuple(records)))
     return merge(Report(()), cells).judged_by(known_issues.load())

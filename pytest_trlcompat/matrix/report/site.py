@@ -186,8 +186,7 @@ def _shows(issue: KnownIssue, report: Report) -> Iterator[str]:
     own = {Verdict.SILENT, Verdict.BROKEN, Verdict.WASTEFUL}  # not what another issue is to blame for
     affected = [cell for cell in report.cells if _verdicts(cell, issue.id, _UPSTREAM) & own]
     if affected:
-        named = affected[-1].named
-        pins = " ".join(f"{package}={named[package]}" for package in sorted(named, key="trl".__ne__))
+        pins = " ".join(f"{package}={version}" for package, version in affected[-1].named.items())
         yield f"- In the newest cell where it was measured: `nox -s cell -- {pins} --issue {issue.id}`"
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_trlcompat.catalog.summary import STYLES, CellSummary, printable, screen, sentence
-from pytest_trlcompat.catalog.verdict import Record, is_wrong
+from pytest_trlcompat.catalog.verdict import Record, Verdict, is_wrong
 from pytest_trlcompat.matrix.report.model import CellReport, Column, Report
 from pytest_trlcompat.matrix.report.rows import MANY, axes, rows
 from pytest_trlcompat.matrix.report.torch_comparison import TorchComparison

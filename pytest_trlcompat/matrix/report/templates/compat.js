@@ -127,7 +127,7 @@
       ? element("a", "numbers, boundaries and cure", { href: folder[0] + issue.id + folder[1] }) : null;
     return [element("p", issue.title), pairs([["What is wrong", issue.wrong], ["What to do", issue.remedy],
       ["Needs no cure from", issue.cured_in || (issue.title ? "no release yet" : "")], ["Upstream", upstream],
-      ["More", page]])];
+      ["With another torch", issue.torch.map(text => element("p", text))], ["More", page]])];
   }
 
   function versions(cell) {
