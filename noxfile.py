@@ -1,6 +1,6 @@
 """The sessions of pytest-trlcompat; thin, over ``pytest_trlcompat.matrix``.
 
-    nox -s matrix                          sweep the default cells, end with a table
+    nox -s matrix                          sweep the default cells, end with a summary
     nox -s matrix --parallel 2             two cells at a time
     nox -s matrix -- --full                every cell, for each TRL release the lowest and highest Transformers
     nox -s matrix -- --torch dated         each cell with the torch of its own day, one cell for each torch since 2.4
@@ -8,6 +8,7 @@
     nox -s cell -- trl=0.19.1 transformers=4.53.3 [accelerate=...] [--issue ID ...] [--date DAY]
     nox -s bisect -- releases --package transformers --good 4.49.0 --bad 4.53.3 --with trl=0.14.0 --issue ID
     nox -s tests                           this project's own tests
+    nox -s browser                         those of the report's page, in a real browser
     nox -s "rooms(3.12)"                   those without the stack, on another Python
 
 Environments are uv's, kept below .nox/envs and shared by the sessions, hence no virtual environments of nox's own.
@@ -92,6 +93,14 @@ def tests(session: nox.Session, where: str) -> None:
 
 
 @nox.session(default=False)
+def browser(session: nox.Session) -> None:
+    """The report's page in a real headless Chromium, the system's or the one that $TRLCOMPAT_BROWSER names."""
+    with plainly(session):
+        environment = WORKSHOP.tools("browser", group("browser"), project=True)
+        WORKSHOP.run_in(environment, ["python", "-m", "pytest", "tests/browser", *session.posargs])
+
+
+@nox.session(default=False)
 @nox.parametrize("torch", OTHER_TORCHES, ids=OTHER_TORCHES)
 def operators(session: nox.Session, torch: str) -> None:
     """PyTorch's operators with another torch than in the project's tests, an old one or the newest."""
@@ -140,7 +149,7 @@ def clean(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def report(session: nox.Session) -> None:
-    """Merge what sweeps left in build/compat into compat.json, .md, .html and .xml, print the table [-- --publish]."""
+    """Merge what sweeps left in build/compat into the report, print its summary [-- --tables, --publish, --pages]."""
     with plainly(session):
         WORKSHOP.report(session.posargs)
 

@@ -17,11 +17,11 @@ from pytest_trlcompat.catalog.verdict import Record, Verdict, is_wrong
 __all__ = [
     "ALARM",
     "FAINT",
+    "PROBLEMS",
     "STYLES",
     "CellSummary",
     "Line",
     "Part",
-    "PROBLEMS",
     "conclusion",
     "corrected",
     "least_to_most",

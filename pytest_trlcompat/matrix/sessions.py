@@ -208,7 +208,7 @@ class Workshop:
         prune(self.layout, [locks.read_lock(path) for folder in folders for path in folder.glob("*.txt")], self.say)
 
     def report(self, arguments: Sequence[str] = ()) -> None:
-        """Merge what sweeps left behind into the report's files, and print its summary, or with ``--tables`` its tables.
+        """Merge what sweeps left behind into the report's files, and print its summary, with ``--tables`` its tables.
 
         With ``--publish`` among the arguments, write the evidence and the pages that are kept in the repository as
         well; with ``--pages`` nothing but the pages, from the evidence that is kept there.
@@ -339,7 +339,9 @@ def _plain(environment: Environment) -> dict[str, str]:
 
 
 _USAGE = {
-    "matrix": "nox -s matrix -- [--full] [--torch dated|VERSION] [--issue ID ...] [--fresh] [--tables] [-- PYTEST ARGUMENTS]",
+    "matrix": (
+        "nox -s matrix -- [--full] [--torch dated|VERSION] [--issue ID ...] [--fresh] [--tables] [-- PYTEST ARGUMENTS]"
+    ),
     "cell": (
         "nox -s cell -- PACKAGE=VERSION ... [--torch dated] [--python 3.12] [--issue ID ...] [--date DAY] [--fresh] "
         "[--tables] [-- PYTEST ARGUMENTS]"

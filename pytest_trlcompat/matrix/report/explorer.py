@@ -1,8 +1,8 @@
 """The report as a page that one explores: known issues by cells, one self-contained HTML file. Imports ``jinja2``.
 
 Verdicts and texts lie in the page as JSON, the evidence of each cell compressed, to be unpacked when somebody asks for
-it: so the page is small, works from a file, and loads nothing from anywhere. The table is HTML already, readable without
-JavaScript; the script only changes what it shows.
+it: so the page is small, works from a file, and loads nothing from anywhere. The table is HTML already and can be read
+without JavaScript; the script only changes what it shows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LETTERS = {
     Verdict.BLOCKED: "K",
     Verdict.UNTESTABLE: "?",
     Verdict.OK: "\N{CHECK MARK}",
-    Verdict.ABSENT: "\N{EN DASH}",
+    Verdict.ABSENT: "-",
 }
 """What tells verdicts apart without colour."""
 

@@ -1,4 +1,7 @@
-"""Evidence as text for people, and text from libraries made harmless for Markdown. Imports only the standard library."""
+"""Evidence as text for people, and what libraries say made harmless for Markdown.
+
+Imports only the standard library and the catalogue.
+"""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@
     else if (key === "ArrowDown") row += 1;
     else if (key === "ArrowLeft") column -= 1;
     else if (key === "ArrowRight") column += 1;
-    else if (key === "PageUp") row -= 10;
+    else if (key === "PageUp") row = Math.max(row - 10, 1);
     else if (key === "PageDown") row += 10;
     else if (key === "Home") [row, column] = [whole ? 1 : row, 0];
     else if (key === "End") [row, column] = [whole ? last.row : row, last.column];
@@ -380,7 +380,7 @@
     write();
   }
   controls.addEventListener("submit", event => event.preventDefault());
-  at("reset").addEventListener("click", everything);
+  at("reset-all").addEventListener("click", everything);
   at("clear").addEventListener("click", everything);
   addEventListener("hashchange", read);
   at("filters").addEventListener("click", event => {
