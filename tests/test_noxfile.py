@@ -125,14 +125,15 @@ def test_a_torch_that_cannot_be_meant_is_one_clear_message() -> None:
 def test_the_other_sessions_are_run_by_name() -> None:
     listed = nox(ROOT, "--list").stdout
     assert re.findall(r"^- (\w+) ->", listed, re.MULTILINE) == [
+        "browser",
         *("cell", "lock", "clean", "report", "bisect", "bench", "mutations", "branches", "lint"),
     ]
 
 
-def test_listing_prints_no_table_and_leaves_no_files(checkout: Path) -> None:
+def test_listing_prints_no_summary_and_leaves_no_files(checkout: Path) -> None:
     done = nox(checkout, "--list")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "no table" not in done.stdout
+    assert "no summary" not in done.stderr
     assert not (checkout / "build").exists()
     assert not (checkout / ".nox").exists()
 

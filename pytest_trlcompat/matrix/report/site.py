@@ -58,7 +58,7 @@ def _overview(report: Report, evidence: Evidence, torch: TorchComparison) -> Ite
         "or only planned: `trlcompat doctor`."
     )
     yield ""
-    yield "- [The known issues](issues/index.md), a page each: who is affected, how it shows, what cures it, the numbers."
+    yield "- [The known issues](issues/index.md), a page each: who is affected, how it shows, what cures it, numbers."
     yield "- All cells and verdicts as a page to explore, with filters: `docs/explore/explore.html` of the checkout."
     yield "- The same as data: `fixtures/evidence.json`. Every version of a cell stands in its lock, `fixtures/locks`."
     yield "- Run a cell again: `nox -s cell -- trl=0.15.2 transformers=4.48.3`. All of them: `nox -s matrix -- --full`,"
