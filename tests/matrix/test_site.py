@@ -117,10 +117,28 @@ def test_the_page_of_an_issue_says_who_is_affected_how_it_shows_and_what_cures_i
         "| 0.15.2 | 4.48.3 | 1 | **wasteful** | ok |",
         "| 0.15.2 | 4.49.0 | 1 | ok | ok |",
     ]
-    boundary = "upstream, single: wasteful becomes ok at transformers >=4.49"
-    (line,) = (line for line in section(page, "Boundaries measured on both sides") if line.startswith(f"- {boundary}"))
-    assert line.endswith(": below with 4.48.3 (1 cell), above with 4.49.0 (1 cell)")
-    assert any(line.endswith(": neither side") for line in section(page, "Boundaries not measured"))
+    boundaries = section(page, "Boundaries")
+    assert re.fullmatch(r"Versions at which .* a verdict changes: 1 of \d+ measured on both sides\.", boundaries[0])
+    measured = boundaries.index("### Measured on both sides")
+    assert boundaries[measured + 4 :][:2] == [
+        "| upstream | single | wasteful becomes ok at transformers >=4.49 with trl >=0.15,&lt;1.15 or >=1.16 "
+        "| 4.48.3 (1 cell) | 4.49.0 (1 cell) |",
+        "",
+    ]
+    assert any(line.endswith("| not measured | not measured |") for line in boundaries)
+
+
+def test_a_cell_that_another_issue_keeps_from_showing_it_counts_for_neither_the_index_nor_the_command() -> None:
+    stopped = [
+        cell("4.48.3", verdict, trl=trl) for verdict, trl in ((Verdict.ERROR, "1.1.0"), (Verdict.BLOCKED, "1.2.0"))
+    ]
+    found = made(WASTEFUL, *stopped)
+    (row,) = (line for line in found["issues/index.md"] if line.startswith(f"| [{ISSUE}]"))
+    assert "| wasteful | 0.15.2 |" in row
+    assert any("nox -s cell -- trl=0.15.2 " in line for line in found[f"issues/{ISSUE}.md"])
+    nobody = made(*stopped)
+    assert "| - | - |" in next(line for line in nobody["issues/index.md"] if line.startswith(f"| [{ISSUE}]"))
+    assert not any("nox -s cell" in line for line in nobody[f"issues/{ISSUE}.md"])
 
 
 def test_an_issue_that_nothing_cures_and_nobody_measured_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

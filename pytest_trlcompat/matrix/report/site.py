@@ -106,8 +106,8 @@ def _index(report: Report, known: Mapping[str, KnownIssue]) -> Iterator[str]:
         yield "| --- | --- | --- | --- | --- |"
         for name, issue in sorted(known.items()):
             if issue.trainer == trainer:
-                affected = [cell for cell in report.cells if _verdicts(cell, name, _UPSTREAM)]
-                verdicts = {verdict for cell in affected for verdict in _verdicts(cell, name, _UPSTREAM)}
+                affected = [cell for cell in report.cells if _own(cell, name)]
+                verdicts = {verdict for cell in affected for verdict in _own(cell, name)}
                 named = ", ".join(str(verdict) for verdict in PROBLEMS if verdict in verdicts) or "-"
                 span = _span(release(cell, "trl") for cell in affected) or "-"
                 yield (
@@ -116,9 +116,10 @@ def _index(report: Report, known: Mapping[str, KnownIssue]) -> Iterator[str]:
                 )
 
 
-def _verdicts(cell: CellReport, issue: str, subject: str) -> set[Verdict]:
-    """The problems of one issue in a cell."""
-    return {r.verdict for r in cell.verdicts if (r.issue, r.subject) == (issue, subject) and r.verdict.is_problem}
+def _own(cell: CellReport, issue: str) -> set[Verdict]:
+    """What the issue itself does in a cell to TRL's own trainers, not what keeps it from being seen."""
+    found = {record.verdict for record in cell.verdicts if (record.issue, record.subject) == (issue, _UPSTREAM)}
+    return found & {Verdict.SILENT, Verdict.BROKEN, Verdict.WASTEFUL, Verdict.HANG}
 
 
 # ---- a known issue
@@ -172,7 +173,7 @@ def _affected(issue: KnownIssue, subject: str) -> list[str]:
         "| verdict | strategies | versions | why |",
         "| --- | --- | --- | --- |",
         *(
-            f"| **{verdict}** | {', '.join(strategies)} | {in_row(versions)} | {in_row(why)} |"
+            f"| **{verdict}** | {_strategies(issue, strategies)} | {in_row(versions)} | {in_row(why)} |"
             for (verdict, versions, why), strategies in ordered
         ),
     ]
@@ -183,8 +184,8 @@ def _shows(issue: KnownIssue, report: Report) -> Iterator[str]:
         yield f"- A `{symptom.type_name}` whose text matches {_code(symptom.pattern.pattern)}"
     yield f"- The suite `suites/{issue.suite}` shows it. In your own environment, with the plugin installed:"
     yield f"  `pytest -p trlcompat --pyargs pytest_trlcompat.suites --trlcompat-issue {issue.id}`"
-    own = {Verdict.SILENT, Verdict.BROKEN, Verdict.WASTEFUL}  # not what another issue is to blame for
-    affected = [cell for cell in report.cells if _verdicts(cell, issue.id, _UPSTREAM) & own]
+    affected = [cell for cell in report.cells if _own(cell, issue.id)]
+    affected = [cell for cell in affected if len(cell.named) == 2] or affected  # with the torch of all other cells
     if affected:
         pins = " ".join(f"{package}={version}" for package, version in affected[-1].named.items())
         yield f"- In the newest cell where it was measured: `nox -s cell -- {pins} --issue {issue.id}`"
@@ -226,27 +227,38 @@ def _shown(cell: CellReport, column: Column) -> str:
     return "-" if record is None else f"**{record.verdict}**" if record.verdict.is_problem else str(record.verdict)
 
 
+def _strategies(issue: KnownIssue, strategies: Sequence[str]) -> str:
+    everywhere = len(strategies) > 1 and set(strategies) >= set(issue.labels())
+    return "all" if everywhere else ", ".join(strategies)
+
+
 def _boundaries(issue: KnownIssue, evidence: Evidence) -> Iterator[str]:
     every = [boundaries.measure(boundary, evidence) for boundary in boundaries.boundaries(issue)]
-    for title, both in (("Boundaries measured on both sides", True), ("Boundaries not measured", False)):
-        yield f"## {title}"
-        yield ""
-        for each in every:
-            if each.both is both:
-                text = each.boundary.describe().removeprefix(f"{issue.id}, ")
-                sides = ", ".join([_side("below", each.below), _side("above", each.above)])
-                sides = sides if each.below or each.above else "neither side"
-                yield f"- {in_row(text)}: {sides}"
-        if all(each.both is not both for each in every):
-            yield "None."
-        if both:
+    yield "## Boundaries"
+    yield ""
+    yield f"Versions at which the catalogue says that a verdict changes: {_counted(every)}."
+    for title, both in (("Measured on both sides", True), ("Not measured on both sides", False)):
+        found = [each for each in every if each.both is both]
+        if found:
             yield ""
+            yield f"### {title}"
+            yield ""
+            yield "| trainers | strategies | change | below | above |"
+            yield "| --- | --- | --- | --- | --- |"
+            for each in found:
+                boundary = each.boundary
+                change = in_row(boundary.describe().partition(": ")[2])
+                strategies = _strategies(issue, boundary.strategies)
+                yield f"| {boundary.subject} | {strategies} | {change} | {_side(each.below)} | {_side(each.above)} |"
 
 
-def _side(where: str, side: boundaries.Side | None) -> str:
-    if side is None:
-        return f"not measured {where}"
-    return f"{where} with {side.version} ({len(side.cells)} cell{'s' * (len(side.cells) != 1)})"
+def _counted(every: Sequence[boundaries.Measured]) -> str:
+    both = sum(each.both for each in every)
+    return f"{both} of {len(every)} measured on both sides" if every else "none"
+
+
+def _side(side: boundaries.Side | None) -> str:
+    return f"{side.version} ({len(side.cells)} cell{'s' * (len(side.cells) != 1)})" if side else "not measured"
 
 
 def _code(text: str) -> str:
