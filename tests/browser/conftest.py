@@ -56,7 +56,7 @@ def browser() -> Iterator[Browser]:
 
 @dataclass
 class Opened:
-    """A page, and what it said and asked for."""
+    """A page, what it wrote to the console, and what it loaded."""
 
     page: Page
     messages: list[str] = field(default_factory=list)
@@ -110,7 +110,7 @@ Open = Callable[..., Opened]
 
 @pytest.fixture
 def visit(browser: Browser, files: dict[str, Path]) -> Iterator[Open]:
-    """Open a page without a network; at the end it must have asked for nothing else, and have no error to tell."""
+    """Open a page without a network; at the end it must have loaded nothing else, and reported no error."""
     contexts, every = [], []
 
     def visit(name: str = "small", *, hash: str = "", width: int = 1366, height: int = 768, **options: Any) -> Opened:

@@ -309,7 +309,7 @@ def test_without_javascript_the_table_is_there(visit: Open) -> None:
 
 
 def test_the_full_sweep_paints_within_two_seconds(visit: Open) -> None:
-    """The one absolute time: what was asked for; it takes less than a quarter of that."""
+    """The one absolute time, a requirement; it takes less than a quarter of it."""
     opened = visit("published")
     painted = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
     opened.page.wait_for_function(painted)

@@ -100,6 +100,7 @@ def test_what_libraries_said_cannot_become_markup(page: Page) -> None:
         "evidence-2",
     ]
     assert "alert(" not in page.scripts["script"]
+    assert not set("<>&") & set(page.scripts["data"])
     assert page.text.count("alert(2)") == 2  # of the unfinished cell and of the boundary, as text
 
 

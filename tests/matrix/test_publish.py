@@ -121,7 +121,7 @@ def test_pages_say_so_where_no_release_has_cured_an_issue(checkout: Layout, monk
 
 
 @pytest.mark.parametrize(
-    ("asked", "rest"),
+    ("arguments", "rest"),
     [
         ([], []),
         (["--publish"], ["--publish", "{root}"]),
@@ -131,7 +131,7 @@ def test_pages_say_so_where_no_release_has_cured_an_issue(checkout: Layout, monk
     ],
 )
 def test_the_session_publishes_into_its_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], rest: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], rest: list[str]
 ) -> None:
     root = Path(__file__).resolve().parents[2]
     monkeypatch.setenv(Sweep.VARIABLE, "another")  # not the outermost nox, which would print a table at exit
@@ -144,9 +144,28 @@ def test_the_session_publishes_into_its_checkout(
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(subprocess, "run", run)
-    workshop.report(asked)
+    workshop.report(arguments)
     (command,) = commands
     assert command[3:] == [str(root / "build" / "compat"), *(word.format(root=root) for word in rest)]
+
+
+@pytest.mark.parametrize(("after", "more"), [([], []), (["--full", "--tables"], ["--tables"])])
+def test_a_sweep_ends_in_a_summary_or_in_tables_where_they_were_requested(
+    checkout: Layout, monkeypatch: pytest.MonkeyPatch, after: list[str], more: list[str]
+) -> None:
+    root = Path(__file__).resolve().parents[2]
+    monkeypatch.setenv(Sweep.VARIABLE, "another")
+    workshop = Workshop(root)
+    workshop.sweep = Sweep(checkout, {Sweep.VARIABLE: "now"})
+    workshop.cells(["-s", "matrix", "--", *after])
+    reports: list[list[str]] = []
+    monkeypatch.setattr(workshop, "report", reports.append)
+    workshop.end()
+    assert reports == [], "no cell was run"
+    workshop.sweep.under_way(OLD.id)
+    workshop.sweep.ended(OLD.id)
+    workshop.end()
+    assert reports == [["--sweep", "now", *more]]
 
 
 def test_the_report_lists_the_boundaries_that_its_cells_leave_open(checkout: Layout) -> None:

@@ -1,6 +1,6 @@
 """The report's one model: all cells that left results, merged.
 
-Imports only the standard library, ``packaging`` and rooms below.
+Imports only the standard library, ``packaging`` and packages of the project below it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class CellReport:
 
     @property
     def named(self) -> dict[str, str]:
-        """The pins that its id names: without those that every cell has unless it says otherwise."""
+        """The pins that its id names: without those that every cell has by default."""
         dashed = f"-{self.id}-"
         return {
             package: version
@@ -270,7 +270,7 @@ def _age_of(sidecar: Sidecar) -> tuple[Version, ...]:
 
 
 def _position(name: str, order: Sequence[str]) -> tuple[int, str]:
-    """In the order given, variants (``fsdp1-no_shard``) after their kind, others by name at the end."""
+    """In this order, variants (``fsdp1-no_shard``) after their kind, others by name at the end."""
     kind = name.partition("-")[0]
     return (order.index(kind) if kind in order else len(order), name)
 

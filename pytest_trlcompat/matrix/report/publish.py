@@ -108,6 +108,6 @@ def last_day(results: Path) -> str:
 def with_boundaries(report: Report) -> Report:
     """The report together with the boundaries, of the issues that it is about, that its cells leave unmeasured."""
     known = known_issues.load()
-    asked = Catalog({name: known[name] for name in report.issues if name in known})
-    found = boundaries.unmeasured(asked, evidence_of(report))
+    reported = Catalog({name: known[name] for name in report.issues if name in known})
+    found = boundaries.unmeasured(reported, evidence_of(report))
     return dataclasses.replace(report, unmeasured=tuple(each.describe() for each in found))

@@ -22,7 +22,7 @@ MEANINGS = {
     Verdict.ERROR: "a failure that no known issue explains",
     Verdict.HANG: "did not end in time",
     Verdict.ABSENT: "no such trainer or strategy in this release",
-    Verdict.UNTESTABLE: "the environment cannot be built, or the software accelerator cannot do what is asked of it",
+    Verdict.UNTESTABLE: "the environment cannot be built, or the software accelerator cannot do what the library needs",
 }
 
 _MARKDOWN = re.compile(r"[|`\[\]\\*]")

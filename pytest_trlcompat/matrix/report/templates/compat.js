@@ -159,7 +159,7 @@
   }
 
   function verdictsOf(row, column, body) {
-    const cell = data.cells[row], places = new Map();
+    const cell = data.cells[row], articles = new Map();
     [subject, 1 - subject].forEach(whose => {
       const found = numbers(cell, column, whose, "");
       if (!found.length) return;
@@ -167,18 +167,18 @@
       for (const number of found) {
         const wrong = wrongIn(cell, number)
           ? ` not as predicted: ${cell.wrong[number] ? `predicted ${cell.wrong[number]}` : "nothing was predicted"}` : "";
-        const place = element("article", [tag(cell.verdicts[number]), ` ${data.columns[number][2]}`,
+        const article = element("article", [tag(cell.verdicts[number]), ` ${data.columns[number][2]}`,
           element("b", wrong), " "]);
-        places.set(String(number), place);
-        body.append(place);
+        articles.set(String(number), article);
+        body.append(article);
       }
     });
     evidence(row, found => {
-      for (const [number, place] of places) {
+      for (const [number, article] of articles) {
         const facts = found.evidence[number];
         const predicted = facts.expected ? `predicted ${facts.expected}, ` : "";
-        place.append(element("small", `${predicted}${facts.seconds} s`));
-        if (facts.text) place.append(element("pre", facts.text));
+        article.append(element("small", `${predicted}${facts.seconds} s`));
+        if (facts.text) article.append(element("pre", facts.text));
       }
     });
   }
@@ -188,9 +188,9 @@
       element("button", text, { type: "button", onclick: () => open(target) })), { className: "items" });
   }
 
-  function worstOnes(body, places) {
+  function worstOnes(body, squares) {
     for (const verdict of data.verdicts.filter(each => each.problem)) {
-      const found = places.filter(([row, column]) => {
+      const found = squares.filter(([row, column]) => {
         const ranks = numbers(data.cells[row], column, subject, "").map(n => rank.get(data.cells[row].verdicts[n]));
         return ranks.length && data.verdicts[Math.min(...ranks)] === verdict;
       });
