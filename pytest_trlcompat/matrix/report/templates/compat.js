@@ -122,9 +122,10 @@
   function about(issue) {
     const upstream = issue.upstream.flatMap((url, number) =>
       [number ? ", " : "", link(url, url.replace("https://github.com/", ""))]);
-    const folder = location.protocol === "file:" ? ["../issues/", ".md"] : ["issues/", ".html"];
+    // The pages of a checkout are Markdown, those of the site that is built from it are HTML.
+    const checkout = location.protocol === "file:" && !location.pathname.includes("/build/");
     const page = data.published && issue.title
-      ? element("a", "numbers, boundaries and cure", { href: folder[0] + issue.id + folder[1] }) : null;
+      ? element("a", "numbers, boundaries and cure", { href: `../issues/${issue.id}.${checkout ? "md" : "html"}` }) : null;
     return [element("p", issue.title), pairs([["What is wrong", issue.wrong], ["What to do", issue.remedy],
       ["Needs no cure from", issue.cured_in || (issue.title ? "no release yet" : "")], ["Upstream", upstream],
       ["With another torch", issue.torch.map(text => element("p", text))], ["More", page]])];
