@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from pytest_trlcompat.catalog import boundaries, known_issues
 from pytest_trlcompat.catalog.evidence import Evidence
-from pytest_trlcompat.catalog.known_issues import SUBJECTS, TRAINERS, KnownIssue
+from pytest_trlcompat.catalog.known_issues import STRATEGIES, SUBJECTS, TRAINERS, KnownIssue
 from pytest_trlcompat.catalog.regions import regions
 from pytest_trlcompat.catalog.summary import PROBLEMS, CellSummary, corrected, least_to_most, printable
 from pytest_trlcompat.catalog.verdict import Verdict
@@ -228,8 +228,11 @@ def _shown(cell: CellReport, column: Column) -> str:
 
 
 def _strategies(issue: KnownIssue, strategies: Sequence[str]) -> str:
-    everywhere = len(strategies) > 1 and set(strategies) >= set(issue.labels())
-    return "all" if everywhere else ", ".join(strategies)
+    if len(strategies) > 1 and set(strategies) >= set(issue.labels()):
+        return "all"
+    if set(strategies) >= set(STRATEGIES):  # all but some variants, which have a row of their own
+        return ", ".join(["every strategy", *(each for each in strategies if each not in STRATEGIES)])
+    return ", ".join(strategies)
 
 
 def _boundaries(issue: KnownIssue, evidence: Evidence) -> Iterator[str]:
