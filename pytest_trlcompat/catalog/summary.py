@@ -55,6 +55,7 @@ _WRONG = 10
 """Verdicts that are not as predicted, each of one line or two, that are named."""
 _REASONS = 3
 """Reasons that are given of cells that were not finished, and of verdicts that could not be tested."""
+_SHORTEST_TABLE = 2
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
@@ -118,9 +119,12 @@ def screen(cells: Sequence[CellSummary], *, where: str, more: str = "", width: i
         more: how to see more in the terminal.
     """
     head = [*_head(cells), *_wrong(cells, where, width), *_unfinished(cells, where), ()]
-    tail = [(), *_untested(cells, width)]
     last = [*_pointers(where, more, width), *conclusion(cells)]
-    left = rows - len(head) - len(tail) - len(last)
+    for lines in (4, 1):  # for a reason, which is shortened before the cells are left out
+        tail = [(), *_untested(cells, width, lines)]
+        left = rows - len(head) - len(tail) - len(last)
+        if left >= _SHORTEST_TABLE:
+            break
     for body in _details(cells, width):
         if len(body) <= left:
             break
@@ -180,7 +184,7 @@ def _unfinished(cells: Sequence[CellSummary], where: str) -> Iterator[Line]:
         yield Part(f"  and {left} more", ALARM), Part(f", all in {where}" if where else "")
 
 
-def _untested(cells: Sequence[CellSummary], width: int) -> Iterator[Line]:
+def _untested(cells: Sequence[CellSummary], width: int, lines: int) -> Iterator[Line]:
     """How many verdicts the software accelerator could not give, by reason, the most frequent first."""
     records = [record for cell in cells for record in cell.records if record.untested]
     reasons = Counter(" ".join(record.reason.split()) or "no reason was kept" for record in records)
@@ -188,7 +192,7 @@ def _untested(cells: Sequence[CellSummary], width: int) -> Iterator[Line]:
     for reason, number in reasons.most_common(_REASONS):
         counted = f"{number} untestable"
         text = f"{counted}: {reason}"
-        first, *others = textwrap.wrap(text, width, subsequent_indent="  ", max_lines=4, break_on_hyphens=False)
+        first, *others = textwrap.wrap(text, width, subsequent_indent="  ", max_lines=lines, break_on_hyphens=False)
         yield Part(counted, style), Part(first[len(counted) :])
         yield from ((Part(line),) for line in others)
     left = sum(number for _, number in reasons.most_common()[_REASONS:])

@@ -188,3 +188,17 @@ def test_a_long_name_is_wrapped_and_not_cut_where_the_verdict_is_not_as_predicte
         f"  {name}: {issue}, upstream,",
         "    fsdp1-no_shard: silent, predicted wasteful",
     ]
+
+
+def test_with_everything_at_once_it_is_one_screen_all_the_same() -> None:
+    reasons = [f"{n} the software accelerator cannot do this, and says so at great length. " * 4 for n in range(5)]
+    untested = tuple(record(f"i{n}", "untestable", reason=reason) for n, reason in enumerate(reasons))
+    surprise = Record("grpo-fsdp-no-shard-gradients", "upstream", "fsdp1-no_shard", Verdict.SILENT, Verdict.WASTEFUL)
+    worst = dataclasses.replace(CELL, name="trl1.16.0-tf5.23.0-torch2.15.0-py3.13")
+    every = dataclasses.replace(worst, records=(*worst.records, surprise, *untested))
+    unbuilt = [CellSummary(f"trl9.9.{n}", f"9.9.{n}", (), "there is no such version") for n in range(5)]
+    lines = texts(screen([*([every] * 12), *unbuilt], where=PAGE))
+    assert len(lines) <= 40
+    assert any(line.startswith("0.15.2     12 ") for line in lines), "the cells"
+    assert sum(" untestable: " in line for line in lines) == 3
+    assert lines[0].startswith("17 cells, 180 verdicts: 12 not as predicted, 5 cells not finished")
