@@ -1,6 +1,6 @@
 """The sessions of pytest-trlcompat, implemented in ``pytest_trlcompat.matrix``.
 
-    nox -s matrix                          sweep the default cells
+    nox -s matrix                          sweep the default cells, end with a summary
     nox -s matrix --parallel 2             two cells at a time
     nox -s matrix -- --full                every cell, for each TRL release the lowest and highest Transformers
     nox -s matrix -- --torch dated         each cell with the torch of its date, from 2.4 on
@@ -8,6 +8,7 @@
     nox -s cell -- trl=0.19.1 transformers=4.53.3 [accelerate=...] [--issue ID ...] [--date DAY]
     nox -s bisect -- releases --package transformers --good 4.49.0 --bad 4.53.3 --with trl=0.14.0 --issue ID
     nox -s tests                           this project's own tests
+    nox -s browser                         those of the report's page, in a real browser
     nox -s "unit(3.12)"                    the unit tests, which need no stack, on another Python
 
 Environments are uv's, kept below .nox/envs and shared by the sessions, hence no virtual environments of nox's own.
@@ -95,6 +96,14 @@ def tests(session: nox.Session, where: str) -> None:
 
 
 @nox.session(default=False)
+def browser(session: nox.Session) -> None:
+    """The report's page in a real headless Chromium, the system's or the one that $TRLCOMPAT_BROWSER names."""
+    with errors_as_messages(session):
+        environment = PROJECT.tools("browser", group("browser"), project=True)
+        PROJECT.run_in(environment, ["python", "-m", "pytest", "tests/browser", *session.posargs])
+
+
+@nox.session(default=False)
 @nox.parametrize("torch", OTHER_TORCHES, ids=OTHER_TORCHES)
 def operators(session: nox.Session, torch: str) -> None:
     """PyTorch's operators with another torch: an old one, or the newest."""
@@ -151,7 +160,7 @@ def clean(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def report(session: nox.Session) -> None:
-    """Merge the results in build/compat into compat.json, .md, .html and .xml, and print them [-- --publish]."""
+    """Merge the results in build/compat into the report, print its summary [-- --tables, --publish, --pages]."""
     with errors_as_messages(session):
         PROJECT.report(session.posargs)
 

@@ -125,15 +125,15 @@ def test_an_invalid_torch_is_one_clear_message() -> None:
 def test_the_other_sessions_are_run_by_name() -> None:
     listed = nox(ROOT, "--list").stdout
     assert re.findall(r"^- (\w+) ->", listed, re.MULTILINE) == [
-        *("coverage", "cell", "lock", "clean", "report", "bisect", "bench", "mutations", "branches", "lint"),
-        *("docs", "examples"),
+        *("browser", "coverage"),
+        *("cell", "lock", "clean", "report", "bisect", "bench", "mutations", "branches", "lint", "docs", "examples"),
     ]
 
 
-def test_listing_prints_no_table_and_leaves_no_files(checkout: Path) -> None:
+def test_listing_prints_no_summary_and_leaves_no_files(checkout: Path) -> None:
     done = nox(checkout, "--list")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "no table" not in done.stdout
+    assert "no summary" not in done.stderr
     assert not (checkout / "build").exists()
     assert not (checkout / ".nox").exists()
 
@@ -172,13 +172,14 @@ def test_an_invalid_cell_is_one_clear_message(checkout: Path, arguments: tuple[s
     assert not (checkout / "build").exists()
 
 
-def test_an_unknown_version_is_untestable_with_the_resolvers_reason(checkout: Path) -> None:
+def test_an_unknown_version_is_untestable_with_the_resolvers_reason_and_ends_with_a_summary(checkout: Path) -> None:
     done = nox(checkout, "-s", "cell", "--", "trl=9.9.9", "transformers=4.53.3")
     assert done.returncode != 0
     assert "trl9.9.9-tf4.53.3 is untestable: No solution found when resolving dependencies" in done.stderr
     assert "there is no version of trl==9.9.9" in done.stderr
     assert "Traceback" not in done.stderr
-    assert "1 cell, 0 verdicts, torch 2.13.0; none otherwise than predicted; 1 cell not finished" in done.stdout
+    assert "1 cell, 0 verdicts: 1 cell not finished" in done.stdout
+    assert "not finished  trl9.9.9-tf4.53.3: untestable, No solution found" in done.stdout
     (cell,) = json.loads((checkout / "build" / "compat" / "compat.json").read_text())["cells"]
     assert (cell["state"], cell["verdicts"]) == ("untestable", [])
     assert "there is no version of trl==9.9.9" in cell["reason"]

@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SEVERITY", "Record", "RecordError", "Verdict", "append_record", "read_records"]
+__all__ = ["SEVERITY", "Record", "RecordError", "Verdict", "append_record", "is_wrong", "read_records"]
 
 
 class Verdict(str, Enum):
@@ -152,6 +152,11 @@ class Record:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise RecordError(f"not a verdict line ({error!r}): {line[:200]!r}") from error
+
+
+def is_wrong(record: Record) -> bool:
+    """Whether a verdict is not the predicted one, or is a failure that nothing predicted."""
+    return not record.as_predicted or (record.expected is None and record.verdict in (Verdict.ERROR, Verdict.HANG))
 
 
 def append_record(path: Path, record: Record) -> None:

@@ -13,10 +13,13 @@ from pytest_trlcompat.matrix import torch_axis
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.parsing import parse_day
 
-__all__ = ["FULL", "PYTHON", "Arguments", "parse_arguments"]
+__all__ = ["FULL", "PYTHON", "TABLES", "Arguments", "parse_arguments"]
 
 FULL = "--full"
 """Option of ``matrix``: the full selection of cells instead of the default ones."""
+
+TABLES = "--tables"
+"""Option of ``matrix`` and ``cell``: at the end the tables of all issues instead of the summary."""
 
 PYTHON = "--python"
 """Option of the session ``cell``: the interpreter, as uv understands it."""
@@ -37,10 +40,12 @@ class Arguments:
 
 
 _USAGE = {
-    "matrix": "nox -s matrix -- [--full] [--torch dated|VERSION] [--issue ID ...] [--fresh] [-- PYTEST ARGUMENTS]",
+    "matrix": (
+        "nox -s matrix -- [--full] [--torch dated|VERSION] [--issue ID ...] [--fresh] [--tables] [-- PYTEST ARGUMENTS]"
+    ),
     "cell": (
         "nox -s cell -- PACKAGE=VERSION ... [--torch dated] [--python 3.12] [--issue ID ...] [--date DAY] [--fresh] "
-        "[-- PYTEST ARGUMENTS]"
+        "[--tables] [-- PYTEST ARGUMENTS]"
     ),
 }
 
@@ -60,6 +65,7 @@ def parse_arguments(session: str, arguments: Sequence[str]) -> Arguments:
     parser.add_argument("--date")
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument(FULL, action="store_true")
+    parser.add_argument(TABLES, action="store_true")
     parser.add_argument(torch_axis.OPTION)
     parser.add_argument(PYTHON)
     parsed = parser.parse_intermixed_args(ours)

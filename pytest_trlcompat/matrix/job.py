@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_trlcompat.catalog.verdict import Record, RecordError, read_records
+from pytest_trlcompat.catalog.verdict import Record, RecordError, is_wrong, read_records
 from pytest_trlcompat.matrix import disk, process
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.environments import Environment, ensure
@@ -29,7 +29,6 @@ from pytest_trlcompat.matrix.results import (
     UNTESTABLE,
     Outcome,
     Sidecar,
-    is_wrong,
     read_sidecar,
 )
 from pytest_trlcompat.matrix.suite_run import child_variables, code_digest, suite_command

@@ -26,8 +26,18 @@ class Layout:
 
     @property
     def page(self) -> Path:
-        """The published sweep as a page for people."""
+        """The same for people, in short."""
         return self.root / "docs" / "compatibility.md"
+
+    @property
+    def explorer(self) -> Path:
+        """The same as a page that one explores."""
+        return self.root / "docs" / "explore" / "explore.html"
+
+    @property
+    def issues(self) -> Path:
+        """The folder of a page for each known issue, and of their index."""
+        return self.root / "docs" / "issues"
 
     @property
     def resolved(self) -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_trlcompat.catalog.verdict import Record, Verdict
+from pytest_trlcompat.catalog.verdict import Record, Verdict, is_wrong
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 
@@ -19,7 +19,6 @@ __all__ = [
     "UNTESTABLE",
     "Outcome",
     "Sidecar",
-    "is_wrong",
     "read_sidecar",
     "read_sidecars",
 ]
@@ -107,11 +106,6 @@ class Outcome:
         if untested and all(record.untested or record.verdict is Verdict.ABSENT for record in self.records):
             return f"{cell_id}: nothing could be tested. {untested[0].reason}"
         return None
-
-
-def is_wrong(record: Record) -> bool:
-    """Whether a verdict differs from its prediction, or is an unpredicted failure."""
-    return not record.as_predicted or (record.expected is None and record.verdict in (Verdict.ERROR, Verdict.HANG))
 
 
 def read_sidecars(layout: Layout) -> list[Sidecar]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat.matrix import cuda, disk, locks, own_coverage, process, torch_axis
-from pytest_trlcompat.matrix.arguments import FULL, PYTHON, Arguments, parse_arguments
+from pytest_trlcompat.matrix.arguments import FULL, PYTHON, TABLES, Arguments, parse_arguments
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, prune
 from pytest_trlcompat.matrix.errors import MatrixError
@@ -52,6 +52,7 @@ class Project:
         self.sweep = Sweep(self.layout)
         self.say = say
         self._named: list[str] = []
+        self._tables = False
         if self.sweep.outermost:
             # nox has no hook for the end of all sessions that also works after a failure or Ctrl-C, and under
             # --parallel, where sessions run in other processes. The exit of the outermost nox is that end.
@@ -70,6 +71,7 @@ class Project:
         """
         cut = list(command).index("--") if "--" in command else len(command)
         posargs, names = command[cut:], [*command[:cut], environ.get("NOXSESSION", "")]
+        self._tables = TABLES in posargs
         torch = torch_axis.requested_torch(posargs)
         chosen = torch_axis.selection(self.matrix, self.layout, full=FULL in posargs, torch=torch)
         known = {cell.id for cell in (*chosen, *self.matrix.cells)}
@@ -178,9 +180,10 @@ class Project:
         prune(self.layout, [locks.read_lock(path) for folder in folders for path in folder.glob("*.txt")], self.say)
 
     def report(self, arguments: Sequence[str] = ()) -> None:
-        """Merge the results of sweeps into the report's files, and print its table.
+        """Merge the results of sweeps into the report's files, and print its summary, with ``--tables`` its tables.
 
-        With ``--publish`` among the arguments, also write the evidence and the page that belong to the repository.
+        With ``--publish`` among the arguments, also write the evidence and the pages that belong to the repository;
+        with ``--pages`` nothing but the pages, from the evidence in the repository.
 
         Raises:
             MatrixError: when there are no results, or the files cannot be written.
@@ -188,8 +191,8 @@ class Project:
         metadata = self._metadata()
         needed = [each for each in metadata["dependencies"] if each.startswith(("packaging", "tomli"))]
         tools = self.tools("report", [*needed, *metadata["optional-dependencies"]["report"]])
-        rest = [word for word in arguments if word != "--publish"]
-        publish = ["--publish", str(self.layout.root)] if len(rest) < len(arguments) else []
+        rest = [word for word in arguments if word not in ("--publish", "--pages")]
+        publish = [part for word in arguments if word not in rest for part in (word, str(self.layout.root))]
         command = [str(tools.python), "-m", "pytest_trlcompat.matrix", str(self.layout.results), *rest, *publish]
         sys.stdout.flush()
         done = subprocess.run(command, cwd=self.layout.root, env=_variables(tools), check=False)
@@ -284,14 +287,14 @@ class Project:
     # The end
 
     def end(self) -> None:
-        """After all sessions: print the table of the cells that this command ran."""
+        """After all sessions: print the summary of the cells that this command ran, or their tables."""
         if not self.sweep.has_begun:
             return
         try:
             self.sweep.close()
-            self.report(["--sweep", self.sweep.name])
+            self.report(["--sweep", self.sweep.name, *([TABLES] if self._tables else [])])
         except (MatrixError, OSError) as error:
-            print(f"no table: {error}", file=sys.stderr)
+            print(f"no summary: {error}", file=sys.stderr)
 
     def _announce(self, cells: Sequence[Cell]) -> None:
         if text := disk.announcement(self.matrix, cells, self.layout):

@@ -14,7 +14,10 @@ from pytest_trlcompat.matrix.sweep import Sweep
 
 __all__ = ["child_variables", "code_digest", "suite_command"]
 
-_IRRELEVANT = ("matrix", "bisect", "doctor", "templates", "__pycache__", "boundaries.py", "header.py", "evidence.json")
+_IRRELEVANT = (
+    *("matrix", "bisect", "doctor", "templates", "__pycache__"),
+    *("boundaries.py", "header.py", "summary.py", "evidence.json"),
+)
 
 
 def suite_command(environment: Environment, layout: Layout, results: Path, issues: Sequence[str] = ()) -> list[str]:

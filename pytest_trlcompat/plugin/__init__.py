@@ -8,3 +8,4 @@ from __future__ import annotations
 
 from pytest_trlcompat.plugin.fixtures import *  # noqa: F403 - __all__ there lists what pytest finds
 from pytest_trlcompat.plugin.hooks import *  # noqa: F403
+from pytest_trlcompat.plugin.summary import *  # noqa: F403

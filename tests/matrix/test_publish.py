@@ -1,11 +1,10 @@
-"""Publishing: from a sweep's report to the evidence that ships and the page that people read."""
+"""Publishing: from a sweep's report to the evidence that ships; the pages made from it: test_site.py."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-import re
 import subprocess
 from pathlib import Path
 
@@ -72,7 +71,9 @@ def sweep(layout: Layout, *cells: tuple[Sidecar, tuple[Record, ...]]) -> Report:
 
 def test_the_evidence_has_versions_and_verdicts_of_the_measured_cells(checkout: Layout) -> None:
     report = sweep(checkout, (OLD, (WASTEFUL, CURED)), (UNBUILT, ()))
-    assert publish(report, checkout) == [checkout.evidence, checkout.page]
+    paths = publish(report, checkout)
+    assert paths[:2] == [checkout.evidence, checkout.page]
+    assert all(path.is_file() for path in paths)
     found = evidence.load(checkout.evidence)
     assert found.date == "2023-11-14"
     (cell,) = found.cells
@@ -80,76 +81,6 @@ def test_the_evidence_has_versions_and_verdicts_of_the_measured_cells(checkout: 
     assert cell.date == "2025-02-28"
     assert cell.versions == {package: version for package, version in LOCK.items() if package != "aiohttp"}
     assert cell.verdicts == {WASTEFUL.key: Verdict.WASTEFUL, CURED.key: Verdict.OK}
-
-
-def test_the_page_says_what_bites_and_links_the_locks(checkout: Layout) -> None:
-    publish(sweep(checkout, (OLD, (WASTEFUL, CURED)), (NEW, (FINE, CURED)), (UNBUILT, ())), checkout)
-    lines = checkout.page.read_text().splitlines()
-    assert lines[0] == "# Compatibility, as measured"
-    assert lines[2].startswith("Measured on 2023-11-14 with pytest-trlcompat ")
-    assert "3 cells, 4 verdicts" in lines[2]
-    stack = "2.13.0 | 1.4.0 | 0.16.4 | 0.14.0 | 3.3.2"
-    overview = lines[lines.index("## What bites where") + 6 :][:3]
-    assert overview == [
-        f"| [{OLD.id}](../fixtures/locks/{OLD.id}.txt) | 2025-02-28 | {stack} | "
-        "[grpo-logits-to-keep](#grpo-logits-to-keep): wasteful (single) | ok (1) |",
-        f"| {NEW.id} | 2025-02-28 | {stack} | nothing known | ok (1) |",
-        "| trl9.9.9 | - | - | - | - | - | - | untestable | - |",
-    ]
-    table = lines[lines.index("| cell | upstream single | corrected single |") :][:4]
-    assert table[1:] == ["| --- | --- | --- |", f"| {OLD.id} | **wasteful** | ok |", f"| {NEW.id} | ok | ok |"]
-    boundaries = lines[lines.index("## Boundaries") :]
-    assert (
-        "- grpo-logits-to-keep, upstream, single: wasteful becomes ok at transformers >=4.49 "
-        f"with trl >=0.15,<1.15 or >=1.16: measured below on {OLD.id}, measured above on {NEW.id}"
-    ) in boundaries[: boundaries.index("### Boundaries not measured")]
-    assert len(boundaries[boundaries.index("### Boundaries not measured") + 2 :]) >= 3
-
-
-def test_what_could_not_be_tested_is_published_as_such(checkout: Layout) -> None:
-    untested = dataclasses.replace(WASTEFUL, verdict=Verdict.UNTESTABLE, evidence={"reason": "no kernel"})
-    ours = dataclasses.replace(CURED, strategy="single-neither", verdict=Verdict.UNTESTABLE)
-    publish(sweep(checkout, (NEW, (untested, CURED, ours))), checkout)
-    assert evidence.load(checkout.evidence).cells[0].verdicts[untested.key] is Verdict.UNTESTABLE
-    (line,) = (line for line in checkout.page.read_text().splitlines() if line.startswith(f"| {NEW.id} | 2025"))
-    assert line.endswith(" | nothing known<br>untestable (1) | ok (1)<br>untestable (1) |")
-
-
-def test_cells_that_follow_each_other_and_agree_share_a_row_of_an_issues_table(checkout: Layout) -> None:
-    other = dataclasses.replace(OLD, id="trl0.15.1-tf4.48.3", pins={"trl": "0.15.1", "transformers": "4.48.3"})
-    publish(sweep(checkout, (other, (WASTEFUL,)), (OLD, (WASTEFUL,)), (NEW, (FINE,))), checkout)
-    lines = checkout.page.read_text().splitlines()
-    assert lines[lines.index("| cell | upstream single |") + 2 :][:2] == [
-        f"| trl0.15.1-tf4.48.3 to {OLD.id}, 2 cells | **wasteful** |",
-        f"| {NEW.id} | ok |",
-    ]
-
-
-def test_what_torch_alone_changes_stands_with_its_issue(checkout: Layout) -> None:
-    old_torch = dataclasses.replace(
-        OLD, id=f"{OLD.id}-torch2.6.0", pins={**OLD.pins, "torch": "2.6.0"}, lock={**LOCK, "torch": "2.6.0"}
-    )
-    publish(sweep(checkout, (OLD, (WASTEFUL, CURED)), (old_torch, (FINE, CURED))), checkout)
-    lines = checkout.page.read_text().splitlines()
-    assert lines[4] == (
-        "Torch alone changes 1 of 2 questions that more than one torch was asked; each is named below with its issue."
-    )
-    assert (
-        "- With another torch alone: upstream, single (trl 0.15.2, transformers 4.48.3): "
-        "ok with torch 2.6.0, wasteful with torch 2.13.0"
-    ) in lines
-    found = evidence.load(checkout.evidence)
-    assert found.torches == ("2.6.0", "2.13.0")
-    assert [cell.versions["torch"] for cell in found.cells] == ["2.13.0", "2.6.0"]
-
-
-def test_links_of_the_page_lead_somewhere() -> None:
-    page = Layout(Path(__file__).resolve().parents[2]).page
-    text = page.read_text()
-    for target in re.findall(r"\]\((\.\./[^)]+)\)", text):
-        assert (page.parent / target).is_file(), target
-    headings = {line[3:] for line in text.splitlines() if line.startswith("## ")}
-    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings
 
 
 def test_a_sweep_with_a_surprise_or_a_gap_is_not_published(checkout: Layout) -> None:
@@ -168,9 +99,11 @@ def test_the_program_publishes_when_asked(checkout: Layout, capsys: pytest.Captu
     assert main([str(checkout.results)]) == 0
     assert not checkout.evidence.exists()
     assert main([str(checkout.results), "--publish", str(checkout.root)]) == 0
-    assert capsys.readouterr().out.splitlines()[-2:] == [
+    assert capsys.readouterr().out.splitlines()[-4:] == [
         f"published: {checkout.evidence}",
         f"published: {checkout.page}",
+        f"published: {len(known_issues.load()) + 1} files in {checkout.issues}",
+        f"published: {checkout.explorer}",
     ]
     assert checkout.evidence.is_file()
     assert checkout.page.is_file()
@@ -186,19 +119,20 @@ def test_pages_say_so_where_no_release_has_cured_an_issue(checkout: Layout, monk
     ):
         monkeypatch.setattr(known_issues, "load", lambda issue=issue: Catalog({issue.id: issue}))
         assert text in pages.markdown(report)
-        assert text in pages.html(report)
 
 
 @pytest.mark.parametrize(
-    ("asked", "rest"),
+    ("arguments", "rest"),
     [
         ([], []),
         (["--publish"], ["--publish", "{root}"]),
         (["--publish", "--sweep", "now"], ["--sweep", "now", "--publish", "{root}"]),
+        (["--pages"], ["--pages", "{root}"]),
+        (["--tables"], ["--tables"]),
     ],
 )
 def test_the_session_publishes_into_its_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], rest: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], rest: list[str]
 ) -> None:
     root = Path(__file__).resolve().parents[2]
     monkeypatch.setenv(Sweep.VARIABLE, "another")  # not the outermost nox, which would print a table at exit
@@ -211,9 +145,28 @@ def test_the_session_publishes_into_its_checkout(
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(subprocess, "run", run)
-    project.report(asked)
+    project.report(arguments)
     (command,) = commands
     assert command[3:] == [str(root / "build" / "compat"), *(word.format(root=root) for word in rest)]
+
+
+@pytest.mark.parametrize(("after", "more"), [([], []), (["--full", "--tables"], ["--tables"])])
+def test_a_sweep_ends_in_a_summary_or_in_tables_where_they_were_requested(
+    checkout: Layout, monkeypatch: pytest.MonkeyPatch, after: list[str], more: list[str]
+) -> None:
+    root = Path(__file__).resolve().parents[2]
+    monkeypatch.setenv(Sweep.VARIABLE, "another")
+    project = Project(root)
+    project.sweep = Sweep(checkout, {Sweep.VARIABLE: "now"})
+    project.cells(["-s", "matrix", "--", *after])
+    reports: list[list[str]] = []
+    monkeypatch.setattr(project, "report", reports.append)
+    project.end()
+    assert reports == [], "no cell was run"
+    project.sweep.begin_cell(OLD.id)
+    project.sweep.end_cell(OLD.id)
+    project.end()
+    assert reports == [["--sweep", "now", *more]]
 
 
 def test_the_report_lists_the_boundaries_that_its_cells_leave_open(checkout: Layout) -> None:
@@ -253,7 +206,7 @@ def test_what_is_kept_is_held_against_the_catalogue_as_it_is_now(checkout: Layou
 
 
 def test_nothing_to_keep(checkout: Layout) -> None:
-    with pytest.raises(MatrixError, match=r"nothing was published that could be kept: .*evidence\.json"):
+    with pytest.raises(MatrixError, match=r"nothing was published yet: .*evidence\.json"):
         publish(sweep(checkout, (NEW, (FINE,))), checkout, keep=True)
 
 

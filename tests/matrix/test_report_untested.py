@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,7 +11,7 @@ import pytest
 
 from pytest_trlcompat.accelerator.artefacts import Artefact, What
 from pytest_trlcompat.catalog.verdict import Record, Verdict
-from pytest_trlcompat.matrix.report import junit, pages, terminal
+from pytest_trlcompat.matrix.report import explorer, junit, pages, terminal
 from pytest_trlcompat.matrix.report.model import CellReport, Report
 from pytest_trlcompat.matrix.results import Outcome, Sidecar
 
@@ -40,7 +41,7 @@ def report() -> Report:
 def test_they_are_counted_by_themselves_and_none_is_a_wrong_prediction(report: Report) -> None:
     assert report.wrong == []
     assert report.summary == (
-        "1 cell, 5 verdicts; none otherwise than predicted; 4 could not be tested, by the software accelerator "
+        "1 cell, 5 verdicts; all as predicted; 4 could not be tested, by the software accelerator "
         "(1 of corrected trainers)"
     )
     assert report.counts == {Verdict.OK: 1, Verdict.UNTESTABLE: 4}
@@ -49,9 +50,16 @@ def test_they_are_counted_by_themselves_and_none_is_a_wrong_prediction(report: R
     assert without.summary.endswith("; 3 could not be tested, by the software accelerator")
 
 
-def test_the_terminal_says_why_once_for_each_reason(report: Report) -> None:
+def test_the_summary_counts_them_by_reason(report: Report) -> None:
     file = io.StringIO()
     terminal.show(report, file=file)
+    text = " ".join(file.getvalue().split())
+    assert f"3 untestable: {REASON} 1 untestable: {OTHER} " in text
+
+
+def test_the_terminal_says_why_once_for_each_reason(report: Report) -> None:
+    file = io.StringIO()
+    terminal.show_tables(report, file=file)
     lines = file.getvalue().splitlines()
     first = f" not tested  trl1.0.0-tf4.57.6: grpo-a, upstream, ddp, and 2 more: {REASON}"
     assert [line for line in lines if line.startswith(" not tested")] == [
@@ -62,7 +70,7 @@ def test_the_terminal_says_why_once_for_each_reason(report: Report) -> None:
 
 
 def test_the_pages_say_why(report: Report) -> None:
-    markdown, html = pages.markdown(report), pages.html(report)
+    markdown, html = pages.markdown(report), explorer.html(report)
     assert "## Not tested, by the software accelerator" in markdown
     (line,) = (line for line in markdown.splitlines() if line.startswith("- This is a limit") and "aten::foo" in line)
     assert line.startswith(f"- {REASON.replace('<', '&lt;')} 3 ")
@@ -71,14 +79,14 @@ def test_the_pages_say_why(report: Report) -> None:
         "trl1.0.0-tf4.57.6: grpo-a, corrected, ddp"
     )
     assert "the environment cannot be built, or the software accelerator cannot do" in markdown
-    assert "<h2>Not tested, by the software accelerator</h2>" in html
-    assert "aten::foo&lt;int&gt; for npu" in html
-    assert 'href="#trl1.0.0-tf4.57.6--grpo-a--upstream--zero2"' in html
+    assert "<summary>Not tested, by the software accelerator</summary>" in html
+    assert re.search(r"<li>3 . This is a limit .*aten::foo&lt;int&gt; for npu", html)
+    assert "<small>trl1.0.0-tf4.57.6: grpo-a, upstream, zero2</small>" in html
 
 
 def test_pages_without_them_say_nothing_of_it() -> None:
     report = Report((CellReport(SIDECAR, (FINE,)),))
-    assert "Not tested" not in pages.markdown(report) + pages.html(report)
+    assert "Not tested" not in pages.markdown(report) + explorer.html(report)
 
 
 def test_in_junit_they_are_skipped_with_the_reason(report: Report) -> None:

@@ -15,8 +15,8 @@ from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import explained_os_errors, write_whole
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.report import junit, pages, publish, terminal, torch_comparison
-from pytest_trlcompat.matrix.report.model import Report, gather
+from pytest_trlcompat.matrix.report import explorer, junit, pages, publish, terminal, torch_comparison
+from pytest_trlcompat.matrix.report.model import DAMAGED, Report, gather
 
 __all__ = ["main", "write_all"]
 
@@ -28,7 +28,7 @@ def write_all(report: Report, results: Path) -> list[Path]:
     texts = {
         "compat.json": json.dumps(document, indent=1) + "\n",
         "compat.md": pages.markdown(report),
-        "compat.html": pages.html(report),
+        "compat.html": explorer.html(report),
         "compat.xml": junit.junit(report),
     }
     for name, text in texts.items():
@@ -37,30 +37,49 @@ def write_all(report: Report, results: Path) -> list[Path]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The program: write every form, print the table; exit status 1 with a message where that cannot be done."""
+    """The program: write every form, print the summary; exit status 1 with a message where that cannot be done."""
     parser = argparse.ArgumentParser(
         prog="python -m pytest_trlcompat.matrix", description="Merge what sweeps left behind into a report."
     )
     parser.add_argument("results", type=Path, help="the folder that sweeps write to")
-    parser.add_argument("--sweep", help="show only the cells of this sweep in the table")
+    parser.add_argument("--sweep", help="show only the cells of this sweep in the terminal")
+    parser.add_argument("--tables", action="store_true", help="print a table for each known issue, no summary")
     parser.add_argument(
-        "--publish", type=Path, metavar="CHECKOUT", help="write fixtures/evidence.json and docs/compatibility.md there"
+        "--publish", type=Path, metavar="CHECKOUT", help="write fixtures/evidence.json and the pages of docs/ there"
     )
     parser.add_argument(
         "--keep", action="store_true", help="publish the cells that were published before and were not run now as well"
     )
+    parser.add_argument(
+        "--pages", type=Path, metavar="CHECKOUT", help="only write the pages of docs/ anew, from fixtures/evidence.json"
+    )
     parsed = parser.parse_args(arguments)
     try:
         with explained_os_errors():
+            if parsed.pages:
+                return _published(publish.write_pages(Layout(parsed.pages)))
             report = publish.with_boundaries(gather(parsed.results).judged_by(known_issues.load()))
             paths = write_all(report, parsed.results)
             published = publish.publish(report, Layout(parsed.publish), keep=parsed.keep) if parsed.publish else []
     except MatrixError as error:
         print(error, file=sys.stderr)
         return 1
-    # Also cells of other sweeps are compared: those of today's torch, which had their own.
-    torch = torch_comparison.compare(report.cells, report.columns)
-    terminal.show(report.of_sweep(parsed.sweep) if parsed.sweep else report, paths, torch=torch)
-    for path in published:
-        print(f"published: {path}")
+    shown = report.of_sweep(parsed.sweep) if parsed.sweep else report
+    if parsed.tables:
+        # Also cells of other sweeps are compared: those of today's torch, which had their own.
+        terminal.show_tables(shown, paths, torch=torch_comparison.compare(report.cells, report.columns))
+    else:
+        terminal.show(shown, parsed.results / "compat.html")
+    _published(published)
+    damaged = [cell for cell in report.cells if cell.sidecar.state == DAMAGED]
+    for cell in damaged:
+        print(cell.sidecar.reason, file=sys.stderr)
+    return 1 if damaged else 0
+
+
+def _published(paths: Sequence[Path]) -> int:
+    folders = dict.fromkeys(path.parent for path in paths)
+    for folder in folders:
+        names = [path.name for path in paths if path.parent == folder]
+        print(f"published: {folder / names[0]}" if len(names) == 1 else f"published: {len(names)} files in {folder}")
     return 0

@@ -6,16 +6,13 @@ Imports only the standard library and the model.
 from __future__ import annotations
 
 import json
-import re
 from xml.etree import ElementTree
 
-from pytest_trlcompat.catalog.verdict import Record, Verdict
+from pytest_trlcompat.catalog.summary import printable
+from pytest_trlcompat.catalog.verdict import Record, Verdict, is_wrong
 from pytest_trlcompat.matrix.report.model import CellReport, Report
-from pytest_trlcompat.matrix.results import is_wrong
 
 __all__ = ["junit"]
-
-_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(report: Report) -> str:
@@ -43,10 +40,10 @@ def _suite(root: ElementTree.Element, cell: CellReport) -> None:
     )
     properties = ElementTree.SubElement(suite, "properties")
     for package, version in (cell.sidecar.lock or cell.sidecar.pins).items():
-        ElementTree.SubElement(properties, "property", name=package, value=version)
+        ElementTree.SubElement(properties, "property", name=printable(package), value=printable(version))
     if unfinished:
         case = ElementTree.SubElement(suite, "testcase", classname=cell.id, name="environment", time="0")
-        reason = _clean(cell.sidecar.reason or cell.sidecar.state)
+        reason = printable(cell.sidecar.reason or cell.sidecar.state)
         ElementTree.SubElement(case, "error", type=cell.sidecar.state, message=reason)
     for record in cell.verdicts:
         _case(suite, cell, record)
@@ -64,16 +61,11 @@ def _case(suite: ElementTree.Element, cell: CellReport, record: Record) -> None:
         message = f"{record.verdict}, predicted {record.expected or 'nothing'}"
         ElementTree.SubElement(case, "failure", type=str(record.verdict), message=message)
     elif _skipped(record):
-        message = _clean(record.reason) if record.untested else "this release has no such trainer or strategy"
+        message = printable(record.reason) if record.untested else "this release has no such trainer or strategy"
         ElementTree.SubElement(case, "skipped", type=str(record.verdict), message=message)
     facts = {"verdict": str(record.verdict), "evidence": record.evidence}
-    ElementTree.SubElement(case, "system-out").text = _clean(json.dumps(facts, indent=1, ensure_ascii=False))
+    ElementTree.SubElement(case, "system-out").text = printable(json.dumps(facts, indent=1, ensure_ascii=False))
 
 
 def _skipped(record: Record) -> bool:
     return record.verdict in (Verdict.ABSENT, Verdict.UNTESTABLE) and not is_wrong(record)
-
-
-def _clean(text: str) -> str:
-    """Without the control characters that XML cannot hold, such as those of coloured terminal output."""
-    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)

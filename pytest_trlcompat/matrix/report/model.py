@@ -1,6 +1,6 @@
 """The report's one model: all cells that left results, merged.
 
-Imports only the standard library, ``packaging`` and rooms below.
+Imports only the standard library, ``packaging`` and packages of the project below it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from pytest_trlcompat.catalog.attribution import expecting
 from pytest_trlcompat.catalog.known_issues import Catalog
-from pytest_trlcompat.catalog.verdict import Record, RecordError, Verdict, read_records
+from pytest_trlcompat.catalog.verdict import Record, RecordError, Verdict, is_wrong, read_records
 from pytest_trlcompat.matrix.errors import MatrixError
-from pytest_trlcompat.matrix.results import UNTESTABLE, Sidecar, is_wrong, read_sidecar
+from pytest_trlcompat.matrix.results import UNTESTABLE, Sidecar, read_sidecar
 
-__all__ = ["CellReport", "Column", "Report", "gather", "merge"]
+__all__ = ["DAMAGED", "CellReport", "Column", "Report", "gather", "merge"]
+
+DAMAGED = "damaged"
+"""The state of a cell whose files cannot be read."""
 
 _SUBJECTS = ("upstream", "corrected")
 _STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
@@ -32,7 +35,7 @@ _STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
 
 @dataclass(frozen=True, order=True)
 class Column:
-    """What is asked of every cell."""
+    """What is measured in every cell."""
 
     issue: str
     subject: str
@@ -62,21 +65,24 @@ class CellReport:
 
     @property
     def named(self) -> dict[str, str]:
-        """The pins that its id names: without those that every cell has unless it says otherwise."""
-        told = f"-{self.id}-"
+        """The pins that its id names: without those that every cell has by default."""
+        dashed = f"-{self.id}-"
         return {
             package: version
             for package, version in self.sidecar.pins.items()
-            if package in ("trl", "transformers") or f"-{package}{version}-" in told
+            if package in ("trl", "transformers") or f"-{package}{version}-" in dashed
         }
 
     @property
     def wrong(self) -> list[Record]:
         return [record for record in self.verdicts if is_wrong(record)]
 
+    @functools.cached_property
+    def _by_key(self) -> dict[tuple[str, str, str], Record]:
+        return {record.key: record for record in self.verdicts}
+
     def at(self, column: Column) -> Record | None:
-        wanted = (column.issue, column.subject, column.strategy)
-        return next((record for record in self.verdicts if record.key == wanted), None)
+        return self._by_key.get((column.issue, column.subject, column.strategy))
 
     def anchor(self, record: Record) -> str:
         """Where the evidence of a verdict stands, in Markdown and HTML."""
@@ -107,11 +113,13 @@ class Report:
     cells: tuple[CellReport, ...]
     unmeasured: tuple[str, ...] = ()
 
-    @property
+    @functools.cached_property
     def columns(self) -> list[Column]:
-        """Every question that some cell answered; issues by name, the upstream subject first."""
+        """What was measured in some cell; issues by name, the upstream subject first."""
         found = {Column(*record.key) for cell in self.cells for record in cell.verdicts}
-        return sorted(found, key=lambda c: (c.issue, _place(c.subject, _SUBJECTS), _place(c.strategy, _STRATEGIES)))
+        return sorted(
+            found, key=lambda c: (c.issue, _position(c.subject, _SUBJECTS), _position(c.strategy, _STRATEGIES))
+        )
 
     @property
     def issues(self) -> list[str]:
@@ -129,8 +137,8 @@ class Report:
 
     def name(self, cell: CellReport) -> str:
         """A cell's id, and its torch where cells differ in that and the id does not name it."""
-        told = len(self.torches) < 2 or "torch" in cell.named or not cell.torch
-        return cell.id if told else f"{cell.id} (torch {cell.torch})"
+        clear = len(self.torches) < 2 or "torch" in cell.named or not cell.torch
+        return cell.id if clear else f"{cell.id} (torch {cell.torch})"
 
     def short(self, cell: CellReport) -> str:
         """The name without the release of TRL: ``4.48.3``, ``4.48.3 accelerate 1.3.0``."""
@@ -146,7 +154,7 @@ class Report:
 
     @property
     def wrong(self) -> list[tuple[CellReport, Record]]:
-        """What was predicted otherwise, and failures that nothing predicted."""
+        """What is not as predicted, and failures that nothing predicted."""
         return [(cell, record) for cell in self.cells for record in cell.wrong]
 
     @property
@@ -161,7 +169,7 @@ class Report:
 
     @property
     def unfinished(self) -> list[CellReport]:
-        """Cells that are untestable, or were cut short."""
+        """Cells that are untestable, were cut short, or left files that cannot be read."""
         return [cell for cell in self.cells if cell.sidecar.state != "tested"]
 
     @property
@@ -176,7 +184,7 @@ class Report:
         verdicts = sum(len(cell.verdicts) for cell in self.cells)
         torch = " to ".join(dict.fromkeys([*self.torches[:1], *self.torches[-1:]]))
         parts = [f"{_many(len(self.cells), 'cell')}, {_many(verdicts, 'verdict')}" + (torch and f", torch {torch}")]
-        parts.append(f"{len(self.wrong)} not as predicted" if self.wrong else "none otherwise than predicted")
+        parts.append(f"{len(self.wrong)} not as predicted" if self.wrong else "all as predicted")
         untested = [record for _, alike in self.untested for _, record in alike]
         if untested:
             ours = sum(record.subject == "corrected" for record in untested)
@@ -193,7 +201,7 @@ class Report:
     def judged_by(self, known: Catalog) -> Report:
         """The same verdicts, held against the predictions of a catalogue, as far as it knows their issues.
 
-        A prediction that was mended after a sweep is judged by what the sweep measured; no cell needs to run again.
+        A prediction that was corrected after a sweep is judged by what the sweep measured; no cell needs to run again.
         """
         return dataclasses.replace(self, cells=tuple(_judged(cell, known) for cell in self.cells))
 
@@ -205,20 +213,34 @@ class Report:
 def gather(results: Path) -> Report:
     """Merge the sidecars and verdicts of a results folder.
 
+    A cell whose files are damaged is :data:`DAMAGED` and has no verdicts; it does not keep the others from being shown.
+
     Raises:
-        MatrixError: when there are none, or a file is damaged.
+        MatrixError: when there are none.
     """
-    cells = []
-    for path in results.glob("*.cell.json"):
-        sidecar = read_sidecar(path)
-        try:
-            records = read_records(results / f"{sidecar.id}.jsonl")
-        except RecordError as error:
-            raise MatrixError(f"{error}; remove the file and run the cell again") from error
-        cells.append(CellReport(sidecar, () if sidecar.state == UNTESTABLE else tuple(records)))
+    cells = [_gathered(path, results) for path in results.glob("*.cell.json")]
     if not cells:
         raise MatrixError(f"{results}: no cell has left results there; run one with: nox -s matrix")
     return Report(tuple(sorted(cells, key=_age)))
+
+
+def _gathered(path: Path, results: Path) -> CellReport:
+    try:
+        sidecar = read_sidecar(path)
+        _age_of(sidecar)
+    except (MatrixError, InvalidVersion) as error:
+        name = path.name.removesuffix(".cell.json")
+        return CellReport(Sidecar(name, {}, DAMAGED, "", reason=f"{path.name} cannot be read: {error}"), ())
+    records = results / f"{sidecar.id}.jsonl"
+    try:
+        verdicts = read_records(records)
+    except UnicodeDecodeError as error:
+        reason = f"{records}: {error}; remove the file and run the cell again"
+        return CellReport(dataclasses.replace(sidecar, state=DAMAGED, reason=reason), ())
+    except RecordError as error:
+        reason = f"{error}; remove the file and run the cell again"
+        return CellReport(dataclasses.replace(sidecar, state=DAMAGED, reason=reason), ())
+    return CellReport(sidecar, () if sidecar.state == UNTESTABLE else tuple(verdicts))
 
 
 def merge(report: Report, others: Iterable[CellReport]) -> Report:
@@ -240,12 +262,15 @@ def _judged(cell: CellReport, known: Catalog) -> CellReport:
 
 
 def _age(cell: CellReport) -> tuple[Any, ...]:
-    pins = cell.sidecar.pins
-    return (*(Version(pins.get(package, "0")) for package in ("trl", "transformers", "torch")), cell.id)
+    return (*_age_of(cell.sidecar), cell.id)
 
 
-def _place(name: str, order: Sequence[str]) -> tuple[int, str]:
-    """In the order given, variants (``fsdp1-no_shard``) after their kind, others by name at the end."""
+def _age_of(sidecar: Sidecar) -> tuple[Version, ...]:
+    return tuple(Version(sidecar.pins.get(package, "0")) for package in ("trl", "transformers", "torch"))
+
+
+def _position(name: str, order: Sequence[str]) -> tuple[int, str]:
+    """In this order, variants (``fsdp1-no_shard``) after their kind, others by name at the end."""
     kind = name.partition("-")[0]
     return (order.index(kind) if kind in order else len(order), name)
 

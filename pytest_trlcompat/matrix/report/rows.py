@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
+from pytest_trlcompat.catalog.verdict import is_wrong
 from pytest_trlcompat.matrix.report.model import CellReport, Column, Report
-from pytest_trlcompat.matrix.results import is_wrong
 
-__all__ = ["MANY", "Row", "axes", "release", "rows"]
+__all__ = ["MANY", "Row", "axes", "has_other_pins", "release", "rows"]
 
 MANY = 12
 """From so many cells on a table has shared rows; with fewer each cell has its own."""
@@ -24,7 +24,7 @@ _AXES = ("trl", "transformers")
 
 @dataclass(frozen=True)
 class Row:
-    """Cells that answered every question of a table in the same way, oldest first.
+    """Cells whose verdicts in a table are the same, oldest first.
 
     Attributes:
         axes: packages whose releases tell the cells of the report apart.
@@ -44,7 +44,7 @@ class Row:
 
         A cell that has other pins than these is named by its id.
         """
-        if _other_pins(self.first):
+        if has_other_pins(self.first):
             return (self.first.id, *("" for _ in self.axes[1:]), "1")
         spans = (_span(release(cell, package) for cell in self.cells) for package in self.axes)
         return (*spans, str(len(self.cells)))
@@ -92,14 +92,15 @@ def _joined(releases: Iterable[Sequence[Row]], columns: Sequence[Column]) -> Ite
 
 def _answers(cell: CellReport, columns: Sequence[Column]) -> Hashable:
     """What a row shows of a cell."""
-    if _other_pins(cell):
+    if has_other_pins(cell):
         return cell.id
     found = (cell.at(column) for column in columns)
     verdicts = tuple(record and (record.verdict, record.expected, is_wrong(record)) for record in found)
     return (cell.sidecar.state, verdicts)
 
 
-def _other_pins(cell: CellReport) -> bool:
+def has_other_pins(cell: CellReport) -> bool:
+    """Whether a person pinned more than TRL, Transformers and torch."""
     return bool(set(cell.named) - {*_AXES, "torch"})
 
 

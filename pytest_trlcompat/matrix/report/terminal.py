@@ -1,4 +1,4 @@
-"""The report in a terminal, one table for each known issue. Imports ``rich``."""
+"""The report in a terminal: one screen, or a table for each known issue. Imports ``rich``."""
 
 from __future__ import annotations
 
@@ -13,34 +13,54 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pytest_trlcompat.catalog.verdict import Record, Verdict
+from pytest_trlcompat.catalog.summary import STYLES, CellSummary, printable, screen, sentence
+from pytest_trlcompat.catalog.verdict import Record, Verdict, is_wrong
 from pytest_trlcompat.matrix.report.model import CellReport, Column, Report
 from pytest_trlcompat.matrix.report.rows import MANY, axes, rows
 from pytest_trlcompat.matrix.report.torch_comparison import TorchComparison
-from pytest_trlcompat.matrix.results import is_wrong
 
-__all__ = ["show"]
+__all__ = ["show", "show_tables"]
 
-_STYLES = {
-    Verdict.OK: "green",
-    Verdict.BROKEN: "red",
-    Verdict.SILENT: "magenta",
-    Verdict.WASTEFUL: "yellow",
-    Verdict.BLOCKED: "dim red",
-    Verdict.ERROR: "bold red",
-    Verdict.HANG: "bold red",
-    Verdict.ABSENT: "dim",
-    Verdict.UNTESTABLE: "cyan",
-}
 _WRONG = "bold white on red"
 _UNTESTED = "bold black on cyan"
+_SCREEN = 80
+"""Columns of the summary, which must be read at a glance."""
 _PIPE_WIDTH = 120
-"""Columns where there is no terminal to ask, as in a CI log."""
+"""Columns of tables where there is no terminal to ask, as in a CI log."""
 _FRAME = 3
 """What a column of a table takes beside its text."""
 
 
-def show(
+def show(report: Report, page: Path | None = None, file: IO[str] | None = None) -> None:
+    """Print the summary, one screen.
+
+    Args:
+        page: where every verdict stands.
+    """
+    cells = [
+        CellSummary(report.name(cell), cell.sidecar.pins.get("trl", "-"), cell.verdicts, _unfinished(cell))
+        for cell in report.cells
+    ]
+    console = Console(file=file or sys.stdout, width=_SCREEN, highlight=False)
+    for line in screen(cells, where=_near(page), more="tables of all issues: nox -s report -- --tables"):
+        text = Text.assemble(*((part.text, part.style) for part in line))
+        console.print(text, soft_wrap=True)
+
+
+def _unfinished(cell: CellReport) -> str:
+    state = cell.sidecar.state
+    return "" if state == "tested" else f"{state}, {cell.sidecar.reason or 'no reason was kept'}"
+
+
+def _near(page: Path | None) -> str:
+    """The path as short as it can be written here."""
+    if page is None:
+        return ""
+    with_dots = os.path.relpath(page)
+    return str(page) if with_dots.startswith("..") else with_dots
+
+
+def show_tables(
     report: Report, files: Sequence[Path] = (), file: IO[str] | None = None, torch: TorchComparison | None = None
 ) -> None:
     """Print the tables, then what is not as predicted, what torch alone changes, and where the evidence lies."""
@@ -52,17 +72,16 @@ def show(
         for part in _parts(columns, console.width - _labels_width(report)):
             console.print(_table(report, part))
     for cell, record in report.wrong:
-        console.print(Text.assemble((" not as predicted ", _WRONG), f" {cell.id}: {_sentence(record)}"), soft_wrap=True)
+        console.print(_marked(" not as predicted ", _WRONG, f"{cell.id}: {sentence(record)}"), soft_wrap=True)
     for cell in report.unfinished:
-        console.print(
-            Text.assemble((f" {cell.sidecar.state} ", _WRONG), f" {cell.id}: {cell.sidecar.reason}"), soft_wrap=True
-        )
+        text = f"{cell.id}: {cell.sidecar.reason}"
+        console.print(_marked(f" {cell.sidecar.state} ", _WRONG, text), soft_wrap=True)
     for reason, alike in report.untested:
         (cell, record), number = alike[0], len(alike)
         where = f"{cell.id}: {record.issue}, {record.subject}, {record.strategy}" + (
             f", and {number - 1} more" * (number > 1)
         )
-        console.print(Text.assemble((" not tested ", _UNTESTED), f" {where}: {reason}"), soft_wrap=True)
+        console.print(_marked(" not tested ", _UNTESTED, f"{where}: {reason}"), soft_wrap=True)
     if torch is not None and torch.compared:
         for change in torch.changes:
             console.print(f"{change.column.issue}, {change.describe()}", soft_wrap=True)
@@ -78,15 +97,19 @@ def show(
         console.print(Text(f"evidence: {files[0].parent}{os.sep} ({names})", style="dim"), soft_wrap=True)
 
 
-def _parts(columns: Sequence[Column], room: int) -> list[list[Column]]:
+def _marked(mark: str, style: str, text: str) -> Text:
+    return Text.assemble((mark, style), " ", printable(text))
+
+
+def _parts(columns: Sequence[Column], width: int) -> list[list[Column]]:
     """The columns of one issue, in as many tables as the width of the terminal demands, cut between subjects first."""
-    if sum(map(_width, columns)) <= room:
+    if sum(map(_width, columns)) <= width:
         return [list(columns)]
     parts: list[list[Column]] = []
     for _, group in itertools.groupby(columns, lambda column: column.subject):
         part: list[Column] = []
         for column in group:
-            if part and sum(map(_width, part)) + _width(column) > room:
+            if part and sum(map(_width, part)) + _width(column) > width:
                 parts.append(part)
                 part = []
             part.append(column)
@@ -123,9 +146,4 @@ def _entry(cell: CellReport, record: Record | None) -> Text:
         return Text("-" if state == "tested" else state, style="dim")
     if is_wrong(record):
         return Text(f" ✗ {record.verdict} ", style=_WRONG)
-    return Text(str(record.verdict), style=_STYLES[record.verdict])
-
-
-def _sentence(record: Record) -> str:
-    predicted = f"predicted {record.expected}" if record.expected else "nothing predicted it"
-    return f"{record.issue}, {record.subject}, {record.strategy}: {record.verdict}, {predicted}"
+    return Text(str(record.verdict), style=STYLES[record.verdict])

@@ -20,7 +20,7 @@ __all__ = ["TorchChange", "TorchComparison", "compare"]
 
 @dataclass(frozen=True)
 class TorchChange:
-    """One question that cells answered differently, which have the same pins but for torch.
+    """A verdict that differs between cells which have the same pins but for torch.
 
     Attributes:
         pins: what they have in common, as a person reads it.
@@ -46,8 +46,8 @@ class TorchComparison:
     """What was compared.
 
     Attributes:
-        compared: questions that were asked of the same pins with several releases of torch.
-        changes: those of them that were answered differently.
+        compared: verdicts that were measured with the same pins and several releases of torch.
+        changes: those of them that differ.
     """
 
     compared: int
@@ -58,8 +58,8 @@ class TorchComparison:
         """One line for people; empty where nothing was compared."""
         if not self.compared:
             return ""
-        asked = f"{self.compared} question{'' if self.compared == 1 else 's'} that more than one torch was asked"
-        return f"torch alone changes {len(self.changes) or 'none'} of {asked}"
+        verdicts = "1 verdict that was" if self.compared == 1 else f"{self.compared:,} verdicts that were"
+        return f"torch alone changes {len(self.changes) or 'none'} of {verdicts} measured with more than one torch"
 
     def to_dict(self) -> dict[str, Any]:
         """For ``compat.json``."""
@@ -83,8 +83,8 @@ class TorchComparison:
 def compare(cells: Iterable[CellReport], columns: Sequence[Column]) -> TorchComparison:
     """Hold cells against each other whose pins and Python differ in torch alone.
 
-    What was resolved may differ in what a torch asks for (sympy, setuptools); a verdict that is ``untestable`` tells
-    nothing of torch.
+    What was resolved may differ in what a torch asks for (sympy, setuptools); a verdict that is ``untestable`` says
+    nothing about torch.
     """
     compared, changes = 0, []
     alike = itertools.groupby(sorted(cells, key=_others), _others)
@@ -93,16 +93,16 @@ def compare(cells: Iterable[CellReport], columns: Sequence[Column]) -> TorchComp
         if len({cell.torch for cell in same}) < 2:
             continue
         pins = ", ".join(f"{package} {version}" for package, version in _pins(same[0]).items())
-        given = [(cell.torch, {record.key: record.verdict for record in cell.verdicts}) for cell in same]
+        measured = [(cell.torch, {record.key: record.verdict for record in cell.verdicts}) for cell in same]
         for column in columns:
             key = (column.issue, column.subject, column.strategy)
-            found = [(torch, verdicts[key]) for torch, verdicts in given if key in verdicts]
-            told = tuple((torch, verdict) for torch, verdict in found if verdict is not Verdict.UNTESTABLE)
-            compared += len(told) > 1
-            if len({verdict for _, verdict in told}) > 1:
-                changes.append(TorchChange(column, pins, told))
-    places = {column: place for place, column in enumerate(columns)}
-    return TorchComparison(compared, tuple(sorted(changes, key=lambda change: places[change.column])))
+            found = [(torch, verdicts[key]) for torch, verdicts in measured if key in verdicts]
+            known = tuple((torch, verdict) for torch, verdict in found if verdict is not Verdict.UNTESTABLE)
+            compared += len(known) > 1
+            if len({verdict for _, verdict in known}) > 1:
+                changes.append(TorchChange(column, pins, known))
+    order = {column: number for number, column in enumerate(columns)}
+    return TorchComparison(compared, tuple(sorted(changes, key=lambda change: order[change.column])))
 
 
 def _pins(cell: CellReport) -> dict[str, str]:

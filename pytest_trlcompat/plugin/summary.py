@@ -1,0 +1,77 @@
+"""The end of a pytest run in which suites gave verdicts: a test passes where upstream is broken as predicted.
+
+Verdicts ride on the reports of their tests, so that they also arrive from the workers of pytest-xdist. Imports no
+package of the stack, and nothing of the catalogue in a run without verdicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_trlcompat import stack
+from pytest_trlcompat.plugin import settings
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.catalog.summary import Line
+    from pytest_trlcompat.catalog.verdict import Record
+
+__all__ = ["pytest_terminal_summary"]
+
+_WIDTH = 80
+_QUIETER_THAN_THIS = -1
+"""``-qq`` asks for next to nothing: then the conclusion alone."""
+
+
+# Outermost, so that it ends after the list of skipped and failed tests, and is what a person reads last.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> Generator[None, None, None]:
+    yield
+    texts = list(_recorded(terminalreporter))
+    if not texts:
+        return
+    from pytest_trlcompat.catalog.summary import CellSummary, conclusion, screen
+    from pytest_trlcompat.catalog.verdict import Record
+
+    newest: dict[tuple[str, str, str], Record] = {}
+    for text in texts:
+        record = Record.from_json(text)
+        newest[record.key] = record
+    installed = stack.installed()
+    name = ", ".join(f"{package} {installed[package]}" for package in ("trl", "transformers") if package in installed)
+    cell = CellSummary(name or "this stack", installed.get("trl", ""), tuple(newest.values()))
+    if config.get_verbosity() < _QUIETER_THAN_THIS:
+        _write(terminalreporter, conclusion([cell]))
+        return
+    results = config.stash[settings.KEY].results.value
+    where = str(results) if results else ""
+    more = "" if where else "the evidence is kept with: --trlcompat-results FILE"
+    terminalreporter.section("known issues")
+    _write(terminalreporter, screen([cell], where=where, more=more, width=_WIDTH))
+
+
+def _recorded(reporter: pytest.TerminalReporter) -> Iterator[str]:
+    """The verdicts on the reports, in the order of the tests; the phases of a test carry the same ones."""
+    seen: set[str] = set()
+    for reports in reporter.stats.values():
+        for report in reports:
+            for name, text in getattr(report, "user_properties", ()):
+                if name == "trlcompat" and text not in seen:
+                    seen.add(text)
+                    yield text
+
+
+def _write(reporter: pytest.TerminalReporter, lines: Iterable[Line]) -> None:
+    for line in lines:
+        for part in line:
+            reporter.write(part.text, **dict(map(_markup, part.style.split())))
+        reporter.write_line("")
+
+
+def _markup(word: str) -> tuple[str, bool]:
+    """A word of a style as pytest calls it."""
+    return {"magenta": "purple", "dim": "light"}.get(word, word), True
