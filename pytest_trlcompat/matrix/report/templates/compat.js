@@ -211,14 +211,21 @@
     const body = at("panel-body");
     body.replaceChildren();
     at("panel-title").textContent = issueId || data.cells[row].name;
-    if (column >= 0) body.append(...about(data.issues[column]));
-    if (row >= 0) body.append(pairs(versions(data.cells[row])));
-    if (row >= 0 && column >= 0) verdictsOf(row, column, body);
-    else if (row >= 0) {
+    const cell = row >= 0 ? pairs(versions(data.cells[row])) : null;
+    const [title, facts] = column >= 0 ? about(data.issues[column]) : [null, null];
+    if (cell && facts) {
+      body.append(title);
+      verdictsOf(row, column, body);
+      body.append(element("h3", "The issue"), facts, element("h3", "The cell"), cell);
+    } else if (cell) {
+      body.append(cell);
       worstOnes(body, data.issues.map((issue, number) => [row, number, issue.id]));
       evidence(row, found => body.append(element("details", [element("summary", "All packages"),
         element("pre", Object.entries(found.packages).map(pair => pair.join("==")).join("\n"))])));
-    } else worstOnes(body, data.cells.map((cell, number) => [number, column, cell.name]));
+    } else {
+      body.append(title, facts);
+      worstOnes(body, data.cells.map((cell, number) => [number, column, cell.name]));
+    }
     panel.hidden = false;
     panel.scrollTop = 0;
     document.body.classList.add("open");
