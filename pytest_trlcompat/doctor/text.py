@@ -99,7 +99,9 @@ def _bite(bite: Bite) -> str:
 
 def _summary(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     if diagnosis.findings:
-        yield from _wrapped("bold", f"{_issues(len(diagnosis.findings))}.", width)
+        hidden = sum(bool(diagnosis.hidden_by(finding)) for finding in diagnosis.findings)
+        unseen = f"; {hidden} of them cannot be seen" if hidden else ""
+        yield from _wrapped("bold", f"{_issues(len(diagnosis.findings))}{unseen}.", width)
     else:
         near = f"; the nearest measured cell is {diagnosis.nearest.id}" if diagnosis.nearest else ""
         yield from _wrapped("bold green", f"No known issue bites{near}.", width)

@@ -39,7 +39,7 @@ def test_what_another_finding_hides_is_named_in_one_line_and_still_counts() -> N
         ("two", ("one",)),
     ]
     text = text_of(found)
-    assert "2 known issues bite." in text
+    assert "2 known issues bite; 1 of them cannot be seen." in text
     assert HIDDEN in text
     assert "one: title" in text
     assert "two: title" not in text
