@@ -102,7 +102,9 @@ def _effect(effect: Effect) -> str:
 
 def _summary(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     if diagnosis.issues:
-        yield from _wrapped("bold", f"{summary(len(diagnosis.issues))}.", width)
+        hidden = sum(bool(diagnosis.hidden_by(applicable)) for applicable in diagnosis.issues)
+        unseen = f"; {hidden} of them hidden by others, which stop training first" if hidden else ""
+        yield from _wrapped("bold", f"{summary(len(diagnosis.issues))}{unseen}.", width)
     else:
         near = f"; the nearest measured cell is {diagnosis.nearest.id}" if diagnosis.nearest else ""
         yield from _wrapped("bold green", f"{summary(0).capitalize()}{near}.", width)
