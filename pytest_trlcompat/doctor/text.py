@@ -62,9 +62,10 @@ def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
             yield from _issue(applicable, width)
     if hidden:
         yield "", ""
-    for name, by in hidden.items():
-        verb = "stops" if len(by) == 1 else "stop"
-        yield from _wrapped("", f"{name} cannot be seen: {' and '.join(by)} {verb} it first.", width)
+    for blockers in dict.fromkeys(hidden.values()):
+        names = ", ".join(name for name, by in hidden.items() if by == blockers)
+        verb = "stops" if len(blockers) == 1 else "stop"
+        yield from _wrapped("", f"Hidden by {' and '.join(blockers)}, which {verb} training first: {names}.", width)
     if diagnosis.issues:
         yield "", ""
         yield from _advice(diagnosis, width)
@@ -103,7 +104,7 @@ def _effect(effect: Effect) -> str:
 def _summary(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     if diagnosis.issues:
         hidden = sum(bool(diagnosis.hidden_by(applicable)) for applicable in diagnosis.issues)
-        unseen = f"; {hidden} of them hidden by others, which stop training first" if hidden else ""
+        unseen = f"; {hidden} of them hidden by others" if hidden else ""
         yield from _wrapped("bold", f"{summary(len(diagnosis.issues))}{unseen}.", width)
     else:
         near = f"; the nearest measured cell is {diagnosis.nearest.id}" if diagnosis.nearest else ""

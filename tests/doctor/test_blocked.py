@@ -15,7 +15,7 @@ from pytest_trlcompat.doctor.text import show
 
 from .made_up import Run, ask, cell, issue, predict
 
-HIDDEN = "two cannot be seen: one stops it first."
+HIDDEN = "Hidden by one, which stops training first: two."
 
 
 def blocked(by: str = "one", strategies: tuple[str, ...] = (), **when: str) -> Prediction:
@@ -39,7 +39,7 @@ def test_what_another_issue_hides_is_named_in_one_line_and_still_counts() -> Non
         ("two", ("one",)),
     ]
     text = text_of(found)
-    assert "2 known issues affect this stack; 1 of them hidden by others, which stop training first." in text
+    assert "2 known issues affect this stack; 1 of them hidden by others." in text
     assert HIDDEN in text
     assert "one: title" in text
     assert "two: title" not in text
