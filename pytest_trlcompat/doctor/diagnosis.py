@@ -65,10 +65,11 @@ class ApplicableIssue:
 
 @dataclass(frozen=True)
 class Pins:
-    """A measured cell in which no known issue shows under ``strategies``."""
+    """A measured cell in which no known issue but ``issues`` shows under ``strategies``."""
 
     cell: MeasuredCell
     strategies: tuple[str, ...]
+    issues: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class Diagnosis:
         unpredicted: ids of those of them for which the catalogue makes no prediction about this stack.
         nearest: the measured cell nearest to the stack.
         pins: the nearest measured cells that are ``ok``: with the stack's own trl for some strategies, and for all.
+        fewest: if no cell is ``ok`` for all strategies, the nearest of those with the fewest issues, if these are fewer
+            than the stack's own.
         measured: the day of the sweep from which the evidence is.
         torch: how the stack's torch differs from those with which the sweep, or its TRL and Transformers, were
             measured; empty if its minor release was measured.
@@ -95,6 +98,7 @@ class Diagnosis:
     unpredicted: tuple[str, ...] = ()
     nearest: MeasuredCell | None = None
     pins: tuple[Pins, ...] = ()
+    fewest: Pins | None = None
     measured: str = ""
     torch: str = ""
     left_out: str = ""
@@ -136,6 +140,12 @@ class Diagnosis:
                 {"cell": pins.cell.id, "versions": dict(pins.cell.versions), "strategies": list(pins.strategies)}
                 for pins in self.pins
             ],
+            "fewest_issues": self.fewest
+            and {
+                "cell": self.fewest.cell.id,
+                "versions": dict(self.fewest.cell.versions),
+                "issues": list(self.fewest.issues),
+            },
         }
 
 
@@ -187,6 +197,8 @@ def diagnose(spec: StackSpec, catalog: Catalog, evidence: Evidence, strategies: 
             clear.append(issue.id)
     issues.sort(key=lambda each: min(SEVERITY.index(effect.verdict) for effect in each.effects))
     cells = sorted(evidence.cells, key=distance(spec))
+    pins = _ok_pins(spec, cells, catalog, considered) if issues else ()
+    ok_for_all = any(each.strategies == considered for each in pins)
     return Diagnosis(
         spec=spec,
         strategies=considered,
@@ -194,7 +206,8 @@ def diagnose(spec: StackSpec, catalog: Catalog, evidence: Evidence, strategies: 
         clear=tuple(clear),
         unpredicted=tuple(name for name in clear if not _is_predicted(catalog[name], spec, considered)),
         nearest=cells[0] if cells else None,
-        pins=_ok_pins(spec, cells, catalog, considered) if issues else (),
+        pins=pins,
+        fewest=None if ok_for_all else _fewest_issues(cells, catalog, considered, len(issues)),
         measured=evidence.date,
         torch=other_torch(spec, evidence.torches) or _torch_of_same_pins(spec, cells),
         left_out=left_out,
@@ -314,29 +327,45 @@ def _is_at(cell: MeasuredCell, package: str, wanted: Range | None) -> bool:
     return wanted is not None and text is not None and wanted.covers(at(text))
 
 
+def _fewest_issues(
+    cells: Sequence[MeasuredCell], catalog: Catalog, considered: Sequence[str], fewer_than: int
+) -> Pins | None:
+    """The nearest of the cells with the fewest issues under all strategies, if these are fewer than so many."""
+    best = None
+    for cell in cells:
+        found = _shown(cell, catalog, considered, fewer_than - 1)
+        if found is not None:
+            best, fewer_than = Pins(cell, tuple(considered), found), len(found)
+    return best
+
+
 def _is_ok(cell: MeasuredCell, catalog: Catalog, considered: Sequence[str]) -> bool:
-    """Whether a cell shows no issue, by its verdicts, and by the catalogue where it has none.
+    """Whether a cell shows no issue, and has every strategy."""
+    return _shown(cell, catalog, considered, 0) is not None
 
-    A cell whose verdicts under a strategy are all ``absent`` does not have that strategy, or the trainer.
+
+def _shown(cell: MeasuredCell, catalog: Catalog, considered: Sequence[str], limit: int) -> tuple[str, ...] | None:
+    """Ids of the issues that a cell shows, by its verdicts, and by the catalogue where it has none.
+
+    ``None`` for more than ``limit`` of them, where something could not be tested, and where no verdict under a strategy
+    is ``ok``: such a cell may not have that strategy, or the trainer.
     """
-    found: dict[str, list[Verdict]] = {}
+    measured: dict[str, dict[str, Verdict]] = {}
+    for (name, subject, label), verdict in cell.verdicts.items():
+        if subject == "upstream" and name in catalog and (label in considered or kind(label) in considered):
+            measured.setdefault(name, {})[label] = verdict
+    by_strategy: dict[str, list[Verdict]] = {}
+    for verdicts in measured.values():
+        for label, verdict in verdicts.items():
+            by_strategy.setdefault(kind(label), []).append(verdict)
+    if any(Verdict.UNTESTABLE in verdicts or Verdict.OK not in verdicts for verdicts in by_strategy.values()):
+        return None
+    shown = {name for name, verdicts in measured.items() if any(verdict.is_problem for verdict in verdicts.values())}
     for issue in catalog.values():
-        for label in {*labels(issue, considered), *_measured_labels(cell, issue, considered)}:
-            verdict = cell.verdicts.get((issue.id, "upstream", label))
-            if verdict is Verdict.UNTESTABLE:  # the result is unknown
-                return False
-            if verdict is not None:
-                found.setdefault(kind(label), []).append(verdict)
-            predicted = issue.predict("upstream", label, cell.versions)
-            if (verdict or (predicted and predicted.verdict) or Verdict.OK).is_problem:
-                return False
-    return all(any(verdict is Verdict.OK for verdict in verdicts) for verdicts in found.values())
-
-
-def _measured_labels(cell: MeasuredCell, issue: KnownIssue, considered: Sequence[str]) -> list[str]:
-    """The strategies, among those considered, of a cell's verdicts on an issue."""
-    return [
-        label
-        for name, subject, label in cell.verdicts
-        if name == issue.id and subject == "upstream" and (label in considered or kind(label) in considered)
-    ]
+        if len(shown) > limit:
+            return None
+        unmeasured = {*labels(issue, considered)} - measured.get(issue.id, {}).keys()
+        predicted = (issue.predict("upstream", label, cell.versions) for label in unmeasured)
+        if issue.id not in shown and any(each is not None and each.verdict.is_problem for each in predicted):
+            shown.add(issue.id)
+    return tuple(name for name in catalog if name in shown) if len(shown) <= limit else None

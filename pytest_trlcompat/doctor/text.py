@@ -120,20 +120,25 @@ def _advice(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         yield from _wrapped("", own, width)
         yield "", ""
     for pins in diagnosis.pins:
-        yield from _wrapped("", _pins(pins), width)
+        under = _under(pins.strategies) or " under every strategy"
+        yield from _wrapped("", f"Nearest measured pins, ok for all issues{under}: {_versions(pins)}", width)
     if not any(pins.strategies == diagnosis.strategies for pins in diagnosis.pins):
         under = _under(diagnosis.strategies) or " under every strategy"
         sweep = f"the sweep of {diagnosis.measured}" if diagnosis.measured else "any sweep"
-        narrow = "" if diagnosis.pins else "; --strategy and --trainer leave out what you do not use"
+        narrow = (
+            "" if diagnosis.pins or diagnosis.fewest else "; --strategy and --trainer leave out what you do not use"
+        )
         yield from _wrapped("", f"No cell of {sweep} is ok for all issues{under}{narrow}.", width)
+    if diagnosis.fewest:
+        names = ", ".join(diagnosis.fewest.issues)
+        yield from _wrapped("", f"Measured pins with the fewest: {_versions(diagnosis.fewest)}: {names}.", width)
 
 
-def _pins(pins: Pins) -> str:
+def _versions(pins: Pins) -> str:
     versions: Mapping[str, str] = pins.cell.versions
     exact = " ".join(f"{package}=={versions[package]}" for package in ORDER[:2] if package in versions)
     beside = ", ".join(f"{package} {versions[package]}" for package in ORDER[2:] if package in versions)
-    under = _under(pins.strategies) or " under every strategy"
-    return f"Nearest measured pins, ok for all issues{under}: {exact}" + (beside and f" (with {beside})")
+    return exact + (beside and f" (with {beside})")
 
 
 def _under(strategies: Sequence[str]) -> str:

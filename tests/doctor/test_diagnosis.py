@@ -348,6 +348,33 @@ def test_there_may_be_no_pins() -> None:
     )
 
 
+def test_pins_with_the_fewest_issues_are_named_if_none_are_without() -> None:
+    entries = [issue(predict("broken", trl="<0.18"), predict("ok"), name=name) for name in "ab"]
+    entries.append(issue(predict("silent"), name="c"))
+    verdicts = {"0.15.2": "broken broken", "1.2.0": "ok hang", "1.0.0": "ok ok", "1.3.0": "ok ok"}
+    cells = [
+        dataclasses.replace(
+            cell(trl),
+            verdicts={
+                (name, "upstream", "single"): Verdict(each) for name, each in zip("ab", text.split(), strict=True)
+            },
+        )
+        for trl, text in verdicts.items()
+    ]
+    found = ask("trl==0.15.2", issues=entries, cells=cells, strategies=["single"])
+    assert found.pins == ()
+    assert found.fewest is not None
+    assert (found.fewest.cell.id, found.fewest.issues) == ("trl1.0.0-tf4.49.0", ("c",))
+    assert found.to_dict()["fewest_issues"]["issues"] == ["c"]
+    file = io.StringIO()
+    show(found, file)
+    assert " ".join(file.getvalue().split()).endswith(
+        "No cell of the sweep of 2026-11-21 is ok for all issues under single. "
+        "Measured pins with the fewest: trl==1.0.0 transformers==4.49.0: c."
+    )
+    assert ask("trl==1.3.0", issues=entries, cells=cells, strategies=["single"]).fewest is None, "not fewer"
+
+
 def test_pins_for_most_strategies_are_named_if_there_are_none_for_all() -> None:
     entry = issue(predict("broken", ("zero3",)), predict("ok"))
     cells = [cell("0.17.0", single="ok", zero3="broken"), cell("0.16.1", single="ok", zero3="broken")]

@@ -183,6 +183,7 @@ def test_json_contains_everything_that_the_text_does(doctor: Run, small: KnownIs
                 "strategies": ["zero3"],
             }
         ],
+        "fewest_issues": None,
     }
 
 
