@@ -112,7 +112,7 @@ def screen(cells: Sequence[CellSummary], *, where: str, more: str = "", width: i
     """The summary, no wider than ``width``, but for the path ``where``, and no longer than ``rows``.
 
     What is not as predicted comes first, then each cell, then the conclusion, which is what a person reads last. The
-    cells are shown in as much detail as there is room for.
+    cells are shown in as much detail as fits.
 
     Args:
         where: where every verdict stands.

@@ -131,7 +131,9 @@ def _advice(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         yield from _wrapped("", f"No cell of {sweep} is ok for all issues{under}{narrow}.", width)
     if diagnosis.fewest:
         names = ", ".join(diagnosis.fewest.issues)
-        yield from _wrapped("", f"Measured pins with the fewest known issues ({names}): {_versions(diagnosis.fewest)}", width)
+        yield from _wrapped(
+            "", f"Measured pins with the fewest known issues ({names}): {_versions(diagnosis.fewest)}", width
+        )
 
 
 def _versions(pins: Pins) -> str:

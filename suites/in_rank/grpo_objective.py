@@ -37,15 +37,15 @@ class Row:
 
 
 def group_of(prompt: tuple[int, ...], vocab_size: int) -> list[Row]:
-    """The completions of a prompt: they depend on the prompt and the place in the group, and on nothing else."""
+    """The completions of a prompt: they depend on the prompt and the index in the group, and on nothing else."""
     return [Row(prompt, _completion(prompt, member, vocab_size)) for member in range(GROUP)]
 
 
 def _completion(prompt: tuple[int, ...], member: int, vocab_size: int) -> tuple[int, ...]:
     """One to five words and, where there is room, the end-of-sequence token."""
     words = 1 + (sum(prompt) + 2 * member) % grpo.COMPLETION_LENGTH
-    first = sum((place + 1) * token for place, token in enumerate(prompt)) + member * 17
-    tokens = [_FIRST_WORD + (first + place * 5) % (vocab_size - _FIRST_WORD) for place in range(words)]
+    first = sum((index + 1) * token for index, token in enumerate(prompt)) + member * 17
+    tokens = [_FIRST_WORD + (first + index * 5) % (vocab_size - _FIRST_WORD) for index in range(words)]
     return tuple([*tokens, _EOS][: grpo.COMPLETION_LENGTH])
 
 
@@ -151,8 +151,8 @@ def logps(policy: Any, rows: Sequence[Row]) -> dict[Row, torch.Tensor]:
     every = policy(input_ids=ids).logits[:, :-1].float().log_softmax(-1)
     chosen = every.gather(-1, ids[:, 1:, None])[..., 0]
     return {
-        row: chosen[place, len(row.prompt) - 1 : len(row.prompt) - 1 + len(row.completion)]
-        for place, row in enumerate(rows)
+        row: chosen[index, len(row.prompt) - 1 : len(row.prompt) - 1 + len(row.completion)]
+        for index, row in enumerate(rows)
     }
 
 
@@ -175,9 +175,9 @@ def learn_by_heart(vocab_size: int) -> Iterator[list[Row]]:
         generated = generate(self, inputs, **grpo.with_generation_settings(kwargs, max_new_tokens=1))
         width = prompts.shape[1]
         rows = []
-        for place, prompt in enumerate(generated[:, :width].tolist()):
+        for index, prompt in enumerate(generated[:, :width].tolist()):
             known = tuple(token for token in prompt if token != _PAD)
-            rows.append(group_of(known, vocab_size)[place % GROUP])
+            rows.append(group_of(known, vocab_size)[index % GROUP])
         sampled.extend(rows)
         padded = [[*row.completion, *[_PAD] * (grpo.COMPLETION_LENGTH - len(row.completion))] for row in rows]
         tokens = torch.tensor(padded, device=generated.device, dtype=generated.dtype)

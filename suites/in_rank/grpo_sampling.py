@@ -142,10 +142,10 @@ def _compare(model: Any, ids: torch.Tensor, probabilities: list[torch.Tensor]) -
     errors = []
     allowed = ids.shape[1] * 10**6
     start = ids.shape[1] - len(probabilities)
-    for place, given in enumerate(probabilities):
-        right = logits[:, start + place - 1].softmax(-1)
+    for position, sampled in enumerate(probabilities):
+        right = logits[:, start + position - 1].softmax(-1)
         for row in range(ids.shape[0]):
-            if _EOS not in ids[row, start : start + place].tolist():
-                errors.append((given[row] - right[row]).abs().max().item())
-                allowed = min(allowed, int((given[row] > 0).sum()))
+            if _EOS not in ids[row, start : start + position].tolist():
+                errors.append((sampled[row] - right[row]).abs().max().item())
+                allowed = min(allowed, int((sampled[row] > 0).sum()))
     return errors, allowed

@@ -194,9 +194,9 @@ def _loss_type(settings: Mapping[str, Any]) -> str:
 def _rows(inputs: Mapping[str, Any]) -> list[Row]:
     """The rows of a micro-batch, without padding; masks of truncated completions may be empty, so ids decide."""
     rows = []
-    for place, prompt in enumerate(inputs["prompt_ids"].tolist()):
+    for index, prompt in enumerate(inputs["prompt_ids"].tolist()):
         words = tuple(token for token in prompt if token)
-        completion = tuple(token for token in inputs["completion_ids"][place].tolist() if token)
+        completion = tuple(token for token in inputs["completion_ids"][index].tolist() if token)
         rows.append(Row(words, completion))
     return rows
 

@@ -121,8 +121,8 @@ def test_json_has_the_schema_of_the_design(report: Report) -> None:
 def test_a_known_issue_is_introduced_from_the_catalogue(report: Report) -> None:
     issue = known_issues.load()["grpo-logits-to-keep"]
     known = dataclasses.replace(FINE, issue=issue.id)
-    told = Report((dataclasses.replace(report.cells[0], verdicts=(known,)),))
-    page = pages.markdown(told)
+    shown = Report((dataclasses.replace(report.cells[0], verdicts=(known,)),))
+    page = pages.markdown(shown)
     assert issue.title in page
     assert all(link in page for link in issue.upstream)
     assert f"Needs no cure from {remedies.cured_in(issue)}." in page
@@ -340,17 +340,17 @@ def test_a_table_that_is_wider_than_the_terminal_is_cut_between_subjects_first(r
 
 def test_boundaries_that_no_cell_has_measured_are_listed(report: Report) -> None:
     line = "grpo-a, upstream, fsdp1: broken becomes ok at trl >=0.18 | with accelerate <1.6"
-    told = dataclasses.replace(report, unmeasured=(line,))
-    assert told.to_dict()["unmeasured"] == [line]
+    shown = dataclasses.replace(report, unmeasured=(line,))
+    assert shown.to_dict()["unmeasured"] == [line]
     assert "unmeasured" not in report.to_dict()
-    markdown = pages.markdown(told).splitlines()
+    markdown = pages.markdown(shown).splitlines()
     assert markdown[markdown.index("## Boundaries that no cell has measured") + 4] == (
         "- grpo-a, upstream, fsdp1: broken becomes ok at trl >=0.18 \\| with accelerate &lt;1.6"
     )
-    html = explorer.html(told)
+    html = explorer.html(shown)
     assert "<li>grpo-a, upstream, fsdp1: broken becomes ok at trl &gt;=0.18 | with accelerate &lt;1.6</li>" in html
     file = io.StringIO()
-    terminal.show_tables(told, file=file)
+    terminal.show_tables(shown, file=file)
     assert "1 boundary of the catalogue was measured by no cell" in file.getvalue()
     for page in (pages.markdown(report), explorer.html(report)):
         assert "Boundaries that no cell has measured" not in page
@@ -387,8 +387,8 @@ def test_verdicts_that_change_with_torch_alone_are_told_with_their_issue(
         "1 could not be tested, by the software accelerator"
     )
     found = compare(report.cells, report.columns)
-    told = "upstream, zero3 (trl 0.15.2, transformers 4.48.3): broken with torch 2.4.1 to 2.6.0, ok with torch 2.13.0"
-    assert [change.describe() for change in found.of("grpo-b")] == [told]
+    shown = "upstream, zero3 (trl 0.15.2, transformers 4.48.3): broken with torch 2.4.1 to 2.6.0, ok with torch 2.13.0"
+    assert [change.describe() for change in found.of("grpo-b")] == [shown]
     assert found.of("grpo-a") == []
     summary = "torch alone changes 1 of 2 verdicts that were measured with more than one torch"
     assert found.summary == summary
@@ -406,14 +406,14 @@ def test_verdicts_that_change_with_torch_alone_are_told_with_their_issue(
         ],
     }
     markdown = (folder / "compat.md").read_text()
-    assert f"With another torch alone:\n\n- {told}\n\n| cell |" in markdown
+    assert f"With another torch alone:\n\n- {shown}\n\n| cell |" in markdown
     assert f"\n- {summary}\n" in markdown
     html = (folder / "compat.html").read_text()
-    assert f"<li>grpo-b, {told}</li>" in html
+    assert f"<li>grpo-b, {shown}</li>" in html
     assert f"<summary>{summary.capitalize()}.</summary>" in html
     main([str(folder), "--sweep", "now", "--tables"])
     printed = capsys.readouterr().out
-    assert f"grpo-b, {told}\n{summary}\n" in printed
+    assert f"grpo-b, {shown}\n{summary}\n" in printed
 
 
 def test_where_nothing_was_compared_nothing_is_said_of_torch(results: Callable[..., Path]) -> None:

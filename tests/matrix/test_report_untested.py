@@ -92,8 +92,8 @@ def test_pages_without_them_say_nothing_of_it() -> None:
 def test_in_junit_they_are_skipped_with_the_reason(report: Report) -> None:
     (suite,) = ElementTree.fromstring(junit.junit(report).encode())
     assert [suite.get(name) for name in ("tests", "failures", "skipped")] == ["5", "0", "4"]
-    told = {case.get("name"): skipped for case in suite.iter("testcase") for skipped in case.iter("skipped")}
-    assert {(each.get("type"), each.get("message")) for each in told.values()} == {
+    skips = {case.get("name"): skipped for case in suite.iter("testcase") for skipped in case.iter("skipped")}
+    assert {(each.get("type"), each.get("message")) for each in skips.values()} == {
         ("untestable", REASON),
         ("untestable", OTHER),
     }

@@ -195,13 +195,13 @@ def test_a_suite_that_went_on_after_it_is_not_believed(
     judge: Judge, results: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict, recorded: Verdict
 ) -> None:
     monkeypatch.setattr(stack, "installed", dict)  # nothing is predicted
-    told = {"runs": [{"failure": f"RuntimeError: boom [{ARTEFACT.describe()}]"}], "reason": "a suite's own"}
+    kept = {"runs": [{"failure": f"RuntimeError: boom [{ARTEFACT.describe()}]"}], "reason": "a suite's own"}
     ends = pytest.raises(pytest.skip.Exception) if recorded is Verdict.UNTESTABLE else nothing_skipped()
     with ends:
-        judge(lambda: Finding(verdict, told), subject="upstream", strategy="fsdp1")
+        judge(lambda: Finding(verdict, kept), subject="upstream", strategy="fsdp1")
     (record,) = read_records(results)
     assert record.verdict is recorded
-    assert record.evidence["runs"] == told["runs"]
+    assert record.evidence["runs"] == kept["runs"]
     assert (record.reason == ARTEFACT.describe()) is (recorded is Verdict.UNTESTABLE)
 
 

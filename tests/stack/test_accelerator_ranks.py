@@ -88,7 +88,7 @@ def zero3_engine(model: Any, optimizer: Any) -> Any:
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "zero_allow_untested_optimizer": True,
-        "gradient_clipping": 0.0,  # DeepSpeed 0.19 clips to a norm of 1 unless it is told not to
+        "gradient_clipping": 0.0,  # DeepSpeed 0.19 clips to a norm of 1 by default
         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
     }
     return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]

@@ -1,4 +1,4 @@
-"""What a program may choose of how an NPU works: kept, told again, and without effect, as nothing here is compiled.
+"""What a program may choose of how an NPU works: kept, returned, and without effect, as nothing here is compiled.
 
 Names and meanings are those of Ascend's documentation of ``torch_npu.npu``. LlamaFactory calls ``set_compile_mode`` as
 soon as it is imported.
