@@ -24,7 +24,9 @@ __all__ = [
     "Part",
     "conclusion",
     "corrected",
+    "expected",
     "least_to_most",
+    "measured",
     "printable",
     "screen",
     "sentence",
@@ -53,6 +55,10 @@ PROBLEMS = (Verdict.SILENT, Verdict.BROKEN, Verdict.WASTEFUL, Verdict.ERROR, Ver
 
 _WRONG = 10
 """Verdicts that are not as predicted, each of one line or two, that are named."""
+_LINES = 2
+"""For one of them."""
+_AFFECTING = (Verdict.SILENT, Verdict.BROKEN, Verdict.HANG, Verdict.WASTEFUL)
+"""What an issue itself does to training."""
 _REASONS = 3
 """Reasons that are given of cells that were not finished, and of verdicts that could not be tested."""
 _SHORTEST_TABLE = 2
@@ -104,8 +110,19 @@ def printable(text: str) -> str:
 
 def sentence(record: Record) -> str:
     """``grpo-a, upstream, fsdp1: silent, predicted ok``."""
-    predicted = f"predicted {record.expected}" if record.expected else "nothing was predicted"
-    return f"{record.issue}, {record.subject}, {record.strategy}: {record.verdict}, {predicted}"
+    predicted = f"predicted {expected(record)}" if record.expected else "nothing was predicted"
+    return f"{record.issue}, {record.subject}, {record.strategy}: {measured(record)}, {predicted}"
+
+
+def measured(record: Record) -> str:
+    """The verdict, with the issue that blocked."""
+    return f"blocked by {record.blocked_by}" if record.blocked_by else str(record.verdict)
+
+
+def expected(record: Record) -> str:
+    """What was predicted: a verdict, with the issue that was expected to block where another one did; may be empty."""
+    blocker = record.evidence.get("blocked_by_expected") if record.expected is Verdict.BLOCKED else None
+    return f"blocked by {blocker}" if blocker else str(record.expected or "")
 
 
 def screen(cells: Sequence[CellSummary], *, where: str, more: str = "", width: int = 80, rows: int = 40) -> list[Line]:
@@ -137,14 +154,24 @@ def conclusion(cells: Sequence[CellSummary]) -> list[Line]:
     lines: list[Line] = []
     records = [record for cell in cells for record in cell.records if record.subject == "upstream"]
     found = {verdict: {r.issue for r in records if r.verdict is verdict} for verdict in PROBLEMS}
+    affecting = set().union(*(found[verdict] for verdict in _AFFECTING))
+    if affecting:
+        affect = "known issue affects" if len(affecting) == 1 else "known issues affect"
+        broken = "Upstream is broken: " if affecting - found[Verdict.WASTEFUL] else ""
+        lines.append((Part(f"{broken}{len(affecting)} {affect} TRL's own trainers", ALARM),))
+        lines.append(_counts((verdict, len(found[verdict])) for verdict in PROBLEMS if verdict in _AFFECTING))
+    if unexplained := len(found[Verdict.ERROR]):
+        suites = "1 suite failed" if unexplained == 1 else f"{unexplained} suites failed"
+        lines.append((Part(f"{suites} with TRL's own trainers, which no known issue explains", ALARM),))
+    if blocked := len(found[Verdict.BLOCKED] - affecting):
+        could = "1 known issue" if blocked == 1 else f"{blocked} known issues"
+        lines.append((Part(f"{could} could not be judged: blocked by others", STYLES[Verdict.BLOCKED]),))
     if any(found.values()):
-        distinct = len(set().union(*found.values()))
-        affect = "known issue affects" if distinct == 1 else "known issues affect"
-        lines.append((Part(f"Upstream is broken: {distinct} {affect} TRL's own trainers", ALARM),))
-        lines.append(_counts((verdict, len(issues)) for verdict, issues in found.items()))
         lines.append((Part("A test passes where its verdict is the predicted one, also where that is broken."),))
     elif any(record.verdict is Verdict.OK for record in records):
-        lines.append((Part("TRL's own trainers: no problem was found", _GOOD),))
+        left = sum(record.untested for record in records) or sum(bool(cell.unfinished) for cell in cells)
+        some = "no problem was found in what was tested" if left else "no problem was found"
+        lines.append((Part(f"TRL's own trainers: {some}", "" if left else _GOOD),))
     text, bad = corrected(cells)
     if text:
         lines.append((Part(f"Corrected trainers: {text}", ALARM if bad else _GOOD),))
@@ -170,7 +197,9 @@ def _wrong(cells: Sequence[CellSummary], where: str, width: int) -> Iterator[Lin
     shown = every if len(every) <= _WRONG else every[: _WRONG - 1]
     for cell, record in shown:
         text = f"{cell.name}: {sentence(record)}" if len(cells) > 1 else sentence(record)
-        for line in textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False):
+        for line in textwrap.wrap(
+            text, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False, max_lines=_LINES
+        ):
             yield (Part(line, ALARM),)
     if left := len(every) - len(shown):
         yield Part(f"  and {left} more", ALARM), Part(f", all in {where}" if where else "")

@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-__all__ = ["JSON", "Total", "format_totals", "reporting_commands", "run_command", "totals"]
+__all__ = ["JSON", "Total", "format_totals", "is_installed", "reporting_commands", "run_command", "totals"]
 
 JSON = Path("build", "coverage", "coverage.json")
 """The report by file, relative to the checkout; pyproject.toml sets the same path."""
+
+
+def is_installed(environment: Path) -> bool:
+    """Whether a virtual environment has coverage."""
+    return any(environment.glob("lib/python*/site-packages/coverage/"))
 
 
 def run_command(pytest_arguments: list[str]) -> list[str]:

@@ -233,7 +233,8 @@ class Project:
 
         Args:
             runs: environments, and the arguments of pytest in each.
-            coverage: requirements, which are added to these environments.
+            coverage: requirements, which are added to these environments, and taken out of cells afterwards: the
+                sweep uses the same environments, which hold what their locks name.
             pytest_arguments: for every run.
 
         Raises:
@@ -243,13 +244,17 @@ class Project:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         failed = []
-        for environment, arguments in runs:
-            uv_cached_first(["pip", "install", "--quiet", "--python", str(environment.python), *coverage])
-            try:
-                self.run_in(environment, own_coverage.run_command([*arguments, *pytest_arguments]))
-            except MatrixError as error:
-                failed.append(str(error))
-        self.run_all_in(environment, own_coverage.reporting_commands())
+        with contextlib.ExitStack() as afterwards:
+            for environment, arguments in runs:
+                python = ["--quiet", "--python", str(environment.python)]
+                if not own_coverage.is_installed(environment.root):
+                    afterwards.callback(uv_cached_first, ["pip", "uninstall", *python, "coverage"])
+                uv_cached_first(["pip", "install", *python, *coverage])
+                try:
+                    self.run_in(environment, own_coverage.run_command([*arguments, *pytest_arguments]))
+                except MatrixError as error:
+                    failed.append(str(error))
+            self.run_all_in(environment, own_coverage.reporting_commands())
         self.say(own_coverage.format_totals(self.layout.root))
         if failed:
             raise MatrixError("; ".join(failed))

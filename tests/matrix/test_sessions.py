@@ -186,7 +186,9 @@ def test_locks_of_dated_cells_and_cuda_libraries_are_renewed_with_the_others(
     assert resolved == torches
 
 
-def test_coverage_is_reported_also_when_tests_fail(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coverage_is_reported_also_when_tests_fail_and_leaves_environments_as_they_were(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = stage.project.layout.root
     ran: list[tuple[str, str]] = []
 
@@ -202,20 +204,24 @@ def test_coverage_is_reported_also_when_tests_fail(stage: Stage, monkeypatch: py
         for command in commands:
             run(environment, command)
 
-    monkeypatch.setattr(sessions, "uv_cached_first", lambda arguments: ran.append((arguments[-2], arguments[-1])))
+    monkeypatch.setattr(
+        sessions, "uv_cached_first", lambda arguments: ran.append((arguments[-2], f"{arguments[1]} coverage"))
+    )
     monkeypatch.setattr(stage.project, "run_in", run)
     monkeypatch.setattr(stage.project, "run_all_in", run_all)
     (root / own_coverage.JSON).parent.mkdir(parents=True)
     (root / own_coverage.JSON).write_text("of an earlier run")
     one, two = Environment(root / "one"), Environment(root / "two")
+    (two.root / "lib" / "python3.11" / "site-packages" / "coverage").mkdir(parents=True)
     with pytest.raises(MatrixError, match="^tests/one failed$"):
         stage.project.measure_coverage([(one, ["tests/one"]), (two, ["tests/two"])], ["coverage"], ["-x"])
     assert ran == [
-        (str(one.python), "coverage"),
+        (str(one.python), "install coverage"),
         ("one", "-m coverage run"),
-        (str(two.python), "coverage"),
+        (str(two.python), "install coverage"),
         ("two", "-m coverage run"),
         *(("two", f"-m coverage {command}") for command in ("combine", "html", "json")),
+        (str(one.python), "uninstall coverage"),
     ]
     assert stage.said[-1].splitlines()[1:] == [
         "suites/a        1           4  25.0 %",

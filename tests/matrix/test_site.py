@@ -143,6 +143,17 @@ def test_a_cell_that_another_issue_keeps_from_showing_it_counts_for_neither_the_
     assert not any("nox -s cell" in line for line in nobody[f"issues/{ISSUE}.md"])
 
 
+def test_failures_of_before_they_were_attributed_are_counted_apart_and_blockers_are_linked() -> None:
+    stack = {**STACK, "trl": "0.15.2", "transformers": "4.52.4"}
+    old = MeasuredCell("old", stack, {UPSTREAM: Verdict.ERROR}, "2025-05-30", attributed=False)
+    for found, number in ((made(WASTEFUL, old), 1), (made(WASTEFUL, dataclasses.replace(old, attributed=True)), 0)):
+        said = [line for line in found["compatibility.md"] if "before failures were attributed" in line]
+        assert len(said) == number
+        assert all(line.startswith("1 of the verdicts error were measured before ") for line in said)
+    row = next(line for line in found[f"issues/{ISSUE}.md"] if line.startswith("| **blocked** | single |"))
+    assert "| blocked by [grpo-train-sampler](grpo-train-sampler.md): " in row
+
+
 def test_an_issue_that_nothing_cures_and_nobody_measured_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = dataclasses.replace(known_issues.load()[ISSUE], id="grpo-new", cure="", upstream=(), predictions=())
     monkeypatch.setattr(known_issues, "load", lambda: Catalog({plain.id: plain}))

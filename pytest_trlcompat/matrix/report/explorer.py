@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from pytest_trlcompat.catalog import known_issues, remedies
 from pytest_trlcompat.catalog.known_issues import SUBJECTS, TRAINERS, Catalog
-from pytest_trlcompat.catalog.summary import printable
+from pytest_trlcompat.catalog.summary import expected, printable
 from pytest_trlcompat.catalog.verdict import SEVERITY, Record, Verdict, is_wrong
 from pytest_trlcompat.matrix.report import texts
 from pytest_trlcompat.matrix.report.model import CellReport, Column, Report
@@ -125,7 +125,7 @@ def _about(known: Catalog, name: str) -> dict[str, Any]:
 
 def _cell(report: Report, cell: CellReport, columns: Sequence[Column]) -> dict[str, Any]:
     records = [cell.at(column) for column in columns]
-    wrong = {n: str(record.expected or "") for n, record in enumerate(records) if record and is_wrong(record)}
+    wrong = {n: expected(record) for n, record in enumerate(records) if record and is_wrong(record)}
     return {
         "id": cell.id,
         "name": report.name(cell),
@@ -154,7 +154,7 @@ def _facts(record: Record) -> dict[str, Any]:
     return {
         "text": texts.evidence(record),
         "seconds": round(record.seconds, 1),
-        "expected": str(record.expected or ""),
+        "expected": expected(record),
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from xml.etree import ElementTree
 
-from pytest_trlcompat.catalog.summary import printable
+from pytest_trlcompat.catalog.summary import expected, measured, printable
 from pytest_trlcompat.catalog.verdict import Record, Verdict, is_wrong
 from pytest_trlcompat.matrix.report.model import CellReport, Report
 
@@ -58,7 +58,7 @@ def _case(suite: ElementTree.Element, cell: CellReport, record: Record) -> None:
         time=f"{record.seconds:.3f}",
     )
     if is_wrong(record):
-        message = f"{record.verdict}, predicted {record.expected or 'nothing'}"
+        message = printable(f"{measured(record)}, predicted {expected(record) or 'nothing'}")
         ElementTree.SubElement(case, "failure", type=str(record.verdict), message=message)
     elif _skipped(record):
         message = printable(record.reason) if record.untested else "this release has no such trainer or strategy"

@@ -173,6 +173,19 @@ class Report:
         return [cell for cell in self.cells if cell.sidecar.state != "tested"]
 
     @property
+    def unattributed(self) -> str:
+        """What is to be said of failures measured before they were attributed to known issues; empty if of none."""
+        number = sum(
+            record.unattributed and record.expected is Verdict.BLOCKED for c in self.cells for record in c.verdicts
+        )
+        if not number:
+            return ""
+        return (
+            f"{number} of the verdicts error were measured before failures were attributed to known issues. The "
+            "catalogue predicts blocked for each of them; which issue stopped the suite was not measured."
+        )
+
+    @property
     def counts(self) -> Mapping[Verdict, int]:
         counter = Counter(record.verdict for cell in self.cells for record in cell.verdicts)
         counter[Verdict.UNTESTABLE] += sum(cell.sidecar.state == UNTESTABLE for cell in self.cells)
@@ -184,7 +197,8 @@ class Report:
         verdicts = sum(len(cell.verdicts) for cell in self.cells)
         torch = " to ".join(dict.fromkeys([*self.torches[:1], *self.torches[-1:]]))
         parts = [f"{_many(len(self.cells), 'cell')}, {_many(verdicts, 'verdict')}" + (torch and f", torch {torch}")]
-        parts.append(f"{len(self.wrong)} not as predicted" if self.wrong else "all as predicted")
+        if verdicts or not self.unfinished:
+            parts.append(f"{len(self.wrong)} not as predicted" if self.wrong else "all as predicted")
         untested = [record for _, alike in self.untested for _, record in alike]
         if untested:
             ours = sum(record.subject == "corrected" for record in untested)

@@ -83,6 +83,9 @@ def _overview(report: Report, evidence: Evidence, torch: TorchComparison) -> Ite
     yield "## Verdicts"
     yield ""
     yield from (f"- `{verdict}`: {meaning}" for verdict, meaning in MEANINGS.items())
+    if report.unattributed:
+        yield ""
+        yield report.unattributed
 
 
 def _problems(cell: CellReport, verdict: Verdict) -> bool:
@@ -164,7 +167,8 @@ def _affected(issue: KnownIssue, subject: str) -> list[str]:
     for strategy in issue.labels():
         for prediction, region in regions(issue, subject, strategy, {}).by_prediction():
             if prediction is not None and prediction.verdict.is_problem:
-                key = (prediction.verdict, region.describe() or "every version", prediction.why)
+                by = f"blocked by [{prediction.by}]({prediction.by}.md): " if prediction.by else ""
+                key = (prediction.verdict, region.describe() or "every version", f"{by}{in_row(prediction.why)}")
                 found.setdefault(key, []).append(strategy)
     if not found:
         return []
@@ -173,7 +177,7 @@ def _affected(issue: KnownIssue, subject: str) -> list[str]:
         "| verdict | strategies | versions | why |",
         "| --- | --- | --- | --- |",
         *(
-            f"| **{verdict}** | {_strategies(issue, strategies)} | {in_row(versions)} | {in_row(why)} |"
+            f"| **{verdict}** | {_strategies(issue, strategies)} | {in_row(versions)} | {why} |"
             for (verdict, versions, why), strategies in ordered
         ),
     ]

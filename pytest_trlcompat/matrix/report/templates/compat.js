@@ -16,7 +16,7 @@
   const heads = [...at("issues").cells].slice(1), groups = [...at("groups").cells].slice(1);
   const columnsOf = data.issues.map(() => []);
   data.columns.forEach(([issue], number) => columnsOf[issue].push(number));
-  const issueTexts = data.issues.map(i => [i.id, i.title, i.wrong, i.remedy, ...i.upstream].join(" ").toLowerCase());
+  const issueTexts = data.issues.map(i => [i.id, i.title, i.wrong, ...i.upstream].join(" ").toLowerCase());
   const cellTexts = data.cells.map(cell =>
     [cell.id, cell.name, ...Object.entries(cell.versions).map(pair => pair.join(" "))].join(" ").toLowerCase());
   let subject = 0, shown = null, focused = null, opener = null;
