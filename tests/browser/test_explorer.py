@@ -108,13 +108,16 @@ def test_a_click_opens_the_evidence_as_text(visit: Open) -> None:
     ]
     articles = panel.locator("article").all_inner_texts()
     assert len(articles) == 4
-    assert articles[0].startswith("W wasteful single predicted wasteful, 1.5 s")
-    said = panel.locator("pre").first.evaluate("one => one.textContent")
+    assert [article.split(",")[0] for article in articles[:2]] == [
+        "B broken single-neither predicted broken",  # the worst first
+        "W wasteful single predicted wasteful",
+    ]
+    said = panel.locator("pre").nth(1).evaluate("one => one.textContent")
     # A browser shows what is no text as a replacement character; nothing of it became markup.
     assert said.startswith("message: " + EVIL.split("\x00")[0])
     assert said.endswith("numbers: [1.5, 2]")
     assert panel.locator("img").count() == 0
-    assert panel.locator("pre").nth(1).inner_text() == "traceback: \n  Traceback\n    line 1\n  TypeError: no"
+    assert panel.locator("pre").first.inner_text() == "traceback: \n  Traceback\n    line 1\n  TypeError: no"
     assert panel.get_by_role("link", name="huggingface/trl/issues/2770").get_attribute("href") == (
         "https://github.com/huggingface/trl/issues/2770"
     )

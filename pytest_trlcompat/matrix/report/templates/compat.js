@@ -164,6 +164,7 @@
     [subject, 1 - subject].forEach(whose => {
       const found = numbers(cell, column, whose, "");
       if (!found.length) return;
+      found.sort((one, other) => rank.get(cell.verdicts[one]) - rank.get(cell.verdicts[other]));
       body.append(element("h3", whose ? "The corrected trainers" : "TRL's own trainers"));
       for (const number of found) {
         const wrong = wrongIn(cell, number)
