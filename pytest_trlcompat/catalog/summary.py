@@ -157,7 +157,8 @@ def conclusion(cells: Sequence[CellSummary]) -> list[Line]:
     affecting = set().union(*(found[verdict] for verdict in _AFFECTING))
     if affecting:
         affect = "known issue affects" if len(affecting) == 1 else "known issues affect"
-        broken = "Upstream is broken: " if affecting - found[Verdict.WASTEFUL] else ""
+        harmed = any(found[verdict] for verdict in _AFFECTING if verdict is not Verdict.WASTEFUL)
+        broken = "Upstream is broken: " if harmed else ""
         lines.append((Part(f"{broken}{len(affecting)} {affect} TRL's own trainers", ALARM),))
         lines.append(_counts((verdict, len(found[verdict])) for verdict in PROBLEMS if verdict in _AFFECTING))
     if unexplained := len(found[Verdict.ERROR]):

@@ -187,6 +187,14 @@ def test_the_conclusion_claims_no_more_than_was_measured(verdicts: list[str], un
     assert texts(conclusion([CellSummary("cell", "1.0.0", records, unfinished)]))[0] == first
 
 
+def test_upstream_is_broken_also_where_the_same_issue_wastes_elsewhere() -> None:
+    both = (record("a", "wasteful"), record("a", "broken", "ddp"))
+    assert texts(conclusion([CellSummary("cell", "1.0.0", both)]))[:2] == [
+        "Upstream is broken: 1 known issue affects TRL's own trainers",
+        "1 broken, 1 wasteful",
+    ]
+
+
 def test_an_issue_that_blocked_is_named_beside_the_one_that_was_expected_to() -> None:
     found = dataclasses.replace(
         record("a", "blocked"), expected=Verdict.BLOCKED, evidence={"blocked_by": "x", "blocked_by_expected": "y"}
