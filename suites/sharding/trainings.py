@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.launch.result import is_of_ended_peer
 from pytest_trlcompat.plugin.judging import Absent
 
 from ..in_rank import sharding
@@ -66,7 +67,18 @@ class Training:
 
     @property
     def failure(self) -> str | None:
-        return next((rank["failure"] for rank in self.ranks if rank["failure"]), None)
+        return next(iter(self._failures()), None)
+
+    @property
+    def failures_of_other_ranks(self) -> dict[str, list[str]]:
+        """What other ranks failed with beside :attr:`failure`, as evidence; empty where nothing else was raised."""
+        others = self._failures()[1:]
+        return {"failures_of_other_ranks": others} if others else {}
+
+    def _failures(self) -> list[str]:
+        """All that ranks failed with, each text once; that another rank had ended only where nothing else was said."""
+        found = dict.fromkeys(rank["failure"] for rank in self.ranks if rank["failure"])
+        return [text for text in found if not is_of_ended_peer(text)] or list(found)
 
     @property
     def losses(self) -> list[float]:
