@@ -28,9 +28,7 @@ _WITH = re.compile(r" \(in (?P<location>[^()\s]+:[^()\s]+(?: < [^()\s]+)*)\)(?= 
 
 def of_exception(error: BaseException) -> str:
     """Of an exception in hand; empty where it was not raised yet."""
-    return _of(
-        (frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__)
-    )
+    return _of((frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def of_traceback(text: str) -> str:

@@ -181,9 +181,7 @@ def error_text(error: BaseException, limit: int = 300) -> str:
     ``_location.apart`` the location.
     """
     artefact = met(error)
-    text = _location.with_location(
-        f"{type(error).__name__}: {text_of(error)[:limit]}", _location.of_exception(error)
-    )
+    text = _location.with_location(f"{type(error).__name__}: {text_of(error)[:limit]}", _location.of_exception(error))
     return text if artefact is None else f"{text} [{artefact.describe()}]"
 
 

@@ -73,7 +73,9 @@ def attribute(
     possible = [
         other for other in catalog.values() if other.symptoms and other.may_stop_under(issue, strategy, versions)
     ]
-    explained = [{other.id for other in possible if other.shows(one.classes, one.message, one.location)} for one in failures]
+    explained = [
+        {other.id for other in possible if other.shows(one.classes, one.message, one.location)} for one in failures
+    ]
     if not explained or not all(explained):
         return None
     seen = set().union(*explained)

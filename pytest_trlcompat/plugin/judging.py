@@ -174,7 +174,9 @@ def _of_other_ranks(error: LaunchError) -> dict[str, Any]:
     """Of the ranks that failed by themselves beside the root cause: what they raised, or how they ended."""
     others = () if error.result is None else error.result.failed_by_themselves[1:]
     return {
-        str(rank.rank): {"exception": _ENDED, "message": rank.describe()} if rank.failure is None else _raised(rank.failure)
+        str(rank.rank): {"exception": _ENDED, "message": rank.describe()}
+        if rank.failure is None
+        else _raised(rank.failure)
         for rank in others
     }
 
