@@ -9,7 +9,7 @@ import pytest
 from pytest_trlcompat import _location
 
 TRACEBACK = """Traceback (most recent call last):
-  File "/e/lib/python3.11/site-packages/other/x.py", line 1, in earlier
+  File "/e/lib/python3.11/site-packages/trl/trainer/utils.py", line 1, in earlier
 KeyError: 'handled'
 
 During handling of the above exception, another exception occurred:

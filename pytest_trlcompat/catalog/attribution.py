@@ -96,9 +96,11 @@ def attributed(
     Other verdicts stay as they are, and so does a record whose evidence has no failure. The corrected trainer is
     ``blocked`` only where that is predicted: what stops it is a mistake of this project, until somebody says otherwise.
     """
+    if record.verdict not in (Verdict.ERROR, Verdict.BLOCKED):
+        return record
     evidence = {name: value for name, value in record.evidence.items() if name not in _NAMED}
     failures = list(failures_in(evidence))
-    if record.verdict not in (Verdict.ERROR, Verdict.BLOCKED) or not failures:
+    if not failures:
         return record
     allowed = record.subject != "corrected" or (predicted is not None and predicted.verdict is Verdict.BLOCKED)
     found = attribute(failures, issue, record.strategy, versions, catalog, predicted) if allowed else None
