@@ -27,6 +27,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_trlcompat import _location
 from pytest_trlcompat.accelerator.artefact_words import AMBIGUOUS, PLAIN, What, Words
 from pytest_trlcompat.accelerator.branches import Branch, Kind, npu_branches
 from pytest_trlcompat.accelerator.tracebacks import Raised, exceptions, led_to, without_prefixes
@@ -174,12 +175,13 @@ def printed_in(stderr: str) -> Artefact | None:
 
 
 def error_text(error: BaseException, limit: int = 300) -> str:
-    """``Type: message``, the message cut, and the whole of :meth:`Artefact.describe` where it is one.
+    """``Type: message``, the message cut, its location, and the whole of :meth:`Artefact.describe` where it is one.
 
-    For those who go on after a failure and keep it as a text: :func:`in_text` finds it there.
+    For those who go on after a failure and keep it as a text: :func:`in_text` finds the artefact there, and
+    ``_location.apart`` the location.
     """
     artefact = met(error)
-    text = f"{type(error).__name__}: {text_of(error)[:limit]}"
+    text = _location.with_location(f"{type(error).__name__}: {text_of(error)[:limit]}", _location.of_exception(error))
     return text if artefact is None else f"{text} [{artefact.describe()}]"
 
 

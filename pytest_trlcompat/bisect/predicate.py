@@ -19,6 +19,7 @@ from pytest_trlcompat.accelerator import artefacts
 from pytest_trlcompat.bisect.candidates import ExecutionContext, Hung
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.observation import Fingerprint, Observation, fingerprint_of, normalise
+from pytest_trlcompat.catalog.attribution import failures_in
 from pytest_trlcompat.catalog.verdict import Record, Verdict, read_records
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.suite_run import code_digest, suite_command
@@ -33,6 +34,9 @@ _EVIDENCE_CHARACTERS = 4000
 
 _REASON_LINES = 12
 """Of the log's end, which a reason may have."""
+
+_FRAMES = 3
+"""Innermost functions of a failure that a suite kept as a text, as of a traceback."""
 
 _SKIP_STATUS = 125
 _NOT_RUN = (126, 127)
@@ -113,16 +117,20 @@ class IssuePredicate:
 
 
 def _of_verdict(record: Record) -> Fingerprint:
-    """The verdict itself, since the suite recognises the known symptom; of an error, its exception."""
-    if record.verdict is Verdict.BLOCKED:
-        return Fingerprint(record.verdict.value, record.blocked_by)
-    if record.verdict is not Verdict.ERROR:
+    """The verdict itself, since the suite recognises the known symptom; of another failure, its exception.
+
+    That is the same whether the catalogue explains it there, by the issue that blocks, or not.
+    """
+    if record.verdict not in (Verdict.ERROR, Verdict.BLOCKED):
         return Fingerprint(record.verdict.value)
     evidence = record.evidence
     found = fingerprint_of(str(evidence.get("traceback", evidence.get("launch", ""))), "error")
-    if "exception" not in evidence:
+    if "exception" in evidence:
+        return Fingerprint(str(evidence["exception"]), normalise(str(evidence.get("message", ""))), found.frames)
+    failed = next(failures_in(evidence), None) if found.kind == Verdict.ERROR.value else None
+    if failed is None:
         return found
-    return Fingerprint(str(evidence["exception"]), normalise(str(evidence.get("message", ""))), found.frames)
+    return Fingerprint(failed.classes[0], normalise(failed.message), failed.frames[:_FRAMES])
 
 
 @dataclass(frozen=True)

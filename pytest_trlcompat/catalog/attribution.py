@@ -16,10 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pytest_trlcompat import _location
 from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue, Prediction
-from pytest_trlcompat.catalog.verdict import Record
+from pytest_trlcompat.catalog.verdict import Record, Verdict
 
-__all__ = ["Attribution", "Failed", "attribute", "expecting", "failures_in"]
+__all__ = ["Attribution", "Failed", "attribute", "attributed", "expecting", "failures_in"]
 
 _TEXT = re.compile(r"(?P<type>[A-Za-z_]\w*): (?P<message>.*)", re.DOTALL)
 """An exception that a suite kept as a text, ``Type: message``."""
@@ -31,10 +32,17 @@ class Failed:
 
     Attributes:
         classes: the names of its class and bases, as far as they are known.
+        location: where it was raised, see :mod:`pytest_trlcompat._location`; empty where that was not kept.
     """
 
     classes: tuple[str, ...]
     message: str
+    location: str = ""
+
+    @property
+    def frames(self) -> tuple[str, ...]:
+        """``file:function``, innermost first."""
+        return _location.frames(self.location)
 
 
 @dataclass(frozen=True)
@@ -65,13 +73,45 @@ def attribute(
     possible = [
         other for other in catalog.values() if other.symptoms and other.may_stop_under(issue, strategy, versions)
     ]
-    explained = [{other.id for other in possible if other.shows(one.classes, one.message)} for one in failures]
+    explained = [
+        {other.id for other in possible if other.shows(one.classes, one.message, one.location)} for one in failures
+    ]
     if not explained or not all(explained):
         return None
     seen = set().union(*explained)
     candidates = tuple(other.id for other in possible if other.id in seen)
     named = predicted.by if predicted is not None and predicted.by in seen else candidates[0]
     return Attribution(named, candidates)
+
+
+def attributed(
+    record: Record,
+    issue: KnownIssue,
+    versions: Mapping[str, str],
+    catalog: Catalog,
+    predicted: Prediction | None = None,
+) -> Record:
+    """The record, ``blocked`` where other known issues explain every failure in its evidence, ``error`` where not.
+
+    Other verdicts stay as they are, and so does a record whose evidence has no failure. The corrected trainer is
+    ``blocked`` only where that is predicted: what stops it is a mistake of this project, until somebody says otherwise.
+    """
+    if record.verdict not in (Verdict.ERROR, Verdict.BLOCKED):
+        return record
+    evidence = {name: value for name, value in record.evidence.items() if name not in _NAMED}
+    failures = list(failures_in(evidence))
+    if not failures:
+        return record
+    allowed = record.subject != "corrected" or (predicted is not None and predicted.verdict is Verdict.BLOCKED)
+    found = attribute(failures, issue, record.strategy, versions, catalog, predicted) if allowed else None
+    if found is None:
+        return replace(record, verdict=Verdict.ERROR, evidence=evidence)
+    named = dict(zip(_NAMED, (found.by, list(found.candidates)), strict=True))
+    return replace(record, verdict=Verdict.BLOCKED, evidence={**named, **evidence})
+
+
+_NAMED = ("blocked_by", "symptoms_of")
+"""What the evidence of a ``blocked`` record has beside what was measured."""
 
 
 def expecting(record: Record, prediction: Prediction | None) -> Record:
@@ -88,18 +128,20 @@ def failures_in(evidence: object) -> Iterator[Failed]:
     """The exceptions that a suite's evidence holds.
 
     They are texts, ``Type: message``, or have their type and text apart, as
-    :class:`~pytest_trlcompat.launch.Failure` and the PPO suites keep them.
+    :class:`~pytest_trlcompat.launch.Failure` and the PPO suites keep them; of a launch those of other ranks as well.
     """
     if isinstance(evidence, str):
-        found = _TEXT.match(evidence)
+        text, location = _location.apart(evidence)
+        found = _TEXT.match(text)
         if found is not None:
-            yield Failed(_mro(found["type"]), found["message"])
+            yield Failed(_mro(found["type"]), found["message"], location)
     elif isinstance(evidence, Mapping):
-        apart = next(
-            (keys for keys in (("exception", "message"), ("type", "text")) if set(keys) <= set(evidence)), None
-        )
-        if apart is not None:
-            yield Failed(_mro(str(evidence[apart[0]])), str(evidence[apart[1]]))
+        keys = next((keys for keys in (("exception", "message"), ("type", "text")) if set(keys) <= set(evidence)), None)
+        if keys is not None:
+            name, message = (str(evidence[key]) for key in keys)
+            classes = tuple(evidence.get("classes", ())) or _mro(name)
+            yield Failed(classes, message, _location.of_traceback(str(evidence.get("traceback", ""))))
+            yield from failures_in(evidence.get("other_ranks"))
         else:
             yield from _in_each(evidence.values())
     elif isinstance(evidence, (list, tuple)):

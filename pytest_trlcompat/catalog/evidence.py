@@ -42,6 +42,9 @@ Key = tuple[str, str, str]
 _SCHEMA = 2
 _UNATTRIBUTED = 1
 """The schema in which no cell's failures are attributed; read, no longer written."""
+_BY = " by "
+_BLOCKED_BY = f"{Verdict.BLOCKED.value}{_BY}"
+"""Of such a verdict the text names the known issue as well: ``blocked by grpo-evaluate``."""
 _VERDICTS = {verdict.value: verdict for verdict in Verdict}
 """Ten times as fast as ``Verdict(text)``; a sweep has thousands."""
 
@@ -57,6 +60,7 @@ class MeasuredCell:
     Attributes:
         versions: the packages of the stack, as they were installed.
         date: the day as of which it was resolved.
+        blocked_by: of verdicts ``blocked`` the id of the known issue that stopped the suite, as far as it is known.
         attributed: whether failures that another known issue explains are ``blocked``, apart from those that
             nobody explains; see above.
     """
@@ -66,12 +70,19 @@ class MeasuredCell:
     verdicts: Mapping[Key, Verdict]
     date: str | None = None
     attributed: bool = True
+    blocked_by: Mapping[Key, str] = field(default_factory=dict)
 
-    def gave(self, key: Key, verdict: Verdict) -> bool:
-        """Whether it measured this verdict, or what it was called before failures were attributed."""
+    def gave(self, key: Key, verdict: Verdict, by: str = "") -> bool:
+        """Whether it measured this verdict, or what it was called before failures were attributed.
+
+        Args:
+            by: of ``blocked`` the known issue that must have stopped the suite; empty for any.
+        """
         found = self.verdicts.get(key)
         if verdict is Verdict.BLOCKED and found is Verdict.ERROR:
             return not self.attributed
+        if found is Verdict.BLOCKED and by and self.blocked_by.get(key, by) != by:
+            return False
         return found is verdict
 
 
@@ -126,22 +137,25 @@ class Evidence:
 def _to_dict(cell: MeasuredCell) -> dict[str, Any]:
     verdicts: dict[str, dict[str, dict[str, str]]] = {}
     for (issue, subject, strategy), verdict in cell.verdicts.items():
-        verdicts.setdefault(issue, {}).setdefault(subject, {})[strategy] = verdict.value
+        by = cell.blocked_by.get((issue, subject, strategy), "")
+        text = f"{verdict.value}{_BY}{by}" if by else verdict.value
+        verdicts.setdefault(issue, {}).setdefault(subject, {})[strategy] = text
     stack = {package: cell.versions[package] for package in PACKAGES if package in cell.versions}
     mark = {} if cell.attributed else {"attributed": False}
     return {"id": cell.id, "date": cell.date, "stack": stack, **mark, "verdicts": verdicts}
 
 
 def _from_dict(raw: Mapping[str, Any], attributed: bool) -> MeasuredCell:
-    verdicts = {
-        (issue, subject, strategy): _VERDICTS[verdict]
+    texts = {
+        (issue, subject, strategy): text
         for issue, subjects in raw["verdicts"].items()
         for subject, strategies in subjects.items()
-        for strategy, verdict in strategies.items()
+        for strategy, text in strategies.items()
     }
-    return MeasuredCell(
-        raw["id"], dict(raw["stack"]), verdicts, raw["date"], attributed and bool(raw.get("attributed", True))
-    )
+    blocked_by = {key: text.removeprefix(_BLOCKED_BY) for key, text in texts.items() if text.startswith(_BLOCKED_BY)}
+    verdicts = {key: Verdict.BLOCKED if key in blocked_by else _VERDICTS[text] for key, text in texts.items()}
+    known = attributed and bool(raw.get("attributed", True))
+    return MeasuredCell(raw["id"], dict(raw["stack"]), verdicts, raw["date"], known, blocked_by)
 
 
 def load(path: Path) -> Evidence:

@@ -60,13 +60,20 @@ class Symptom:
     """How the issue shows when it raises: the exception's class name and a pattern that its text matches.
 
     The name is compared with those of the exception's class and of all its bases.
+
+    Attributes:
+        where: for words that other mistakes have in common with it, a pattern that the location matches as well, see
+            :mod:`pytest_trlcompat._location`; not asked of a failure whose location was not kept.
     """
 
     type_name: str
     pattern: re.Pattern[str]
+    where: re.Pattern[str] | None = None
 
-    def matches(self, mro: tuple[str, ...], message: str) -> bool:
-        return self.type_name in mro and self.pattern.search(message) is not None
+    def matches(self, mro: tuple[str, ...], message: str, location: str = "") -> bool:
+        if self.type_name not in mro or self.pattern.search(message) is None:
+            return False
+        return self.where is None or not location or self.where.search(location) is not None
 
 
 @dataclass(frozen=True)
@@ -122,6 +129,9 @@ class KnownIssue:
             :meth:`labels`.
         needs: packages without which the issue cannot show, ``peft`` for one of adapters, beside what the strategy
             itself needs.
+        without_trainer: variants among ``strategies`` in which its suite shows it without a trainer, by the library's
+            own function: it then stops whatever trainer calls that under the same strategy, also where its suite's
+            trainer is stopped by another issue before.
         cure_with: modules that belong to the cure as well.
         workaround: what else helps, as it would follow "or", where that cannot be derived from the predictions; what
             can is made by ``remedies``.
@@ -140,6 +150,7 @@ class KnownIssue:
     strategies: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ()
+    without_trainer: tuple[str, ...] = ()
     cure_with: tuple[str, ...] = ()
     workaround: str = ""
 
@@ -180,33 +191,42 @@ class KnownIssue:
             return Prediction(Verdict.OK, subject, {}, (), "the corrected trainer is right everywhere")
         return None
 
-    def shows(self, mro: tuple[str, ...], message: str) -> bool:
-        """Whether an exception is this issue's symptom."""
-        return any(symptom.matches(mro, message) for symptom in self.symptoms)
+    def shows(self, mro: tuple[str, ...], message: str, location: str = "") -> bool:
+        """Whether an exception is this issue's symptom.
+
+        Args:
+            location: where it was raised, see :mod:`pytest_trlcompat._location`; empty where that is not known.
+        """
+        return any(symptom.matches(mro, message, location) for symptom in self.symptoms)
 
     def may_stop(self, other: KnownIssue) -> bool:
         """Whether its symptom can end the suite of ``other``: another issue, measured with the same trainer."""
         return self.id != other.id and (not self.trainer or self.trainer == _measured_with(other.id))
 
     def may_stop_under(self, other: KnownIssue, strategy: str, versions: Mapping[str, str]) -> bool:
-        """:meth:`may_stop`, and it is predicted to be a problem itself, not one that is hidden, with TRL's trainer.
+        """:meth:`may_stop`, and it is predicted to raise something itself with TRL's trainer.
 
         Args:
-            strategy: of the suite of ``other``, with which all variants of the same strategy count. Where a release
-                lacks the trainer that this issue's own suite runs, that says nothing of the trainer of ``other``.
+            strategy: of the suite of ``other``. What is predicted under the same one counts, or under the strategy
+                without its variant, or in one of :attr:`without_trainer`. Where a release lacks the trainer that this
+                issue's own suite runs, that says nothing of the trainer of ``other``.
         """
         if not self.may_stop(other):
             return False
         foreign = _measured_with(self.id) != _measured_with(other.id)
         here = [each for each in self.predictions if not (foreign and each.verdict is Verdict.ABSENT)]
-        for label in {strategy, *self.labels()} if not self.strategies else set(self.strategies):
+        labels = {strategy, kind(strategy)}
+        if self.strategies:
+            labels &= set(self.strategies)
+        for label in {*labels, *(each for each in self.without_trainer if kind(each) == kind(strategy))}:
             found = next((each for each in here if each.applies("upstream", label, versions)), None)
-            problem = found is not None and found.verdict.is_problem and found.verdict is not Verdict.BLOCKED
-            if problem and kind(label) == kind(strategy):
+            if found is not None and found.verdict in _RAISING:
                 return True
         return False
 
 
+_RAISING = (Verdict.BROKEN, Verdict.ERROR)
+"""Verdicts of a suite that met an exception of its own issue."""
 _WILDCARD = re.compile(r"[*?\[]")
 
 
@@ -323,7 +343,7 @@ def _absences(entry: Mapping[str, Any] | None) -> list[dict[str, Any]]:
 
 _ISSUE_KEYS = {
     *("id", "title", "wrong", "upstream", "suite", "cure", "symptom", "prediction"),
-    *("strategies", "needs", "blocks", "cure_with", "workaround"),
+    *("strategies", "needs", "blocks", "without_trainer", "cure_with", "workaround"),
 }
 
 
@@ -342,12 +362,15 @@ def _issue(entry: Mapping[str, Any], absent: Mapping[str, Any]) -> KnownIssue:
         strategies=_lines(entry, "strategies", default=()),
         needs=_lines(entry, "needs", default=()),
         blocks=_lines(entry, "blocks", default=()),
+        without_trainer=_lines(entry, "without_trainer", default=()),
         cure_with=_lines(entry, "cure_with", default=()),
         workaround=_line(entry, "workaround") if "workaround" in entry else "",
     )
     for strategy in issue.strategies:
         if kind(strategy) not in STRATEGIES or _WILDCARD.search(strategy):
             raise ValueError(f"unknown strategy {strategy!r}; known are {', '.join(STRATEGIES)}, each with -VARIANT")
+    if unlisted := sorted(set(issue.without_trainer) - set(issue.strategies)):
+        raise ValueError(f"without_trainer names {', '.join(unlisted)}, which strategies does not list")
     stack.check_ranges(dict.fromkeys(issue.needs, ""))
     for prediction in issue.predictions:
         _check_patterns(prediction.strategies, issue.strategies)
@@ -355,8 +378,9 @@ def _issue(entry: Mapping[str, Any], absent: Mapping[str, Any]) -> KnownIssue:
 
 
 def _symptom(raw: Mapping[str, Any]) -> Symptom:
-    _known_keys(raw, {"type", "text"})
-    return Symptom(_line(raw, "type"), re.compile(raw["text"]))
+    _known_keys(raw, {"type", "text", "where"})
+    where = re.compile(_line(raw, "where")) if "where" in raw else None
+    return Symptom(_line(raw, "type"), re.compile(raw["text"]), where)
 
 
 def _prediction(raw: Mapping[str, Any]) -> Prediction:

@@ -15,7 +15,15 @@ from pytest_trlcompat.launch.stacks import innermost_frame, last_stack
 if TYPE_CHECKING:
     from pytest_trlcompat.accelerator.artefacts import Artefact
 
-__all__ = ["Failure", "LaunchError", "LaunchResult", "LaunchWarning", "RankResult", "describe_exit"]
+__all__ = [
+    "Failure",
+    "LaunchError",
+    "LaunchResult",
+    "LaunchWarning",
+    "RankResult",
+    "describe_exit",
+    "is_of_ended_peer",
+]
 
 _OUTPUT_LINES = 25
 _PEER_GONE = re.compile(
@@ -82,7 +90,7 @@ class RankResult:
     def was_in_collective(self) -> bool:
         """Whether this rank failed, or was ended, while it waited for other ranks."""
         if self.failure is not None:
-            return _PEER_GONE.search(self.failure.message) is not None
+            return is_of_ended_peer(self.failure.message)
         return any(_COLLECTIVES in frame.file for frame in last_stack(self.stderr)[:1])
 
     @property
@@ -136,6 +144,22 @@ class LaunchResult:
         """The first failure by time; ranks that the launcher ended come after those that failed by themselves."""
         failed = [rank for rank in self.ranks if not rank.ok]
         return min(failed, key=lambda rank: (rank.ended_by_launcher is not None, rank.ended_at), default=None)
+
+    @property
+    def failed_by_themselves(self) -> tuple[RankResult, ...]:
+        """The root cause first, then the other ranks that failed for a reason of their own, in the order of rank.
+
+        Those are not among them that the launcher ended, or that only noticed in a collective that another had failed.
+        """
+        cause = self.root_cause
+        if cause is None:
+            return ()
+        others = (
+            rank
+            for rank in self.ranks
+            if rank is not cause and not rank.ok and rank.ended_by_launcher is None and not rank.was_in_collective
+        )
+        return (cause, *others)
 
     @property
     def artefact(self) -> Artefact | None:
@@ -216,6 +240,11 @@ def describe_exit(status: int) -> str:
     except ValueError:
         name = f"signal {-status}"
     return f"was killed by {name}" + (" (often: out of memory)" if name == "SIGKILL" else "")
+
+
+def is_of_ended_peer(message: str) -> bool:
+    """Whether an exception's text says no more than that another rank had ended."""
+    return _PEER_GONE.search(message) is not None
 
 
 def _same(one: Failure, other: Failure | None) -> bool:

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_trlcompat import stack
+from pytest_trlcompat import _location, stack
 from pytest_trlcompat.catalog import attribution, known_issues
-from pytest_trlcompat.catalog.attribution import Failed
 from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue, Prediction
 from pytest_trlcompat.catalog.verdict import Record, Verdict, append_record, read_records
-from pytest_trlcompat.launch import LaunchError, StrategyAbsent
+from pytest_trlcompat.launch import Failure, LaunchError, StrategyAbsent
 
 if TYPE_CHECKING:
     from pytest_trlcompat.accelerator.artefacts import Artefact
@@ -102,7 +101,6 @@ class Judge:
         self, measure: Callable[[], Finding], subject: str, strategy: str, prediction: Prediction | None
     ) -> Record:
         started = time.monotonic()
-        failures: list[Failed] | None = None
         try:
             finding = measure()
         except (Absent, StrategyAbsent) as reason:
@@ -111,16 +109,12 @@ class Judge:
             finding = Finding(Verdict.UNTESTABLE, {"reason": str(reason)})
         except LaunchError as error:
             finding = self._failed(error)
-            failures = [] if error.failure is None else [Failed(error.failure.mro, error.failure.message)]
         except Exception as error:  # the suite's own, which is no verdict, unless an artefact has led to it
             artefact = _met_by(error)
             if artefact is None:
                 raise
             finding = _untestable(artefact, {"suite": f"{type(error).__name__}: {str(error)[:_MESSAGE_LIMIT]}"})
         finding = _not_for_others(finding)
-        if finding.verdict is Verdict.ERROR:
-            seen = list(attribution.failures_in(finding.evidence)) if failures is None else failures
-            finding = self._attributed(finding, seen, subject, strategy, prediction)
         record = Record(
             issue=self.issue.id,
             subject=subject,
@@ -129,6 +123,8 @@ class Judge:
             evidence=finding.evidence,
             seconds=time.monotonic() - started,
         )
+        if finding.verdict is Verdict.ERROR:
+            record = attribution.attributed(record, self.issue, stack.installed(), self.catalog, prediction)
         record = attribution.expecting(record, prediction)
         if self.results is not None:
             append_record(self.results, record)
@@ -142,31 +138,12 @@ class Judge:
             if error.artefact is not None:
                 return _untestable(error.artefact, evidence)
             return Finding(Verdict.HANG if hung else Verdict.ERROR, evidence)
-        evidence = {
-            "exception": failure.type_name,
-            "message": failure.message[:_MESSAGE_LIMIT],
-            "traceback": failure.traceback[-_TRACEBACK_LIMIT:],
-        }
-        if self.issue.shows(failure.mro, failure.message):
+        evidence = _raised(failure)
+        if others := _of_other_ranks(error):
+            evidence["other_ranks"] = others
+        if self.issue.shows(failure.mro, failure.message, _location.of_traceback(failure.traceback)):
             return Finding(Verdict.BROKEN, evidence)
         return Finding(Verdict.ERROR, evidence) if error.artefact is None else _untestable(error.artefact, evidence)
-
-    def _attributed(
-        self,
-        finding: Finding,
-        failures: list[Failed],
-        subject: str,
-        strategy: str,
-        prediction: Prediction | None,
-    ) -> Finding:
-        """The finding; ``blocked`` where other known issues explain every failure."""
-        if subject == "corrected" and (prediction is None or prediction.verdict is not Verdict.BLOCKED):
-            return finding
-        found = attribution.attribute(failures, self.issue, strategy, stack.installed(), self.catalog, prediction)
-        if found is None:
-            return finding
-        named = {"blocked_by": found.by, "symptoms_of": list(found.candidates)}
-        return Finding(Verdict.BLOCKED, {**named, **finding.evidence})
 
     def _compare(self, record: Record, prediction: Prediction | None) -> None:
         if record.untested:
@@ -193,6 +170,28 @@ class Judge:
         )
 
 
+def _of_other_ranks(error: LaunchError) -> dict[str, Any]:
+    """Of the ranks that failed by themselves beside the root cause: what they raised, or how they ended."""
+    others = () if error.result is None else error.result.failed_by_themselves[1:]
+    return {
+        str(rank.rank): {"exception": _ENDED, "message": rank.describe()}
+        if rank.failure is None
+        else _raised(rank.failure)
+        for rank in others
+    }
+
+
+def _raised(failure: Failure) -> dict[str, Any]:
+    return {
+        "exception": failure.type_name,
+        "message": failure.message[:_MESSAGE_LIMIT],
+        "traceback": failure.traceback[-_TRACEBACK_LIMIT:],
+        "classes": list(failure.mro),
+    }
+
+
+_ENDED = "ended"
+"""In place of an exception's name, of a rank that ended without one; no symptom has it."""
 _FINAL = (Verdict.OK, Verdict.BROKEN, Verdict.ABSENT, Verdict.UNTESTABLE)
 """Verdicts that stand whatever else was met: the result is right, the known symptom was seen, or nothing was run."""
 

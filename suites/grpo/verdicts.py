@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pytest_trlcompat import _location
 from pytest_trlcompat.catalog.known_issues import load
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding
@@ -28,8 +29,12 @@ def failure_of(issue_id: str, failures: Mapping[str, str]) -> Verdict | None:
     if not failures:
         return None
     issue = load().get_issue(issue_id)
-    known = (text.partition(": ") for text in failures.values())
-    return Verdict.BROKEN if any(issue.shows((name,), message) for name, _, message in known) else Verdict.ERROR
+    for text in failures.values():
+        said, location = _location.apart(text)
+        name, _, message = said.partition(": ")
+        if issue.shows((name,), message, location):
+            return Verdict.BROKEN
+    return Verdict.ERROR
 
 
 def mean_over_ranks(ranks: Sequence[Sequence[float]]) -> list[float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pytest_trlcompat import stack
+from pytest_trlcompat import _location, stack
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Absent, Finding
 
@@ -76,7 +76,7 @@ class PPORun:
         failure = next((self.failures[stage] for stage in stages if stage in self.failures), None)
         if failure is None:
             return None
-        known = issue.shows((failure["type"],), failure["text"])
+        known = issue.shows((failure["type"],), failure["text"], _location.of_traceback(failure["traceback"]))
         return Finding(Verdict.BROKEN if known else Verdict.ERROR, failure)
 
     def evidence(self, stages: Iterable[str]) -> dict[str, Any]:

@@ -39,7 +39,10 @@ def judge_equivalence(trained: Trainings, subject: str, strategy: str) -> Findin
     if alone.failure is not None:  # a failure in one process says nothing about sharing
         return Finding(Verdict.ERROR, {"failure": alone.failure})
     if training.failure is not None or training.first["gathering"] is not None:
-        return Finding(Verdict.ERROR, {"failure": training.failure, "gathering": training.first["gathering"]})
+        return Finding(
+            Verdict.ERROR,
+            {"failure": training.failure, "gathering": training.first["gathering"], **training.failures_of_other_ranks},
+        )
     first, truth = training.first, alone.first
     evidence = {
         "losses": training.losses,

@@ -27,7 +27,7 @@ def test_training(strategy: str, subject: str, judge: Judge, trained: Trainings)
     def measure() -> Finding:
         training = trained(subject, strategy)
         failures = {"train": training.failure} if training.failure else {}
-        evidence = {"failures": failures, "engines": dict(training.engines)}
+        evidence = {"failures": failures, **training.failures_of_other_ranks, "engines": dict(training.engines)}
         if failed := failure_of(ISSUE, failures):
             return Finding(failed, evidence)
         return Finding(Verdict.OK if "deepspeed" in training.engines else Verdict.SILENT, evidence)

@@ -26,7 +26,7 @@ def test_logged_norms(subject: str, judge: Judge, trained: Trainings) -> None:
         alone, training = trained.single(subject, "fsdp2"), trained(subject, "fsdp2")
         failure = alone.failure or training.failure
         if failure is not None:
-            return Finding(Verdict.ERROR, {"failure": failure})
+            return Finding(Verdict.ERROR, {"failure": failure, **training.failures_of_other_ranks})
         norms, truth = training.first["grad_norm"], alone.first["grad_norm"]
         assert len(truth) == STEPS
         right = norms == pytest.approx(truth, rel=GRAD_NORM_TOLERANCE)

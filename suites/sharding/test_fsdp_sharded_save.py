@@ -30,7 +30,7 @@ def test_saved_policy(strategy: str, subject: str, judge: Judge, trained: Traini
         training = trained(subject, strategy)
         failure = training.failure or next((rank["saving"] for rank in training.ranks if rank["saving"]), None)
         if failure is not None:
-            return Finding(Verdict.ERROR, {"failure": failure})
+            return Finding(Verdict.ERROR, {"failure": failure, **training.failures_of_other_ranks})
         policy, saved = training.first["policy"], read_safetensors(training.folder)
         evidence = {
             "files": sorted(path.name for path in training.folder.glob("*")),

@@ -30,6 +30,7 @@ def test_generation(strategy: str, subject: str, judge: Judge, trained: Training
             return Finding(Verdict.ERROR, {"failure": alone.failure})
         evidence = {
             "failure": training.failure,
+            **training.failures_of_other_ranks,
             "tokens": training.first_tokens,
             "tokens_single": alone.first_tokens,
         }

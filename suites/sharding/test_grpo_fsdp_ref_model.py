@@ -67,6 +67,7 @@ def _evidence(strategy: str, training: Training, total: int) -> dict[str, Any]:
         "eval_mode": not any(rank["training"] for rank in ranks),
         "requires_grad": any(rank["requires_grad"] for rank in ranks),
         "failure": training.failure,
+        **training.failures_of_other_ranks,
         "engines": dict(training.engines),
     }
 

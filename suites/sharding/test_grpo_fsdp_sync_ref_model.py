@@ -38,7 +38,7 @@ def test_synchronisation(strategy: str, subject: str, judge: Judge, trained: Tra
         if not training.first["synchronises"]:
             raise Absent("GRPO of this release does not know sync_ref_model")
         if training.failure is not None:
-            return Finding(Verdict.ERROR, {"failure": training.failure})
+            return Finding(Verdict.ERROR, {"failure": training.failure, **training.failures_of_other_ranks})
         evidence = _evidence(training)
         assert evidence["policy_moved_by"] > SIGNIFICANT
         return Finding(Verdict.OK if evidence["off_by"] <= TOLERANCE else Verdict.SILENT, evidence)

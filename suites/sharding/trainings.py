@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat import _location
+from pytest_trlcompat.launch.result import is_of_ended_peer
 from pytest_trlcompat.plugin.judging import Absent
 
 from ..in_rank import sharding
@@ -66,7 +68,18 @@ class Training:
 
     @property
     def failure(self) -> str | None:
-        return next((rank["failure"] for rank in self.ranks if rank["failure"]), None)
+        return next(iter(self._failures()), None)
+
+    @property
+    def failures_of_other_ranks(self) -> dict[str, list[str]]:
+        """What other ranks failed with beside :attr:`failure`, as evidence; empty where nothing else was raised."""
+        others = self._failures()[1:]
+        return {"failures_of_other_ranks": others} if others else {}
+
+    def _failures(self) -> list[str]:
+        """All that ranks failed with, each text once; that another rank had ended only where nothing else was said."""
+        found = dict.fromkeys(rank["failure"] for rank in self.ranks if rank["failure"])
+        return [text for text in found if not is_of_ended_peer(text)] or list(found)
 
     @property
     def losses(self) -> list[float]:
@@ -139,8 +152,9 @@ def built_as_asked(strategy: str, engines: Mapping[str, Any], failure: str | Non
     engine = "deepspeed" if strategy.startswith("zero") else strategy
     if engines and engine not in engines:
         raise Absent(f"{strategy} was asked for, and this stack built {', '.join(engines)}")
-    if _CANNOT_PREPARE_FSDP2 in (failure or ""):
-        raise Absent(f"the Trainer of this release of Transformers cannot train under {strategy}: {failure}")
+    said, _ = _location.apart(failure or "")
+    if _CANNOT_PREPARE_FSDP2 in said:
+        raise Absent(f"the Trainer of this release of Transformers cannot train under {strategy}: {said}")
 
 
 def greatest_difference(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> float:

@@ -368,6 +368,14 @@ def test_in_a_process_with_the_device_a_failure_has_its_reason(
     assert capsys.readouterr().err == ""
 
 
+def test_a_failure_has_the_functions_that_it_was_raised_in() -> None:
+    with pytest.raises(ValueError) as caught:
+        int("x")
+    name = "test_a_failure_has_the_functions_that_it_was_raised_in"
+    said = "ValueError: invalid literal for int() with base 10: 'x'"
+    assert error_text(caught.value) == f"{said} (in test_artefacts.py:{name})"
+
+
 def test_an_exception_without_a_text_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mute(Exception):
         def __str__(self) -> str:

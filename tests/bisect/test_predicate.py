@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -244,3 +245,30 @@ def test_a_suite_without_verdicts_is_inconclusive(
     assert predicate.observe(context, tmp_path / "work").reason == (
         "the suite gave no verdict (pytest ended with exit status 0): done --trlcompat-subject upstream"
     )
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        {"exception": "TypeError", "message": "f() takes 1 of 2", "traceback": TRACEBACK},
+        {"failures": {"train": "TypeError: f() takes 1 of 2 (in trl/x.py:f < trl/y.py:g)"}},
+        {
+            "type": "TypeError",
+            "text": "f() takes 1 of 2",
+            "traceback": TRACEBACK.replace("ValueError: 3", "TypeError: 3"),
+        },
+    ],
+)
+def test_a_failure_is_the_same_whether_the_catalogue_explains_it_or_not(
+    suite: Callable[..., tuple[IssuePredicate, ExecutionContext]], tmp_path: Path, evidence: dict[str, Any]
+) -> None:
+    """Candidates on either side of a wrong bound of the issue that blocks."""
+    named = {"blocked_by": "grpo-evaluate", "symptoms_of": ["grpo-evaluate"], **evidence}
+    predicate, context = suite(record("a", Verdict.BLOCKED, **named), record("b", Verdict.ERROR, **evidence))
+    seen = predicate.observe(context, tmp_path / "work")
+    assert seen.failed["a"] == seen.failed["b"]
+    assert seen.failed["a"].kind == "TypeError"
+    assert seen.failed["a"].frames[0] == "trl/x.py:f"
+    assert seen.evidence["a"]["blocked_by"] == "grpo-evaluate"
+    other = judge(seen.only("b"), FailureSignature({"b": seen.failed["a"]}))
+    assert other.answer is Answer.BAD

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat.catalog import evidence, known_issues
-from pytest_trlcompat.catalog.attribution import Attribution, Failed, attribute, expecting, failures_in
+from pytest_trlcompat.catalog.attribution import Attribution, Failed, attribute, attributed, expecting, failures_in
 from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue
 from pytest_trlcompat.catalog.verdict import Record, Verdict
 
@@ -75,6 +75,86 @@ def test_a_symptom_counts_only_where_the_catalogue_predicts_its_issue() -> None:
     assert stopped("grpo-prompt-mask", "single", {"failure": TRIED}, OLD | {"trl": "1.15.0"}) is not None
 
 
+MODEL = "torch/nn/functional.py:embedding < transformers/models/qwen2/modeling_qwen2.py:forward"
+FROM_MODEL = f"{MODEL} < trl/trainer/grpo_trainer.py:"
+SAMPLING = f"{MODEL} < transformers/generation/utils.py:generate < trl/trainer/grpo_trainer.py:_prepare_inputs"
+EVALUATING = "transformers/trainer.py:<genexpr> < transformers/trainer.py:prediction_step"
+
+
+@pytest.mark.parametrize(
+    ("issue", "strategy", "text", "by", "location", "elsewhere"),
+    [
+        (
+            *("fsdp-sharded-save", "fsdp2", DEVICES, "grpo-fsdp-ref-model"),
+            *(f"{FROM_MODEL}_get_per_token_logps", "torch/optim/adamw.py:_fused_adamw < torch/optim/adamw.py:step"),
+        ),
+        (
+            *("fsdp-sharded-save", "fsdp1", "RuntimeError: 'weight' must be 2-D", "grpo-fsdp-generation"),
+            *(SAMPLING, f"{FROM_MODEL}compute_loss"),
+        ),
+        (
+            *("grpo-eval-metrics", "single", EVALUATION, "grpo-evaluate"),
+            *(EVALUATING, "transformers/trainer.py:training_step < transformers/trainer.py:train"),
+        ),
+    ],
+)
+def test_words_that_other_failures_share_count_only_where_the_issue_raises_them(
+    issue: str, strategy: str, text: str, by: str, location: str, elsewhere: str
+) -> None:
+    found = stopped(issue, strategy, {"failure": f"{text} (in {location})"})
+    assert found is not None
+    assert found.by == by
+    assert stopped(issue, strategy, {"failure": f"{text} (in {elsewhere})"}) is None
+    unlocated = stopped(issue, strategy, {"failure": text})
+    assert unlocated is not None, "evidence of before locations were kept"
+
+
+@pytest.mark.parametrize(
+    ("issue", "strategy", "versions"),
+    [
+        ("grpo-temperature", "single", {"trl": "0.17.0", "transformers": "4.50.3"}),  # broken in a variant alone
+        ("grpo-prompt-mask", "ddp", {"trl": "0.15.2", "transformers": "4.48.3"}),  # wasteful, which raises nothing
+    ],
+)
+def test_another_variant_or_a_verdict_that_raises_nothing_explains_nothing(
+    issue: str, strategy: str, versions: dict[str, str]
+) -> None:
+    seen = {"failure": "TypeError: forward() got an unexpected keyword argument 'logits_to_keep'"}
+    assert stopped(issue, strategy, seen, OLD | versions) is None
+    broken_there = stopped(issue, "single-neither", seen, OLD | versions)
+    assert broken_there is not None
+    assert broken_there.by == "grpo-logits-to-keep"
+
+
+def test_a_plain_strategy_stops_its_variants_and_not_the_reverse() -> None:
+    catalog = known_issues.load()
+    blocking, other = catalog["grpo-fsdp-generation"], catalog["strategy-equivalence"]
+    broken = replace(blocking.predictions[-1], verdict=Verdict.BROKEN, when={}, subject="upstream")
+    plain = replace(blocking, strategies=(), predictions=(replace(broken, strategies=("fsdp1",)),))
+    variant = replace(blocking, strategies=(), predictions=(replace(broken, strategies=("fsdp1-no_shard",)),))
+    assert [plain.may_stop_under(other, each, OLD) for each in ("fsdp1", "fsdp1-no_shard", "fsdp2")] == [
+        True,
+        True,
+        False,
+    ]
+    assert [variant.may_stop_under(other, each, OLD) for each in ("fsdp1", "fsdp1-no_shard")] == [False, True]
+
+
+def test_what_a_suite_shows_without_a_trainer_stops_every_trainer() -> None:
+    """Where GRPO is stopped before, DeepSpeed's hooks are shown by TRL's function alone, and stop PPO."""
+    versions = OLD | {"trl": "0.15.2"}
+    hooks = known_issues.load()["deepspeed-hook-registration"]
+    assert hooks.without_trainer == ("zero3-direct",)
+    predicted = hooks.predict("upstream", "zero3", versions)
+    assert predicted is not None
+    assert predicted.verdict is Verdict.BLOCKED
+    found = stopped("ppo-stale-trace", "zero3", {"failure": HOOKS}, versions)
+    assert found == Attribution(hooks.id, (hooks.id,))
+    ppo = known_issues.load()["ppo-stale-trace"]
+    assert not replace(hooks, without_trainer=()).may_stop_under(ppo, "zero3", versions)
+    assert not hooks.may_stop_under(ppo, "zero2", versions)
+
+
 def test_an_issue_of_another_trainer_stops_nothing() -> None:
     """``pop from an empty deque`` is the symptom of an issue of GRPO and of one of PPO."""
     seen = {"type": "IndexError", "text": "pop from an empty deque", "traceback": ""}
@@ -118,6 +198,7 @@ def test_what_is_hidden_itself_explains_nothing() -> None:
         ({"a": [{"failure": "CheckpointError: torch: y"}]}, ("CheckpointError",), "torch: y"),
         ({"exception": "KeyError", "message": "True", "traceback": "ValueError: x"}, ("KeyError",), "True"),
         ({"type": "ValueError", "text": "zip() argument 2", "traceback": "e: x"}, ("ValueError",), "zip() argument 2"),
+        ({"exception": "X", "message": "m", "classes": ["X", "Exception"]}, ("X", "Exception"), "m"),
     ],
 )
 def test_failures_are_found_in_what_suites_keep(seen: object, classes: tuple[str, ...], message: str) -> None:
@@ -125,6 +206,16 @@ def test_failures_are_found_in_what_suites_keep(seen: object, classes: tuple[str
     assert found.message == message
     assert found.classes[0] == classes[0]
     assert set(classes) <= set(found.classes)
+
+
+def test_failures_have_their_locations_and_those_of_other_ranks() -> None:
+    frame = '  File "/e/lib/python3.11/site-packages/trl/x.py", line 3, in f'
+    traceback = f"Traceback (most recent call last):\n{frame}\nKeyError: True\n"
+    others = {"1": {"exception": "ValueError", "message": "new"}}
+    seen = {"exception": "KeyError", "message": "True", "traceback": traceback, "other_ranks": others}
+    assert [(each.message, each.location) for each in failures_in(seen)] == [("True", "trl/x.py:f"), ("new", "")]
+    (text,) = failures_in({"failure": "KeyError: True (in trl/x.py:f < torch/y.py:g)"})
+    assert (text.message, text.frames) == ("True", ("trl/x.py:f", "torch/y.py:g"))
 
 
 def test_numbers_and_names_are_no_failures() -> None:
@@ -172,6 +263,26 @@ def explained(issue: KnownIssue) -> list[str]:
 def test_an_error_is_predicted_only_where_no_known_issue_explains_it() -> None:
     """There is none: whoever predicts one must say here why nobody can explain it."""
     assert [why for issue in known_issues.load().values() for why in explained(issue)] == []
+
+
+def test_a_record_is_attributed_again_by_another_catalogue() -> None:
+    catalog = known_issues.load()
+    issue = catalog["strategy-equivalence"]
+    record = Record(issue.id, "upstream", "zero3", Verdict.ERROR, None, {"failure": HOOKS, "gathering": None})
+    again = attributed(record, issue, OLD, catalog)
+    assert (again.verdict, again.blocked_by) == (Verdict.BLOCKED, "deepspeed-hook-registration")
+    without = Catalog({name: each for name, each in catalog.items() if name != "deepspeed-hook-registration"})
+    assert attributed(again, issue, OLD, without) == record
+    for unchanged in (
+        replace(record, subject="corrected"),
+        replace(record, verdict=Verdict.BROKEN),
+        replace(record, evidence={}),
+        replace(again, evidence={"blocked_by": "grpo-evaluate"}),
+    ):
+        assert attributed(unchanged, issue, OLD, catalog) == unchanged
+    predicted = replace(issue.predictions[-1], subject="corrected", verdict=Verdict.BLOCKED, by=again.blocked_by)
+    ours = attributed(replace(record, subject="corrected"), issue, OLD, catalog, predicted)
+    assert ours.verdict is Verdict.BLOCKED
 
 
 BLOCKED = """

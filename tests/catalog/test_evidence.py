@@ -104,7 +104,12 @@ def test_what_was_published_is_what_the_catalogue_predicts() -> None:
                 continue  # passes as well as ok does
             predicted = known_issues.load()[issue].predict(subject, strategy, cell.versions)
             key = (issue, subject, strategy)
-            assert predicted is None or cell.gave(key, predicted.verdict), (cell.id, *key, verdict, predicted.verdict)
+            assert predicted is None or cell.gave(key, predicted.verdict, predicted.by), (
+                cell.id,
+                *key,
+                verdict,
+                predicted.verdict,
+            )
 
 
 def test_an_error_of_before_failures_were_attributed_is_no_other_verdict_than_blocked() -> None:
@@ -145,3 +150,18 @@ def test_a_list_of_strategies_names_all_that_were_measured() -> None:
     for issue in known_issues.load().values():
         if issue.strategies:
             assert set(evidence.published().strategies(issue.id)) <= set(issue.strategies), issue.id
+
+
+def test_who_blocked_is_kept_and_another_one_is_seen() -> None:
+    key, other = ("a", "upstream", "zero3"), ("a", "upstream", "ddp")
+    verdicts = {key: Verdict.BLOCKED, other: Verdict.BLOCKED}
+    cell = MeasuredCell("c", {}, verdicts, blocked_by={key: "grpo-evaluate"})
+    text = Evidence("d", (cell,)).to_json()
+    assert '"zero3": "blocked by grpo-evaluate", "ddp": "blocked"' in text
+    (again,) = Evidence.from_json(text).cells
+    assert again == cell
+    assert again.gave(key, Verdict.BLOCKED)
+    assert again.gave(key, Verdict.BLOCKED, "grpo-evaluate")
+    assert not again.gave(key, Verdict.BLOCKED, "grpo-train-sampler")
+    assert not again.gave(key, Verdict.ERROR)
+    assert again.gave(other, Verdict.BLOCKED, "grpo-evaluate"), "who blocked is not known"

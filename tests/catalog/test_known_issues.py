@@ -138,6 +138,12 @@ def test_a_symptom_is_a_type_and_a_text(tmp_path: Path) -> None:
             "issue one: strategy pattern 'fsdp1\\*' matches none of this issue's: zero3, single",
         ),
         ('suite = "test_one.py"', 'suite = "s"\nneeds = ["pfet"]', "issue one: unknown package 'pfet'"),
+        (
+            'suite = "test_one.py"',
+            'suite = "s"\nstrategies = ["fsdp1"]\nwithout_trainer = ["fsdp1-direct"]',
+            "issue one: without_trainer names fsdp1-direct, which strategies does not list",
+        ),
+        ('text = "on the same device"', 'text = "on"\nwhere = "(on"', "issue one: missing \\)"),
         ('wrong = "s"', 'wrong = "s\\nt"', "issue one: wrong must be one line of text, not 's\\\\nt'"),
         ('workaround = "r"', 'workaround = " "', "issue one: workaround must be one line of text, not ' '"),
         ('title = "t"', "title = 1", "issue one: title must be one line of text, not 1"),
@@ -204,3 +210,18 @@ def test_an_issue_stands_there_once(tmp_path: Path) -> None:
 def test_an_unknown_issue_is_refused_with_the_known_ones() -> None:
     with pytest.raises(known_issues.CatalogError, match="unknown issue 'grpo'; known are .*grpo-fsdp-ref-model, "):
         known_issues.load().get_issue("grpo")
+
+
+def test_a_symptom_may_say_where_it_is_raised(tmp_path: Path) -> None:
+    where = ENTRY.replace('text = "on the same device"\n', TEXT_AND_WHERE)
+    assert where != ENTRY
+    issue = known_issues.load(write(tmp_path, where)).get_issue("one")
+    said = (("RuntimeError",), "all tensors to be on the same device")
+    assert issue.shows(*said, "torch/nn/functional.py:embedding < trl/trainer/x.py:f")
+    assert not issue.shows(*said, "torch/optim/adamw.py:step")
+    assert issue.shows(*said), "it is not asked of a failure whose location was not kept"
+
+
+TEXT_AND_WHERE = """text = "on the same device"
+where = '^torch/nn/functional\\.py:embedding'
+"""

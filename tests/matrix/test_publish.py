@@ -19,7 +19,7 @@ from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.report import pages
 from pytest_trlcompat.matrix.report.command import main
 from pytest_trlcompat.matrix.report.model import Report, gather
-from pytest_trlcompat.matrix.report.publish import publish
+from pytest_trlcompat.matrix.report.publish import publish, report_of
 from pytest_trlcompat.matrix.results import Sidecar
 from pytest_trlcompat.matrix.sessions import Project
 from pytest_trlcompat.matrix.sweep import Sweep
@@ -230,3 +230,20 @@ def test_an_error_counts_as_blocked_only_where_failures_were_not_attributed_yet(
     assert [found[cell].attributed for cell in (LATER.id, OLD.id)] == [False, True]
     assert found[LATER.id].verdicts == {STOPPED.key: Verdict.ERROR}
     assert found[LATER.id].gave(STOPPED.key, Verdict.BLOCKED)
+
+
+def test_published_evidence_says_who_blocked_and_a_wrong_one_is_not_published(checkout: Layout) -> None:
+    stack = {**LOCK, "trl": "0.14.0", "transformers": "4.52.4", "deepspeed": "0.16.9"}
+    cell = Sidecar(
+        "trl0.14.0-tf4.52.4", {"trl": "0.14.0", "transformers": "4.52.4"}, "tested", "s", stack, "2025-05-30"
+    )
+    blocked = Record("grpo-eval-metrics", "upstream", "single", Verdict.BLOCKED, Verdict.BLOCKED)
+    blocked = dataclasses.replace(blocked, evidence={"blocked_by": "grpo-evaluate"})
+    publish(sweep(checkout, (cell, (blocked,))), checkout)
+    text = checkout.evidence.read_text()
+    assert '"single": "blocked by grpo-evaluate"' in text
+    (record,) = report_of(evidence.load(checkout.evidence)).cells[0].verdicts
+    assert (record.blocked_by, record.as_predicted) == ("grpo-evaluate", True)
+    checkout.evidence.write_text(text.replace("blocked by grpo-evaluate", "blocked by grpo-train-sampler"))
+    (wrong,) = report_of(evidence.load(checkout.evidence)).cells[0].verdicts
+    assert (wrong.blocked_by, wrong.as_predicted) == ("grpo-train-sampler", False)

@@ -246,6 +246,21 @@ def test_a_prediction_corrected_after_the_sweep_counts(results: Callable[..., Pa
     assert [verdict["expected"] for verdict in written["cells"][0]["verdicts"]] == ["wasteful", "silent"]
 
 
+def test_failures_are_attributed_by_the_catalogue_as_it_is_now(results: Callable[..., Path]) -> None:
+    """An ``error`` that is now explained is ``blocked``; what its named issue no longer stops is an ``error`` again."""
+    pins = {"trl": "0.14.0", "transformers": "4.52.4", "accelerate": "1.7.0", "deepspeed": "0.16.9"}
+    cell = Sidecar("trl0.14.0-tf4.52.4", pins, "tested", "s")
+    text = "AttributeError: 'list' object has no attribute 'get'"
+    then_unknown = Record("grpo-eval-metrics", "upstream", "single", Verdict.ERROR, None, {"failures": {"train": text}})
+    hidden = {"blocked_by": "grpo-evaluate", "symptoms_of": ["grpo-evaluate"], "failures": {"train": "ValueError: new"}}
+    then_known = Record("grpo-eval-accumulation", "upstream", "single", Verdict.BLOCKED, Verdict.BLOCKED, hidden)
+    judged = gather(results((cell, (then_unknown, then_known)))).judged_by(known_issues.load())
+    first, second = judged.cells[0].verdicts
+    assert (first.verdict, first.blocked_by, first.as_predicted) == (Verdict.BLOCKED, "grpo-evaluate", True)
+    assert (second.verdict, second.expected, second.as_predicted) == (Verdict.ERROR, Verdict.BLOCKED, False)
+    assert second.evidence == {"failures": {"train": "ValueError: new"}}
+
+
 def test_an_empty_folder_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"{tmp_path}: no cell has left results there; run one with: nox -s matrix\n"

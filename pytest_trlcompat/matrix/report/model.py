@@ -18,7 +18,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from pytest_trlcompat.catalog.attribution import expecting
+from pytest_trlcompat.catalog.attribution import attributed, expecting
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Record, RecordError, Verdict, is_wrong, read_records
 from pytest_trlcompat.matrix.errors import MatrixError
@@ -216,6 +216,8 @@ class Report:
         """The same verdicts, held against the predictions of a catalogue, as far as it knows their issues.
 
         A prediction that was corrected after a sweep is judged by what the sweep measured; no cell needs to run again.
+        Which failures other known issues explain (``blocked``, or ``error``) follows from the catalogue as well, where
+        the evidence has them; published evidence has verdicts alone, which stay as they are.
         """
         return dataclasses.replace(self, cells=tuple(_judged(cell, known) for cell in self.cells))
 
@@ -270,7 +272,9 @@ def _judged(cell: CellReport, known: Catalog) -> CellReport:
     def judged(record: Record) -> Record:
         if record.issue not in known:
             return record
-        return expecting(record, known[record.issue].predict(record.subject, record.strategy, versions))
+        issue = known[record.issue]
+        prediction = issue.predict(record.subject, record.strategy, versions)
+        return expecting(attributed(record, issue, versions, known, prediction), prediction)
 
     return dataclasses.replace(cell, verdicts=tuple(map(judged, cell.verdicts)))
 

@@ -87,17 +87,19 @@ def _measured(cell: CellReport) -> MeasuredCell:
     versions = {package: installed[package] for package in PACKAGES if package in installed}
     verdicts = {record.key: record.verdict for record in cell.verdicts}
     attributed = not any(record.unattributed for record in cell.verdicts)
-    return MeasuredCell(cell.id, versions, verdicts, cell.sidecar.date, attributed)
+    blocked_by = {record.key: record.blocked_by for record in cell.verdicts if record.blocked_by}
+    return MeasuredCell(cell.id, versions, verdicts, cell.sidecar.date, attributed, blocked_by)
 
 
 def report_of(evidence: Evidence) -> Report:
-    """The cells of the evidence: versions of the stack and verdicts, no more is kept of them."""
+    """The cells of the evidence: versions of the stack, verdicts and what blocked, no more is kept of them."""
     cells = []
     for cell in evidence.cells:
         pins = {package: cell.versions[package] for package in _AS_PINNED if package in cell.versions}
         sidecar = Sidecar(cell.id, pins, TESTED, "", lock=dict(cell.versions), date=cell.date)
         known = {} if cell.attributed else {"attributed": False}
-        records = (Record(*key, verdict, None, known) for key, verdict in cell.verdicts.items())
+        by = {key: {"blocked_by": name} for key, name in cell.blocked_by.items()}
+        records = (Record(*key, verdict, None, by.get(key, known)) for key, verdict in cell.verdicts.items())
         cells.append(CellReport(sidecar, tuple(records)))
     return merge(Report(()), cells).judged_by(known_issues.load())
 
