@@ -5,6 +5,7 @@ Imports no package of the stack.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,14 +48,19 @@ class Confidence:
     Attributes:
         strategy: under which the cells were measured, if not under the requested one.
         torch: with which they were measured, if not with the stack's.
+        cause_predicted: whether they are known to have failed, but not why: the published sweep did not attribute their
+            failures to known issues, so that the cause of a ``blocked`` verdict is predicted alone.
     """
 
     level: Level
     cells: tuple[str, ...] = ()
     strategy: str = ""
     torch: str = ""
+    cause_predicted: bool = False
 
     def describe(self) -> str:
+        if self.cause_predicted:
+            return f"{self._failures()}; the cause is predicted"
         under = f" under {self.strategy}" if self.strategy else ""
         match self.level:
             case Level.MEASURED:
@@ -67,6 +73,17 @@ class Confidence:
                 return f"outside the measured range; the nearest cell with this verdict{under} is {self.cells[0]}"
             case _:
                 return "not measured in the published sweep; predicted by the catalogue"
+
+    def _failures(self) -> str:
+        under = f" under {self.strategy}" if self.strategy else ""
+        match self.level:
+            case Level.BEYOND:
+                return f"outside the measured range; the nearest cell that failed{under} is {self.cells[0]}"
+            case Level.BETWEEN:
+                return f"failed on {self.cells[0]} and {self.cells[1]}{under}, between which this stack is"
+            case _:
+                torch = f", with torch {self.torch}" if self.torch else ""
+                return f"failed on {self.cells[0]}{under}{torch}"
 
 
 def confidence_in(
@@ -90,8 +107,11 @@ def confidence_in(
             inside = [cell for cell in cells if region is None or region.holds(cell.versions)]
             under = "" if label == strategies[0] else label
             if inside:
-                return _of_cells(issue, spec, inside, under)
-            return Confidence(Level.BEYOND, (min(cells, key=distance(spec)).id,), under)
+                found = _of_cells(issue, spec, inside, under)
+            else:
+                found = Confidence(Level.BEYOND, (min(cells, key=distance(spec)).id,), under)
+            guessed = verdict is Verdict.BLOCKED and any(c.id in found.cells and not c.attributed for c in cells)
+            return dataclasses.replace(found, cause_predicted=True) if guessed else found
     return Confidence(Level.UNMEASURED)
 
 

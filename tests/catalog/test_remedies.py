@@ -16,9 +16,9 @@ TRAIN = "train with pytest_trlcompat.trainers."
         ("grpo-eval-metrics", f"{TRAIN}GRPOTrainer (EvaluationMixin), or take trl >=0.18", "trl 0.18"),
         (
             "grpo-fsdp-ref-model",
-            f"{TRAIN}GRPOTrainer (FSDPReferenceModelMixin), or under fsdp1, fsdp1-no_shard take trl >=0.18; "
-            "under fsdp2 take trl >=0.29",
-            "trl 0.18 (fsdp1, fsdp1-no_shard), trl 0.29 (fsdp2)",
+            f"{TRAIN}GRPOTrainer (FSDPReferenceModelMixin), or under fsdp1 take trl >=0.18,<1.15 or >=1.16; "
+            "under fsdp1-no_shard take trl >=0.18; under fsdp2 take trl >=0.29,<1.15 or >=1.16",
+            "trl 1.16 (fsdp1, fsdp2), trl 0.18 (fsdp1-no_shard)",
         ),
         (
             "grpo-zero3-optimizer",
