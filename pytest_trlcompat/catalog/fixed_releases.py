@@ -2,8 +2,8 @@
 
 A point of the space of versions is a *problem* where the issue itself is predicted to show, and *right* where ``ok`` is
 predicted. Where another known issue stops the suite first, or where nothing is predicted, this issue says nothing: such
-points neither forbid an alternative nor make one. So do those without the trainer or the strategy. A problem that another
-known issue causes counts as one: nobody is sent to releases where it shows. Imports no package of the stack.
+points neither forbid an alternative nor make one. So do those without the trainer or the strategy. A problem counts also
+where another known issue causes it: nobody is sent to releases where it shows. Imports no package of the stack.
 """
 
 from __future__ import annotations

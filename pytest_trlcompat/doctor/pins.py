@@ -5,6 +5,7 @@ Imports no package of the stack.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,11 @@ class Scope:
     considered: tuple[str, ...]
     trainers: Collection[str] = TRAINERS
     foreign: Collection[str] = ()
+
+    @functools.cached_property
+    def measured_with(self) -> dict[str, str]:
+        """Of each known issue the trainer that its suite runs."""
+        return {name: _measured_with(issue) for name, issue in self.catalog.items()}
 
 
 def trainers_in(spec: StackSpec, catalog: Catalog) -> tuple[str, ...]:
@@ -112,22 +118,24 @@ def _is_ok(cell: MeasuredCell, scope: Scope, considered: Sequence[str]) -> bool:
 def _shown(cell: MeasuredCell, scope: Scope, considered: Sequence[str], limit: int) -> tuple[str, ...] | None:
     """Ids of the issues that a cell shows, by its verdicts, and by the catalogue where it has none.
 
-    ``None`` for more than ``limit`` of them, where something could not be tested, and where all verdicts with one of the
-    trainers under a strategy are ``absent``: such a cell does not have that trainer, or the strategy.
+    ``None`` for more than ``limit`` of them, where something could not be tested, and where all verdicts with one of
+    the trainers, or with it under a strategy, are ``absent``: such a cell lacks that trainer, or the strategy.
     """
     measured: dict[str, dict[str, Verdict]] = {}
-    for (name, subject, label), verdict in cell.verdicts.items():
-        if subject == "upstream" and name in scope.catalog and (label in considered or kind(label) in considered):
-            measured.setdefault(name, {})[label] = verdict
     found: dict[tuple[str, str], set[Verdict]] = {}
-    for name, verdicts in measured.items():
-        trainer = _measured_with(scope.catalog[name])
-        for label, verdict in verdicts.items():
+    for (name, subject, label), verdict in cell.verdicts.items():
+        trainer = scope.measured_with.get(name)
+        if subject != "upstream" or trainer is None:
+            continue
+        found.setdefault((trainer, ""), set()).add(verdict)  # under any strategy
+        if label in considered or kind(label) in considered:
+            measured.setdefault(name, {})[label] = verdict
             found.setdefault((trainer, kind(label)), set()).add(verdict)
-    for (trainer, _), under in found.items():
-        if Verdict.UNTESTABLE in under or (under == {Verdict.ABSENT} and trainer in scope.trainers):
+    for (trainer, under), verdicts in found.items():
+        untestable = under and Verdict.UNTESTABLE in verdicts
+        if untestable or (verdicts == {Verdict.ABSENT} and trainer in scope.trainers):
             return None
-    shown = {name for name, verdicts in measured.items() if _has_problem(cell, scope, name, verdicts)}
+    shown = {name for name, by_label in measured.items() if _has_problem(cell, scope, name, by_label)}
     for issue in scope.catalog.values():
         if len(shown) > limit:
             return None

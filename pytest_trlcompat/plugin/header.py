@@ -72,8 +72,8 @@ def line(installed: Mapping[str, str]) -> str | None:
     named = [text for _, text in affecting[:_NAMED]]
     if len(affecting) > _NAMED:
         named.append(f"and {len(affecting) - _NAMED} more")
-    count = summary(len(affecting), len(found) - len(affecting))
-    issues = count + (f": {', '.join(named)}" if named else "")
+    unjudged = len(found) - len(affecting)
+    issues = summary(len(affecting), unjudged, ", ".join(named))
     return "; ".join(filter(None, [issues, torch, "see: trlcompat doctor"]))
 
 

@@ -92,7 +92,10 @@ def test_a_problem_beneath_that_depends_on_what_is_not_known_says_so() -> None:
 
 
 def test_what_is_stopped_under_a_condition_is_named_with_it() -> None:
-    issues = [issue(predict("broken", accelerate="<1.0"), predict("ok")), two(blocked(accelerate="<1.0"), predict("ok"))]
+    issues = [
+        issue(predict("broken", accelerate="<1.0"), predict("ok")),
+        two(blocked(accelerate="<1.0"), predict("ok")),
+    ]
     text = text_of(ask("trl==0.15.2", issues=issues))
     assert "Cannot be judged with accelerate <1.0, because one stops their tests first: two." in text
 
