@@ -2,8 +2,8 @@
 
 A point of the space of versions is a *problem* where the issue itself is predicted to show, and *right* where ``ok`` is
 predicted. Where another known issue stops the suite first, or where nothing is predicted, this issue says nothing: such
-points neither forbid an alternative nor make one. So do those without the trainer or the strategy. A problem counts also
-where another known issue causes it: nobody is sent to releases where it shows. Imports no package of the stack.
+points neither forbid an alternative nor make one. So do those without the trainer or the strategy. A problem counts
+also where another known issue causes it: nobody is sent to releases where it shows. Imports no package of the stack.
 """
 
 from __future__ import annotations
@@ -120,10 +120,11 @@ def _largest_without(points: Iterable[Point], axes: Sequence[Axis]) -> set[Box]:
     """All boxes that hold none of the points and lie in no larger such box."""
     boxes: set[Box] = {tuple(frozenset(range(len(axis.pieces))) for axis in axes)}
     for point in points:
-        cut: set[Box] = set()
-        for box in boxes:
-            cut |= _without(box, point) if all(n in pieces for n, pieces in zip(point, box, strict=True)) else {box}
-        boxes = {box for box in cut if not any(box != other and _lies_in(box, other) for other in cut)}
+        hit = {box for box in boxes if all(n in pieces for n, pieces in zip(point, box, strict=True))}
+        parts = {part for box in hit for part in _without(box, point)}
+        boxes -= hit  # of these none lies in a part: it would have lain in the whole
+        cut = boxes | parts
+        boxes |= {part for part in parts if not any(part != other and _lies_in(part, other) for other in cut)}
     return boxes
 
 

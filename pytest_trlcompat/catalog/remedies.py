@@ -20,7 +20,6 @@ __all__ = ["CORRECTED", "cured_in", "mixins", "own_trainer", "remedy"]
 CORRECTED = "pytest_trlcompat.trainers"
 """The package of the corrected trainers and of the mixins that they are made of."""
 
-_STOPPED = (Verdict.ERROR, Verdict.BLOCKED)
 _FAILING = " (most of what was measured there fails for another reason)"
 
 
@@ -60,14 +59,13 @@ def _failing(
     issue: KnownIssue, strategies: Sequence[str], alternative: Alternative, cells: Sequence[MeasuredCell]
 ) -> str:
     """A remark on releases with which the suite failed for another reason in most of what was measured."""
-    right = failed = 0
+    surplus = 0  # of other failures over what is right
     for cell in cells:
         found = [cell.verdicts.get((issue.id, "upstream", label)) for label in strategies]
-        stopped = sum(verdict in _STOPPED for verdict in found)
-        if (stopped or Verdict.OK in found) and alternative.holds(_ranges(cell.versions, alternative.ranges)):
-            right += found.count(Verdict.OK)
-            failed += stopped
-    return _FAILING if failed > right else ""
+        here = found.count(Verdict.ERROR) + found.count(Verdict.BLOCKED) - found.count(Verdict.OK)
+        if here and alternative.holds(_ranges(cell.versions, alternative.ranges)):
+            surplus += here
+    return _FAILING if surplus > 0 else ""
 
 
 def _ranges(versions: Mapping[str, str], packages: Iterable[str]) -> dict[str, Range]:

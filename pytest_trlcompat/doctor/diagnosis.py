@@ -58,13 +58,11 @@ class ApplicableIssue:
 
     Attributes:
         uncured: why the corrected trainer is not ``ok`` either; empty if it is.
-        remedy: what to do about it with this stack.
     """
 
     issue: KnownIssue
     effects: tuple[Effect, ...]
     uncured: str = ""
-    remedy: str = ""
 
     @property
     def judged(self) -> bool:
@@ -95,6 +93,7 @@ class Diagnosis:
             measured; empty if its minor release was measured.
         left_out: strategies that were not considered, and why.
         trainer: the one that the question is about; empty for all.
+        cells: all that were measured, the nearest first.
     """
 
     spec: StackSpec
@@ -109,6 +108,14 @@ class Diagnosis:
     torch: str = ""
     left_out: str = ""
     trainer: str = ""
+    cells: tuple[MeasuredCell, ...] = ()
+
+    def remedy(self, applicable: ApplicableIssue) -> str:
+        """What to do about an issue with this stack."""
+        stack = self.spec.versions
+        return remedies.remedy(
+            applicable.issue, applicable.strategies, trainer=self.trainer, versions=stack, cells=self.cells
+        )
 
     def stopped_by(self, applicable: ApplicableIssue) -> tuple[str, ...]:
         """The known issues because of which nothing but the name of this one need be said; empty if there is more.
@@ -144,7 +151,7 @@ class Diagnosis:
             "left_out": self.left_out,
             "measured": self.measured,
             "torch": self.torch,
-            "issues": [_issue_to_dict(applicable, self.trainer) for applicable in self.issues],
+            "issues": [_issue_to_dict(applicable, self) for applicable in self.issues],
             "clear": list(self.clear),
             "unpredicted": list(self.unpredicted),
             "nearest": self.nearest.id if self.nearest else None,
@@ -161,16 +168,16 @@ class Diagnosis:
         }
 
 
-def _issue_to_dict(applicable: ApplicableIssue, trainer: str) -> dict[str, Any]:
+def _issue_to_dict(applicable: ApplicableIssue, diagnosis: Diagnosis) -> dict[str, Any]:
     issue = applicable.issue
     return {
         "id": issue.id,
         "title": issue.title,
         "wrong": issue.wrong,
         "symptoms": [{"type": symptom.type_name, "text": symptom.pattern.pattern} for symptom in issue.symptoms],
-        "remedy": applicable.remedy,
+        "remedy": diagnosis.remedy(applicable),
         "cure": issue.cure,
-        "mixins": list(remedies.mixins(issue, trainer)),
+        "mixins": list(remedies.mixins(issue, diagnosis.trainer)),
         "cured_in": remedies.cured_in(issue),
         "uncured": applicable.uncured,
         "upstream": list(issue.upstream),
@@ -209,20 +216,17 @@ def diagnose(
     considered, left_out = considered_strategies(strategies, spec)
     relevant = Catalog({issue.id: issue for issue in catalog.values() if not trainer or issue.trainer in ("", trainer)})
     foreign = catalog.keys() - relevant.keys()
+    cells = tuple(sorted(evidence.cells, key=distance(spec)))
+    evidence = dataclasses.replace(evidence, cells=cells)
     issues: list[ApplicableIssue] = []
     clear: list[str] = []
     for issue in relevant.values():
         effects = _effects(issue, spec, evidence, considered, foreign)
         if effects:
-            strategies_of = [label for effect in effects for label in effect.strategies]
-            remedy = remedies.remedy(
-                issue, strategies_of, trainer=trainer, versions=spec.versions, cells=evidence.cells
-            )
-            issues.append(ApplicableIssue(issue, effects, _uncured(issue, spec, effects), remedy))
+            issues.append(ApplicableIssue(issue, effects, _uncured(issue, spec, effects)))
         else:
             clear.append(issue.id)
     issues.sort(key=lambda each: min(SEVERITY.index(effect.verdict) for effect in each.effects))
-    cells = sorted(evidence.cells, key=distance(spec))
     scope = Scope(relevant, considered, (trainer,) if trainer else trainers_in(spec, catalog), foreign)
     pins = ok_pins(spec, cells, scope) if issues else ()
     ok_for_all = any(each.strategies == considered for each in pins)
@@ -239,6 +243,7 @@ def diagnose(
         torch=other_torch(spec, evidence.torches) or _torch_of_same_pins(spec, cells),
         left_out=left_out,
         trainer=trainer,
+        cells=cells,
     )
 
 

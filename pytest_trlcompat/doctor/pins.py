@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pytest_trlcompat.catalog.evidence import MeasuredCell
 from pytest_trlcompat.catalog.known_issues import TRAINERS, Catalog, KnownIssue, kind
@@ -43,11 +43,31 @@ class Scope:
     considered: tuple[str, ...]
     trainers: Collection[str] = TRAINERS
     foreign: Collection[str] = ()
+    _upstream: dict[str, list[tuple[str, str, str, Verdict]]] = field(default_factory=dict)
 
     @functools.cached_property
     def measured_with(self) -> dict[str, str]:
         """Of each known issue the trainer that its suite runs."""
         return {name: _measured_with(issue) for name, issue in self.catalog.items()}
+
+    def upstream(self, cell: MeasuredCell) -> list[tuple[str, str, str, Verdict]]:
+        """What a cell measured of these issues: for each verdict issue, strategy, and this without its variant."""
+        found = self._upstream.get(cell.id)
+        if found is None:
+            found = self._upstream[cell.id] = [
+                (name, label, kind(label), verdict)
+                for (name, subject, label), verdict in cell.verdicts.items()
+                if subject == "upstream" and name in self.catalog
+            ]
+        return found
+
+    def lacks_trainer(self, cell: MeasuredCell) -> bool:
+        """Whether a cell measured one of the trainers, under whichever strategy, and it was always ``absent``."""
+        seen: dict[str, bool] = {}
+        for name, _, _, verdict in self.upstream(cell):
+            trainer = self.measured_with[name]
+            seen[trainer] = seen.get(trainer, False) or verdict is not Verdict.ABSENT
+        return not all(seen.get(trainer, True) for trainer in self.trainers)
 
 
 def trainers_in(spec: StackSpec, catalog: Catalog) -> tuple[str, ...]:
@@ -123,17 +143,14 @@ def _shown(cell: MeasuredCell, scope: Scope, considered: Sequence[str], limit: i
     """
     measured: dict[str, dict[str, Verdict]] = {}
     found: dict[tuple[str, str], set[Verdict]] = {}
-    for (name, subject, label), verdict in cell.verdicts.items():
-        trainer = scope.measured_with.get(name)
-        if subject != "upstream" or trainer is None:
-            continue
-        found.setdefault((trainer, ""), set()).add(verdict)  # under any strategy
-        if label in considered or kind(label) in considered:
+    if scope.lacks_trainer(cell):
+        return None
+    for name, label, plain, verdict in scope.upstream(cell):
+        if label in considered or plain in considered:
             measured.setdefault(name, {})[label] = verdict
-            found.setdefault((trainer, kind(label)), set()).add(verdict)
-    for (trainer, under), verdicts in found.items():
-        untestable = under and Verdict.UNTESTABLE in verdicts
-        if untestable or (verdicts == {Verdict.ABSENT} and trainer in scope.trainers):
+            found.setdefault((scope.measured_with[name], plain), set()).add(verdict)
+    for (trainer, _), verdicts in found.items():
+        if Verdict.UNTESTABLE in verdicts or (verdicts == {Verdict.ABSENT} and trainer in scope.trainers):
             return None
     shown = {name for name, by_label in measured.items() if _has_problem(cell, scope, name, by_label)}
     for issue in scope.catalog.values():

@@ -63,7 +63,7 @@ def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
             named.setdefault(_unjudged(applicable, blockers), []).append(applicable.issue.id)
         else:
             yield "", ""
-            yield from _issue(applicable, width, described)
+            yield from _issue(applicable, diagnosis.remedy(applicable), width, described)
     if named:
         yield "", ""
     for reason, names in named.items():
@@ -83,13 +83,13 @@ def _stack(diagnosis: Diagnosis) -> str:
     return "; ".join(parts)
 
 
-def _issue(applicable: ApplicableIssue, width: int, described: Collection[str]) -> Iterator[Line]:
+def _issue(applicable: ApplicableIssue, remedy: str, width: int, described: Collection[str]) -> Iterator[Line]:
     issue = applicable.issue
     yield from _wrapped("bold red", f"{issue.id}: {issue.title}", width)
     for effect in applicable.effects:
         yield from _entry(effect.verdict.value, _effect(effect, described), width)
     yield from _entry("symptom", issue.wrong, width)
-    yield from _entry("cure", applicable.remedy, width, style="green")
+    yield from _entry("cure", remedy, width, style="green")
     if applicable.uncured:
         yield from _entry("but", f"the corrected trainer is {applicable.uncured}", width)
     for number, link in enumerate(issue.upstream):

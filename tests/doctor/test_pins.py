@@ -144,5 +144,5 @@ def test_one_trainer_is_not_shown_the_others_issues_cures_or_blockers(trainer: s
     assert found.issues
     assert not [name for name in all_blockers(found) if name.startswith(f"{other}-")]
     for each in found.issues:
-        assert f"trainers.{other.upper()}Trainer" not in each.remedy
+        assert f"trainers.{other.upper()}Trainer" not in found.remedy(each)
         assert not each.issue.id.startswith(f"{other}-")
