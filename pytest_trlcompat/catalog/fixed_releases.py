@@ -1,21 +1,19 @@
 """The releases with which upstream is right, derived from a known issue's predictions: where its cure is not needed.
 
 A point of the space of versions is a *problem* where the issue itself is predicted to show, and *right* where ``ok`` is
-predicted. Where another known issue stops the suite first, is to blame for what it sees, or where nothing is predicted,
-this issue says nothing: such points neither forbid an alternative nor make one. So do those without the trainer or the
-strategy. Imports no package of the stack.
+predicted. Where another known issue stops the suite first, or where nothing is predicted, this issue says nothing: such
+points neither forbid an alternative nor make one. So do those without the trainer or the strategy. A problem counts
+also where another known issue causes it: nobody is sent to releases where it shows. Imports no package of the stack.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.known_issues import KnownIssue, Prediction
 from pytest_trlcompat.catalog.ranges import Range, parse
-from pytest_trlcompat.catalog.regions import Axis, Point, regions
+from pytest_trlcompat.catalog.regions import Axis, Domain, Point, regions
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.stack import PACKAGES
 
@@ -30,7 +28,7 @@ _FIRST = ("trl", "transformers")
 
 Box = tuple[frozenset[int], ...]
 """Of each axis the pieces in it."""
-Judge = Callable[[KnownIssue, Prediction], bool]
+Judge = Callable[[Prediction], bool]
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,11 @@ class Alternative:
     def describe(self) -> str:
         """``trl >=0.15 with transformers >=4.49``."""
         return " with ".join(f"{package} {found.describe()}" for package, found in self.ranges.items())
+
+    def holds(self, versions: Domain) -> bool:
+        """Whether a stack has it, whatever the versions of its packages that are not settled."""
+        settled = {package: versions.get(package) for package in self.ranges}
+        return all(here is not None and self.ranges[package].covers(here) for package, here in settled.items())
 
     def first(self) -> str:
         """From which releases on it lasts: ``trl 0.15 with transformers 4.49``."""
@@ -71,17 +74,11 @@ def fixed_releases(issue: KnownIssue) -> tuple[FixedReleases, ...]:
 
     For an issue that shows nowhere by itself, the stacks on which others stop its suite count as its problem.
     """
-    return _answers(issue, _is_problem) or _answers(issue, lambda _, prediction: prediction.verdict.is_problem)
+    return _answers(issue, _is_problem) or _answers(issue, lambda prediction: prediction.verdict.is_problem)
 
 
-def _is_problem(issue: KnownIssue, prediction: Prediction) -> bool:
-    return prediction.verdict in _OWN_PROBLEMS and not _blames_another(issue, prediction)
-
-
-def _blames_another(issue: KnownIssue, prediction: Prediction) -> bool:
-    """Whether its reason names another known issue."""
-    named = set(re.findall(r"[a-z0-9]+(?:-[a-z0-9]+)+", prediction.why))
-    return any(name in named for name in known_issues.load() if name != issue.id)
+def _is_problem(prediction: Prediction) -> bool:
+    return prediction.verdict in _OWN_PROBLEMS
 
 
 def _answers(issue: KnownIssue, is_problem: Judge) -> tuple[FixedReleases, ...]:
@@ -102,7 +99,7 @@ def _answers(issue: KnownIssue, is_problem: Judge) -> tuple[FixedReleases, ...]:
 def _alternatives(issue: KnownIssue, strategy: str, is_problem: Judge) -> tuple[Alternative, ...] | None:
     """The fewest that cover all that is right; ``None`` where the issue shows on no stack under this strategy."""
     predicted = regions(issue, "upstream", strategy, _DOMAIN)
-    problems = [point for point, each in predicted.predicted.items() if each is not None and is_problem(issue, each)]
+    problems = [point for point, each in predicted.predicted.items() if each is not None and is_problem(each)]
     if not problems:
         return None
     left = {point for point, each in predicted.predicted.items() if each is not None and each.verdict is Verdict.OK}
@@ -123,10 +120,11 @@ def _largest_without(points: Iterable[Point], axes: Sequence[Axis]) -> set[Box]:
     """All boxes that hold none of the points and lie in no larger such box."""
     boxes: set[Box] = {tuple(frozenset(range(len(axis.pieces))) for axis in axes)}
     for point in points:
-        cut: set[Box] = set()
-        for box in boxes:
-            cut |= _without(box, point) if all(n in pieces for n, pieces in zip(point, box, strict=True)) else {box}
-        boxes = {box for box in cut if not any(box != other and _lies_in(box, other) for other in cut)}
+        hit = {box for box in boxes if all(n in pieces for n, pieces in zip(point, box, strict=True))}
+        parts = {part for box in hit for part in _without(box, point)}
+        boxes -= hit  # of these none lies in a part: it would have lain in the whole
+        cut = boxes | parts
+        boxes |= {part for part in parts if not any(part != other and _lies_in(part, other) for other in cut)}
     return boxes
 
 

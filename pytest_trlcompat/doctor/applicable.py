@@ -5,13 +5,14 @@ Imports no package of the stack and little else, because pytest imports it when 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Collection, Sequence
 
 from pytest_trlcompat.catalog.known_issues import STRATEGIES, KnownIssue, Prediction, kind
 from pytest_trlcompat.catalog.regions import Region, regions
 from pytest_trlcompat.doctor.stack_spec import StackSpec
 
-__all__ = ["StrategyError", "applicable_predictions", "considered_strategies", "labels", "summary"]
+__all__ = ["StrategyError", "applicable_predictions", "considered_strategies", "labels", "summary", "without_blockers"]
 
 _NEEDED_BY_STRATEGY = {"zero1": "deepspeed", "zero2": "deepspeed", "zero3": "deepspeed"}
 
@@ -53,6 +54,19 @@ def applicable_predictions(
     return found
 
 
+def without_blockers(issue: KnownIssue, blockers: Collection[str] | None = None) -> KnownIssue:
+    """The issue without the predictions that some known issues stop its suite; without ``blockers``, any."""
+
+    def stays(prediction: Prediction) -> bool:
+        return not prediction.by or (blockers is not None and prediction.by not in blockers)
+
+    if all(map(stays, issue.predictions)):
+        return issue
+    # The strategies under which it may show are those of the whole entry.
+    kept = tuple(filter(stays, issue.predictions))
+    return dataclasses.replace(issue, predictions=kept, strategies=issue.labels())
+
+
 def labels(issue: KnownIssue, considered: Sequence[str]) -> list[str]:
     """The issue's strategies among those considered.
 
@@ -64,8 +78,13 @@ def labels(issue: KnownIssue, considered: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def summary(number: int) -> str:
-    """``2 known issues affect this stack``."""
+def summary(number: int, unjudged: int = 0, names: str = "") -> str:
+    """``2 known issues affect this stack: a, b; 3 more cannot be judged``."""
     if number == 0:
-        return "no known issue affects this stack"
-    return "1 known issue affects this stack" if number == 1 else f"{number} known issues affect this stack"
+        found = "no known issue affects this stack"
+        return (
+            f"no known issue is predicted to affect this stack, but {unjudged} cannot be judged" if unjudged else found
+        )
+    found = "1 known issue affects this stack" if number == 1 else f"{number} known issues affect this stack"
+    found += f": {names}" if names else ""
+    return f"{found}; {unjudged} more cannot be judged" if unjudged else found

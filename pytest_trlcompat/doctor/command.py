@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.evidence import EvidenceError
-from pytest_trlcompat.catalog.known_issues import STRATEGIES, TRAINERS, Catalog, CatalogError
+from pytest_trlcompat.catalog.known_issues import STRATEGIES, TRAINERS, CatalogError
 from pytest_trlcompat.doctor.applicable import StrategyError
 from pytest_trlcompat.doctor.diagnosis import diagnose
 from pytest_trlcompat.doctor.request import read_stack_spec
@@ -19,7 +19,7 @@ from pytest_trlcompat.doctor.text import show
 __all__ = ["AFFECTED", "CLEAR", "UNUSABLE", "main"]
 
 CLEAR, AFFECTED, UNUSABLE = 0, 1, 2
-"""Exit statuses: no known issue affects the stack; one does, or may; the request is not valid."""
+"""Exit statuses: no known issue affects the stack; one does, or may, or cannot be judged; the request is not valid."""
 
 _EPILOG = """\
 examples:
@@ -30,7 +30,7 @@ examples:
   ssh gpu pip freeze | trlcompat doctor -                 another machine
   trlcompat doctor uv.lock trl==1.0.0                     the lock, with another trl
 
-exit status: 0 if no known issue affects the stack, 1 if one does or may, 2 for an invalid request
+exit status: 0 if no known issue affects the stack, 1 if one does, may, or cannot be judged, 2 for an invalid request
 """
 
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     parsed = _parser().parse_intermixed_args(arguments)
     try:
         spec = read_stack_spec(parsed.what, parsed.requirements, _standard_input)
-        diagnosis = diagnose(spec, _of_trainer(parsed.trainer), evidence.published(), parsed.strategy)
+        diagnosis = diagnose(spec, known_issues.load(), evidence.published(), parsed.strategy, parsed.trainer or "")
     except (StackSpecError, StrategyError, CatalogError, EvidenceError) as error:
         print(f"trlcompat doctor: {error}", file=sys.stderr)
         return UNUSABLE
@@ -52,12 +52,6 @@ def main(arguments: Sequence[str]) -> int:
 
 def _standard_input() -> bytes:
     return sys.stdin.buffer.read() if sys.stdin is not None else b""  # None: it was closed before the start
-
-
-def _of_trainer(name: str | None) -> Catalog:
-    """The known issues that can affect users of one trainer, or of any."""
-    known = known_issues.load()
-    return Catalog({issue.id: issue for issue in known.values() if name is None or issue.trainer in ("", name)})
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@ Imports no package of the stack.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,14 +48,19 @@ class Confidence:
     Attributes:
         strategy: under which the cells were measured, if not under the requested one.
         torch: with which they were measured, if not with the stack's.
+        cause_predicted: whether they are known to have failed, but not why: the published sweep did not attribute their
+            failures to known issues, so that the cause of a ``blocked`` verdict is predicted alone.
     """
 
     level: Level
     cells: tuple[str, ...] = ()
     strategy: str = ""
     torch: str = ""
+    cause_predicted: bool = False
 
     def describe(self) -> str:
+        if self.cause_predicted:
+            return f"{self._failures()}; the cause is predicted"
         under = f" under {self.strategy}" if self.strategy else ""
         match self.level:
             case Level.MEASURED:
@@ -68,6 +74,17 @@ class Confidence:
             case _:
                 return "not measured in the published sweep; predicted by the catalogue"
 
+    def _failures(self) -> str:
+        under = f" under {self.strategy}" if self.strategy else ""
+        match self.level:
+            case Level.BEYOND:
+                return f"outside the measured range; the nearest cell that failed{under} is {self.cells[0]}"
+            case Level.BETWEEN:
+                return f"failed on {self.cells[0]} and {self.cells[1]}{under}, between which this stack is"
+            case _:
+                torch = f", with torch {self.torch}" if self.torch else ""
+                return f"failed on {self.cells[0]}{under}{torch}"
+
 
 def confidence_in(
     issue: KnownIssue,
@@ -80,6 +97,7 @@ def confidence_in(
     """How well measurements support ``verdict`` for the upstream trainer.
 
     Args:
+        evidence: its cells the nearest to the stack first.
         strategies: the requested one, then others for which the catalogue predicts the same; the cells of the first
             that has any are used.
         region: the versions for which the verdict is predicted; a cell outside them does not support it.
@@ -89,24 +107,24 @@ def confidence_in(
         if cells:
             inside = [cell for cell in cells if region is None or region.holds(cell.versions)]
             under = "" if label == strategies[0] else label
-            if inside:
-                return _of_cells(issue, spec, inside, under)
-            return Confidence(Level.BEYOND, (min(cells, key=distance(spec)).id,), under)
+            beyond = Confidence(Level.BEYOND, (cells[0].id,), under)
+            found = _of_cells(issue, spec, inside, under) if inside else beyond
+            guessed = verdict is Verdict.BLOCKED and any(c.id in found.cells and not c.attributed for c in cells)
+            return dataclasses.replace(found, cause_predicted=True) if guessed else found
     return Confidence(Level.UNMEASURED)
 
 
 def _of_cells(issue: KnownIssue, spec: StackSpec, cells: Sequence[MeasuredCell], strategy: str) -> Confidence:
-    nearest = sorted(cells, key=distance(spec))
-    here = measured_here(issue, spec, nearest)
+    here = measured_here(issue, spec, cells)
     if alike := [cell for cell in here if _has_same_torch(spec, cell)]:
         return Confidence(Level.MEASURED, (alike[0].id,), strategy)
     if here:
         return Confidence(Level.OTHER_TORCH, (here[0].id,), strategy, here[0].versions["torch"])
     deciding = [package for package in ORDER if package in issue.packages and package not in spec.unknown]
-    pair = _pair_around(deciding, spec.pinned, nearest) if deciding and set(deciding) <= set(spec.pinned) else None
+    pair = _pair_around(deciding, spec.pinned, cells) if deciding and set(deciding) <= set(spec.pinned) else None
     if pair:
         return Confidence(Level.BETWEEN, pair, strategy)
-    return Confidence(Level.BEYOND, (nearest[0].id,), strategy)
+    return Confidence(Level.BEYOND, (cells[0].id,), strategy)
 
 
 def measured_here(issue: KnownIssue, spec: StackSpec, cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:

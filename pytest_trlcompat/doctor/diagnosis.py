@@ -7,22 +7,27 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pytest_trlcompat.catalog import remedies
 from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
-from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue, kind
-from pytest_trlcompat.catalog.ranges import Range, at
+from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue, Prediction, kind
 from pytest_trlcompat.catalog.regions import regions
 from pytest_trlcompat.catalog.verdict import SEVERITY, Verdict
-from pytest_trlcompat.doctor.applicable import applicable_predictions, considered_strategies, labels
+from pytest_trlcompat.doctor.applicable import (
+    applicable_predictions,
+    considered_strategies,
+    labels,
+    without_blockers,
+)
 from pytest_trlcompat.doctor.confidence import Confidence, confidence_in, distance, measured_here
+from pytest_trlcompat.doctor.pins import Pins, Scope, fewest_issues, is_at, ok_pins, trainers_in
 from pytest_trlcompat.doctor.stack_spec import StackSpec
 from pytest_trlcompat.doctor.torch import other_torch
 
-__all__ = ["ApplicableIssue", "Diagnosis", "Effect", "Pins", "diagnose"]
+__all__ = ["ApplicableIssue", "Diagnosis", "Effect", "diagnose"]
 
 _UNPREDICTED = "measured, though the catalogue predicts another verdict"
 
@@ -35,6 +40,7 @@ class Effect:
         condition: versions, of packages whose version is not known, to which this is limited; empty if to none.
         why: the mechanism, from the catalogue.
         blocked_by: the known issue that stops this one's suite first, if the verdict is ``blocked``; else empty.
+        otherwise: the problem that the catalogue predicts where that one does not stop it; empty if none.
     """
 
     strategies: tuple[str, ...]
@@ -43,6 +49,7 @@ class Effect:
     why: str
     confidence: Confidence
     blocked_by: str = ""
+    otherwise: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,18 +65,14 @@ class ApplicableIssue:
     uncured: str = ""
 
     @property
+    def judged(self) -> bool:
+        """Whether it has an effect of its own, and not only a suite that other known issues stop first."""
+        return not all(effect.blocked_by for effect in self.effects)
+
+    @property
     def strategies(self) -> tuple[str, ...]:
         """Those under which it has an effect."""
         return tuple(label for effect in self.effects for label in effect.strategies)
-
-
-@dataclass(frozen=True)
-class Pins:
-    """A measured cell in which no known issue but ``issues`` shows under ``strategies``."""
-
-    cell: MeasuredCell
-    strategies: tuple[str, ...]
-    issues: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Diagnosis:
 
     Attributes:
         strategies: those that were considered.
-        issues: those that affect the stack, the worst first.
+        issues: those that affect the stack, the worst first, then those that cannot be judged.
         clear: ids of the issues that do not affect the stack.
         unpredicted: ids of those of them for which the catalogue makes no prediction about this stack.
         nearest: the measured cell nearest to the stack.
@@ -89,6 +92,8 @@ class Diagnosis:
         torch: how the stack's torch differs from those with which the sweep, or its TRL and Transformers, were
             measured; empty if its minor release was measured.
         left_out: strategies that were not considered, and why.
+        trainer: the one that the question is about; empty for all.
+        cells: all that were measured, the nearest first.
     """
 
     spec: StackSpec
@@ -102,22 +107,36 @@ class Diagnosis:
     measured: str = ""
     torch: str = ""
     left_out: str = ""
+    trainer: str = ""
+    cells: tuple[MeasuredCell, ...] = ()
 
-    def hidden_by(self, applicable: ApplicableIssue) -> tuple[str, ...]:
-        """The known issues that stop the suite of this one wherever it applies; empty if it may be seen somewhere.
+    def remedy(self, applicable: ApplicableIssue) -> str:
+        """What to do about an issue with this stack."""
+        stack = self.spec.versions
+        return remedies.remedy(
+            applicable.issue, applicable.strategies, trainer=self.trainer, versions=stack, cells=self.cells
+        )
 
-        Each of them affects the stack itself, unconditionally and under the same strategies, so that the name of what
-        it hides is enough.
+    def stopped_by(self, applicable: ApplicableIssue) -> tuple[str, ...]:
+        """The known issues because of which nothing but the name of this one need be said; empty if there is more.
+
+        Each of them affects the stack itself, under the same strategies and conditions. Where one does not stop it, as
+        on another machine, no problem is predicted.
         """
-        stopped = {(effect.blocked_by, kind(label)) for effect in applicable.effects for label in effect.strategies}
+        if applicable.judged or any(effect.otherwise for effect in applicable.effects):
+            return ()
         seen = {
-            (other.issue.id, kind(label))
+            (other.issue.id, kind(label), effect.condition)
             for other in self.issues
             for effect in other.effects
-            if not effect.blocked_by and not effect.condition
+            if not effect.blocked_by
             for label in effect.strategies
         }
-        return tuple(sorted({by for by, _ in stopped})) if stopped <= seen else ()
+        for effect in applicable.effects:
+            for label in effect.strategies:
+                if seen.isdisjoint((effect.blocked_by, kind(label), each) for each in ("", effect.condition)):
+                    return ()
+        return tuple(sorted({effect.blocked_by for effect in applicable.effects}))
 
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -132,7 +151,7 @@ class Diagnosis:
             "left_out": self.left_out,
             "measured": self.measured,
             "torch": self.torch,
-            "issues": [_issue_to_dict(applicable) for applicable in self.issues],
+            "issues": [_issue_to_dict(applicable, self) for applicable in self.issues],
             "clear": list(self.clear),
             "unpredicted": list(self.unpredicted),
             "nearest": self.nearest.id if self.nearest else None,
@@ -149,16 +168,16 @@ class Diagnosis:
         }
 
 
-def _issue_to_dict(applicable: ApplicableIssue) -> dict[str, Any]:
+def _issue_to_dict(applicable: ApplicableIssue, diagnosis: Diagnosis) -> dict[str, Any]:
     issue = applicable.issue
     return {
         "id": issue.id,
         "title": issue.title,
         "wrong": issue.wrong,
         "symptoms": [{"type": symptom.type_name, "text": symptom.pattern.pattern} for symptom in issue.symptoms],
-        "remedy": remedies.remedy(issue, applicable.strategies),
+        "remedy": diagnosis.remedy(applicable),
         "cure": issue.cure,
-        "mixins": list(remedies.mixins(issue)),
+        "mixins": list(remedies.mixins(issue, diagnosis.trainer)),
         "cured_in": remedies.cured_in(issue),
         "uncured": applicable.uncured,
         "upstream": list(issue.upstream),
@@ -170,6 +189,8 @@ def _issue_to_dict(applicable: ApplicableIssue) -> dict[str, Any]:
                 "condition": effect.condition,
                 "why": effect.why,
                 **({"blocked_by": effect.blocked_by} if effect.blocked_by else {}),
+                **({"otherwise": effect.otherwise} if effect.otherwise else {}),
+                **({"cause_predicted": True} if effect.confidence.cause_predicted else {}),
                 "confidence": effect.confidence.level.value,
                 "cells": list(effect.confidence.cells),
                 "measured_under": effect.confidence.strategy,
@@ -180,37 +201,49 @@ def _issue_to_dict(applicable: ApplicableIssue) -> dict[str, Any]:
     }
 
 
-def diagnose(spec: StackSpec, catalog: Catalog, evidence: Evidence, strategies: Sequence[str] = ()) -> Diagnosis:
+def diagnose(
+    spec: StackSpec, catalog: Catalog, evidence: Evidence, strategies: Sequence[str] = (), trainer: str = ""
+) -> Diagnosis:
     """Which known issues affect a stack, by the catalogue and the evidence.
+
+    Args:
+        catalog: all known issues.
+        trainer: leave out what only users of other trainers meet; empty for none.
 
     Raises:
         StrategyError: see :func:`~pytest_trlcompat.doctor.applicable.considered_strategies`.
     """
     considered, left_out = considered_strategies(strategies, spec)
+    relevant = Catalog({issue.id: issue for issue in catalog.values() if not trainer or issue.trainer in ("", trainer)})
+    foreign = catalog.keys() - relevant.keys()
+    cells = tuple(sorted(evidence.cells, key=distance(spec)))
+    evidence = dataclasses.replace(evidence, cells=cells)
     issues: list[ApplicableIssue] = []
     clear: list[str] = []
-    for issue in catalog.values():
-        effects = _effects(issue, spec, evidence, considered)
+    for issue in relevant.values():
+        effects = _effects(issue, spec, evidence, considered, foreign)
         if effects:
             issues.append(ApplicableIssue(issue, effects, _uncured(issue, spec, effects)))
         else:
             clear.append(issue.id)
     issues.sort(key=lambda each: min(SEVERITY.index(effect.verdict) for effect in each.effects))
-    cells = sorted(evidence.cells, key=distance(spec))
-    pins = _ok_pins(spec, cells, catalog, considered) if issues else ()
+    scope = Scope(relevant, considered, (trainer,) if trainer else trainers_in(spec, catalog), foreign)
+    pins = ok_pins(spec, cells, scope) if issues else ()
     ok_for_all = any(each.strategies == considered for each in pins)
     return Diagnosis(
         spec=spec,
         strategies=considered,
         issues=tuple(issues),
         clear=tuple(clear),
-        unpredicted=tuple(name for name in clear if not _is_predicted(catalog[name], spec, considered)),
+        unpredicted=tuple(name for name in clear if not _is_predicted(relevant[name], spec, considered)),
         nearest=cells[0] if cells else None,
         pins=pins,
-        fewest=None if ok_for_all else _fewest_issues(cells, catalog, considered, len(issues)),
+        fewest=None if ok_for_all else fewest_issues(cells, scope, len(issues)),
         measured=evidence.date,
         torch=other_torch(spec, evidence.torches) or _torch_of_same_pins(spec, cells),
         left_out=left_out,
+        trainer=trainer,
+        cells=cells,
     )
 
 
@@ -219,7 +252,7 @@ def _torch_of_same_pins(spec: StackSpec, cells: Sequence[MeasuredCell]) -> str:
     pins = {package: spec.pinned.get(package) for package in ("trl", "transformers")}
     if None in pins.values():
         return ""
-    same = [cell for cell in cells if all(_is_at(cell, package, spec.versions[package]) for package in pins)]
+    same = [cell for cell in cells if all(is_at(cell, package, spec.versions[package]) for package in pins)]
     differs = other_torch(spec, [cell.versions["torch"] for cell in same if "torch" in cell.versions])
     return differs and f"{' with '.join(f'{package} {version}' for package, version in pins.items())}: {differs}"
 
@@ -231,9 +264,17 @@ def _is_predicted(issue: KnownIssue, spec: StackSpec, considered: Sequence[str])
     return not relevant or any(prediction is not None for predicted in found for prediction in predicted)
 
 
-def _effects(issue: KnownIssue, spec: StackSpec, evidence: Evidence, considered: Sequence[str]) -> tuple[Effect, ...]:
-    found = applicable_predictions(issue, spec, considered)
+def _effects(
+    issue: KnownIssue, spec: StackSpec, evidence: Evidence, considered: Sequence[str], foreign: Collection[str]
+) -> tuple[Effect, ...]:
+    """
+    Args:
+        foreign: ids of the known issues that stop only others: what is predicted without these counts.
+    """
+    found = applicable_predictions(without_blockers(issue, foreign), spec, considered)
     measured = [label for label in evidence.strategies(issue.id) if label not in (each[0] for each in found)]
+    stopped = {label for label, prediction, _ in found if prediction.by}
+    otherwise = _otherwise(issue, spec, stopped, [prediction for _, prediction, _ in found]) if stopped else {}
     effects = []
     for label, prediction, region in found:
         alike = [other for other, same, _ in found if same is prediction and other != label]
@@ -241,8 +282,23 @@ def _effects(issue: KnownIssue, spec: StackSpec, evidence: Evidence, considered:
         alike += [other for other in measured if prediction.concerns("upstream", other)]
         confidence = confidence_in(issue, (label, *alike), prediction.verdict, spec, evidence, region)
         condition = "" if region.whole else region.describe()
-        effects.append(Effect((label,), prediction.verdict, condition, prediction.why, confidence, prediction.by))
-    return tuple(_merged([*effects, *_only_measured(issue, spec, evidence, considered, effects)]))
+        problem = otherwise.get(label, "") if prediction.by else ""
+        verdict, why, by = prediction.verdict, prediction.why, prediction.by
+        effects.append(Effect((label,), verdict, condition, why, confidence, by, problem))
+    only_measured = _only_measured(issue, spec, evidence, considered, effects)
+    return tuple(_merged([*effects, *(effect for effect in only_measured if effect.blocked_by not in foreign)]))
+
+
+def _otherwise(
+    issue: KnownIssue, spec: StackSpec, strategies: Collection[str], shown: Sequence[Prediction]
+) -> dict[str, str]:
+    """For strategies under which others stop an issue's suite, the problems predicted where they do not."""
+    found: dict[str, dict[str, None]] = {}
+    for label, prediction, region in applicable_predictions(without_blockers(issue), spec, sorted(strategies)):
+        if label in strategies and not any(prediction is each for each in shown):
+            only = "" if region.whole else f" with {region.describe()}"
+            found.setdefault(label, {})[f"{prediction.verdict}{only}: {prediction.why}"] = None
+    return {label: ", or ".join(texts) for label, texts in found.items()}
 
 
 def _only_measured(
@@ -262,13 +318,15 @@ def _only_measured(
             if issue_id != issue.id or subject != "upstream" or not wanted or not verdict.is_problem or label in known:
                 continue
             prediction = issue.predict("upstream", label, cell.versions)
-            why, by = _UNPREDICTED, ""
+            why, by, otherwise = _UNPREDICTED, "", ""
             if prediction is not None and cell.gave((issue_id, subject, label), prediction.verdict):
                 verdict, why, by = prediction.verdict, prediction.why, prediction.by
+                rest = without_blockers(issue).predict("upstream", label, cell.versions) if by else None
+                otherwise = f"{rest.verdict}: {rest.why}" if rest is not None and rest.verdict.is_problem else ""
             # An equal effect is known already, by the name of the variant's strategy.
             if not any(effect.why == why and effect.verdict is verdict for effect in predicted):
                 confidence = confidence_in(issue, (label,), verdict, spec, evidence)
-                found.setdefault(label, Effect((label,), verdict, "", why, confidence, by))
+                found.setdefault(label, Effect((label,), verdict, "", why, confidence, by, otherwise))
     return list(found.values())
 
 
@@ -277,7 +335,8 @@ def _merged(effects: Iterable[Effect]) -> list[Effect]:
     alike: dict[tuple[object, ...], list[Effect]] = {}
     for effect in effects:
         confidence = effect.confidence
-        key = (effect.verdict, effect.blocked_by, effect.condition, effect.why, confidence.level, confidence.cells)
+        cause = (effect.verdict, effect.blocked_by, effect.otherwise, effect.condition, effect.why)
+        key = (*cause, confidence.level, confidence.cells, confidence.cause_predicted)
         alike.setdefault(key, []).append(effect)
     found = []
     for same in alike.values():
@@ -297,75 +356,3 @@ def _uncured(issue: KnownIssue, spec: StackSpec, effects: Sequence[Effect]) -> s
             if prediction is not None and prediction.verdict is not Verdict.OK and region.whole:
                 return f"{prediction.verdict} under {label}: {prediction.why}"
     return ""
-
-
-def _ok_pins(
-    spec: StackSpec, cells: Sequence[MeasuredCell], catalog: Catalog, considered: Sequence[str]
-) -> tuple[Pins, ...]:
-    """The nearest cell that is ``ok`` for all strategies, after one with the stack's own trl that is so for most.
-
-    If no cell is ``ok`` for all and none has this trl, the one for most may have any trl.
-    """
-    found = []
-    every = next((cell for cell in cells if _is_ok(cell, catalog, considered)), None)
-    if every is None or not _has_same_trl(spec, every):
-        kept = [cell for cell in cells if _has_same_trl(spec, cell)] or (cells if every is None else [])
-        fine = [(cell, tuple(name for name in considered if _is_ok(cell, catalog, (name,)))) for cell in kept]
-        best = max(fine, key=lambda each: len(each[1]), default=None)  # the nearest of those with the most
-        if best is not None and best[1]:
-            found.append(Pins(*best))
-    return tuple(found) if every is None else (*found, Pins(every, tuple(considered)))
-
-
-def _has_same_trl(spec: StackSpec, cell: MeasuredCell) -> bool:
-    """Whether a cell has the stack's trl."""
-    return _is_at(cell, "trl", spec.versions.get("trl"))
-
-
-def _is_at(cell: MeasuredCell, package: str, wanted: Range | None) -> bool:
-    text = cell.versions.get(package)
-    return wanted is not None and text is not None and wanted.covers(at(text))
-
-
-def _fewest_issues(
-    cells: Sequence[MeasuredCell], catalog: Catalog, considered: Sequence[str], fewer_than: int
-) -> Pins | None:
-    """The nearest of the cells with the fewest issues under all strategies, if these are fewer than so many."""
-    best = None
-    for cell in cells:
-        found = _shown(cell, catalog, considered, fewer_than - 1)
-        if found is not None:
-            best, fewer_than = Pins(cell, tuple(considered), found), len(found)
-    return best
-
-
-def _is_ok(cell: MeasuredCell, catalog: Catalog, considered: Sequence[str]) -> bool:
-    """Whether a cell shows no issue, and has every strategy."""
-    return _shown(cell, catalog, considered, 0) is not None
-
-
-def _shown(cell: MeasuredCell, catalog: Catalog, considered: Sequence[str], limit: int) -> tuple[str, ...] | None:
-    """Ids of the issues that a cell shows, by its verdicts, and by the catalogue where it has none.
-
-    ``None`` for more than ``limit`` of them, where something could not be tested, and where no verdict under a strategy
-    is ``ok``: such a cell may not have that strategy, or the trainer.
-    """
-    measured: dict[str, dict[str, Verdict]] = {}
-    for (name, subject, label), verdict in cell.verdicts.items():
-        if subject == "upstream" and name in catalog and (label in considered or kind(label) in considered):
-            measured.setdefault(name, {})[label] = verdict
-    by_strategy: dict[str, list[Verdict]] = {}
-    for verdicts in measured.values():
-        for label, verdict in verdicts.items():
-            by_strategy.setdefault(kind(label), []).append(verdict)
-    if any(Verdict.UNTESTABLE in verdicts or Verdict.OK not in verdicts for verdicts in by_strategy.values()):
-        return None
-    shown = {name for name, verdicts in measured.items() if any(verdict.is_problem for verdict in verdicts.values())}
-    for issue in catalog.values():
-        if len(shown) > limit:
-            return None
-        unmeasured = {*labels(issue, considered)} - measured.get(issue.id, {}).keys()
-        predicted = (issue.predict("upstream", label, cell.versions) for label in unmeasured)
-        if issue.id not in shown and any(each is not None and each.verdict.is_problem for each in predicted):
-            shown.add(issue.id)
-    return tuple(name for name in catalog if name in shown) if len(shown) <= limit else None

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import IO
 
 from pytest_trlcompat.catalog import remedies
 from pytest_trlcompat.catalog.known_issues import STRATEGIES
 from pytest_trlcompat.doctor.applicable import summary
-from pytest_trlcompat.doctor.diagnosis import ApplicableIssue, Diagnosis, Effect, Pins
+from pytest_trlcompat.doctor.diagnosis import ApplicableIssue, Diagnosis, Effect
+from pytest_trlcompat.doctor.pins import Pins
 from pytest_trlcompat.doctor.stack_spec import ORDER
 
 __all__ = ["show"]
@@ -55,17 +56,18 @@ def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         yield from _wrapped("yellow", f"torch: {diagnosis.torch}", width)
     yield "", ""
     yield from _summary(diagnosis, width)
-    hidden = {each.issue.id: by for each in diagnosis.issues if (by := diagnosis.hidden_by(each))}
+    named: dict[str, list[str]] = {}
+    described = {effect.why for each in diagnosis.issues for effect in each.effects if not effect.blocked_by}
     for applicable in diagnosis.issues:
-        if applicable.issue.id not in hidden:
+        if blockers := diagnosis.stopped_by(applicable):
+            named.setdefault(_unjudged(applicable, blockers), []).append(applicable.issue.id)
+        else:
             yield "", ""
-            yield from _issue(applicable, width)
-    if hidden:
+            yield from _issue(applicable, diagnosis.remedy(applicable), width, described)
+    if named:
         yield "", ""
-    for blockers in dict.fromkeys(hidden.values()):
-        names = ", ".join(name for name, by in hidden.items() if by == blockers)
-        verb = "stops" if len(blockers) == 1 else "stop"
-        yield from _wrapped("", f"Hidden by {' and '.join(blockers)}, which {verb} training first: {names}.", width)
+    for reason, names in named.items():
+        yield from _wrapped("", f"{reason}: {', '.join(names)}.", width)
     if diagnosis.issues:
         yield "", ""
         yield from _advice(diagnosis, width)
@@ -81,31 +83,46 @@ def _stack(diagnosis: Diagnosis) -> str:
     return "; ".join(parts)
 
 
-def _issue(applicable: ApplicableIssue, width: int) -> Iterator[Line]:
+def _issue(applicable: ApplicableIssue, remedy: str, width: int, described: Collection[str]) -> Iterator[Line]:
     issue = applicable.issue
     yield from _wrapped("bold red", f"{issue.id}: {issue.title}", width)
     for effect in applicable.effects:
-        yield from _entry(effect.verdict.value, _effect(effect), width)
+        yield from _entry(effect.verdict.value, _effect(effect, described), width)
     yield from _entry("symptom", issue.wrong, width)
-    yield from _entry("cure", remedies.remedy(issue, applicable.strategies), width, style="green")
+    yield from _entry("cure", remedy, width, style="green")
     if applicable.uncured:
         yield from _entry("but", f"the corrected trainer is {applicable.uncured}", width)
     for number, link in enumerate(issue.upstream):
         yield from _entry("upstream" if not number else "", link, width)
 
 
-def _effect(effect: Effect) -> str:
+def _unjudged(applicable: ApplicableIssue, blockers: Sequence[str]) -> str:
+    conditions = dict.fromkeys(effect.condition for effect in applicable.effects)
+    where = "here" if "" in conditions else f"with {', or '.join(conditions)}"
+    verb = "stops" if len(blockers) == 1 else "stop"
+    return f"Cannot be judged {where}, because {' and '.join(blockers)} {verb} their tests first"
+
+
+def _effect(effect: Effect, described: Collection[str]) -> str:
+    """
+    Args:
+        described: the reasons that are given with other issues; for an issue that is stopped they are not repeated.
+    """
     only = f", only with {effect.condition}" if effect.condition else ""
     under = _under(effect.strategies).strip() or "under every strategy"
-    why = f"{effect.blocked_by} stops it first: {effect.why}" if effect.blocked_by else effect.why
+    why = effect.why
+    if effect.blocked_by:
+        why = f"{effect.blocked_by} stops its test first" + ("" if why in described else f": {why}")
+    if effect.otherwise:
+        why += f"; where it does not, {effect.otherwise}"
     return f"{under}{only}: {why} [{effect.confidence.describe()}]"
 
 
 def _summary(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
+    judged = sum(applicable.judged for applicable in diagnosis.issues)
     if diagnosis.issues:
-        hidden = sum(bool(diagnosis.hidden_by(applicable)) for applicable in diagnosis.issues)
-        unseen = f"; {hidden} of them hidden by others" if hidden else ""
-        yield from _wrapped("bold", f"{summary(len(diagnosis.issues))}{unseen}.", width)
+        first = summary(judged, len(diagnosis.issues) - judged)
+        yield from _wrapped("bold", f"{first[0].upper()}{first[1:]}.", width)
     else:
         near = f"; the nearest measured cell is {diagnosis.nearest.id}" if diagnosis.nearest else ""
         yield from _wrapped("bold green", f"{summary(0).capitalize()}{near}.", width)
@@ -115,7 +132,7 @@ def _summary(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
 
 
 def _advice(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
-    own = remedies.own_trainer([applicable.issue for applicable in diagnosis.issues])
+    own = remedies.own_trainer([applicable.issue for applicable in diagnosis.issues], diagnosis.trainer)
     if own:
         yield from _wrapped("", own, width)
         yield "", ""

@@ -64,14 +64,16 @@ def line(installed: Mapping[str, str]) -> str | None:
     except StackSpecError:
         return None
     spec = of_mentions(mentions, "installed here", complete=True)
-    affecting = sorted(filter(None, (_summary(issue, spec) for issue in known_issues.load().values())))
+    found = sorted(filter(None, (_summary(issue, spec) for issue in known_issues.load().values())))
     torch = other_torch(spec, evidence.published_torches())
-    if not affecting and not torch:
+    if not found and not torch:
         return None
+    affecting = [(severity, text) for severity, text in found if SEVERITY[severity] is not Verdict.BLOCKED]
     named = [text for _, text in affecting[:_NAMED]]
     if len(affecting) > _NAMED:
         named.append(f"and {len(affecting) - _NAMED} more")
-    issues = summary(len(affecting)) + (f": {', '.join(named)}" if named else "")
+    unjudged = len(found) - len(affecting)
+    issues = summary(len(affecting), unjudged, ", ".join(named))
     return "; ".join(filter(None, [issues, torch, "see: trlcompat doctor"]))
 
 

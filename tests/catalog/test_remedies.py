@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
-from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog import evidence, known_issues
+from pytest_trlcompat.catalog.evidence import MeasuredCell
+from pytest_trlcompat.catalog.fixed_releases import fixed_releases
+from pytest_trlcompat.catalog.ranges import at
 from pytest_trlcompat.catalog.remedies import cured_in, mixins, own_trainer, remedy
+from pytest_trlcompat.catalog.verdict import Verdict
 
 TRAIN = "train with pytest_trlcompat.trainers."
 
@@ -16,9 +22,9 @@ TRAIN = "train with pytest_trlcompat.trainers."
         ("grpo-eval-metrics", f"{TRAIN}GRPOTrainer (EvaluationMixin), or take trl >=0.18", "trl 0.18"),
         (
             "grpo-fsdp-ref-model",
-            f"{TRAIN}GRPOTrainer (FSDPReferenceModelMixin), or under fsdp1, fsdp1-no_shard take trl >=0.18; "
-            "under fsdp2 take trl >=0.29",
-            "trl 0.18 (fsdp1, fsdp1-no_shard), trl 0.29 (fsdp2)",
+            f"{TRAIN}GRPOTrainer (FSDPReferenceModelMixin), or under fsdp1 take trl >=0.18,<1.15 or >=1.16; "
+            "under fsdp1-no_shard take trl >=0.18; under fsdp2 take trl >=0.29,<1.15 or >=1.16",
+            "trl 1.16 (fsdp1, fsdp2), trl 0.18 (fsdp1-no_shard)",
         ),
         (
             "grpo-zero3-optimizer",
@@ -99,3 +105,93 @@ def test_every_cured_issue_names_a_mixin_or_a_configuration() -> None:
     for issue in known_issues.load().values():
         if issue.cure:
             assert mixins(issue) or remedy(issue).startswith(f"{TRAIN}PPOTrainer and its PPOConfig"), issue.id
+
+
+def test_releases_that_the_stack_has_already_are_left_out() -> None:
+    issue = known_issues.load()["lora-zero3-checkpointing"]
+    start = f"{TRAIN}GRPOTrainer (ZeRO3LoraCheckpointingMixin), or take "
+    old = remedy(issue, versions={"trl": at("0.28.0"), "transformers": at("4.56.2"), "deepspeed": at("0.18.0")})
+    assert old.startswith(f"{start}trl >=0.16,<0.17 or >=1.9, or deepspeed >=0.19.3, or trl >=0.17,<0.27 with ")
+    new = remedy(issue, versions={"trl": at("0.28.0"), "transformers": at("4.56.2"), "deepspeed": at("0.19.4")})
+    assert new.startswith(f"{start}trl >=0.16,<0.17 or >=1.9, or trl >=0.17,<0.27 with ")
+    unsettled = remedy(issue, versions={"trl": at("1.10.0"), "deepspeed": None})
+    assert unsettled.startswith(f"{start}deepspeed >=0.19.3, or trl >=0.17,<0.27 with ")
+    had = {"trl": at("1.0.0"), "transformers": at("4.57.1"), "peft": at("0.17.0")}
+    assert remedy(known_issues.load()["trl-training-arguments"], versions=had) == "nothing is known to help"
+    assert remedy(known_issues.load()["lora-fsdp-save"], versions=had) == f"{TRAIN}GRPOTrainer (FSDPAdapterSaveMixin)"
+
+
+FAILS = " (most of what was measured there fails for another reason)"
+
+
+def test_releases_with_which_most_fails_for_another_reason_are_marked() -> None:
+    issue = known_issues.load()["grpo-eval-metrics"]
+    key = ("grpo-eval-metrics", "upstream", "single")
+
+    def measured(trl: str, *verdicts: str) -> list[MeasuredCell]:
+        return [MeasuredCell(f"c{trl}-{n}", {"trl": trl}, {key: Verdict(v)}) for n, v in enumerate(verdicts)]
+
+    for cells, mark in (
+        (measured("0.18.0", "ok", "error"), ""),
+        (measured("0.18.0", "ok", "error", "blocked"), FAILS),
+        (measured("0.18.0", "ok", "silent", "absent"), ""),
+        (measured("0.17.0", "error"), ""),  # not among these releases
+        ([], ""),
+    ):
+        assert remedy(issue, cells=cells).endswith(f"take trl >=0.18{mark}")
+        assert remedy(issue, ["ddp"], cells=cells).endswith("take trl >=0.18"), "measured under another strategy"
+
+
+def test_advice_of_the_catalogue_agrees_with_the_evidence() -> None:
+    """Each alternative is marked if and only if fewer suites were ok there than failed for another reason."""
+    cells = evidence.published().cells
+    marked = 0
+    for issue in known_issues.load().values():
+        for fixed in fixed_releases(issue):
+            text = remedy(issue, fixed.strategies, cells=cells)
+            for each in fixed.alternatives:
+                inside = [
+                    cell
+                    for cell in cells
+                    if all(
+                        p in cell.versions and wanted.covers(at(cell.versions[p])) for p, wanted in each.ranges.items()
+                    )
+                ]
+                found = [
+                    cell.verdicts.get((issue.id, "upstream", strategy))
+                    for cell, strategy in itertools.product(inside, fixed.strategies)
+                ]
+                failed = found.count(Verdict.ERROR) + found.count(Verdict.BLOCKED)
+                assert (f"{each.describe()}{FAILS}" in text) is (failed > found.count(Verdict.OK)), (issue.id, text)
+                marked += failed > found.count(Verdict.OK)
+    assert marked > 5
+    lora = known_issues.load()["lora-zero3-checkpointing"]
+    assert f"trl >=0.17,<0.27 with transformers <5.0{FAILS}, or set" in remedy(lora, ["zero3"], cells=cells)
+    assert remedy(known_issues.load()["grpo-lora-checkpointing"], ["single"], cells=cells).endswith(
+        "take trl >=0.16, or transformers >=5.0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("issue_id", "start"),
+    [
+        ("deepspeed-hook-registration", f"{TRAIN}PPOTrainer (PPODeepSpeedHooksMixin), or "),
+        ("lora-zero3-whole-modules", f"{TRAIN}PPOTrainer (ZeRO3WholeModulesMixin), or "),
+        (
+            "lora-fsdp-save",
+            "mix pytest_trlcompat.trainers.FSDPAdapterSaveMixin, measured with GRPO alone, into your trainer, or ",
+        ),
+        ("ppo-fsdp-rollout", f"{TRAIN}PPOTrainer (PPOFSDPMixin)"),
+    ],
+)
+def test_the_remedy_for_ppo_names_its_trainer_where_that_has_the_cure(issue_id: str, start: str) -> None:
+    issue = known_issues.load()[issue_id]
+    assert remedy(issue, trainer="ppo").startswith(start)
+    assert remedy(issue, trainer="grpo").startswith(TRAIN)
+
+
+def test_how_a_trainer_of_ones_own_gets_ppos_cures() -> None:
+    known = known_issues.load()
+    text = own_trainer([known["ppo-fsdp-rollout"], known["deepspeed-hook-registration"]], "ppo")
+    assert "gets the cures of PPOTrainer by `class My(corrected.PPOTrainer, MyTrainer)`, where" in text
+    assert "GRPOTrainer" not in text

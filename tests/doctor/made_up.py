@@ -54,7 +54,8 @@ def ask(
     cells: Sequence[MeasuredCell] = (),
     strategies: Sequence[str] = (),
     complete: bool = False,
+    trainer: str = "",
 ) -> Diagnosis:
     spec = of_mentions(of_pins(pins), "the command line", complete=complete)
     known = Catalog({each.id: each for each in issues})
-    return diagnose(spec, known, Evidence("2026-11-21", tuple(cells)), strategies)
+    return diagnose(spec, known, Evidence("2026-11-21", tuple(cells)), strategies, trainer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -85,4 +86,19 @@ def test_the_header_names_the_worst_and_counts_the_rest(monkeypatch: pytest.Monk
     assert header.line({"trl": "1.0.0", "deepspeed": "0.19"}) == (
         "6 known issues affect this stack: 3-silent (silent under single zero3), 1-broken (broken under single zero3), "
         "5-broken (broken under single zero3), 6-error (error under single zero3), and 2 more; see: trlcompat doctor"
+    )
+
+
+def test_the_header_does_not_count_what_cannot_be_judged_as_affecting(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = issue(dataclasses.replace(predict("blocked"), by="one"), name="two")
+    entries = [issue(predict("broken")), stopped]
+    monkeypatch.setattr(known_issues, "load", lambda: {entry.id: entry for entry in entries})
+    installed = {"trl": "1.0.0", "deepspeed": "0.19"}
+    assert header.line(installed) == (
+        "1 known issue affects this stack: one (broken under single zero3); 1 more cannot be judged; "
+        "see: trlcompat doctor"
+    )
+    entries.pop(0)
+    assert header.line(installed) == (
+        "no known issue is predicted to affect this stack, but 1 cannot be judged; see: trlcompat doctor"
     )

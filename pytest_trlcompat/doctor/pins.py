@@ -1,0 +1,179 @@
+"""The measured cells to recommend: those that show no known issue, or the fewest, and have what the question is about.
+
+Imports no package of the stack.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from pytest_trlcompat.catalog.evidence import MeasuredCell
+from pytest_trlcompat.catalog.known_issues import TRAINERS, Catalog, KnownIssue, kind
+from pytest_trlcompat.catalog.ranges import ALL, Range, at
+from pytest_trlcompat.catalog.regions import regions
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.doctor.applicable import labels
+from pytest_trlcompat.doctor.stack_spec import StackSpec
+
+__all__ = ["Pins", "Scope", "fewest_issues", "is_at", "ok_pins", "trainers_in"]
+
+
+@dataclass(frozen=True)
+class Pins:
+    """A measured cell in which no known issue but ``issues`` shows under ``strategies``."""
+
+    cell: MeasuredCell
+    strategies: tuple[str, ...]
+    issues: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a question is about.
+
+    Attributes:
+        catalog: the known issues that can affect who asks.
+        trainers: those that a recommended cell must have.
+        foreign: ids of known issues of trainers that are not asked about; what they stop is stopped for others.
+    """
+
+    catalog: Catalog
+    considered: tuple[str, ...]
+    trainers: Collection[str] = TRAINERS
+    foreign: Collection[str] = ()
+    _upstream: dict[str, list[tuple[str, str, str, Verdict]]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def measured_with(self) -> dict[str, str]:
+        """Of each known issue the trainer that its suite runs."""
+        return {name: _measured_with(issue) for name, issue in self.catalog.items()}
+
+    def upstream(self, cell: MeasuredCell) -> list[tuple[str, str, str, Verdict]]:
+        """What a cell measured of these issues: for each verdict issue, strategy, and this without its variant."""
+        found = self._upstream.get(cell.id)
+        if found is None:
+            found = self._upstream[cell.id] = [
+                (name, label, kind(label), verdict)
+                for (name, subject, label), verdict in cell.verdicts.items()
+                if subject == "upstream" and name in self.catalog
+            ]
+        return found
+
+    def lacks_trainer(self, cell: MeasuredCell) -> bool:
+        """Whether a cell measured one of the trainers, under whichever strategy, and it was always ``absent``."""
+        seen: dict[str, bool] = {}
+        for name, _, _, verdict in self.upstream(cell):
+            trainer = self.measured_with[name]
+            seen[trainer] = seen.get(trainer, False) or verdict is not Verdict.ABSENT
+        return not all(seen.get(trainer, True) for trainer in self.trainers)
+
+
+def trainers_in(spec: StackSpec, catalog: Catalog) -> tuple[str, ...]:
+    """The trainers that the stack's trl has, or may have, by the predictions; all of them if these do not say."""
+    domain = {"trl": spec.versions.get("trl", ALL)}
+    found = tuple(
+        trainer
+        for trainer in TRAINERS
+        if any(
+            prediction is not None and prediction.verdict is not Verdict.ABSENT
+            for issue in catalog.values()
+            if _measured_with(issue) == trainer
+            for label in issue.labels()
+            for prediction in regions(issue, "upstream", label, domain).predicted.values()
+        )
+    )
+    return found or TRAINERS
+
+
+def _measured_with(issue: KnownIssue) -> str:
+    """The trainer that the issue's suite runs."""
+    return issue.trainer or "grpo"
+
+
+def ok_pins(spec: StackSpec, cells: Sequence[MeasuredCell], scope: Scope) -> tuple[Pins, ...]:
+    """The nearest cell that is ``ok`` for all strategies, after one with the stack's own trl that is so for most.
+
+    If no cell is ``ok`` for all and none has this trl, the one for most may have any trl.
+    """
+    considered = scope.considered
+    found = []
+    every = next((cell for cell in cells if _is_ok(cell, scope, considered)), None)
+    if every is None or not _has_same_trl(spec, every):
+        kept = [cell for cell in cells if _has_same_trl(spec, cell)] or (cells if every is None else [])
+        fine = [(cell, tuple(name for name in considered if _is_ok(cell, scope, (name,)))) for cell in kept]
+        best = max(fine, key=lambda each: len(each[1]), default=None)  # the nearest of those with the most
+        if best is not None and best[1]:
+            found.append(Pins(*best))
+    return tuple(found) if every is None else (*found, Pins(every, considered))
+
+
+def _has_same_trl(spec: StackSpec, cell: MeasuredCell) -> bool:
+    """Whether a cell has the stack's trl."""
+    return is_at(cell, "trl", spec.versions.get("trl"))
+
+
+def is_at(cell: MeasuredCell, package: str, wanted: Range | None) -> bool:
+    """Whether a cell has a version of a package that is wanted."""
+    text = cell.versions.get(package)
+    return wanted is not None and text is not None and wanted.covers(at(text))
+
+
+def fewest_issues(cells: Sequence[MeasuredCell], scope: Scope, fewer_than: int) -> Pins | None:
+    """The nearest of the cells with the fewest issues under all strategies, if these are fewer than so many."""
+    best = None
+    for cell in cells:
+        found = _shown(cell, scope, scope.considered, fewer_than - 1)
+        if found is not None:
+            best, fewer_than = Pins(cell, scope.considered, found), len(found)
+    return best
+
+
+def _is_ok(cell: MeasuredCell, scope: Scope, considered: Sequence[str]) -> bool:
+    """Whether a cell shows no issue, and has every strategy."""
+    return _shown(cell, scope, considered, 0) is not None
+
+
+def _shown(cell: MeasuredCell, scope: Scope, considered: Sequence[str], limit: int) -> tuple[str, ...] | None:
+    """Ids of the issues that a cell shows, by its verdicts, and by the catalogue where it has none.
+
+    ``None`` for more than ``limit`` of them, where something could not be tested, and where all verdicts with one of
+    the trainers, or with it under a strategy, are ``absent``: such a cell lacks that trainer, or the strategy.
+    """
+    measured: dict[str, dict[str, Verdict]] = {}
+    found: dict[tuple[str, str], set[Verdict]] = {}
+    if scope.lacks_trainer(cell):
+        return None
+    for name, label, plain, verdict in scope.upstream(cell):
+        if label in considered or plain in considered:
+            measured.setdefault(name, {})[label] = verdict
+            found.setdefault((scope.measured_with[name], plain), set()).add(verdict)
+    for (trainer, _), verdicts in found.items():
+        if Verdict.UNTESTABLE in verdicts or (verdicts == {Verdict.ABSENT} and trainer in scope.trainers):
+            return None
+    shown = {name for name, by_label in measured.items() if _has_problem(cell, scope, name, by_label)}
+    for issue in scope.catalog.values():
+        if len(shown) > limit:
+            return None
+        unmeasured = {*labels(issue, considered)} - measured.get(issue.id, {}).keys()
+        predicted = (issue.predict("upstream", label, cell.versions) for label in unmeasured)
+        if issue.id not in shown and any(
+            each is not None and each.verdict.is_problem and each.by not in scope.foreign for each in predicted
+        ):
+            shown.add(issue.id)
+    return tuple(name for name in scope.catalog if name in shown) if len(shown) <= limit else None
+
+
+def _has_problem(cell: MeasuredCell, scope: Scope, name: str, verdicts: dict[str, Verdict]) -> bool:
+    """Whether a measured verdict on an issue is a problem, and not one that an issue of another trainer explains."""
+    problems = [label for label, verdict in verdicts.items() if verdict.is_problem]
+    if not problems or not scope.foreign:
+        return bool(problems)
+    for label in problems:
+        predicted = scope.catalog[name].predict("upstream", label, cell.versions)
+        if predicted is None or predicted.by not in scope.foreign:
+            return True
+        if not cell.gave((name, "upstream", label), predicted.verdict):
+            return True
+    return False

@@ -1,0 +1,148 @@
+"""Which measured cells the doctor recommends: with the trainers that the question is about."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pytest_trlcompat.catalog import evidence, known_issues
+from pytest_trlcompat.catalog.evidence import MeasuredCell
+from pytest_trlcompat.catalog.known_issues import Catalog
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.doctor.diagnosis import Diagnosis
+from pytest_trlcompat.doctor.pins import trainers_in
+from pytest_trlcompat.doctor.requirements import of_pins
+from pytest_trlcompat.doctor.stack_spec import of_mentions
+
+from .made_up import ask, cell, issue, predict
+
+GRPO = issue(predict("absent", trl="<0.14"), predict("broken", trl="<0.18"), predict("ok"), name="grpo-one")
+PPO = issue(predict("absent", trl=">=1.13"), predict("broken", trl="<0.18"), predict("ok"), name="ppo-one")
+
+
+def measured(trl: str, grpo: str, ppo: str) -> MeasuredCell:
+    verdicts = {"grpo-one": Verdict(grpo), "ppo-one": Verdict(ppo)}
+    return dataclasses.replace(
+        cell(trl), verdicts={(name, "upstream", "single"): verdict for name, verdict in verdicts.items()}
+    )
+
+
+CELLS = [measured("0.12.2", "absent", "ok"), measured("0.20.0", "ok", "ok"), measured("1.13.0", "ok", "absent")]
+
+
+@pytest.mark.parametrize(
+    ("trl", "trainer", "wrong", "recommended"),
+    [
+        ("1.12.0", "ppo", "ppo-two", "0.20.0"),  # 1.13.0 is nearer, and has no PPO
+        ("1.12.0", "grpo", "grpo-two", "1.13.0"),
+        ("0.13.0", "grpo", "one", "0.20.0"),  # 0.12.2 is nearer, and has no GRPO
+        ("0.15.0", "", "grpo-two", "0.20.0"),  # it has both
+        ("0.13.0", "", "ppo-two", "0.12.2"),  # it has PPO alone
+        ("1.14.0", "", "grpo-two", "1.13.0"),  # it has GRPO alone
+    ],
+)
+def test_pins_have_the_trainers_that_the_question_is_about(
+    trl: str, trainer: str, wrong: str, recommended: str
+) -> None:
+    absent = predict("absent", trl="<0.14") if wrong.startswith("grpo") else predict("absent", trl=">=1.13")
+    problem = issue(predict("broken", trl=f"=={trl}"), absent, predict("ok"), name=wrong)
+    found = ask(f"trl=={trl}", issues=[GRPO, PPO, problem], cells=CELLS, strategies=["single"], trainer=trainer)
+    assert [pins.cell.versions["trl"] for pins in found.pins] == [recommended]
+
+
+def test_a_trainer_that_a_cell_lacks_is_missing_where_it_is_not_measured_too() -> None:
+    """Under a strategy under which no known issue is measured with it."""
+    verdicts = {("ppo-one", "upstream", "zero3"): Verdict.ABSENT, ("one", "upstream", "single"): Verdict.OK}
+    lacking = dataclasses.replace(cell("1.13.0"), verdicts=verdicts)
+    has = dataclasses.replace(cell("0.20.0"), verdicts={**verdicts, ("ppo-one", "upstream", "zero3"): Verdict.BROKEN})
+    problem = issue(predict("broken", trl="==1.12.0"), predict("ok"))
+    found = ask("trl==1.12.0", issues=[PPO, problem], cells=[lacking, has], strategies=["single"], trainer="ppo")
+    assert [pins.cell.id for pins in found.pins] == ["trl0.20.0-tf4.49.0"]
+
+
+@pytest.mark.parametrize(
+    ("pin", "trainers"),
+    [
+        ("trl==0.13.0", ("ppo",)),
+        ("trl==0.15.2", ("grpo", "ppo")),
+        ("trl==1.13.0", ("grpo",)),
+        ("trl>=1.0", ("grpo", "ppo")),
+        ("transformers==5.0.0", ("grpo", "ppo")),
+    ],
+)
+def test_the_trainers_of_a_stack_are_those_that_are_not_predicted_absent(pin: str, trainers: tuple[str, ...]) -> None:
+    spec = of_mentions(of_pins([pin]), "the command line", complete=False)
+    assert trainers_in(spec, known_issues.load()) == trainers
+    assert trainers_in(spec, Catalog()) == ("grpo", "ppo")
+
+
+@pytest.mark.parametrize(
+    ("pins", "trainer", "strategies", "prefixes"),
+    [
+        (("trl==0.13.0", "transformers==4.47.0"), "ppo", (), ["ppo"]),
+        (("trl==1.11.0", "transformers==5.20.0"), "ppo", (), ["ppo"]),
+        (("trl==0.15.2", "transformers==4.48.3"), "", ("ddp",), ["grpo", "ppo"]),
+        (("trl==1.15.0", "transformers==5.23.0"), "", (), ["grpo"]),
+    ],
+)
+def test_no_recommended_cell_of_the_evidence_lacks_the_trainer(
+    pins: tuple[str, ...], trainer: str, strategies: tuple[str, ...], prefixes: list[str]
+) -> None:
+    found = ask(
+        *pins,
+        issues=list(known_issues.load().values()),
+        cells=evidence.published().cells,
+        strategies=strategies,
+        trainer=trainer,
+    )
+    recommended = [*found.pins, *([found.fewest] if found.fewest else [])]
+    assert recommended
+    for each in recommended:
+        for prefix in prefixes:
+            verdicts = {
+                verdict
+                for (name, subject, _), verdict in each.cell.verdicts.items()
+                if name.startswith(f"{prefix}-") and subject == "upstream"
+            }
+            assert verdicts - {Verdict.ABSENT}, (each.cell.id, prefix)
+
+
+# What another trainer's known issues stop
+
+
+def all_blockers(found: Diagnosis) -> set[str]:
+    return {effect.blocked_by for each in found.issues for effect in each.effects if effect.blocked_by}
+
+
+def test_what_issues_of_another_trainer_stop_is_judged_without_them() -> None:
+    blocked = dataclasses.replace(predict("blocked", trl="<0.18"), by="grpo-one")
+    for beneath, shown in (("silent", ["silent"]), ("ok", [])):
+        shared = issue(blocked, predict(beneath), name="lora-one", strategies=("single",))
+        verdicts = {("lora-one", "upstream", "single"): Verdict.ERROR}
+        cells = [dataclasses.replace(cell("0.15.2"), verdicts=verdicts, attributed=False)]
+        found = ask("trl==0.15.2", issues=[GRPO, shared], cells=cells, strategies=["single"], trainer="ppo")
+        assert [effect.verdict.value for each in found.issues for effect in each.effects] == shown
+        assert all_blockers(ask("trl==0.15.2", issues=[GRPO, shared], cells=cells)) == {"grpo-one"}
+
+
+def test_a_cell_whose_failures_another_trainers_issue_explains_can_be_recommended() -> None:
+    blocked = dataclasses.replace(predict("blocked", trl="==0.16.1"), by="grpo-one")
+    shared = issue(blocked, predict("broken", trl="<0.16"), predict("ok"), name="lora-one", strategies=("single",))
+    verdicts = {("lora-one", "upstream", "single"): Verdict.BLOCKED}
+    cells = [dataclasses.replace(cell("0.16.1"), verdicts=verdicts), cell("1.0.0")]
+    for trainer, recommended in (("ppo", "0.16.1"), ("grpo", "1.0.0")):
+        found = ask("trl==0.15.2", issues=[GRPO, shared], cells=cells, strategies=["single"], trainer=trainer)
+        assert [pins.cell.versions["trl"] for pins in found.pins] == [recommended]
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "ppo"])
+@pytest.mark.parametrize("trl", ["0.14.0", "0.15.2", "0.17.0", "1.5.0"])
+def test_one_trainer_is_not_shown_the_others_issues_cures_or_blockers(trainer: str, trl: str) -> None:
+    other = {"grpo": "ppo", "ppo": "grpo"}[trainer]
+    found = ask(f"trl=={trl}", issues=list(known_issues.load().values()), trainer=trainer)
+    assert found.issues
+    assert not [name for name in all_blockers(found) if name.startswith(f"{other}-")]
+    for each in found.issues:
+        assert f"trainers.{other.upper()}Trainer" not in found.remedy(each)
+        assert not each.issue.id.startswith(f"{other}-")
