@@ -113,7 +113,7 @@ def test_several_reasons_are_named_each_with_its_condition() -> None:
 
 def test_the_cure_is_for_the_strategies_under_which_the_issue_itself_is_a_problem() -> None:
     broken_alone = two(
-        blocked(strategies=("single",)),
+        blocked(strategies=("single",), trl="==0.15.2"),
         predict("broken", ("single",), trl="<0.15"),
         predict("broken", ("zero3",), trl="<0.18"),
         predict("ok"),
