@@ -111,10 +111,11 @@ class Diagnosis:
     cells: tuple[MeasuredCell, ...] = ()
 
     def remedy(self, applicable: ApplicableIssue) -> str:
-        """What to do about an issue with this stack."""
-        stack = self.spec.versions
+        """What to do about an issue with this stack, under the strategies under which it is a problem by itself."""
+        own = [effect for effect in applicable.effects if effect.otherwise or not effect.blocked_by]
+        under = [label for effect in own or applicable.effects for label in effect.strategies]
         return remedies.remedy(
-            applicable.issue, applicable.strategies, trainer=self.trainer, versions=stack, cells=self.cells
+            applicable.issue, under, trainer=self.trainer, versions=self.spec.versions, cells=self.cells
         )
 
     def stopped_by(self, applicable: ApplicableIssue) -> tuple[str, ...]:

@@ -59,8 +59,8 @@ def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     named: dict[str, list[str]] = {}
     described = {effect.why for each in diagnosis.issues for effect in each.effects if not effect.blocked_by}
     for applicable in diagnosis.issues:
-        if blockers := diagnosis.stopped_by(applicable):
-            named.setdefault(_unjudged(applicable, blockers), []).append(applicable.issue.id)
+        if diagnosis.stopped_by(applicable):
+            named.setdefault(_unjudged(applicable), []).append(applicable.issue.id)
         else:
             yield "", ""
             yield from _issue(applicable, diagnosis.remedy(applicable), width, described)
@@ -96,11 +96,17 @@ def _issue(applicable: ApplicableIssue, remedy: str, width: int, described: Coll
         yield from _entry("upstream" if not number else "", link, width)
 
 
-def _unjudged(applicable: ApplicableIssue, blockers: Sequence[str]) -> str:
-    conditions = dict.fromkeys(effect.condition for effect in applicable.effects)
-    where = "here" if "" in conditions else f"with {', or '.join(conditions)}"
-    verb = "stops" if len(blockers) == 1 else "stop"
-    return f"Cannot be judged {where}, because {' and '.join(blockers)} {verb} their tests first"
+def _unjudged(applicable: ApplicableIssue) -> str:
+    """``Cannot be judged here, because one stops their tests first``, for all issues with the same reason."""
+    blockers: dict[str, set[str]] = {}
+    for effect in applicable.effects:
+        blockers.setdefault(effect.condition, set()).add(effect.blocked_by)
+    reasons = []
+    for condition, by in blockers.items():
+        where = f"with {condition}" if condition else "here"
+        verb = "stops" if len(by) == 1 else "stop"
+        reasons.append(f"{where}, because {' and '.join(sorted(by))} {verb} their tests first")
+    return f"Cannot be judged {', nor '.join(reasons)}"
 
 
 def _effect(effect: Effect, described: Collection[str]) -> str:

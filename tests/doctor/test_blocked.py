@@ -100,6 +100,29 @@ def test_what_is_stopped_under_a_condition_is_named_with_it() -> None:
     assert "Cannot be judged with accelerate <1.0, because one stops their tests first: two." in text
 
 
+def test_several_reasons_are_named_each_with_its_condition() -> None:
+    first = issue(predict("broken", accelerate="<1.0"), predict("ok"))
+    third = issue(predict("broken", accelerate=">=1.0"), predict("ok"), name="three")
+    stopped = two(blocked(accelerate="<1.0"), blocked(by="three"), predict("ok"))
+    text = text_of(ask("trl==0.15.2", issues=[first, stopped, third]))
+    assert (
+        "Cannot be judged with accelerate <1.0, because one stops their tests first, nor with accelerate >=1.0, "
+        "because three stops their tests first: two."
+    ) in text
+
+
+def test_the_cure_is_for_the_strategies_under_which_the_issue_itself_is_a_problem() -> None:
+    broken_alone = two(
+        blocked(strategies=("single",), trl="==0.15.2"),
+        predict("broken", ("single",), trl="<0.15"),
+        predict("broken", ("zero3",), trl="<0.18"),
+        predict("ok"),
+    )
+    found = ask("trl==0.15.2", issues=[issue(predict("broken")), broken_alone])
+    applicable = next(each for each in found.issues if each.issue.id == "two")
+    assert found.remedy(applicable) == "take trl >=0.18, or workaround"
+
+
 def test_the_reason_of_an_issue_that_stops_another_is_given_once() -> None:
     stopped = two(dataclasses.replace(blocked(), why="broken because"), predict("silent"))
     text = text_of(ask("trl==0.15.2", issues=[issue(predict("broken")), stopped]))
