@@ -369,7 +369,7 @@ def test_in_a_process_with_the_device_a_failure_has_its_reason(
 
 
 def test_a_failure_has_the_functions_that_it_was_raised_in() -> None:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="invalid literal") as caught:
         int("x")
     name = "test_a_failure_has_the_functions_that_it_was_raised_in"
     said = "ValueError: invalid literal for int() with base 10: 'x'"
