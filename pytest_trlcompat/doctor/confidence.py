@@ -93,6 +93,7 @@ def confidence_in(
     spec: StackSpec,
     evidence: Evidence,
     region: Region | None = None,
+    by: str = "",
 ) -> Confidence:
     """How well measurements support ``verdict`` for the upstream trainer.
 
@@ -101,9 +102,10 @@ def confidence_in(
         strategies: the requested one, then others for which the catalogue predicts the same; the cells of the first
             that has any are used.
         region: the versions for which the verdict is predicted; a cell outside them does not support it.
+        by: of ``blocked`` the known issue that is predicted to stop the test; another one does not support it.
     """
     for label in strategies:
-        cells = [cell for cell in evidence.cells if cell.gave((issue.id, "upstream", label), verdict)]
+        cells = [cell for cell in evidence.cells if cell.gave((issue.id, "upstream", label), verdict, by)]
         if cells:
             inside = [cell for cell in cells if region is None or region.holds(cell.versions)]
             under = "" if label == strategies[0] else label

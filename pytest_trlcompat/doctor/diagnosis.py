@@ -281,7 +281,7 @@ def _effects(
         alike = [other for other, same, _ in found if same is prediction and other != label]
         # A measured variant supports its strategy too, if the catalogue does not distinguish them.
         alike += [other for other in measured if prediction.concerns("upstream", other)]
-        confidence = confidence_in(issue, (label, *alike), prediction.verdict, spec, evidence, region)
+        confidence = confidence_in(issue, (label, *alike), prediction.verdict, spec, evidence, region, prediction.by)
         condition = "" if region.whole else region.describe()
         problem = otherwise.get(label, "") if prediction.by else ""
         verdict, why, by = prediction.verdict, prediction.why, prediction.by
@@ -320,13 +320,13 @@ def _only_measured(
                 continue
             prediction = issue.predict("upstream", label, cell.versions)
             why, by, otherwise = _UNPREDICTED, "", ""
-            if prediction is not None and cell.gave((issue_id, subject, label), prediction.verdict):
+            if prediction is not None and cell.gave((issue_id, subject, label), prediction.verdict, prediction.by):
                 verdict, why, by = prediction.verdict, prediction.why, prediction.by
                 rest = without_blockers(issue).predict("upstream", label, cell.versions) if by else None
                 otherwise = f"{rest.verdict}: {rest.why}" if rest is not None and rest.verdict.is_problem else ""
             # An equal effect is known already, by the name of the variant's strategy.
             if not any(effect.why == why and effect.verdict is verdict for effect in predicted):
-                confidence = confidence_in(issue, (label,), verdict, spec, evidence)
+                confidence = confidence_in(issue, (label,), verdict, spec, evidence, by=by)
                 found.setdefault(label, Effect((label,), verdict, "", why, confidence, by, otherwise))
     return list(found.values())
 

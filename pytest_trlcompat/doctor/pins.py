@@ -174,6 +174,6 @@ def _has_problem(cell: MeasuredCell, scope: Scope, name: str, verdicts: dict[str
         predicted = scope.catalog[name].predict("upstream", label, cell.versions)
         if predicted is None or predicted.by not in scope.foreign:
             return True
-        if not cell.gave((name, "upstream", label), predicted.verdict):
+        if not cell.gave((name, "upstream", label), predicted.verdict, predicted.by):
             return True
     return False

@@ -9,6 +9,7 @@ import json
 import pytest
 
 from pytest_trlcompat.catalog import evidence, known_issues
+from pytest_trlcompat.catalog.evidence import MeasuredCell
 from pytest_trlcompat.catalog.known_issues import KnownIssue, Prediction
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.doctor.applicable import without_blockers
@@ -184,10 +185,16 @@ def test_an_error_of_before_failures_were_attributed_measures_a_stopped_issue_bu
     new = dataclasses.replace(cell("0.15.2"), verdicts={("two", "upstream", "single"): Verdict.ERROR})
     old = dataclasses.replace(new, attributed=False)
     says = dataclasses.replace(new, verdicts={("two", "upstream", "single"): Verdict.BLOCKED})
+
+    def by(name: str) -> MeasuredCell:
+        return dataclasses.replace(says, blocked_by={("two", "upstream", "single"): name})
+
     for measured, level, text in (
         (old, "measured", "failed on trl0.15.2-tf4.49.0; the cause is predicted"),
         (new, "unmeasured", "not measured in the published sweep; predicted by the catalogue"),
         (says, "measured", "measured on trl0.15.2-tf4.49.0"),
+        (by("one"), "measured", "measured on trl0.15.2-tf4.49.0"),
+        (by("three"), "unmeasured", "not measured in the published sweep; predicted by the catalogue"),
     ):
         issues = [issue(predict("broken")), two(blocked(trl="<0.18"), strategies=("single",))]
         found = ask("trl==0.15.2", issues=issues, cells=[measured])
