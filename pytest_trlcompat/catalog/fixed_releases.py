@@ -19,8 +19,6 @@ from pytest_trlcompat.stack import PACKAGES
 
 __all__ = ["Alternative", "FixedReleases", "fixed_releases"]
 
-_OWN_PROBLEMS = (Verdict.BROKEN, Verdict.SILENT, Verdict.WASTEFUL, Verdict.HANG)
-"""Verdicts that the issue itself gives. ``error`` and ``blocked`` are given by something that stops its suite first."""
 _DOMAIN = {"trl": parse(">=0.9.6")}
 """Releases that have a trainer of those that the suites run: no older one is ever advised."""
 _FIRST = ("trl", "transformers")
@@ -78,7 +76,7 @@ def fixed_releases(issue: KnownIssue) -> tuple[FixedReleases, ...]:
 
 
 def _is_problem(prediction: Prediction) -> bool:
-    return prediction.verdict in _OWN_PROBLEMS
+    return prediction.verdict.is_own_problem
 
 
 def _answers(issue: KnownIssue, is_problem: Judge) -> tuple[FixedReleases, ...]:

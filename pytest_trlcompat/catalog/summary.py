@@ -57,8 +57,6 @@ _WRONG = 10
 """Verdicts that are not as predicted, each of one line or two, that are named."""
 _LINES = 2
 """For one of them."""
-_AFFECTING = (Verdict.SILENT, Verdict.BROKEN, Verdict.HANG, Verdict.WASTEFUL)
-"""What an issue itself does to training."""
 _REASONS = 3
 """Reasons that are given of cells that were not finished, and of verdicts that could not be tested."""
 _SHORTEST_TABLE = 2
@@ -154,13 +152,14 @@ def conclusion(cells: Sequence[CellSummary]) -> list[Line]:
     lines: list[Line] = []
     records = [record for cell in cells for record in cell.records if record.subject == "upstream"]
     found = {verdict: {r.issue for r in records if r.verdict is verdict} for verdict in PROBLEMS}
-    affecting = set().union(*(found[verdict] for verdict in _AFFECTING))
+    own = {verdict: issues for verdict, issues in found.items() if verdict.is_own_problem}
+    affecting = set().union(*own.values())
     if affecting:
         affect = "known issue affects" if len(affecting) == 1 else "known issues affect"
-        harmed = any(found[verdict] for verdict in _AFFECTING if verdict is not Verdict.WASTEFUL)
+        harmed = any(issues for verdict, issues in own.items() if verdict is not Verdict.WASTEFUL)
         broken = "Upstream is broken: " if harmed else ""
         lines.append((Part(f"{broken}{len(affecting)} {affect} TRL's own trainers", ALARM),))
-        lines.append(_counts((verdict, len(found[verdict])) for verdict in PROBLEMS if verdict in _AFFECTING))
+        lines.append(_counts((verdict, len(issues)) for verdict, issues in own.items()))
     if unexplained := len(found[Verdict.ERROR]):
         suites = "1 suite failed" if unexplained == 1 else f"{unexplained} suites failed"
         lines.append((Part(f"{suites} with TRL's own trainers, which no known issue explains", ALARM),))

@@ -48,6 +48,11 @@ class Verdict(str, Enum):
         """Whether somebody who trains so has a problem."""
         return self not in (Verdict.OK, Verdict.ABSENT, Verdict.UNTESTABLE)
 
+    @property
+    def is_own_problem(self) -> bool:
+        """Whether it is what the issue itself does, not what stopped its suite first or what nobody has explained."""
+        return self.is_problem and self not in (Verdict.ERROR, Verdict.BLOCKED)
+
 
 SEVERITY = (Verdict.SILENT, Verdict.BROKEN, Verdict.ERROR, Verdict.HANG, Verdict.WASTEFUL, Verdict.BLOCKED)
 """Verdicts that are a problem, the worst first: training goes on where no error stops it."""

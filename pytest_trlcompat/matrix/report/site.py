@@ -122,7 +122,7 @@ def _index(report: Report, known: Mapping[str, KnownIssue]) -> Iterator[str]:
 def _own(cell: CellReport, issue: str) -> set[Verdict]:
     """What the issue itself does in a cell to TRL's own trainers, not what keeps it from being seen."""
     found = {record.verdict for record in cell.verdicts if (record.issue, record.subject) == (issue, _UPSTREAM)}
-    return found & {Verdict.SILENT, Verdict.BROKEN, Verdict.WASTEFUL, Verdict.HANG}
+    return {verdict for verdict in found if verdict.is_own_problem}
 
 
 # ---- a known issue
