@@ -15,7 +15,7 @@ KeyError: 'handled'
 During handling of the above exception, another exception occurred:
 
 Traceback (most recent call last):
-  File "/work/suites/in_rank/grpo.py", line 2, in train
+  File "/src/suites/in_rank/grpo.py", line 2, in train
   File "/src/trl/trl/trainer/grpo_trainer.py", line 3, in compute_loss
   File "/e/lib/python3.11/site-packages/torch/nn/modules/module.py", line 4, in _call_impl
   File "/e/lib/python3.11/contextlib.py", line 5, in inner
