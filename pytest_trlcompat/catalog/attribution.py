@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_trlcompat import _location
-from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue, Prediction
+from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
+from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Record, Verdict
 
 __all__ = ["Attribution", "Failed", "attribute", "attributed", "expecting", "failures_in"]

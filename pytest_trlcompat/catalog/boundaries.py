@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from packaging.version import Version
 
 from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
-from pytest_trlcompat.catalog.known_issues import STRATEGIES, SUBJECTS, Catalog, KnownIssue, Prediction
+from pytest_trlcompat.catalog.issue import STRATEGIES, SUBJECTS, KnownIssue, Prediction
+from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.regions import Axis, Point, Region, Regions, regions
 from pytest_trlcompat.catalog.verdict import Verdict
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.fixed_releases import fixed_releases
-from pytest_trlcompat.catalog.known_issues import STRATEGIES, KnownIssue
+from pytest_trlcompat.catalog.issue import STRATEGIES, KnownIssue
 from pytest_trlcompat.catalog.remedies import cured_in, mixins, remedy
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.trainers.names import names_of

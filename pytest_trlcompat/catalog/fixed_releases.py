@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_trlcompat.catalog.known_issues import KnownIssue, Prediction
+from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
 from pytest_trlcompat.catalog.ranges import Range, parse
 from pytest_trlcompat.catalog.regions import Axis, Domain, Point, regions
 from pytest_trlcompat.catalog.verdict import Verdict

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_trlcompat.catalog.known_issues import KnownIssue, Prediction
+from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
 from pytest_trlcompat.catalog.ranges import ALL, Range, at, pieces
 from pytest_trlcompat.stack import PACKAGES
 

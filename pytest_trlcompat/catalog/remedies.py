@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_trlcompat.catalog.evidence import MeasuredCell
 from pytest_trlcompat.catalog.fixed_releases import Alternative, FixedReleases, fixed_releases
-from pytest_trlcompat.catalog.known_issues import STRATEGIES, KnownIssue
+from pytest_trlcompat.catalog.issue import STRATEGIES, KnownIssue
 from pytest_trlcompat.catalog.ranges import Range, at
 from pytest_trlcompat.catalog.regions import Domain
 from pytest_trlcompat.catalog.verdict import Verdict

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pytest_trlcompat import _data, stack
 from pytest_trlcompat.catalog import known_issues
-from pytest_trlcompat.catalog.known_issues import KnownIssue
+from pytest_trlcompat.catalog.issue import KnownIssue
 from pytest_trlcompat.catalog.verdict import Verdict
 
 __all__ = ["commands", "folder", "main", "output_of", "report"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 
-from pytest_trlcompat.catalog.known_issues import STRATEGIES, KnownIssue, Prediction, kind
+from pytest_trlcompat.catalog.issue import STRATEGIES, KnownIssue, Prediction, kind
 from pytest_trlcompat.catalog.regions import Region, regions
 from pytest_trlcompat.doctor.stack_spec import StackSpec
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.evidence import EvidenceError
-from pytest_trlcompat.catalog.known_issues import STRATEGIES, TRAINERS, CatalogError
+from pytest_trlcompat.catalog.issue import STRATEGIES, TRAINERS
+from pytest_trlcompat.catalog.known_issues import CatalogError
 from pytest_trlcompat.doctor.applicable import StrategyError
 from pytest_trlcompat.doctor.diagnosis import diagnose
 from pytest_trlcompat.doctor.request import read_stack_spec

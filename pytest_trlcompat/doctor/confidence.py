@@ -14,7 +14,7 @@ from enum import Enum
 from packaging.version import Version
 
 from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
-from pytest_trlcompat.catalog.known_issues import KnownIssue
+from pytest_trlcompat.catalog.issue import KnownIssue
 from pytest_trlcompat.catalog.ranges import Range, at, parse
 from pytest_trlcompat.catalog.regions import Region
 from pytest_trlcompat.catalog.verdict import Verdict

@@ -13,7 +13,8 @@ from typing import Any
 
 from pytest_trlcompat.catalog import remedies
 from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
-from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue, Prediction, kind
+from pytest_trlcompat.catalog.issue import KnownIssue, Prediction, kind
+from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.regions import regions
 from pytest_trlcompat.catalog.verdict import SEVERITY, Verdict
 from pytest_trlcompat.doctor.applicable import (

@@ -10,7 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from pytest_trlcompat.catalog.evidence import MeasuredCell
-from pytest_trlcompat.catalog.known_issues import TRAINERS, Catalog, KnownIssue, kind
+from pytest_trlcompat.catalog.issue import TRAINERS, KnownIssue, kind
+from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.ranges import ALL, Range, at
 from pytest_trlcompat.catalog.regions import regions
 from pytest_trlcompat.catalog.verdict import Verdict

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import IO
 
 from pytest_trlcompat.catalog import remedies
-from pytest_trlcompat.catalog.known_issues import STRATEGIES
+from pytest_trlcompat.catalog.issue import STRATEGIES
 from pytest_trlcompat.doctor.applicable import summary
 from pytest_trlcompat.doctor.diagnosis import ApplicableIssue, Diagnosis, Effect
 from pytest_trlcompat.doctor.pins import Pins

@@ -13,7 +13,7 @@ from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.verdict import SEVERITY, Verdict
 
 if TYPE_CHECKING:
-    from pytest_trlcompat.catalog.known_issues import KnownIssue
+    from pytest_trlcompat.catalog.issue import KnownIssue
     from pytest_trlcompat.doctor.stack_spec import StackSpec
 
 __all__ = ["Cache", "line", "line_once"]

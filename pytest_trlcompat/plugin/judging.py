@@ -17,7 +17,8 @@ import pytest
 
 from pytest_trlcompat import _location, stack
 from pytest_trlcompat.catalog import attribution, known_issues
-from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue, Prediction
+from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
+from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Record, Verdict, append_record, read_records
 from pytest_trlcompat.launch import Failure, LaunchError, StrategyAbsent
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from pytest_trlcompat.catalog.known_issues import KnownIssue
+    from pytest_trlcompat.catalog.issue import KnownIssue
     from pytest_trlcompat.tiny import TinyModel
 
     from ..launches import LaunchCache

@@ -9,7 +9,8 @@ import pytest
 
 from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.attribution import Attribution, Failed, attribute, attributed, expecting, failures_in
-from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue
+from pytest_trlcompat.catalog.issue import KnownIssue
+from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Record, Verdict
 
 OLD = {

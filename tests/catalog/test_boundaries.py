@@ -7,7 +7,8 @@ import pytest
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.boundaries import Boundary, Measured, boundaries, measure, unmeasured
 from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
-from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue, Prediction
+from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
+from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Verdict
 
 

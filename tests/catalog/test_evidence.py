@@ -8,6 +8,7 @@ import pytest
 
 from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.evidence import Evidence, EvidenceError, MeasuredCell
+from pytest_trlcompat.catalog.issue import kind
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.stack import PACKAGES
 
@@ -141,7 +142,7 @@ MEASURED_UNDER_ONE = {"transformers-resume", "ppo-config-after-grpo", "ppo-newer
 def test_an_entry_that_shows_only_when_ranks_share_a_model_says_so() -> None:
     """Else the doctor takes it for one that shows under every strategy."""
     for issue in known_issues.load().values():
-        measured = sorted({known_issues.kind(strategy) for strategy in evidence.published().strategies(issue.id)})
+        measured = sorted({kind(strategy) for strategy in evidence.published().strategies(issue.id)})
         silent = not issue.strategies and measured and "single" not in measured and issue.id not in MEASURED_UNDER_ONE
         assert not silent, f"{issue.id} was measured under {', '.join(measured)} alone: list its strategies"
 

@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 
 from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.fixed_releases import Alternative, FixedReleases, fixed_releases
-from pytest_trlcompat.catalog.known_issues import KnownIssue, Prediction
+from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
 from pytest_trlcompat.catalog.ranges import at
 from pytest_trlcompat.catalog.verdict import Verdict
 

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_trlcompat import _data
 from pytest_trlcompat.catalog import known_issues, remedies
+from pytest_trlcompat.catalog.issue import STRATEGIES
 from pytest_trlcompat.catalog.regions import unreachable
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.launch.strategy import NAMES
@@ -159,7 +160,7 @@ def test_mistakes_are_named(tmp_path: Path, old: str, new: str, text: str) -> No
 
 
 def test_the_strategies_are_those_of_launches() -> None:
-    assert known_issues.STRATEGIES == NAMES
+    assert STRATEGIES == NAMES
 
 
 def test_every_prediction_can_be_reached() -> None:
@@ -192,7 +193,7 @@ def test_where_an_issue_may_show_is_what_it_lists_or_what_its_predictions_name(t
         ("fsdp1", "fsdp1-no_shard"),
         ("fsdp1",),
         ("zero1", "zero2", "zero3", "fsdp1", "fsdp1-no_shard"),
-        known_issues.STRATEGIES,
+        STRATEGIES,
     ]
 
 

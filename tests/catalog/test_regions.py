@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from pytest_trlcompat.catalog import known_issues
-from pytest_trlcompat.catalog.known_issues import KnownIssue, Prediction
+from pytest_trlcompat.catalog.issue import SUBJECTS, KnownIssue, Prediction
 from pytest_trlcompat.catalog.ranges import ALL, at, parse
 from pytest_trlcompat.catalog.regions import regions, unreachable
 from pytest_trlcompat.catalog.verdict import Verdict
@@ -26,7 +26,7 @@ TRANSFORMERS = ("4.48.3", "4.49.0", "4.52.4", "5.23.0")
 ACCELERATE = ("1.3.0", "1.6.0", "1.15.0")
 
 
-@pytest.mark.parametrize("subject", known_issues.SUBJECTS)
+@pytest.mark.parametrize("subject", SUBJECTS)
 def test_a_known_stack_has_the_answer_that_the_catalogue_gives(subject: str) -> None:
     for entry in known_issues.load().values():
         for strategy in entry.labels():

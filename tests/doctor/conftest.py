@@ -7,7 +7,8 @@ import pytest
 from pytest_trlcompat import cli
 from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.evidence import Evidence
-from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue
+from pytest_trlcompat.catalog.issue import KnownIssue
+from pytest_trlcompat.catalog.known_issues import Catalog
 
 from .made_up import Run, cell, issue, predict
 

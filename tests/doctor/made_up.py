@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 
 from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
-from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue, Prediction, Symptom
+from pytest_trlcompat.catalog.issue import KnownIssue, Prediction, Symptom
+from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.doctor.diagnosis import Diagnosis, diagnose
 from pytest_trlcompat.doctor.requirements import of_pins

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.evidence import MeasuredCell
-from pytest_trlcompat.catalog.known_issues import KnownIssue, Prediction
+from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.doctor.applicable import without_blockers
 from pytest_trlcompat.doctor.diagnosis import Diagnosis

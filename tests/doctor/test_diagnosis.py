@@ -7,8 +7,8 @@ import io
 
 import pytest
 
-from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.evidence import MeasuredCell
+from pytest_trlcompat.catalog.issue import STRATEGIES
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.doctor.applicable import StrategyError
 from pytest_trlcompat.doctor.diagnosis import ApplicableIssue, Diagnosis
@@ -332,8 +332,8 @@ def test_pins_that_need_another_trl_come_after_those_that_keep_it_for_some_strat
         cell("1.0.0", single="ok", zero3="ok"),
     ]
     assert pins(ask("trl==0.15.2", issues=[entry], cells=cells)) == [
-        ("trl0.15.2-tf4.49.0", tuple(name for name in known_issues.STRATEGIES if name != "zero3")),
-        ("trl0.18.2-tf4.49.0", known_issues.STRATEGIES),
+        ("trl0.15.2-tf4.49.0", tuple(name for name in STRATEGIES if name != "zero3")),
+        ("trl0.18.2-tf4.49.0", STRATEGIES),
     ]
 
 
@@ -378,7 +378,7 @@ def test_pins_with_the_fewest_issues_are_named_if_none_are_without() -> None:
 def test_pins_for_most_strategies_are_named_if_there_are_none_for_all() -> None:
     entry = issue(predict("broken", ("zero3",)), predict("ok"))
     cells = [cell("0.17.0", single="ok", zero3="broken"), cell("0.16.1", single="ok", zero3="broken")]
-    most = tuple(name for name in known_issues.STRATEGIES if name != "zero3")
+    most = tuple(name for name in STRATEGIES if name != "zero3")
     assert pins(ask("trl==0.16.0", issues=[entry], cells=cells)) == [("trl0.16.1-tf4.49.0", most)]
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from pytest_trlcompat import cli
 from pytest_trlcompat.catalog import evidence, known_issues
-from pytest_trlcompat.catalog.known_issues import Catalog, KnownIssue
+from pytest_trlcompat.catalog.issue import KnownIssue
+from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.doctor.text import show
 
 from .made_up import LINK, Run, ask, issue, predict

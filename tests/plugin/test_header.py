@@ -8,7 +8,7 @@ import json
 import pytest
 
 from pytest_trlcompat.catalog import evidence, known_issues
-from pytest_trlcompat.catalog.known_issues import KnownIssue
+from pytest_trlcompat.catalog.issue import KnownIssue
 from pytest_trlcompat.plugin import header
 
 from ..doctor.made_up import issue, predict

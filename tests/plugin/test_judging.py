@@ -12,7 +12,7 @@ import pytest
 from pytest_trlcompat import stack
 from pytest_trlcompat.accelerator.artefacts import Artefact, What
 from pytest_trlcompat.catalog import known_issues
-from pytest_trlcompat.catalog.known_issues import Prediction
+from pytest_trlcompat.catalog.issue import Prediction
 from pytest_trlcompat.catalog.verdict import Verdict, read_records
 from pytest_trlcompat.launch import Failure, LaunchError, LaunchResult, RankResult, StrategyAbsent
 from pytest_trlcompat.plugin.judging import Absent, Finding, Judge, Untestable

@@ -21,7 +21,8 @@ from typing import Any
 from markupsafe import Markup
 
 from pytest_trlcompat.catalog import known_issues, remedies
-from pytest_trlcompat.catalog.known_issues import SUBJECTS, TRAINERS, Catalog
+from pytest_trlcompat.catalog.issue import SUBJECTS, TRAINERS
+from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.summary import expected, printable
 from pytest_trlcompat.catalog.verdict import SEVERITY, Record, Verdict, is_wrong
 from pytest_trlcompat.matrix.report import texts

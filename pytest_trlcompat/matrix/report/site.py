@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from pytest_trlcompat.catalog import boundaries, known_issues, remedies
 from pytest_trlcompat.catalog.evidence import Evidence
-from pytest_trlcompat.catalog.known_issues import STRATEGIES, SUBJECTS, TRAINERS, KnownIssue
+from pytest_trlcompat.catalog.issue import STRATEGIES, SUBJECTS, TRAINERS, KnownIssue
 from pytest_trlcompat.catalog.regions import regions
 from pytest_trlcompat.catalog.summary import PROBLEMS, CellSummary, corrected, least_to_most, printable
 from pytest_trlcompat.catalog.verdict import Verdict

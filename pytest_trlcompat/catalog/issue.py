@@ -1,0 +1,231 @@
+"""A known issue: its symptoms, and the verdicts that it predicts for a stack.
+
+Imports no package of the stack.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pytest_trlcompat import stack
+from pytest_trlcompat.catalog.verdict import Verdict
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.catalog.ranges import Range
+
+__all__ = [
+    "STRATEGIES",
+    "SUBJECTS",
+    "TRAINERS",
+    "WILDCARD",
+    "KnownIssue",
+    "Prediction",
+    "Symptom",
+    "kind",
+    "measured_with",
+]
+
+SUBJECTS = ("upstream", "corrected")
+"""Whose trainer a suite runs: TRL's own, or ours."""
+
+TRAINERS = ("grpo", "ppo")
+"""Trainers that issues of their own begin with in their ids."""
+
+STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
+"""The strategies; a verdict's may carry a variant after a dash, like ``fsdp1-no_shard``."""
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """How the issue shows when it raises: the exception's class name and a pattern that its text matches.
+
+    The name is compared with those of the exception's class and of all its bases.
+
+    Attributes:
+        where: for words that other mistakes have in common with it, a pattern that the location matches as well, see
+            :mod:`pytest_trlcompat._location`; not asked of a failure whose location was not kept.
+    """
+
+    type_name: str
+    pattern: re.Pattern[str]
+    where: re.Pattern[str] | None = None
+
+    def matches(self, mro: tuple[str, ...], message: str, location: str = "") -> bool:
+        if self.type_name not in mro or self.pattern.search(message) is None:
+            return False
+        return self.where is None or not location or self.where.search(location) is not None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The verdict that is expected of ``subject`` where every version range holds.
+
+    Attributes:
+        strategies: to which it applies, as shell patterns (``fsdp1*``); empty means all.
+        why: one line for people, shown when the prediction is wrong.
+        by: of a ``blocked`` prediction the id of the known issue that stops the suite first; else empty.
+    """
+
+    verdict: Verdict
+    subject: str
+    when: dict[str, str]
+    strategies: tuple[str, ...]
+    why: str
+    by: str = ""
+
+    def concerns(self, subject: str, strategy: str) -> bool:
+        """Whether it speaks of this subject and strategy, for some versions."""
+        return self.subject == subject and (
+            not self.strategies or any(fnmatchcase(strategy, pattern) for pattern in self.strategies)
+        )
+
+    def applies(self, subject: str, strategy: str, versions: Mapping[str, str]) -> bool:
+        return self.concerns(subject, strategy) and stack.satisfied(self.when, versions)
+
+    @cached_property
+    def ranges(self) -> Mapping[str, Range]:
+        """``when``, to be intersected and compared."""
+        from pytest_trlcompat.catalog import ranges  # pytest loads this module at every start
+
+        return {package: ranges.parse(text) for package, text in self.when.items()}
+
+    def describe(self) -> str:
+        ranges = ", ".join(f"{package} {text}" for package, text in self.when.items()) or "every version"
+        strategies = " under " + ", ".join(self.strategies) if self.strategies else ""
+        by = f" by {self.by}" if self.by else ""
+        return f"{self.verdict}{by} for {self.subject}{strategies} with {ranges} ({self.why})"
+
+
+@dataclass(frozen=True)
+class KnownIssue:
+    """A catalogue entry.
+
+    Attributes:
+        wrong: one line: what a user sees, or what is wrong without an error.
+        upstream: links to the issues and pulls that report and cure it.
+        suite: the test module that shows it.
+        cure: the module of this package that cures it; empty where none does.
+        strategies: under which it may show, with the variants that its suite measures; under no other. Empty: see
+            :meth:`labels`.
+        needs: packages without which the issue cannot show, ``peft`` for one of adapters, beside what the strategy
+            itself needs.
+        without_trainer: variants among ``strategies`` in which its suite shows it without a trainer, by the library's
+            own function: it then stops whatever trainer calls that under the same strategy, also where its suite's
+            trainer is stopped by another issue before.
+        cure_with: modules that belong to the cure as well.
+        workaround: what else helps, as it would follow "or", where that cannot be derived from the predictions; what
+            can is made by ``remedies``.
+        blocks: ids of issues that cannot be seen where this one is ``broken``: their verdict is ``blocked``, by this
+            one, for the same subject and strategies. A short form of such predictions.
+    """
+
+    id: str
+    title: str
+    wrong: str
+    upstream: tuple[str, ...]
+    suite: str
+    cure: str
+    symptoms: tuple[Symptom, ...]
+    predictions: tuple[Prediction, ...]
+    strategies: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()
+    without_trainer: tuple[str, ...] = ()
+    cure_with: tuple[str, ...] = ()
+    workaround: str = ""
+
+    @property
+    def trainer(self) -> str:
+        """Whose issue it is, by its id: ``grpo``, ``ppo``, or empty for one that meets every trainer."""
+        return _trainer_of(self.id)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages whose versions its predictions look at."""
+        named = {package for prediction in self.predictions for package in prediction.when}
+        return tuple(package for package in stack.PACKAGES if package in named)
+
+    def labels(self) -> tuple[str, ...]:
+        """The strategies under which it may show.
+
+        Where the entry does not list them: those that its predictions name without a wildcard, or all without a
+        variant where some prediction names none.
+        """
+        if self.strategies:
+            return self.strategies
+        named = [pattern for prediction in self.predictions for pattern in prediction.strategies]
+        exact = [pattern for pattern in named if not WILDCARD.search(pattern)]
+        plain = [
+            name
+            for name in STRATEGIES
+            if any(not p.strategies or p.concerns(p.subject, name) for p in self.predictions)
+        ]
+        return tuple(dict.fromkeys([*plain, *exact]))
+
+    def predict(self, subject: str, strategy: str, versions: Mapping[str, str]) -> Prediction | None:
+        """The first prediction that applies; for ``corrected`` it is ``ok`` unless one says otherwise."""
+        for prediction in self.predictions:
+            if prediction.applies(subject, strategy, versions):
+                return prediction
+        if subject == "corrected":
+            return Prediction(Verdict.OK, subject, {}, (), "the corrected trainer is right everywhere")
+        return None
+
+    def shows(self, mro: tuple[str, ...], message: str, location: str = "") -> bool:
+        """Whether an exception is this issue's symptom.
+
+        Args:
+            location: where it was raised, see :mod:`pytest_trlcompat._location`; empty where that is not known.
+        """
+        return any(symptom.matches(mro, message, location) for symptom in self.symptoms)
+
+    def may_stop(self, other: KnownIssue) -> bool:
+        """Whether its symptom can end the suite of ``other``: another issue, measured with the same trainer."""
+        return self.id != other.id and (not self.trainer or self.trainer == measured_with(other.id))
+
+    def may_stop_under(self, other: KnownIssue, strategy: str, versions: Mapping[str, str]) -> bool:
+        """:meth:`may_stop`, and it is predicted to raise something itself with TRL's trainer.
+
+        Args:
+            strategy: of the suite of ``other``. What is predicted under the same one counts, or under the strategy
+                without its variant, or in one of :attr:`without_trainer`. Where a release lacks the trainer that this
+                issue's own suite runs, that says nothing of the trainer of ``other``.
+        """
+        if not self.may_stop(other):
+            return False
+        foreign = measured_with(self.id) != measured_with(other.id)
+        here = [each for each in self.predictions if not (foreign and each.verdict is Verdict.ABSENT)]
+        labels = {strategy, kind(strategy)}
+        if self.strategies:
+            labels &= set(self.strategies)
+        for label in {*labels, *(each for each in self.without_trainer if kind(each) == kind(strategy))}:
+            found = next((each for each in here if each.applies("upstream", label, versions)), None)
+            if found is not None and found.verdict in _RAISING:
+                return True
+        return False
+
+
+_RAISING = (Verdict.BROKEN, Verdict.ERROR)
+"""Verdicts of a suite that met an exception of its own issue."""
+WILDCARD = re.compile(r"[*?\[]")
+"""What makes a strategy in an entry a pattern of several."""
+
+
+def kind(strategy: str) -> str:
+    """The strategy without its variant: ``fsdp1`` of ``fsdp1-no_shard``."""
+    return strategy.partition("-")[0]
+
+
+def _trainer_of(issue_id: str) -> str:
+    prefix = issue_id.partition("-")[0]
+    return prefix if prefix in TRAINERS else ""
+
+
+def measured_with(issue_id: str) -> str:
+    """The trainer that an issue's suite runs."""
+    return _trainer_of(issue_id) or "grpo"
