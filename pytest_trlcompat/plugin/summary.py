@@ -15,7 +15,7 @@ from pytest_trlcompat import stack
 from pytest_trlcompat.plugin import settings
 
 if TYPE_CHECKING:
-    from pytest_trlcompat.catalog.summary import Line
+    from pytest_trlcompat.catalog.summary_parts import Line
     from pytest_trlcompat.catalog.verdict import Record
 
 __all__ = ["pytest_terminal_summary"]
@@ -34,7 +34,8 @@ def pytest_terminal_summary(
     texts = list(_recorded(terminalreporter))
     if not texts:
         return
-    from pytest_trlcompat.catalog.summary import CellSummary, conclusion, screen
+    from pytest_trlcompat.catalog.summary import conclusion, screen
+    from pytest_trlcompat.catalog.summary_parts import CellSummary
     from pytest_trlcompat.catalog.verdict import Record
 
     newest: dict[tuple[str, str, str], Record] = {}

@@ -23,7 +23,7 @@ from markupsafe import Markup
 from pytest_trlcompat.catalog import known_issues, remedies
 from pytest_trlcompat.catalog.issue import SUBJECTS, TRAINERS
 from pytest_trlcompat.catalog.known_issues import Catalog
-from pytest_trlcompat.catalog.summary import expected, printable
+from pytest_trlcompat.catalog.summary_parts import expected, printable
 from pytest_trlcompat.catalog.verdict import SEVERITY, Record, Verdict, is_wrong
 from pytest_trlcompat.matrix.report import texts
 from pytest_trlcompat.matrix.report.model import CellReport, Column, Report

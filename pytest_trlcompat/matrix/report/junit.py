@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from xml.etree import ElementTree
 
-from pytest_trlcompat.catalog.summary import expected, measured, printable
+from pytest_trlcompat.catalog.summary_parts import expected, measured, printable
 from pytest_trlcompat.catalog.verdict import Record, Verdict, is_wrong
 from pytest_trlcompat.matrix.report.model import CellReport, Report
 

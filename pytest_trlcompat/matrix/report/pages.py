@@ -7,7 +7,7 @@ from pathlib import Path
 import jinja2
 
 from pytest_trlcompat.catalog import known_issues, remedies
-from pytest_trlcompat.catalog.summary import expected, measured, printable, sentence
+from pytest_trlcompat.catalog.summary_parts import expected, measured, printable, sentence
 from pytest_trlcompat.catalog.verdict import is_wrong
 from pytest_trlcompat.matrix.report import texts
 from pytest_trlcompat.matrix.report.model import Report

@@ -15,7 +15,7 @@ from pytest_trlcompat.catalog import boundaries, known_issues, remedies
 from pytest_trlcompat.catalog.evidence import Evidence
 from pytest_trlcompat.catalog.issue import STRATEGIES, SUBJECTS, TRAINERS, KnownIssue
 from pytest_trlcompat.catalog.regions import regions
-from pytest_trlcompat.catalog.summary import PROBLEMS, CellSummary, corrected, least_to_most, printable
+from pytest_trlcompat.catalog.summary_parts import PROBLEMS, CellSummary, corrected, least_to_most, printable
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.report import explorer

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pytest_trlcompat.catalog.summary import STYLES, CellSummary, printable, screen, sentence
+from pytest_trlcompat.catalog.summary import screen
+from pytest_trlcompat.catalog.summary_parts import STYLES, CellSummary, printable, sentence
 from pytest_trlcompat.catalog.verdict import Record, Verdict, is_wrong
 from pytest_trlcompat.matrix.report.model import CellReport, Column, Report
 from pytest_trlcompat.matrix.report.rows import MANY, axes, rows
