@@ -13,7 +13,8 @@ from typing import IO
 from pytest_trlcompat.catalog import remedies
 from pytest_trlcompat.catalog.issue import STRATEGIES
 from pytest_trlcompat.doctor.applicable import summary
-from pytest_trlcompat.doctor.diagnosis import ApplicableIssue, Diagnosis, Effect
+from pytest_trlcompat.doctor.diagnosis import ApplicableIssue, Diagnosis
+from pytest_trlcompat.doctor.effects import Effect
 from pytest_trlcompat.doctor.pins import Pins
 from pytest_trlcompat.doctor.stack_spec import ORDER
 
