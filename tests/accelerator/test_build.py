@@ -2,117 +2,22 @@
 
 from __future__ import annotations
 
-import errno
-import importlib
-import importlib.util
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat.accelerator import AcceleratorError, build, environment
+from pytest_trlcompat.accelerator import build, environment
 from pytest_trlcompat.accelerator.build import cache_folder, cache_key, find_compiler, find_torch
 
-# Takes g++'s arguments: counts its calls, reads the source, and writes what -o names.
-COMPILER = """\
-#!{python}
-import pathlib, subprocess, sys, time
-with open({calls!r}, "a") as calls:
-    calls.write("called\\n")
-source = sys.stdin.read()
-{body}
-pathlib.Path(sys.argv[sys.argv.index("-o") + 1]).write_text(source)
-"""
-
-MODULE = importlib.import_module("pytest_trlcompat.accelerator.build")  # not the function of that name
-PERFORM, FILE = MODULE.self_test.perform, MODULE.self_test.FILE
-DRIVER = """\
-import importlib, sys
-from pathlib import Path
-root, cache = Path(sys.argv[1]), sys.argv[2]
-sys.path.insert(0, str(root))
-module = importlib.import_module("pytest_trlcompat.accelerator.build")
-module._python_headers = lambda: root / "python"
-module.self_test.perform = lambda folder, variables: (folder / "self-test.json").write_text(sys.argv[3])
-print(module.build(cache=cache))
-"""
-
-
-# Asked in a process of its own how it was compiled, and in no other. Like torch from 2.5 on, it loads backends.
-TORCH = """\
-import os
-if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
-    raise RuntimeError("a build must not import torch")
-import ctypes
-ctypes.CDLL("libstdc++.so.6")
-class _C:
-    _GLIBCXX_USE_CXX11_ABI = False
-    _PYBIND11_BUILD_ABI = "_cxxabi1011"
-backends = "torch.backends"
-"""
-PASSED = '{"checks": {"views": null}, "absent": {"fsdp2": "this torch has no fully_shard"}}'
-
-
-class Site:
-    """A folder with a torch to compile against and a compiler to do it."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.cache = root / "cache"
-        self.calls_file = root / "calls"
-        self.make_torch("2.99.0+cpu")
-        (root / "python").mkdir()
-        (root / "python" / "Python.h").touch()
-
-    def make_torch(self, version: str, git: str = "abc") -> None:
-        torch = self.root / "torch"
-        (torch / "include" / "torch").mkdir(parents=True, exist_ok=True)
-        (torch / "include" / "torch" / "library.h").touch()
-        (torch / "__init__.py").write_text(TORCH)
-        self.make_version(version, git)
-
-    def make_version(self, version: str, git: str = "abc") -> None:
-        text = f"__version__ = '{version}'\ngit_version = '{git}'\n"
-        (self.root / "torch" / "version.py").write_text(text)
-
-    def compiler(self, body: str = "") -> str:
-        path = self.root / "compiler"
-        path.write_text(COMPILER.format(python=sys.executable, calls=str(self.calls_file), body=textwrap.dedent(body)))
-        path.chmod(0o755)
-        return str(path)
-
-    @property
-    def calls(self) -> int:
-        return len(self.calls_file.read_text().splitlines()) if self.calls_file.exists() else 0
-
-    def start(self) -> subprocess.Popen[str]:
-        """A build in a process of its own."""
-        return subprocess.Popen(
-            [sys.executable, "-c", DRIVER, str(self.root), str(self.cache), PASSED],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    made = Site(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr(MODULE, "_python_headers", lambda: tmp_path / "python")
-    monkeypatch.setattr(MODULE.self_test, "perform", lambda folder, _: (folder / FILE).write_text(PASSED))
-    monkeypatch.setenv("CXX", made.compiler())
-    monkeypatch.setenv("TRLCOMPAT_CACHE", str(made.cache))
-    return made
+from .building import MODULE, TORCH, Site
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
@@ -257,20 +162,6 @@ def processes_that_run(argument: str | Path) -> list[int]:
     return found
 
 
-# ---- errors
-
-
-def test_no_compiler(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CXX")
-    monkeypatch.setenv("PATH", str(site.root))
-    with pytest.raises(AcceleratorError) as raised:
-        build(progress=lambda line: pytest.fail(f"announced: {line}"))
-    text = str(raised.value)
-    assert "no C++ compiler was found: CXX is not set, and none of g++, c++, clang++ is on PATH" in text
-    assert "apt-get install g++" in text
-    assert list((site.cache / "accelerator").glob("*.lock")), "the lock was taken and let go"
-
-
 def test_a_compiler_of_the_path(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "")
     monkeypatch.setenv("PATH", str(site.root))
@@ -283,62 +174,6 @@ def test_a_compiler_of_the_path(site: Site, monkeypatch: pytest.MonkeyPatch) -> 
 def test_cxx_may_carry_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", f"{sys.executable} -I 'two words'")
     assert find_compiler() == [sys.executable, "-I", "two words"]
-
-
-def test_cxx_names_no_program(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler -O3")
-    with pytest.raises(AcceleratorError, match=r"names the C\+\+ compiler 'no-such-compiler', which was not found"):
-        build()
-
-
-def test_a_failing_compiler(site: Site) -> None:
-    site.compiler("print(*range(1, 101), sep='\\n'); sys.exit(3)")
-    with pytest.raises(AcceleratorError) as raised:
-        build()
-    text = str(raised.value)
-    assert "could not compile the software accelerator for torch 2.99.0+cpu (exit status 3)" in text
-    assert text.splitlines()[-21:-1] == [str(number) for number in range(81, 101)]
-    assert text.splitlines()[-1] == (
-        "It works with torch 2.4 to 2.15: use one of these, update pytest-trlcompat, or test on a GPU "
-        "(--trlcompat-device cuda) or on the plain CPU (--trlcompat-device cpu)."
-    )
-    (log,) = (site.cache / "accelerator").glob("*.log")
-    assert str(log) in text
-    assert log.read_text().splitlines()[1:] == [str(number) for number in range(1, 101)]
-    site.compiler()
-    assert build().is_dir(), "a failure blocks no later build"
-
-
-def test_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(AcceleratorError, match=r"is compiled against torch, and .* has no torch"):
-        find_torch()
-
-
-def test_a_torch_without_a_version(site: Site) -> None:
-    (site.root / "torch" / "version.py").write_text("")
-    with pytest.raises(AcceleratorError, match=r"does not name its version in version\.py"):
-        find_torch()
-
-
-@pytest.mark.parametrize("version", ["2.3.1", "2.3.1+cu121", "1.13.1"])
-def test_a_torch_that_is_too_old(site: Site, version: str) -> None:
-    site.make_torch(version)
-    with pytest.raises(AcceleratorError) as raised:
-        build()
-    assert str(raised.value) == (
-        f"The software accelerator was requested, but the installed torch is {version}. It works with torch 2.4 to "
-        "2.15: use one of these, or test on a GPU (--trlcompat-device cuda) or on the plain CPU "
-        "(--trlcompat-device cpu)."
-    )
-    assert site.calls == 0
-
-
-def test_a_torch_that_cannot_be_imported(site: Site) -> None:
-    (site.root / "torch" / "__init__.py").write_text("raise OSError('libcudart.so.12: cannot open')\n")
-    with pytest.raises(AcceleratorError, match=r"cannot import it:\n(.*\n)*OSError: libcudart"):
-        build()
-    assert site.calls == 0
 
 
 def test_it_is_built_as_torch_was(site: Site) -> None:
@@ -358,43 +193,6 @@ def test_it_is_built_as_torch_was(site: Site) -> None:
 
 def test_what_this_torch_lacks_is_stored_with_the_build(site: Site) -> None:
     assert MODULE.self_test.read(build()).absent == {"fsdp2": "this torch has no fully_shard"}
-
-
-def test_a_build_that_does_not_work_is_refused_at_once_and_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real self-test, of a library that is the text of its own source."""
-    monkeypatch.setattr(MODULE.self_test, "perform", PERFORM)
-    for _ in range(2):
-        with pytest.raises(AcceleratorError) as raised:
-            build()
-        text = str(raised.value)
-        assert text.startswith(
-            "The software accelerator was compiled for torch 2.99.0+cpu and does not work with it; this says nothing "
-            "of your stack. Its self-test failed:\n  loading: the self-test ended with exit status 1:\nTraceback"
-        )
-        assert "It works with torch 2.4 to 2.15: use one of these, update pytest-trlcompat, or test on a GPU" in text
-        assert text.endswith(" to build and test it again.")
-    assert site.calls == 1
-
-
-@pytest.mark.parametrize(
-    ("printed", "failures"),
-    [
-        (
-            '{"checks": {"a": null, "b": "SelfTestFailure: 1 instead of 2"}, "absent": {}}',
-            ["  b: SelfTestFailure: 1 instead of 2"],
-        ),
-        ("a warning\n" + PASSED, []),
-        ("Segmentation fault", ["  loading: the self-test ended with exit status -11:", "Segmentation fault"]),
-        ("", ["  loading: the self-test ended with exit status -11:", ""]),
-        ("[]", ["  loading: the self-test ended with exit status -11:", "[]"]),
-    ],
-)
-def test_what_the_self_test_prints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, failures: list[str]
-) -> None:
-    monkeypatch.setattr(MODULE.self_test._child, "run", lambda *_: (-11, printed))
-    PERFORM(tmp_path, {})
-    assert MODULE.self_test.read(tmp_path).describe().split("\n") == (failures or [""])
 
 
 # ---- torch 2.4, which loads no backend by itself
@@ -421,44 +219,6 @@ def test_the_hook_loads_the_device_with_torch_and_runs_the_hook_that_it_hides(tm
     assert done.stdout.split() == ["hidden", "start", *loaded]
 
 
-def test_a_torch_without_headers(site: Site) -> None:
-    (site.root / "torch" / "include" / "torch" / "library.h").unlink()
-    with pytest.raises(AcceleratorError, match=r"has no C\+\+ headers in"):
-        build()
-
-
-def test_a_python_without_headers(site: Site) -> None:
-    (site.root / "python" / "Python.h").unlink()
-    with pytest.raises(AcceleratorError, match=r"Python\.h is not in .*apt-get install python3-dev"):
-        build()
-
-
-FULL = r"The disk is too full to build the software accelerator in .*TRLCOMPAT_CACHE"
-
-
-def test_a_full_disk_for_the_compiler(site: Site) -> None:
-    site.compiler("print('fatal error: error writing to x.o: No space left on device'); sys.exit(1)")
-    with pytest.raises(AcceleratorError, match=FULL):
-        build()
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_for_the_standin(site: Site, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def fail(*_args: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(shutil, "copyfile", fail)
-    with pytest.raises(AcceleratorError, match=FULL):
-        build()
-
-
-def test_a_cache_that_cannot_be_written(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    (site.root / "file").touch()
-    monkeypatch.setenv("TRLCOMPAT_CACHE", str(site.root / "file"))
-    with pytest.raises(AcceleratorError, match=r"cannot be built in .*Let TRLCOMPAT_CACHE name a writable folder"):
-        build()
-
-
 # ---- the environment of a child
 
 
@@ -473,10 +233,3 @@ def test_the_environment_of_a_child(site: Site, monkeypatch: pytest.MonkeyPatch)
     }
     monkeypatch.delenv("PYTHONPATH")
     assert environment()["PYTHONPATH"] == str(folder)
-
-
-@pytest.mark.parametrize("devices", [0, 128])
-def test_a_wrong_number_of_devices(site: Site, devices: int) -> None:
-    with pytest.raises(AcceleratorError, match=f"{devices} software .* were requested; there can be 1 to 127 of them"):
-        environment(devices=devices)
-    assert site.calls == 0

@@ -1,6 +1,8 @@
-"""The doctor's program in this process, and a small catalogue for it."""
+"""The doctor's program in this process, a small catalogue for it, and what it reads of a stack."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +11,10 @@ from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.evidence import Evidence
 from pytest_trlcompat.catalog.issue import KnownIssue
 from pytest_trlcompat.catalog.known_issues import Catalog
+from pytest_trlcompat.doctor.request import read_stack_spec
+from pytest_trlcompat.doctor.stack_spec import StackSpec
 
+from .asking import Ask
 from .made_up import Run, cell, issue, predict
 
 
@@ -33,3 +38,18 @@ def small(monkeypatch: pytest.MonkeyPatch) -> KnownIssue:
     monkeypatch.setattr(known_issues, "load", lambda: Catalog({entry.id: entry}))
     monkeypatch.setattr(evidence, "published", lambda: Evidence("2026-11-21", cells))
     return entry
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Write files into a temporary folder and read a stack there."""
+    monkeypatch.chdir(tmp_path)
+
+    def ask(*words: str, r: tuple[str, ...] = (), stdin: str | bytes = b"", **files: str | bytes) -> StackSpec:
+        for name, text in files.items():
+            path = tmp_path / name.replace("__", "/").replace("_", ".")
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return read_stack_spec(words, r, lambda: stdin if isinstance(stdin, bytes) else stdin.encode())
+
+    return ask

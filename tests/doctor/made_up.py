@@ -9,7 +9,7 @@ from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
 from pytest_trlcompat.catalog.issue import KnownIssue, Prediction, Symptom
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.doctor.diagnosis import Diagnosis, diagnose
+from pytest_trlcompat.doctor.diagnosis import ApplicableIssue, Diagnosis, diagnose
 from pytest_trlcompat.doctor.requirements import of_pins
 from pytest_trlcompat.doctor.stack_spec import of_mentions
 
@@ -60,3 +60,18 @@ def ask(
     spec = of_mentions(of_pins(pins), "the command line", complete=complete)
     known = Catalog({each.id: each for each in issues})
     return diagnose(spec, known, Evidence("2026-11-21", tuple(cells)), strategies, trainer)
+
+
+def effects(diagnosis: Diagnosis) -> list[tuple[tuple[str, ...], str, str]]:
+    """Of all issues: strategies, verdict and condition."""
+    return [
+        (effect.strategies, effect.verdict.value, effect.condition)
+        for applicable in diagnosis.issues
+        for effect in applicable.effects
+    ]
+
+
+def only(diagnosis: Diagnosis) -> ApplicableIssue:
+    """The one issue that affects the stack."""
+    (applicable,) = diagnosis.issues
+    return applicable

@@ -1,4 +1,4 @@
-"""``launch`` without the stack: new processes, root causes, timeouts, and nothing left behind.
+"""``launch`` without the stack: new processes, root causes, timeouts, refusals.
 
 What needs torch is in tests/stack/test_launch.py.
 """
@@ -9,42 +9,19 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pytest_trlcompat.launch import Launcher, LaunchError, LaunchWarning, StrategyError
+from pytest_trlcompat.launch import Launcher, LaunchError, StrategyError
 from pytest_trlcompat.launch.protocol import Buffer
 
+from .processes import raise_with_output, wait_until_gone
+
 GREETING = "hello"
-
-
-@pytest.fixture(scope="module")
-def launch() -> Iterator[Launcher]:
-    with Launcher(device="cpu", timeout=20) as launcher:
-        yield launcher
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "zombie" not in Path(f"/proc/{pid}/status").read_text()
-
-
-def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 10
-    while alive(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.02)
 
 
 def return_arguments(*args: object, **kwargs: object) -> object:
@@ -80,7 +57,6 @@ def test_environment_directory_and_path_are_the_tests(
 
     def look() -> tuple[str | None, str | None, str, int, str]:
         import importlib
-        import random
 
         local = importlib.import_module("trlcompat_local_module")
         outer, inner = os.environ.get("TRLCOMPAT_TEST_OUTER"), os.environ.get("TRLCOMPAT_TEST_INNER")
@@ -100,11 +76,6 @@ def test_a_variable_that_the_server_started_with_can_be_taken_away(monkeypatch: 
         assert launcher(lambda: os.environ.get("TRLCOMPAT_TEST_EARLY"), strategy="single").values == ["a"]
         monkeypatch.delenv("TRLCOMPAT_TEST_EARLY")
         assert launcher(lambda: os.environ.get("TRLCOMPAT_TEST_EARLY"), strategy="single").values == [None]
-
-
-def raise_with_output() -> None:
-    print("before the end")
-    raise LookupError("no such thing")
 
 
 def test_an_exception_is_the_launchs_error(launch: Launcher) -> None:
@@ -162,13 +133,6 @@ def test_a_timeout_ends_the_launch_and_shows_where_it_was(launch: Launcher) -> N
     assert launch(lambda: "next", strategy="single").values == ["next"]
 
 
-def test_what_a_rank_leaves_behind_is_ended(launch: Launcher) -> None:
-    def leave_grandchild() -> int:
-        return subprocess.Popen(["sleep", "600"]).pid
-
-    wait_until_gone(launch(leave_grandchild, strategy="single").values[0])
-
-
 def test_a_hundred_megabytes_of_output_are_cut_in_the_middle(launch: Launcher) -> None:
     def talk() -> None:
         print("the start")
@@ -216,18 +180,6 @@ def test_an_exception_that_cannot_be_pickled_is_reported(launch: Launcher) -> No
     assert caught.value.failure.message == "<Unpicklable whose text cannot be had: ZeroDivisionError>"
 
 
-def test_temporary_files_of_ranks_last_as_long_as_the_launcher() -> None:
-    def leave_file() -> str:
-        descriptor, name = tempfile.mkstemp()
-        os.close(descriptor)
-        return name
-
-    with Launcher(device="cpu") as launcher:
-        name = launcher(leave_file, strategy="single").values[0]
-        assert Path(name).exists()
-    assert not Path(name).parent.exists()
-
-
 def test_a_full_disk_is_reported(launch: Launcher, tmp_path: Path) -> None:
     """A limit on file sizes acts as a full disk: a rank whose output does not fit must not count as a success."""
 
@@ -240,99 +192,6 @@ def test_a_full_disk_is_reported(launch: Launcher, tmp_path: Path) -> None:
         launch(print_beyond_the_limit, strategy="single")
     assert "File too large" in str(caught.value)
     assert launch(lambda: "next", strategy="single").values == ["next"]
-
-
-def test_nothing_is_left_in_the_test_process_or_the_server(launch: Launcher) -> None:
-    def server_state() -> tuple[int, int, list[str]]:
-        server = os.getppid()
-        # Until the server sleeps, it may not have closed what it needed only for the fork of this rank.
-        while Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[0] != "S":
-            time.sleep(0.01)
-        threads = len(os.listdir(f"/proc/{server}/task"))
-        return len(os.listdir(f"/proc/{server}/fd")), threads, sorted(os.listdir("/dev/shm"))
-
-    def own_state() -> tuple[object, ...]:
-        return (
-            dict(os.environ),
-            random.getstate(),
-            threading.active_count(),
-            os.getcwd(),
-            list(sys.path),
-            signal.getsignal(signal.SIGINT),
-        )
-
-    launch(lambda: None, strategy="single")
-    before, server_before = own_state(), launch(server_state, strategy="single").values[0]
-    for _ in range(10):
-        launch(return_arguments, strategy="single")
-        launch(raise_with_output, strategy="single", check=False)
-    assert own_state() == before
-    assert launch(server_state, strategy="single").values[0] == server_before
-
-
-def test_a_killed_server_is_reported_and_replaced() -> None:
-    with Launcher(device="cpu") as launcher:
-        server = launcher(os.getppid, strategy="single").values[0]
-        os.kill(server, signal.SIGKILL)
-        wait_until_gone(server)
-        with pytest.warns(LaunchWarning, match="the launch server was killed by SIGKILL .* a new one is started"):
-            assert launcher(os.getppid, strategy="single").values[0] != server
-
-
-def test_a_server_killed_in_the_middle_takes_its_ranks_along(tmp_path: Path) -> None:
-    def kill_server_and_wait(file: str) -> None:
-        Path(file).write_text(str(os.getpid()))
-        os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(600)
-
-    with Launcher(device="cpu") as launcher:
-        with pytest.raises(LaunchError, match="the launch server was killed by SIGKILL"):
-            launcher(kill_server_and_wait, str(tmp_path / "pid"), strategy="single")
-        wait_until_gone(int((tmp_path / "pid").read_text()))
-
-
-def test_a_grandchild_in_a_session_of_its_own_is_ended(launch: Launcher) -> None:
-    def leave_daemon() -> int:
-        # Twice removed: its parent is gone as well, and it leads a session.
-        code = (
-            "import subprocess as s; "
-            "print(s.Popen(['sleep', '600'], stdout=s.DEVNULL, stderr=s.DEVNULL, start_new_session=True).pid)"
-        )
-        return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-
-    wait_until_gone(launch(leave_daemon, strategy="single").values[0])
-
-
-@pytest.mark.parametrize("end", ["returned", "killed"])
-def test_semaphores_of_processes_that_are_not_forked_are_removed(launch: Launcher, tmp_path: Path, end: str) -> None:
-    def lock(end: str) -> None:
-        import multiprocessing
-
-        context = multiprocessing.get_context("spawn")
-        made: Any = context.Lock()
-        context.kept = made  # type: ignore[attr-defined]
-        name = Path("/dev/shm") / f"sem.{made._semlock.name.removeprefix('/')}"
-        (tmp_path / "name").write_text(f"{name} {name.exists()}")
-        if end == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    launch(lock, end, strategy="single", check=False)
-    name, existed = (tmp_path / "name").read_text().split()
-    assert existed == "True"
-    assert not Path(name).exists()
-
-
-def test_a_killed_server_takes_grandchildren_along(tmp_path: Path) -> None:
-    def leave_daemon_and_kill_server(file: str) -> None:
-        pid = subprocess.Popen(["sleep", "600"], start_new_session=True).pid
-        Path(file).write_text(str(pid))
-        os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(600)
-
-    with Launcher(device="cpu") as launcher:
-        with pytest.raises(LaunchError, match="the launch server was killed by SIGKILL"):
-            launcher(leave_daemon_and_kill_server, str(tmp_path / "pid"), strategy="single")
-        wait_until_gone(int((tmp_path / "pid").read_text()))
 
 
 def test_a_stack_that_hangs_when_it_is_imported_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,70 +207,6 @@ def test_a_stack_that_hangs_when_it_is_imported_ends_in_time(tmp_path: Path, mon
         wait_until_gone(int(where.read_text()))
         patched.undo()
         assert launcher(os.getppid, strategy="single").values[0] != int(where.read_text())
-
-
-def test_closing_ends_the_server() -> None:
-    with Launcher(device="cpu") as launcher:
-        server = launcher(os.getppid, strategy="single").values[0]
-    wait_until_gone(server)
-
-
-def test_descriptors_do_not_grow(launch: Launcher) -> None:
-    def count() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
-    inside = launch(count, strategy="single").values[0]
-    outside = count()
-    for _ in range(20):
-        launch(lambda: None, strategy="single")
-        launch(raise_with_output, strategy="single", check=False)
-    assert count() == outside
-    assert launch(count, strategy="single").values[0] == inside
-
-
-def begin_in_a_script(tmp_path: Path, *lines: str) -> subprocess.Popen[str]:
-    """A program whose rank runs ``lines``, then sleeps; it has begun, and the pids of rank and server lie in a file."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import os, signal, time\n"
-        "from pytest_trlcompat.launch import Launcher\n"
-        "def body():\n"
-        f"    open({str(tmp_path / 'pids')!r}, 'w').write(f'{{os.getpid()}} {{os.getppid()}}')\n"
-        + "".join(f"    {line}\n" for line in lines)
-        + "    time.sleep(600)\n"
-        "with Launcher(device='cpu') as launch:\n"
-        "    launch(body, strategy='single')\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "pids").exists() or not (tmp_path / "pids").read_text():
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.05)
-    return process
-
-
-def everything_ends(process: subprocess.Popen[str], tmp_path: Path) -> None:
-    _, errors = process.communicate(timeout=30)
-    assert "KeyboardInterrupt" in errors
-    for pid in (tmp_path / "pids").read_text().split():
-        wait_until_gone(int(pid))
-
-
-def test_ctrl_c_in_a_launch_leaves_nothing_behind(tmp_path: Path) -> None:
-    process = begin_in_a_script(tmp_path)
-    process.send_signal(signal.SIGINT)
-    everything_ends(process, tmp_path)
-
-
-def test_a_second_ctrl_c_does_not_leave_anything_behind(tmp_path: Path) -> None:
-    # Stopped, so that the server does not leave by itself.
-    process = begin_in_a_script(tmp_path, "os.kill(os.getppid(), signal.SIGSTOP)")
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    everything_ends(process, tmp_path)
 
 
 def test_two_launchers_do_not_meet() -> None:

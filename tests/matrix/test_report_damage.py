@@ -13,9 +13,7 @@ import pytest
 
 from pytest_trlcompat.matrix.report.command import main
 
-from .test_report import FINE, NEW, OLD, PREDICTED, results
-
-__all__ = ["results"]
+from .made_up_report import FINE, NEW, OLD, PREDICTED
 
 DAMAGES: dict[str, tuple[str, bytes, str]] = {
     "line": (".jsonl", b"not a verdict\n{}\n", "{path}, line 1: not a verdict line"),

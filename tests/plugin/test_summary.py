@@ -10,9 +10,7 @@ import pytest
 
 from pytest_trlcompat.catalog.verdict import Record, Verdict
 
-from .test_plugin import Run, installed, run
-
-__all__ = ["installed", "run"]
+from .running import Run
 
 VERDICTS = [
     Record("grpo-a", "upstream", "zero3", Verdict.BROKEN, Verdict.BROKEN),

@@ -1,40 +1,21 @@
-"""The software accelerator computes what the CPU computes, refuses what a GPU refuses, and loads only when requested.
+"""The software accelerator computes what the CPU computes.
 
 Whatever uses the device runs in a launch or in a child process, so that this process keeps a plain torch for others.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from pytest_trlcompat import accelerator, tiny
+from pytest_trlcompat import tiny
 from pytest_trlcompat.launch import Launcher
+
+from .accelerator_bodies import beside_two_devices
 
 MODEL = tiny.qwen2(seed=3)
 ROWS, LENGTH, STEPS = 4, 12, 3
-
-
-def beside_two_devices(launch: Launcher, function: Callable[..., Any], *args: Any) -> Any:
-    """What ``function`` returns in a process that has two devices, as each of two ranks has."""
-
-    def joined() -> Any:
-        import torch
-
-        torch.distributed.init_process_group("hccl")
-        return function(*args)
-
-    return launch(joined, strategy="ddp", world_size=2, sharded=False).values[0]
-
-
-# ---- it computes what the CPU computes
 
 
 def batch(torch: Any) -> Any:
@@ -144,111 +125,6 @@ def test_no_operator_takes_a_composite_where_the_cpu_has_a_kernel(launch: Launch
     assert set(launch(composites, strategy="single").values[0]) <= exact
 
 
-# ---- it refuses what a GPU refuses
-
-SAME_DEVICE = "Expected all tensors to be on the same device"
-NO_SUCH_DEVICE = "invalid device ordinal 9: the software accelerator has 2 device(s), npu:0 to npu:1"
-# n is on npu:0 and c on the CPU, both (4, 4) of floats; ni and ci are indices (4,); F is torch.nn.functional.
-REFUSED = {
-    "n + c": SAME_DEVICE,
-    "c + n": SAME_DEVICE,
-    "n - c": SAME_DEVICE,
-    "n * c": SAME_DEVICE,
-    "n / c": SAME_DEVICE,
-    "n**c": SAME_DEVICE,
-    "n == c": SAME_DEVICE,
-    "n < c": SAME_DEVICE,
-    "n @ c": SAME_DEVICE,
-    "n.add_(c)": SAME_DEVICE,
-    "c.add_(n)": SAME_DEVICE,
-    "n + n.to('npu:1')": SAME_DEVICE,
-    "torch.add(n, n, out=c)": SAME_DEVICE,
-    "torch.maximum(n, c)": SAME_DEVICE,
-    "torch.clamp(n, min=c)": SAME_DEVICE,
-    "torch.lerp(n, n, c)": SAME_DEVICE,
-    "torch.addcmul(n, n, c)": SAME_DEVICE,
-    "torch._foreach_add([n, n], [n, c])": SAME_DEVICE,
-    "torch.bmm(n[None], c[None])": SAME_DEVICE,
-    "torch.addmm(c, n, n)": SAME_DEVICE,
-    "torch.dot(n[0], c[0])": SAME_DEVICE,
-    "torch.einsum('ij,kj->ik', n, c)": SAME_DEVICE,
-    "torch.cat([n, c])": SAME_DEVICE,
-    "torch.stack([n, c])": SAME_DEVICE,
-    "torch.where(n > 0, n, c)": SAME_DEVICE,
-    "torch.where(c > 0, n, n)": SAME_DEVICE,
-    "torch.isin(ni, ci)": SAME_DEVICE,
-    "torch.searchsorted(n[0], c[0])": SAME_DEVICE,
-    "n.masked_fill(c > 0, 0.0)": SAME_DEVICE,
-    "n.masked_select(c > 0)": SAME_DEVICE,
-    "n.gather(1, ci[:, None])": SAME_DEVICE,
-    "n.scatter(1, ni[:, None], c)": SAME_DEVICE,
-    "n.index_select(0, ci)": SAME_DEVICE,
-    "n.index_put((ni,), c)": SAME_DEVICE,
-    "n.index_add(0, ni, c)": "self, index and source expected to be in the same device",
-    "c[ni]": "indices should be either on cpu or on the same device as the indexed tensor (cpu)",
-    "F.linear(n, c)": SAME_DEVICE,
-    "F.linear(n, n, c[0])": SAME_DEVICE,
-    "F.embedding(ci, n)": SAME_DEVICE,
-    "F.embedding(ni, c)": SAME_DEVICE,
-    "F.layer_norm(n, (4,), c[0])": SAME_DEVICE,
-    "F.conv1d(n[None], c[:, :, None])": SAME_DEVICE,
-    "F.mse_loss(n, c)": SAME_DEVICE,
-    "F.cross_entropy(n, ci)": SAME_DEVICE,
-    "F.scaled_dot_product_attention(n, n, n, attn_mask=c)": SAME_DEVICE,
-    "n.set_(c.untyped_storage())": 'a tensor on device "npu:0" to a storage on different device "cpu"',
-    "setattr(n, 'grad', c)": "ensure that the gradient and the tensor are on the same device",
-    "torch.randn(4, device='npu', generator=torch.Generator())": "Expected a 'npu:0' device type for generator",
-    "torch.arange(4, device='npu:9')": NO_SUCH_DEVICE,
-    "c.to('npu:9')": NO_SUCH_DEVICE,
-    "torch.npu.set_device(9)": NO_SUCH_DEVICE,
-}
-
-
-def evaluate_all(expressions: list[str], device_type: str = "npu") -> dict[str, str]:
-    """What each expression raised, as text."""
-    import torch
-
-    def evaluate(expression: str) -> str:
-        names = {"torch": torch, "F": torch.nn.functional}
-        for prefix, device in (("n", f"{device_type}:0"), ("c", "cpu")):
-            names[prefix] = torch.rand(4, 4, device=device)
-            names[f"{prefix}i"] = torch.arange(4, device=device)
-        try:
-            return f"no error: {eval(expression, names)}"
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-
-    return {expression: evaluate(expression) for expression in expressions}
-
-
-@pytest.fixture(scope="module")
-def raised(launch: Launcher) -> dict[str, str]:
-    found: dict[str, str] = beside_two_devices(launch, evaluate_all, list(REFUSED))
-    return found
-
-
-@pytest.mark.parametrize("expression", REFUSED)
-def test_mixed_devices_are_refused(raised: dict[str, str], expression: str) -> None:
-    assert raised[expression].startswith("RuntimeError: ")
-    assert REFUSED[expression] in raised[expression]
-
-
-def test_what_a_gpu_allows_between_devices(launch: Launcher) -> None:
-    def allowed() -> list[Any]:
-        import torch
-
-        n, c = torch.ones(4, 4, device="npu:0"), torch.full((4, 4), 2.0)
-        n[1] = c[1]  # copying
-        return [
-            (n + torch.tensor(1.0)).sum().item(),  # a number of the CPU
-            n[torch.tensor([0, 1])].sum().item(),  # indices of the CPU
-            n.to("npu:1").device.index,
-            torch.empty(4, 4).copy_(n).sum().item(),
-        ]
-
-    assert beside_two_devices(launch, allowed) == [36.0, 12.0, 1, 20.0]
-
-
 # ---- the rest of the device
 
 
@@ -323,73 +199,6 @@ def test_streams_and_events(launch: Launcher) -> None:
         return [inside, npu.current_stream() == npu.default_stream(), start.elapsed_time(end) >= 20.0, end.query()]
 
     assert launch(use, strategy="single").values[0] == [True] * 4
-
-
-# ---- it loads only when it is requested
-
-
-def run_python(code: str, **environment: str) -> str:
-    """Standard output of a fresh interpreter."""
-    finished = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout.strip()
-
-
-def test_importing_the_plugin_or_the_accelerator_loads_neither_torch_nor_the_device() -> None:
-    code = "import sys, pytest_trlcompat.plugin, pytest_trlcompat.accelerator\n"
-    code += "print({'torch', 'torch_npu'} & {*sys.modules})"
-    assert run_python(code) == "set()"
-
-
-def test_building_imports_no_torch() -> None:
-    code = "import sys; from pytest_trlcompat import accelerator; accelerator.build(); print('torch' in sys.modules)"
-    assert run_python(code) == "False"
-
-
-def test_a_child_has_the_devices_of_its_environment() -> None:
-    code = "import torch; print(torch.npu.device_count(), (torch.ones(1, device='npu:2') + 1).item())"
-    assert run_python(code, **accelerator.environment(devices=3)) == "3 2.0"
-
-
-ACTIVATE = """
-from pytest_trlcompat import accelerator
-try:
-    accelerator.activate(devices=2)
-    print("active")
-except accelerator.AcceleratorError as error:
-    print(error)
-"""
-
-
-def test_activating_twice_is_fine_but_for_another_number_of_devices() -> None:
-    again = ACTIVATE.replace("devices=2", "devices=3")
-    first, second, third = run_python(ACTIVATE + ACTIVATE + again).splitlines()
-    assert (first, second) == ("active", "active")
-    assert third.startswith("3 software accelerators were requested, but this process already has 2")
-
-
-def test_activating_is_refused_where_torch_sees_a_real_accelerator() -> None:
-    pretend = "import torch\ntorch.accelerator.is_available = lambda: True\n"
-    pretend += "torch.accelerator.current_accelerator = lambda: torch.device('cuda')\n"
-    found = run_python(pretend + ACTIVATE + "print(hasattr(torch, 'npu'))").splitlines()
-    assert found[0].startswith("The software accelerator was requested, but torch sees a real one (cuda).")
-    assert found[1] == "False"
-
-
-def test_activating_is_refused_beside_a_torch_npu_of_the_environment(tmp_path: Path) -> None:
-    (tmp_path / "torch_npu.py").write_text("raise RuntimeError('must not be imported')\n")
-    found = run_python(ACTIVATE, PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))
-    assert "this environment has a real torch_npu" in found
-
-
-@pytest.mark.parametrize("count", ["0", "two"])
-def test_a_wrong_number_of_devices_is_refused_when_the_device_loads(count: str) -> None:
-    code = "import torch\ntry: import torch_npu\nexcept Exception as error: print(error)"
-    environment = {**accelerator.environment(), "TRLCOMPAT_ACCELERATOR_DEVICES": count}
-    found = run_python(code, **environment, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    assert f"TRLCOMPAT_ACCELERATOR_DEVICES must be a whole number from 1 to 127, not '{count}'" in found
 
 
 # ---- it has what programs for NPUs call, LlamaFactory as soon as it is imported

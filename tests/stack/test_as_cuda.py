@@ -13,7 +13,7 @@ import pytest
 
 from pytest_trlcompat import tiny
 from pytest_trlcompat.launch import Launcher
-from tests.stack.test_accelerator import run_python
+from tests.stack.accelerator_bodies import run_python
 
 # ---- Accelerate
 

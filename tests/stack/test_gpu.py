@@ -15,7 +15,7 @@ import pytest
 from pytest_trlcompat import tiny
 from pytest_trlcompat.launch import Launcher
 from tests.stack.launch_bodies import train_step
-from tests.stack.test_accelerator import REFUSED, evaluate_all
+from tests.stack.test_accelerator_refusals import REFUSED, evaluate_all
 from tests.stack.test_as_cuda import (
     ADAM_W,
     OFFLOAD,
