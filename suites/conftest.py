@@ -14,6 +14,7 @@ from pytest_trlcompat.catalog.verdict import Record
 from pytest_trlcompat.plugin.judging import Absent, Finding, Judge, Untestable
 
 from .adapters.trainings import AdapterTrainings
+from .adapters.verdicts import with_every_failure
 from .in_rank import adapters, grpo_trainings, models
 from .launches import LaunchCache
 from .ppo.runs import PPORuns
@@ -111,7 +112,8 @@ def grpo_runs(launches: LaunchCache, saved_qwen2: TinyModel, layered_qwen2: Tiny
 def lora_runs(launches: LaunchCache, saved_qwen2: TinyModel) -> Callable[[str, str], dict[str, Any]]:
     """What the first rank measured, by variant, for a subject and a label of :data:`adapters.VARIANTS`.
 
-    One launch for all labels of a strategy.
+    ``failure`` is that of any rank, and ``failures_of_other_ranks`` are there where others failed differently. One
+    launch for all labels of a strategy.
     """
 
     def run(subject: str, label: str) -> dict[str, Any]:
@@ -126,7 +128,10 @@ def lora_runs(launches: LaunchCache, saved_qwen2: TinyModel) -> Callable[[str, s
         made = sorted((made for group in groups.values() for made in group.values()), key=lambda made: "bf16" in made)
         variants = {repr(settings): settings for settings in made}
         result = launches(adapters.lora_trainings, subject, saved_qwen2, variants, strategy=strategy, sharded=False)
-        return {name: result.values[0][repr(made)] for name, made in adapters.VARIANTS[label].items()}
+        return {
+            name: with_every_failure([rank[repr(made)] for rank in result.values])
+            for name, made in adapters.VARIANTS[label].items()
+        }
 
     return run
 

@@ -141,7 +141,9 @@ def failures_in(evidence: object) -> Iterator[Failed]:
         if keys is not None:
             name, message = (str(evidence[key]) for key in keys)
             classes = tuple(evidence.get("classes", ())) or _mro(name)
-            yield Failed(classes, message, _location.of_traceback(str(evidence.get("traceback", ""))))
+            # A traceback is cut to its end; what was measured before the location was kept has nothing else.
+            location = str(evidence.get("location", "")) or _location.of_traceback(str(evidence.get("traceback", "")))
+            yield Failed(classes, message, location)
             yield from failures_in(evidence.get("other_ranks"))
         else:
             yield from _in_each(evidence.values())

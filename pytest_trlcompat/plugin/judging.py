@@ -187,6 +187,7 @@ def _raised(failure: Failure) -> dict[str, Any]:
         "exception": failure.type_name,
         "message": failure.message[:_MESSAGE_LIMIT],
         "traceback": failure.traceback[-_TRACEBACK_LIMIT:],
+        "location": _location.of_traceback(failure.traceback),
         "classes": list(failure.mro),
     }
 

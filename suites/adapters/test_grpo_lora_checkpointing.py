@@ -16,6 +16,7 @@ from pytest_trlcompat.plugin.judging import Finding, Judge
 
 from ..grpo.verdicts import failure_of, unequal
 from ..in_rank import adapters
+from .verdicts import failures_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,15 +34,16 @@ def test_adapters_learn(
 ) -> None:
     def measure() -> Finding:
         group = lora_runs(subject, strategy)
-        failures = {name: run["failure"] for name, run in group.items() if run["failure"]}
+        failures = failures_in(group)
         without = {name: len(run["without_gradient"]) for name, run in group.items() if not run["failure"]}
         evidence = {
-            "failures": failures,
+            "failures": failures.first,
+            **failures.of_other_ranks,
             "without_gradient": without,
             "checkpointing": {name: run.get("checkpointing") for name, run in group.items()},
             "grad_norm": {name: run.get("grad_norm") for name, run in group.items()},
         }
-        failed = failure_of(ISSUE, failures)
+        failed = failure_of(ISSUE, failures.first)
         if failed:
             return Finding(failed, evidence)
         wrong = [name for name, run in group.items() if not _learned(run) or _disagrees(name, run, group)]

@@ -27,10 +27,16 @@ def test_training(subject: str, judge: Judge, adapter_trainings: AdapterTraining
     def measure() -> Finding:
         training = adapter_trainings(subject, "fsdp2")
         found, truth = training.found, adapter_trainings("corrected", "single").found
-        built_as_asked("fsdp2", training.engines, found["failure"])
-        evidence = {"failure": found["failure"], "grad_norm": found["grad_norm"], "single": truth["grad_norm"]}
-        failed = failure_of(ISSUE, {"training": found["failure"]} if found["failure"] else {})
-        if failed:
+        failures = training.failures("training")
+        failure = failures.first.get("training")
+        built_as_asked("fsdp2", training.engines, failure)
+        evidence = {
+            "failure": failure,
+            **failures.of_other_ranks,
+            "grad_norm": found["grad_norm"],
+            "single": truth["grad_norm"],
+        }
+        if failed := failure_of(ISSUE, failures.first):
             return Finding(failed, evidence)
         assert len(truth["grad_norm"]) == adapter_saving.STEPS
         wrong = unequal(found["grad_norm"], truth["grad_norm"], relative=True)

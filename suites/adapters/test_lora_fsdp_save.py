@@ -28,9 +28,10 @@ def test_save_and_resume(subject: str, judge: Judge, adapter_trainings: AdapterT
     def measure() -> Finding:
         training = adapter_trainings(subject, "fsdp1")
         found, folder = training.found, training.folder
-        failure = found["failure"] or found["saving"] or found["resuming"]
-        if failure is not None:
-            return Finding(Verdict.ERROR, {"failure": failure})
+        failures = training.failures()
+        if failures.first:
+            failure = next(iter(failures.first.values()))
+            return Finding(Verdict.ERROR, {"failure": failure, **failures.of_other_ranks})
         adapter, saved = found["adapter"], read_safetensors(folder / adapter_saving.SAVED, FILE)
         checkpoint = read_safetensors(folder / f"checkpoint-{adapter_saving.STEPS}", FILE)
         evidence = {

@@ -15,6 +15,7 @@ from pytest_trlcompat.plugin.judging import Finding, Judge
 
 from ..grpo.verdicts import failure_of, unequal
 from ..in_rank import adapters
+from .verdicts import failures_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,12 +27,14 @@ pytestmark = pytest.mark.known_issue("lora-zero3-checkpointing")
 def test_training(subject: str, judge: Judge, lora_runs: Callable[[str, str], dict[str, Any]]) -> None:
     def measure() -> Finding:
         group = lora_runs(subject, "zero3")
+        failures = failures_in(group)
         evidence = {
-            "failures": {name: run["failure"] for name, run in group.items() if run["failure"]},
+            "failures": failures.first,
+            **failures.of_other_ranks,
             "checkpointing": {name: run.get("checkpointing") for name, run in group.items()},
             "grad_norm": {name: run.get("grad_norm") for name, run in group.items()},
         }
-        failed = failure_of(ISSUE, evidence["failures"])
+        failed = failure_of(ISSUE, failures.first)
         if failed:
             return Finding(failed, evidence)
         right = all(_right(run, group["config"]) for name, run in group.items() if name != "config")

@@ -24,11 +24,10 @@ pytestmark = pytest.mark.known_issue("peft-distributed-load")
 
 def test_resuming(subject: str, judge: Judge, adapter_trainings: AdapterTrainings) -> None:
     def measure() -> Finding:
-        found = adapter_trainings(subject, "ddp").found
-        stages = {name: found.get(key) for name, key in {"training": "failure", "resuming": "resuming"}.items()}
-        failures = {name: text for name, text in stages.items() if text}
-        if failed := failure_of(ISSUE, failures):
-            return Finding(failed, {"failures": failures})
+        training = adapter_trainings(subject, "ddp")
+        found, failures = training.found, training.failures("training", "resuming")
+        if failed := failure_of(ISSUE, failures.first):
+            return Finding(failed, {"failures": failures.first, **failures.of_other_ranks})
         evidence = {
             "tensors": len(found["adapter"]),
             "grad_norm": found["grad_norm"],

@@ -5,12 +5,13 @@ Runs in the test process and imports nothing of the stack.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..in_rank import adapter_saving
+from ..launches import Failures
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import LaunchResult
@@ -19,17 +20,32 @@ if TYPE_CHECKING:
 __all__ = ["AdapterTraining", "AdapterTrainings"]
 
 
+_STAGES = {"training": "failure", "saving": "saving", "resuming": "resuming"}
+"""What a rank calls the failures of each."""
 _RESUMED = ("ddp", "fsdp1")
 """The strategies under which resuming is judged."""
 
 
 @dataclass(frozen=True)
 class AdapterTraining:
-    """What rank 0 measured (:mod:`adapter_saving`), the engines that it built, and where it saved."""
+    """What the ranks measured (:mod:`adapter_saving`), the engines that rank 0 built, and where it saved."""
 
-    found: Mapping[str, Any]
+    ranks: Sequence[Mapping[str, Any]]
     engines: Mapping[str, Any]
     folder: Path
+
+    @property
+    def found(self) -> Mapping[str, Any]:
+        """What rank 0 measured, which alone has the tensors."""
+        return self.ranks[0]
+
+    def failures(self, *stages: str) -> Failures:
+        """
+        Args:
+            stages: some of ``training``, ``saving`` and ``resuming``; all where none is named.
+        """
+        keys = {stage: _STAGES[stage] for stage in stages} or _STAGES
+        return Failures.of([{stage: rank.get(key) for stage, key in keys.items()} for rank in self.ranks])
 
 
 @dataclass(frozen=True)
@@ -51,4 +67,4 @@ class AdapterTrainings:
         resuming = strategy in _RESUMED
         # Not sharded where a broken trainer fails before it has wrapped anything.
         result = self.launch(body, subject, self.model, str(folder), resuming, strategy=strategy, sharded=False)
-        return AdapterTraining(result.values[0], result.ranks[0].proof["engines"], folder)
+        return AdapterTraining(result.values, result.ranks[0].proof["engines"], folder)

@@ -1,21 +1,42 @@
-"""How an adapter's training is judged by the corrected trainer's in one process.
+"""How trainings of an adapter are judged: by what every rank failed with, and by the corrected trainer in one process.
 
 Runs in the test process and imports nothing of the stack.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding
 
 from ..grpo.verdicts import failure_of, unequal
+from ..launches import Failures, distinct
 
-__all__ = ["as_in_one_process"]
+__all__ = ["as_in_one_process", "failures_in", "with_every_failure"]
 
+_OTHERS = "failures_of_other_ranks"
 _KEYS = ("trainable", "without_gradient", "frozen_moved", "grad_norm", "weights")
+
+
+def with_every_failure(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What rank 0 measured of one variant, with the ``failure`` of any rank, and what others failed with beside it.
+
+    Args:
+        ranks: what :func:`adapters.lora_trainings` measured of the variant on each.
+    """
+    texts = distinct(rank["failure"] for rank in ranks)
+    others = {_OTHERS: texts[1:]} if texts[1:] else {}
+    return {**ranks[0], "failure": texts[0] if texts else None, **others}
+
+
+def failures_in(runs: Mapping[str, Mapping[str, Any]]) -> Failures:
+    """Those of the variants of a group, by their names."""
+    return Failures(
+        {name: run["failure"] for name, run in runs.items() if run["failure"]},
+        {name: run[_OTHERS] for name, run in runs.items() if _OTHERS in run},
+    )
 
 
 def as_in_one_process(issue: str, run: Mapping[str, Any], truth: Mapping[str, Any], steps: int) -> Finding:

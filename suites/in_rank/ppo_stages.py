@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat import _location
 from pytest_trlcompat.accelerator import artefacts
 
 from . import ppo
@@ -127,6 +128,7 @@ class _Stages:
                 "type": type(error).__name__,
                 "text": str(error)[:400],
                 "traceback": traceback.format_exc()[-800:],
+                "location": _location.of_exception(error),
                 **({} if artefact is None else {"artefact": artefact.describe()}),
             }
 

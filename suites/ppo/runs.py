@@ -13,9 +13,10 @@ from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Absent, Finding
 
 from ..in_rank import ppo, ppo_stages
+from ..launches import distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from pytest_trlcompat.catalog.issue import KnownIssue
@@ -41,14 +42,14 @@ class PPORun:
     """What every rank saw, and what a fresh process read of what was saved.
 
     Attributes:
-        failures: stage to the first rank's exception: ``type``, ``text``, ``traceback``, and ``artefact`` where it is
-            one.
+        failures: stage to the first rank's exception: ``type``, ``text``, ``traceback``, ``location``, and ``artefact``
+            where it is one; and ``other_ranks`` where others failed otherwise, by rank.
         log: the numbers of each step on rank 0; empty where training failed.
         saved: stage to folder, where saving did not fail.
         reloaded: stage to what was read of it; ``None`` before :meth:`PPORuns.read_back`.
     """
 
-    failures: dict[str, dict[str, str]]
+    failures: dict[str, dict[str, Any]]
     log: Log
     policy_tensors: int
     moved_tensors: int
@@ -76,7 +77,7 @@ class PPORun:
         failure = next((self.failures[stage] for stage in stages if stage in self.failures), None)
         if failure is None:
             return None
-        known = issue.shows((failure["type"],), failure["text"], _location.of_traceback(failure["traceback"]))
+        known = issue.shows((failure["type"],), failure["text"], failure["location"])
         return Finding(Verdict.BROKEN if known else Verdict.ERROR, failure)
 
     def evidence(self, stages: Iterable[str]) -> dict[str, Any]:
@@ -89,7 +90,10 @@ class PPORun:
             shown["artefacts"] = sorted(met)
         for stage in [_BEFORE_ALL, *stages]:
             if stage in self.failures:
-                shown[stage] = f"{self.failures[stage]['type']}: {self.failures[stage]['text']}"
+                first, *others = _texts(self.failures[stage])
+                shown[stage] = first
+                if others:
+                    shown.setdefault("failures_of_other_ranks", {})[stage] = others
             elif self.reloaded is not None and stage in self.reloaded:
                 shown[stage] = self.reloaded[stage]
         return shown
@@ -150,7 +154,8 @@ class PPORuns:
         # What fails before it has wrapped anything is judged by its failure.
         result = self._launch(ppo_stages.run, subject, self._model, folder, strategy=strategy, sharded=False)
         ranks = result.values
-        failures = {stage: failure for rank in reversed(ranks) for stage, failure in rank["failures"].items()}
+        stages = dict.fromkeys(stage for rank in ranks for stage in rank["failures"])
+        failures = {stage: _of_all_ranks([rank["failures"].get(stage) for rank in ranks]) for stage in stages}
         return PPORun(
             failures=failures,
             log=ranks[0].get("log", []),
@@ -159,6 +164,27 @@ class PPORuns:
             engines=result.ranks[0].proof["engines"],
             saved={stage: path for stage, path in ranks[0]["saved"].items() if stage not in failures},
         )
+
+
+def _of_all_ranks(failures: Sequence[Mapping[str, str] | None]) -> dict[str, Any]:
+    """What the first rank raised in a stage, and in ``other_ranks`` what others raised that says something else.
+
+    That another rank had ended is kept only where no rank said anything else.
+
+    Args:
+        failures: by rank; ``None`` where it did not fail.
+    """
+    by_text = {_text(failure): (str(rank), failure) for rank, failure in reversed([*enumerate(failures)]) if failure}
+    (_, first), *others = [by_text[text] for text in distinct(_text(each) for each in failures if each)]
+    return {**first, **({"other_ranks": {rank: dict(failure) for rank, failure in others}} if others else {})}
+
+
+def _text(failure: Mapping[str, str]) -> str:
+    return _location.with_location(f"{failure['type']}: {failure['text']}", failure["location"])
+
+
+def _texts(failure: Mapping[str, Any]) -> list[str]:
+    return [_text(each) for each in (failure, *failure.get("other_ranks", {}).values())]
 
 
 def greatest_difference(log: Log, other: Log) -> float:

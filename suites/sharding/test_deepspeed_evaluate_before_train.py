@@ -15,6 +15,7 @@ from pytest_trlcompat.plugin.judging import Finding, Judge
 
 from ..grpo.verdicts import failure_of, mean_over_ranks, same_at, unequal
 from ..in_rank import grpo
+from ..launches import Failures
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import LaunchResult
@@ -26,9 +27,9 @@ pytestmark = pytest.mark.known_issue("deepspeed-evaluate-before-train")
 def test_training_after_an_evaluation(subject: str, judge: Judge, grpo_runs: Callable[..., LaunchResult]) -> None:
     def measure() -> Finding:
         ranks = grpo_runs("training", subject, "zero3", evaluate_first=True).values
-        failed = failure_of(ISSUE, ranks[0]["failures"])
-        if failed:
-            return Finding(failed, {"failures": ranks[0]["failures"]})
+        failures = Failures.of([rank["failures"] for rank in ranks])
+        if failed := failure_of(ISSUE, failures.first):
+            return Finding(failed, {"failures": failures.first, **failures.of_other_ranks})
         alone = grpo_runs("single", "corrected", "single").values[0]["training"]
         undisturbed = grpo_runs("training", subject, "zero3").values[0]
         evidence = _evidence(ranks, alone, undisturbed)

@@ -15,6 +15,7 @@ from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding, Judge
 
 from ..grpo.verdicts import failure_of
+from ..launches import Failures
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import LaunchResult
@@ -28,10 +29,16 @@ ALL = 100
 
 def test_training(subject: str, judge: Judge, grpo_runs: Callable[..., LaunchResult]) -> None:
     def measure() -> Finding:
-        run = grpo_runs("training", subject, "zero3").values[0]
+        ranks = grpo_runs("training", subject, "zero3").values
+        run, failures = ranks[0], Failures.of([rank["failures"] for rank in ranks])
         hooks = run["hooks_in_loss"]
-        evidence = {"failures": run["failures"], "hooks_in_loss": hooks, "hooks_at_the_end": run["hooks_at_the_end"]}
-        if failure_of(ISSUE, run["failures"]) is Verdict.BROKEN:  # other failures are other suites' matter
+        evidence = {
+            "failures": failures.first,
+            **failures.of_other_ranks,
+            "hooks_in_loss": hooks,
+            "hooks_at_the_end": run["hooks_at_the_end"],
+        }
+        if failure_of(ISSUE, failures.first) is Verdict.BROKEN:  # other failures are other suites' matter
             return Finding(Verdict.BROKEN, evidence)
         if not any(hooks):  # training ended before its loss, or there is no engine
             return Finding(Verdict.ERROR, evidence)
@@ -43,10 +50,10 @@ def test_training(subject: str, judge: Judge, grpo_runs: Callable[..., LaunchRes
 
 def test_unwrapping_the_engine(subject: str, judge: Judge, grpo_runs: Callable[..., LaunchResult]) -> None:
     def measure() -> Finding:
-        found = grpo_runs("training", subject, "zero3").values[0]["direct"]["engine"]
-        failed = failure_of(ISSUE, {"engine": found["failure"]} if found["failure"] else {})
-        if failed:
-            return Finding(failed, found)
+        every = [rank["direct"]["engine"] for rank in grpo_runs("training", subject, "zero3").values]
+        found, failures = every[0], Failures.of([{"engine": rank["failure"]} for rank in every])
+        if failed := failure_of(ISSUE, failures.first):
+            return Finding(failed, {**found, "failure": failures.first["engine"], **failures.of_other_ranks})
         before, _during, after = found["hooks"]
         return Finding(Verdict.OK if before == after > ALL else Verdict.SILENT, found)
 

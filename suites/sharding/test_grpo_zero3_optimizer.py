@@ -16,6 +16,7 @@ from pytest_trlcompat.plugin.judging import Finding, Judge
 
 from ..grpo.verdicts import failure_of, mean_over_ranks, of_resuming, same_at, unequal
 from ..in_rank import grpo
+from ..launches import Failures
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import LaunchResult
@@ -41,16 +42,17 @@ def test_training_and_evaluation(subject: str, judge: Judge, grpo_runs: Callable
 
 def test_unwrapping_the_bare_module(subject: str, judge: Judge, grpo_runs: Callable[..., LaunchResult]) -> None:
     def measure() -> Finding:
-        run = grpo_runs("training", subject, "zero3").values[0]
-        direct = {stage: run["direct"][stage] for stage in ("before", "after")}
-        failures = {stage: found["failure"] for stage, found in direct.items() if found["failure"]}
+        ranks = grpo_runs("training", subject, "zero3").values
+        every = [{stage: rank["direct"][stage] for stage in ("before", "after")} for rank in ranks]
+        failures = Failures.of([{stage: found["failure"] for stage, found in direct.items()} for direct in every])
+        direct = every[0]
         evidence = {"hooks_before_during_after": {stage: found.get("hooks") for stage, found in direct.items()}}
-        failed = failure_of(ISSUE, failures)
-        if failed:
-            return Finding(failed, evidence | {"failures": failures})
+        if failed := failure_of(ISSUE, failures.first):
+            return Finding(failed, evidence | {"failures": failures.first, **failures.of_other_ranks})
         before, during, after = direct["after"]["hooks"]
         if before < ALL:  # training failed before there was an engine
-            return Finding(Verdict.ERROR, evidence | {"failures": run["failures"]})
+            training = Failures.of([rank["failures"] for rank in ranks])
+            return Finding(Verdict.ERROR, evidence | {"failures": training.first, **training.of_other_ranks})
         if after != before:
             return Finding(Verdict.SILENT, evidence)
         return Finding(Verdict.WASTEFUL if during > LEFT_BY_THE_ENGINE else Verdict.OK, evidence)
@@ -66,9 +68,10 @@ def test_resuming(subject: str, judge: Judge, grpo_runs: Callable[..., LaunchRes
 
 
 def _evidence(ranks: list[dict[str, Any]], alone: dict[str, Any]) -> dict[str, Any]:
-    first = ranks[0]
+    first, failures = ranks[0], Failures.of([rank["failures"] for rank in ranks])
     return {
-        "failures": first["failures"],
+        "failures": failures.first,
+        **failures.of_other_ranks,
         "hooks_in_generation": {stage: sorted(set(hooks)) for stage, hooks in first["hooks_in_generation"].items()},
         "hooks_in_loss": sorted(set(first["hooks_in_loss"])),
         "hooks_at_the_end": first["hooks_at_the_end"],

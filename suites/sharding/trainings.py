@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat import _location
-from pytest_trlcompat.launch.result import is_of_ended_peer
 from pytest_trlcompat.plugin.judging import Absent
 
 from ..in_rank import sharding
+from ..launches import distinct
 
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
@@ -77,9 +77,7 @@ class Training:
         return {"failures_of_other_ranks": others} if others else {}
 
     def _failures(self) -> list[str]:
-        """All that ranks failed with, each text once; that another rank had ended only where nothing else was said."""
-        found = dict.fromkeys(rank["failure"] for rank in self.ranks if rank["failure"])
-        return [text for text in found if not is_of_ended_peer(text)] or list(found)
+        return distinct(rank["failure"] for rank in self.ranks)
 
     @property
     def losses(self) -> list[float]:

@@ -10,6 +10,7 @@ import pytest
 
 from pytest_trlcompat import stack
 from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.attribution import failures_in
 from pytest_trlcompat.catalog.issue import Prediction
 from pytest_trlcompat.catalog.verdict import Verdict, read_records
 from pytest_trlcompat.launch import Failure, LaunchError, LaunchResult, RankResult
@@ -139,26 +140,6 @@ def test_what_every_rank_met_by_itself_must_be_explained(
     assert [other["message"] for other in others.values()] == ([] if kept is None else [kept])
 
 
-def test_a_training_keeps_what_every_rank_failed_with() -> None:
-    from suites.sharding.trainings import Training
-
-    def failing(*texts: str | None) -> Training:
-        return Training([{"failure": text} for text in texts], {}, Path())
-
-    gone = f"{GONE.type_name}: {GONE.message}"
-    assert failing(None, None).failure is None
-    assert failing(None, TEXT).failure == TEXT
-    assert failing(TEXT, TEXT).failures_of_other_ranks == {}
-    both = failing(TEXT, "ValueError: BRAND NEW unexplained")
-    assert (both.failure, both.failures_of_other_ranks) == (
-        TEXT,
-        {"failures_of_other_ranks": ["ValueError: BRAND NEW unexplained"]},
-    )
-    waiting = failing(gone, TEXT)
-    assert (waiting.failure, waiting.failures_of_other_ranks) == (TEXT, {})
-    assert failing(gone, None).failure == gone
-
-
 def test_another_ranks_failure_in_a_suites_evidence_must_be_explained_too(stopped: Judge, results: Path) -> None:
     evidence = {"failure": TEXT, "failures_of_other_ranks": ["ValueError: BRAND NEW unexplained"]}
     with pytest.raises(pytest.fail.Exception, match="the verdict is error"):
@@ -174,3 +155,22 @@ def test_a_symptoms_words_do_not_explain_a_failure_elsewhere(stopped: Judge, res
     with pytest.raises(pytest.fail.Exception, match="the verdict is error"):
         stopped(lambda: raising(failed(elsewhere)), subject="upstream", strategy="fsdp2")
     assert read_records(results)[0].verdict is Verdict.ERROR
+
+
+def test_a_location_counts_though_the_traceback_was_cut(stopped: Judge, results: Path) -> None:
+    """The function that tells it apart is far out, and the traceback that is kept ends with the innermost."""
+    site = '  File "/e/site-packages/'
+    outer = f'{site}trl/trainer/grpo_trainer.py", line 3, in get_per_token_logps\n    call\n'
+    inner = f'{site}torch/nn/functional.py", line 3, in embedding\n    {"x" * 5000}\n'
+    text = f"Traceback (most recent call last):\n{outer}{inner}RuntimeError: {DEVICES.message}\n"
+    record = stopped(lambda: raising(failed(replace(DEVICES, traceback=text))), subject="upstream", strategy="fsdp2")
+    assert record.blocked_by == "grpo-fsdp-ref-model"
+    assert record.evidence["location"] == (
+        "torch/nn/functional.py:embedding < trl/trainer/grpo_trainer.py:get_per_token_logps"
+    )
+    assert "trl/trainer" not in record.evidence["traceback"]
+    (written,) = read_records(results)
+    (kept,) = failures_in(written.evidence)
+    assert kept.location == record.evidence["location"]
+    (old,) = failures_in({name: value for name, value in written.evidence.items() if name != "location"})
+    assert old.location == ""
