@@ -22,6 +22,9 @@ __all__ = ["Boundary", "Measured", "Side", "boundaries", "measure", "unmeasured"
 Releases = Mapping[str, Sequence[str]]
 """Package to all its releases, for those of which they are known."""
 
+_Predicted = tuple[Verdict, str]
+"""A verdict, and of ``blocked`` the known issue that stops the suite first: by another one, it is not as predicted."""
+
 
 @dataclass(frozen=True)
 class Boundary:
@@ -31,6 +34,7 @@ class Boundary:
         strategies: under which it does, all in the same way.
         bound: the first range beyond it, ``>=0.18``.
         below: the verdict before it, ``above`` from it on.
+        below_by: of a verdict ``blocked`` the known issue that stops the suite first, ``above_by`` likewise.
         elsewhere: where the other packages must stand for that; its axes leave ``package`` out.
         axis: the pieces of ``package``, of which ``piece`` is the last one below.
         reach: from which piece on it is ``below``, and to which one ``above``, for each point of ``elsewhere``.
@@ -47,6 +51,8 @@ class Boundary:
     axis: Axis
     piece: int
     reach: Mapping[Point, tuple[int, int]] = field(compare=False)
+    below_by: str = ""
+    above_by: str = ""
 
     def describe(self) -> str:
         other = self.elsewhere.describe()
@@ -104,7 +110,8 @@ def boundaries(issue: KnownIssue) -> list[Boundary]:
     for subject in SUBJECTS:
         for strategy in issue.labels():
             for boundary in _of_one(issue, subject, strategy, regions(issue, subject, strategy, {})):
-                key = (subject, boundary.package, boundary.bound, boundary.below, boundary.above, boundary.elsewhere)
+                sides = (boundary.below, boundary.below_by, boundary.above, boundary.above_by)
+                key = (subject, boundary.package, boundary.bound, sides, boundary.elsewhere)
                 found.setdefault(key, (boundary, []))[1].append(strategy)
     return [replace(boundary, strategies=tuple(strategies)) for boundary, strategies in found.values()]
 
@@ -132,43 +139,45 @@ def _of_one(issue: KnownIssue, subject: str, strategy: str, found: Regions) -> I
     """The boundaries of one subject under one strategy."""
     for position, axis in enumerate(found.axes):
         others = (*found.axes[:position], *found.axes[position + 1 :])
-        changes: dict[tuple[int, Verdict, Verdict], dict[Point, tuple[int, int]]] = {}
+        changes: dict[tuple[int, _Predicted, _Predicted], dict[Point, tuple[int, int]]] = {}
         for other in itertools.product(*(range(len(each.pieces)) for each in others)):
-            along = [_verdict(found.predicted[_insert(other, position, n)], subject) for n in range(len(axis.pieces))]
+            along = [_predicted(found.predicted[_insert(other, position, n)], subject) for n in range(len(axis.pieces))]
             for piece, (below, above) in enumerate(itertools.pairwise(along)):
-                if below is not None and above is not None and below is not above:
+                if below is not None and above is not None and below[0] is not above[0]:
                     changes.setdefault((piece, below, above), {})[other] = _reach(along, piece)
-        for (piece, below, above), reach in sorted(changes.items(), key=lambda change: change[0][0]):
+        for (piece, before, after), reach in sorted(changes.items(), key=lambda change: change[0][0]):
             yield Boundary(
                 issue=issue.id,
                 subject=subject,
                 strategies=(strategy,),
                 package=axis.package,
                 bound=axis.pieces[piece + 1].from_here(),
-                below=below,
-                above=above,
+                below=before[0],
+                above=after[0],
                 elsewhere=Region(others, frozenset(reach)),
                 axis=axis,
                 piece=piece,
                 reach=reach,
+                below_by=before[1],
+                above_by=after[1],
             )
 
 
-def _reach(along: Sequence[Verdict | None], piece: int) -> tuple[int, int]:
-    """How far the verdicts below and above the end of a piece reach."""
+def _reach(along: Sequence[_Predicted | None], piece: int) -> tuple[int, int]:
+    """How far what is predicted below and above the end of a piece reaches."""
     first, last = piece, piece + 1
-    while first > 0 and along[first - 1] is along[piece]:
+    while first > 0 and along[first - 1] == along[piece]:
         first -= 1
-    while last < len(along) - 1 and along[last + 1] is along[piece + 1]:
+    while last < len(along) - 1 and along[last + 1] == along[piece + 1]:
         last += 1
     return first, last
 
 
-def _verdict(prediction: Prediction | None, subject: str) -> Verdict | None:
+def _predicted(prediction: Prediction | None, subject: str) -> _Predicted | None:
     """As :meth:`KnownIssue.predict`: nothing said of the corrected trainer means that it is right."""
     if prediction is not None:
-        return prediction.verdict
-    return Verdict.OK if subject == "corrected" else None
+        return prediction.verdict, prediction.by
+    return (Verdict.OK, "") if subject == "corrected" else None
 
 
 def _insert(point: Point, position: int, piece: int) -> Point:
@@ -185,9 +194,9 @@ def _sides(boundary: Boundary, evidence: Evidence) -> tuple[list[MeasuredCell], 
         first, last = boundary.reach.get(tuple(n for n in others if n is not None), (0, -1))
         if piece is None or not first <= piece <= last:
             continue
-        if piece <= boundary.piece and any(cell.gave(key, boundary.below) for key in keys):
+        if piece <= boundary.piece and any(cell.gave(key, boundary.below, boundary.below_by) for key in keys):
             below.append(cell)
-        elif piece > boundary.piece and any(cell.gave(key, boundary.above) for key in keys):
+        elif piece > boundary.piece and any(cell.gave(key, boundary.above, boundary.above_by) for key in keys):
             above.append(cell)
     return below, above
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pytest_trlcompat.catalog import known_issues
@@ -143,6 +145,31 @@ def test_beyond_another_change_the_same_verdict_measures_nothing() -> None:
     assert last.bound == ">=0.29"
     assert measure(last, Evidence("", (cell("broken", trl="0.14.0"),))).below is None
     assert measure(last, Evidence("", (cell("broken", trl="0.18.0"),))).below is not None
+
+
+def blocked(by: str, **when: str) -> Prediction:
+    return Prediction(Verdict.BLOCKED, "upstream", when, (), "because", by)
+
+
+def blocked_cell(by: str, **versions: str) -> MeasuredCell:
+    return replace(cell("blocked", **versions), blocked_by={("one", "upstream", "single"): by})
+
+
+def test_what_another_issue_than_predicted_stopped_measures_nothing() -> None:
+    boundary = only(issue(blocked("two", trl="<0.18"), predict("ok")))
+    assert boundary.describe() == "one, upstream, single: blocked becomes ok at trl >=0.18"
+    below = [measure(boundary, Evidence("", (blocked_cell(by, trl="0.17.0"),))).below for by in ("two", "three")]
+    assert [side and side.version for side in below] == ["0.17.0", None]
+
+
+def test_beyond_another_blocker_nothing_is_measured_either() -> None:
+    boundary = only(issue(blocked("two", trl="<0.15"), blocked("three", trl="<0.18"), predict("ok")))
+    assert boundary.bound == ">=0.18"
+    old, new = blocked_cell("two", trl="0.14.0"), blocked_cell("three", trl="0.17.0")
+    # What was measured before failures were attributed says of no blocker.
+    unattributed = replace(cell("error", trl="0.14.0"), attributed=False)
+    found = [measure(boundary, Evidence("", (each,))).below for each in (old, new, unattributed)]
+    assert [side and side.version for side in found] == [None, "0.17.0", None]
 
 
 def test_how_tight_is_told_where_the_releases_are_known() -> None:
