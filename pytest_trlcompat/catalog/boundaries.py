@@ -56,10 +56,13 @@ class Boundary:
 
     def describe(self) -> str:
         other = self.elsewhere.describe()
+        below, above = (
+            f"{verdict} by {by}" if by else verdict.value
+            for verdict, by in ((self.below, self.below_by), (self.above, self.above_by))
+        )
         under = "every strategy" if set(self.strategies) >= set(STRATEGIES) else ", ".join(self.strategies)
-        return (
-            f"{self.issue}, {self.subject}, {under}: {self.below} becomes {self.above} at {self.package} {self.bound}"
-            + (f" with {other}" if other else "")
+        return f"{self.issue}, {self.subject}, {under}: {below} becomes {above} at {self.package} {self.bound}" + (
+            f" with {other}" if other else ""
         )
 
 

@@ -157,7 +157,7 @@ def blocked_cell(by: str, **versions: str) -> MeasuredCell:
 
 def test_what_another_issue_than_predicted_stopped_measures_nothing() -> None:
     boundary = only(issue(blocked("two", trl="<0.18"), predict("ok")))
-    assert boundary.describe() == "one, upstream, single: blocked becomes ok at trl >=0.18"
+    assert boundary.describe() == "one, upstream, single: blocked by two becomes ok at trl >=0.18"
     below = [measure(boundary, Evidence("", (blocked_cell(by, trl="0.17.0"),))).below for by in ("two", "three")]
     assert [side and side.version for side in below] == ["0.17.0", None]
 
@@ -201,7 +201,8 @@ def test_the_boundaries_of_the_catalogue_are_those_that_it_states() -> None:
         "with trl >=0.15,<1.15 or >=1.16",
         "grpo-logits-to-keep, upstream, single: ok becomes silent at transformers >=4.52 with trl >=0.14,<0.15",
         "grpo-logits-to-keep, upstream, single: ok becomes wasteful at trl >=0.15 with transformers <4.49",
-        "grpo-logits-to-keep, upstream, single: ok becomes blocked at transformers >=4.52.1 with trl >=0.15,<0.17",
+        "grpo-logits-to-keep, upstream, single: ok becomes blocked by grpo-train-sampler at transformers >=4.52.1 "
+        "with trl >=0.15,<0.17",
         "grpo-logits-to-keep, upstream, single-neither: broken becomes ok at trl >=0.20",
         "grpo-logits-to-keep, corrected, every strategy: absent becomes ok at trl >=0.14",
     }

@@ -138,6 +138,18 @@ def test_the_newest_cell_comes_first_and_issues_are_grouped_by_trainer(page: Pag
     assert data["issues"][2]["title"] == ""
 
 
+def test_releases_with_which_most_of_the_sweep_fails_are_marked() -> None:
+    lock = {"trl": "1.0.0", "transformers": "4.57.6"}
+    for verdict, mark in (
+        (Verdict.OK, ""),
+        (Verdict.ERROR, " (most of what was measured there fails for another reason)"),
+    ):
+        records = (Record(ISSUE, "upstream", "single", verdict, verdict, {}),)
+        cell = CellReport(dataclasses.replace(NEW, lock=lock), records)
+        remedy = Page(html(Report((cell,)))).data["issues"][0]["remedy"]
+        assert f" take trl >=0.15 with transformers >=4.49{mark}, or transformers " in remedy
+
+
 def test_every_verdict_is_in_the_data_by_its_column(page: Page) -> None:
     data = page.data
     assert data["columns"] == [

@@ -143,6 +143,13 @@ def test_a_cell_that_another_issue_keeps_from_showing_it_counts_for_neither_the_
     assert not any("nox -s cell" in line for line in nobody[f"issues/{ISSUE}.md"])
 
 
+def test_releases_with_which_most_fails_are_marked_as_the_doctor_marks_them() -> None:
+    failing = [cell("4.50.3", Verdict.BLOCKED), cell("4.51.3", Verdict.ERROR)]
+    for cells, mark in ((failing, " (most of what was measured there fails for another reason)"), ([], "")):
+        (line,) = (line for line in made(WASTEFUL, FINE, *cells)[f"issues/{ISSUE}.md"] if "What to do" in line)
+        assert f" take trl >=0.15 with transformers >=4.49{mark}, or transformers " in line
+
+
 def test_failures_of_before_they_were_attributed_are_counted_apart_and_blockers_are_linked() -> None:
     stack = {**STACK, "trl": "0.15.2", "transformers": "4.52.4"}
     old = MeasuredCell("old", stack, {UPSTREAM: Verdict.ERROR}, "2025-05-30", attributed=False)

@@ -21,12 +21,13 @@ from typing import Any
 from markupsafe import Markup
 
 from pytest_trlcompat.catalog import known_issues, remedies
+from pytest_trlcompat.catalog.evidence import MeasuredCell
 from pytest_trlcompat.catalog.issue import SUBJECTS, TRAINERS
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.summary_parts import expected, printable
 from pytest_trlcompat.catalog.verdict import SEVERITY, Record, Verdict, is_wrong
 from pytest_trlcompat.matrix.report import texts
-from pytest_trlcompat.matrix.report.model import CellReport, Column, Report
+from pytest_trlcompat.matrix.report.model import CellReport, Column, Report, evidence_of
 from pytest_trlcompat.matrix.report.pages import environment
 from pytest_trlcompat.matrix.report.torch_comparison import TorchComparison, compare
 from pytest_trlcompat.stack import PACKAGES
@@ -91,6 +92,7 @@ def _data(
     report: Report, issues: Sequence[str], known: Catalog, torch: TorchComparison, *, published: bool
 ) -> dict[str, Any]:
     columns = [column for column in report.columns if column.subject in SUBJECTS]
+    measured = evidence_of(report).cells
     return {
         "published": published,
         "verdicts": [
@@ -102,7 +104,7 @@ def _data(
                 "id": name,
                 "trainer": _trainer(name, known),
                 "torch": [change.describe() for change in torch.of(name)],
-                **_about(known, name),
+                **_about(known, name, measured),
             }
             for name in issues
         ],
@@ -111,14 +113,14 @@ def _data(
     }
 
 
-def _about(known: Catalog, name: str) -> dict[str, Any]:
+def _about(known: Catalog, name: str, measured: Sequence[MeasuredCell]) -> dict[str, Any]:
     if name not in known:
         return {"title": "", "wrong": "", "remedy": "", "cured_in": "", "upstream": []}
     issue = known[name]
     return {
         "title": issue.title,
         "wrong": issue.wrong,
-        "remedy": remedies.remedy(issue),
+        "remedy": remedies.remedy(issue, cells=measured),
         "cured_in": remedies.cured_in(issue),
         "upstream": list(issue.upstream),
     }

@@ -19,12 +19,14 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from pytest_trlcompat.catalog.attribution import attributed, expecting
+from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Record, RecordError, Verdict, is_wrong, read_records
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.results import UNTESTABLE, Sidecar, read_sidecar
+from pytest_trlcompat.stack import PACKAGES
 
-__all__ = ["DAMAGED", "CellReport", "Column", "Report", "gather", "merge"]
+__all__ = ["DAMAGED", "CellReport", "Column", "Report", "evidence_of", "gather", "merge"]
 
 DAMAGED = "damaged"
 """The state of a cell whose files cannot be read."""
@@ -295,3 +297,17 @@ def _position(name: str, order: Sequence[str]) -> tuple[int, str]:
 
 def _many(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def evidence_of(report: Report, date: str = "") -> Evidence:
+    """A sweep's cells as evidence; those without a verdict are left out."""
+    return Evidence(date, tuple(_measured(cell) for cell in report.cells if cell.verdicts))
+
+
+def _measured(cell: CellReport) -> MeasuredCell:
+    installed = cell.versions
+    versions = {package: installed[package] for package in PACKAGES if package in installed}
+    verdicts = {record.key: record.verdict for record in cell.verdicts}
+    attributed = not any(record.unattributed for record in cell.verdicts)
+    blocked_by = {record.key: record.blocked_by for record in cell.verdicts if record.blocked_by}
+    return MeasuredCell(cell.id, versions, verdicts, cell.sidecar.date, attributed, blocked_by)

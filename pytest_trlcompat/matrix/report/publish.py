@@ -11,18 +11,18 @@ import datetime
 from pathlib import Path
 
 from pytest_trlcompat.catalog import boundaries, known_issues
-from pytest_trlcompat.catalog.evidence import Evidence, EvidenceError, MeasuredCell, load
+from pytest_trlcompat.catalog.evidence import Evidence, EvidenceError, load
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Record, Verdict
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import write_whole
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.report import site
-from pytest_trlcompat.matrix.report.model import CellReport, Report, merge
+from pytest_trlcompat.matrix.report.model import CellReport, Report, evidence_of, merge
 from pytest_trlcompat.matrix.results import TESTED, Sidecar
 from pytest_trlcompat.stack import PACKAGES
 
-__all__ = ["evidence_of", "last_day", "publish", "report_of", "with_boundaries", "write_pages"]
+__all__ = ["last_day", "publish", "report_of", "with_boundaries", "write_pages"]
 
 _AS_PINNED = tuple(dict.fromkeys(("trl", "transformers", *PACKAGES)))
 """The packages of the stack, in the order in which people pin them."""
@@ -75,20 +75,6 @@ def _load(layout: Layout) -> Evidence:
         return load(layout.evidence)
     except EvidenceError as error:
         raise MatrixError(f"nothing was published yet: {error}") from error
-
-
-def evidence_of(report: Report, date: str = "") -> Evidence:
-    """A sweep's cells as evidence; those without a verdict are left out."""
-    return Evidence(date, tuple(_measured(cell) for cell in report.cells if cell.verdicts))
-
-
-def _measured(cell: CellReport) -> MeasuredCell:
-    installed = cell.versions
-    versions = {package: installed[package] for package in PACKAGES if package in installed}
-    verdicts = {record.key: record.verdict for record in cell.verdicts}
-    attributed = not any(record.unattributed for record in cell.verdicts)
-    blocked_by = {record.key: record.blocked_by for record in cell.verdicts if record.blocked_by}
-    return MeasuredCell(cell.id, versions, verdicts, cell.sidecar.date, attributed, blocked_by)
 
 
 def report_of(evidence: Evidence) -> Report:

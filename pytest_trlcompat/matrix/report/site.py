@@ -136,7 +136,7 @@ def _issue(issue: KnownIssue, report: Report, evidence: Evidence, torch: TorchCo
     yield f"{in_row(issue.title)}."
     yield ""
     yield f"- **What is wrong:** {in_row(issue.wrong)}"
-    yield f"- **What to do:** {in_row(remedies.remedy(issue))}"
+    yield f"- **What to do:** {in_row(remedies.remedy(issue, cells=evidence.cells))}"
     yield f"- **Upstream:** {', '.join(f'<{link}>' for link in issue.upstream) or 'not reported'}"
     yield ""
     yield "## Who is affected"
