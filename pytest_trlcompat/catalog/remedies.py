@@ -13,7 +13,8 @@ from pytest_trlcompat.catalog.issue import STRATEGIES, KnownIssue
 from pytest_trlcompat.catalog.ranges import Range, at
 from pytest_trlcompat.catalog.regions import Domain
 from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.trainers.names import bases_of, names_of
+from pytest_trlcompat.trainers.kinds import KINDS
+from pytest_trlcompat.trainers.names import names_of
 
 __all__ = ["CORRECTED", "cured_in", "mixins", "own_trainer", "remedy"]
 
@@ -116,7 +117,7 @@ def mixins(issue: KnownIssue, trainer: str = "") -> tuple[str, ...]:
 def _training(issue: KnownIssue, trainer: str) -> str:
     configured = "".join(f" and its {name}" for name in names_of(issue.cure) if name.endswith("Config"))
     own, corrected = mixins(issue, trainer), _corrected_trainer(issue, trainer)
-    if own and corrected == "PPOTrainer" and not bases_of(corrected).intersection(own):
+    if own and corrected == "PPOTrainer" and not set(KINDS["ppo"]).intersection(own):
         return f"mix {' and '.join(f'{CORRECTED}.{name}' for name in own)}, measured with GRPO alone, into your trainer"
     return f"train with {CORRECTED}.{corrected}{configured}" + (f" ({', '.join(own)})" if own else "")
 

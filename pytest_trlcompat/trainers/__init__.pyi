@@ -2,12 +2,14 @@
 
 from .adapter_loading import AdapterLoadingMixin as AdapterLoadingMixin
 from .checkpointed_generation import CheckpointedGenerationMixin as CheckpointedGenerationMixin
+from .cured import cured as cured
 from .deepspeed_accumulation import DeepSpeedAccumulationMixin as DeepSpeedAccumulationMixin
 from .deepspeed_evaluation import DeepSpeedEvaluationMixin as DeepSpeedEvaluationMixin
 from .deepspeed_hooks import DeepSpeedHooksMixin as DeepSpeedHooksMixin
 from .deepspeed_hooks import PPODeepSpeedHooksMixin as PPODeepSpeedHooksMixin
 from .device_map import OneDevicePerRankMixin as OneDevicePerRankMixin
 from .empty_param_groups import EmptyParamGroupsMixin as EmptyParamGroupsMixin
+from .errors import CureError as CureError
 from .evaluation import EvaluationMixin as EvaluationMixin
 from .evaluation_remainder import EvaluationRemainderMixin as EvaluationRemainderMixin
 from .fsdp2_grad_norm import FSDP2GradNormMixin as FSDP2GradNormMixin

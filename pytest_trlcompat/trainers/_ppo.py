@@ -35,11 +35,13 @@ def ppo_module() -> ModuleType:
 def ppo_trainer_class() -> Any:
     """TRL's PPO trainer, a ``transformers.Trainer``, under whichever name.
 
+    TRL's own, also where a subclass has taken its place in TRL's module.
+
     Raises:
         ImportError: see :func:`ppo_module`.
     """
     module, name, _ = _find()
-    return getattr(module, name)
+    return next(base for base in getattr(module, name).__mro__ if base.__module__.partition(".")[0] == "trl")
 
 
 def ppo_config_class() -> Any:

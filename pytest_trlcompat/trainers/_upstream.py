@@ -1,19 +1,21 @@
-"""What the installed TRL can do, seen in its code rather than in its version, and how to lend it what it lacks.
+"""What upstream can do, seen in the code that really runs rather than in a version.
 
-Imports TRL when asked, and nothing of this package.
+Imports TRL when asked, and of this package ``_cure``, ``_patching`` and ``patch_points``.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
-from unittest import mock
 
-__all__ = ["AroundGeneration", "class_uses", "function_uses", "grpo_module", "replaced"]
+from pytest_trlcompat.trainers._cure import Cure, own
+
+__all__ = ["AroundGeneration", "class_uses", "function_uses", "grpo_module", "method_uses"]
 
 
 def grpo_module() -> ModuleType:
@@ -22,9 +24,11 @@ def grpo_module() -> ModuleType:
 
 
 def function_uses(function: Callable[..., Any], name: str) -> bool:
-    """Whether the code of ``function``, beneath decorators, uses a global, attribute or import called ``name``."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return code is not None and _code_uses(code, name)
+    """Whether the code of ``function`` uses a global, attribute, import or string called ``name``.
+
+    Looks beneath decorators too: at what they keep as ``__wrapped__``, in a closure, or as a partial function.
+    """
+    return any(_code_uses(code, name) for code in _codes(function))
 
 
 def class_uses(cls: type, name: str, but: tuple[str, ...] = ()) -> bool:
@@ -32,38 +36,68 @@ def class_uses(cls: type, name: str, but: tuple[str, ...] = ()) -> bool:
 
     Classes of this package do not count, nor do those of the packages in ``but``.
     """
-    left_out = (__name__.rpartition(".")[0], *but)
     return any(
         function_uses(member, name)
         for base in cls.__mro__
-        if not base.__module__.startswith(left_out)
+        if not own(base) and not base.__module__.startswith(but)
         for member in vars(base).values()
         if inspect.isfunction(member)
     )
 
 
-@contextmanager
-def replaced(name: str, make: Callable[[Any], Any], module: ModuleType | type | None = None) -> Iterator[None]:
-    """Lend TRL's GRPO module, or another one, or a class, ``make(original)`` in place of its ``name``, for a while.
+def method_uses(cls: type, method: str, name: str) -> bool:
+    """Whether what runs when ``method`` is called on a trainer uses ``name``, in whichever class.
 
-    Does nothing where what is installed has no such name there. The replacement is seen by all threads.
+    Looks along the whole MRO: at the first definition that is not of this package, and at the next ones as long as each
+    may call them by ``super``.
     """
-    module = module or grpo_module()
-    original = getattr(module, name, None)
-    if original is None:
-        yield
-        return
-    with mock.patch.object(module, name, make(original)):
-        yield
+    for base in cls.__mro__:
+        defined = vars(base).get(method)
+        if defined is None or own(base):
+            continue
+        if function_uses(defined, name):
+            return True
+        if not function_uses(defined, "super") and not function_uses(defined, method):
+            return False
+    return False
+
+
+def _codes(function: Any) -> Iterator[CodeType]:
+    """The code of a function and of what it wraps, each once."""
+    seen: set[int] = set()
+    waiting = [function]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, (staticmethod, classmethod, functools.partial)):
+            waiting.append(one.func if isinstance(one, functools.partial) else one.__func__)
+        elif inspect.ismethod(one):
+            waiting.append(one.__func__)
+        elif isinstance(one, FunctionType):
+            yield one.__code__
+            waiting.append(getattr(one, "__wrapped__", None))
+            cells = (cell for cell in one.__closure__ or () if _is_filled(cell))
+            waiting.extend(cell.cell_contents for cell in cells if callable(cell.cell_contents))
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - raises where the cell is empty
+    except ValueError:
+        return False
+    return True
 
 
 def _code_uses(code: CodeType, name: str) -> bool:
     return name in code.co_names or any(
-        _code_uses(constant, name) for constant in code.co_consts if isinstance(constant, CodeType)
+        _code_uses(constant, name) if isinstance(constant, CodeType) else constant == name
+        for constant in code.co_consts
     )
 
 
-class AroundGeneration:
+class AroundGeneration(Cure):
     """Lets mixins for ``trl.GRPOTrainer`` change what happens while it generates, wherever its release does so.
 
     A mixin overrides :meth:`_around_generation` with a context of its own, and enters that of ``super()`` within it.

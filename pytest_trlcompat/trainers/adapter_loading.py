@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
 
+from pytest_trlcompat.trainers._cure import Cure
 from pytest_trlcompat.trainers.lora_checkpointing import trains_adapters
 
 __all__ = ["AdapterLoadingMixin", "without_tensor_parallelism"]
@@ -48,7 +49,7 @@ def _can_be_split() -> bool:
         return False
 
 
-class AdapterLoadingMixin:
+class AdapterLoadingMixin(Cure):
     """Lets any ``transformers.Trainer`` resume the training of adapters in several processes.
 
     It knows by what Transformers has, and by PEFT's own function, whether there is anything to do.

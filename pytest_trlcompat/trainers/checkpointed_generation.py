@@ -16,7 +16,9 @@ from typing import Any
 
 from torch import nn
 
-from pytest_trlcompat.trainers._upstream import AroundGeneration, grpo_module, replaced
+from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._patching import replaced
+from pytest_trlcompat.trainers._upstream import AroundGeneration
 
 __all__ = ["CheckpointedGenerationMixin", "gradient_checkpointing_off"]
 
@@ -49,9 +51,9 @@ class CheckpointedGenerationMixin(AroundGeneration):
             yield
 
     def _generating(self) -> AbstractContextManager[None]:
-        if not self.args.gradient_checkpointing or not hasattr(grpo_module(), "unwrap_model_for_generation"):
+        if not self.args.gradient_checkpointing:
             return nullcontext()
-        return replaced("unwrap_model_for_generation", _without_checkpointing)
+        return replaced(patch_points.GENERATION, _without_checkpointing)
 
 
 def _without_checkpointing(unwrap: Callable[..., Any]) -> Callable[..., Any]:

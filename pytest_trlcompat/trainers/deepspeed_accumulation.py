@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
+from pytest_trlcompat.trainers._cure import Cure
 from pytest_trlcompat.trainers._upstream import function_uses
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _LOSING = (Version("0.17.6"), Version("0.18.3"))
 """The first release of DeepSpeed that loses gradients, and the first that does not any more."""
 
 
-class DeepSpeedAccumulationMixin:
+class DeepSpeedAccumulationMixin(Cure):
     """Repairs the engine of a subclass of ``transformers.Trainer`` before its first step.
 
     Does nothing without DeepSpeed, and with releases of it that are right; see :func:`repair_accumulation`.

@@ -13,6 +13,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from pytest_trlcompat.trainers._cure import Cure
+
 __all__ = ["DeepSpeedEvaluationMixin", "remove_deepspeed_hooks"]
 
 
@@ -28,7 +30,7 @@ def remove_deepspeed_hooks(model: Any) -> int:
     return removed
 
 
-class DeepSpeedEvaluationMixin:
+class DeepSpeedEvaluationMixin(Cure):
     """Lets a subclass of ``transformers.Trainer`` evaluate before it trains, and train again, under DeepSpeed.
 
     A second ``train()`` goes on from the weights of the first, with a new optimizer. Evaluation before training is for

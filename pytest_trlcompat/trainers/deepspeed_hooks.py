@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from importlib import import_module
 from typing import Any
 
-from pytest_trlcompat.trainers._upstream import AroundGeneration, replaced
+from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._patching import replaced
+from pytest_trlcompat.trainers._upstream import AroundGeneration
 
 __all__ = [
     "DeepSpeedHooksMixin",
@@ -71,7 +73,7 @@ class DeepSpeedHooksMixin(AroundGeneration):
             yield
 
 
-class PPODeepSpeedHooksMixin:
+class PPODeepSpeedHooksMixin(Cure):
     """The same for a subclass of TRL's PPO trainer, which generates within ``train``."""
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -97,7 +99,7 @@ def forget_trace(engine: Any) -> None:
 
 def working_add_hooks() -> AbstractContextManager[None]:
     """Lend TRL an ``add_hooks`` that works with every DeepSpeed, while the context lasts."""
-    return replaced("add_hooks", _working, import_module("trl.models.utils"))
+    return replaced(patch_points.ADD_HOOKS, _working)
 
 
 def _working(upstream: Callable[[Any], None]) -> Callable[[Any], None]:

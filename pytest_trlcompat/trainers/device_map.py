@@ -18,12 +18,14 @@ from typing import Any
 
 from accelerate import PartialState
 
-from pytest_trlcompat.trainers._upstream import replaced
+from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._patching import replaced
 
 __all__ = ["OneDevicePerRankMixin"]
 
 
-class OneDevicePerRankMixin:
+class OneDevicePerRankMixin(Cure):
     """Loads the models of a subclass of ``trl.GRPOTrainer`` onto one device per rank, where Accelerate puts them.
 
     A policy that was itself spread over several devices, and a ``device_map`` in ``model_init_kwargs``, are respected.
@@ -32,7 +34,7 @@ class OneDevicePerRankMixin:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         policy = args[0] if args else kwargs.get("model")
-        with replaced("create_model_from_path", partial(_without_device_map, policy)):
+        with replaced(patch_points.CREATE_MODEL, partial(_without_device_map, policy)):
             super().__init__(*args, **kwargs)
 
 

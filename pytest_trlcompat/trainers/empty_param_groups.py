@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from pytest_trlcompat.trainers._cure import Cure
+
 __all__ = ["EmptyParamGroupsMixin"]
 
 
-class EmptyParamGroupsMixin:
+class EmptyParamGroupsMixin(Cure):
     """Drops empty groups from the optimizer of a subclass of ``transformers.Trainer``, before DeepSpeed does.
 
     Only under DeepSpeed: elsewhere an empty group does no harm, and a checkpoint's optimizer has it.

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from pytest_trlcompat.trainers._cure import Cure
 from pytest_trlcompat.trainers._upstream import class_uses, function_uses
 
 __all__ = ["EvaluationMixin"]
@@ -30,7 +31,7 @@ __all__ = ["EvaluationMixin"]
 _MISSING = object()
 
 
-class EvaluationMixin:
+class EvaluationMixin(Cure):
     """Lets a subclass of ``trl.GRPOTrainer`` evaluate: at any time, the whole loss, and its own metrics.
 
     It knows by the methods that TRL defines, by the shape of its metrics and by the names that its code uses.

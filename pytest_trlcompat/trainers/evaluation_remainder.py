@@ -14,10 +14,12 @@ from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from typing import Any
 
+from pytest_trlcompat.trainers._cure import Cure
+
 __all__ = ["EvaluationRemainderMixin"]
 
 
-class EvaluationRemainderMixin:
+class EvaluationRemainderMixin(Cure):
     """Has the evaluation of a subclass of ``trl.GRPOTrainer`` count rows where Accelerate counts prompts.
 
     It knows by the sampler: one that repeats nothing is left alone.

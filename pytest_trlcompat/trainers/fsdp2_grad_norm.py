@@ -13,6 +13,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from pytest_trlcompat.trainers._cure import Cure
+
 __all__ = ["FSDP2GradNormMixin", "whole_norm"]
 
 
@@ -27,7 +29,7 @@ def whole_norm(norm: Any) -> Any:
     return norm.full_tensor()
 
 
-class FSDP2GradNormMixin:
+class FSDP2GradNormMixin(Cure):
     """Lets any ``transformers.Trainer`` log the norm of all gradients under FSDP2.
 
     Does nothing where the accelerator's ``clip_grad_norm_`` returns the whole norm.

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
+from pytest_trlcompat.trainers._cure import Cure
 from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version
 from pytest_trlcompat.trainers.lora_checkpointing import trains_adapters
 
@@ -110,7 +111,7 @@ def adapter_found(model: Any, known: bool = True) -> Iterator[None]:
         yield
 
 
-class FSDPAdapterSaveMixin:
+class FSDPAdapterSaveMixin(Cure):
     """Lets any ``transformers.Trainer`` save adapters under FSDP1 and resume from them.
 
     Does nothing without adapters and under another strategy.

@@ -16,7 +16,9 @@ from typing import Any
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from pytest_trlcompat.trainers._upstream import AroundGeneration, class_uses, replaced
+from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._patching import replaced
+from pytest_trlcompat.trainers._upstream import AroundGeneration, class_uses
 from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version
 
 __all__ = ["FSDPGenerationMixin", "root_parameters_summoned"]
@@ -57,7 +59,7 @@ class FSDPGenerationMixin(AroundGeneration):
             and not self.args.use_vllm
             and not class_uses(type(self), "summon_full_params")
         )
-        return replaced("unwrap_model_for_generation", _summoning) if needed else nullcontext()
+        return replaced(patch_points.GENERATION, _summoning) if needed else nullcontext()
 
 
 def _summoning(unwrap: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,7 +18,9 @@ from typing import Any
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
-from pytest_trlcompat.trainers._upstream import AroundGeneration, replaced
+from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._patching import replaced
+from pytest_trlcompat.trainers._upstream import AroundGeneration
 
 __all__ = ["FSDPGradientsMixin", "forget_zeroed_gradients"]
 
@@ -64,4 +66,4 @@ class FSDPGradientsMixin(AroundGeneration):
 
             return unwrap_model_for_generation
 
-        return replaced("unwrap_model_for_generation", forgetting)
+        return replaced(patch_points.GENERATION, forgetting)

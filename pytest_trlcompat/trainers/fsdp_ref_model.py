@@ -23,7 +23,10 @@ from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from pytest_trlcompat.trainers._upstream import function_uses, replaced
+from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._patching import replaced
+from pytest_trlcompat.trainers._upstream import function_uses
 
 __all__ = ["FSDPReferenceModelMixin", "fsdp_version", "is_sharded", "shard_reference_model"]
 
@@ -78,7 +81,7 @@ def shard_reference_model(model: nn.Module, accelerator: Any) -> nn.Module:
     return sharded.eval()
 
 
-class FSDPReferenceModelMixin:
+class FSDPReferenceModelMixin(Cure):
     """Shards the reference model of a subclass of ``trl.GRPOTrainer`` under FSDP1 and FSDP2.
 
     Where TRL shards it rightly, that runs, and all that is left to do is to mark the reference model's parameters as
@@ -91,7 +94,7 @@ class FSDPReferenceModelMixin:
     ref_model: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with replaced("prepare_fsdp", _prepare_fsdp_of_both_versions):
+        with replaced(patch_points.PREPARE_FSDP, _prepare_fsdp_of_both_versions):
             super().__init__(*args, **kwargs)
         if self.ref_model is not None and fsdp_version(self.accelerator) is not None:
             self._replace_ref_model(self.ref_model)

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.distributed.fsdp import StateDictType
 
+from pytest_trlcompat.trainers._cure import Cure
 from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version
 
 __all__ = ["FSDPSaveMixin", "full_state_dict"]
@@ -34,7 +35,7 @@ def full_state_dict(accelerator: Any) -> Iterator[None]:
         plugin.state_dict_type = before
 
 
-class FSDPSaveMixin:
+class FSDPSaveMixin(Cure):
     """Lets ``save_model`` and ``push_to_hub`` of any ``transformers.Trainer`` write the whole model under FSDP.
 
     Gathers it as ``FULL_STATE_DICT`` does; checkpoints stay as the state dict type has them. Does nothing where the

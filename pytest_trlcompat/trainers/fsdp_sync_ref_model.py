@@ -19,6 +19,8 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from trl.trainer.callbacks import SyncRefModelCallback
 
+from pytest_trlcompat.trainers._cure import Cure
+
 __all__ = ["FSDPSyncRefModelCallback", "FSDPSyncRefModelMixin", "keeps_gathered_parameters", "mix_parameters"]
 
 
@@ -61,7 +63,7 @@ class FSDPSyncRefModelCallback(SyncRefModelCallback):
             mix_parameters(self.ref_model, policy, args.ref_model_mixup_alpha)
 
 
-class FSDPSyncRefModelMixin:
+class FSDPSyncRefModelMixin(Cure):
     """Gives a subclass of a TRL trainer :class:`FSDPSyncRefModelCallback` for the callback that TRL made for it."""
 
     callback_handler: Any

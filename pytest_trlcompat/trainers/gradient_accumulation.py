@@ -7,36 +7,42 @@ number N, which then divides as well, unless DeepSpeed does the backward pass: N
 moreover enter ``no_sync`` between micro-batches, which DeepSpeed refuses under ZeRO-2 and ZeRO-3: ``no_sync context
 manager is incompatible with gradient partitioning``. The cure multiplies the loss by what is missing.
 
-Imports Accelerate and Transformers, and of this package ``deepspeed_accumulation``.
+Imports torch, Accelerate and Transformers, and of this package ``_cure``, ``_upstream``, ``deepspeed_accumulation`` and
+``errors``.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from types import CodeType
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
+import torch
 import transformers
 from accelerate.utils import DistributedType
 from packaging.version import Version
 
+from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers._upstream import class_uses
 from pytest_trlcompat.trainers.deepspeed_accumulation import synchronising
+from pytest_trlcompat.trainers.errors import CureError
 
 __all__ = ["GradientAccumulationMixin"]
 
 
-class GradientAccumulationMixin:
+class GradientAccumulationMixin(Cure):
     """Scales the gradients of a subclass of ``transformers.Trainer`` that computes its own loss as the mean of a batch.
 
-    Does nothing where ``gradient_accumulation_steps`` is 1. It knows by the code of ``Trainer.training_step``, by the
-    steps that Accelerate counts, and by the version of Transformers whether the division there comes before the
-    backward pass. What is reported stays as it is.
+    Does nothing where ``gradient_accumulation_steps`` is 1. It knows by the call of ``accelerator.backward``: by its
+    arguments, by how often the loss has been divided since ``compute_loss`` returned it, which autograd says, and by
+    what Accelerate and DeepSpeed will divide it by. That is measured once for each number of micro-batches. What is
+    reported stays as it is.
     """
 
     accelerator: Any
     args: Any
-    _loss_factor: float = 1.0
+    _computed_loss: torch.Tensor | None = None
 
     def create_accelerator_and_postprocess(self) -> None:
         upstream: Any = super()
@@ -49,37 +55,103 @@ class GradientAccumulationMixin:
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
-        factor = self._missing_factor()
-        if factor == 1.0:
+        if self.args.gradient_accumulation_steps == 1:
             return upstream.training_step(*args, **kwargs)
-        self._loss_factor = factor
-        try:
-            return upstream.training_step(*args, **kwargs) / factor
-        finally:
-            self._loss_factor = 1.0
+        with self._scaled_backward():
+            return upstream.training_step(*args, **kwargs)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
-        loss = upstream.compute_loss(*args, **kwargs)
-        return loss if self._loss_factor == 1.0 else loss * self._loss_factor
+        computed = upstream.compute_loss(*args, **kwargs)
+        self._computed_loss = computed[0] if isinstance(computed, tuple) else computed
+        return computed
 
-    def _missing_factor(self) -> float:
-        """What to multiply the loss by before its backward pass, so that it is divided by N once."""
-        if _tells_deepspeed_not_to_divide(transformers.Trainer.training_step):
-            return 1.0
-        by_trainer = Version(transformers.__version__) >= Version("4.48.0")
-        steps: int = self.args.gradient_accumulation_steps
-        return float(steps) ** (by_trainer + self._by_deepspeed() - 1)
+    @contextmanager
+    def _scaled_backward(self) -> Iterator[None]:
+        """Multiply what the accelerator is given by what is missing, while it lasts."""
+        upstream = self.accelerator.backward
+        factors: dict[bool, float] = vars(self).setdefault("_accumulation_factors", {})
+
+        def backward(loss: torch.Tensor, **kwargs: Any) -> Any:
+            scaled = bool(kwargs.get("scale_wrt_gas", True))
+            factor = factors[scaled] if scaled in factors else self._missing_factor(loss, scaled)
+            if self._micro_batches() > 1:  # of one alone nobody can say whether it was divided by their number
+                factors[scaled] = factor
+            return upstream(loss if factor == 1.0 else loss * factor, **kwargs)
+
+        self._computed_loss = None
+        with mock.patch.object(self.accelerator, "backward", backward):  # of this trainer's accelerator alone
+            try:
+                yield
+            finally:
+                self._computed_loss = None
+
+    def _micro_batches(self) -> int:
+        """How many there are in this optimizer step; the last one of an epoch may have fewer."""
+        return int(getattr(self, "current_gradient_accumulation_steps", self.args.gradient_accumulation_steps))
+
+    def _missing_factor(self, loss: torch.Tensor, scaled: bool) -> float:
+        """What to multiply the loss by before its backward pass, so that it is divided once.
+
+        Args:
+            scaled: whether DeepSpeed is asked to divide.
+        """
+        by_trainer = self._divided_by_trainer(loss)
+        by_backend = self._divided_by_backend(scaled)
+        if self._loss_is_divided():
+            return by_trainer * by_backend
+        if by_trainer > 1:
+            return float(by_backend)
+        return 1.0 if by_backend > 1 else 1 / self.args.gradient_accumulation_steps
+
+    def _divided_by_backend(self, scaled: bool) -> int:
+        """By what Accelerate or DeepSpeed divides the loss that it is given."""
+        if not self._by_deepspeed():
+            return int(self.accelerator.gradient_accumulation_steps)
+        return int(self.accelerator.deepspeed_engine_wrapped.engine.gradient_accumulation_steps()) if scaled else 1
+
+    def _divided_by_trainer(self, loss: torch.Tensor) -> int:
+        """By what the loss has been divided since ``compute_loss`` returned it: the reciprocal of its derivative."""
+        computed = self._computed_loss
+        derivative = None
+        if computed is not None and computed.requires_grad and loss.requires_grad:
+            (derivative,) = torch.autograd.grad(loss, computed, retain_graph=True, allow_unused=True)
+        if derivative is None:
+            raise self._unseen("the loss that it was given was not made from what compute_loss returned")
+        found = float(derivative.sum())
+        for divisor in (1, self.args.gradient_accumulation_steps, self._micro_batches()):
+            if abs(found * divisor - 1) < 1e-2:  # in 16 bits a third is not a third
+                return int(divisor)
+        raise self._unseen(f"before it the loss was multiplied by {found:.6g}")
+
+    def _unseen(self, found: str) -> CureError:
+        return CureError(
+            "GradientAccumulationMixin",
+            wanted="how often accelerator.backward divides the loss by the number of accumulated micro-batches",
+            found=found,
+            packages=("transformers", "accelerate"),
+            remedy=self._way_out,
+        )
+
+    _way_out = (
+        "Call compute_loss in your training_step, or train with gradient_accumulation_steps=1, or leave this cure out if "
+        "you divide the loss yourself: cured(YourTrainer, without=['GradientAccumulationMixin'])"
+    )
+
+    def _loss_is_divided(self) -> bool:
+        """Whether TRL divides in ``compute_loss`` itself, where the Trainer must not do so again."""
+        return class_uses(type(self), "current_gradient_accumulation_steps", but=("transformers.",))
 
     def _by_deepspeed(self) -> bool:
         return bool(self.accelerator.distributed_type == DistributedType.DEEPSPEED)
 
-
-def _tells_deepspeed_not_to_divide(training_step: Callable[..., Any]) -> bool:
-    """Whether it passes ``scale_wrt_gas``, as Trainer does from 4.49.0 on, where it has divided the loss itself."""
-    return _holds(inspect.unwrap(training_step).__code__, "scale_wrt_gas")
-
-
-def _holds(code: CodeType, constant: str) -> bool:
-    inner = (one for one in code.co_consts if isinstance(one, CodeType))
-    return constant in code.co_consts or any(_holds(one, constant) for one in inner)
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if trainer is not None and trainer.args.gradient_accumulation_steps == 1:
+            return Activity(False, "gradient_accumulation_steps is 1")
+        if trainer is None or not (factors := vars(trainer).get("_accumulation_factors")):
+            return Activity(None, "measured at the first backward pass, where gradients are accumulated")
+        factor = next(iter(factors.values()))
+        if factor == 1.0:
+            return Activity(False, "the loss is divided once by the number of micro-batches")
+        return Activity(True, f"the loss is multiplied by {factor:g}, so that it is divided once")

@@ -23,6 +23,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from pytest_trlcompat.trainers._cure import Cure
+
 __all__ = [
     "KEYWORDS",
     "LogitsShapeError",
@@ -119,7 +121,7 @@ def per_token_logps(
     return torch.cat(parts)
 
 
-class LogitsToKeepMixin:
+class LogitsToKeepMixin(Cure):
     """Gives a subclass of ``trl.GRPOTrainer`` right and short log-probabilities.
 
     Where TRL's own method gives them, with a model that honours ``logits_to_keep``, that runs, and its numbers stay

@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pytest_trlcompat.trainers._upstream import AroundGeneration, replaced
+from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._patching import replaced
+from pytest_trlcompat.trainers._upstream import AroundGeneration
 
 __all__ = ["LoraCheckpointingMixin", "checkpointing_keywords", "input_gradients_are_on", "trains_adapters"]
 
@@ -65,7 +67,7 @@ class LoraCheckpointingMixin(AroundGeneration):
 
     @contextmanager
     def _around_generation(self) -> Iterator[None]:
-        with replaced("unwrap_model_for_generation", _keeping_keywords), super()._around_generation():
+        with replaced(patch_points.GENERATION, _keeping_keywords), super()._around_generation():
             yield
 
 

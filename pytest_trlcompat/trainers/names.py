@@ -6,12 +6,11 @@ Imports only the standard library.
 from __future__ import annotations
 
 import ast
-import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-__all__ = ["MODULES", "STUB", "bases_of", "names_of"]
+__all__ = ["MODULES", "STUB", "names_of"]
 
 STUB = Path(__file__).with_name("__init__.pyi")
 
@@ -30,13 +29,3 @@ def names_of(module: str) -> tuple[str, ...]:
     """The public names that a module of this package defines, by its full name or the last part of it."""
     wanted = module.rpartition(".")[2]
     return tuple(name for name, defining in MODULES.items() if defining == wanted)
-
-
-@functools.cache
-def bases_of(name: str) -> frozenset[str]:
-    """The classes from which a public class of this package is made, by the names in its definition."""
-    path = STUB.with_name(f"{MODULES[name].rpartition('.')[2]}.py")
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return frozenset(base.id for base in node.bases if isinstance(base, ast.Name))
-    raise KeyError(name)

@@ -3,7 +3,7 @@
 GRPO may compute them from hidden states and the output head in Triton kernels, and call ``None`` where Triton is not
 installed, as beside CPU builds of PyTorch and on a Mac: ``'NoneType' object has no attribute 'apply'``.
 
-Imports torch and TRL when asked, and of this package ``_order``.
+Imports torch and TRL when asked, and of this package ``_cure``.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from importlib import import_module
 from typing import Any, ClassVar
 from unittest import mock
 
-from pytest_trlcompat.trainers._order import Ordered
+from pytest_trlcompat.trainers._cure import Cure
 
 __all__ = ["PlainLogProbsMixin", "log_probs_without_triton"]
 
 _NAME = "_ChunkedLogProbFunction"
 
 
-class PlainLogProbsMixin(Ordered):
+class PlainLogProbsMixin(Cure):
     """Lets a subclass of ``trl.GRPOTrainer`` compute log-probabilities without Triton.
 
     It knows by the kernel that is ``None``. The same numbers are then computed by PyTorch's own operations, with whole

@@ -11,15 +11,7 @@ import os
 from typing import Any
 
 from pytest_trlcompat.trainers._ppo import ppo_config_class, ppo_trainer_class
-from pytest_trlcompat.trainers.deepspeed_hooks import PPODeepSpeedHooksMixin
-from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
-from pytest_trlcompat.trainers.ppo_accelerator import PPOAcceleratorMixin
-from pytest_trlcompat.trainers.ppo_accumulation import PPOAccumulationMixin
-from pytest_trlcompat.trainers.ppo_adapter_reference import PPOAdapterReferenceMixin
-from pytest_trlcompat.trainers.ppo_fsdp import PPOFSDPMixin
-from pytest_trlcompat.trainers.ppo_newer_trainer import PPONewerTrainerMixin
-from pytest_trlcompat.trainers.ppo_save import PPOSaveMixin
-from pytest_trlcompat.trainers.zero3_whole_modules import ZeRO3WholeModulesMixin
+from pytest_trlcompat.trainers.compose import cured
 
 __all__ = ["PPOConfig", "PPOTrainer"]
 
@@ -46,23 +38,15 @@ class PPOConfig(UpstreamConfig):
         super().__post_init__()
 
 
-class PPOTrainer(
-    PPOAccumulationMixin,
-    PPOSaveMixin,
-    PPOFSDPMixin,
-    PPOAdapterReferenceMixin,
-    PPOAcceleratorMixin,
-    PPONewerTrainerMixin,
-    PPODeepSpeedHooksMixin,
-    EmptyParamGroupsMixin,
-    ZeRO3WholeModulesMixin,
-    UpstreamTrainer,
-):
+_Cured: Any = cured(UpstreamTrainer)
+
+
+class PPOTrainer(_Cured):
     """TRL's PPO trainer of whichever release is installed, with known bugs cured.
 
     That is ``PPOv2Trainer``, ``trl.PPOTrainer`` or ``trl.experimental.ppo.PPOTrainer``. Takes what that takes, is one,
     and behaves like it elsewhere. As upstream it cannot resume: ``train`` takes no checkpoint. What is cured, where and
-    by which of its bases: ``docs/cures.md``.
+    by which of its bases: ``docs/cures.md``; what that comes to on the installed stack: ``PPOTrainer.cures``.
     """
 
     @functools.wraps(UpstreamTrainer.__init__)  # type: ignore[misc] # it is Any

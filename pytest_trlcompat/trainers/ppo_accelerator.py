@@ -6,20 +6,20 @@ earlier accelerator, which there is none of: ``Please make sure to properly init
 make a plugin from the environment of ``accelerate launch`` and never see ``PPOConfig(deepspeed=...)``. The cure passes
 the plugin.
 
-Imports Accelerate, and of this package ``_ppo`` and ``_upstream``.
+Imports Accelerate, and of this package ``_cure`` and ``_patching``.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from accelerate.state import AcceleratorState
 
-from pytest_trlcompat.trainers._ppo import ppo_module
-from pytest_trlcompat.trainers._upstream import replaced
+from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._patching import replaced
 
 __all__ = ["PPOAcceleratorMixin", "accelerator_of_arguments"]
 
@@ -33,13 +33,16 @@ def accelerator_of_arguments(args: Any) -> AbstractContextManager[None]:
     if plugin is None or AcceleratorState._shared_state:
         return nullcontext()
 
-    def with_plugin(upstream: Callable[..., Any]) -> Callable[..., Any]:
-        return functools.partial(upstream, deepspeed_plugin=plugin)
+    def with_plugin(upstream: Callable[..., None]) -> Callable[..., None]:
+        def __init__(self: Any, *more: Any, **keywords: Any) -> None:  # noqa: N807 - it is one
+            upstream(self, *more, **{"deepspeed_plugin": plugin, **keywords})
 
-    return replaced("Accelerator", with_plugin, ppo_module())
+        return __init__
+
+    return replaced(patch_points.ACCELERATOR, with_plugin)
 
 
-class PPOAcceleratorMixin:
+class PPOAcceleratorMixin(Cure):
     """Lets a subclass of TRL's PPO trainer be built under DeepSpeed.
 
     Unless DeepSpeed is configured by ``PPOConfig(deepspeed=...)``, the plugin that it passes is equal to the one that

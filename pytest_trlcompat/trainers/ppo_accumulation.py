@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from pytest_trlcompat.trainers._cure import Cure
 from pytest_trlcompat.trainers.deepspeed_accumulation import repair_accumulation, synchronising
 
 __all__ = ["PPOAccumulationMixin"]
 
 
-class PPOAccumulationMixin:
+class PPOAccumulationMixin(Cure):
     """Lets a subclass of TRL's PPO trainer accumulate gradients under DeepSpeed; does nothing without it.
 
     Where upstream is right, or ``gradient_accumulation_steps`` is 1, the numbers are upstream's.

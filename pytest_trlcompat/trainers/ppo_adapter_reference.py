@@ -17,12 +17,13 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pytest_trlcompat.trainers._cure import Cure
 from pytest_trlcompat.trainers.ppo_fsdp import root_parameters_unsharded
 
 __all__ = ["PPOAdapterReferenceMixin"]
 
 
-class PPOAdapterReferenceMixin:
+class PPOAdapterReferenceMixin(Cure):
     """Lets a subclass of TRL's PPO trainer take its policy without the adapter, or with another, for its reference.
 
     Does nothing in one process, under DeepSpeed, and where a reference model is given.

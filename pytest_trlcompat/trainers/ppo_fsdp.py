@@ -13,6 +13,7 @@ Imports torch, Accelerate, and of this package ``_ppo``, ``_upstream`` and ``fsd
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,8 +23,10 @@ from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._patching import PatchPoint, replaced
 from pytest_trlcompat.trainers._ppo import ppo_module
-from pytest_trlcompat.trainers._upstream import replaced
 from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version, is_sharded
 
 __all__ = ["PPOFSDPMixin", "root_parameters_unsharded"]
@@ -52,7 +55,7 @@ def root_parameters_unsharded(model: nn.Module) -> Iterator[None]:
         yield
 
 
-class PPOFSDPMixin:
+class PPOFSDPMixin(Cure):
     """Lets a subclass of TRL's PPO trainer train under FSDP1 and FSDP2. Does nothing under any other strategy.
 
     Layers are sharded one by one, as those of the policy alone would be; ``transformer_cls_to_wrap`` is respected.
@@ -64,7 +67,7 @@ class PPOFSDPMixin:
     _rolls_out = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with replaced("PolicyAndValueWrapper", _wrapper_for_fsdp, ppo_module()):
+        with replaced(_point("PolicyAndValueWrapper.__init__"), _made_for_fsdp):
             super().__init__(*args, **kwargs)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -84,8 +87,8 @@ class PPOFSDPMixin:
             return
         once = _Once(self.model)
         with (
-            replaced("unwrap_model_for_generation", once.around_context, ppo_module()),
-            replaced("get_reward", once.around_call, ppo_module()),
+            replaced(_point("unwrap_model_for_generation"), once.around_context),
+            replaced(_point("get_reward"), once.around_call),
         ):
             self._rolls_out = True  # train calls generate_completions
             try:
@@ -129,16 +132,29 @@ class _Once:
         return get_reward
 
 
-def _wrapper_for_fsdp(upstream: Any) -> Callable[..., nn.Module]:
+def _point(name: str) -> PatchPoint:
+    return patch_points.ppo(name, ppo_module().__name__)
+
+
+def _made_for_fsdp(upstream: Callable[..., None]) -> Callable[..., None]:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it is one
+        upstream(self, *args, **kwargs)
+        # Upstream has made its accelerator by now.
+        if AcceleratorState().distributed_type == DistributedType.FSDP:
+            made: Any = type(self)
+            self.__class__ = _for_fsdp(made)
+            del self._modules["critic_backbone"]
+
+    return __init__
+
+
+@functools.cache
+def _for_fsdp(upstream: Any) -> type[nn.Module]:
     class PolicyAndValueWrapper(upstream):
         """Upstream's, with the layers that FSDP shall shard, each of them registered once."""
 
         # Accelerate before 1.2 asks every model that it wraps; up to trl 0.11 the wrapper has no such attribute.
         _tied_weights_keys = None
-
-        def __init__(self, policy: nn.Module, value_model: nn.Module) -> None:
-            super().__init__(policy, value_model)
-            del self._modules["critic_backbone"]
 
         @property
         def critic_backbone(self) -> nn.Module:
@@ -149,10 +165,4 @@ def _wrapper_for_fsdp(upstream: Any) -> Callable[..., nn.Module]:
         def _no_split_modules(self) -> list[str]:
             return sorted({*(self.policy._no_split_modules or ()), *(self.value_model._no_split_modules or ())})
 
-    def wrap(policy: nn.Module, value_model: nn.Module) -> nn.Module:
-        # Upstream has made its accelerator by now.
-        under_fsdp = AcceleratorState().distributed_type == DistributedType.FSDP
-        wrapper: nn.Module = (PolicyAndValueWrapper if under_fsdp else upstream)(policy, value_model)
-        return wrapper
-
-    return wrap
+    return PolicyAndValueWrapper

@@ -13,10 +13,12 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from pytest_trlcompat.trainers._cure import Cure
+
 __all__ = ["PPONewerTrainerMixin"]
 
 
-class PPONewerTrainerMixin:
+class PPONewerTrainerMixin(Cure):
     """Lets a subclass of TRL's PPOv2 trainer make its optimizer, and save checkpoints while it trains.
 
     It knows by the parameters of ``_save_checkpoint``. A newer TRL sets the attribute on each trainer, which then hides

@@ -23,6 +23,7 @@ from unittest import mock
 from accelerate.utils import DistributedType
 from torch.distributed.fsdp import StateDictType
 
+from pytest_trlcompat.trainers._cure import Cure
 from pytest_trlcompat.trainers._ppo import ppo_trainer_class
 from pytest_trlcompat.trainers._upstream import function_uses
 from pytest_trlcompat.trainers.fsdp_adapter_save import adapter_found, shards_adapter
@@ -32,7 +33,7 @@ __all__ = ["PPOSaveMixin"]
 _PREFIX = "policy."
 
 
-class PPOSaveMixin:
+class PPOSaveMixin(Cure):
     """Saves the policy of a subclass of TRL's PPO trainer: by ``save_model``, in checkpoints and when pushing.
 
     ``Trainer.save_model`` runs with the wrapper, so that it gathers what there is to gather, and the policy takes its

@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from pytest_trlcompat.trainers._cure import Cure
+
 __all__ = ["ResumingMixin", "random_states_can_be_loaded"]
 
 
@@ -33,7 +35,7 @@ def random_states_can_be_loaded() -> contextlib.AbstractContextManager[None]:
     return context
 
 
-class ResumingMixin:
+class ResumingMixin(Cure):
     """Lets a subclass of ``transformers.Trainer`` go on from a checkpoint.
 
     It knows by ``safe_globals`` in Transformers whether that allows it itself. Resuming sets the random states of

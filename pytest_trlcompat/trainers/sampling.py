@@ -6,7 +6,7 @@ for its default. And Transformers may put the preferences of the model's own ``g
 whatever TRL sets to a default value, temperature 1 included. The cure says what is meant, and sets the preferences
 aside while completions are sampled.
 
-Imports torch, and of this package ``_order`` and ``_upstream``.
+Imports torch, and of this package ``_patching`` and ``_upstream``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import nn
 
-from pytest_trlcompat.trainers._order import Ordered
-from pytest_trlcompat.trainers._upstream import AroundGeneration, function_uses, grpo_module, replaced
+from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._patching import original, replaced
+from pytest_trlcompat.trainers._upstream import AroundGeneration, function_uses
 
 __all__ = ["SamplingMixin", "sampling_preferences_set_aside"]
 
@@ -58,27 +59,13 @@ def sampling_preferences_set_aside(model: nn.Module, generation_config: Any) -> 
         owner.generation_config = original
 
 
-_REASON = "it looks at the code of TRL's unwrap_model_for_generation, which that one replaces while it generates"
-
-
-class SamplingMixin(Ordered, AroundGeneration):
+class SamplingMixin(AroundGeneration):
     """Lets a subclass of ``trl.GRPOTrainer`` sample as its arguments say, and from all tokens unless they limit them.
 
     Does nothing where TRL's ``unwrap_model_for_generation`` does the same: it looks for
     ``_override_model_generation_config`` there. It looks for ``top_k`` in the arguments, and takes ``None`` and its
     absence for no limit, as TRL's documentation does. With vLLM, which samples elsewhere, it does nothing either.
     """
-
-    _stands_before: ClassVar = dict.fromkeys(
-        (
-            "CheckpointedGenerationMixin",
-            "FSDPGenerationMixin",
-            "FSDPGradientsMixin",
-            "LoraCheckpointingMixin",
-            "ZeRO3GenerationMixin",
-        ),
-        _REASON,
-    )
 
     args: Any
     generation_config: Any
@@ -99,12 +86,12 @@ class SamplingMixin(Ordered, AroundGeneration):
             yield
 
     def _sampling(self) -> AbstractContextManager[None]:
-        unwrap = getattr(grpo_module(), "unwrap_model_for_generation", None)
+        unwrap = original(patch_points.GENERATION)
         if not hasattr(self, "generation_config") or unwrap is None:
             return nullcontext()
         if function_uses(unwrap, "_override_model_generation_config"):
             return nullcontext()
-        return replaced("unwrap_model_for_generation", self._setting_aside)
+        return replaced(patch_points.GENERATION, self._setting_aside)
 
     def _setting_aside(self, unwrap: Callable[..., Any]) -> Callable[..., Any]:
         @contextmanager

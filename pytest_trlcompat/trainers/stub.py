@@ -16,7 +16,8 @@ from pytest_trlcompat.trainers.names import STUB
 __all__ = ["stub"]
 
 _ENDINGS = ("Mixin", "Trainer", "Config", "Callback")
-"""Of the classes that the package offers; functions and errors are imported from their modules."""
+_OTHERS = ("CureError", "cured")
+"""What the package offers beside classes of these endings; other functions and errors stay in their modules."""
 _HEAD = '''\
 """Made by `python -m pytest_trlcompat.trainers.stub` from what the modules export; do not edit."""
 
@@ -26,7 +27,11 @@ _HEAD = '''\
 def stub() -> str:
     """What ``__init__.pyi`` must be."""
     names = [(path.stem, name) for path in sorted(STUB.parent.glob("[a-z]*.py")) for name in sorted(_exported(path))]
-    lines = [f"from .{module} import {name} as {name}\n" for module, name in names if name.endswith(_ENDINGS)]
+    lines = [
+        f"from .{module} import {name} as {name}\n"
+        for module, name in names
+        if name.endswith(_ENDINGS) or name in _OTHERS
+    ]
     return f"{_HEAD}{''.join(lines)}\n__all__: list[str]\n"
 
 

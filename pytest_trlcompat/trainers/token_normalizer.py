@@ -14,12 +14,13 @@ from typing import Any
 
 from torch import Tensor
 
-from pytest_trlcompat.trainers._upstream import function_uses
+from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._upstream import method_uses
 
 __all__ = ["TokenNormalizerMixin"]
 
 
-class TokenNormalizerMixin:
+class TokenNormalizerMixin(Cure):
     """Counts the tokens that a subclass of ``trl.GRPOTrainer`` divides by: those that one optimizer step trains on.
 
     Where an optimizer step trains on a share of the generation batch, the number is that share of all its tokens, as
@@ -52,10 +53,9 @@ class TokenNormalizerMixin:
 
     def _share_of_generation(self, inputs: Any) -> float:
         """By what to multiply the number of tokens, where TRL does not."""
-        upstream: Any = super()
         if "num_items_in_batch" not in inputs or not self.model.training:
             return 1.0
-        if function_uses(upstream._compute_loss, "steps_per_generation"):
+        if method_uses(type(self), "_compute_loss", "steps_per_generation"):
             return 1.0
         accumulated: int = self.current_gradient_accumulation_steps  # type: ignore[attr-defined] # Trainer's
         return accumulated / float(self.args.steps_per_generation)

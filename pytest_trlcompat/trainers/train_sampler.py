@@ -11,10 +11,12 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from pytest_trlcompat.trainers._cure import Cure
+
 __all__ = ["TrainSamplerMixin"]
 
 
-class TrainSamplerMixin:
+class TrainSamplerMixin(Cure):
     """Lets a subclass of ``trl.GRPOTrainer`` make its sampler with and without the data set.
 
     It knows by the signature of TRL's method.

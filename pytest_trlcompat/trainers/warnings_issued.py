@@ -12,10 +12,12 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
+from pytest_trlcompat.trainers._cure import Cure
+
 __all__ = ["WarningsIssuedMixin"]
 
 
-class WarningsIssuedMixin:
+class WarningsIssuedMixin(Cure):
     """Lends models the dictionary while a subclass of ``trl.GRPOTrainer`` is built.
 
     Models that have one of their own keep it, also beside the lent one. What is written to the lent one is forgotten,

@@ -4,36 +4,43 @@ DeepSpeed's linear layer looks at the number of dimensions where it computes the
 bias's as well: ``cannot access local variable 'dim'``. So an adapter with ``bias="lora_only"`` or ``bias="all"`` cannot
 be trained where DeepSpeed's layer takes the place of PyTorch's. The cure adds the bias's gradient itself.
 
-Imports DeepSpeed when asked, and of this package ``_upstream``.
+Imports torch, DeepSpeed when asked, and of this package ``_cure`` and ``_patching``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
-from pytest_trlcompat.trainers._upstream import replaced
+from torch.utils.weak import WeakIdKeyDictionary
+
+from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._patching import extended
 
 __all__ = ["ZeRO3BiasesMixin"]
 
 
-class ZeRO3BiasesMixin:
+class ZeRO3BiasesMixin(Cure):
     """Lets a subclass of ``transformers.Trainer`` train biases of frozen weights under ZeRO-3.
 
-    It knows by trying: DeepSpeed's own gradients are taken where it has them.
+    It knows by trying: DeepSpeed's own gradients are taken where it has them. Layers of other models than the
+    trainer's are left alone.
     """
 
     accelerator: Any
+    model: Any
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        upstream: Any = super()
         plugin = getattr(self.accelerator.state, "deepspeed_plugin", None)
-        if plugin is None or plugin.zero_stage != 3:
-            return upstream.train(*args, **kwargs)
-        linear = import_module("deepspeed.runtime.zero.linear").LinearFunctionForZeroStage3
-        with replaced("backward", _working, linear):
-            return upstream.train(*args, **kwargs)
+        if plugin is not None and plugin.zero_stage == 3:
+            _cured.update(dict.fromkeys(self.model.parameters(), True))
+            extended(patch_points.ZERO3_LINEAR_BACKWARD, _working)
+        return super().train(*args, **kwargs)
+
+
+_cured = WeakIdKeyDictionary()
+"""Parameters of the layers that get their gradients here, for a backward pass in whichever thread."""
 
 
 class _WithoutBias:
@@ -56,7 +63,8 @@ def _working(upstream: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return upstream(context, grad_output)
         except UnboundLocalError as error:
-            if "'dim'" not in str(error):
+            _inputs, weight, _bias = context.saved_tensors
+            if "'dim'" not in str(error) or weight not in _cured:
                 raise
         grad_input, grad_weight, _none = upstream(_WithoutBias(context), grad_output)
         return grad_input, grad_weight, grad_output.sum(tuple(range(grad_output.dim() - 1)))

@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from pytest_trlcompat.trainers._upstream import AroundGeneration, replaced
+from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._patching import replaced
+from pytest_trlcompat.trainers._upstream import AroundGeneration
 from pytest_trlcompat.trainers.deepspeed_hooks import offload_of, working_add_hooks
 
 __all__ = ["ZeRO3GenerationMixin", "engine_of", "unwrap_model_for_generation"]
@@ -62,7 +64,7 @@ class ZeRO3GenerationMixin(AroundGeneration):
         if not _is_zero3(self.accelerator):
             yield
             return
-        with working_add_hooks(), replaced("unwrap_model_for_generation", _right_for_bare_modules):
+        with working_add_hooks(), replaced(patch_points.GENERATION, _right_for_bare_modules):
             yield
 
 
@@ -99,8 +101,10 @@ def _nothing_to_lift(engine: Any) -> Iterator[None]:
     if hasattr(engine, "optimizer"):
         yield
         return
-    utils = import_module("trl.models.utils")
-    with replaced("remove_hooks", _doing_nothing, utils), replaced("add_hooks", _doing_nothing, utils):
+    with (
+        replaced(patch_points.REMOVE_HOOKS, _doing_nothing),
+        replaced(patch_points.ADD_HOOKS, _doing_nothing),
+    ):
         yield
 
 

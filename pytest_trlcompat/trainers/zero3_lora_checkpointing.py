@@ -14,6 +14,7 @@ import logging
 from importlib import import_module
 from typing import Any
 
+from pytest_trlcompat.trainers._cure import Cure
 from pytest_trlcompat.trainers.lora_checkpointing import (
     checkpointing_keywords,
     input_gradients_are_on,
@@ -25,7 +26,7 @@ __all__ = ["ZeRO3LoraCheckpointingMixin"]
 _LOGGER = logging.getLogger(__name__)
 
 
-class ZeRO3LoraCheckpointingMixin:
+class ZeRO3LoraCheckpointingMixin(Cure):
     """Makes the checkpointing of a subclass of ``trl.GRPOTrainer`` reentrant where it trains adapters under ZeRO-3.
 
     Does nothing with a DeepSpeed that leaves such parameters whole, which it knows by what that has. Else it knows by

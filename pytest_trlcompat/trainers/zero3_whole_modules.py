@@ -5,61 +5,82 @@ attribute that the one in use has. DeepSpeed gives each module functions and cou
 it has them: the wrapper seems to, and uses those of the copy, whose counter was not begun: ``'Linear' object has no
 attribute 'ds_grads_remaining'``, at the first forward in training. The cure leaves the wrapper only its own.
 
-Imports nothing of the stack, and of this package ``_upstream``.
+Imports nothing of the stack, and of this package ``_cure`` and ``_patching``.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.trainers._upstream import replaced
+from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._patching import extended
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["ZeRO3WholeModulesMixin", "own_hooks"]
 
 _OWN = frozenset({"applied_pre_backward_ref_cnt", "ds_grads_remaining", "post_bwd_fn", "pre_bwd_fn"})
 """What DeepSpeed gives a module for its backward pass."""
+_FLAG = "_trlcompat_own_hooks"
 
 
-def own_hooks() -> AbstractContextManager[None]:
+_building: ContextVar[bool] = ContextVar("own_hooks", default=False)
+
+
+@contextmanager
+def own_hooks(model: nn.Module | None = None) -> Iterator[None]:
     """While it lasts, a wrapper of PEFT's has of DeepSpeed's functions and counters only its own.
 
-    Does nothing before PEFT was imported.
+    In this context, for every wrapper, since some are made within it; and for those in ``model`` for good and in every
+    thread, since a backward pass on an accelerator runs in threads of its own. Does nothing before PEFT was imported.
     """
-    peft = sys.modules.get("peft.utils.other")
-    if peft is None:
-        return nullcontext()
-    wrapper = getattr(peft, "AuxiliaryTrainingWrapper", peft.ModulesToSaveWrapper)  # its base from PEFT 0.15 on
-    return replaced("__getattr__", _only_its_own, wrapper)
+    if "peft.utils.other" not in sys.modules:
+        yield
+        return
+    for point in (patch_points.PEFT_WRAPPER, patch_points.PEFT_OLD_WRAPPER):
+        extended(point, _only_its_own)
+    for module in () if model is None else model.modules():
+        if "modules_to_save" in module._modules:  # a wrapper of PEFT's
+            vars(module)[_FLAG] = True
+    token = _building.set(True)
+    try:
+        yield
+    finally:
+        _building.reset(token)
 
 
-class ZeRO3WholeModulesMixin:
+class ZeRO3WholeModulesMixin(Cure):
     """Lets a subclass of ``transformers.Trainer`` train whole modules beside an adapter under ZeRO-3.
 
     Does nothing without such modules, and with releases of DeepSpeed and PEFT that look at what a module itself has it
     makes no difference.
     """
 
+    model: Any
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         with own_hooks():  # PPO's engine is made here
             super().__init__(*args, **kwargs)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        with own_hooks():
-            upstream: Any = super()
-            return upstream.train(*args, **kwargs)
+        with own_hooks(self.model):
+            return super().train(*args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        with own_hooks():
+        with own_hooks(self.model):
             upstream: Any = super()
             return upstream.evaluate(*args, **kwargs)
 
 
 def _only_its_own(upstream: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     def __getattr__(self: Any, name: str) -> Any:  # noqa: N807 - it is one
-        if name in _OWN:
+        if name in _OWN and (_building.get() or _FLAG in vars(self)):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         return upstream(self, name)
 

@@ -12,25 +12,50 @@ transformers = pytest.importorskip("transformers")
 
 from accelerate.utils import DistributedType  # noqa: E402 - part of the stack
 
-from pytest_trlcompat.trainers import gradient_accumulation  # noqa: E402 - needs the stack
+from pytest_trlcompat.trainers import CureError  # noqa: E402 - needs the stack
 from pytest_trlcompat.trainers.gradient_accumulation import GradientAccumulationMixin  # noqa: E402 - needs the stack
 
 STEPS = 4
 
 
+class Engine:
+    """A DeepSpeed engine as far as it divides."""
+
+    def gradient_accumulation_steps(self) -> int:
+        return STEPS
+
+    def backward(self, loss: Any, scale_wrt_gas: bool = True) -> None:
+        (loss / STEPS if scale_wrt_gas else loss).backward()
+
+
+class Accelerator:
+    """Accelerate's ``backward`` as far as it divides."""
+
+    def __init__(self, distributed_type: Any, steps: int) -> None:
+        self.distributed_type = distributed_type
+        self.gradient_accumulation_steps = steps
+        self.no_sync = "upstream"
+        self.deepspeed_engine_wrapped = SimpleNamespace(engine=Engine())
+
+    def backward(self, loss: Any, **kwargs: Any) -> None:
+        if self.distributed_type == DistributedType.DEEPSPEED:
+            self.deepspeed_engine_wrapped.engine.backward(loss, **kwargs)
+        else:
+            (loss / self.gradient_accumulation_steps).backward()
+
+
 class Trainer:
-    """``Trainer.training_step`` and DeepSpeed's ``backward`` as far as they divide; the loss is weight times data."""
+    """``Trainer.training_step`` as far as it divides; the loss is weight times data."""
 
     divides_before_backward = False
     divides_report = False
+    tells_deepspeed = False
     accelerator_steps = 1
     """Of how many micro-batches Accelerate knows, by which it divides unless DeepSpeed goes backward."""
 
     def __init__(self, distributed_type: Any = DistributedType.NO) -> None:
         self.args = SimpleNamespace(gradient_accumulation_steps=STEPS)
-        self.accelerator = SimpleNamespace(
-            distributed_type=distributed_type, no_sync="upstream", gradient_accumulation_steps=self.accelerator_steps
-        )
+        self.accelerator = Accelerator(distributed_type, self.accelerator_steps)
         self.weight = torch.ones((), requires_grad=True)
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -43,8 +68,7 @@ class Trainer:
         loss = self.compute_loss(data)
         if self.divides_before_backward:
             loss = loss / STEPS
-        by_engine = self.accelerator.distributed_type == DistributedType.DEEPSPEED
-        (loss / STEPS if by_engine else loss / self.accelerator.gradient_accumulation_steps).backward()
+        self.accelerator.backward(loss, **({"scale_wrt_gas": False} if self.tells_deepspeed else {}))
         return loss.detach() / STEPS if self.divides_report else loss.detach()
 
 
@@ -56,7 +80,11 @@ class Trainer448(Trainer):
     divides_before_backward = True
 
 
-class Trainer52(Trainer448):
+class Trainer449(Trainer448):
+    tells_deepspeed = True
+
+
+class Trainer52(Trainer449):
     """That of 5.2.0 to 5.5.3."""
 
     accelerator_steps = STEPS
@@ -68,52 +96,145 @@ def corrected(kind: type[Trainer], *args: Any) -> Any:
 
 @pytest.fixture
 def version(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Set the version of Transformers, and have its Trainer say nothing to DeepSpeed, as before 4.49."""
-
-    def set_version(text: str) -> None:
-        monkeypatch.setattr(transformers, "__version__", text)
-        monkeypatch.setattr(gradient_accumulation, "_tells_deepspeed_not_to_divide", lambda _: False)
-
-    return set_version
+    """Set the version of Transformers."""
+    return lambda text: monkeypatch.setattr(transformers, "__version__", text)
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "distributed_type", "upstream_scale"),
+    ("kind", "distributed_type", "upstream_scale", "factor"),
     [
-        (Trainer446, "4.46.3", DistributedType.NO, STEPS),
-        (Trainer446, "4.47.1", DistributedType.MULTI_GPU, STEPS),
-        (Trainer446, "4.47.1", DistributedType.DEEPSPEED, 1),
-        (Trainer448, "4.48.0", DistributedType.NO, 1),
-        (Trainer448, "4.48.3", DistributedType.DEEPSPEED, 1 / STEPS),
+        (Trainer446, DistributedType.NO, STEPS, 1 / STEPS),
+        (Trainer446, DistributedType.MULTI_GPU, STEPS, 1 / STEPS),
+        (Trainer446, DistributedType.DEEPSPEED, 1, 1),
+        (Trainer448, DistributedType.NO, 1, 1),
+        (Trainer448, DistributedType.DEEPSPEED, 1 / STEPS, STEPS),
+        (Trainer449, DistributedType.DEEPSPEED, 1, 1),
     ],
 )
 def test_the_gradient_is_the_mean_and_the_report_stays(
-    version: Any, kind: type[Trainer], text: str, distributed_type: Any, upstream_scale: float
+    kind: type[Trainer], distributed_type: Any, upstream_scale: float, factor: float
 ) -> None:
-    version(text)
     data = [1.0, 2.0, 4.0, 9.0]
     upstream, ours = kind(distributed_type), corrected(kind, distributed_type)
     reported = [sum(trainer.training_step(one).item() for one in data) for trainer in (upstream, ours)]
     assert upstream.weight.grad.item() == 4.0 * upstream_scale
     assert ours.weight.grad.item() == 4.0
-    assert reported == [4.0, 4.0]
+    assert reported[0] == reported[1]
+    activity = GradientAccumulationMixin._activity(type(ours), ours)
+    assert activity.active is (factor != 1)
+    assert (f"multiplied by {factor:g}" in activity.reason) is (factor != 1)
 
 
-def test_a_loss_outside_of_training_is_left_alone(version: Any) -> None:
-    version("4.46.3")
+def test_a_training_step_that_somebody_has_wrapped_is_seen_through() -> None:
+    """Without functools.wraps, so that its code says nothing: what is called says everything."""
+
+    class Timed(Trainer449):
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            return wrapped(self, *args, **kwargs)
+
+    wrapped = lambda self, *args, **kwargs: Trainer449.training_step(self, *args, **kwargs)  # noqa: E731
+    trainer = corrected(Timed, DistributedType.DEEPSPEED)
+    for one in (1.0, 2.0, 4.0, 9.0):
+        trainer.training_step(one)
+    assert trainer.weight.grad.item() == 4.0
+
+
+def test_a_training_step_that_divides_by_itself_under_deepspeed_is_divided_once() -> None:
+    class Own(Trainer):
+        def training_step(self, data: float) -> Any:
+            loss = self.compute_loss(data) / STEPS
+            self.accelerator.backward(loss)  # DeepSpeed divides as well
+            return loss.detach()
+
+    trainer = corrected(Own, DistributedType.DEEPSPEED)
+    trainer.training_step(3.0)
+    assert trainer.weight.grad.item() == 3.0 / STEPS
+
+
+def test_a_loss_that_trl_has_divided_is_not_divided_again() -> None:
+    class Divides(Trainer):
+        current_gradient_accumulation_steps = STEPS
+
+        def compute_loss(self, data: float) -> Any:
+            return self.weight * data / self.current_gradient_accumulation_steps
+
+    class Tells(Divides):
+        tells_deepspeed = True
+
+    for kind, distributed_type in (
+        (Divides, DistributedType.NO),
+        (Divides, DistributedType.DEEPSPEED),
+        (Tells, DistributedType.DEEPSPEED),
+    ):
+        trainer = corrected(kind, distributed_type)
+        trainer.training_step(3.0)
+        assert trainer.weight.grad.item() == 3.0 / STEPS
+
+
+def test_a_term_that_a_users_step_adds_counts_as_well() -> None:
+    class Regularised(Trainer446):
+        def training_step(self, data: float) -> Any:
+            loss = self.compute_loss(data) + 2 * self.weight
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+    trainer = corrected(Regularised)
+    trainer.training_step(3.0)
+    assert trainer.weight.grad.item() == 5.0 / STEPS
+
+
+@pytest.mark.parametrize(
+    ("scale", "found"),
+    [
+        (0.7, "before it the loss was multiplied by 0.7"),
+        (None, "the loss that it was given was not made from what compute_loss returned"),
+    ],
+)
+def test_what_cannot_be_seen_is_refused(scale: float | None, found: str) -> None:
+    class Own(Trainer):
+        def training_step(self, data: float) -> Any:
+            loss = self.weight * data if scale is None else self.compute_loss(data) * scale
+            self.accelerator.backward(loss)
+
+    with pytest.raises(CureError) as caught:
+        corrected(Own).training_step(1.0)
+    message = str(caught.value)
+    assert message.startswith(f"GradientAccumulationMixin with transformers {transformers.__version__}, accelerate ")
+    assert found in message
+    assert "without=['GradientAccumulationMixin']" in message
+
+
+def test_the_answer_is_found_once() -> None:
+    trainer = corrected(Trainer446)
+    asked = 0
+    find = trainer._missing_factor
+
+    def counted(*args: Any) -> float:
+        nonlocal asked
+        asked += 1
+        return float(find(*args))
+
+    trainer._missing_factor = counted
+    for one in (1.0, 2.0, 4.0):
+        trainer.training_step(one)
+    assert asked == 1
+
+
+def test_a_loss_outside_of_training_is_left_alone() -> None:
     trainer = corrected(Trainer446)
     assert trainer.compute_loss(3.0).item() == 3.0
     trainer.training_step(3.0)
     assert trainer.compute_loss(3.0).item() == 3.0
 
 
-def test_a_failure_leaves_no_factor_behind(version: Any) -> None:
-    version("4.46.3")
+def test_a_failure_leaves_nothing_behind() -> None:
     trainer = corrected(Trainer446)
+    backward = trainer.accelerator.backward
     trainer.weight = None
     with pytest.raises(TypeError):
         trainer.training_step(1.0)
-    assert trainer._loss_factor == 1.0
+    assert trainer.accelerator.backward == backward
+    assert trainer._computed_loss is None
 
 
 @pytest.mark.parametrize(
@@ -134,16 +255,8 @@ def test_no_sync_is_not_entered_under_deepspeed(version: Any, text: str, distrib
             pass
 
 
-def test_accelerate_does_not_divide_once_more(version: Any) -> None:
-    version("5.2.0")
+def test_accelerate_does_not_divide_once_more() -> None:
     for trainer, gradient in ((Trainer52(), 3.0 / STEPS**2), (corrected(Trainer52), 3.0 / STEPS)):
         trainer.create_accelerator_and_postprocess()
         trainer.training_step(3.0)
         assert trainer.weight.grad.item() == pytest.approx(gradient)
-
-
-@pytest.mark.parametrize("distributed_type", [DistributedType.NO, DistributedType.DEEPSPEED])
-def test_the_installed_trainer_divides_once(distributed_type: Any) -> None:
-    # Fails when Trainer no longer names scale_wrt_gas: the cure would then think that DeepSpeed divides as well.
-    trainer = corrected(Trainer448, distributed_type)
-    assert trainer._missing_factor() == 1.0

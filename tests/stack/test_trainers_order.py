@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
-
 import pytest
 
 from pytest_trlcompat import stack, trainers
-from pytest_trlcompat.trainers._order import check_order
-from pytest_trlcompat.trainers._upstream import replaced
+from pytest_trlcompat.trainers._cure import check_order
 from pytest_trlcompat.trainers.names import MODULES
 
 HAS_PPO = stack.satisfied({"trl": "<1.13"}, stack.installed())
@@ -23,7 +18,7 @@ def declared(trainer: type) -> dict[str, dict[str, str]]:
 def test_mixins_of_grpo_stand_as_they_declare() -> None:
     names = [cls.__name__ for cls in trainers.GRPOTrainer.__mro__]
     found = declared(trainers.GRPOTrainer)
-    assert set(found) == {"PlainLogProbsMixin", "SamplingMixin"}
+    assert set(found) == {"PlainLogProbsMixin"}
     for mixin, others in found.items():
         for other in others:
             assert names.index(mixin) < names.index(other), (mixin, other)
@@ -67,26 +62,6 @@ def test_a_trainer_of_ones_own_may_stand_behind_the_corrected_one() -> None:
     names = [cls.__name__ for cls in My.__mro__]
     assert names.index("WarningsIssuedMixin") < names.index("Theirs") < len(names) - 1
     assert names[:2] == ["My", "GRPOTrainer"]
-
-
-def test_behind_another_sampling_does_not_see_what_trl_does() -> None:
-    """The reason of its declaration: what it looks at is not TRL's any more once another mixin has replaced it."""
-    if not stack.satisfied({"trl": ">=0.27"}, stack.installed()):
-        pytest.skip("TRL itself sets preferences aside from 0.27 on")
-    mixin: Any = trainers.SamplingMixin.__new__(trainers.SamplingMixin)
-    mixin.generation_config = object()
-    assert isinstance(mixin._sampling(), nullcontext)
-
-    def replacing(unwrap: Any) -> Any:
-        @contextmanager
-        def unwrap_model_for_generation(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            with unwrap(*args, **kwargs) as unwrapped:
-                yield unwrapped
-
-        return unwrap_model_for_generation
-
-    with replaced("unwrap_model_for_generation", replacing):
-        assert not isinstance(mixin._sampling(), nullcontext)
 
 
 def test_in_front_of_plain_log_probs_every_trl_seems_to_have_their_method() -> None:

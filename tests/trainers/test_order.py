@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import pytest
 
 from pytest_trlcompat import trainers
-from pytest_trlcompat.trainers._order import Ordered, check_order
+from pytest_trlcompat.trainers._cure import check_order
 from pytest_trlcompat.trainers.names import MODULES
 
 FOLDER = Path(trainers.__file__).parent
 
 
-class Looking(Ordered):
+class Looking(Cure):
     _stands_before: ClassVar = {"Replacing": "it looks at what that one replaces"}
 
 
@@ -72,21 +72,9 @@ def test_keywords_of_a_class_reach_what_is_mixed_with() -> None:
 
 
 def test_declarations_name_mixins_that_there_are() -> None:
-    assert set(_declared()) == {"PlainLogProbsMixin", "SamplingMixin"}
+    assert set(_declared()) == {"PlainLogProbsMixin"}
     for behind in _declared().values():
         assert behind <= set(MODULES)
-
-
-def test_sampling_names_every_mixin_that_replaces_what_it_looks_at() -> None:
-    replacing = {
-        name
-        for name, module in MODULES.items()
-        if name.endswith("Mixin")
-        and not name.startswith("PPO")  # these replace what PPO's module has of that name
-        and module != "sampling"
-        and 'replaced("unwrap_model_for_generation"' in (FOLDER / f"{module}.py").read_text(encoding="utf-8")
-    }
-    assert _declared()["SamplingMixin"] == replacing
 
 
 def _declared() -> dict[str, set[str]]:

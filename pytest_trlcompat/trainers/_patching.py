@@ -1,0 +1,184 @@
+"""Changing a function of upstream for one trainer alone, at a place that the table of patch points names.
+
+A changed function is a *dispatcher*: it stands where upstream's stood, for good, and calls upstream's own, except in a
+context that has asked for another one. Contexts are those of :mod:`contextvars`: another trainer in the same process,
+also in another thread, calls upstream's. The backward pass on an accelerator runs in threads of its own, which have no
+such context: what must work there decides by the objects that it is given, see :func:`extended`.
+
+Imports the standard library and packaging, and what a patch point names when that is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from types import ModuleType
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from pytest_trlcompat.trainers.errors import CureError
+
+__all__ = ["PatchPoint", "expected", "extended", "original", "owner_of", "replaced"]
+
+_LOCK = threading.RLock()
+
+
+@dataclass(frozen=True)
+class PatchPoint:
+    """One name in upstream's code that a cure changes, overrides or calls although it is not public.
+
+    Attributes:
+        where: module, colon, qualified name: ``"trl.trainer.grpo_trainer:GRPOTrainer.compute_loss"``. The package that
+            decides about releases is the first part of the module.
+        releases: in which releases of that package it exists and matters: a specifier such as ``">=0.14,<0.26"``, all
+            by default. Open at the end where it must be in every later release as well: there its absence is an error.
+        used_by: modules of cures, for people and for messages.
+    """
+
+    where: str
+    releases: str = ""
+    used_by: tuple[str, ...] = ()
+
+    @property
+    def package(self) -> str:
+        return self.where.partition(".")[0].partition(":")[0]
+
+    @property
+    def module(self) -> str:
+        return self.where.partition(":")[0]
+
+    @property
+    def name(self) -> str:
+        """The last part, by which it is changed."""
+        return self.where.rpartition(":")[2].rpartition(".")[2]
+
+    def exists_in(self, version: str) -> bool:
+        """Whether the table says that this release of its package has it."""
+        return SpecifierSet(self.releases).contains(Version(version), prereleases=True)
+
+
+def expected(point: PatchPoint) -> bool:
+    """Whether the table says that the installed release of its package has ``point``."""
+    version = _installed(point.package)
+    return version is not None and point.exists_in(version)
+
+
+@functools.cache
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def owner_of(point: PatchPoint) -> ModuleType | type | None:
+    """The module or class that holds ``point`` in the installed release; ``None`` where it has none, as is right.
+
+    Raises:
+        CureError: it is not there, and the table says that it should be.
+    """
+    try:
+        owner: Any = import_module(point.module)
+        *path, name = point.where.rpartition(":")[2].split(".")
+        for part in path:
+            owner = getattr(owner, part)
+        if hasattr(owner, name):
+            found: ModuleType | type = owner
+            return found
+    except (ImportError, AttributeError):
+        pass
+    if expected(point):
+        raise CureError(
+            ", ".join(point.used_by) or "a cure",
+            wanted=point.where,
+            found=f"it is not there, although releases {point.releases or 'of any version'} should have it",
+            packages=(point.package,),
+        )
+    return None
+
+
+def original(point: PatchPoint) -> Any:
+    """Upstream's own of that name, beneath what this module put there; ``None`` where the release has none."""
+    owner = owner_of(point)
+    if owner is None:
+        return None
+    found = getattr(owner, point.name)
+    slot = getattr(found, "__trlcompat_slot__", None)
+    return found if slot is None else slot.original
+
+
+class _Slot:
+    """What a dispatcher calls: upstream's own, or in some contexts another function."""
+
+    def __init__(self, name: str, upstream: Callable[..., Any]) -> None:
+        self.original = upstream
+        self.extension: Callable[..., Any] | None = None
+        self.current: ContextVar[Callable[..., Any] | None] = ContextVar(name, default=None)
+
+    def function(self) -> Callable[..., Any]:
+        return self.current.get() or self.extension or self.original
+
+
+def _slot(owner: ModuleType | type, name: str) -> _Slot:
+    """The slot of the dispatcher that stands there, which is put there if need be."""
+    with _LOCK:
+        found: Any = getattr(owner, name)
+        slot: _Slot | None = getattr(found, "__trlcompat_slot__", None)
+        if slot is not None and name in vars(owner):
+            return slot
+        slot = _Slot(name, found)
+
+        @functools.wraps(found)
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            return slot.function()(*args, **kwargs)
+
+        dispatch.__trlcompat_slot__ = slot  # type: ignore[attr-defined]
+        static = isinstance(owner, type) and isinstance(vars(owner).get(name), staticmethod)
+        setattr(owner, name, staticmethod(dispatch) if static else dispatch)
+        return slot
+
+
+@contextmanager
+def replaced(point: PatchPoint, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Let upstream's function be ``make(upstream)`` for whoever calls it in this context; for nobody else.
+
+    Contexts may be nested: what ``make`` is given is what the outer one has made. Does nothing where the installed
+    release has no such function, and need not have it.
+
+    Raises:
+        CureError: see :func:`owner_of`.
+    """
+    owner = owner_of(point)
+    if owner is None:
+        yield
+        return
+    slot = _slot(owner, point.name)
+    token = slot.current.set(make(slot.function()))
+    try:
+        yield
+    finally:
+        slot.current.reset(token)
+
+
+def extended(point: PatchPoint, make: Callable[[Any], Any]) -> None:
+    """Let upstream's function be ``make(upstream)`` from now on, in every thread; a second call changes nothing.
+
+    For what runs in a backward pass. What ``make`` returns must do as upstream does for all but its own objects.
+
+    Raises:
+        CureError: see :func:`owner_of`.
+    """
+    owner = owner_of(point)
+    if owner is None:
+        return
+    slot = _slot(owner, point.name)
+    with _LOCK:
+        if slot.extension is None:
+            slot.extension = make(slot.original)

@@ -1,0 +1,93 @@
+"""``cured(Trainer)``: any subclass of ``transformers.Trainer`` with the cures that fit it.
+
+    from pytest_trlcompat.trainers import cured
+
+    Trainer = cured(MyTrainer)
+
+Imports Transformers and the mixins of a kind when asked for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from importlib import import_module
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+from pytest_trlcompat.trainers._cure import own
+from pytest_trlcompat.trainers._ppo import ppo_trainer_class
+from pytest_trlcompat.trainers.kinds import KINDS
+from pytest_trlcompat.trainers.names import MODULES
+
+__all__ = ["cured", "kind_of"]
+
+T = TypeVar("T", bound=type)
+
+_made: WeakKeyDictionary[type, dict[frozenset[str], type]] = WeakKeyDictionary()
+
+
+def cured(trainer: T, *, without: Collection[str] = (), name: str = "") -> T:
+    """The subclass of a trainer's class in which the known issues of its kind are cured.
+
+    The cures stand in front of it, so that they also reach what it has copied from upstream. Each changes something
+    only where the installed releases need it; ``cured(trainer).cures`` lists them with what each does. What is cured
+    already is not cured twice: ``cured(cured(T))`` is ``cured(T)``.
+
+    Args:
+        trainer: a subclass of ``transformers.Trainer``: TRL's, Transformers' own, or a user's.
+        without: names of mixins to leave out, such as ``"FSDPSaveMixin"``.
+        name: of the class that is made; by default that of ``trainer``.
+
+    Raises:
+        TypeError: ``trainer`` is no subclass of ``transformers.Trainer``; or it has a mixin already that must stand in
+            front of another one, with the reason.
+        ValueError: ``without`` names a mixin that this kind of trainer does not get.
+    """
+    kind = kind_of(trainer)
+    if unknown := sorted(set(without) - set(KINDS[kind])):
+        raise ValueError(
+            f"without={', '.join(unknown)}: a {trainer.__name__} has no such cure; it has {', '.join(KINDS[kind])}"
+        )
+    have = {base.__name__ for base in trainer.__mro__ if own(base)}
+    chosen = tuple(mixin for mixin in KINDS[kind] if mixin not in {*without, *have})
+    if not chosen:
+        return trainer
+    made = _made.setdefault(trainer, {})
+    key = frozenset((*without, f"name={name}"))
+    if key not in made:
+        made[key] = _make(trainer, chosen, name or trainer.__name__)
+    return made[key]  # type: ignore[return-value] # a subclass of it
+
+
+def kind_of(trainer: type) -> str:
+    """The kind of a trainer's class: ``"grpo"``, ``"ppo"`` or ``"trainer"``, a key of ``KINDS``.
+
+    Raises:
+        TypeError: it is no subclass of ``transformers.Trainer``.
+    """
+    from transformers import Trainer
+
+    if not (isinstance(trainer, type) and issubclass(trainer, Trainer)):
+        raise TypeError(
+            f"asked to cure {trainer!r}, which is no subclass of transformers.Trainer; give the class of a trainer, "
+            "such as cured(trl.DPOTrainer)"
+        )
+    if _is_subclass_of(trainer, "trl.trainer.grpo_trainer", "GRPOTrainer"):
+        return "grpo"
+    try:
+        ppo = ppo_trainer_class()
+    except ImportError:
+        return "trainer"
+    return "ppo" if issubclass(trainer, ppo) else "trainer"
+
+
+def _is_subclass_of(trainer: type, module: str, name: str) -> bool:
+    """Whether TRL's class of that name is among the bases: that which TRL has made, whoever has taken its place."""
+    return any(base.__module__ == module and base.__name__ == name for base in trainer.__mro__)
+
+
+def _make(trainer: type, mixins: tuple[str, ...], name: str) -> type:
+    package = __name__.rpartition(".")[0]
+    kit = [getattr(import_module(f"{package}.{MODULES[mixin]}"), mixin) for mixin in mixins]
+    described = {"__module__": __name__, "__qualname__": name, "__doc__": trainer.__doc__}
+    return type(trainer)(name, (*kit, trainer), described)

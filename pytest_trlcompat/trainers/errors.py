@@ -1,0 +1,40 @@
+"""The error of a cure that cannot know what to do. Imports only the standard library."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+__all__ = ["CureError", "versions_of"]
+
+
+class CureError(RuntimeError):
+    """A cure cannot see what it needs to see, and doing nothing would be a silent mistake.
+
+    Args:
+        cure: class or module of the cure.
+        wanted: what it looked for, and where.
+        found: what is there instead.
+        packages: whose installed versions the message gives.
+        remedy: what to do; by default how to leave the cure out.
+    """
+
+    def __init__(self, cure: str, *, wanted: str, found: str, packages: tuple[str, ...] = (), remedy: str = "") -> None:
+        self.cure = cure
+        versions = f" with {versions_of(packages)}" if packages else ""
+        remedy = remedy or (
+            "Take a newer pytest-trlcompat, or releases that it knows, or leave this cure out if you are sure that you "
+            f"do not need it: cured(YourTrainer, without=[{cure!r}])"
+        )
+        super().__init__(f"{cure}{versions}: looked for {wanted}, but {found}. {remedy}")
+
+
+def versions_of(packages: tuple[str, ...]) -> str:
+    """Installed versions for a message: ``trl 1.16.0, torch 2.13.0``."""
+    return ", ".join(f"{package} {_version(package)}" for package in packages)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,152 @@
+"""Every name of upstream's that a cure changes, overrides, or calls although it is not public, and where it exists.
+
+``nox -s points`` holds the table against each release in the locks. At run time a name that should be there and is not
+is a :class:`~pytest_trlcompat.trainers.errors.CureError`, before a training begins: upstream has renamed what the cure
+changes, and the cure would do nothing, without a word.
+
+Imports the standard library and packaging, and nothing of the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pytest_trlcompat.trainers._patching import PatchPoint
+
+__all__ = ["POINTS", "all_points", "of", "ppo"]
+
+_GRPO = "trl.trainer.grpo_trainer:"
+_TRAINER = "transformers.trainer:Trainer."
+_OFFLOAD = "deepspeed.runtime.zero.parameter_offload:DeepSpeedZeRoOffload."
+
+
+def _grpo(name: str, releases: str = ">=0.14") -> PatchPoint:
+    return PatchPoint(f"{_GRPO}{name}", releases)
+
+
+def _trainer(name: str) -> PatchPoint:
+    return PatchPoint(f"{_TRAINER}{name}")
+
+
+GENERATION = _grpo("unwrap_model_for_generation")
+PREPARE_INPUTS = _grpo("GRPOTrainer._prepare_inputs")
+COMPUTE_LOSS = _grpo("GRPOTrainer.compute_loss")
+CREATE_MODEL = _grpo("create_model_from_path", ">=0.26")
+PREPARE_FSDP = _grpo("prepare_fsdp", ">=0.18")
+ADD_HOOKS = PatchPoint("trl.models.utils:add_hooks")
+REMOVE_HOOKS = PatchPoint("trl.models.utils:remove_hooks")
+ACCELERATOR = PatchPoint("accelerate.accelerator:Accelerator.__init__")
+PREPARE_FSDP2 = PatchPoint("accelerate.utils.fsdp_utils:fsdp2_prepare_model", ">=1.6")
+# Right from 0.17.3 on, so that nothing is changed there.
+ZERO3_LINEAR_BACKWARD = PatchPoint("deepspeed.runtime.zero.linear:LinearFunctionForZeroStage3.backward", "<0.17.3")
+OLD_REGISTER = PatchPoint(f"{_OFFLOAD}_register_hooks_recursively", "<0.16.4")
+NEW_REGISTER = PatchPoint(f"{_OFFLOAD}_register_deepspeed_module", ">=0.16.4")
+# Before 0.14 the wrapper gives away no attribute of what it wraps.
+PEFT_WRAPPER = PatchPoint("peft.utils.other:AuxiliaryTrainingWrapper.__getattr__", ">=0.15")
+PEFT_OLD_WRAPPER = PatchPoint("peft.utils.other:ModulesToSaveWrapper.__getattr__", ">=0.14,<0.15")
+PEFT_SHARDING = PatchPoint("peft.utils.save_and_load:_maybe_shard_state_dict_for_tp", ">=0.19")
+
+_SAVE_MODEL, _SAVE_CHECKPOINT = _trainer("save_model"), _trainer("_save_checkpoint")
+_LOAD, _TRAIN, _EVALUATE = _trainer("_load_from_checkpoint"), _trainer("train"), _trainer("evaluate")
+_ACCELERATOR_MADE = _trainer("create_accelerator_and_postprocess")
+_TRAINING_STEP = _trainer("training_step")
+_CREATE_OPTIMIZER = _trainer("create_optimizer")
+
+
+def _of_ppo(name: str) -> tuple[PatchPoint, ...]:
+    """A name of PPO's module, wherever a release of TRL keeps it."""
+    return (
+        PatchPoint(f"trl.trainer.ppov2_trainer:{name}", "<0.12"),
+        PatchPoint(f"trl.trainer.ppo_trainer:{name}", ">=0.12,<0.26"),
+        PatchPoint(f"trl.experimental.ppo.ppo_trainer:{name}", ">=0.26,<1.13"),
+    )
+
+
+_PPO_METHODS = {"<0.12": "PPOv2Trainer", ">=0.12,<0.26": "PPOTrainer", ">=0.26,<1.13": "PPOTrainer"}
+
+
+def _of_ppo_trainer(name: str) -> tuple[PatchPoint, ...]:
+    return tuple(
+        PatchPoint(f"{point.module}:{_PPO_METHODS[point.releases]}.{name}", point.releases) for point in _of_ppo("")
+    )
+
+
+_NULL_REFERENCE = (  # without it, TRL asks for a reference model where it trains an adapter
+    PatchPoint("trl.trainer.ppo_trainer:PPOTrainer.null_ref_context", ">=0.13,<0.26"),
+    PatchPoint("trl.experimental.ppo.ppo_trainer:PPOTrainer.null_ref_context", ">=0.26,<1.13"),
+)
+
+
+POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
+    "AdapterLoadingMixin": (_LOAD, PEFT_SHARDING),
+    "AroundGeneration": (PREPARE_INPUTS, COMPUTE_LOSS),
+    "CheckpointedGenerationMixin": (GENERATION,),
+    "Cure": (_TRAIN,),
+    "DeepSpeedAccumulationMixin": (_TRAINING_STEP,),
+    "DeepSpeedEvaluationMixin": (_trainer("evaluation_loop"), _TRAIN),
+    "DeepSpeedHooksMixin": (ADD_HOOKS, OLD_REGISTER, NEW_REGISTER),
+    "EmptyParamGroupsMixin": (_CREATE_OPTIMIZER,),
+    "EvaluationMixin": (
+        _EVALUATE,
+        _trainer("prediction_step"),
+        _grpo("GRPOTrainer.log"),
+        PREPARE_INPUTS,
+        COMPUTE_LOSS,
+    ),
+    "EvaluationRemainderMixin": (_trainer("evaluation_loop"), _grpo("GRPOTrainer._get_eval_sampler", ">=0.15")),
+    "FSDP2GradNormMixin": (_ACCELERATOR_MADE, PatchPoint("accelerate.accelerator:Accelerator.clip_grad_norm_")),
+    "FSDPAdapterGenerationMixin": (GENERATION,),
+    "FSDPAdapterSaveMixin": (_SAVE_MODEL, _SAVE_CHECKPOINT, _LOAD),
+    "FSDPGenerationMixin": (GENERATION,),
+    "FSDPGradientsMixin": (GENERATION,),
+    "FSDPReferenceModelMixin": (PREPARE_FSDP, PREPARE_FSDP2),
+    "FSDPSaveMixin": (_SAVE_MODEL,),
+    "FSDPSyncRefModelMixin": (PatchPoint("trl.trainer.callbacks:SyncRefModelCallback.on_step_end", ">=0.12"),),
+    "GradientAccumulationMixin": (_ACCELERATOR_MADE, _TRAINING_STEP, COMPUTE_LOSS),
+    "LogitsToKeepMixin": (
+        _grpo("GRPOTrainer._get_per_token_logps", ">=0.15,<0.20"),
+        COMPUTE_LOSS,
+        _trainer("_prepare_input"),
+    ),
+    "LoraCheckpointingMixin": (GENERATION,),
+    "OneDevicePerRankMixin": (CREATE_MODEL,),
+    "PPOAcceleratorMixin": (ACCELERATOR,),
+    "PPOAccumulationMixin": _of_ppo_trainer("train"),
+    "PPOAdapterReferenceMixin": _NULL_REFERENCE,
+    "PPODeepSpeedHooksMixin": (ADD_HOOKS, OLD_REGISTER, NEW_REGISTER, *_of_ppo_trainer("generate_completions")),
+    "PPOFSDPMixin": (
+        *_of_ppo("PolicyAndValueWrapper.__init__"),
+        *_of_ppo("unwrap_model_for_generation"),
+        *_of_ppo("get_reward"),
+        *_of_ppo_trainer("generate_completions"),
+    ),
+    "PPONewerTrainerMixin": (_SAVE_CHECKPOINT,),
+    "PPOSaveMixin": (_SAVE_MODEL, _trainer("_save"), _trainer("create_model_card")),
+    "PlainLogProbsMixin": (_grpo("GRPOTrainer._get_per_token_logps_and_entropies", ">=0.20"),),
+    "ResumingMixin": (_trainer("_load_rng_state"),),
+    "SamplingMixin": (GENERATION,),
+    "TokenNormalizerMixin": (_grpo("GRPOTrainer._compute_loss", ">=0.17"), COMPUTE_LOSS),
+    "TrainSamplerMixin": (_trainer("_get_train_sampler"),),
+    "WarningsIssuedMixin": (),
+    "ZeRO3BiasesMixin": (_TRAIN, ZERO3_LINEAR_BACKWARD),
+    "ZeRO3GenerationMixin": (GENERATION, ADD_HOOKS, REMOVE_HOOKS),
+    "ZeRO3LoraCheckpointingMixin": (),
+    "ZeRO3WholeModulesMixin": (_TRAIN, _EVALUATE, PEFT_WRAPPER, PEFT_OLD_WRAPPER),
+}
+"""Mixin, or what mixins have in common, to the points of upstream that it depends on."""
+
+
+def of(mixin: str) -> tuple[PatchPoint, ...]:
+    """The points of one mixin, by its class name; none for a class that is not in the table."""
+    return POINTS.get(mixin, ())
+
+
+def all_points() -> Iterator[tuple[str, PatchPoint]]:
+    """Each pair of a mixin and a point."""
+    for mixin, points in POINTS.items():
+        yield from ((mixin, point) for point in points)
+
+
+def ppo(name: str, module: str) -> PatchPoint:
+    """The point of that name in the module where the installed TRL keeps PPO."""
+    return next(point for point in _of_ppo(name) if point.module == module)
