@@ -123,7 +123,7 @@ def known(issues: Iterable[KnownIssue]) -> str:
     found: dict[str, list[dict[str, object]]] = {}
     for issue in issues:
         for mixin in mixins(issue):
-            described = {"id": issue.id, "title": issue.title, "upstream": list(issue.upstream)}
+            described: dict[str, object] = {"id": issue.id, "title": issue.title, "upstream": list(issue.upstream)}
             found.setdefault(mixin, []).append(described)
     return json.dumps(dict(sorted(found.items())), indent=1, ensure_ascii=False) + "\n"
 

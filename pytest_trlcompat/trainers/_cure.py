@@ -99,7 +99,7 @@ def check_points(cls: type) -> None:
 def _check_points_of(mixin: str) -> None:
     for point in patch_points.of(mixin):
         if point.package in (*UPSTREAM, "accelerate") or point.module in sys.modules:
-            owner_of(point)
+            owner_of(point, mixin)
 
 
 class _Cures:

@@ -39,12 +39,10 @@ class PatchPoint:
             decides about releases is the first part of the module.
         releases: in which releases of that package it exists and matters: a specifier such as ``">=0.14,<0.26"``, all
             by default. Open at the end where it must be in every later release as well: there its absence is an error.
-        used_by: modules of cures, for people and for messages.
     """
 
     where: str
     releases: str = ""
-    used_by: tuple[str, ...] = ()
 
     @property
     def package(self) -> str:
@@ -78,8 +76,11 @@ def _installed(package: str) -> str | None:
         return None
 
 
-def owner_of(point: PatchPoint) -> ModuleType | type | None:
+def owner_of(point: PatchPoint, cure: str = "") -> ModuleType | type | None:
     """The module or class that holds ``point`` in the installed release; ``None`` where it has none, as is right.
+
+    Args:
+        cure: the mixin that depends on it, for the message.
 
     Raises:
         CureError: it is not there, and the table says that it should be.
@@ -96,12 +97,16 @@ def owner_of(point: PatchPoint) -> ModuleType | type | None:
         pass
     if expected(point):
         raise CureError(
-            ", ".join(point.used_by) or "a cure",
+            cure,
             wanted=point.where,
-            found=f"it is not there, although releases {point.releases or 'of any version'} should have it",
+            found=f"it is not there, although {_releases(point)} should have it",
             packages=(point.package,),
         )
     return None
+
+
+def _releases(point: PatchPoint) -> str:
+    return f"releases {point.releases}" if point.releases else "every release"
 
 
 def original(point: PatchPoint) -> Any:

@@ -11,7 +11,7 @@ class CureError(RuntimeError):
     """A cure cannot see what it needs to see, and doing nothing would be a silent mistake.
 
     Args:
-        cure: class or module of the cure.
+        cure: the mixin's name; empty where it is not known.
         wanted: what it looked for, and where.
         found: what is there instead.
         packages: whose installed versions the message gives.
@@ -21,11 +21,11 @@ class CureError(RuntimeError):
     def __init__(self, cure: str, *, wanted: str, found: str, packages: tuple[str, ...] = (), remedy: str = "") -> None:
         self.cure = cure
         versions = f" with {versions_of(packages)}" if packages else ""
-        remedy = remedy or (
-            "Take a newer pytest-trlcompat, or releases that it knows, or leave this cure out if you are sure that you "
-            f"do not need it: cured(YourTrainer, without=[{cure!r}])"
-        )
-        super().__init__(f"{cure}{versions}: looked for {wanted}, but {found}. {remedy}")
+        if not remedy:
+            remedy = "Take a newer pytest-trlcompat, or releases that it knows"
+            if cure:
+                remedy += f", or leave this cure out where you do not need it: cured(YourTrainer, without=[{cure!r}])"
+        super().__init__(f"{cure or 'a cure'}{versions}: looked for {wanted}, but {found}. {remedy}")
 
 
 def versions_of(packages: tuple[str, ...]) -> str:

@@ -134,8 +134,8 @@ class GradientAccumulationMixin(Cure):
         )
 
     _way_out = (
-        "Call compute_loss in your training_step, or train with gradient_accumulation_steps=1, or leave this cure out if "
-        "you divide the loss yourself: cured(YourTrainer, without=['GradientAccumulationMixin'])"
+        "Call compute_loss in your training_step, or train with gradient_accumulation_steps=1, or leave this cure out "
+        "if you divide the loss yourself: cured(YourTrainer, without=['GradientAccumulationMixin'])"
     )
 
     def _loss_is_divided(self) -> bool:

@@ -69,17 +69,22 @@ def test_there_may_be_no_record() -> None:
     forget_trace(SimpleNamespace(optimizer=SimpleNamespace(parameter_offload=SimpleNamespace())))
 
 
-def test_the_mixin_lends_trl_its_function_and_takes_it_back() -> None:
+def test_the_mixin_lends_trl_its_function_and_takes_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
     utils = pytest.importorskip("trl.models.utils")
-    upstream, seen = utils.add_hooks, []
+    done: list[str] = []
+    monkeypatch.setattr(utils, "add_hooks", lambda engine: done.append("registered"))
+    coordinator = SimpleNamespace(
+        is_invalid_trace=lambda: False, _invalidate_trace=lambda: done.append("forgot the trace")
+    )
+    engine = SimpleNamespace(optimizer=SimpleNamespace(param_coordinator=coordinator))
 
     class Base:
         def _prepare_inputs(self, inputs: Any) -> Any:
-            seen.append(utils.add_hooks)
+            utils.add_hooks(engine)
             return inputs
 
         def compute_loss(self, *args: Any) -> Any:
-            seen.append(utils.add_hooks)
+            utils.add_hooks(engine)
             return args
 
     class Mine(DeepSpeedHooksMixin, Base):
@@ -87,5 +92,6 @@ def test_the_mixin_lends_trl_its_function_and_takes_it_back() -> None:
 
     assert Mine()._prepare_inputs("inputs") == "inputs"
     assert Mine().compute_loss("model", "inputs") == ("model", "inputs")
-    assert [function.__name__ for function in seen] == ["add_hooks_and_forget_trace"] * 2
-    assert utils.add_hooks is upstream
+    assert done == ["registered", "forgot the trace"] * 2
+    utils.add_hooks(engine)
+    assert done[4:] == ["registered"]

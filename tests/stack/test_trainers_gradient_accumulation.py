@@ -130,9 +130,9 @@ def test_a_training_step_that_somebody_has_wrapped_is_seen_through() -> None:
 
     class Timed(Trainer449):
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            return wrapped(self, *args, **kwargs)
+            return step(self, *args, **kwargs)
 
-    wrapped = lambda self, *args, **kwargs: Trainer449.training_step(self, *args, **kwargs)  # noqa: E731
+    step: Any = Trainer449.training_step
     trainer = corrected(Timed, DistributedType.DEEPSPEED)
     for one in (1.0, 2.0, 4.0, 9.0):
         trainer.training_step(one)
