@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 __all__ = [
     "clean_name",
     "devices",
+    "gathered_share",
     "is_engine",
     "local_shard",
     "named_parameters",
@@ -92,6 +93,31 @@ def sharding(model: nn.Module) -> str:
 def devices(model: nn.Module) -> list[str]:
     """The devices on which this rank keeps its shards of the parameters, sorted."""
     return sorted({str(local_shard(parameter).device) for parameter in model.parameters()})
+
+
+def gathered_share(model: nn.Module) -> float | None:
+    """The share of a model's elements in its largest unit of FSDP, which a forward gathers at once.
+
+    Counted by what this rank holds, since FSDP gives every rank the same share of each unit but for padding. ``None``
+    where FSDP gathers nothing: whole models, ZeRO-3 (which gathers parameter by parameter), FSDP1 without sharding.
+    """
+    if not sharding(model).startswith("fsdp") or sharding(model) == "fsdp1 NO_SHARD":
+        return None
+    units = [module for module in model.modules() if _is_unit(module)]
+    sizes: dict[nn.Module, int] = {}
+    counted: set[int] = set()
+    for unit in reversed(units):  # inner ones first: what they hold does not count for the outer ones
+        own = {id(each): each for each in unit.parameters() if id(each) not in counted}
+        counted |= set(own)
+        sizes[unit] = sum(local_shard(each).numel() for each in own.values())
+    total = sum(sizes.values())
+    return max(sizes.values()) / total if total else None
+
+
+def _is_unit(module: nn.Module) -> bool:
+    """Of FSDP1, or of FSDP2, which changes a module's class to one that derives from ``FSDPModule``."""
+    fsdp2 = any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
+    return fsdp2 or isinstance(module, FullyShardedDataParallel)
 
 
 def whole_tensors(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, str, Tensor]]:
