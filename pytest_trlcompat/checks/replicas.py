@@ -60,7 +60,9 @@ def check_replicas(
     everyone = gather_from_ranks(digests)
     shared = {part for part in digests if sum(part in each for each in everyone) > 1}
     compared = sum(part in shared for _, part, _ in mine)
-    if any(len({each[part] for each in everyone if part in each}) > 1 for part in {p for each in everyone for p in each}):
+    if any(
+        len({each[part] for each in everyone if part in each}) > 1 for part in {p for each in everyone for p in each}
+    ):
         _name_them(gather_from_ranks(mine), what)
     return {"compared": compared, "alone": len(mine) - compared}
 

@@ -46,7 +46,9 @@ def check_schedule(optimizer: Any, scheduler: Any, *, made: int, planned: int) -
                 + ("stays where it was" if made == 0 else f"is where {made} steps would have brought it")
             )
         given = [float(rate) for rate in getattr(_inner(scheduler), "_last_lr", rates)]
-        if len(given) == len(rates) and any(abs(one - other) > 1e-6 * abs(one) for one, other in zip(given, rates, strict=True)):
+        if len(given) == len(rates) and any(
+            abs(one - other) > 1e-6 * abs(one) for one, other in zip(given, rates, strict=True)
+        ):
             problems.append(
                 f"the optimizer's learning rates are {rates}, the scheduler's {given}: it was made for another "
                 "optimizer, or something else sets them"

@@ -89,7 +89,7 @@ def watch(trainer: Any, **settings: Any) -> dict[str, Any]:
 
     from pytest_trlcompat.checks import CompatCallback
 
-    callback = CompatCallback(trainer, **settings)
+    callback = CompatCallback(trainer, **{"on_failure": "raise", **settings})
     trainer.add_callback(callback)
     trainer.train()
     found = {
@@ -99,12 +99,14 @@ def watch(trainer: Any, **settings: Any) -> dict[str, Any]:
     return {
         "checked": [(each.check, each.step) for each in callback.outcomes],
         "errors": [each.error for each in callback.outcomes if each.error is not None],
+        "odd": [each.odd for each in callback.outcomes if each.odd is not None],
         "found": found,
         "log": trainer.state.log_history,
     }
 
 
 def train(folder: str, checks: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
+    """Train with whatever cannot be right ending it, unless ``checks`` says otherwise."""
     return watch(build(folder, **settings), **(checks or {}))
 
 
