@@ -83,15 +83,21 @@ def forgive_trl() -> None:
     transformers.TrainingArguments.model_init_kwargs = None
 
 
-def watch(trainer: Any, **settings: Any) -> dict[str, Any]:
-    """Train with the callback; what was checked, how it came out, and the log."""
+def watch(trainer: Any, *, survive: bool = False, **settings: Any) -> dict[str, Any]:
+    """Train with the callback; what was checked, how it came out, and the log.
+
+    Args:
+        survive: report all the same where the training ends with an exception of its own.
+    """
+    import contextlib
     import dataclasses
 
     from pytest_trlcompat.checks import CompatCallback
 
     callback = CompatCallback(trainer, **{"on_failure": "raise", **settings})
     trainer.add_callback(callback)
-    trainer.train()
+    with contextlib.suppress(*((Exception,) if survive else ())):
+        trainer.train()
     found = {
         each.check: dict(vars(each.found)) if dataclasses.is_dataclass(each.found) else each.found
         for each in callback.outcomes
@@ -134,10 +140,12 @@ def trained(launcher: Launcher, strategy: str, folder: Path, **settings: Any) ->
     return launcher(train, str(folder), strategy=strategy, options=options(strategy), **settings).values
 
 
-def failure(launcher: Launcher, body: Any, *args: Any, strategy: str = "single", **settings: Any) -> str:
-    """The text of the CheckError that every rank raises."""
+def failure(
+    launcher: Launcher, body: Any, *args: Any, strategy: str = "single", kind: str = "CheckError", **settings: Any
+) -> str:
+    """The text of the error that every rank raises."""
     result = launcher(body, *args, strategy=strategy, options=options(strategy), check=False, **settings)
-    assert [rank.failure and rank.failure.type_name for rank in result.ranks] == ["CheckError"] * len(result.ranks)
+    assert [rank.failure and rank.failure.type_name for rank in result.ranks] == [kind] * len(result.ranks)
     texts = {rank.failure.message for rank in result.ranks if rank.failure is not None}
     assert len(texts) == 1, texts  # all ranks say the same
     return str(texts.pop())
