@@ -105,6 +105,11 @@ def watch(trainer: Any, *, survive: bool = False, **settings: Any) -> dict[str, 
     return {
         "checked": [(each.check, each.step) for each in callback.outcomes],
         "errors": [each.error for each in callback.outcomes if each.error is not None],
+        "said": [
+            (each.check, each.step, "odd" if each.error is None else "error", each.error or each.odd)
+            for each in callback.outcomes
+            if not each.fine
+        ],
         "odd": [each.odd for each in callback.outcomes if each.odd is not None],
         "found": found,
         "log": trainer.state.log_history,

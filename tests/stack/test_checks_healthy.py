@@ -59,13 +59,13 @@ ALL = {
     "grpo lora": (bodies.grpo, "single", {"lora": True}),
     "grpo twice over a batch": (bodies.grpo, "single", {"num_iterations": 2}),
     "grpo equal rewards first": (bodies.grpo, "single", {"equal_until": 1}),
-    "grpo equal rewards for eight steps": (bodies.grpo, "single", {"equal_until": 9, "max_steps": 12, "save_steps": 12}),
+    "grpo equal rewards for eight steps": (bodies.grpo, "single", {"equal_until": 9, "max_steps": 18, "save_steps": 18}),
     "grpo equal rewards for ever": (bodies.grpo, "ddp", {"equal_until": 99, "max_steps": 12, "save_steps": 12}),
     "grpo experts, equal rewards first": (bodies.grpo, "single", {"kind": "moe", "equal_until": 1}),
     "grpo experts, equal rewards for eight steps": (
         bodies.grpo,
         "single",
-        {"kind": "moe", "equal_until": 9, "max_steps": 12, "save_steps": 12},
+        {"kind": "moe", "equal_until": 9, "max_steps": 18, "save_steps": 18},
     ),
 }
 NEEDS = {
@@ -84,8 +84,7 @@ def test_a_healthy_training_is_not_disturbed(launcher: Launcher, name: str, tmp_
     body, strategy, settings = ALL[name]
     if not stack.satisfied(NEEDS.get(name, {}), INSTALLED):
         pytest.skip(f"needs {NEEDS[name]}")
-    sharded = {} if strategy in ("single", "ddp") else {}
-    ranks = launcher(healthy, str(tmp_path), body, settings, strategy=strategy, options=options(strategy), **sharded)
+    ranks = launcher(healthy, str(tmp_path), body, settings, strategy=strategy, options=options(strategy))
     for rank in ranks.values:
         assert rank["errors"] == []
         assert rank["odd"] == []
