@@ -6,6 +6,7 @@ where it happened, and the docstring says so. Imports the stack inside functions
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,11 +21,7 @@ def new_trainer(folder: str, cls: Any = None, **settings: Any) -> Any:
 
     settings = {"max_steps": STEPS, "save_strategy": "no", **settings}
     args = arguments(transformers.TrainingArguments, folder, settings)
-    return (cls or transformers.Trainer)(model=settings_model(), args=args, train_dataset=rows())
-
-
-def settings_model() -> Any:
-    return language_model("dense")
+    return (cls or transformers.Trainer)(model=language_model("dense"), args=args, train_dataset=rows())
 
 
 def at_each_step(trainer: Any, call: Callable[[int], None], event: str = "on_step_begin") -> None:
@@ -94,7 +91,7 @@ def pytorch_84803(folder: str) -> Any:
     step = [0]
     at_each_step(trainer, lambda number: step.__setitem__(0, number + 1))
 
-    def lossy(_: Any, bucket: Any) -> Any:
+    def lossy(_: Any, bucket: distributed.GradBucket) -> Any:
         future = distributed.all_reduce(bucket.buffer(), async_op=True).get_future()
 
         def received(done: Any) -> Any:
@@ -102,6 +99,8 @@ def pytorch_84803(folder: str) -> Any:
             return torch.zeros_like(value) if step[0] == 3 and distributed.get_rank() == 1 else value
 
         return future.then(received)
+
+    lossy.__annotations__["bucket"] = distributed.GradBucket  # which torch compares, and not by its name
 
     def wire(number: int) -> None:
         if number == 0:
@@ -179,6 +178,7 @@ def lightning_thunder_725(folder: str) -> Any:
     trainer = new_trainer(folder, bf16=True)
     forward = trainer.model.forward
 
+    @functools.wraps(forward)
     def without(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast("npu", enabled=False), torch.autocast("cpu", enabled=False):
             return forward(*args, **kwargs)
