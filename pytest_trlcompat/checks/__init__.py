@@ -1,7 +1,7 @@
 """Checks: invariants of training that anyone can assert on a model, a trainer or a checkpoint, in real training too.
 
-As functions, each of which raises :class:`CheckError` that says what was expected, what was found and what to do, or its
-subclass :class:`OddError` where that may be meant::
+As functions, each of which raises :class:`CheckError` that says what was expected, what was found and what to do, or
+its subclass :class:`OddError` where that may be meant::
 
     from pytest_trlcompat.checks import check_reference_model
 
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHECKS",
+    "OPTIONAL",
     "CheckError",
     "CompatCallback",
     "GradientReport",
     "LogitsCalls",
     "Memory",
-    "OPTIONAL",
     "OddError",
     "Outcome",
     "WeightsBefore",

@@ -21,8 +21,8 @@ _ODD = -7046029254386353131
 def fingerprints(tensors: Sequence[Tensor]) -> list[int]:
     """Of each tensor a weighted sum, modulo 2**64, of its bits; weights are odd, so that no change of one cancels.
 
-    A fingerprint is 0 for zeros, and equal for equal tensors of one shape and type, in every process and on every device.
-    A tensor is read in pieces of 32 MiB, and the numbers are brought to the host in one copy for each device.
+    A fingerprint is 0 for zeros, and equal for equal tensors of one shape and type, in every process and on every
+    device. A tensor is read in pieces of 32 MiB, and the numbers are brought to the host in one copy for each device.
     """
     prints = [_fingerprint(each) for each in tensors]
     values = [0] * len(prints)

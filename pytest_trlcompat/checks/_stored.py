@@ -1,7 +1,8 @@
 """What Transformers makes of a live tensor when it saves a model: other names, and other cuts.
 
 Transformers 5 keeps the experts of a mixture in one tensor and saves them one by one, as the published checkpoints have
-them; 4.52 to 4.57 save some models under older names. Imports Transformers inside functions, and nothing of this package.
+them; 4.52 to 4.57 save some models under older names. Imports Transformers inside functions, and nothing of this
+package.
 """
 
 from __future__ import annotations

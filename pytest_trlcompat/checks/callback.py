@@ -74,26 +74,26 @@ class CompatCallback(TrainerCallback):
     What it finds is of one of two kinds, and only the first can end a training, and only on request:
 
     - an **error** cannot be right: nothing is trainable; the optimizer has none of what is, makes no step, or its steps
-      change nothing though gradients are there; gradients are never cleared; NaN reached the weights; ranks that hold the
-      same parameter disagree; a tensor of a checkpoint is missing, empty or wrong; the reference model is on a device
-      where nothing brings it to the policy's; two forwards of one batch differ (``repeat``); a limit of memory that was
-      given is exceeded;
+      change nothing though gradients are there; gradients are never cleared; NaN reached the weights; ranks that hold
+      the same parameter disagree; a tensor of a checkpoint is missing, empty or wrong; the reference model is on a
+      device where nothing brings it to the policy's; two forwards of one batch differ (``repeat``); a limit of memory
+      that was given is exceeded;
     - an **odd** thing may be meant, or costs memory or time alone: a module that took part in the loss and got no
       gradient, nothing but zeros as gradients for :attr:`patience` steps, frozen weights that changed by more than
       rounding, a model in eval mode, losses that are not finite, ranks with the same batches, a learning rate that does
-      not follow its schedule, a reference model that is whole or gathered whole, a keyword for few logits that is ignored.
-      So is a check that itself fails.
+      not follow its schedule, a reference model that is whole or gathered whole, a keyword for few logits that is
+      ignored. So is a check that itself fails.
 
-    When is what looked at? *At train begin* what is trainable, the optimizer, the reference model, and whether ranks hold
-    the same weights. *Around the first steps*, each until it is decided: logits, forwards, gradients before the weights
-    change, what changed, batches of ranks, steps and cleared gradients. *After steps 1, 2, 4, 8 and so on, and every*
-    ``every`` *steps*: ranks again, whether weights still move, the schedule, by a sample of each parameter. *At the first
-    save* the checkpoint. Memory joins the rows that the trainer logs anyway, in bytes, of this rank.
+    When is what looked at? *At train begin* what is trainable, the optimizer, the reference model, and whether ranks
+    hold the same weights. *Around the first steps*, each until it is decided: logits, forwards, gradients before the
+    weights change, what changed, batches of ranks, steps and cleared gradients. *After steps 1, 2, 4, 8 and so on, and
+    every* ``every`` *steps*: ranks again, whether weights still move, the schedule, by a sample of each parameter. *At
+    the first save* the checkpoint. Memory joins the rows that the trainer logs anyway, in bytes, of this rank.
 
-    Put off until they can be judged are: gradients of zeros while all rewards of each group are equal (GRPO), steps that
-    loss scaling skips, a learning rate of 0, zeros in modules that a zero elsewhere cuts off for one step (a new LoRA, a
-    closed gate), parameters of modules that took no part (experts that no token chose, a vision tower without an image).
-    Ranks decide together.
+    Put off until they can be judged are: gradients of zeros while all rewards of each group are equal (GRPO), steps
+    that loss scaling skips, a learning rate of 0, zeros in modules that a zero elsewhere cuts off for one step (a new
+    LoRA, a closed gate), parameters of modules that took no part (experts that no token chose, a vision tower without
+    an image). Ranks decide together.
 
     Args:
         trainer: whose callback it is.
@@ -177,11 +177,9 @@ class CompatCallback(TrainerCallback):
             self._first_steps.after()
         if self._later is not None:
             self._later.after(state.global_step)
-        if "memory" in self.checks and any(limit is not None for limit in self.limits.values()):
-            if not self.run(
-                "memory", lambda: check_memory(**self.limits), quiet=True
-            ).fine:  # peaks stay, and one warning is enough
-                self.limits = dict.fromkeys(self.limits)
+        limited = "memory" in self.checks and any(limit is not None for limit in self.limits.values())
+        if limited and not self.run("memory", lambda: check_memory(**self.limits), quiet=True).fine:
+            self.limits = dict.fromkeys(self.limits)  # peaks stay, and one warning is enough
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self._later is not None:

@@ -51,8 +51,8 @@ def check_checkpoint(
     Raises:
         CheckError: on every rank: no weights in the folder, a file that cannot be read, or tensors missing, unexpected,
             empty (size 0), or different in shape, type or value, each named, with the largest difference.
-        OddError: on every rank: as many elements are saved as are live, but under names that Transformers' conversion does
-            not lead to, so that some were not compared. It says which.
+        OddError: on every rank: as many elements are saved as are live, but under names that Transformers' conversion
+            does not lead to, so that some were not compared. It says which.
     """
     trained = {name.removeprefix(prefix) for name, parameter in named_parameters(model) if parameter.requires_grad}
     comparison = _Comparison(Path(folder), _part(model, prefix), trained, cast)
@@ -224,9 +224,9 @@ class _Comparison:
         text = f"{saved.source} does not reload as the live model, of which {len(self.live)} tensors were expected: "
         if problems and not self.empty and not self.different and self._may_be_renamed(saved, missing, unexpected):
             raise OddError(
-                f"{saved.source} holds as many elements as the live model, but Transformers stores this model under other "
-                f"names than it has live, and its conversion does not lead to them: {len(self.found)} tensors were "
-                f"compared. Not compared: live {listed(missing)}, saved {listed(unexpected)}",
+                f"{saved.source} holds as many elements as the live model, but Transformers stores this model under "
+                f"other names than it has live, and its conversion does not lead to them: {len(self.found)} tensors "
+                f"were compared. Not compared: live {listed(missing)}, saved {listed(unexpected)}",
                 self.summary(),
             )
         if problems:

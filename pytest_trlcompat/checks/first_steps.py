@@ -118,7 +118,7 @@ class FirstSteps:
         self._batch = args, kwargs
 
     def _is_worth_a_look(self) -> bool:
-        """Every step at first; where nothing has come for long, as when all rewards stay equal, more and more seldom."""
+        """Every step at first; where nothing has come for long, as when all rewards stay equal, more seldom."""
         patience = self.callback.patience
         return self.attempts <= patience or self.attempts & (self.attempts - 1) == 0
 
@@ -162,7 +162,8 @@ class FirstSteps:
             problems.append(f"none came to {listed(missing)}: the graph does not lead there; {ADVICE}")
         if report.all_zero:
             problems.append(
-                f"nothing but zeros came to {listed(report.zero)} in {self.looks} steps: is the loss constant or detached?"
+                f"nothing but zeros came to {listed(report.zero)} in {self.looks} steps: is the loss constant or "
+                "detached?"
             )
         elif zero:
             problems.append(f"nothing but zeros came to {listed(zero)} while others were reached; {ADVICE}")
@@ -300,7 +301,8 @@ class FirstSteps:
             )
             if asked is not None and forwards.precisions and asked not in forwards.precisions:
                 problems.append(
-                    f"mixed precision in {asked} was asked for, and the linear layers returned {found['precisions']} alone"
+                    f"mixed precision in {asked} was asked for, and the linear layers returned {found['precisions']} "
+                    "alone"
                 )
             if problems:
                 raise OddError("expected forwards as asked for, but " + "; ".join(problems), found)
@@ -320,15 +322,15 @@ class FirstSteps:
                 found = {"made": made, "left_over": forwards.left_over}
                 if len(forwards.left_over) > 1 and all(forwards.left_over):
                     raise CheckError(
-                        f"expected gradients to be cleared after a step, but {forwards.left_over[-1]} parameters still had "
-                        f"those of the step before when the next backward began, {len(forwards.left_over)} times in "
-                        "succession: they add up. Call zero_grad() after each step",
+                        f"expected gradients to be cleared after a step, but {forwards.left_over[-1]} parameters still "
+                        f"had those of the step before when the next backward began, {len(forwards.left_over)} times "
+                        "in succession: they add up. Call zero_grad() after each step",
                         found,
                     )
                 if max(made) > 1:
                     raise OddError(
-                        f"expected one step of the optimizer for each of the trainer's, but it made {made}: its state and "
-                        "the schedule run ahead",
+                        f"expected one step of the optimizer for each of the trainer's, but it made {made}: its state "
+                        "and the schedule run ahead",
                         found,
                     )
             return found

@@ -1,7 +1,7 @@
 """What the first forwards of a training show: batches, losses, which modules took part, and in which precision.
 
-It listens where a trainer calls its own ``compute_loss``; PPO, which has a loop of its own, calls none, and shows only its
-modules. Imports torch, and of this package the modules with an underscore and ``gradients``.
+It listens where a trainer calls its own ``compute_loss``; PPO, which has a loop of its own, calls none, and shows only
+its modules. Imports torch, and of this package the modules with an underscore and ``gradients``.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class GradientReport:
 
     @property
     def all_zero(self) -> bool:
-        """Whether no gradient is there that differs from zero, as GRPO's do when all rewards of each group are equal."""
+        """Whether no gradient differs from zero, as GRPO's do when all rewards of each group are equal."""
         return not self.reached and not self.not_finite
 
 

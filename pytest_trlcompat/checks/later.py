@@ -1,4 +1,7 @@
-"""What is looked at as long as a training goes on, by samples, and more and more seldom. Imports modules of this package."""
+"""What is looked at as long as a training goes on, by samples, and more and more seldom.
+
+Imports torch, and modules of this package.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,10 @@ class Later:
             self.undone.discard("ranks")
 
     def _check_moves(self) -> None:
-        """Whether weights go on moving. A small learning rate may leave a sample as it was, so all are looked at then."""
+        """Whether weights go on moving.
+
+        A small learning rate may leave a sample as it was, so all are looked at then.
+        """
         if "moved" not in self.undone:
             return
         model, before = self.callback.live_model(), self._before

@@ -140,8 +140,8 @@ class LogitsCalls:
             Number of calls that requested only the last logits; 0 says nothing about the model.
 
         Raises:
-            OddError: on every rank: a call got more logits than requested. A trainer that trims them goes on rightly, at
-                the cost of memory and time.
+            OddError: on every rank: a call got more logits than requested. A trainer that trims them goes on rightly,
+                at the cost of memory and time.
         """
         with together("the length of logits"):
             if self._wrong is not None:

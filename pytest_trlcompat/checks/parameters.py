@@ -1,8 +1,8 @@
 """Are the right parameters trainable, does the optimizer have them, and do exactly those change?
 
 Catches a model of which nothing is trainable, adapters that are frozen, an optimizer that was made of parameters that a
-wrapper has replaced since (accelerate issue 2665), weights that no step changes, and frozen ones that change. Nothing is
-gathered: each rank examines its own shards, and ranks exchange one byte per parameter.
+wrapper has replaced since (accelerate issue 2665), weights that no step changes, and frozen ones that change. Nothing
+is gathered: each rank examines its own shards, and ranks exchange one byte per parameter.
 
 Imports torch, and of this package the modules with an underscore and ``gradients``.
 """
@@ -108,9 +108,9 @@ def _lacking(optimizer: Any, trainable: Sequence[tuple[str, nn.Parameter]]) -> s
     lacking = [name for name, parameter in trainable if id(parameter) not in held]
     if len(lacking) == len(trainable):
         raise CheckError(
-            f"expected an optimizer of the {len(trainable)} trainable parameters, but of its {len(held)} tensors none is "
-            "among them, so nothing that trains can change: a wrapper has replaced the parameters since the optimizer "
-            "was made. Make it after the model is wrapped, or set fsdp_use_orig_params to true under FSDP"
+            f"expected an optimizer of the {len(trainable)} trainable parameters, but of its {len(held)} tensors none "
+            "is among them, so nothing that trains can change: a wrapper has replaced the parameters since the "
+            "optimizer was made. Make it after the model is wrapped, or set fsdp_use_orig_params to true under FSDP"
         )
     if lacking:
         return (
@@ -220,8 +220,8 @@ def check_moved(
     with together("the weights after a step"):
         if trainable and not found["moved"]:
             raise CheckError(
-                f"expected a step to change the trainable parameters, but none of the {len(trainable)} changed: does the "
-                "optimizer have them, and does it step?",
+                f"expected a step to change the trainable parameters, but none of the {len(trainable)} changed: does "
+                "the optimizer have them, and does it step?",
                 found,
             )
         problems = []
@@ -253,8 +253,8 @@ def check_finite(model: nn.Module, *, ignore: Sequence[str] = ()) -> int:
     with together("whether weights are finite"):
         if bad:
             raise CheckError(
-                f"expected finite weights after a step, but NaN or infinity is in {listed(sorted(bad))}: its gradient was "
-                "not finite, and the step was made all the same"
+                f"expected finite weights after a step, but NaN or infinity is in {listed(sorted(bad))}: its gradient "
+                "was not finite, and the step was made all the same"
             )
     return len(named)
 

@@ -1,7 +1,8 @@
 """Is the reference model placed, shared and gathered like the policy?
 
-Known bugs that it catches: trl 3348, of a reference model that stays whole and on the CPU under FSDP; one that is a single
-unit under FSDP, so that each forward gathers all of it. Imports torch, and of this package the modules with an underscore.
+Known bugs that it catches: trl 3348, of a reference model that stays whole and on the CPU under FSDP; one that is a
+single unit under FSDP, so that each forward gathers all of it. Imports torch, and of this package the modules with an
+underscore.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def check_reference_model(ref_model: nn.Module, policy: nn.Module) -> dict[str, 
         ``devices``, ``sharding`` (such as ``"fsdp1 FULL_SHARD"``, ``"zero3"``, ``"none"``) and ``dtypes`` of the
         reference model, ``policy_dtypes``, ``trainable``, the number of its parameters that require a gradient, and
         ``gathered`` and ``policy_gathered``, the largest share of each model's elements that a forward gathers at once
-        (FSDP: the largest unit; ``None`` where nothing is gathered by units). Types and gradients may differ on purpose,
-        so they are reported and not judged.
+        (FSDP: the largest unit; ``None`` where nothing is gathered by units). Types and gradients may differ on
+        purpose, so they are reported and not judged.
 
     Raises:
         CheckError: on every rank, with what was found of both: a reference model that is on another device than the
@@ -81,8 +82,8 @@ def check_reference_model(ref_model: nn.Module, policy: nn.Module) -> dict[str, 
 def _may_differ(model: nn.Module, found: dict[str, Any], wanted: dict[str, Any]) -> bool:
     """Whether devices say nothing of where a forward computes.
 
-    So it is where somebody brings the reference model's parameters to where they are needed (sharded, an engine, offloaded
-    by Accelerate), and where the policy's rest on the CPU, offloaded.
+    So it is where somebody brings the reference model's parameters to where they are needed (sharded, an engine,
+    offloaded by Accelerate), and where the policy's rest on the CPU, offloaded.
     """
     offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())
     policy_offloaded = wanted["devices"] == ["cpu"] and wanted["sharding"] != "none"

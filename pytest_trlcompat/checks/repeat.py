@@ -1,7 +1,7 @@
 """Is a model's output the same function of a batch each time? Imports torch, and of this package ``_ranks``.
 
-Catches dropout that eval mode leaves on (transformers 33844, by TrainCheck), and whatever else draws random numbers or keeps
-a state between forwards.
+Catches dropout that eval mode leaves on (transformers 33844, by TrainCheck), and whatever else draws random numbers or
+keeps a state between forwards.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def check_repeatable(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, f
         args, kwargs: a batch, as the trainer gives it to the model.
 
     Returns:
-        ``outputs``, the number of tensors compared, and ``max_difference``, the largest, relative to the largest element
-        of its tensor.
+        ``outputs``, the number of tensors compared, and ``max_difference``, the largest, relative to the largest
+        element of its tensor.
 
     Raises:
         CheckError: on every rank: an output differs by more than rounding explains.
@@ -40,10 +40,10 @@ def check_repeatable(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, f
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
     accelerators = [] if device.type == "cpu" else [device.index or 0]
     outputs = []
-    with torch.random.fork_rng(accelerators, device_type=device.type if accelerators else "cuda"):
-        with torch.no_grad(), dropout_off(model):
-            for _ in range(2):
-                outputs.append([each.detach().clone() for each in _tensors(model(*args, **kwargs))])
+    draws = torch.random.fork_rng(accelerators, device_type=device.type if accelerators else "cuda")
+    with draws, torch.no_grad(), dropout_off(model):
+        for _ in range(2):
+            outputs.append([each.detach().clone() for each in _tensors(model(*args, **kwargs))])
     with together("whether the loss is a function of the batch"):
         largest = 0.0
         for one, other in zip(*outputs, strict=True):
@@ -52,9 +52,9 @@ def check_repeatable(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, f
             allowed = _UNITS * float(torch.finfo(one.dtype).eps)
             if not off <= allowed:
                 raise CheckError(
-                    f"expected the same output for the same batch in eval mode, but two forwards differ by {off:.2g} of the "
-                    f"largest element; rounding explains {allowed:.2g}. Is dropout on in eval mode, or is something kept "
-                    "between forwards?"
+                    f"expected the same output for the same batch in eval mode, but two forwards differ by {off:.2g} "
+                    f"of the largest element; rounding explains {allowed:.2g}. Is dropout on in eval mode, or is "
+                    "something kept between forwards?"
                 )
             largest = max(largest, off)
     return {"outputs": len(outputs[0]), "max_difference": largest}

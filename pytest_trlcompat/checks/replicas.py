@@ -1,8 +1,8 @@
 """Do ranks that hold the same parameter hold the same values?
 
-The case of BLOOM-176B (TrainCheck, OSDI 2025; DeepSpeed pull 1801): layer norms that each rank of a tensor-parallel group
-holds whole drifted apart, and nobody saw it for months. Gradients that are not reduced (a model moved after DDP wrapped
-it, a forward that goes past the wrapper) and a link that loses data end the same way.
+The case of BLOOM-176B (TrainCheck, OSDI 2025; DeepSpeed pull 1801): layer norms that each rank of a tensor-parallel
+group holds whole drifted apart, and nobody saw it for months. Gradients that are not reduced (a model moved after DDP
+wrapped it, a forward that goes past the wrapper) and a link that loses data end the same way.
 
 Nothing is gathered: of each parameter a rank computes one number, and ranks exchange one number per group, unless these
 differ. Imports torch, and of this package the modules with an underscore.
@@ -33,9 +33,9 @@ def check_replicas(
     """Ranks that hold the same parameter, or the same shard of it, hold it bitwise equal.
 
     Under DDP, ZeRO-1 and ZeRO-2 these are all parameters. Where they are sharded, those that are still held several
-    times: whole layer norms beside parallel layers, the replicas of a hybrid mesh, what ZeRO-3 leaves whole because it is
-    small. Experts that live on one rank alone (DeepSpeed's ``allreduce = False``) and Megatron's parallel tensors are
-    left out. Collective.
+    times: whole layer norms beside parallel layers, the replicas of a hybrid mesh, what ZeRO-3 leaves whole because it
+    is small. Experts that live on one rank alone (DeepSpeed's ``allreduce = False``) and Megatron's parallel tensors
+    are left out. Collective.
 
     Args:
         model: wrapped or not, sharded or not.

@@ -199,7 +199,12 @@ def grpo(
             return [1.0] * len(completions)
         return [float(sum(map(ord, str(text))) % 17) for text in completions]
 
-    values: dict[str, Any] = {"num_generations": 2, "max_completion_length": 6, "beta": 0.0, "per_device_train_batch_size": 2}
+    values: dict[str, Any] = {
+        "num_generations": 2,
+        "max_completion_length": 6,
+        "beta": 0.0,
+        "per_device_train_batch_size": 2,
+    }
     peft: dict[str, Any] = {}
     if lora:
         from peft import LoraConfig

@@ -1,7 +1,7 @@
 """Silent errors of training, as TrainCheck (OSDI 2025) has collected and published them, made anew for a tiny model.
 
-Each is named by TrainCheck's identifier. Some need a fault that no healthy machine or release has any more: it is planted
-where it happened, and the docstring says so. Imports the stack inside functions.
+Each is named by TrainCheck's identifier. Some need a fault that no healthy machine or release has any more: it is
+planted where it happened, and the docstring says so. Imports the stack inside functions.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def pytorch_84803(folder: str) -> Any:
     step = [0]
     at_each_step(trainer, lambda number: step.__setitem__(0, number + 1))
 
-    def lossy(_: Any, bucket: distributed.GradBucket) -> Any:
+    def lossy(_: Any, bucket: Any) -> Any:
         future = distributed.all_reduce(bucket.buffer(), async_op=True).get_future()
 
         def received(done: Any) -> Any:
@@ -100,7 +100,7 @@ def pytorch_84803(folder: str) -> Any:
 
         return future.then(received)
 
-    lossy.__annotations__["bucket"] = distributed.GradBucket  # which torch compares, and not by its name
+    lossy.__annotations__.clear()  # torch compares them with classes, and not by name
 
     def wire(number: int) -> None:
         if number == 0:

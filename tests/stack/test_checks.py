@@ -25,7 +25,6 @@ from .checks_bodies import (
     check_text,
     failure,
     options,
-    train,
     trained,
     watch,
 )
@@ -119,7 +118,9 @@ def test_adapters_that_no_gradient_reaches_are_named(launcher: Launcher, strateg
     for rank in launcher(train_without_input_gradients, str(tmp_path), **settings).values:
         (text,) = rank["odd"]
         assert text.startswith(f"expected a gradient for each of the {2 * ADAPTED + 2} trainable parameters, but")
-        assert f"came to {2 * ADAPTED} (base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight, " in text
+        assert (
+            f"came to {2 * ADAPTED} (base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight, " in text
+        )
         assert "lm_head" not in text
         assert "call model.enable_input_require_grads() or use_reentrant=False" in text
         # Where gradients are sharded, one that never came looks like zeros, which a new adapter may have for one step.
@@ -131,7 +132,9 @@ def test_gradients_that_are_not_finite_are_named(launcher: Launcher, strategy: s
     checks = {"checks": ["gradients"], "on_failure": "warn"}
     for rank in trained(launcher, strategy, tmp_path, factor=float("nan"), checks=checks, save_strategy="no"):
         (text,) = rank["errors"] + rank["odd"]
-        assert f"expected a gradient for each of the {TENSORS} trainable parameters, but NaN or infinity came to" in text
+        assert (
+            f"expected a gradient for each of the {TENSORS} trainable parameters, but NaN or infinity came to" in text
+        )
         assert "model.embed_tokens.weight" in text
         if rank["odd"]:
             assert strategy.startswith("zero")  # DeepSpeed skips such a step in every precision

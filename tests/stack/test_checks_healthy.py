@@ -59,7 +59,11 @@ ALL = {
     "grpo lora": (bodies.grpo, "single", {"lora": True}),
     "grpo twice over a batch": (bodies.grpo, "single", {"num_iterations": 2}),
     "grpo equal rewards first": (bodies.grpo, "single", {"equal_until": 1}),
-    "grpo equal rewards for eight steps": (bodies.grpo, "single", {"equal_until": 9, "max_steps": 18, "save_steps": 18}),
+    "grpo equal rewards for eight steps": (
+        bodies.grpo,
+        "single",
+        {"equal_until": 9, "max_steps": 18, "save_steps": 18},
+    ),
     "grpo equal rewards for ever": (bodies.grpo, "ddp", {"equal_until": 99, "max_steps": 12, "save_steps": 12}),
     "grpo experts, equal rewards first": (bodies.grpo, "single", {"kind": "moe", "equal_until": 1}),
     "grpo experts, equal rewards for eight steps": (

@@ -19,11 +19,25 @@ pytest.importorskip("trl")
 
 CASES: dict[str, tuple[Any, str, str, str, int, str]] = {
     # name: body, strategy, kind, check, step, words
-    "deepspeed-1801": (bodies.deepspeed_1801, "ddp", "error", "ranks", 1, "they differ in 5 (model.layers.0.input_layernorm"),
+    "deepspeed-1801": (
+        bodies.deepspeed_1801,
+        "ddp",
+        "error",
+        "ranks",
+        1,
+        "they differ in 5 (model.layers.0.input_layernorm",
+    ),
     "pytorch-104336": (bodies.pytorch_104336, "ddp", "error", "ranks", 1, "rank 0's value is not that of rank 1"),
     "x-jxmnop-ddp-out-of-sync": (bodies.x_jxmnop, "ddp", "error", "ranks", 1, "rank 0's value is not that of rank 1"),
     "pytorch-84803": (bodies.pytorch_84803, "ddp", "error", "ranks", 4, "rank 0's value is not that of rank 1"),
-    "accelerate-2665": (bodies.accelerate_2665, "single", "error", "trainable", 0, "of its 27 tensors none is among them"),
+    "accelerate-2665": (
+        bodies.accelerate_2665,
+        "single",
+        "error",
+        "trainable",
+        0,
+        "of its 27 tensors none is among them",
+    ),
     "stackoverflow-60335387": (
         bodies.stackoverflow_60335387,
         "single",
@@ -33,7 +47,14 @@ CASES: dict[str, tuple[Any, str, str, str, int, str]] = {
         "16 parameters still had those of the step before when the next backward began, 2 times in succession",
     ),
     "pytorch-115607": (bodies.pytorch_115607, "single", "error", "moved", 16, "for two looks in succession"),
-    "mmpretrain-702": (bodies.mmpretrain_702, "single", "odd", "forward", 1, "the model is in eval mode while it trains"),
+    "mmpretrain-702": (
+        bodies.mmpretrain_702,
+        "single",
+        "odd",
+        "forward",
+        1,
+        "the model is in eval mode while it trains",
+    ),
     "lightning-thunder-725": (
         bodies.lightning_thunder_725,
         "single",
