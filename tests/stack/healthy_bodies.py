@@ -107,6 +107,8 @@ def plain(
         model = adapted(model, dict(lora))
     args = arguments(transformers.TrainingArguments, folder, settings)
     trainer = transformers.Trainer(model=model, args=args, train_dataset=rows())
+    if getattr(trainer.accelerator, "scaler", None) is not None:
+        trainer.accelerator.scaler._init_scale = 2.0**22  # overflows for some steps
     if merge:
 
         class Merging(transformers.TrainerCallback):

@@ -27,6 +27,9 @@ ALL = {
     "bf16 mixed": (bodies.plain, "single", {"bf16": True}),
     "bf16 mixed ddp": (bodies.plain, "ddp", {"bf16": True}),
     "bf16 weights, a small rate": (bodies.plain, "single", {"dtype": "bfloat16", "learning_rate": 1e-6}),
+    "fp16 that overflows": (bodies.plain, "single", {"fp16": True, "max_steps": 12, "save_steps": 12}),
+    "fp16 that overflows ddp": (bodies.plain, "ddp", {"fp16": True, "max_steps": 12, "save_steps": 12}),
+    "fp16 zero2": (bodies.plain, "zero2", {"fp16": True, "max_steps": 12, "save_steps": 12}),
     "warm-up": (bodies.plain, "single", {"warmup_steps": 3, "lr_scheduler_type": "cosine"}),
     "constant rate": (bodies.plain, "single", {"lr_scheduler_type": "constant"}),
     "sgd": (bodies.plain, "single", {"optim": "sgd"}),
@@ -97,3 +100,5 @@ def test_a_healthy_training_is_not_disturbed(launcher: Launcher, name: str, tmp_
         if "for ever" not in name:  # nothing comes, so nothing can be judged
             expected |= {"gradients", "moved"}
         assert checked >= expected | ({"ranks"} if strategy != "single" else set())
+        if "overflows" in name:
+            assert rank["found"]["schedule"]["planned"] < 4  # of four steps some were skipped

@@ -241,3 +241,70 @@ def test_ppo_saved_with_empty_tensors_under_zero3_is_reported(launcher: Launcher
     for rank in ranks:
         assert f"empty: {TENSORS} (" in rank["trap"]
         assert "model.embed_tokens.weight (0,) instead of (64, 32)" in rank["trap"]
+
+
+def references(folder: str) -> dict[str, Any]:
+    """What the check says of a reference model that is whole, one unit, and wrapped layer by layer; and the callback."""
+    from accelerate import PartialState
+
+    from pytest_trlcompat.checks import CompatCallback
+
+    from .checks_bodies import build
+
+    trainer = build(folder, max_steps=1, save_strategy="no")
+    trainer.train()
+    policy, device = trainer.model_wrapped, PartialState().device
+
+    def said(reference: Any) -> tuple[str, str]:
+        from pytest_trlcompat.checks import CheckError, check_reference_model
+
+        try:
+            return "passed", str(check_reference_model(reference, policy))
+        except CheckError as error:
+            return type(error).__name__, str(error)
+
+    found = {"whole": said(MODEL.new_model().eval().to(device)), "elsewhere": said(MODEL.new_model().eval())}
+    found["one unit"] = said(one_unit(policy, MODEL.new_model().eval().to(device)))
+    found["by layer"] = said(policy.eval())
+    policy.train()
+    trainer.ref_model = MODEL.new_model().eval().to(device)
+    callback = CompatCallback(trainer, on_failure="raise", checks=["reference"])
+    trainer.add_callback(callback)
+    trainer.train()  # goes on to its end
+    found["outcome"] = [(each.check, each.error, each.odd) for each in callback.outcomes]
+    return found
+
+
+def one_unit(policy: Any, reference: Any) -> Any:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    if isinstance(policy, FullyShardedDataParallel):
+        return FullyShardedDataParallel(reference)
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(reference)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp1", "fsdp2"])
+def test_what_a_reference_model_costs_is_reported_with_numbers_and_ends_nothing(
+    launcher: Launcher, strategy: str, tmp_path: Path
+) -> None:
+    ranks = launcher(references, str(tmp_path), strategy=strategy, options=options(strategy)).values
+    size = sum(each.numel() for each in MODEL.model.parameters())
+    layer = sum(each.numel() for each in MODEL.model.model.layers[0].parameters())
+    share = max(layer, size - 2 * layer) / size
+    for rank in ranks:
+        kind, text = rank["one unit"]
+        assert kind == "OddError"
+        assert f"a forward gathers 100% of the reference model at once, of the policy {share:.0%}: wrap it" in text
+        assert rank["by layer"][0] == "passed", rank["by layer"]
+        kind, text = rank["whole"]
+        assert kind == "OddError"
+        assert f"sharding: none instead of {'fsdp1 FULL_SHARD' if strategy == 'fsdp1' else 'fsdp2'}; every rank" in text
+        assert f"every rank holds all of it, {4 * size / 2**20:.1f} MiB, which is right and costs memory" in text
+        assert "GRPO" not in text
+        assert rank["elsewhere"][0] == "CheckError"
+        assert "devices: cpu instead of npu:" in rank["elsewhere"][1]
+        ((check, error, odd),) = rank["outcome"]
+        assert (check, error) == ("reference", None)
+        assert odd == text
