@@ -44,6 +44,7 @@ class Later:
         self.norm: float | None = None
         self._before: WeightsBefore | None = None
         self._still = False
+        self._stepped = 0
         self._check_ranks(_FIRST_SAMPLE, quiet=False)
         if reference is not None and "ranks" in self.undone and world_size() > 1:
             what = "the reference model"
@@ -56,7 +57,7 @@ class Later:
         if made < 1 or not (made & (made - 1) == 0 or (every and made % every == 0)):
             return
         self._check_ranks(_FIRST_SAMPLE if made == 1 else _SAMPLE, quiet=True)
-        self._check_moves()
+        self._check_moves(made - self.skipped)
         if made >= _FIRST_SCHEDULE:
             self._check_schedule(made)
 
@@ -88,7 +89,7 @@ class Later:
         if not outcome.fine:
             self.undone.discard("ranks")
 
-    def _check_moves(self) -> None:
+    def _check_moves(self, stepped: int) -> None:
         """Whether weights go on moving.
 
         A small learning rate may leave a sample as it was, so all are looked at then.
@@ -96,7 +97,9 @@ class Later:
         if "moved" not in self.undone:
             return
         model, before = self.callback.live_model(), self._before
-        self._before = None
+        if before is not None and stepped == self._stepped:
+            return  # loss scaling has skipped every step since
+        self._before, self._stepped = None, stepped
         if not any(group["lr"] > 0 for group in self.trainer.optimizer.param_groups):
             return
         if before is not None:
