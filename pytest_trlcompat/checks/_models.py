@@ -21,6 +21,7 @@ __all__ = [
     "is_engine",
     "local_shard",
     "named_parameters",
+    "scales_loss",
     "sharding",
     "unwrapped",
     "whole_tensors",
@@ -46,6 +47,15 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def is_engine(model: nn.Module) -> bool:
     return hasattr(model, "zero_optimization_stage") and isinstance(getattr(model, "module", None), nn.Module)
+
+
+def scales_loss(trainer: Any, model: nn.Module) -> bool:
+    """Whether the loss is scaled (fp16), so that gradients may overflow and a step is then skipped.
+
+    A fused optimizer skips it by itself, which neither Accelerate nor a scheduler sees.
+    """
+    scaled = is_engine(model) and hasattr(model, "fp16_enabled") and bool(model.fp16_enabled())
+    return scaled or str(trainer.accelerator.mixed_precision) == "fp16"
 
 
 def clean_name(name: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_trlcompat.checks._models import is_engine
+from pytest_trlcompat.checks._models import is_engine, scales_loss
 from pytest_trlcompat.checks._ranks import CheckError, OddError, any_rank, listed, together
 from pytest_trlcompat.checks.batches import check_batches, shares_batches
 from pytest_trlcompat.checks.forwards import BATCHES, Forwards
@@ -200,9 +200,7 @@ class FirstSteps:
         return [name for name in suspects if name in taking_part], [name for name in zero if name in taking_part]
 
     def _scales_loss(self) -> bool:
-        """Whether gradients may overflow, since the loss is scaled (fp16), and the step is then skipped."""
-        scaled = is_engine(self.model) and bool(getattr(self.model, "fp16_enabled", bool)())
-        return scaled or self.callback.trainer.accelerator.mixed_precision == "fp16"
+        return scales_loss(self.callback.trainer, self.model)
 
     # ---- weights
 

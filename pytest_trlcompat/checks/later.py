@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from pytest_trlcompat.checks._models import named_parameters, without
+from pytest_trlcompat.checks._models import named_parameters, scales_loss, without
 from pytest_trlcompat.checks._ranks import CheckError, OddError, any_rank, world_size
 from pytest_trlcompat.checks.parameters import WeightsBefore
 from pytest_trlcompat.checks.replicas import check_replicas
@@ -68,7 +68,7 @@ class Later:
         if "forward" not in self.undone:
             return
         names = ["loss"]
-        if self.trainer.accelerator.mixed_precision != "fp16":  # where norms overflow, and the step is skipped
+        if not scales_loss(self.trainer, self.callback.live_model()):  # where norms overflow, and the step is skipped
             names.append("grad_norm")
         bad = [
             f"{name} is {logs[name]}"
@@ -105,13 +105,18 @@ class Later:
         if before is not None:
             named = without(named_parameters(model), self.callback.ignore)
             trainable = {name for name, parameter in named if parameter.requires_grad}
-            moved = any_rank([bool(before.moved(model) & trainable)])[0]
+            moved = any_rank([bool(before.moved(model) & trainable)])[0] or self._may_have_overflowed()
             if not moved and self._still:
                 self.undone.discard("moved")
                 self.callback.run("moved", self._say_still, quiet=True)
                 return
             self._still = not moved
         self._before = WeightsBefore(model, most=None if self._still else _SAMPLE)
+
+    def _may_have_overflowed(self) -> bool:
+        """Whether the last norm in the log says that steps are skipped, or none does, where they may be."""
+        finite = self.norm is not None and math.isfinite(self.norm)
+        return not finite and scales_loss(self.trainer, self.callback.live_model())
 
     def _say_still(self) -> None:
         """A training whose gradients are zeros has nothing to move; one whose gradients are not has."""

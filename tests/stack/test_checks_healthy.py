@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -101,4 +102,5 @@ def test_a_healthy_training_is_not_disturbed(launcher: Launcher, name: str, tmp_
             expected |= {"gradients", "moved"}
         assert checked >= expected | ({"ranks"} if strategy != "single" else set())
         if "overflows" in name:
-            assert rank["found"]["schedule"]["planned"] < 4  # of four steps some were skipped
+            norms = [entry["grad_norm"] for entry in rank["log"] if "grad_norm" in entry]
+            assert not all(math.isfinite(norm) for norm in norms)  # it really does
