@@ -106,7 +106,17 @@ def plain(
     if lora is not None:
         model = adapted(model, dict(lora))
     args = arguments(transformers.TrainingArguments, folder, settings)
-    trainer = transformers.Trainer(model=model, args=args, train_dataset=rows())
+
+    class OneGroup(transformers.Trainer):
+        def create_optimizer(self, *unused: Any) -> Any:
+            # The usual second group is empty for an adapter, which DeepSpeed drops: deepspeed-empty-param-group.
+            if lora is None:
+                return super().create_optimizer(*unused)
+            trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            self.optimizer = torch.optim.AdamW(trainable, lr=self.args.learning_rate, weight_decay=0.0)
+            return self.optimizer
+
+    trainer = OneGroup(model=model, args=args, train_dataset=rows())
     if getattr(trainer.accelerator, "scaler", None) is not None:
         trainer.accelerator.scaler._init_scale = 2.0**22  # overflows for some steps
     if merge:

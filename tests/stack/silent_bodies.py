@@ -167,7 +167,7 @@ def mmpretrain_702(folder: str) -> Any:
             return loss.detach()
 
     trainer = new_trainer(folder, WithoutTrain)
-    trainer.model.eval()
+    at_each_step(trainer, lambda _: trainer.model.eval())  # as from_pretrained returns it
     return watch(trainer, on_failure="warn")
 
 

@@ -36,6 +36,8 @@ def test_every_expert_in_a_checkpoint_is_looked_at(kind: str, tmp_path: Path) ->
 
     from pytest_trlcompat.checks import check_checkpoint
 
+    if kind == "qwen3" and not stack.satisfied({"transformers": ">=4.51"}, INSTALLED):
+        pytest.skip("needs Transformers 4.51")
     model = mixture(kind)
     model.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"

@@ -244,7 +244,7 @@ def test_ppo_saved_with_empty_tensors_under_zero3_is_reported(launcher: Launcher
 
 
 def references(folder: str) -> dict[str, Any]:
-    """What the check says of a reference model that is whole, one unit, and wrapped layer by layer; and the callback."""
+    """What the check says of a reference model that is whole, one unit, and wrapped by layer; and the callback."""
     from accelerate import PartialState
 
     from pytest_trlcompat.checks import CompatCallback
@@ -252,7 +252,10 @@ def references(folder: str) -> dict[str, Any]:
     from .checks_bodies import build
 
     trainer = build(folder, max_steps=1, save_strategy="no")
-    trainer.train()
+    trainer.ref_model = MODEL.new_model().eval().to(PartialState().device)
+    callback = CompatCallback(trainer, on_failure="raise", checks=["reference"])
+    trainer.add_callback(callback)
+    trainer.train()  # goes on to its end
     policy, device = trainer.model_wrapped, PartialState().device
 
     def said(reference: Any) -> tuple[str, str]:
@@ -266,11 +269,6 @@ def references(folder: str) -> dict[str, Any]:
     found = {"whole": said(MODEL.new_model().eval().to(device)), "elsewhere": said(MODEL.new_model().eval())}
     found["one unit"] = said(one_unit(policy, MODEL.new_model().eval().to(device)))
     found["by layer"] = said(policy.eval())
-    policy.train()
-    trainer.ref_model = MODEL.new_model().eval().to(device)
-    callback = CompatCallback(trainer, on_failure="raise", checks=["reference"])
-    trainer.add_callback(callback)
-    trainer.train()  # goes on to its end
     found["outcome"] = [(each.check, each.error, each.odd) for each in callback.outcomes]
     return found
 
