@@ -108,9 +108,11 @@ def plain(
     args = arguments(transformers.TrainingArguments, folder, settings)
 
     class OneGroup(transformers.Trainer):
+        optimizer: Any
+
         def create_optimizer(self, *unused: Any) -> Any:
             # The usual second group is empty for an adapter, which DeepSpeed drops: deepspeed-empty-param-group.
-            if lora is None:
+            if lora is None or self.optimizer is not None:
                 return super().create_optimizer(*unused)
             trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
             self.optimizer = torch.optim.AdamW(trainable, lr=self.args.learning_rate, weight_decay=0.0)

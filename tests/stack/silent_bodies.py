@@ -30,7 +30,10 @@ def at_each_step(trainer: Any, call: Callable[[int], None], event: str = "on_ste
     class Planted(transformers.TrainerCallback):
         pass
 
-    setattr(Planted, event, lambda self, args, state, control, **_: call(state.global_step))
+    def heard(self: Any, args: Any, state: Any, control: Any, **_: Any) -> None:
+        call(state.global_step)
+
+    setattr(Planted, event, heard)
     trainer.add_callback(Planted())
 
 

@@ -114,8 +114,8 @@ def train_without_input_gradients(folder: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_adapters_that_no_gradient_reaches_are_named(launcher: Launcher, strategy: str, tmp_path: Path) -> None:
-    settings = {"strategy": strategy, "options": options(strategy)}
-    for rank in launcher(train_without_input_gradients, str(tmp_path), **settings).values:
+    body = train_without_input_gradients
+    for rank in launcher(body, str(tmp_path), strategy=strategy, options=options(strategy)).values:
         (text,) = rank["odd"]
         assert text.startswith(f"expected a gradient for each of the {2 * ADAPTED + 2} trainable parameters, but")
         assert (

@@ -266,7 +266,10 @@ def references(folder: str) -> dict[str, Any]:
         except CheckError as error:
             return type(error).__name__, str(error)
 
-    found = {"whole": said(MODEL.new_model().eval().to(device)), "elsewhere": said(MODEL.new_model().eval())}
+    found: dict[str, Any] = {
+        "whole": said(MODEL.new_model().eval().to(device)),
+        "elsewhere": said(MODEL.new_model().eval()),
+    }
     found["one unit"] = said(one_unit(policy, MODEL.new_model().eval().to(device)))
     found["by layer"] = said(policy.eval())
     found["outcome"] = [(each.check, each.error, each.odd) for each in callback.outcomes]
