@@ -53,7 +53,7 @@ def deepspeed_1801(folder: str) -> Any:
 
 
 def pytorch_104336(folder: str) -> Any:
-    """A model moved after DDP wrapped it: parameters are new ones, of which DDP knows nothing. As published."""
+    """A model moved after DDP wrapped it: parameters are new ones, of which DDP knows nothing."""
     import torch
 
     trainer = new_trainer(folder, learning_rate=1e-2)
