@@ -17,9 +17,11 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 __all__ = [
     "clean_name",
     "devices",
+    "gathered_share",
     "is_engine",
     "local_shard",
     "named_parameters",
+    "scales_loss",
     "sharding",
     "unwrapped",
     "whole_tensors",
@@ -45,6 +47,15 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def is_engine(model: nn.Module) -> bool:
     return hasattr(model, "zero_optimization_stage") and isinstance(getattr(model, "module", None), nn.Module)
+
+
+def scales_loss(trainer: Any, model: nn.Module) -> bool:
+    """Whether the loss is scaled (fp16), so that gradients may overflow and a step is then skipped.
+
+    A fused optimizer skips it by itself, which neither Accelerate nor a scheduler sees.
+    """
+    scaled = is_engine(model) and hasattr(model, "fp16_enabled") and bool(model.fp16_enabled())
+    return scaled or str(trainer.accelerator.mixed_precision) == "fp16"
 
 
 def clean_name(name: str) -> str:
@@ -92,6 +103,31 @@ def sharding(model: nn.Module) -> str:
 def devices(model: nn.Module) -> list[str]:
     """The devices on which this rank keeps its shards of the parameters, sorted."""
     return sorted({str(local_shard(parameter).device) for parameter in model.parameters()})
+
+
+def gathered_share(model: nn.Module) -> float | None:
+    """The share of a model's elements in its largest unit of FSDP, which a forward gathers at once.
+
+    Counted by what this rank holds, since FSDP gives every rank the same share of each unit but for padding. ``None``
+    where FSDP gathers nothing: whole models, ZeRO-3 (which gathers parameter by parameter), FSDP1 without sharding.
+    """
+    if not sharding(model).startswith("fsdp") or sharding(model) == "fsdp1 NO_SHARD":
+        return None
+    units = [module for module in model.modules() if _is_unit(module)]
+    sizes: dict[nn.Module, int] = {}
+    counted: set[int] = set()
+    for unit in reversed(units):  # inner ones first: what they hold does not count for the outer ones
+        own = {id(each): each for each in unit.parameters() if id(each) not in counted}
+        counted |= set(own)
+        sizes[unit] = sum(local_shard(each).numel() for each in own.values())
+    total = sum(sizes.values())
+    return max(sizes.values()) / total if total else None
+
+
+def _is_unit(module: nn.Module) -> bool:
+    """Of FSDP1, or of FSDP2, which changes a module's class to one that derives from ``FSDPModule``."""
+    fsdp2 = any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
+    return fsdp2 or isinstance(module, FullyShardedDataParallel)
 
 
 def whole_tensors(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, str, Tensor]]:

@@ -10,7 +10,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-__all__ = ["CheckError", "any_rank", "gather_from_ranks", "is_first_rank", "listed", "together", "world_size"]
+__all__ = [
+    "CheckError",
+    "OddError",
+    "any_rank",
+    "gather_from_ranks",
+    "is_first_rank",
+    "listed",
+    "rank",
+    "together",
+    "world_size",
+]
 
 _SHOWN = 8
 """How many names a message lists."""
@@ -18,7 +28,22 @@ _Value = TypeVar("_Value")
 
 
 class CheckError(AssertionError):
-    """An invariant of training does not hold. Says what was expected, what was found, and what to do."""
+    """An invariant of training does not hold. Says what was expected, what was found, and what to do.
+
+    Attributes:
+        found: what the check has found all the same, or ``None``.
+    """
+
+    def __init__(self, text: str, found: Any = None) -> None:
+        super().__init__(text)
+        self.found = found
+
+
+class OddError(CheckError):
+    """What looks odd but may be meant, or costs memory alone, or could not be checked.
+
+    A function raises it, since whoever calls one asserts something; the callback never ends a training by it.
+    """
 
 
 def world_size() -> int:
@@ -32,9 +57,16 @@ def world_size() -> int:
 
 def is_first_rank() -> bool:
     """Whether this rank is the one that reads files."""
+    return rank() == 0
+
+
+def rank() -> int:
+    """This process's number; 0 without a process group."""
+    if world_size() == 1:
+        return 0
     import torch.distributed
 
-    return world_size() == 1 or int(torch.distributed.get_rank()) == 0
+    return int(torch.distributed.get_rank())
 
 
 def any_rank(flags: Sequence[int]) -> list[int]:
@@ -62,16 +94,24 @@ def together(what: str) -> Iterator[None]:
         what: the name of the check, for errors other than CheckError.
 
     Raises:
-        CheckError: the block raised on some rank. Every rank gets the same text, which names the ranks.
+        CheckError: the block raised one on some rank. Every rank gets the same text, which names the ranks.
+        OddError: no rank raised a CheckError that is none, but some raised an OddError or another exception: then the
+            check itself has failed, which says nothing of the training.
     """
     mine: Exception | None = None
     try:
         yield
     except Exception as error:
         mine = error
-    texts = gather_from_ranks(_text(what, mine))
+    found = gather_from_ranks((_text(what, mine), not _is_odd(mine)))
+    texts = [text for text, _ in found]
     if any(text is not None for text in texts):
-        raise CheckError(_merged(texts)) from mine
+        certain = any(text is not None and is_certain for text, is_certain in found)
+        raise (CheckError if certain else OddError)(_merged(texts), getattr(mine, "found", None)) from mine
+
+
+def _is_odd(error: Exception | None) -> bool:
+    return isinstance(error, OddError) or not isinstance(error, CheckError)
 
 
 def _text(what: str, error: Exception | None) -> str | None:

@@ -1,9 +1,4 @@
-"""All checks as one callback of a ``transformers.Trainer``, TRL's trainers included. Imports torch and Transformers.
-
-Checks before a step hook into the step itself: that of torch's optimizer, and under DeepSpeed that of the engine, since
-there Accelerate's ``backward`` steps as well. ``on_pre_optimizer_step`` comes too late under DeepSpeed, and neither PPO
-nor older Transformers call it.
-"""
+"""All checks as one callback of a ``transformers.Trainer``, TRL's trainers included. Imports torch and Transformers."""
 
 from __future__ import annotations
 
@@ -16,20 +11,34 @@ from typing import Any
 from torch import nn
 from transformers import Trainer, TrainerCallback
 
-from pytest_trlcompat.checks._models import is_engine, unwrapped
-from pytest_trlcompat.checks._ranks import CheckError, is_first_rank
+from pytest_trlcompat.checks._models import unwrapped
+from pytest_trlcompat.checks._ranks import CheckError, OddError, is_first_rank
 from pytest_trlcompat.checks.checkpoint import check_checkpoint
-from pytest_trlcompat.checks.gradients import GradientReport, check_gradients
-from pytest_trlcompat.checks.logits import LogitsCalls
+from pytest_trlcompat.checks.first_steps import UNDECIDED, FirstSteps, steps_in_backward
+from pytest_trlcompat.checks.later import Later
 from pytest_trlcompat.checks.memory import check_memory, read_memory
-from pytest_trlcompat.checks.parameters import WeightsBefore, check_moved, check_trainable
+from pytest_trlcompat.checks.parameters import check_trainable
 from pytest_trlcompat.checks.reference import check_reference_model
 
-__all__ = ["CHECKS", "CompatCallback", "Outcome"]
+__all__ = ["CHECKS", "OPTIONAL", "CompatCallback", "Outcome"]
 
-CHECKS = ("trainable", "reference", "logits", "gradients", "moved", "checkpoint", "memory")
-"""What can be chosen, in the order in which it runs; ``moved`` cannot do without looking at gradients, too."""
-
+CHECKS = (
+    "trainable",
+    "reference",
+    "ranks",
+    "logits",
+    "forward",
+    "gradients",
+    "moved",
+    "data",
+    "steps",
+    "schedule",
+    "checkpoint",
+    "memory",
+)
+"""What runs by default, in the order in which it begins; ``moved`` cannot do without looking at gradients, too."""
+OPTIONAL = ("repeat",)
+"""What has to be asked for, since it costs more."""
 logger = logging.getLogger("pytest_trlcompat.checks")
 
 
@@ -38,16 +47,23 @@ class Outcome:
     """What one check came to.
 
     Attributes:
-        check: one of :data:`CHECKS`.
+        check: one of :data:`CHECKS` or :data:`OPTIONAL`.
         step: the trainer's global step.
-        error: what does not hold, or ``None``.
+        error: what cannot be right, or ``None``.
+        odd: what merely looks odd, or ``None``.
         found: what the check returned: see each function.
     """
 
     check: str
     step: int
     error: str | None = None
+    odd: str | None = None
     found: Any = field(default=None, compare=False)
+
+    @property
+    def fine(self) -> bool:
+        """Whether nothing is to be said."""
+        return self.error is None and self.odd is None
 
 
 class CompatCallback(TrainerCallback):
@@ -55,24 +71,40 @@ class CompatCallback(TrainerCallback):
 
         trainer.add_callback(CompatCallback(trainer))
 
-    At train begin: something is trainable and the optimizer holds it, and the reference model is placed and sharded
-    like the policy. At the first step, before the weights change: requests for the last logits were honoured,
-    and gradients reach every trainable parameter; after it: these changed, and the frozen ones did not. At the first
-    save: the checkpoint equals the live model. At every step this rank's memory, in bytes, is logged as a separate
-    entry of ``log_history`` and to every reporter.
+    What it finds is of one of two kinds, and only the first can end a training, and only on request:
 
-    Gradients that are all zeros (GRPO: equal rewards), loss scaling that overflows, and a learning rate of 0 put off
-    what they leave undecided to the next step. Ranks decide together. After the first steps the callback costs what
-    reading and logging memory costs.
+    - an **error** cannot be right: nothing is trainable; the optimizer has none of what is, makes no step, or its steps
+      change nothing though gradients are there; gradients are never cleared; NaN reached the weights; ranks that hold
+      the same parameter disagree; a tensor of a checkpoint is missing, empty or wrong; the reference model is on a
+      device where nothing brings it to the policy's; two forwards of one batch differ (``repeat``); a limit of memory
+      that was given is exceeded;
+    - an **odd** thing may be meant, or costs memory or time alone: a module that took part in the loss and got no
+      gradient, nothing but zeros as gradients for :attr:`patience` steps, frozen weights that changed by more than
+      rounding, a model in eval mode, losses that are not finite, ranks with the same batches, a learning rate that does
+      not follow its schedule, a reference model that is whole or gathered whole, a keyword for few logits that is
+      ignored. So is a check that itself fails.
+
+    When is what looked at? *At train begin* what is trainable, the optimizer, the reference model, and whether ranks
+    hold the same weights. *Around the first steps*, each until it is decided: logits, forwards, gradients before the
+    weights change, what changed, batches of ranks, steps and cleared gradients. *After steps 1, 2, 4, 8 and so on, and
+    every* ``every`` *steps*: ranks again, whether weights still move, the schedule, by a sample of each parameter. *At
+    the first save* the checkpoint. Memory joins the rows that the trainer logs anyway, in bytes, of this rank.
+
+    Put off until they can be judged are: gradients of zeros while all rewards of each group are equal (GRPO), steps
+    that loss scaling skips, a learning rate of 0, zeros in modules that a zero elsewhere cuts off for one step (a new
+    LoRA, a closed gate), parameters of modules that took no part (experts that no token chose, a vision tower without
+    an image). Ranks decide together.
 
     Args:
         trainer: whose callback it is.
-        checks: some of :data:`CHECKS`; by default all.
-        on_failure: ``"raise"`` a :class:`CheckError`, on all ranks, or ``"warn"``: the first rank logs a warning.
-        ignore: shell patterns of the names of parameters that need no gradient, such as ``"*.experts.*"``.
-        patience: steps within which gradients must differ from zero.
+        checks: some of :data:`CHECKS` and :data:`OPTIONAL`; by default all of the former.
+        on_failure: ``"warn"``: the first rank logs a warning for whatever is found. ``"raise"``: a :class:`CheckError`
+            for each error, on all ranks; what is odd is still a warning.
+        ignore: shell patterns of the names of parameters to leave out, such as ``"*.experts.*"``.
+        patience: steps within which gradients must differ from zero, and weights change.
+        every: steps between two looks at ranks, weights and schedule, beside those at powers of two; 0 for none.
         every_save: compare every checkpoint, not only the first. A comparison reads all that was saved.
-        memory_every: steps between two logs of memory; 0 for none.
+        memory_every: fewest steps between two logged rows to which memory is added; 0 for none. No row is added.
         accelerator_limit: most bytes of accelerator memory; checked at every step, with a small collective.
         host_limit: most resident bytes of each process, likewise.
 
@@ -88,16 +120,18 @@ class CompatCallback(TrainerCallback):
         trainer: Trainer,
         *,
         checks: Collection[str] = CHECKS,
-        on_failure: str = "raise",
+        on_failure: str = "warn",
         ignore: Sequence[str] = (),
         patience: int = 8,
+        every: int = 100,
         every_save: bool = False,
         memory_every: int = 1,
         accelerator_limit: int | None = None,
         host_limit: int | None = None,
     ) -> None:
-        if unknown := sorted(set(checks) - set(CHECKS)):
-            raise ValueError(f"unknown checks {', '.join(unknown)}; known are {', '.join(CHECKS)}")
+        known = (*CHECKS, *OPTIONAL)
+        if unknown := sorted(set(checks) - set(known)):
+            raise ValueError(f"unknown checks {', '.join(unknown)}; known are {', '.join(known)}")
         if on_failure not in ("raise", "warn"):
             raise ValueError(f"on_failure={on_failure!r} is neither 'raise' nor 'warn'")
         self.trainer: Any = trainer
@@ -105,39 +139,51 @@ class CompatCallback(TrainerCallback):
         self.on_failure = on_failure
         self.ignore = tuple(ignore)
         self.patience = patience
+        self.every = every
         self.every_save = every_save
         self.memory_every = memory_every
         self.limits = {"accelerator_limit": accelerator_limit, "host_limit": host_limit}
         self.outcomes: list[Outcome] = []
-        self._first_step: _FirstStep | None = None
+        self._first_steps: FirstSteps | None = None
+        self._later: Later | None = None
         self._saves = 0
+        self._logged = 0
+        self._log: Any = None
+        self._log_replaced = False
 
     # ---- events
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.end_first_step()
-        self._saves = 0
+        self._end()
+        self._saves = self._logged = 0
         model, optimizer = self.live_model(), self.trainer.optimizer
         if "trainable" in self.checks:
-            held = None if _steps_in_backward(optimizer) else optimizer
+            held = None if steps_in_backward(optimizer) else optimizer
             self.run("trainable", lambda: check_trainable(model, held, ignore=self.ignore))
         # PPO called it ref_policy before trl 0.14.
         reference = getattr(self.trainer, "ref_model", None) or getattr(self.trainer, "ref_policy", None)
-        if "reference" in self.checks and isinstance(reference, nn.Module):
+        if not isinstance(reference, nn.Module):
+            reference = None
+        elif "reference" in self.checks:
             self.run("reference", lambda: check_reference_model(reference, model))
-        self._first_step = _FirstStep(self, model, optimizer)
+        self._later = Later(self, reference)
+        self._first_steps = FirstSteps(self, model, optimizer)
+        if "memory" in self.checks and self.memory_every:
+            self._log, self._log_replaced = self.trainer.log, "log" in vars(self.trainer)
+            self.trainer.log = self._log_with_memory
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._first_step is not None:
-            self._first_step.after()
-        if "memory" not in self.checks:
-            return
-        if any(limit is not None for limit in self.limits.values()):
-            within = self.run("memory", lambda: check_memory(**self.limits), remember=False)
-            if within is None:  # peaks stay, and one warning is enough
-                self.limits = dict.fromkeys(self.limits)
-        if self.memory_every and state.global_step % self.memory_every == 0:
-            self._log_memory(control)
+        if self._first_steps is not None:
+            self._first_steps.after()
+        if self._later is not None:
+            self._later.after(state.global_step)
+        limited = "memory" in self.checks and any(limit is not None for limit in self.limits.values())
+        if limited and not self.run("memory", lambda: check_memory(**self.limits), quiet=True).fine:
+            self.limits = dict.fromkeys(self.limits)  # peaks stay, and one warning is enough
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if self._later is not None:
+            self._later.logged(logs or {})
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._saves += 1
@@ -152,7 +198,7 @@ class CompatCallback(TrainerCallback):
         self.run("checkpoint", lambda: check_checkpoint(folder, model, prefix=prefix))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.end_first_step()
+        self._end()
 
     # ---- what the events share
 
@@ -161,143 +207,61 @@ class CompatCallback(TrainerCallback):
         model: nn.Module = getattr(self.trainer, "model_wrapped", None) or self.trainer.model
         return model
 
-    def run(self, check: str, function: Callable[[], Any], remember: bool = True) -> Any:
-        """Run a check and remember what it came to; what it found, or ``None`` where it failed and only warns."""
+    def run(self, check: str, function: Callable[[], Any], *, quiet: bool = False) -> Outcome:
+        """Run a check, and remember what it came to, unless it returns ``UNDECIDED``, or is right and ``quiet``.
+
+        Raises:
+            CheckError: the check raised one that is no :class:`OddError`, and ``on_failure`` is ``"raise"``.
+        """
         step = self.trainer.state.global_step
         try:
             found = function()
+        except OddError as error:
+            return self._say(Outcome(check, step, odd=str(error), found=error.found))
         except CheckError as error:
-            self.outcomes.append(Outcome(check, step, str(error)))
-            if self.on_failure == "raise":
-                self.end_first_step()
-                raise
-            if is_first_rank():
-                logger.warning("step %d: %s", step, error)
-            return None
-        if remember:
-            self.outcomes.append(Outcome(check, step, found=found))
-        return found
+            outcome = Outcome(check, step, error=str(error), found=error.found)
+            if self.on_failure == "warn":
+                return self._say(outcome)
+            self.outcomes.append(outcome)
+            self._end()
+            raise
+        except Exception as error:  # a check that fails says nothing of the training
+            return self._say(Outcome(check, step, odd=f"{check} could not be checked: {type(error).__name__}: {error}"))
+        outcome = Outcome(check, step, found=found)
+        if found is not UNDECIDED and not quiet:
+            self.outcomes.append(outcome)
+        return outcome
 
-    def end_first_step(self) -> None:
+    def _say(self, outcome: Outcome) -> Outcome:
+        self.outcomes.append(outcome)
+        if is_first_rank():
+            kind = "looks odd" if outcome.error is None else "cannot be right"
+            logger.warning("step %d: %s: %s", outcome.step, kind, outcome.error or outcome.odd)
+        return outcome
+
+    def end_first_steps(self) -> None:
         """Take away every hook."""
-        if self._first_step is not None:
-            self._first_step.close()
-        self._first_step = None
+        if self._first_steps is not None:
+            self._first_steps.close()
+        self._first_steps = None
 
-    def _log_memory(self, control: Any) -> None:
-        # Not the subclass's log: TRL's empties its metrics into whatever is logged next. And logging takes back a
-        # request to log, which the trainer has not served yet.
-        should_log = control.should_log
-        Trainer.log(self.trainer, read_memory().as_logs())
-        control.should_log = should_log
+    def _end(self) -> None:
+        self.end_first_steps()
+        if self._log is not None and vars(self.trainer).get("log") == self._log_with_memory:
+            if self._log_replaced:
+                self.trainer.log = self._log
+            else:
+                del self.trainer.log  # what the class has comes to light again
+        self._log = None
 
-
-class _FirstStep:
-    """What is checked around the optimizer's first steps, until it is decided: logits, gradients, movement."""
-
-    def __init__(self, callback: CompatCallback, model: nn.Module, optimizer: Any) -> None:
-        self.callback = callback
-        self.model = model
-        self.optimizer = optimizer
-        self.attempts = 0
-        wanted = callback.checks
-        in_backward = _steps_in_backward(optimizer)
-        self.undecided = {"logits", "gradients", "moved"} & wanted - ({"gradients", "moved"} if in_backward else set())
-        self.before = WeightsBefore(model) if "moved" in self.undecided else None
-        self.gradients: GradientReport | None = None
-        self.logits = LogitsCalls(model) if "logits" in self.undecided and not _is_compiled(callback) else None
-        self._unhook = _before_each_step(model, optimizer, self.before_step) if self.undecided else lambda: None
-
-    def before_step(self) -> None:
-        """Gradients are there, and weights still those that made them."""
-        self.attempts += 1
-        self._check_logits()
-        if self.undecided & {"gradients", "moved"}:
-            self._check_gradients()
-
-    def after(self) -> None:
-        """A step was made, or several."""
-        self._check_logits()
-        if "moved" in self.undecided and self.gradients is not None and self.before is not None:
-            before, gradients = self.before, self.gradients
-            self.undecided.discard("moved")
-            run = self.callback.run
-            run("moved", lambda: check_moved(self.model, before, gradients, ignore=self.callback.ignore))
-        if not self.undecided or self.attempts >= self.callback.patience:
-            self.callback.end_first_step()
-
-    def close(self) -> None:
-        self._unhook()
-        if self.logits is not None:
-            self.logits.close()
-        self.before = None
-
-    def _check_logits(self) -> None:
-        self.undecided.discard("logits")
-        if self.logits is not None:
-            calls, self.logits = self.logits, None
-            calls.close()
-            self.callback.run("logits", calls.check)
-
-    def _check_gradients(self) -> None:
-        scaled = self.callback.trainer.accelerator.mixed_precision == "fp16"
-
-        def check() -> GradientReport:
-            return check_gradients(
-                self.model,
-                ignore=self.callback.ignore,
-                allow_zero=self.attempts < self.callback.patience,
-                allow_overflow=scaled and self.attempts < self.callback.patience,
-            )
-
-        report: GradientReport | None = self.callback.run("gradients", check, remember=False)
-        if report is None:
-            self.undecided -= {"gradients", "moved"}
-        elif not report.all_zero and not report.not_finite:
-            if "gradients" in self.undecided:
-                self.undecided.discard("gradients")
-                self.callback.outcomes.append(
-                    Outcome("gradients", self.callback.trainer.state.global_step, found=report)
-                )
-            if any(group["lr"] > 0 for group in self.optimizer.param_groups):
-                self.gradients = report
-
-
-def _before_each_step(model: nn.Module, optimizer: Any, call: Callable[[], None]) -> Callable[[], None]:
-    """Have ``call`` called before each step of the optimizer; returns what ends that."""
-    if is_engine(model):
-        return _before_each_step_of(model, call)
-    while hasattr(optimizer, "optimizer"):  # Accelerate's wrapper
-        optimizer = optimizer.optimizer
-    handle = optimizer.register_step_pre_hook(lambda *_: call())
-    return lambda: handle.remove()
-
-
-def _before_each_step_of(engine: Any, call: Callable[[], None]) -> Callable[[], None]:
-    original = engine.step
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        if engine.is_gradient_accumulation_boundary():
-            call()
-        return original(*args, **kwargs)
-
-    def end() -> None:
-        vars(engine).pop("step", None)
-
-    engine.step = step
-    return end
-
-
-def _steps_in_backward(optimizer: Any) -> bool:
-    """Whether an optimizer steps while gradients come and keeps none: LOMO, and GaLore layer by layer."""
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return any("LayerWiseDummy" in base.__name__ or "Lomo" in base.__name__ for base in type(optimizer).__mro__)
-
-
-def _is_compiled(callback: CompatCallback) -> bool:
-    """A hook would make a compiled model compile again."""
-    return bool(getattr(callback.trainer.args, "torch_compile", False))
+    def _log_with_memory(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
+        """The trainer's ``log``, with memory in each row of training; not in an evaluation's, nor the last summary."""
+        step = self.trainer.state.global_step
+        is_training = "train_runtime" not in logs and not any(name.startswith("eval_") for name in logs)
+        if is_training and step >= self._logged + self.memory_every:
+            self._logged = step
+            logs.update(read_memory().as_logs())
+        return self._log(logs, *args, **kwargs)
 
 
 def _has_policy(model: nn.Module) -> bool:

@@ -2,13 +2,16 @@
 
 Known bugs that it catches: trl 2122 and 2885 and the workaround that saves every tensor of a ZeRO-3 model with size 0;
 a ``save_model`` under FSDP that writes nothing. Imports torch, and of this package the modules with an underscore.
+
+Transformers may store a tensor under another name, or cut in several: :mod:`~pytest_trlcompat.checks._stored`. So every
+live tensor is held against what it is stored as, and at the end all elements of either side are accounted for.
 """
 
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from pytest_trlcompat.checks._models import named_parameters, unwrapped, whole_tensors
-from pytest_trlcompat.checks._ranks import CheckError, is_first_rank, listed, together
+from pytest_trlcompat.checks._ranks import CheckError, OddError, is_first_rank, listed, together
 from pytest_trlcompat.checks._saved import SavedTensors, open_saved
+from pytest_trlcompat.checks._stored import Stored
 
 __all__ = ["check_checkpoint"]
 
@@ -29,7 +33,8 @@ def check_checkpoint(
     """Compare the weights saved in ``folder`` with those of the live ``model``, tensor by tensor and bitwise.
 
     Collective where there are several ranks. The model is gathered one tensor at a time (FSDP1: one unit), and the
-    first rank reads the folder, one tensor at a time (``.bin``: mapped, one file at a time).
+    first rank reads the folder, one tensor at a time (``.bin``: mapped, one file at a time). Where Transformers stores
+    several live tensors as one, these are kept on the CPU until the last of them has come.
 
     Args:
         folder: what ``save_model`` or a checkpoint has written: safetensors or ``.bin``, whole or in shards, a PEFT
@@ -44,14 +49,17 @@ def check_checkpoint(
         the first 0.
 
     Raises:
-        CheckError: on every rank: no weights in the folder, or tensors missing, unexpected, empty (size 0), or
-            different in shape, type or value, each named, with the largest difference.
+        CheckError: on every rank: no weights in the folder, a file that cannot be read, or tensors missing, unexpected,
+            empty (size 0), or different in shape, type or value, each named, with the largest difference.
+        OddError: on every rank: as many elements are saved as are live, but under names that Transformers' conversion
+            does not lead to, so that some were not compared. It says which.
     """
     trained = {name.removeprefix(prefix) for name, parameter in named_parameters(model) if parameter.requires_grad}
     comparison = _Comparison(Path(folder), _part(model, prefix), trained, cast)
     with together(f"the checkpoint {folder}"):
         if is_first_rank():
-            comparison.open()
+            with _readable(folder):
+                comparison.open()
     for name, first, tensor in whole_tensors(model, prefix):
         if is_first_rank():
             comparison.add(name.removeprefix(prefix), first.removeprefix(prefix), tensor)
@@ -59,6 +67,19 @@ def check_checkpoint(
         if is_first_rank():
             comparison.finish()
     return comparison.summary()
+
+
+@contextmanager
+def _readable(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Whatever a broken file makes its reader raise is a finding, and no failure of the check."""
+    try:
+        yield
+    except CheckError:
+        raise
+    except Exception as error:
+        raise CheckError(
+            f"expected saved weights in {folder}, but they cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 @dataclass
@@ -79,6 +100,13 @@ class _Comparison:
     absent: list[str] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
+    pending: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    """Live tensors, on the CPU, of which several may make up the saved one of that name."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Elements of each live tensor."""
+    unfollowed: set[str] = field(default_factory=set)
+    """Live tensors of which Transformers' conversion did not say what they are stored as."""
+    stored: Stored = field(init=False)
     error: Exception | None = None
     bytes: int = 0
 
@@ -98,6 +126,7 @@ class _Comparison:
         has_adapter = bool(getattr(self.model, "peft_config", None))
         named = any(adapter in name.split(".") for name in self.saved.names)
         self.is_adapter = self.saved.is_adapter or (has_adapter and not named)
+        self.stored = Stored(self.model, self.saved.names)
 
     def add(self, name: str, first: str, tensor: Tensor) -> None:
         if self.error is None and self.saved is not None:
@@ -107,16 +136,61 @@ class _Comparison:
                 self.error = error
 
     def _add(self, saved: SavedTensors, name: str, first: str, tensor: Tensor) -> None:
-        self.live[name] = first
-        keys = _adapter_keys(name, self._adapter()) if self.is_adapter else [name]
+        self.live[name], self.sizes[name] = first, tensor.numel()
+        keys = _adapter_keys(name, self._adapter()) if self.is_adapter else self.stored.names(name)
         key = next((key for key in keys if key in saved.names), None)
-        if key is not None:
-            self.found[key] = first
+        stored = None if key is None else saved.read(key)
+        if key is not None and stored is not None and _same(stored, tensor, self.cast):
+            self._count(key, first, stored)
+        elif self.is_adapter or not self._add_converted(saved, name, first, tensor):
+            if key is not None and stored is not None:
+                self._count(key, first, stored)
+                self._compare(key, stored, tensor)
+            elif not self.is_adapter or self._adapter() in name.split(".") or name in self.trained:
+                self.absent.append(name)  # an adapter's folder leaves out what was not trained
+
+    def _add_converted(self, saved: SavedTensors, name: str, first: str, tensor: Tensor) -> bool:
+        """Compare what Transformers stores of a live tensor; whether that is anything but the tensor under its name."""
+        parts = self.stored.of({name: tensor})
+        if parts is None and self.stored.converts:
+            self.unfollowed.add(name)
+        if parts is None or (len(parts) == 1 and name in parts and parts[name].shape == tensor.shape):
+            return parts is not None and self._permuted(saved, name, first, tensor, parts)
+        if not any(key in saved.names for key in parts):
+            return False
+        for key, part in parts.items():
+            if key not in saved.names:
+                self.live[key], self.sizes[key] = f"{first}: {key}", part.numel()
+                self.absent.append(key)
+                continue
             stored = saved.read(key)
-            self.bytes += stored.numel() * stored.element_size()
-            self._compare(key, stored, tensor)
-        elif not self.is_adapter or self._adapter() in name.split(".") or name in self.trained:
-            self.absent.append(name)  # an adapter's folder leaves out what was not trained
+            if stored.numel() > part.numel() and len(parts) == 1:
+                self._collect(key, stored, name, first, tensor)
+            else:
+                self._count(key, first, stored)
+                self._compare(key, stored, part)
+        return True
+
+    def _permuted(self, saved: SavedTensors, name: str, first: str, tensor: Tensor, parts: dict[str, Tensor]) -> bool:
+        """Whether a tensor is stored under its own name, in another order, and equal so."""
+        if name not in saved.names or not _same(stored := saved.read(name), parts[name], self.cast):
+            return False
+        self._count(name, first, stored)
+        return True
+
+    def _collect(self, key: str, stored: Tensor, name: str, first: str, tensor: Tensor) -> None:
+        """Keep a live tensor until, with others, it makes up the saved one."""
+        waiting = self.pending.setdefault(key, {})
+        waiting[name] = tensor.cpu().clone()
+        whole = self.stored.of(waiting) if sum(each.numel() for each in waiting.values()) == stored.numel() else None
+        if whole is not None and list(whole) == [key]:
+            del self.pending[key]
+            self._count(key, first, stored)
+            self._compare(key, stored, whole[key])
+
+    def _count(self, key: str, first: str, stored: Tensor) -> None:
+        self.found[key] = first
+        self.bytes += stored.numel() * stored.element_size()
 
     def _compare(self, name: str, stored: Tensor, live: Tensor) -> None:
         if self.cast:
@@ -145,32 +219,45 @@ class _Comparison:
                 f"{saved.source} cannot be read: {type(self.error).__name__}: {self.error}"
             ) from self.error
         missing, unexpected = self._missing(), sorted(saved.names - set(self.found))
-        if (missing or unexpected) and _renames_on_save(self.model):
-            # Which live tensors make up which saved ones is known to Transformers alone.
-            warnings.warn(
-                f"Transformers saves this model under other names than it has live: {len(self.found)} tensors of "
-                f"{saved.source} were compared, {len(unexpected)} were not",
-                stacklevel=2,
-            )
-            missing, unexpected = [], []
         kinds = {"missing": missing, "unexpected": unexpected, "empty": self.empty, "different": self.different}
         problems = [f"{kind}: {listed(names)}" for kind, names in kinds.items() if names]
+        text = f"{saved.source} does not reload as the live model, of which {len(self.live)} tensors were expected: "
+        if problems and not self.empty and not self.different and self._may_be_renamed(saved, missing, unexpected):
+            raise OddError(
+                f"{saved.source} holds as many elements as the live model, but Transformers stores this model under "
+                f"other names than it has live, and its conversion does not lead to them: {len(self.found)} tensors "
+                f"were compared. Not compared: live {listed(missing)}, saved {listed(unexpected)}",
+                self.summary(),
+            )
         if problems:
             raise CheckError(
-                f"{saved.source} does not reload as the live model, of which {len(self.live)} tensors were expected: "
+                text
                 + "; ".join(problems)
                 + ". Do not train on from it: save a gathered state dict (accelerator.get_state_dict of the wrapped "
                 "model) and compare again"
             )
 
+    def _may_be_renamed(self, saved: SavedTensors, missing: list[str], unexpected: list[str]) -> bool:
+        """Whether what was not compared is what conversion did not lead to, and as many elements on either side."""
+        if not unexpected or not missing or not self.unfollowed.issuperset(missing):
+            return False
+        return sum(self.sizes[name] for name in missing) == sum(saved.read(name).numel() for name in unexpected)
+
     def _missing(self) -> list[str]:
         ignored = set(getattr(self.model, "_keys_to_ignore_on_save", None) or ())
         there = set(self.found.values())
-        return [name for name in self.absent if self.live[name] not in there and name not in ignored]
+        absent = [*self.absent, *(name for waiting in self.pending.values() for name in waiting)]
+        return [name for name in absent if self.live[name] not in there and name not in ignored]
 
     def summary(self) -> dict[str, Any]:
         source = None if self.saved is None else str(self.saved.source)
         return {"source": source, "tensors": len(self.found), "bytes": self.bytes}
+
+
+def _same(stored: Tensor, live: Tensor, cast: bool) -> bool:
+    """Equal in shape, type and every bit."""
+    live = live.to(stored.dtype) if cast else live
+    return stored.shape == live.shape and stored.dtype == live.dtype and _same_bits(stored, live.cpu())
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
@@ -202,16 +289,3 @@ def _part(model: nn.Module, prefix: str) -> nn.Module:
     for name in filter(None, prefix.split(".")):
         model = unwrapped(getattr(model, name))
     return model
-
-
-def _renames_on_save(model: Any) -> bool:
-    """Whether Transformers stores this model's tensors under other names than the model has."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if getattr(base, "_checkpoint_conversion_mapping", None):  # Transformers 4.52 to 4.57
-        return True
-    try:
-        from transformers.conversion_mapping import get_model_conversion_mapping  # Transformers 5
-
-        return bool(get_model_conversion_mapping(base, add_legacy=False))
-    except Exception:  # no such function, or the model is none of Transformers': names are what they are
-        return False

@@ -17,9 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from pytest_trlcompat.checks._models import clean_name, local_shard, named_parameters, unwrapped, without
-from pytest_trlcompat.checks._ranks import CheckError, any_rank, listed, together
+from pytest_trlcompat.checks._ranks import CheckError, OddError, any_rank, listed, together
 
-__all__ = ["GradientReport", "check_gradients"]
+__all__ = [
+    "ADVICE",
+    "GradientReport",
+    "Owners",
+    "check_gradients",
+    "complaint",
+    "read_gradients",
+    "zero_beside_others",
+]
 
 _THERE, _NOT_FINITE, _NOT_ZERO = 1, 2, 4
 
@@ -42,9 +50,14 @@ class GradientReport:
     not_finite: tuple[str, ...]
 
     @property
+    def parameters(self) -> int:
+        """How many were looked at."""
+        return len(self.reached) + len(self.zero) + len(self.missing) + len(self.not_finite)
+
+    @property
     def all_zero(self) -> bool:
         """Whether no gradient differs from zero, as GRPO's do when all rewards of each group are equal."""
-        return bool(self.zero) and not self.reached and not self.not_finite
+        return not self.reached and not self.not_finite
 
 
 def check_gradients(
@@ -66,55 +79,70 @@ def check_gradients(
         allow_overflow: accept NaN and infinity, as the first steps of loss scaling (fp16) meet.
 
     Raises:
-        CheckError: on every rank, with names.
+        CheckError: on every rank, with names: gradients are not finite, or nothing but zeros came to any parameter.
+        OddError: on every rank, with names: some parameters were not reached while others were. One batch may leave out
+            a part on purpose, like a vision tower without an image; the callback knows which modules took part.
+    """
+    report = read_gradients(model, ignore=ignore)
+    certain, odd = [], []
+    if report.not_finite and not allow_overflow:
+        certain.append(f"NaN or infinity came to {listed(report.not_finite)}")
+    if report.all_zero and not allow_zero:
+        certain.append(f"nothing but zeros came to {listed(report.zero)}: is the loss constant or detached?")
+    if report.missing:
+        odd.append(f"none came to {listed(report.missing)}: the graph does not lead there; {ADVICE}")
+    if names := zero_beside_others(model, report):
+        odd.append(f"nothing but zeros came to {listed(names)} while others were reached; {ADVICE}")
+    if certain or odd:  # the same on all ranks, since they exchanged their flags
+        raise (CheckError if certain else OddError)(complaint(report, [*odd, *certain]), report)
+    return report
+
+
+ADVICE = "with gradient checkpointing and LoRA call model.enable_input_require_grads() or use_reentrant=False"
+
+
+def complaint(report: GradientReport, problems: Sequence[str]) -> str:
+    """The message of an error."""
+    return f"expected a gradient for each of the {report.parameters} trainable parameters, but " + "; ".join(problems)
+
+
+def read_gradients(model: nn.Module, *, ignore: Sequence[str] = ()) -> GradientReport:
+    """What the last backward left, judged by nobody; collective where there are several ranks.
+
+    Raises:
+        OddError: on every rank: a gradient could not be read.
     """
     named = [(name, each) for name, each in named_parameters(model) if each.requires_grad]
     named = without(named, ignore)
     with together("gradients"):
         here = _judged([local_gradient(parameter) for _, parameter in named])
-    report = _report([name for name, _ in named], any_rank(here))
-    problems = _problems(report, _modules_not_reached(model, report), allow_zero, allow_overflow)
-    if problems:  # the same on all ranks, since they exchanged their flags
-        raise CheckError(
-            f"expected a gradient for each of the {len(named)} trainable parameters, but " + "; ".join(problems)
-        )
-    return report
+    return _report([name for name, _ in named], any_rank(here))
 
 
-def _problems(report: GradientReport, not_reached: Sequence[str], allow_zero: bool, allow_overflow: bool) -> list[str]:
-    problems = []
-    checkpointing = (
-        "with gradient checkpointing and LoRA call model.enable_input_require_grads() or use_reentrant=False"
-    )
-    if report.missing:
-        problems.append(f"none came to {listed(report.missing)}: the graph does not lead there; {checkpointing}")
-    if report.not_finite and not allow_overflow:
-        problems.append(f"NaN or infinity came to {listed(report.not_finite)}")
-    if report.all_zero and not allow_zero:
-        problems.append(f"nothing but zeros came to {listed(report.zero)}: is the loss constant or detached?")
-    if not_reached:
-        problems.append(f"nothing but zeros came to {listed(not_reached)} while others were reached; {checkpointing}")
-    return problems
-
-
-def _modules_not_reached(model: nn.Module, report: GradientReport) -> list[str]:
+def zero_beside_others(model: nn.Module, report: GradientReport) -> list[str]:
     """Zero gradients in modules of which no parameter has another one, while others are reached."""
     if not report.reached:
         return []
-    adapted = {
-        clean_name(name)
-        for name, module in unwrapped(model).named_modules()
-        if any(base.__name__ == "BaseTunerLayer" for base in type(module).__mro__)
-    }
-    reached = {_owner(name, adapted) for name in report.reached}
-    return [name for name in report.zero if _owner(name, adapted) not in reached]
+    owners = Owners(model)
+    reached = {owners.of(name) for name in report.reached}
+    return [name for name in report.zero if owners.of(name) not in reached]
 
 
-def _owner(name: str, adapted: set[str]) -> str:
-    """The adapted layer that a parameter belongs to, or else its module."""
-    parts = name.split(".")
-    prefixes = [".".join(parts[:length]) for length in range(1, len(parts))]
-    return next((prefix for prefix in prefixes if prefix in adapted), prefixes[-1] if prefixes else "")
+class Owners:
+    """The modules that parameters count for: the adapted layer (PEFT) that one is in, or else its own module."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._adapted = {
+            clean_name(name)
+            for name, module in unwrapped(model).named_modules()
+            if any(base.__name__ == "BaseTunerLayer" for base in type(module).__mro__)
+        }
+
+    def of(self, name: str) -> str:
+        """The module's name, of a parameter's."""
+        parts = name.split(".")
+        prefixes = [".".join(parts[:length]) for length in range(1, len(parts))]
+        return next((prefix for prefix in prefixes if prefix in self._adapted), prefixes[-1] if prefixes else "")
 
 
 def local_gradient(parameter: nn.Parameter) -> Tensor | None:

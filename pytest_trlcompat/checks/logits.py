@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_trlcompat.checks._models import unwrapped
-from pytest_trlcompat.checks._ranks import CheckError, together
+from pytest_trlcompat.checks._ranks import CheckError, OddError, together
 from pytest_trlcompat.trainers.logits_to_keep import KEYWORDS, dropout_off, logits_keyword
 
 __all__ = ["LogitsCalls", "check_logits"]
@@ -140,12 +140,13 @@ class LogitsCalls:
             Number of calls that requested only the last logits; 0 says nothing about the model.
 
         Raises:
-            CheckError: on every rank: a call got more logits than requested.
+            OddError: on every rank: a call got more logits than requested. A trainer that trims them goes on rightly,
+                at the cost of memory and time.
         """
         with together("the length of logits"):
             if self._wrong is not None:
                 call = self._wrong
-                raise CheckError(_wrong_length(call.model, call.keyword, call.requested, call.returned))
+                raise OddError(_wrong_length(call.model, call.keyword, call.requested, call.returned))
         return self.calls
 
 

@@ -1,27 +1,31 @@
-"""Are the right parameters trainable, and do exactly those change?
+"""Are the right parameters trainable, does the optimizer have them, and do exactly those change?
 
-Catches frozen adapters, parameters that the optimizer does not have, weights that no step changes, and frozen ones that
-change. Nothing is gathered: each rank examines its own shards, and ranks exchange one byte per parameter.
+Catches a model of which nothing is trainable, adapters that are frozen, an optimizer that was made of parameters that a
+wrapper has replaced since (accelerate issue 2665), weights that no step changes, and frozen ones that change. Nothing
+is gathered: each rank examines its own shards, and ranks exchange one byte per parameter.
 
 Imports torch, and of this package the modules with an underscore and ``gradients``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pytest_trlcompat.checks._models import local_shard, named_parameters, without
-from pytest_trlcompat.checks._ranks import CheckError, any_rank, listed, together
+from pytest_trlcompat.checks._models import clean_name, local_shard, named_parameters, unwrapped, without
+from pytest_trlcompat.checks._prints import fingerprints, sample
+from pytest_trlcompat.checks._ranks import CheckError, OddError, any_rank, listed, together
 from pytest_trlcompat.checks.gradients import GradientReport
 
-__all__ = ["WeightsBefore", "check_moved", "check_trainable"]
+__all__ = ["WeightsBefore", "check_finite", "check_moved", "check_trainable", "held_by"]
 
-_CHUNK = 1 << 22
-"""Elements of 8 bytes that a fingerprint processes at once."""
+_SAMPLE = 64
+"""Elements of a frozen adapted weight that are kept, to tell rounding from another change."""
+_ROUNDING = 8
+"""Units in the last place of the largest element that merging an adapter and unmerging it may leave in a weight."""
 
 
 def check_trainable(model: nn.Module, optimizer: Any = None, *, ignore: Sequence[str] = ()) -> dict[str, int]:
@@ -38,35 +42,39 @@ def check_trainable(model: nn.Module, optimizer: Any = None, *, ignore: Sequence
         Numbers of parameters: ``trainable``, ``frozen``, and ``lora`` among the trainable ones.
 
     Raises:
-        CheckError: on every rank, with names.
+        CheckError: on every rank: nothing is trainable, or the optimizer has nothing of what is.
+        OddError: on every rank, with names: the optimizer lacks some of what is trainable, all of an adapter in use is
+            frozen while other parameters train, or nothing but normalisation trains.
     """
     parameters = without(named_parameters(model), ignore)
     trainable = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
+    lora = sum("lora_" in name for name, _ in trainable)
+    found = {"trainable": len(trainable), "frozen": len(parameters) - len(trainable), "lora": lora}
     with together("trainable parameters"):
         if not trainable:
             raise CheckError(
                 f"expected parameters to train, but none of the {len(parameters)} parameters requires a gradient; "
                 "call requires_grad_() on those to train, and load adapters with is_trainable=True"
             )
-        _adapters_are_trainable(model, parameters)
+        odd = [_frozen_adapters(model, parameters), _normalisation_alone(model, trainable, len(parameters))]
         if optimizer is not None:
-            _optimizer_holds(optimizer, trainable)
-    lora = sum("lora_" in name for name, _ in trainable)
-    return {"trainable": len(trainable), "frozen": len(parameters) - len(trainable), "lora": lora}
+            odd.append(_lacking(optimizer, trainable))
+        if texts := [text for text in odd if text is not None]:
+            raise OddError("; ".join(texts), found)
+    return found
 
 
-def _adapters_are_trainable(model: nn.Module, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
+def _frozen_adapters(model: nn.Module, parameters: Sequence[tuple[str, nn.Parameter]]) -> str | None:
+    """Of an adapter in use a part may be frozen, as LoRA-FA freezes ``lora_A``, but not all."""
     active = _active_adapters(model)
-    frozen = [
-        name
-        for name, parameter in parameters
-        if "lora_" in name and not parameter.requires_grad and active & set(name.split("."))
-    ]
-    if frozen:
-        raise CheckError(
-            f"expected to train the LoRA adapter {', '.join(sorted(active))!r}, but its parameters {listed(frozen)} "
-            "require no gradient; call model.set_adapter(...), or load the adapter with is_trainable=True"
-        )
+    adapter = [(name, each) for name, each in parameters if "lora_" in name and active & set(name.split("."))]
+    if not adapter or any(parameter.requires_grad for _, parameter in adapter):
+        return None
+    return (
+        f"expected to train the LoRA adapter {', '.join(sorted(active))!r}, but its parameters "
+        f"{listed(name for name, _ in adapter)} require no gradient; call model.set_adapter(...), or load the adapter "
+        "with is_trainable=True"
+    )
 
 
 def _active_adapters(model: nn.Module) -> set[str]:
@@ -78,25 +86,51 @@ def _active_adapters(model: nn.Module) -> set[str]:
     return set()
 
 
-def _optimizer_holds(optimizer: Any, trainable: Iterable[tuple[str, nn.Parameter]]) -> None:
-    held = {id(parameter) for parameter in _held_by(optimizer)}
-    left_out = [name for name, parameter in trainable if id(parameter) not in held]
-    if left_out:
+def _normalisation_alone(model: nn.Module, trainable: Sequence[tuple[str, nn.Parameter]], all_: int) -> str | None:
+    """A pattern of names that was meant to freeze a part, and froze all but what it did not match."""
+    if len(trainable) == all_ or any(hasattr(module, "peft_config") for module in model.modules()):
+        return None
+    norms = {
+        f"{clean_name(name)}."
+        for name, module in unwrapped(model).named_modules()
+        if "Norm" in type(module).__name__ and not any(module.children())
+    }
+    if not all(f"{name.rpartition('.')[0]}." in norms for name, _ in trainable):
+        return None
+    return (
+        f"expected layers to train, but of the {all_} parameters nothing but normalisation requires a gradient: "
+        f"{listed(name for name, _ in trainable)}. Was a pattern of names to freeze another part?"
+    )
+
+
+def _lacking(optimizer: Any, trainable: Sequence[tuple[str, nn.Parameter]]) -> str | None:
+    held = {id(parameter) for parameter, _ in held_by(optimizer)}
+    lacking = [name for name, parameter in trainable if id(parameter) not in held]
+    if len(lacking) == len(trainable):
         raise CheckError(
-            f"expected an optimizer with every trainable parameter, but it lacks {listed(left_out)}: they get "
+            f"expected an optimizer of the {len(trainable)} trainable parameters, but of its {len(held)} tensors none "
+            "is among them, so nothing that trains can change: a wrapper has replaced the parameters since the "
+            "optimizer was made. Make it after the model is wrapped, or set fsdp_use_orig_params to true under FSDP"
+        )
+    if lacking:
+        return (
+            f"expected an optimizer with every trainable parameter, but it lacks {listed(lacking)}: they get "
             "gradients and never change; create the optimizer after the last parameter was added or wrapped"
         )
+    return None
 
 
-def _held_by(optimizer: Any) -> list[Tensor]:
-    """The parameters that a possibly wrapped optimizer updates; DeepSpeed's hides them behind flat buffers."""
+def held_by(optimizer: Any) -> list[tuple[Tensor, float]]:
+    """What a possibly wrapped optimizer updates, with learning rates; DeepSpeed hides it behind flat buffers."""
     while True:
-        for groups in ("bit16_groups", "fp16_groups", "bf16_groups"):  # ZeRO-1 and 2, ZeRO-3, BF16_Optimizer
-            held = getattr(optimizer, groups, None)
-            if held:
-                return [parameter for group in held for parameter in group]
+        for name in ("bit16_groups", "fp16_groups", "bf16_groups"):  # ZeRO-1 and 2, ZeRO-3, BF16_Optimizer
+            groups = getattr(optimizer, name, None)
+            if groups:
+                rates = [float(group["lr"]) for group in optimizer.param_groups]
+                rates += [max(rates)] * (len(groups) - len(rates))  # ZeRO-3 may cut a group in several
+                return [(each, rate) for group, rate in zip(groups, rates, strict=False) for each in group]
         if not hasattr(optimizer, "optimizer"):
-            return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            return [(each, float(group["lr"])) for group in optimizer.param_groups for each in group["params"]]
         optimizer = optimizer.optimizer
 
 
@@ -104,21 +138,37 @@ class WeightsBefore:
     """Fingerprints of a model's weights, to find out after a step which of them changed.
 
     A fingerprint is one number of 64 bits for each parameter, computed in pieces of 32 MiB, so that no copy of the
-    model is kept. It detects every change of one element, and misses any other with a probability of about 2**-64.
+    model is kept. It detects every change of one element, and misses any other with a probability of about 2**-64. Of
+    the frozen weights of adapted layers (PEFT), 64 elements each are kept as well.
 
     Args:
         model: wrapped or not, sharded or not; each rank examines its own shards.
+        most: elements of each parameter to look at, evenly spread over it; by default all.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._prints = _fingerprints(model)
+    def __init__(self, model: nn.Module, *, most: int | None = None) -> None:
+        self.most = most
+        self._prints = _prints(model, most)
+        self._samples = {name: sample(each, _SAMPLE).clone() for name, each in _adapted(model)}
 
     def moved(self, model: nn.Module) -> set[str]:
         """Names of the parameters that changed on this rank, without those that are now sharded differently."""
         return {
             name
-            for name, (shape, value) in _fingerprints(model).items()
+            for name, (shape, value) in _prints(model, self.most).items()
             if name in self._prints and self._prints[name][0] == shape and self._prints[name][1] != value
+        }
+
+    def rounded(self, model: nn.Module) -> set[str]:
+        """Names of frozen weights of adapted layers of which no kept element changed by more than rounding.
+
+        Merging an adapter and unmerging it, as TRL does to hand the weights to vLLM, leaves such a change; of quantised
+        weights (integers) any.
+        """
+        return {
+            name
+            for name, tensor in _adapted(model)
+            if (kept := self._samples.get(name)) is not None and _within_rounding(kept, sample(tensor, _SAMPLE))
         }
 
     def zeros(self) -> set[str]:
@@ -127,44 +177,86 @@ class WeightsBefore:
 
 
 def check_moved(
-    model: nn.Module, before: WeightsBefore, gradients: GradientReport, *, ignore: Sequence[str] = ()
+    model: nn.Module,
+    before: WeightsBefore,
+    gradients: GradientReport,
+    *,
+    optimizer: Any = None,
+    ignore: Sequence[str] = (),
 ) -> dict[str, int]:
-    """After a step, frozen weights are bitwise as before, and some trainable ones and every new ``lora_B`` changed.
+    """After a step, some trainable weights and every new ``lora_B`` changed, and frozen ones are bitwise as before.
 
     Only ``lora_B`` is checked individually: a step of 1e-6 may not change a weight of type bfloat16, but does change a
-    zero. Collective if there are several ranks.
+    zero. Frozen weights of adapted layers may have been rounded: see :meth:`WeightsBefore.rounded`. Collective if there
+    are several ranks.
 
     Args:
         model: wrapped or not, sharded or not.
         before: taken before the step.
         gradients: what :func:`check_gradients` returned before the step, whose learning rate must not have been 0.
+        optimizer: parameters in its groups with a learning rate of 0 are not expected to change.
         ignore: shell patterns of parameters' names to leave out.
 
     Returns:
         Numbers of parameters: ``moved`` and ``frozen``.
 
     Raises:
-        CheckError: on every rank, with names.
+        CheckError: on every rank: no trainable parameter changed. Judge it over several steps where weights of type
+            bfloat16 meet a small learning rate.
+        OddError: on every rank, with names: frozen parameters changed, or a new ``lora_B`` did not.
     """
     named = without(named_parameters(model), ignore)
     with together("the weights after a step"):
         moved_here, zero_here = before.moved(model), before.zeros()
+        rounded_here = before.rounded(model) if moved_here else set()
     moved = _on_some_rank(named, lambda name: name in moved_here)
     filled = _on_some_rank(named, lambda name: name not in zero_here)
+    changed = _on_some_rank(named, lambda name: name in moved_here and name not in rounded_here)
+    idle = set() if optimizer is None else {id(each) for each, rate in held_by(optimizer) if rate == 0}
     frozen = [name for name, parameter in named if not parameter.requires_grad]
-    trainable = [name for name, parameter in named if parameter.requires_grad]
+    trainable = [name for name, parameter in named if parameter.requires_grad and id(parameter) not in idle]
     fresh = [name for name in trainable if "lora_B" in name and name not in filled and name in gradients.reached]
+    found = {"moved": sum(name in moved for name in trainable), "frozen": len(frozen)}
     with together("the weights after a step"):
+        if trainable and not found["moved"]:
+            raise CheckError(
+                f"expected a step to change the trainable parameters, but none of the {len(trainable)} changed: does "
+                "the optimizer have them, and does it step?",
+                found,
+            )
         problems = []
-        if changed := [name for name in frozen if name in moved]:
-            problems.append(f"the frozen parameters {listed(changed)} changed: is an adapter merged into them?")
-        if not any(name in moved for name in trainable):
-            problems.append(f"none of the {len(trainable)} trainable parameters changed: does the optimizer have them?")
-        elif unchanged := [name for name in fresh if name not in moved]:
+        if wrong := [name for name in frozen if name in changed]:
+            problems.append(f"the frozen parameters {listed(wrong)} changed: is an adapter merged into them?")
+        if unchanged := [name for name in fresh if name not in moved]:
             problems.append(f"{listed(unchanged)} had a gradient and did not change: does the optimizer have them?")
         if problems:
-            raise CheckError("expected a step to change exactly the trainable parameters, but " + "; ".join(problems))
-    return {"moved": sum(name in moved for name in trainable), "frozen": len(frozen)}
+            raise OddError(
+                "expected a step to change exactly the trainable parameters, but " + "; ".join(problems), found
+            )
+    return found
+
+
+def check_finite(model: nn.Module, *, ignore: Sequence[str] = ()) -> int:
+    """No trainable parameter holds NaN or infinity. Collective if there are several ranks.
+
+    Returns:
+        Number of trainable parameters.
+
+    Raises:
+        CheckError: on every rank, with names.
+    """
+    named = [(name, each) for name, each in without(named_parameters(model), ignore) if each.requires_grad]
+    with together("whether weights are finite"):
+        shards = [(name, local_shard(parameter)) for name, parameter in named]
+        bad_here = {name for name, shard in shards if not bool(shard.isfinite().all())}
+    bad = _on_some_rank(named, lambda name: name in bad_here)
+    with together("whether weights are finite"):
+        if bad:
+            raise CheckError(
+                f"expected finite weights after a step, but NaN or infinity is in {listed(sorted(bad))}: its gradient "
+                "was not finite, and the step was made all the same"
+            )
+    return len(named)
 
 
 def _on_some_rank(named: Sequence[tuple[str, nn.Parameter]], predicate: Callable[[str], bool]) -> set[str]:
@@ -172,21 +264,31 @@ def _on_some_rank(named: Sequence[tuple[str, nn.Parameter]], predicate: Callable
     return {name for (name, _), somewhere in zip(named, flags, strict=True) if somewhere}
 
 
-def _fingerprints(model: nn.Module) -> dict[str, tuple[tuple[int, ...], int]]:
+def _prints(model: nn.Module, most: int | None) -> dict[str, tuple[tuple[int, ...], int]]:
     shards = [(name, local_shard(parameter)) for name, parameter in named_parameters(model)]
-    return {name: (tuple(shard.shape), int(_fingerprint(shard))) for name, shard in shards}
+    values = fingerprints([shard if most is None else sample(shard, most) for _, shard in shards])
+    return {name: (tuple(shard.shape), value) for (name, shard), value in zip(shards, values, strict=True)}
 
 
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+def _adapted(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """This rank's shards of the frozen weights in layers that PEFT has adapted."""
+    layers = [
+        clean_name(name)
+        for name, module in unwrapped(model).named_modules()
+        if any(base.__name__ == "BaseTunerLayer" for base in type(module).__mro__)
+    ]
+    bases = {f"{layer}.base_layer" for layer in layers}
+    return [
+        (name, local_shard(parameter))
+        for name, parameter in named_parameters(model)
+        if not parameter.requires_grad and name.rpartition(".")[0] in bases
+    ]
 
 
-def _fingerprint(tensor: Tensor) -> Tensor:
-    """A weighted sum, modulo 2**64, of a tensor's bits; weights are odd, so that no change of one element cancels."""
-    bits = tensor.contiguous().reshape(-1).view(_INTEGERS[tensor.element_size()])
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for start in range(0, bits.numel(), _CHUNK):
-        piece = bits[start : start + _CHUNK].to(torch.int64)
-        weights = torch.arange(start, start + piece.numel(), dtype=torch.int64, device=tensor.device)
-        weights.mul_(-7046029254386353131).bitwise_or_(1)
-        total += (piece * weights).sum()
-    return total
+def _within_rounding(before: Tensor, after: Tensor) -> bool:
+    if before.shape != after.shape:
+        return False
+    if not before.is_floating_point():
+        return True
+    allowed = _ROUNDING * torch.finfo(before.dtype).eps * before.abs().max().float() if before.numel() else 0.0
+    return bool(((after.float() - before.float()).abs() <= allowed).all())

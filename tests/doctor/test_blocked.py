@@ -219,8 +219,12 @@ def test_failures_of_other_cells_do_not_measure_their_cause_either(trl: str, tex
     assert effect.confidence.describe() == f"{text}; the cause is predicted"
 
 
-def test_no_cause_of_the_published_evidence_is_called_measured(doctor: Run) -> None:
+def test_causes_are_called_measured_where_the_published_sweep_has_seen_them(doctor: Run) -> None:
     out = json.loads(doctor("trl==0.15.2", "transformers==4.48.3", "--json")[1])
     stopped = [when for each in out["issues"] for when in each["when"] if when["verdict"] == "blocked"]
     assert len(stopped) > 5
-    assert all(when.get("cause_predicted") for when in stopped if when["cells"])
+    assert sum(bool(when["cells"]) for when in stopped) > 5
+    # Some cells of older torches were published before failures were attributed.
+    seen = {cell.id: cell.attributed for cell in evidence.published().cells}
+    for when in stopped:
+        assert when.get("cause_predicted", False) is any(not seen[cell] for cell in when["cells"])

@@ -83,15 +83,21 @@ def forgive_trl() -> None:
     transformers.TrainingArguments.model_init_kwargs = None
 
 
-def watch(trainer: Any, **settings: Any) -> dict[str, Any]:
-    """Train with the callback; what was checked, how it came out, and the log."""
+def watch(trainer: Any, *, survive: bool = False, **settings: Any) -> dict[str, Any]:
+    """Train with the callback; what was checked, how it came out, and the log.
+
+    Args:
+        survive: report all the same where the training ends with an exception of its own.
+    """
+    import contextlib
     import dataclasses
 
     from pytest_trlcompat.checks import CompatCallback
 
-    callback = CompatCallback(trainer, **settings)
+    callback = CompatCallback(trainer, **{"on_failure": "raise", **settings})
     trainer.add_callback(callback)
-    trainer.train()
+    with contextlib.suppress(*((Exception,) if survive else ())):
+        trainer.train()
     found = {
         each.check: dict(vars(each.found)) if dataclasses.is_dataclass(each.found) else each.found
         for each in callback.outcomes
@@ -99,12 +105,19 @@ def watch(trainer: Any, **settings: Any) -> dict[str, Any]:
     return {
         "checked": [(each.check, each.step) for each in callback.outcomes],
         "errors": [each.error for each in callback.outcomes if each.error is not None],
+        "said": [
+            (each.check, each.step, "odd" if each.error is None else "error", each.error or each.odd)
+            for each in callback.outcomes
+            if not each.fine
+        ],
+        "odd": [each.odd for each in callback.outcomes if each.odd is not None],
         "found": found,
         "log": trainer.state.log_history,
     }
 
 
 def train(folder: str, checks: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
+    """Train with whatever cannot be right ending it, unless ``checks`` says otherwise."""
     return watch(build(folder, **settings), **(checks or {}))
 
 
@@ -132,10 +145,12 @@ def trained(launcher: Launcher, strategy: str, folder: Path, **settings: Any) ->
     return launcher(train, str(folder), strategy=strategy, options=options(strategy), **settings).values
 
 
-def failure(launcher: Launcher, body: Any, *args: Any, strategy: str = "single", **settings: Any) -> str:
-    """The text of the CheckError that every rank raises."""
+def failure(
+    launcher: Launcher, body: Any, *args: Any, strategy: str = "single", kind: str = "CheckError", **settings: Any
+) -> str:
+    """The text of the error that every rank raises."""
     result = launcher(body, *args, strategy=strategy, options=options(strategy), check=False, **settings)
-    assert [rank.failure and rank.failure.type_name for rank in result.ranks] == ["CheckError"] * len(result.ranks)
+    assert [rank.failure and rank.failure.type_name for rank in result.ranks] == [kind] * len(result.ranks)
     texts = {rank.failure.message for rank in result.ranks if rank.failure is not None}
     assert len(texts) == 1, texts  # all ranks say the same
     return str(texts.pop())

@@ -30,7 +30,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tiny.TinyModel:
     return tiny.qwen2(initializer_range=0.1, directory=tmp_path_factory.mktemp("models"))
 
 
-def grpo(subject: str, model: tiny.TinyModel, folder: str, watched: bool = True, **settings: Any) -> dict[str, Any]:
+def grpo(
+    subject: str, model: tiny.TinyModel, folder: str, watched: bool = True, survive: bool = False, **settings: Any
+) -> dict[str, Any]:
     """TRL's GRPO trainer, or the corrected one, for two steps."""
     from suites.in_rank import grpo
 
@@ -38,7 +40,7 @@ def grpo(subject: str, model: tiny.TinyModel, folder: str, watched: bool = True,
     values = {"max_steps": 2, "output_dir": folder, "save_strategy": "steps", "save_steps": 2, **settings}
     trainer = grpo.build_trainer(subject, model, **values)
     if watched:
-        return watch(trainer)
+        return watch(trainer, survive=survive)
     trainer.train()
     return {"log": trainer.state.log_history}
 
@@ -60,11 +62,14 @@ def test_the_corrected_grpo_trainer_passes_every_check(
         assert [check for check, _ in rank["checked"]] == [
             "trainable",
             "reference",
+            "ranks",
             "logits",
             "gradients",
             "moved",
+            "forward",
             "checkpoint",
         ]
+        assert rank["errors"] == []
         reference = rank["found"]["reference"]
         assert reference["sharding"] == SHARDINGS[strategy]
         assert reference["devices"] == [f"npu:{number}"]
@@ -79,19 +84,23 @@ def test_a_reference_model_on_the_cpu_is_reported(launcher: Launcher, saved: tin
     for rank in (0, 1):
         assert (
             f"rank {rank} of 2: expected a reference model placed and sharded like the policy, but "
-            f"devices: cpu instead of npu:{rank}; sharding: none instead of fsdp1 FULL_SHARD."
+            f"devices: cpu instead of npu:{rank}; sharding: none instead of fsdp1 FULL_SHARD; "
         ) in text
 
 
-def reference_in_training_mode() -> str:
+def reference_in_training_mode() -> tuple[str, str]:
     from pytest_trlcompat.checks import check_reference_model
 
-    policy = MODEL.new_model()
-    return check_text(check_reference_model, MODEL.new_model().train(), policy)
+    policy, reference = MODEL.new_model(), MODEL.new_model().train()
+    without = check_text(check_reference_model, reference, policy)
+    for layer in reference.model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    return without, check_text(check_reference_model, reference, policy)
 
 
 def test_a_reference_model_in_training_mode_is_reported(launcher: Launcher) -> None:
-    (text,) = launcher(reference_in_training_mode, strategy="single").values
+    ((without, text),) = launcher(reference_in_training_mode, strategy="single").values
+    assert without.startswith("passed: ")  # there is no dropout that could be on
     assert "it is in training mode, so dropout is on" in text
 
 
@@ -108,7 +117,8 @@ def test_a_keyword_that_grpo_uses_and_the_model_ignores_is_reported(
     keyword = next((name for name, ranges in IGNORED.items() if stack.satisfied(ranges, INSTALLED)), None)
     if keyword is None:
         pytest.skip("the installed GRPO trainer and Transformers agree on the keyword")
-    text = failure(launcher, grpo, "upstream", saved, str(tmp_path))
+    (rank,) = launcher(grpo, "upstream", saved, str(tmp_path), survive=True, strategy="single").values
+    (text,) = (text for text in rank["odd"] if text.startswith("requested"))
     assert (
         f"requested from Qwen2ForCausalLM the logits of the last 6 positions by {keyword}=6, but it returned 20" in text
     )
@@ -123,14 +133,15 @@ def test_the_callback_leaves_training_and_logs_as_they_are(
         launcher(grpo, "corrected", saved, str(tmp_path), watched, strategy="single", **settings).values[0]["log"]
         for watched in (False, True)
     ]
-    alone, together = ([entry for entry in log if "memory/host_bytes" not in entry] for log in logs)
+    alone = logs[0]
+    together = [{key: entry[key] for key in entry if not key.startswith("memory/")} for entry in logs[1]]
     assert [entry["step"] for entry in alone if "loss" in entry] == [2, 4]
     for one, other in zip(alone, together, strict=True):
         assert one.keys() == other.keys()
         same = [key for key in one if not any(word in key for word in ("time", "runtime", "per_second"))]
         assert {key: one[key] for key in same} == {key: other[key] for key in same}
     memory = [entry for entry in logs[1] if "memory/host_bytes" in entry]
-    assert [entry["step"] for entry in memory] == [1, 2, 3, 4]
+    assert [entry["step"] for entry in memory] == [2, 4]
     for entry in memory:
         assert entry["memory/host_peak_bytes"] >= entry["memory/host_bytes"] > 100e6
         assert entry["memory/accelerator_peak_bytes"] >= entry["memory/accelerator_bytes"] > 4 * 20e3
@@ -230,3 +241,71 @@ def test_ppo_saved_with_empty_tensors_under_zero3_is_reported(launcher: Launcher
     for rank in ranks:
         assert f"empty: {TENSORS} (" in rank["trap"]
         assert "model.embed_tokens.weight (0,) instead of (64, 32)" in rank["trap"]
+
+
+def references(folder: str) -> dict[str, Any]:
+    """What the check says of a reference model that is whole, one unit, and wrapped by layer; and the callback."""
+    from accelerate import PartialState
+
+    from pytest_trlcompat.checks import CompatCallback
+
+    from .checks_bodies import build
+
+    trainer = build(folder, max_steps=1, save_strategy="no")
+    trainer.ref_model = MODEL.new_model().eval().to(PartialState().device)
+    callback = CompatCallback(trainer, on_failure="raise", checks=["reference"])
+    trainer.add_callback(callback)
+    trainer.train()  # goes on to its end
+    policy, device = trainer.model_wrapped, PartialState().device
+
+    def said(reference: Any) -> tuple[str, str]:
+        from pytest_trlcompat.checks import CheckError, check_reference_model
+
+        try:
+            return "passed", str(check_reference_model(reference, policy))
+        except CheckError as error:
+            return type(error).__name__, str(error)
+
+    found: dict[str, Any] = {
+        "whole": said(MODEL.new_model().eval().to(device)),
+        "elsewhere": said(MODEL.new_model().eval()),
+    }
+    found["one unit"] = said(one_unit(policy, MODEL.new_model().eval().to(device)))
+    found["by layer"] = said(policy.eval())
+    found["outcome"] = [(each.check, each.error, each.odd) for each in callback.outcomes]
+    return found
+
+
+def one_unit(policy: Any, reference: Any) -> Any:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    if isinstance(policy, FullyShardedDataParallel):
+        return FullyShardedDataParallel(reference)
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(reference)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp1", "fsdp2"])
+def test_what_a_reference_model_costs_is_reported_with_numbers_and_ends_nothing(
+    launcher: Launcher, strategy: str, tmp_path: Path
+) -> None:
+    ranks = launcher(references, str(tmp_path), strategy=strategy, options=options(strategy)).values
+    size = sum(each.numel() for each in MODEL.model.parameters())
+    layer = sum(each.numel() for each in MODEL.model.model.layers[0].parameters())
+    share = max(layer, size - 2 * layer) / size
+    for rank in ranks:
+        kind, text = rank["one unit"]
+        assert kind == "OddError"
+        assert f"a forward gathers 100% of the reference model at once, of the policy {share:.0%}: wrap it" in text
+        assert rank["by layer"][0] == "passed", rank["by layer"]
+        kind, text = rank["whole"]
+        assert kind == "OddError"
+        assert f"sharding: none instead of {'fsdp1 FULL_SHARD' if strategy == 'fsdp1' else 'fsdp2'}; every rank" in text
+        assert f"every rank holds all of it, {4 * size / 2**20:.1f} MiB, which is right and costs memory" in text
+        assert "GRPO" not in text
+        assert rank["elsewhere"][0] == "CheckError"
+        assert "devices: cpu instead of npu:" in rank["elsewhere"][1]
+        ((check, error, odd),) = rank["outcome"]
+        assert (check, error) == ("reference", None)
+        assert odd == text

@@ -1,0 +1,192 @@
+"""What the first forwards of a training show: batches, losses, which modules took part, and in which precision.
+
+It listens where a trainer calls its own ``compute_loss``; PPO, which has a loop of its own, calls none, and shows only
+its modules. Imports torch, and of this package the modules with an underscore and ``gradients``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytest_trlcompat.checks._models import clean_name, is_engine, unwrapped
+from pytest_trlcompat.checks._prints import fingerprint_of_batch
+from pytest_trlcompat.checks.gradients import Owners
+
+__all__ = ["BATCHES", "Forwards"]
+
+BATCHES = 4
+"""How many of the first batches are told apart."""
+_LEFTOVERS = 16
+"""Of how many parameters the gradients are looked at when a backward begins."""
+
+
+class Forwards:
+    """Listens to a trainer until it is closed.
+
+    Args:
+        trainer: whose ``compute_loss`` is called for each batch.
+        model: as it trains.
+        modules: listen to modules, too; not where the model is compiled, since it would compile again.
+        on_first: called with the arguments of the first forward of the model in a training, for one call.
+
+    Attributes:
+        batches: fingerprints of the first :data:`BATCHES` batches of this rank.
+        losses: how many losses came since :meth:`next_step`.
+        informative: whether a batch since then had advantages that differ from zero, or none at all to look at.
+        used: owners (:class:`~pytest_trlcompat.checks.gradients.Owners`) of parameters that took part since then.
+        in_eval_mode: whether the model was in eval mode for a loss.
+        precisions: types in which linear layers returned what they computed.
+        reuses_batches: whether batches had advantages: one generation may serve several steps.
+        left_over: for each first backward after a step, how many parameters still had a gradient.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        model: nn.Module,
+        *,
+        modules: bool = True,
+        on_first: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.batches: list[int | None] = []
+        self.losses = 0
+        self.used: set[str] | None = set() if modules else None
+        self.in_eval_mode = False
+        self.precisions: set[torch.dtype] = set()
+        self.left_over: list[int] = []
+        self.reuses_batches = False
+        self._model = model
+        self._trainer = trainer
+        self._on_first = on_first
+        self._inside = False
+        self._heard = False
+        self._stepped = False
+        self._with_advantages = False
+        self._not_zero: list[Tensor] = []
+        self._not_finite: list[Tensor] = []
+        self._handles: list[Any] = self._listen(model) if modules else []
+        self._replaced = "compute_loss" in vars(trainer)
+        self._original = trainer.compute_loss
+        self._installed = self._listening()
+        trainer.compute_loss = self._installed
+        if on_first is not None:
+            self._handles.append(model.register_forward_pre_hook(self._first, with_kwargs=True))
+
+    def close(self) -> None:
+        """Stop listening."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if vars(self._trainer).get("compute_loss") is self._installed:
+            if self._replaced:
+                self._trainer.compute_loss = self._original
+            else:
+                del self._trainer.compute_loss  # what the class has comes to light again
+
+    def stepped(self) -> None:
+        """The optimizer is about to make a step."""
+        self._stepped = True
+
+    def next_step(self) -> None:
+        """Forget what holds for one step."""
+        self.losses = 0
+        self._with_advantages = False
+        self._not_zero, self._not_finite = [], []
+        if self.used is not None:
+            self.used = set()
+
+    @property
+    def informative(self) -> bool:
+        return not self._with_advantages or any(bool(each) for each in self._not_zero)
+
+    @property
+    def not_finite(self) -> int:
+        """Losses since :meth:`next_step` that are NaN or infinite."""
+        return sum(bool(each) for each in self._not_finite)
+
+    # ---- what is heard
+
+    def _listening(self) -> Callable[..., Any]:
+        """The trainer's ``compute_loss`` with the same signature, which some releases look at."""
+
+        @functools.wraps(self._original)
+        def compute_loss(*args: Any, **kwargs: Any) -> Any:
+            return self._compute_loss(*args, **kwargs)
+
+        return compute_loss
+
+    def _compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():  # an evaluation
+            return self._original(model, inputs, *args, **kwargs)
+        self._before(model, inputs)
+        self._inside = True
+        try:
+            result = self._original(model, inputs, *args, **kwargs)
+        finally:
+            self._inside = False
+        self._after(result[0] if isinstance(result, tuple) else result)
+        return result
+
+    def _before(self, model: nn.Module, inputs: Any) -> None:
+        if not self._heard and self.used is not None:
+            self.used = set()  # what generated before the first loss does not count
+        self._heard = True
+        self.losses += 1
+        self.in_eval_mode |= not unwrapped(model).training
+        if len(self.batches) < BATCHES:
+            self.batches.append(fingerprint_of_batch(inputs))
+        advantages = inputs.get("advantages") if isinstance(inputs, Mapping) else None
+        if isinstance(advantages, Tensor):
+            self._with_advantages = self.reuses_batches = True
+            self._not_zero.append((advantages != 0).any())
+
+    def _after(self, loss: Any) -> None:
+        if not isinstance(loss, Tensor):
+            return
+        self._not_finite.append((~loss.detach().isfinite()).any())
+        if loss.requires_grad and not is_engine(self._model):
+            loss.register_hook(self._backward_begins)
+
+    def _backward_begins(self, _: Tensor) -> None:
+        """DeepSpeed keeps gradients elsewhere, so it is not looked at."""
+        if not self._stepped:
+            return
+        self._stepped = False
+        gradients = [each.grad for each in self._model.parameters() if each.grad is not None][:_LEFTOVERS]
+        self.left_over.append(sum(bool(each.detach().any()) for each in gradients))
+
+    def _listen(self, model: nn.Module) -> list[Any]:
+        owners = Owners(model)
+        handles = []
+        for name, module in unwrapped(model).named_modules():
+            own = module._parameters
+            trainable = [f"{clean_name(name)}.{each}" for each, value in own.items() if value is not None]
+            if trainable and any(value is not None and value.requires_grad for value in own.values()):
+                mark = functools.partial(self._mark, owners.of(trainable[0].removeprefix(".")))
+                handles.append(module.register_forward_pre_hook(mark, with_kwargs=True))
+            if isinstance(module, nn.Linear):
+                handles.append(module.register_forward_hook(self._note_precision))
+        return handles
+
+    def _mark(self, owner: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+        if (
+            self.used is not None
+            and (self._inside or not self._heard)
+            and (not given or any(each.numel() for each in given))
+        ):
+            self.used.add(owner)
+
+    def _note_precision(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._inside and isinstance(output, Tensor):
+            self.precisions.add(output.dtype)
+
+    def _first(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._inside and self._on_first is not None:
+            call, self._on_first = self._on_first, None
+            call(args, kwargs)
