@@ -28,7 +28,7 @@ from pytest_trlcompat.trainers._cure import Cure
 from pytest_trlcompat.trainers._patching import replaced
 from pytest_trlcompat.trainers._upstream import function_uses
 
-__all__ = ["FSDPReferenceModelMixin", "fsdp_version", "is_sharded", "shard_reference_model"]
+__all__ = ["FSDPReferenceModelMixin", "beneath_compile", "fsdp_version", "is_sharded", "shard_reference_model"]
 
 # What preparing a model changes in the plugin. Accelerate 1.6 and 1.7 do not wrap the layers of the policy when the
 # reference model was prepared before it and left its own auto-wrap policy behind.
@@ -46,9 +46,17 @@ def fsdp_version(accelerator: Any) -> int | None:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether ``model`` is wrapped by FSDP1 or was sharded by FSDP2."""
+    """Whether ``model``, compiled or not, is wrapped by FSDP1 or was sharded by FSDP2."""
+    model = beneath_compile(model)
     module_type = getattr(torch.distributed.fsdp, "FSDPModule", None)  # torch 2.6 and later
     return isinstance(model, FullyShardedDataParallel) or (module_type is not None and isinstance(model, module_type))
+
+
+def beneath_compile(model: Any) -> Any:
+    """The module that ``torch.compile`` was given; ``model`` itself where it was given none."""
+    while "_orig_mod" in getattr(model, "_modules", {}):
+        model = model._orig_mod
+    return model
 
 
 def shard_reference_model(model: nn.Module, accelerator: Any) -> nn.Module:
