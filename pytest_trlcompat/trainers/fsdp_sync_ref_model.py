@@ -18,11 +18,19 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp import _runtime_utils as fsdp1  # it has no public way to free what was gathered; frozen
-from trl.trainer.callbacks import SyncRefModelCallback
 
 from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers.errors import CureError
-from pytest_trlcompat.trainers.fsdp_ref_model import beneath_compile, fsdp_version, is_sharded
+from pytest_trlcompat.trainers.fsdp_ref_model import beneath_compile, fsdp_version
+
+try:
+    from trl.trainer.callbacks import SyncRefModelCallback
+except ImportError:  # without TRL, or before it had one, there is no callback to exchange
+    from transformers import TrainerCallback
+
+    class SyncRefModelCallback(TrainerCallback):  # type: ignore[no-redef]
+        """In the place of TRL's."""
+
 
 __all__ = [
     "FSDPSyncRefModelCallback",
