@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import nn
 
+from pytest_trlcompat.trainers._cure import Activity
 from pytest_trlcompat.trainers._upstream import AroundGeneration
 from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version
 from pytest_trlcompat.trainers.lora_checkpointing import trains_adapters
@@ -55,7 +56,19 @@ class FSDPAdapterGenerationMixin(AroundGeneration):
 
     @contextmanager
     def _around_generation(self) -> Iterator[None]:
-        if fsdp_version(self.accelerator) == 2 and trains_adapters(self.model) and not self.args.use_vllm:
+        if FSDPAdapterGenerationMixin._activity(type(self), self).active:
             gather_to_generate(self.model)
         with super()._around_generation():
             yield
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if trainer is None:
+            return Activity(None, "changes something under FSDP2 with adapters, without vLLM")
+        if fsdp_version(trainer.accelerator) != 2:
+            return Activity(False, "the strategy is not FSDP2")
+        if not trains_adapters(trainer.model):
+            return Activity(False, "no adapter is trained")
+        if trainer.args.use_vllm:
+            return Activity(False, "vLLM generates")
+        return Activity(True, "adapters generate beneath FSDP2's root")

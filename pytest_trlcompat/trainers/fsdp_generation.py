@@ -1,4 +1,4 @@
-"""Cure of ``grpo-fsdp-generation``: generation under FSDP1, with the root's parameters summoned.
+"""Cure of ``grpo-fsdp-generation``: generation under FSDP1, with the root's parameters gathered.
 
 GRPO generates with the module beneath the wrapper. FSDP1 gathers the parameters of each layer when the layer is called,
 but those of the root (embeddings, final norm, output head) only when the wrapper is: ``'weight' must be 2-D``. FSDP2
@@ -15,34 +15,58 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import _runtime_utils as fsdp1  # frozen; what it has in public gathers in full precision
+from torch.distributed.fsdp._common_utils import HandleTrainingState
 
 from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._cure import Activity
 from pytest_trlcompat.trainers._patching import replaced
 from pytest_trlcompat.trainers._upstream import AroundGeneration, class_uses
-from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version
+from pytest_trlcompat.trainers.fsdp_ref_model import beneath_compile, fsdp_version
 
-__all__ = ["FSDPGenerationMixin", "root_parameters_summoned"]
+__all__ = ["FSDPGenerationMixin", "root_parameters_gathered"]
 
 
 @contextmanager
-def root_parameters_summoned(model: nn.Module) -> Iterator[None]:
+def root_parameters_gathered(model: nn.Module) -> Iterator[None]:
     """Gather the root parameters of an FSDP1 ``model`` on every rank while the context lasts; collective.
 
-    Layers stay sharded and are gathered one at a time as ever. What is written to the parameters is lost. Does nothing
-    for any other model.
+    In the dtype in which the mixed precision policy computes, as a forward pass of the root would, so that they fit the
+    layers, which stay sharded and are gathered one at a time as ever. (``summon_full_params`` gathers in full precision:
+    ``expected m1 and m2 to have the same dtype``.) Not to be trained with. Does nothing for any other model.
     """
-    if isinstance(model, FullyShardedDataParallel):
-        with FullyShardedDataParallel.summon_full_params(model, recurse=False, writeback=False):
-            yield
-    else:
+    root = beneath_compile(model)
+    if not isinstance(root, FullyShardedDataParallel):
         yield
+        return
+    fsdp1._lazy_init(root, root)  # or the first unit below that is called takes itself for the root
+    handle: Any = root._handle
+    # The root has no parameters of its own, or somebody has gathered them.
+    if handle is None or handle._training_state == HandleTrainingState.SUMMON_FULL_PARAMS:
+        yield
+        return
+    if handle._training_state != HandleTrainingState.IDLE:
+        raise RuntimeError(f"asked to gather FSDP1's root within {handle._training_state}; do so between steps")
+    handle._reset_flat_param_grad_info_if_needed()
+    free = handle.needs_unshard()
+    stream = root._device_handle.current_stream()
+    handle._training_state = HandleTrainingState.FORWARD  # what is gathered is for computing with it
+    try:
+        fsdp1._unshard(root, handle, stream, stream)
+        # Whoever summons the root's parameters meanwhile, as newer releases of TRL do, finds that they are there.
+        handle._training_state = HandleTrainingState.SUMMON_FULL_PARAMS
+        yield
+    finally:
+        handle._training_state = HandleTrainingState.IDLE
+        fsdp1._reshard(root, handle, free)
 
 
 class FSDPGenerationMixin(AroundGeneration):
     """Lets a subclass of ``trl.GRPOTrainer`` generate under FSDP1 ``full_shard``.
 
-    It knows by looking for ``summon_full_params`` in the trainer's methods, and does nothing where TRL calls it. With
-    vLLM, which generates elsewhere, it does nothing either.
+    Where TRL calls ``summon_full_params``, known by looking at the trainer's methods, it does something in mixed precision
+    alone: there TRL would gather in full precision what its layers compute in another. With vLLM, which generates
+    elsewhere, it does nothing.
     """
 
     accelerator: Any
@@ -50,22 +74,40 @@ class FSDPGenerationMixin(AroundGeneration):
 
     @contextmanager
     def _around_generation(self) -> Iterator[None]:
-        with self._generation_summoned(), super()._around_generation():
+        with self._generation_gathered(), super()._around_generation():
             yield
 
-    def _generation_summoned(self) -> AbstractContextManager[None]:
-        needed = (
-            fsdp_version(self.accelerator) == 1
-            and not self.args.use_vllm
-            and not class_uses(type(self), "summon_full_params")
-        )
-        return replaced(patch_points.GENERATION, _summoning) if needed else nullcontext()
+    def _generation_gathered(self) -> AbstractContextManager[None]:
+        needed = FSDPGenerationMixin._activity(type(self), self).active
+        return replaced(patch_points.GENERATION, _gathering) if needed else nullcontext()
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        summons = class_uses(trainer_class, "summon_full_params")
+        if trainer is None:
+            mixed = " in mixed precision" if summons else ""
+            return Activity(None, f"changes something under FSDP1{mixed}, without vLLM")
+        if fsdp_version(trainer.accelerator) != 1:
+            return Activity(False, "the strategy is not FSDP1")
+        if trainer.args.use_vllm:
+            return Activity(False, "vLLM generates")
+        if not summons:
+            return Activity(True, "upstream generates beneath FSDP1's root")
+        if trainer.accelerator.state.fsdp_plugin.mixed_precision_policy is None:
+            return Activity(False, "upstream summons the root's parameters itself")
+        return Activity(True, "upstream summons the root's parameters in full precision, which its layers are not")
 
 
-def _summoning(unwrap: Callable[..., Any]) -> Callable[..., Any]:
+def _gathering(unwrap: Callable[..., Any]) -> Callable[..., Any]:
     @contextmanager
-    def unwrap_model_for_generation(model: nn.Module, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        with unwrap(model, *args, **kwargs) as unwrapped, root_parameters_summoned(model):
+    def unwrap_model_for_generation(model: nn.Module, accelerator: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        # A ``PeftModel`` generates beneath the forward pass that Accelerate has put under autocast, and gives adapters
+        # inputs of the dtype in which their shards are stored.
+        with (
+            unwrap(model, accelerator, *args, **kwargs) as unwrapped,
+            root_parameters_gathered(model),
+            accelerator.autocast(),
+        ):
             yield unwrapped
 
     return unwrap_model_for_generation

@@ -19,8 +19,10 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._cure import Activity
 from pytest_trlcompat.trainers._patching import replaced
 from pytest_trlcompat.trainers._upstream import AroundGeneration
+from pytest_trlcompat.trainers.fsdp_ref_model import beneath_compile, fsdp_version
 
 __all__ = ["FSDPGradientsMixin", "forget_zeroed_gradients"]
 
@@ -53,8 +55,7 @@ class FSDPGradientsMixin(AroundGeneration):
 
     def _zeroed_gradients_forgotten(self) -> AbstractContextManager[None]:
         model = self.model_wrapped
-        needed = isinstance(model, FullyShardedDataParallel) and model.sharding_strategy == ShardingStrategy.NO_SHARD
-        if not needed or self.args.use_vllm:
+        if not FSDPGradientsMixin._activity(type(self), self).active:
             return nullcontext()
 
         def forgetting(unwrap: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,3 +68,17 @@ class FSDPGradientsMixin(AroundGeneration):
             return unwrap_model_for_generation
 
         return replaced(patch_points.GENERATION, forgetting)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if trainer is None:
+            return Activity(None, "changes something under FSDP1 NO_SHARD without vLLM")
+        model = beneath_compile(trainer.model_wrapped)
+        if not isinstance(model, FullyShardedDataParallel):
+            known = fsdp_version(trainer.accelerator) == 1
+            return Activity(None if known else False, "the policy is not wrapped yet" if known else "not under FSDP1")
+        if model.sharding_strategy != ShardingStrategy.NO_SHARD:
+            return Activity(False, "the policy is sharded")
+        if trainer.args.use_vllm:
+            return Activity(False, "vLLM generates")
+        return Activity(True, "FSDP1 NO_SHARD wraps the policy, and generation runs beneath its root")

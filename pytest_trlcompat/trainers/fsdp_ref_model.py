@@ -2,20 +2,24 @@
 
 Under FSDP TRL may leave the reference model whole and on the CPU of every rank, where its first forward fails:
 ``Expected all tensors to be on the same device``; or shard it as FSDP1 does, which under FSDP2 ends in ``KeyError:
-True``. Where it knows FSDP2, it shards with ``cpu_ram_efficient_loading`` weights that rank 0 alone has loaded: the
-others keep what was in memory, and the loss becomes NaN, or merely wrong.
+True``. Where it knows FSDP2, it makes the whole reference model one unit, so that each rank gathers all of it at once;
+and it shards with ``cpu_ram_efficient_loading`` weights that rank 0 alone has loaded: the others keep what was in
+memory, and the loss becomes NaN, or merely wrong. Projects that have prepared the reference model with Accelerate's
+``evaluation_mode=True`` have it whole on every rank. And Accelerate up to 1.12 with mixed precision makes a frozen bf16
+model fp32 under FSDP2.
 
-FSDP2 of an older torch keeps the root of a model gathered after a forward pass, for the backward pass that a reference
-model never has: embeddings and output head stay whole on every rank, and ``sync_ref_model`` ends in ``got mixed
-torch.Tensor and DTensor``.
+FSDP2 keeps what belongs to no layer gathered after a forward pass, for the backward pass that a reference model never
+has (an older torch the root, a newer Accelerate its unit for final norm and output head): embeddings and output head
+stay whole on every rank, and ``sync_ref_model`` ends in ``got mixed torch.Tensor and DTensor``.
 
-Imports torch, Accelerate and, of this package, ``_upstream``.
+Imports torch, Accelerate and, of this package, ``_cure``, ``_patching`` and ``errors``.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -24,11 +28,18 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from pytest_trlcompat.trainers import patch_points
-from pytest_trlcompat.trainers._cure import Cure
-from pytest_trlcompat.trainers._patching import replaced
-from pytest_trlcompat.trainers._upstream import function_uses
+from pytest_trlcompat.trainers._cure import Activity, Cure, own
+from pytest_trlcompat.trainers._patching import PatchPoint, replaced
+from pytest_trlcompat.trainers.errors import CureError
 
-__all__ = ["FSDPReferenceModelMixin", "fsdp_version", "is_sharded", "shard_reference_model"]
+__all__ = [
+    "FSDPReferenceModelMixin",
+    "beneath_compile",
+    "fsdp_version",
+    "is_sharded",
+    "points_of",
+    "shard_reference_model",
+]
 
 # What preparing a model changes in the plugin. Accelerate 1.6 and 1.7 do not wrap the layers of the policy when the
 # reference model was prepared before it and left its own auto-wrap policy behind.
@@ -46,9 +57,17 @@ def fsdp_version(accelerator: Any) -> int | None:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether ``model`` is wrapped by FSDP1 or was sharded by FSDP2."""
+    """Whether ``model``, compiled or not, is wrapped by FSDP1 or was sharded by FSDP2."""
+    model = beneath_compile(model)
     module_type = getattr(torch.distributed.fsdp, "FSDPModule", None)  # torch 2.6 and later
     return isinstance(model, FullyShardedDataParallel) or (module_type is not None and isinstance(model, module_type))
+
+
+def beneath_compile(model: Any) -> Any:
+    """The module that ``torch.compile`` was given; ``model`` itself where it was given none."""
+    while "_orig_mod" in getattr(model, "_modules", {}):
+        model = model._orig_mod
+    return model
 
 
 def shard_reference_model(model: nn.Module, accelerator: Any) -> nn.Module:
@@ -58,7 +77,8 @@ def shard_reference_model(model: nn.Module, accelerator: Any) -> nn.Module:
     the result afterwards. ``accelerator`` does not count it among the models that it trains.
 
     Args:
-        model: whole, on any one device, with or without gradients.
+        model: whole, on any one device, with or without gradients; also one that Accelerate has prepared with
+            ``evaluation_mode=True``.
         accelerator: the trainer's, configured for FSDP by arguments or by the environment.
 
     Returns:
@@ -66,6 +86,7 @@ def shard_reference_model(model: nn.Module, accelerator: Any) -> nn.Module:
 
     Raises:
         ValueError: ``accelerator`` does not use FSDP.
+        CureError: Accelerate has left the model whole.
     """
     version = fsdp_version(accelerator)
     if version is None:
@@ -75,18 +96,25 @@ def shard_reference_model(model: nn.Module, accelerator: Any) -> nn.Module:
         )
     model.requires_grad_(False)
     with _plugin_kept(accelerator.state.fsdp_plugin):
-        sharded = _shard_fsdp2(model, accelerator) if version == 2 else accelerator.prepare_model(model)
+        sharded = (_shard_fsdp2 if version == 2 else _shard_fsdp1)(model, accelerator)
     _forget(accelerator, model, sharded)
-    _reshard_root(sharded, accelerator)
+    if not is_sharded(sharded):
+        raise CureError(
+            "FSDPReferenceModelMixin",
+            wanted=f"a reference model sharded by FSDP{version}",
+            found=f"Accelerate has returned a {type(sharded).__name__} that is whole",
+            packages=("accelerate", "torch"),
+        )
+    _reshard_at_once(sharded, accelerator)
     return sharded.eval()
 
 
 class FSDPReferenceModelMixin(Cure):
-    """Shards the reference model of a subclass of ``trl.GRPOTrainer`` under FSDP1 and FSDP2.
+    """Shards the reference model of any trainer that keeps one as ``ref_model``, under FSDP1 and FSDP2.
 
-    Where TRL shards it rightly, that runs, and all that is left to do is to mark the reference model's parameters as
-    ones that they require no gradient, and to let go of the root's after a forward pass. It knows by looking at the
-    reference model that TRL made, and at TRL's ``prepare_fsdp``.
+    Where upstream shards it rightly, that runs, and all that is left to do is to mark the reference model's parameters
+    as ones that they require no gradient, and to let go of what FSDP2 keeps after a forward pass. It knows by looking at
+    the reference model that the trainer made.
     """
 
     accelerator: Any
@@ -94,51 +122,100 @@ class FSDPReferenceModelMixin(Cure):
     ref_model: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with replaced(patch_points.PREPARE_FSDP, _prepare_fsdp_of_both_versions):
+        with ExitStack() as stack:
+            for point in points_of(type(self), patch_points.PREPARE_FSDP):
+                stack.enter_context(replaced(point, _prepare_fsdp_of_both_versions))
             super().__init__(*args, **kwargs)
-        if self.ref_model is not None and fsdp_version(self.accelerator) is not None:
-            self._replace_ref_model(self.ref_model)
+        ref_model = getattr(self, "ref_model", None)
+        if isinstance(ref_model, nn.Module) and fsdp_version(self.accelerator) is not None:
+            self._replace_ref_model(ref_model)
 
-    def _replace_ref_model(self, whole: nn.Module) -> None:
-        if is_sharded(whole):
-            whole.requires_grad_(False)
-            _reshard_root(whole, self.accelerator)
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if trainer is None:
+            return Activity(None, "changes something under FSDP with a reference model")
+        version = fsdp_version(trainer.accelerator)
+        if version is None:
+            return Activity(False, "the strategy is not FSDP")
+        if not isinstance(getattr(trainer, "ref_model", None), nn.Module):
+            return Activity(False, "there is no reference model")
+        return Activity(True, f"the reference model is sharded by FSDP{version}, and asks for no gradients")
+
+    def _replace_ref_model(self, made: nn.Module) -> None:
+        if is_sharded(made):
+            made.requires_grad_(False)
+            _reshard_at_once(made, self.accelerator)
             return
-        self.ref_model = shard_reference_model(whole, self.accelerator)
-        # SyncRefModelCallback was given the model that TRL had made.
+        self.ref_model = shard_reference_model(made, self.accelerator)
+        # SyncRefModelCallback was given the model that the trainer had made.
         for callback in self.callback_handler.callbacks:
-            if getattr(callback, "ref_model", None) is whole:
+            if getattr(callback, "ref_model", None) is made:
                 callback.ref_model = self.ref_model
+
+
+def points_of(trainer_class: type, known: PatchPoint) -> tuple[PatchPoint, ...]:
+    """``known``, and the same name in the modules of a trainer's other classes: each imports it for itself."""
+    others = (base.__module__ for base in trainer_class.__mro__ if not own(base))
+    named = (one for one in others if hasattr(sys.modules.get(one), known.name))
+    modules = dict.fromkeys(one for one in named if one != known.module)
+    return known, *(PatchPoint(f"{one}:{known.name}", used_by=known.used_by) for one in modules)
 
 
 def _prepare_fsdp_of_both_versions(upstream: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     def prepare_fsdp(model: nn.Module, accelerator: Any) -> nn.Module:
-        right = fsdp_version(accelerator) != 2 or _shards_fsdp2(upstream, accelerator)
-        return (upstream if right else shard_reference_model)(model, accelerator)
+        # Under FSDP2 upstream knows no layers, and does not hand out weights that rank 0 alone has, as Accelerate does.
+        ours = fsdp_version(accelerator) == 2 and not is_sharded(model)
+        return (shard_reference_model if ours else upstream)(model, accelerator)
 
     return prepare_fsdp
 
 
-def _shards_fsdp2(prepare_fsdp: Callable[..., nn.Module], accelerator: Any) -> bool:
-    # With cpu_ram_efficient_loading rank 0 alone has weights, and TRL does not hand them out as Accelerate does.
-    efficient = accelerator.state.fsdp_plugin.cpu_ram_efficient_loading
-    return function_uses(prepare_fsdp, "fully_shard") and not efficient
+def _shard_fsdp1(model: nn.Module, accelerator: Any) -> nn.Module:
+    # What Accelerate has prepared it hands back as it is, also where that was for evaluation, which shards nothing.
+    if getattr(model, "_is_accelerate_prepared", False):
+        model = accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # or its forward would be wrapped twice
+        model._is_accelerate_prepared = False  # type: ignore[assignment] # no module
+    sharded: nn.Module = accelerator.prepare_model(model)
+    return sharded
 
 
 def _shard_fsdp2(model: nn.Module, accelerator: Any) -> nn.Module:
     # Accelerator.prepare insists on an optimizer, and prepare_model refuses FSDP2; both call this for the policy.
     from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
-    return fsdp2_prepare_model(accelerator, model)
+    sharded: nn.Module = fsdp2_prepare_model(_WithoutUpcast(accelerator), model)
+    return sharded
 
 
-def _reshard_root(model: nn.Module, accelerator: Any) -> None:
-    """Have the root let go of what FSDP2 gathered for a forward pass, as its layers do, where that was asked for.
+class _WithoutUpcast:
+    """An accelerator for which parameters stay in their dtype: a reference model has no use for fp32 masters.
 
-    From torch 2.8 on FSDP2 does so itself, and resharding what is sharded does nothing.
+    Which dtype it computes in, FSDP's plugin says.
+    """
+
+    mixed_precision = "no"
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._accelerator, name)
+
+
+def _reshard_at_once(model: nn.Module, accelerator: Any) -> None:
+    """Have every unit let go of what FSDP2 gathered for a forward pass, as layers do, where that was asked for.
+
+    FSDP2 keeps some of them for a backward pass. Resharding what is sharded does nothing.
     """
     if fsdp_version(accelerator) == 2 and accelerator.state.fsdp_plugin.reshard_after_forward:
-        model.register_forward_hook(lambda root, *_: root.reshard())
+        root = beneath_compile(model)
+        units: list[Any] = [module for module in root.modules() if is_sharded(module)]
+
+        def reshard(*_: Any) -> None:
+            for unit in units:
+                unit.reshard()
+
+        root.register_forward_hook(reshard)
 
 
 @contextmanager

@@ -14,10 +14,13 @@ _ANY = (
     "ResumingMixin",
     "ZeRO3BiasesMixin",
     "ZeRO3WholeModulesMixin",
+    "FSDPSyncRefModelMixin",
+    "FSDPReferenceModelMixin",
     "FSDP2GradNormMixin",
     "FSDPSaveMixin",
     "FSDPAdapterSaveMixin",
     "AdapterLoadingMixin",
+    "OneDevicePerRankMixin",
 )
 
 KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -46,6 +46,16 @@ PEFT_WRAPPER = PatchPoint("peft.utils.other:AuxiliaryTrainingWrapper.__getattr__
 PEFT_OLD_WRAPPER = PatchPoint("peft.utils.other:ModulesToSaveWrapper.__getattr__", ">=0.14,<0.15")
 PEFT_SHARDING = PatchPoint("peft.utils.save_and_load:_maybe_shard_state_dict_for_tp", ">=0.19")
 
+# FSDP1 is frozen, and has no public way to free what it has gathered or to reach a shard.
+FSDP1_LAZY_INIT = PatchPoint("torch.distributed.fsdp._runtime_utils:_lazy_init")
+FSDP1_UNSHARD = PatchPoint("torch.distributed.fsdp._runtime_utils:_unshard")
+FSDP1_RESHARD = PatchPoint("torch.distributed.fsdp._runtime_utils:_reshard")
+FSDP1_WRITE_BACK = PatchPoint("torch.distributed.fsdp._flat_param:FlatParamHandle._writeback_orig_params")
+FSDP1_RESET_GRADIENTS = PatchPoint(
+    "torch.distributed.fsdp._flat_param:FlatParamHandle._reset_flat_param_grad_info_if_needed"
+)
+_FSDP1_ROOT = (FSDP1_LAZY_INIT, FSDP1_UNSHARD, FSDP1_RESHARD, FSDP1_RESET_GRADIENTS)
+
 _SAVE_MODEL, _SAVE_CHECKPOINT = _trainer("save_model"), _trainer("_save_checkpoint")
 _LOAD, _TRAIN, _EVALUATE = _trainer("_load_from_checkpoint"), _trainer("train"), _trainer("evaluate")
 _ACCELERATOR_MADE = _trainer("create_accelerator_and_postprocess")
@@ -97,11 +107,15 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "FSDP2GradNormMixin": (_ACCELERATOR_MADE, PatchPoint("accelerate.accelerator:Accelerator.clip_grad_norm_")),
     "FSDPAdapterGenerationMixin": (GENERATION,),
     "FSDPAdapterSaveMixin": (_SAVE_MODEL, _SAVE_CHECKPOINT, _LOAD),
-    "FSDPGenerationMixin": (GENERATION,),
-    "FSDPGradientsMixin": (GENERATION,),
+    "FSDPGenerationMixin": (GENERATION, *_FSDP1_ROOT),
+    "FSDPGradientsMixin": (GENERATION, FSDP1_RESET_GRADIENTS),
     "FSDPReferenceModelMixin": (PREPARE_FSDP, PREPARE_FSDP2),
     "FSDPSaveMixin": (_SAVE_MODEL,),
-    "FSDPSyncRefModelMixin": (PatchPoint("trl.trainer.callbacks:SyncRefModelCallback.on_step_end", ">=0.12"),),
+    "FSDPSyncRefModelMixin": (
+        PatchPoint("trl.trainer.callbacks:SyncRefModelCallback.on_step_end", ">=0.12"),
+        FSDP1_RESHARD,
+        FSDP1_WRITE_BACK,
+    ),
     "GradientAccumulationMixin": (_ACCELERATOR_MADE, _TRAINING_STEP, COMPUTE_LOSS),
     "LogitsToKeepMixin": (
         _grpo("GRPOTrainer._get_per_token_logps", ">=0.15,<0.20"),
@@ -119,6 +133,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         *_of_ppo("unwrap_model_for_generation"),
         *_of_ppo("get_reward"),
         *_of_ppo_trainer("generate_completions"),
+        *_FSDP1_ROOT,
     ),
     "PPONewerTrainerMixin": (_SAVE_CHECKPOINT,),
     "PPOSaveMixin": (_SAVE_MODEL, _trainer("_save"), _trainer("create_model_card")),

@@ -27,6 +27,7 @@ from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._cure import Cure
 from pytest_trlcompat.trainers._patching import PatchPoint, replaced
 from pytest_trlcompat.trainers._ppo import ppo_module
+from pytest_trlcompat.trainers.fsdp_generation import root_parameters_gathered
 from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version, is_sharded
 
 __all__ = ["PPOFSDPMixin", "root_parameters_unsharded"]
@@ -36,11 +37,11 @@ __all__ = ["PPOFSDPMixin", "root_parameters_unsharded"]
 def root_parameters_unsharded(model: nn.Module) -> Iterator[None]:
     """Gather the root unit's parameters of an FSDP1 or FSDP2 ``model`` while the context lasts; collective.
 
-    The units below stay sharded and are gathered one at a time, when called. What is written to the parameters is lost.
-    Does nothing for a model that is not sharded.
+    In the dtype in which the mixed precision policy computes. The units below stay sharded and are gathered one at a
+    time, when called. Not to be trained with. Does nothing for a model that is not sharded.
     """
     if isinstance(model, FullyShardedDataParallel):
-        with FullyShardedDataParallel.summon_full_params(model, recurse=False, writeback=False):
+        with root_parameters_gathered(model):
             yield
     elif is_sharded(model):
         root: Any = model

@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tiny.TinyModel:
 # ---- what runs in the ranks
 
 
-def build(subject: str, model: tiny.TinyModel, **settings: Any) -> Any:
+def build(subject: str, model: tiny.TinyModel, peft_config: Any = None, **settings: Any) -> Any:
     """A trainer for four completions per step over all ranks, whatever their number."""
     import inspect
     import os
@@ -59,6 +59,7 @@ def build(subject: str, model: tiny.TinyModel, **settings: Any) -> Any:
         args=trl.GRPOConfig(**{name: value for name, value in settings.items() if name in known}),
         train_dataset=tiny.prompts(16, words=(3, 6)),
         processing_class=model.tokenizer,
+        peft_config=peft_config,
     )
 
 
@@ -118,6 +119,33 @@ def train(subject: str, model: tiny.TinyModel) -> dict[str, Any]:
         "kl": [entry["kl"] for entry in logged],
         "grad_norms": [float(entry["grad_norm"]) for entry in logged],
         "policy": type(trainer.model_wrapped).__name__,
+    }
+
+
+def train_mixed(model: tiny.TinyModel, lora: bool) -> dict[str, Any]:
+    """Three steps in bf16 of weights in fp32, with the dtype of the embeddings' output while it generates."""
+    from peft import LoraConfig
+    from transformers.generation import GenerationMixin
+
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM") if lora else None
+    trainer = build("corrected", model, peft_config=config, bf16=True)
+    seen: set[str] = set()
+    generate = GenerationMixin.generate
+
+    def watching(self: Any, *args: Any, **kwargs: Any) -> Any:
+        weight = self.get_input_embeddings().weight
+        seen.add(f"{weight.dtype}, {weight.dim()} dimensions")
+        return generate(self, *args, **kwargs)
+
+    GenerationMixin.generate = watching
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "kl" in entry]
+    stored = {str(parameter.dtype) for parameter in trainer.model.parameters() if parameter.numel()}
+    return {
+        "generates_with": sorted(seen),
+        "stored": sorted(stored),
+        "grad_norms": [float(entry["grad_norm"]) for entry in logged],
+        "kl": [entry["kl"] for entry in logged],
     }
 
 
@@ -225,6 +253,20 @@ def test_ranks_that_end_generation_at_different_steps_do_not_hang(launch: Launch
 
 
 # ---- when the cures have gone stale
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_under_mixed_precision_it_generates_in_the_dtype_of_the_layers(
+    launch: Launcher, model: tiny.TinyModel, lora: bool
+) -> None:
+    strategy, options = FULL_SHARD
+    options = {**options, "transformer_cls_to_wrap": model.decoder_layer}
+    for rank in launch(train_mixed, model, lora, strategy=strategy, options=options).values:
+        assert rank["generates_with"] == ["torch.bfloat16, 2 dimensions"]
+        assert rank["stored"] == ["torch.float32"]
+        assert len(rank["grad_norms"]) == 3
+        assert all(0 < norm < 100 for norm in rank["grad_norms"])
+        assert rank["kl"][0] == pytest.approx(0, abs=1e-6)
 
 
 def test_upstream_needs_the_cure_where_we_say_so(launch: Launcher, model: tiny.TinyModel) -> None:

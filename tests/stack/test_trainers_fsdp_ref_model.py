@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.launch import Launcher
 
+from .checks_bodies import TRAINS_FSDP2
 from .fsdp_bodies import FSDP2, FULL_SHARD, INSTALLED, NO_SHARD, describe
 
 pytest.importorskip("trl")
@@ -84,35 +86,155 @@ def test_sharding_without_fsdp_is_refused(launch: Launcher) -> None:
     assert "configure FSDP" in message
 
 
-@pytest.mark.parametrize(
-    ("version", "upstream_knows_fsdp2", "efficient", "chosen"),
-    [
-        (1, False, False, "upstream"),
-        (1, True, True, "upstream"),
-        (2, False, False, "ours"),
-        (2, True, False, "upstream"),
-        (2, True, True, "ours"),
-    ],
-)
-def test_upstream_prepares_the_reference_model_where_it_can(
-    monkeypatch: pytest.MonkeyPatch, version: int, upstream_knows_fsdp2: bool, efficient: bool, chosen: str
-) -> None:
+def test_upstream_prepares_the_reference_model_under_fsdp1_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from accelerate.utils import DistributedType
+    from torch import nn
 
     from pytest_trlcompat.trainers import fsdp_ref_model
 
-    def knows_fsdp2(model: Any, accelerator: Any) -> Any:
-        fully_shard: Any = lambda model: "upstream"  # noqa: E731 - a name in the code is what counts
-        return SimpleNamespace(fully_shard=fully_shard).fully_shard(model)
-
-    def knows_fsdp1(model: Any, accelerator: Any) -> Any:
-        return "upstream"
-
     monkeypatch.setattr(fsdp_ref_model, "shard_reference_model", lambda model, accelerator: "ours")
-    plugin = SimpleNamespace(fsdp_version=version, cpu_ram_efficient_loading=efficient)
-    accelerator = SimpleNamespace(distributed_type=DistributedType.FSDP, state=SimpleNamespace(fsdp_plugin=plugin))
-    prepare_fsdp = fsdp_ref_model._prepare_fsdp_of_both_versions(knows_fsdp2 if upstream_knows_fsdp2 else knows_fsdp1)
-    assert prepare_fsdp("model", accelerator) == chosen
+    prepare_fsdp = fsdp_ref_model._prepare_fsdp_of_both_versions(lambda model, accelerator: nn.Identity())
+    made = {}
+    for version in (1, 2):
+        plugin = SimpleNamespace(fsdp_version=version)
+        accelerator = SimpleNamespace(distributed_type=DistributedType.FSDP, state=SimpleNamespace(fsdp_plugin=plugin))
+        made[version] = prepare_fsdp(nn.Identity(), accelerator)
+    assert isinstance(made[1], nn.Identity)
+    assert made[2] == "ours"
+
+
+# ---- what a rank holds of it
+
+
+def dpo(model: tiny.TinyModel, prepared: bool, cure: bool = True, dtype: str = "float32", **settings: Any) -> Any:
+    """A DPO trainer, with a reference model that TRL places or that its subclass has ``prepared`` for evaluation."""
+    import os
+    import tempfile
+
+    import torch
+    import trl
+    from datasets import Dataset
+
+    from pytest_trlcompat.trainers import cured
+
+    class Project(trl.DPOTrainer):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            if prepared:
+                self.ref_model = self.accelerator.prepare_model(fresh(seed=1), evaluation_mode=True)
+
+    def fresh(seed: int) -> Any:
+        return dataclasses.replace(model, seed=seed).new_model().to(getattr(torch, dtype))
+
+    rows = [{"prompt": f"w{n} w{n + 1}", "chosen": f"w{n + 2} w{n + 5}", "rejected": f"w{n + 3} w4"} for n in range(16)]
+    return (cured(Project) if cure else Project)(
+        model=model.new_model(),
+        ref_model=fresh(seed=1),
+        args=trl.DPOConfig(
+            output_dir=tempfile.mkdtemp(),
+            report_to="none",
+            max_steps=2,
+            logging_steps=1,
+            learning_rate=1e-2,
+            per_device_train_batch_size=4 // int(os.environ.get("WORLD_SIZE", "1")),
+            gradient_checkpointing=False,
+            **{"bf16": False, **settings},
+        ),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=model.tokenizer,
+    )
+
+
+def train_dpo(model: tiny.TinyModel, prepared: bool) -> dict[str, Any]:
+    """Losses, with a reference model that upstream shards or that it has only ``prepared`` for evaluation."""
+    import trl.trainer.dpo_trainer as module
+
+    if prepared:
+        module.prepare_fsdp = lambda whole, accelerator: accelerator.prepare_model(whole, evaluation_mode=True)
+    trainer = dpo(model, prepared=False)
+    active = [cure.name for cure in trainer.cures if cure.active]
+    trainer.train()
+    logs = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return {"losses": logs, "active": active, "class": type(trainer.ref_model).__name__}
+
+
+def hold(model: tiny.TinyModel, prepared: bool, cure: bool) -> dict[str, Any]:
+    """Bytes of a bf16 reference model of DPO that a rank holds: at rest, at once in a forward pass, and after it."""
+    import torch
+
+    trainer = dpo(model, prepared, cure, "bfloat16", bf16=True)
+    reference, accelerator = trainer.ref_model, trainer.accelerator
+    size = sum(parameter.numel() * 2 for parameter in model.new_model().parameters())
+    memory = getattr(torch, accelerator.device.type)
+    ids = torch.randint(3, model.vocab_size, (1, 2)).to(accelerator.device)
+    with torch.no_grad():
+        reference(input_ids=ids)  # what is made once
+        before = memory.memory_allocated()
+        memory.reset_peak_memory_stats()
+        reference(input_ids=ids)
+        after, peak = memory.memory_allocated(), memory.max_memory_allocated()
+    stored = {str(parameter.dtype) for parameter in reference.parameters() if parameter.numel()}
+    return {
+        **describe(SimpleNamespace(ref_model=reference, accelerator=accelerator)),
+        "counted": len(accelerator._models),
+        "stored": sorted(stored),
+        "size": size,
+        "at rest": sum(p.numel() * p.element_size() for p in map(local, reference.parameters())),
+        "peak": peak - before,
+        "kept": after - before,
+    }
+
+
+def local(parameter: Any) -> Any:
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["prepare_fsdp", "evaluation_mode"])
+@pytest.mark.parametrize("strategy", ["fsdp1", "fsdp2"])
+def test_a_rank_gathers_a_layer_at_a_time_and_keeps_its_dtype(launch: Launcher, strategy: str, prepared: bool) -> None:
+    if strategy == "fsdp2" and not stack.satisfied({"accelerate": ">=1.6"}, INSTALLED):
+        pytest.skip("this Accelerate has no FSDP2")
+    deep = tiny.qwen2(num_hidden_layers=10, hidden_size=64, initializer_range=0.1)
+    options = {"transformer_cls_to_wrap": deep.decoder_layer}
+    options |= {"state_dict_type": "SHARDED_STATE_DICT"} if strategy == "fsdp2" else {}
+    for rank in launch(hold, deep, prepared, True, strategy=strategy, options=options).values:
+        assert rank["sharded"]
+        assert rank["on_own_device"]
+        assert not rank["requires_grad"]
+        assert not rank["training"]
+        assert rank["counted"] == 0
+        assert rank["stored"] == ["torch.bfloat16"]
+        assert rank["at rest"] <= 0.51 * rank["size"]
+        assert rank["peak"] <= 0.5 * rank["size"], rank
+        assert rank["kept"] <= 0.1 * rank["size"], rank
+
+
+@pytest.mark.parametrize(
+    ("strategy", "prepared"),
+    [("fsdp1", False), ("fsdp1", True), ("fsdp2", False)],
+    ids=["fsdp1", "fsdp1-evaluation_mode", "fsdp2"],
+)
+def test_dpo_trains_as_one_process_does(
+    launch: Launcher, model: tiny.TinyModel, strategy: str, prepared: bool
+) -> None:
+    if strategy == "fsdp2" and not TRAINS_FSDP2:
+        pytest.skip("this Trainer cannot train under FSDP2")
+    (single,) = launch(train_dpo, model, prepared, strategy="single").values
+    assert "FSDPReferenceModelMixin" not in single["active"]
+    options = {"transformer_cls_to_wrap": model.decoder_layer}
+    for rank in launch(train_dpo, model, prepared, strategy=strategy, options=options).values:
+        assert rank["losses"] == pytest.approx(single["losses"], rel=1e-4)
+        assert "FSDPReferenceModelMixin" in rank["active"]
+        assert rank["class"] == {"fsdp1": "FullyShardedDataParallel", "fsdp2": "FSDPQwen2ForCausalLM"}[strategy]
+
+
+def test_without_the_cure_a_rank_gathers_all_of_it(launch: Launcher) -> None:
+    """Fails when TRL shards it layer by layer: then the cure has gone stale."""
+    if not stack.satisfied({"trl": ">=0.29", "accelerate": ">=1.6"}, INSTALLED):
+        pytest.skip("upstream does not shard it at all")
+    deep = tiny.qwen2(num_hidden_layers=10, hidden_size=64, initializer_range=0.1)
+    for rank in launch(hold, deep, False, False, strategy="fsdp2", options=FSDP2[1]).values:
+        assert rank["peak"] >= rank["size"]
 
 
 ON_ONE_DEVICE = SimpleNamespace()

@@ -13,19 +13,25 @@ from pytest_trlcompat.launch import Launcher
 pytest.importorskip("trl")
 
 
-def mix(cured: bool, wrap_target_alike: bool) -> dict[str, float]:
-    """How far the logits of a mixed model are from those of one that was mixed whole, and from what they were."""
+def mix(cured: bool, axis: str) -> dict[str, Any]:
+    """How far the logits of a mixed model are from those of one that was mixed whole, and from what they were.
+
+    And how many bytes were gathered to mix, and the error if it was refused.
+    """
     import copy
 
     import torch
     from accelerate import Accelerator
+    from torch.distributed.fsdp._flat_param import FlatParamHandle
     from trl.trainer.callbacks import SyncRefModelCallback
 
+    from pytest_trlcompat.trainers.errors import CureError
     from pytest_trlcompat.trainers.fsdp_sync_ref_model import mix_parameters
 
     one, other = (tiny.qwen2(seed=seed, initializer_range=0.1) for seed in (0, 1))
     accelerator = Accelerator()
     plugin = accelerator.state.fsdp_plugin
+    plugin.activation_checkpointing = axis == "checkpointing"
     ids = torch.randint(3, one.vocab_size, (2, 8), generator=torch.Generator().manual_seed(0))
     whole, source = one.new_model(), other.new_model()
     with torch.no_grad():
@@ -34,39 +40,71 @@ def mix(cured: bool, wrap_target_alike: bool) -> dict[str, float]:
         SyncRefModelCallback._sync_target_model(source, wanted_model, 0.25)
         wanted = wanted_model(input_ids=ids).logits
         source = accelerator.prepare_model(source)
-        if not wrap_target_alike:
+        plugin.activation_checkpointing = False
+        if axis == "wrapped-otherwise":
             plugin.auto_wrap_policy = None
         target = accelerator.prepare_model(whole)
+        if axis == "compiled":
+            source, target = (torch.compile(model, backend="eager") for model in (source, target))
         ids = ids.to(accelerator.device)
         target(input_ids=ids)  # gathers the root's parameters, and keeps them
-        if cured:
-            mix_parameters(target, source, 0.25)
-        else:
-            SyncRefModelCallback._sync_target_model(accelerator.unwrap_model(source), target, 0.25)
+        gathered: list[int] = []
+        upstream = FlatParamHandle._all_gather_flat_param
+
+        def all_gather(handle: Any, padded: torch.Tensor) -> Any:
+            gathered.append(padded.numel() * padded.element_size())
+            return upstream(handle, padded)
+
+        FlatParamHandle._all_gather_flat_param = all_gather  # type: ignore[method-assign]
+        try:
+            if cured:
+                mix_parameters(target, source, 0.25)
+            else:
+                SyncRefModelCallback._sync_target_model(accelerator.unwrap_model(source), target, 0.25)
+        except CureError as error:
+            return {"refused": str(error)}
+        finally:
+            FlatParamHandle._all_gather_flat_param = upstream  # type: ignore[method-assign]
         found = target(input_ids=ids).logits.cpu()
-    return {"error": (found - wanted).abs().max().item(), "change": (wanted - before).abs().max().item()}
+    return {
+        "error": (found - wanted).abs().max().item(),
+        "change": (wanted - before).abs().max().item(),
+        "gathered": sum(gathered),
+    }
 
 
 @pytest.mark.parametrize(
-    ("options", "alike"),
+    ("options", "axis"),
     [
-        pytest.param({"sharding_strategy": "FULL_SHARD"}, True, id="full_shard"),
-        pytest.param({"sharding_strategy": "SHARD_GRAD_OP"}, True, id="shard_grad_op"),
-        pytest.param({"sharding_strategy": "FULL_SHARD", "use_orig_params": False}, True, id="flat-parameters"),
-        pytest.param({"sharding_strategy": "FULL_SHARD"}, False, id="wrapped-otherwise"),
-        pytest.param({"sharding_strategy": "NO_SHARD"}, True, id="no_shard"),
+        pytest.param({"sharding_strategy": "FULL_SHARD"}, "", id="full_shard"),
+        pytest.param({"sharding_strategy": "SHARD_GRAD_OP"}, "", id="shard_grad_op"),
+        pytest.param({"sharding_strategy": "FULL_SHARD", "use_orig_params": False}, "", id="flat-parameters"),
+        pytest.param({"sharding_strategy": "NO_SHARD"}, "", id="no_shard"),
+        pytest.param({"sharding_strategy": "FULL_SHARD", "offload_params": True}, "", id="offload"),
+        pytest.param({"sharding_strategy": "FULL_SHARD"}, "checkpointing", id="activation-checkpointing"),
+        pytest.param({"sharding_strategy": "FULL_SHARD"}, "compiled", id="compiled"),
     ],
 )
-def test_a_mixed_model_computes_with_its_new_weights(launch: Launcher, options: dict[str, Any], alike: bool) -> None:
+def test_a_mixed_model_computes_with_its_new_weights(launch: Launcher, options: dict[str, Any], axis: str) -> None:
     options = {**options, "transformer_cls_to_wrap": "Qwen2DecoderLayer"}
-    for rank in launch(mix, True, alike, strategy="fsdp1", options=options).values:
+    for rank in launch(mix, True, axis, strategy="fsdp1", options=options).values:
         assert rank["error"] <= 1e-6 < 0.05 < rank["change"]
+        assert rank["gathered"] == 0
+
+
+def test_models_that_are_wrapped_in_different_ways_are_refused(launch: Launcher) -> None:
+    options = {"sharding_strategy": "FULL_SHARD", "transformer_cls_to_wrap": "Qwen2DecoderLayer"}
+    for rank in launch(mix, True, "wrapped-otherwise", strategy="fsdp1", options=options).values:
+        assert "looked for the same FSDP1 unit 'at the root' in policy and reference model" in rank["refused"]
+        assert "reference model: 27 parameters of 22816 elements" in rank["refused"]
+        assert "policy: 3 parameters of 4128 elements" in rank["refused"]
+        assert "leave it to the trainer to shard the reference model" in rank["refused"]
 
 
 def test_without_the_cure_it_does_not(launch: Launcher) -> None:
     """Fails when FSDP1 gathers anew: then the cure has gone stale."""
     options = {"sharding_strategy": "FULL_SHARD", "transformer_cls_to_wrap": "Qwen2DecoderLayer"}
-    for rank in launch(mix, False, True, strategy="fsdp1", options=options).values:
+    for rank in launch(mix, False, "", strategy="fsdp1", options=options).values:
         assert rank["error"] > 0.05
 
 

@@ -180,6 +180,35 @@ def root_unsharded(model: tiny.TinyModel, folder: Path) -> dict[str, Any]:
     return {"before": before, "within": within, "after": elements()}
 
 
+def mixed_precision(model: tiny.TinyModel, folder: Path) -> dict[str, Any]:
+    """Two batches under FSDP with bf16; then logits by the gathered root, held against a policy that is bf16 itself."""
+    import torch
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from transformers import AutoModelForCausalLM
+
+    from pytest_trlcompat.trainers.ppo_fsdp import root_parameters_unsharded
+
+    trainer = build("corrected", model, folder, bf16=True)
+    policy = trainer.accelerator.unwrap_model(trainer.model).policy
+    ids = torch.randint(3, model.vocab_size, (2, 8), generator=torch.Generator().manual_seed(0))
+    whole = AutoModelForCausalLM.from_pretrained(model.path, attn_implementation="eager").to(torch.bfloat16)
+    with torch.no_grad():
+        with root_parameters_unsharded(trainer.model):
+            computed_in = policy.get_input_embeddings().weight.dtype
+            found = policy(input_ids=ids.to(trainer.accelerator.device)).logits.float().cpu()
+        expected = whole(input_ids=ids).logits.float()
+    stored = {parameter.dtype for parameter in trainer.model.parameters() if parameter.numel()}
+    trainer.train()
+    return {
+        "error": (found - expected).abs().max().item(),
+        "scale": expected.abs().max().item(),
+        "computed_in": str(computed_in),
+        "stored": [str(dtype) for dtype in stored],
+        "wrapped": isinstance(trainer.model, FullyShardedDataParallel),
+        "kl": [entry["objective/kl"] for entry in trainer.state.log_history if "objective/kl" in entry],
+    }
+
+
 # ---- where TRL has no PPO
 
 
@@ -232,6 +261,21 @@ def test_fsdp_numbers_equal_those_of_ddp(version: int, launch: Launcher, model: 
     alike = launch(two_batches, "corrected", model, tmp_path / "ddp", stop_token="eos", strategy="ddp")
     assert len(alike.values[0]["log"]) == 2
     assert sharded.values[0]["log"] == pytest.approx(alike.values[0]["log"], rel=1e-5, abs=1e-6)
+
+
+@needs_ppo
+@pytest.mark.parametrize("original", [True, False], ids=["original-parameters", "flat-parameters"])
+def test_under_mixed_precision_the_root_is_gathered_as_it_computes(
+    original: bool, launch: Launcher, model: tiny.TinyModel, tmp_path: Path
+) -> None:
+    options = {"transformer_cls_to_wrap": model.decoder_layer, "use_orig_params": original}
+    for rank in launch(mixed_precision, model, tmp_path, strategy="fsdp1", options=options).values:
+        assert rank["wrapped"]
+        assert rank["computed_in"] == "torch.bfloat16"
+        assert rank["stored"] == ["torch.float32"]
+        assert rank["error"] <= 0.02 * rank["scale"]
+        assert len(rank["kl"]) == 2
+        assert all(abs(kl) < 1 for kl in rank["kl"])
 
 
 @needs_ppo
