@@ -127,7 +127,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "PPOAcceleratorMixin": (ACCELERATOR,),
     "PPOAccumulationMixin": _of_ppo_trainer("train"),
     "PPOAdapterReferenceMixin": _NULL_REFERENCE,
-    "PPODeepSpeedHooksMixin": (ADD_HOOKS, OLD_REGISTER, NEW_REGISTER, *_of_ppo_trainer("generate_completions")),
+    "PPODeepSpeedHooksMixin": (ADD_HOOKS, OLD_REGISTER, NEW_REGISTER, *_of_ppo_trainer("train"), *_of_ppo_trainer("generate_completions")),
     "PPOFSDPMixin": (
         *_of_ppo("PolicyAndValueWrapper.__init__"),
         *_of_ppo("unwrap_model_for_generation"),
@@ -140,7 +140,11 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "PlainLogProbsMixin": (_grpo("GRPOTrainer._get_per_token_logps_and_entropies", ">=0.20"),),
     "ResumingMixin": (_trainer("_load_rng_state"),),
     "SamplingMixin": (GENERATION,),
-    "TokenNormalizerMixin": (_grpo("GRPOTrainer._compute_loss", ">=0.17"), COMPUTE_LOSS),
+    "TokenNormalizerMixin": (
+        _grpo("GRPOTrainer._compute_loss", ">=0.17"),
+        _grpo("GRPOTrainer._generate_and_score_completions", ">=0.16"),
+        COMPUTE_LOSS,
+    ),
     "TrainSamplerMixin": (_trainer("_get_train_sampler"),),
     "WarningsIssuedMixin": (),
     "ZeRO3BiasesMixin": (_TRAIN, ZERO3_LINEAR_BACKWARD),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from pytest_trlcompat import tiny
 
 peft = pytest.importorskip("peft")
+torch = pytest.importorskip("torch")
 
 from pytest_trlcompat.trainers.zero3_whole_modules import ZeRO3WholeModulesMixin, own_hooks  # noqa: E402 - of the stack
 
@@ -37,25 +40,34 @@ def test_it_has_everything_else_of_the_module_in_use(wrapper: Any) -> None:
             _ = wrapper.nothing
 
 
-def test_it_lasts_for_a_trainers_construction_training_and_evaluation(wrapper: Any) -> None:
+def test_it_lasts_for_a_trainers_construction_and_for_its_own_model(wrapper: Any) -> None:
     wrapper.modules_to_save["default"].post_bwd_fn = 5
+    other = copy.deepcopy(wrapper)
     found: list[bool] = []
 
     class Base:
+        model = torch.nn.Sequential(wrapper)
+
         def __init__(self) -> None:
-            self.train()
-            self.evaluate()
+            found.append(hasattr(other, "post_bwd_fn"))  # in construction, for all: its model may be made there
 
         def train(self) -> None:
-            found.append(hasattr(wrapper, "post_bwd_fn"))
+            thread = threading.Thread(target=look)  # as backward passes on an accelerator run
+            thread.start()
+            thread.join()
 
         evaluate = train
+
+    def look() -> None:
+        found.extend((hasattr(wrapper, "post_bwd_fn"), hasattr(other, "post_bwd_fn")))
 
     class Mine(ZeRO3WholeModulesMixin, Base):
         pass
 
+    assert hasattr(wrapper, "post_bwd_fn")
     mine = Mine()
+    assert hasattr(wrapper, "post_bwd_fn")
     mine.train()
     mine.evaluate()
-    assert found == [False] * 4
-    assert hasattr(wrapper, "post_bwd_fn")
+    assert found == [False, *[False, True] * 2]
+    assert (hasattr(wrapper, "post_bwd_fn"), hasattr(other, "post_bwd_fn")) == (False, True)
