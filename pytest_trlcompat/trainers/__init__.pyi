@@ -2,7 +2,7 @@
 
 from .adapter_loading import AdapterLoadingMixin as AdapterLoadingMixin
 from .checkpointed_generation import CheckpointedGenerationMixin as CheckpointedGenerationMixin
-from .cured import cured as cured
+from .compose import cured as cured
 from .deepspeed_accumulation import DeepSpeedAccumulationMixin as DeepSpeedAccumulationMixin
 from .deepspeed_evaluation import DeepSpeedEvaluationMixin as DeepSpeedEvaluationMixin
 from .deepspeed_hooks import DeepSpeedHooksMixin as DeepSpeedHooksMixin
