@@ -17,6 +17,7 @@ __all__ = ["main"]
 
 COMMANDS = {
     "doctor": ("pytest_trlcompat.doctor.command", "which known issues affect a stack, and what cures them"),
+    "cures": ("pytest_trlcompat.trainers.command", "what each cure of a trainer does on the installed stack"),
     "bisect": ("pytest_trlcompat.bisect.cli", "which release, package or commit broke or cured a verdict"),
 }
 """Each command's module, which has ``main(arguments) -> exit status``, and its line of help."""

@@ -33,20 +33,22 @@ _HEAD = """\
 ```python
 from pytest_trlcompat.trainers import GRPOTrainer  # takes what trl.GRPOTrainer takes
 from pytest_trlcompat.trainers import PPOConfig, PPOTrainer  # TRL's, wherever it is: trl 0.9.6 (PPOv2Trainer) to 1.12.0
+from pytest_trlcompat.trainers import cured  # any other: Trainer = cured(trl.DPOTrainer), or cured(MyTrainer)
 ```
 
-Each is TRL's own trainer with the known issues below cured where the installed releases have them, and unchanged where
-they have not. A trainer of your own is cured in the same way, by all cures or by the mixin of one:
+Each is the trainer itself with the known issues below cured where the installed releases have them, and unchanged where
+they have not. `cured` puts in front of any subclass of `transformers.Trainer` the cures of its kind, of which there are
+three: GRPO's, PPO's and any other trainer's. One cure alone is a mixin:
 
 ```python
-from pytest_trlcompat import trainers as corrected
+from pytest_trlcompat.trainers import ZeRO3BiasesMixin
 
 
-class My(corrected.GRPOTrainer, MyTrainer): ...  # MyTrainer is a subclass of trl.GRPOTrainer
-
-
-class Mine(corrected.ZeRO3BiasesMixin, MyTrainer): ...
+class Mine(ZeRO3BiasesMixin, MyTrainer): ...
 ```
+
+`Trainer.cures` of a cured trainer, and `trlcompat cures` on the command line, say which are at work on the installed
+stack, and why.
 
 Everything below follows from the predictions of the catalogue, which each sweep checks: under which strategies an issue
 shows, and from which releases on its cure does nothing because nothing is wrong. `trlcompat doctor` says which of them
@@ -54,13 +56,11 @@ affect your stack, and which other releases are right.
 """
 
 _SECTIONS = {
-    "grpo": ("GRPO", "In `GRPOTrainer`."),
+    "trainer": ("Any trainer", "In `cured(YourTrainer)` and in `GRPOTrainer`; measured with GRPO."),
+    "grpo": ("GRPO", "In `GRPOTrainer`, beside those of any trainer."),
     "ppo": ("PPO", "In `PPOTrainer`; what `PPOConfig` cures, in that."),
-    "": (
-        "Any trainer",
-        "Measured with GRPO, and in `GRPOTrainer`. A mixin whose name begins with `PPO` is in `PPOTrainer`.",
-    ),
 }
+"""Kind of trainer to the title of its section, and what stands above the table."""
 _LINK = re.compile(r"https://github\.com/[\w.-]+/([\w.-]+)/(?:issues|pull|discussions|commit)/(\w+)")
 
 
@@ -68,19 +68,28 @@ def page(issues: Iterable[KnownIssue]) -> str:
     """The tables as Markdown, in the order of the catalogue."""
     issues = list(issues)
     lines = [_HEAD]
-    for trainer, (title, text) in _SECTIONS.items():
-        chosen = [issue for issue in issues if issue.trainer == trainer and issue.cure]
+    for kind, (title, text) in _SECTIONS.items():
+        chosen = [issue for issue in issues if _is_of(issue, kind)]
         if chosen:
-            lines += [f"## {title}", "", text, "", *_table(chosen), ""]
+            lines += [f"## {title}", "", text, "", *_table(chosen, kind), ""]
     lines += ["## Not cured", "", *_not_cured(issues)]
     return "\n".join(lines) + "\n"
 
 
-def _table(issues: Iterable[KnownIssue]) -> Iterator[str]:
+def _is_of(issue: KnownIssue, kind: str) -> bool:
+    """Whether an issue stands in the section of a kind: its own, or cured there; of GRPO what any trainer gets is not."""
+    if not issue.cure or (issue.trainer and issue.trainer != kind):
+        return False
+    if kind == "grpo" and not issue.trainer and mixins(issue, "trainer"):
+        return False
+    return bool(issue.trainer or mixins(issue, kind))
+
+
+def _table(issues: Iterable[KnownIssue], kind: str) -> Iterator[str]:
     yield "| known issue | under | not needed from | by | upstream |"
     yield "| --- | --- | --- | --- | --- |"
     for issue in issues:
-        by = mixins(issue) or [name for name in names_of(issue.cure) if name.endswith("Config")]
+        by = mixins(issue, kind) or [name for name in names_of(issue.cure) if name.endswith("Config")]
         cells = (
             f"`{issue.id}`: {issue.title}",
             _strategies(issue),

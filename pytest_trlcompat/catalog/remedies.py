@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pytest_trlcompat.catalog.evidence import MeasuredCell
 from pytest_trlcompat.catalog.fixed_releases import Alternative, FixedReleases, fixed_releases
 from pytest_trlcompat.catalog.issue import STRATEGIES, KnownIssue
+from pytest_trlcompat.catalog.issue import TRAINERS as MEASURED
 from pytest_trlcompat.catalog.ranges import Range, at
 from pytest_trlcompat.catalog.regions import Domain
 from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.trainers.kinds import KINDS
+from pytest_trlcompat.trainers.kinds import KINDS, TRAINERS, kind_named
 from pytest_trlcompat.trainers.names import names_of
 
 __all__ = ["CORRECTED", "cured_in", "mixins", "own_trainer", "remedy"]
@@ -36,11 +37,11 @@ def remedy(
 
     Args:
         strategies: under which somebody meets the issue; what holds only under others is left out.
-        trainer: which they use, if known.
+        trainer: which they use, a key of ``TRAINERS``, if known.
         versions: of their stack; releases that it has already are left out.
         cells: measured ones, by which releases with which most suites fail for another reason are marked.
     """
-    ways = [_training(issue, trainer)] if issue.cure else []
+    ways = [text] if issue.cure and (text := _training(issue, trainer)) else []
     fixed = [each for each in fixed_releases(issue) if not strategies or set(strategies) & set(each.strategies)]
     right = []
     for each in fixed:
@@ -90,40 +91,48 @@ def cured_in(issue: KnownIssue) -> str:
 
 
 def own_trainer(issues: Iterable[KnownIssue], trainer: str = "") -> str:
-    """How a user's subclass of TRL's trainer gets the cures of these issues; empty where none has a cure.
+    """How a user's own trainer gets the cures of these issues; empty where none has a cure for it.
 
     Args:
         trainer: which they use, if known.
     """
-    trainers = sorted({_corrected_trainer(issue, trainer) for issue in issues if issue.cure})
-    if not trainers:
+    if not any(mixins(issue, trainer) for issue in issues):
         return ""
-    classes = " or ".join(f"`class My(corrected.{name}, MyTrainer)`" for name in trainers)
-    cures = f"the cures of {trainers[0]}" if trainer == "ppo" else "all cures"
     return (
-        f"MyTrainer, a subclass of TRL's trainer, gets {cures} by {classes}, where corrected is {CORRECTED}; "
-        "a mixin in parentheses above, in the corrected trainer's place, gives that cure alone."
+        f"A trainer of your own gets the cures of its kind by `{CORRECTED}.cured(MyTrainer)`, whichever subclass of "
+        "transformers.Trainer it is; a mixin in parentheses above gives that cure alone, by "
+        "`class My(TheMixin, MyTrainer)`."
     )
 
 
 def mixins(issue: KnownIssue, trainer: str = "") -> tuple[str, ...]:
-    """The mixins that are its cure, for a user's own trainer; those for PPO alone begin with its name."""
+    """The mixins that are its cure; of a trainer that is known, those that its kind gets."""
     names = [name for module in (issue.cure, *issue.cure_with) for name in names_of(module) if name.endswith("Mixin")]
-    for_ppo = [name for name in names if name.startswith("PPO")]
-    others = [name for name in names if name not in for_ppo]
-    return tuple({"grpo": others, "ppo": for_ppo or others}.get(issue.trainer or trainer, names))
+    known = issue.trainer or trainer
+    return tuple(name for name in names if not known or name in KINDS[kind_named(known)])
 
 
 def _training(issue: KnownIssue, trainer: str) -> str:
+    """What to train with; empty where no cure fits the trainer."""
     configured = "".join(f" and its {name}" for name in names_of(issue.cure) if name.endswith("Config"))
-    own, corrected = mixins(issue, trainer), _corrected_trainer(issue, trainer)
-    if own and corrected == "PPOTrainer" and not set(KINDS["ppo"]).intersection(own):
-        return f"mix {' and '.join(f'{CORRECTED}.{name}' for name in own)}, measured with GRPO alone, into your trainer"
-    return f"train with {CORRECTED}.{corrected}{configured}" + (f" ({', '.join(own)})" if own else "")
+    texts = []
+    for known in _named(issue, trainer):
+        own = ", ".join(mixins(issue, known))
+        if own or configured:
+            texts.append(_corrected_trainer(known) + configured + (f" ({own})" if own else ""))
+    return f"train with {' or '.join(texts)}" if texts else ""
 
 
-def _corrected_trainer(issue: KnownIssue, trainer: str) -> str:
-    return "PPOTrainer" if (issue.trainer or trainer) == "ppo" else "GRPOTrainer"
+def _named(issue: KnownIssue, trainer: str) -> tuple[str, ...]:
+    """The trainers to name: the one whose issue it is, the one that is used, or else the most general with a cure."""
+    if known := issue.trainer or trainer:
+        return (known,)
+    return ("trainer",) if mixins(issue, "trainer") else MEASURED
+
+
+def _corrected_trainer(trainer: str) -> str:
+    name = TRAINERS[trainer]
+    return f"{CORRECTED}.{name if trainer in MEASURED else f'cured({name})'}"
 
 
 def _under(fixed: FixedReleases, answers: int) -> str:

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 
 from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.evidence import EvidenceError
-from pytest_trlcompat.catalog.issue import STRATEGIES, TRAINERS
+from pytest_trlcompat.catalog.issue import STRATEGIES
 from pytest_trlcompat.catalog.known_issues import CatalogError
 from pytest_trlcompat.doctor.applicable import StrategyError
 from pytest_trlcompat.doctor.diagnosis import diagnose
 from pytest_trlcompat.doctor.request import read_stack_spec
 from pytest_trlcompat.doctor.stack_spec import StackSpecError
 from pytest_trlcompat.doctor.text import show
+from pytest_trlcompat.trainers.kinds import TRAINERS
 
 __all__ = ["AFFECTED", "CLEAR", "UNUSABLE", "main"]
 
@@ -85,6 +86,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"consider only this strategy ({', '.join(STRATEGIES)}); may be repeated",
     )
-    parser.add_argument("--trainer", choices=TRAINERS, help="leave out issues that affect only the other trainers")
+    parser.add_argument(
+        "--trainer",
+        choices=TRAINERS,
+        metavar="NAME",
+        help=f"leave out issues of other trainers ({', '.join(TRAINERS)}); trainer is any other transformers.Trainer",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser

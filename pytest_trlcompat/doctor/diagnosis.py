@@ -12,7 +12,8 @@ from typing import Any
 
 from pytest_trlcompat.catalog import remedies
 from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
-from pytest_trlcompat.catalog.issue import KnownIssue, kind
+from pytest_trlcompat.catalog.issue import TRAINERS as MEASURED
+from pytest_trlcompat.catalog.issue import KnownIssue, kind, measured_with
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.regions import regions
 from pytest_trlcompat.catalog.verdict import SEVERITY
@@ -22,6 +23,7 @@ from pytest_trlcompat.doctor.effects import Effect, effects_of, uncured
 from pytest_trlcompat.doctor.pins import Pins, Scope, fewest_issues, is_at, ok_pins, trainers_in
 from pytest_trlcompat.doctor.stack_spec import StackSpec
 from pytest_trlcompat.doctor.torch import other_torch
+from pytest_trlcompat.trainers.kinds import TRAINERS
 
 __all__ = ["ApplicableIssue", "Diagnosis", "diagnose"]
 
@@ -84,6 +86,24 @@ class Diagnosis:
     trainer: str = ""
     cells: tuple[MeasuredCell, ...] = ()
 
+    @property
+    def unmeasured_trainer(self) -> str:
+        """The class of the trainer that the question is about, where no sweep trains with it; else empty."""
+        if not self.trainer or self.trainer in MEASURED:
+            return ""
+        return TRAINERS[self.trainer]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the person who asked: how the stack was read, and what the answer cannot say."""
+        if not (name := self.unmeasured_trainer):
+            return self.spec.notes
+        return (
+            *self.spec.notes,
+            f"no sweep trains with {name}: what is said here was measured with GRPO alone, and an issue that only {name} "
+            "has is not known here",
+        )
+
     def remedy(self, applicable: ApplicableIssue) -> str:
         """What to do about an issue with this stack, under the strategies under which it is a problem by itself."""
         own = [effect for effect in applicable.effects if effect.otherwise or not effect.blocked_by]
@@ -121,7 +141,8 @@ class Diagnosis:
             "stack": dict(self.spec.texts),
             "unknown": self.spec.unknown,
             "absent": self.spec.absent,
-            "notes": list(self.spec.notes),
+            "trainer": self.trainer,
+            "notes": list(self.notes),
             "strategies": list(self.strategies),
             "left_out": self.left_out,
             "measured": self.measured,
@@ -155,6 +176,7 @@ def _issue_to_dict(applicable: ApplicableIssue, diagnosis: Diagnosis) -> dict[st
         "mixins": list(remedies.mixins(issue, diagnosis.trainer)),
         "cured_in": remedies.cured_in(issue),
         "uncured": applicable.uncured,
+        "measured_with": measured_with(issue.id),
         "upstream": list(issue.upstream),
         "suite": issue.suite,
         "when": [
@@ -183,7 +205,7 @@ def diagnose(
 
     Args:
         catalog: all known issues.
-        trainer: leave out what only users of other trainers meet; empty for none.
+        trainer: a key of ``TRAINERS``: leave out what only users of other trainers meet; empty for none.
 
     Raises:
         StrategyError: see :func:`~pytest_trlcompat.doctor.applicable.considered_strategies`.
@@ -203,7 +225,9 @@ def diagnose(
             clear.append(issue.id)
     issues.sort(key=lambda each: min(SEVERITY.index(effect.verdict) for effect in each.effects))
     scope = Scope(relevant, considered, (trainer,) if trainer else trainers_in(spec, catalog), foreign)
-    pins = ok_pins(spec, cells, scope) if issues else ()
+    # Where a trainer's own suites were not run, that a cell is without known issues says too little.
+    recommendable = not trainer or trainer in MEASURED
+    pins = ok_pins(spec, cells, scope) if issues and recommendable else ()
     ok_for_all = any(each.strategies == considered for each in pins)
     return Diagnosis(
         spec=spec,
@@ -213,7 +237,7 @@ def diagnose(
         unpredicted=tuple(name for name in clear if not _is_predicted(relevant[name], spec, considered)),
         nearest=cells[0] if cells else None,
         pins=pins,
-        fewest=None if ok_for_all else fewest_issues(cells, scope, len(issues)),
+        fewest=None if ok_for_all or not recommendable else fewest_issues(cells, scope, len(issues)),
         measured=evidence.date,
         torch=other_torch(spec, evidence.torches) or _torch_of_same_pins(spec, cells),
         left_out=left_out,

@@ -49,7 +49,7 @@ def show(diagnosis: Diagnosis, file: IO[str]) -> None:
 
 def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     yield from _wrapped("", _stack(diagnosis), width)
-    for note in diagnosis.spec.notes:
+    for note in diagnosis.notes:
         yield from _wrapped("yellow", f"note: {note}", width)
     if diagnosis.left_out:
         yield from _wrapped("", f"not considered: {diagnosis.left_out}", width)
@@ -64,7 +64,8 @@ def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
             named.setdefault(_unjudged(applicable), []).append(applicable.issue.id)
         else:
             yield "", ""
-            yield from _issue(applicable, diagnosis.remedy(applicable), width, described)
+            elsewhere = diagnosis.unmeasured_trainer
+            yield from _issue(applicable, diagnosis.remedy(applicable), width, described, elsewhere)
     if named:
         yield "", ""
     for reason, names in named.items():
@@ -84,11 +85,19 @@ def _stack(diagnosis: Diagnosis) -> str:
     return "; ".join(parts)
 
 
-def _issue(applicable: ApplicableIssue, remedy: str, width: int, described: Collection[str]) -> Iterator[Line]:
+def _issue(
+    applicable: ApplicableIssue, remedy: str, width: int, described: Collection[str], elsewhere: str
+) -> Iterator[Line]:
+    """
+    Args:
+        elsewhere: the trainer that the question is about, where it was not measured.
+    """
     issue = applicable.issue
     yield from _wrapped("bold red", f"{issue.id}: {issue.title}", width)
     for effect in applicable.effects:
         yield from _entry(effect.verdict.value, _effect(effect, described), width)
+    if elsewhere:
+        yield from _entry("but", f"measured with GRPO alone, not with {elsewhere}", width)
     yield from _entry("symptom", issue.wrong, width)
     yield from _entry("cure", remedy, width, style="green")
     if applicable.uncured:
@@ -132,7 +141,11 @@ def _summary(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         yield from _wrapped("bold", f"{first[0].upper()}{first[1:]}.", width)
     else:
         near = f"; the nearest measured cell is {diagnosis.nearest.id}" if diagnosis.nearest else ""
-        yield from _wrapped("bold green", f"{summary(0).capitalize()}{near}.", width)
+        if name := diagnosis.unmeasured_trainer:
+            found = f"No known issue that was measured with GRPO and may meet {name} affects this stack{near}."
+            yield from _wrapped("bold", found, width)
+        else:
+            yield from _wrapped("bold green", f"{summary(0).capitalize()}{near}.", width)
     if diagnosis.unpredicted:
         names = ", ".join(diagnosis.unpredicted)
         yield from _wrapped("", f"The catalogue makes no prediction for this stack about {names}.", width)
@@ -143,6 +156,9 @@ def _advice(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     if own:
         yield from _wrapped("", own, width)
         yield "", ""
+    if name := diagnosis.unmeasured_trainer:
+        yield from _wrapped("", f"No measured pins are recommended, since no sweep trains with {name}.", width)
+        return
     for pins in diagnosis.pins:
         under = _under(pins.strategies) or " under every strategy"
         yield from _wrapped("", f"Nearest measured pins, ok for all issues{under}: {_versions(pins)}", width)

@@ -13,9 +13,11 @@ from importlib import import_module
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._cure import Cure, own
+from pytest_trlcompat.trainers._patching import original
 
-__all__ = ["AroundGeneration", "class_uses", "function_uses", "grpo_module", "method_uses"]
+__all__ = ["AroundGeneration", "class_uses", "function_uses", "generation_uses", "grpo_module", "method_uses"]
 
 
 def grpo_module() -> ModuleType:
@@ -29,6 +31,16 @@ def function_uses(function: Callable[..., Any], name: str) -> bool:
     Looks beneath decorators too: at what they keep as ``__wrapped__``, in a closure, or as a partial function.
     """
     return any(_code_uses(code, name) for code in _codes(function))
+
+
+def generation_uses(name: str) -> bool:
+    """Whether TRL's ``unwrap_model_for_generation``, or what it calls in its own module, uses ``name``."""
+    unwrap = original(patch_points.GENERATION)
+    if unwrap is None:
+        return False
+    own_module = vars(import_module(inspect.unwrap(unwrap).__module__))
+    called = (each for called, each in own_module.items() if inspect.isfunction(each) and function_uses(unwrap, called))
+    return function_uses(unwrap, name) or any(function_uses(each, name) for each in called)
 
 
 def class_uses(cls: type, name: str, but: tuple[str, ...] = ()) -> bool:

@@ -14,11 +14,12 @@ from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
 
-from pytest_trlcompat.trainers._cure import Cure
-from pytest_trlcompat.trainers.lora_checkpointing import trains_adapters
+from pytest_trlcompat.trainers._conditions import ADAPTER, SEVERAL_RANKS, installed, under
+from pytest_trlcompat.trainers._cure import Activity, Cure
 
 __all__ = ["AdapterLoadingMixin", "without_tensor_parallelism"]
 
+_MODULE = "peft.utils.save_and_load"
 _NAME = "_maybe_shard_state_dict_for_tp"
 
 
@@ -28,9 +29,9 @@ def without_tensor_parallelism(model: Any) -> Iterator[None]:
 
     Changes nothing where ``model`` has layers that are parallel, or where PEFT finds what it imports.
     """
-    peft = import_module("peft.utils.save_and_load")
+    peft = import_module(_MODULE)
     parallel = any(getattr(module, "_hf_tp_plan", None) is not None for module in model.modules())
-    if parallel or not hasattr(peft, _NAME) or _can_be_split():
+    if parallel or _needless():
         yield
         return
     upstream = getattr(peft, _NAME)
@@ -41,12 +42,17 @@ def without_tensor_parallelism(model: Any) -> Iterator[None]:
         setattr(peft, _NAME, upstream)
 
 
-def _can_be_split() -> bool:
-    """Whether Transformers has what PEFT imports from it."""
+def _needless() -> str:
+    """Why PEFT can be left alone, by what is installed; empty where it imports what Transformers has not."""
+    if not installed("peft"):
+        return "PEFT is not installed"
+    if not hasattr(import_module(_MODULE), _NAME):
+        return "PEFT prepares nothing for tensor parallelism"
     try:
-        return hasattr(import_module("transformers.integrations.tensor_parallel"), "EmbeddingParallel")
+        found = hasattr(import_module("transformers.integrations.tensor_parallel"), "EmbeddingParallel")
     except ImportError:
-        return False
+        found = False
+    return "Transformers has what PEFT imports" if found else ""
 
 
 class AdapterLoadingMixin(Cure):
@@ -58,7 +64,12 @@ class AdapterLoadingMixin(Cure):
     model: Any
 
     def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        adapters = trains_adapters(self.model)
-        with without_tensor_parallelism(self.model) if adapters else nullcontext():
+        with without_tensor_parallelism(self.model) if ADAPTER.holds(self) else nullcontext():
             upstream: Any = super()
             return upstream._load_from_checkpoint(*args, **kwargs)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if reason := _needless():
+            return Activity(False, reason)
+        return under(trainer, "PEFT loads adapters by what Transformers has not", ADAPTER, SEVERAL_RANKS)

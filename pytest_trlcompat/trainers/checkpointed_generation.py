@@ -17,10 +17,15 @@ from typing import Any
 from torch import nn
 
 from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._conditions import CHECKPOINTING, TRANSFORMERS_GENERATES, under
+from pytest_trlcompat.trainers._cure import Activity
 from pytest_trlcompat.trainers._patching import replaced
-from pytest_trlcompat.trainers._upstream import AroundGeneration
+from pytest_trlcompat.trainers._upstream import AroundGeneration, generation_uses
 
 __all__ = ["CheckpointedGenerationMixin", "gradient_checkpointing_off"]
+
+_SWITCH = "gradient_checkpointing_disable"
+"""What TRL's function calls where it switches checkpointing off itself."""
 
 
 @contextmanager
@@ -51,9 +56,15 @@ class CheckpointedGenerationMixin(AroundGeneration):
             yield
 
     def _generating(self) -> AbstractContextManager[None]:
-        if not self.args.gradient_checkpointing:
+        if not CHECKPOINTING.holds(self) or generation_uses(_SWITCH):
             return nullcontext()
         return replaced(patch_points.GENERATION, _without_checkpointing)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if generation_uses(_SWITCH):
+            return Activity(False, "TRL switches checkpointing off to generate")
+        return under(trainer, "TRL generates with checkpointing on", CHECKPOINTING, TRANSFORMERS_GENERATES)
 
 
 def _without_checkpointing(unwrap: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._conditions import ACCUMULATION, DEEPSPEED, Condition, installed, under, zero_stage
+from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers._upstream import function_uses
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeepSpeedAccumulationMixin", "repair_accumulation", "synchronising"]
+__all__ = ["DeepSpeedAccumulationMixin", "accumulation_activity", "repair_accumulation", "synchronising"]
 
 _LOSING = (Version("0.17.6"), Version("0.18.3"))
 """The first release of DeepSpeed that loses gradients, and the first that does not any more."""
@@ -47,6 +48,10 @@ class DeepSpeedAccumulationMixin(Cure):
             repair_accumulation(wrapped.engine)
         return upstream.training_step(*args, **kwargs)
 
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        return accumulation_activity(trainer)
+
 
 def repair_accumulation(engine: Any) -> None:
     """Have a ``DeepSpeedEngine`` add up the gradients of all micro-batches, and divide the loss by ``scale_wrt_gas``.
@@ -60,6 +65,25 @@ def repair_accumulation(engine: Any) -> None:
         _add_up(optimizer)
     if _divides_outputs(engine):
         _divide_the_loss(engine)
+
+
+_ONE_PLACE = Condition(
+    "under ZeRO-1 or ZeRO-2", "neither under ZeRO-1 nor under ZeRO-2", lambda trainer: zero_stage(trainer) in (1, 2)
+)
+"""The stages whose optimizer keeps what is accumulated where :func:`_add_up` looks for it."""
+
+
+def accumulation_activity(trainer: Any) -> Activity:
+    """What :func:`repair_accumulation` comes to for a trainer, or, of ``None``, by what is installed."""
+    if not installed("deepspeed"):
+        return Activity(False, "DeepSpeed is not installed")
+    from deepspeed import DeepSpeedEngine
+
+    if _class_divides_outputs(DeepSpeedEngine):
+        return under(trainer, "DeepSpeed divides the gradient of every output", DEEPSPEED, ACCUMULATION)
+    if _loses_gradients():
+        return under(trainer, "DeepSpeed keeps the last micro-batch alone", _ONE_PLACE, ACCUMULATION)
+    return Activity(False, "DeepSpeed adds up gradients, and divides them once")
 
 
 def synchronising(model: Any = None) -> AbstractContextManager[None]:
@@ -91,10 +115,12 @@ def _add_up(optimizer: Any) -> None:
 
 def _divides_outputs(engine: Any) -> bool:
     """Whether it divides gradients of outputs and does not look, as 0.19.6 does, whether ``backward`` divides."""
-    divide = getattr(type(engine), "_backward_prologue_per_tensor", None)
-    if divide is None or "_backward_prologue_per_tensor" in vars(engine):
-        return False
-    return not function_uses(divide, "is_current_graph_registered")
+    return "_backward_prologue_per_tensor" not in vars(engine) and _class_divides_outputs(type(engine))
+
+
+def _class_divides_outputs(engine: type) -> bool:
+    divide = getattr(engine, "_backward_prologue_per_tensor", None)
+    return divide is not None and not function_uses(divide, "is_current_graph_registered")
 
 
 def _divide_the_loss(engine: Any) -> None:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._conditions import ZERO3, installed
+from pytest_trlcompat.trainers._cure import Activity, Cure
 
 __all__ = ["DeepSpeedEvaluationMixin", "remove_deepspeed_hooks"]
 
@@ -52,10 +53,24 @@ class DeepSpeedEvaluationMixin(Cure):
         return upstream.evaluation_loop(*args, **kwargs)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        if self.is_deepspeed_enabled and self.deepspeed is not None:
+        if self._has_an_engine():
             self._forget_engine()
         upstream: Any = super()
         return upstream.train(*args, **kwargs)
+
+    def _has_an_engine(self) -> bool:
+        """Whether an evaluation or a training has made one before."""
+        return self.is_deepspeed_enabled and self.deepspeed is not None
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if not installed("deepspeed"):
+            return Activity(False, "DeepSpeed is not installed")
+        if trainer is not None and not trainer.is_deepspeed_enabled:
+            return Activity(False, "not under DeepSpeed")
+        if trainer is not None and trainer._has_an_engine():
+            return Activity(True, "the engine of an earlier evaluation or training is forgotten")
+        return Activity(None, f"{ZERO3.where}, where an evaluation or a training comes before")
 
     def _forget_engine(self) -> None:
         """Leave the engine behind, as Transformers is about to, but wholly: the trainer is as it was without it."""

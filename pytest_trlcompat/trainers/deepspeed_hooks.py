@@ -19,15 +19,17 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from pytest_trlcompat.trainers import patch_points
-from pytest_trlcompat.trainers._cure import Cure
-from pytest_trlcompat.trainers._patching import replaced
-from pytest_trlcompat.trainers._upstream import AroundGeneration
+from pytest_trlcompat.trainers._conditions import ZERO3, installed, under
+from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers._patching import original, replaced
+from pytest_trlcompat.trainers._upstream import AroundGeneration, function_uses
 
 __all__ = [
     "DeepSpeedHooksMixin",
     "PPODeepSpeedHooksMixin",
     "add_hooks",
     "forget_trace",
+    "hooks_activity",
     "offload_of",
     "working_add_hooks",
 ]
@@ -72,6 +74,10 @@ class DeepSpeedHooksMixin(AroundGeneration):
         with working_add_hooks(), super()._around_generation():
             yield
 
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        return hooks_activity(trainer)
+
 
 class PPODeepSpeedHooksMixin(Cure):
     """The same for a subclass of TRL's PPO trainer, which generates within ``train``."""
@@ -85,6 +91,31 @@ class PPODeepSpeedHooksMixin(Cure):
         with working_add_hooks():
             upstream: Any = super()
             return upstream.generate_completions(*args, **kwargs)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        return hooks_activity(trainer)
+
+
+def hooks_activity(trainer: Any) -> Activity:
+    """What :func:`working_add_hooks` comes to for a trainer, or, of ``None``, by what is installed."""
+    if not installed("deepspeed"):
+        return Activity(False, "DeepSpeed is not installed")
+    upstream = original(patch_points.ADD_HOOKS)
+    if upstream is None or not any(map(_registers_by, _NAMES)):
+        return Activity(None, f"{ZERO3.where}: seen when hooks are registered")
+    if not any(_registers_by(name) and function_uses(upstream, name) for name in _NAMES):
+        return under(trainer, "TRL asks DeepSpeed for a method that it has not", ZERO3)
+    if function_uses(upstream, "_invalidate_trace"):
+        return Activity(False, "TRL registers DeepSpeed's hooks, and drops its record")
+    return under(trainer, "TRL keeps DeepSpeed's record of the order of modules", ZERO3)
+
+
+def _registers_by(name: str) -> bool:
+    """Whether the installed DeepSpeed has a method of that name."""
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+
+    return hasattr(DeepSpeedZeRoOffload, name)
 
 
 def forget_trace(engine: Any) -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._conditions import DEEPSPEED, installed, zero_stage
+from pytest_trlcompat.trainers._cure import Activity, Cure
 
 __all__ = ["EmptyParamGroupsMixin"]
 
@@ -25,13 +26,29 @@ class EmptyParamGroupsMixin(Cure):
 
     accelerator: Any
     optimizer: Any
+    _dropped_groups: int | None = None
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
         created = upstream.create_optimizer(*args, **kwargs)
         groups = getattr(self.optimizer, "param_groups", None)
         # TRL's PPO trainers ask for their optimizer before they know is_deepspeed_enabled.
-        uses_deepspeed = getattr(self.accelerator.state, "deepspeed_plugin", None) is not None
-        if uses_deepspeed and groups is not None:
+        if zero_stage(self) is not None and groups is not None:
+            before = len(groups)
             groups[:] = [group for group in groups if group["params"]]
+            self._dropped_groups = before - len(groups)
         return created
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if not installed("deepspeed"):
+            return Activity(False, "DeepSpeed is not installed")
+        if trainer is None:
+            return Activity(None, f"{DEEPSPEED.where}, where a group of parameters is empty")
+        if not DEEPSPEED.holds(trainer):
+            return Activity(False, DEEPSPEED.otherwise)
+        if trainer._dropped_groups is None:
+            return Activity(None, "seen when the optimizer is made")
+        if not trainer._dropped_groups:
+            return Activity(False, "no group of parameters is empty")
+        return Activity(True, "an empty group of parameters was dropped")

@@ -23,8 +23,9 @@ from typing import Any
 
 import torch
 
-from pytest_trlcompat.trainers._cure import Cure
-from pytest_trlcompat.trainers._upstream import class_uses, function_uses
+from pytest_trlcompat.trainers._conditions import defined_by
+from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers._upstream import class_uses, function_uses, method_uses
 
 __all__ = ["EvaluationMixin"]
 
@@ -50,7 +51,7 @@ class EvaluationMixin(Cure):
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> Any:
         upstream: Any = super()
-        if not upstream.prediction_step.__func__.__module__.startswith("transformers."):
+        if not _lacks_prediction_step(type(self)):
             return upstream.prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         trainer: Any = self
         inputs = trainer._prepare_inputs(inputs)
@@ -76,6 +77,19 @@ class EvaluationMixin(Cure):
             self._metrics = defaultdict(list, {f"eval_{name}": values for name, values in self._metrics.items()})
         with self._mode(evaluating):
             upstream.log(logs, *args, **kwargs)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if _lacks_prediction_step(trainer_class):
+            return Activity(True, "TRL has no prediction_step")
+        flat = not method_uses(trainer_class, "log", "train") if trainer is None else trainer._is_flat()
+        if flat:
+            return Activity(True, "TRL keeps the metrics of training and evaluation in one place")
+        if _asks_what_is_due(trainer_class):
+            return Activity(True, "TRL takes an evaluation that is due for one that runs")
+        if not class_uses(trainer_class, "current_gradient_accumulation_steps", but=("transformers.",)):
+            return Activity(False, "TRL evaluates with metrics of its own, and divides no loss")
+        return Activity(None, "where it evaluates: TRL divides the loss, which is not seen to be in training alone")
 
     @contextmanager
     def _own_metrics(self) -> Iterator[None]:
@@ -119,6 +133,11 @@ class EvaluationMixin(Cure):
     def _is_flat(self) -> bool:
         """Whether TRL keeps all metrics in one place; later releases keep one for each mode."""
         return "train" not in self._metrics
+
+
+def _lacks_prediction_step(cls: type) -> bool:
+    """Whether the one that runs is Transformers' own."""
+    return defined_by(cls, "prediction_step") == "transformers"
 
 
 @functools.cache

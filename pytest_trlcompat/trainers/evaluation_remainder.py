@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from typing import Any
 
-from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._conditions import defined_by
+from pytest_trlcompat.trainers._cure import Activity, Cure
 
 __all__ = ["EvaluationRemainderMixin"]
 
@@ -38,6 +39,25 @@ class EvaluationRemainderMixin(Cure):
         sampler = trainer._get_eval_sampler(dataset)
         rows = len(sampler) if isinstance(sampler, Sized) else len(dataset)
         return None if rows == len(dataset) else rows
+
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if defined_by(trainer_class, "_get_eval_sampler") == "transformers":
+            return Activity(False, "the sampler of evaluations is Transformers'")
+        data = [] if trainer is None else _data_sets(trainer.eval_dataset)
+        if not data:
+            return Activity(None, "where it evaluates: Accelerate counts prompts for rows")
+        if all(trainer._evaluated_rows(dataset) is None for dataset in data):
+            return Activity(False, "the sampler of evaluations repeats no prompt")
+        return Activity(True, "Accelerate counts prompts for rows")
+
+
+def _data_sets(eval_dataset: Any) -> list[Any]:
+    """Those of a trainer, which may have one, several by their names, or none."""
+    if eval_dataset is None:
+        return []
+    return list(eval_dataset.values()) if isinstance(eval_dataset, dict) else [eval_dataset]
 
 
 @contextmanager

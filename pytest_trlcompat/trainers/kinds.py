@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["KINDS"]
+__all__ = ["KINDS", "TRAINERS", "kind_named"]
 
 _ANY = (
     "DeepSpeedAccumulationMixin",
@@ -72,3 +72,30 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Kind of trainer (``grpo`` and ``ppo`` of TRL, ``trainer`` any other of Transformers') to the names of its mixins."""
+
+TRAINERS: Mapping[str, str] = MappingProxyType(
+    {
+        "grpo": "GRPOTrainer",
+        "ppo": "PPOTrainer",
+        "sft": "SFTTrainer",
+        "dpo": "DPOTrainer",
+        "reward": "RewardTrainer",
+        "rloo": "RLOOTrainer",
+        "kto": "KTOTrainer",
+        "orpo": "ORPOTrainer",
+        "cpo": "CPOTrainer",
+        "bco": "BCOTrainer",
+        "prm": "PRMTrainer",
+        "gkd": "GKDTrainer",
+        "online-dpo": "OnlineDPOTrainer",
+        "nash-md": "NashMDTrainer",
+        "xpo": "XPOTrainer",
+        "trainer": "YourTrainer",
+    }
+)
+"""What people call a trainer to the name of TRL's class; ``trainer`` is any other of Transformers', a user's own too."""
+
+
+def kind_named(trainer: str) -> str:
+    """The kind of one of :data:`TRAINERS`."""
+    return trainer if trainer in KINDS else "trainer"

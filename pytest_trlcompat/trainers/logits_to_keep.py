@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._cure import Activity, Cure
 
 __all__ = [
     "KEYWORDS",
@@ -190,6 +190,24 @@ class LogitsToKeepMixin(Cure):
 
     def _reference(self) -> Any:
         return getattr(self, "ref_model", None)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        upstream: Any = super(LogitsToKeepMixin, trainer_class)
+        if not _has_logps_method(upstream):
+            return Activity(True, "TRL computes log-probabilities in its loss, without a mask")
+        if not hasattr(upstream, "_get_per_token_logps"):
+            return Activity(False, "TRL asks the model's forward for its keyword, and divides by the temperature")
+        if trainer is None:
+            return Activity(None, "by the model and the temperature: TRL knows one keyword alone")
+        if not trainer._upstream_divides_by_temperature():
+            return Activity(True, "TRL does not divide by the temperature")
+        model = next((one for one in (trainer.model_wrapped, trainer.model) if one in _answers), None)
+        if model is None:
+            return Activity(None, "the model is asked for its keyword at the first loss")
+        if _answers[model] == "logits_to_keep":
+            return Activity(False, "the model knows the keyword that TRL passes")
+        return Activity(True, f"the model's keyword is {_answers[model] or 'not there'}, and TRL passes logits_to_keep")
 
 
 class _ClosureCalls:

@@ -13,20 +13,18 @@ Imports nothing of the stack, and of this package ``_upstream``.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from pytest_trlcompat.trainers import patch_points
-from pytest_trlcompat.trainers._patching import replaced
-from pytest_trlcompat.trainers._upstream import AroundGeneration
+from pytest_trlcompat.trainers._conditions import ADAPTER, CHECKPOINTING, installed, trains_adapters
+from pytest_trlcompat.trainers._cure import Activity
+from pytest_trlcompat.trainers._patching import original, replaced
+from pytest_trlcompat.trainers._upstream import AroundGeneration, generation_uses
 
 __all__ = ["LoraCheckpointingMixin", "checkpointing_keywords", "input_gradients_are_on", "trains_adapters"]
-
-
-def trains_adapters(model: Any) -> bool:
-    """Whether ``model`` is a ``PeftModel``."""
-    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 
 def input_gradients_are_on(model: Any) -> bool:
@@ -54,21 +52,42 @@ class LoraCheckpointingMixin(AroundGeneration):
 
     args: Any
     model: Any
+    _asked_for_gradients = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if (
-            self.args.gradient_checkpointing
-            and trains_adapters(self.model)
-            and _is_reentrant(self.args)
-            and not input_gradients_are_on(self.model)
-        ):
+        both = CHECKPOINTING.holds(self) and ADAPTER.holds(self)
+        if both and _is_reentrant(self.args) and not input_gradients_are_on(self.model):
             self.model.enable_input_require_grads()
+            self._asked_for_gradients = True
 
     @contextmanager
     def _around_generation(self) -> Iterator[None]:
         with replaced(patch_points.GENERATION, _keeping_keywords), super()._around_generation():
             yield
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if not installed("peft"):
+            return Activity(False, "PEFT is not installed")
+        if trainer is None:
+            return Activity(None, f"{CHECKPOINTING.where}, {ADAPTER.where}: by what TRL has asked of the model")
+        for condition in (CHECKPOINTING, ADAPTER):
+            if not condition.holds(trainer):
+                return Activity(False, condition.otherwise)
+        if trainer._asked_for_gradients:
+            return Activity(True, "the output of the embeddings requires gradients, which TRL did not ask for")
+        if not _is_reentrant(trainer.args) and _forgets_keywords():
+            return Activity(True, "TRL turns checkpointing on again without its keywords")
+        return Activity(False, "the embeddings' output requires gradients, or checkpointing is not reentrant")
+
+
+def _forgets_keywords() -> bool:
+    """Whether TRL's function turns checkpointing on again, and is not given the keywords."""
+    unwrap = original(patch_points.GENERATION)
+    if unwrap is None or not generation_uses("gradient_checkpointing_enable"):
+        return False
+    return "gradient_checkpointing_kwargs" not in inspect.signature(unwrap).parameters
 
 
 def _keeping_keywords(unwrap: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,10 +13,11 @@ from importlib import import_module
 from typing import Any, ClassVar
 from unittest import mock
 
-from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._cure import Activity, Cure
 
 __all__ = ["PlainLogProbsMixin", "log_probs_without_triton"]
 
+_MODULE = "trl.trainer.utils"
 _NAME = "_ChunkedLogProbFunction"
 
 
@@ -36,13 +37,23 @@ class PlainLogProbsMixin(Cure):
         with log_probs_without_triton():
             return upstream._get_per_token_logps_and_entropies(*args, **kwargs)
 
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if _misses_triton():
+            return Activity(True, "TRL computes log-probabilities in Triton, which is not installed")
+        return Activity(False, "TRL computes log-probabilities without Triton, or Triton is installed")
+
 
 def log_probs_without_triton() -> contextlib.AbstractContextManager[Any]:
     """A context in which TRL finds a function where it has none for want of Triton."""
-    utils = import_module("trl.trainer.utils")
-    if getattr(utils, _NAME, True) is not None:
+    if not _misses_triton():
         return contextlib.nullcontext()
+    utils = import_module(_MODULE)
     return mock.patch.object(utils, _NAME, _function(utils))
+
+
+def _misses_triton() -> bool:
+    return getattr(import_module(_MODULE), _NAME, True) is None
 
 
 def _function(utils: Any) -> Any:

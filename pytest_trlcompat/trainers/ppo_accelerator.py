@@ -18,7 +18,8 @@ from typing import Any
 from accelerate.state import AcceleratorState
 
 from pytest_trlcompat.trainers import patch_points
-from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._conditions import DEEPSPEED, under
+from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers._patching import replaced
 
 __all__ = ["PPOAcceleratorMixin", "accelerator_of_arguments"]
@@ -53,3 +54,7 @@ class PPOAcceleratorMixin(Cure):
         settings = args[0] if args else kwargs.get("args", kwargs.get("config"))
         with accelerator_of_arguments(settings):
             super().__init__(*args, **kwargs)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        return under(trainer, "TRL makes its accelerator without the arguments' plugin", DEEPSPEED)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._conditions import ACCUMULATION, DEEPSPEED, under
+from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers.deepspeed_accumulation import repair_accumulation, synchronising
 
 __all__ = ["PPOAccumulationMixin"]
@@ -34,3 +35,7 @@ class PPOAccumulationMixin(Cure):
             self.accelerator.no_sync = synchronising
             repair_accumulation(wrapped.engine)
         return upstream.train(*args, **kwargs)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        return under(trainer, "TRL accumulates within no_sync", DEEPSPEED, ACCUMULATION)

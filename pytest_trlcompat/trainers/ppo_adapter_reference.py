@@ -5,7 +5,7 @@ looks for the policy in what Accelerate wrapped: ``'DistributedDataParallel' obj
 wrapper has it, but gathers the parameters of its own unit (embeddings, final norms, heads) only when it is called
 itself. The cure lends DDP's wrapper the policy, and gathers FSDP's.
 
-Imports torch, and of this package ``ppo_fsdp``.
+Imports torch and Accelerate, and of this package ``_conditions`` and ``ppo_fsdp``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from accelerate.utils import DistributedType
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._conditions import Condition, under
+from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers.ppo_fsdp import root_parameters_unsharded
 
 __all__ = ["PPOAdapterReferenceMixin"]
@@ -37,6 +39,25 @@ class PPOAdapterReferenceMixin(Cure):
         upstream: Any = super()
         with _policy_lent(self.model), root_parameters_unsharded(self.model), upstream.null_ref_context():
             yield
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        return under(trainer, "the wrapper has no policy, or has not gathered it", _NO_REFERENCE, _WRAPPED)
+
+
+_NO_REFERENCE = Condition(
+    "without a reference model",
+    "there is a reference model",
+    lambda trainer: getattr(trainer, "ref_model", None) is None,
+)
+_WRAPPED = Condition(
+    "under DDP or FSDP",
+    "neither under DDP nor under FSDP",
+    lambda trainer: (
+        isinstance(trainer.model, DistributedDataParallel)
+        or trainer.accelerator.distributed_type == DistributedType.FSDP
+    ),
+)
 
 
 @contextmanager

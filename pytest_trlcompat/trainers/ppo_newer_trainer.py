@@ -13,7 +13,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers._upstream import method_uses
 
 __all__ = ["PPONewerTrainerMixin"]
 
@@ -37,6 +38,13 @@ class PPONewerTrainerMixin(Cure):
             more.pop("metrics", None)
         return upstream._save_checkpoint(model, trial, *metrics, **more)
 
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        for name in ("optimizer_cls_and_kwargs", "stateful_callbacks"):
+            if _asked_for(name) and not method_uses(trainer_class, "__init__", name):
+                return Activity(True, f"Trainer asks for {name}, which TRL's constructor does not set")
+        return Activity(False, "TRL's constructor sets what Trainer asks for, and passes what it takes")
+
     def _add_entries_of_callbacks(self) -> None:
         """As ``Trainer``'s constructor does; a callback that has its entry already keeps it."""
         entries = getattr(self.state, "stateful_callbacks", None)
@@ -44,3 +52,10 @@ class PPONewerTrainerMixin(Cure):
             for callback in (*self.callback_handler.callbacks, self.control):
                 if callable(getattr(callback, "state", None)):
                     entries.setdefault(type(callback).__name__, callback.state())
+
+
+def _asked_for(name: str) -> bool:
+    """Whether ``Trainer`` reads an attribute when it makes an optimizer, or fills it in its constructor."""
+    from transformers import Trainer
+
+    return method_uses(Trainer, "create_optimizer", name) or method_uses(Trainer, "__init__", name)

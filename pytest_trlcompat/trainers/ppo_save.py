@@ -23,7 +23,8 @@ from unittest import mock
 from accelerate.utils import DistributedType
 from torch.distributed.fsdp import StateDictType
 
-from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._conditions import Condition, under
+from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers._ppo import ppo_trainer_class
 from pytest_trlcompat.trainers._upstream import function_uses
 from pytest_trlcompat.trainers.fsdp_adapter_save import adapter_found, shards_adapter
@@ -31,6 +32,11 @@ from pytest_trlcompat.trainers.fsdp_adapter_save import adapter_found, shards_ad
 __all__ = ["PPOSaveMixin"]
 
 _PREFIX = "policy."
+_WRAPPED = Condition(
+    "under every strategy but one process alone",
+    "nothing wraps the model",
+    lambda trainer: trainer.accelerator.distributed_type != DistributedType.NO,
+)
 
 
 class PPOSaveMixin(Cure):
@@ -54,6 +60,10 @@ class PPOSaveMixin(Cure):
         super().__init__(*args, **kwargs)
         if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
             self.deepspeed = self.model_wrapped = self.model  # upstream's train() does so, too late for an early save
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        return under(trainer, "the policy is saved by the wrapper that the strategy knows", _WRAPPED)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the policy for ``from_pretrained``; to be called on all ranks.

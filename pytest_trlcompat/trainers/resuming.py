@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._cure import Activity, Cure
 
 __all__ = ["ResumingMixin", "random_states_can_be_loaded"]
 
@@ -21,18 +21,26 @@ def random_states_can_be_loaded() -> contextlib.AbstractContextManager[None]:
 
     Does nothing where torch loads everything, or Transformers sees to it itself.
     """
+    if _needless():
+        return contextlib.nullcontext()
     import numpy as np
     import torch
-    import transformers.trainer
 
-    safe_globals = getattr(torch.serialization, "safe_globals", None)  # since torch 2.5
-    if safe_globals is None or hasattr(transformers.trainer, "safe_globals"):
-        return contextlib.nullcontext()
     reconstruct = np.empty(0).__reduce__()[0]
-    context: contextlib.AbstractContextManager[None] = safe_globals(
+    context: contextlib.AbstractContextManager[None] = torch.serialization.safe_globals(
         [reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]
     )
     return context
+
+
+def _needless() -> str:
+    """Why they can be loaded anyway; empty where they cannot."""
+    import torch
+    import transformers.trainer
+
+    if not hasattr(torch.serialization, "safe_globals"):  # since torch 2.5
+        return "torch loads everything"
+    return "Transformers allows it itself" if hasattr(transformers.trainer, "safe_globals") else ""
 
 
 class ResumingMixin(Cure):
@@ -46,3 +54,9 @@ class ResumingMixin(Cure):
         upstream: Any = super()
         with random_states_can_be_loaded():
             upstream._load_rng_state(checkpoint)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if reason := _needless():
+            return Activity(False, reason)
+        return Activity(True, "Transformers does not allow torch to load random states of numpy")

@@ -19,6 +19,7 @@ from typing import Any
 from torch import nn
 
 from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._cure import Activity
 from pytest_trlcompat.trainers._patching import original, replaced
 from pytest_trlcompat.trainers._upstream import AroundGeneration, function_uses
 
@@ -69,12 +70,13 @@ class SamplingMixin(AroundGeneration):
 
     args: Any
     generation_config: Any
+    _top_k_was: int | None = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if hasattr(self, "generation_config") and not self._limits_tokens():
             # None means no limit to Transformers 4, and the default of 50 to Transformers 5; 0 means no limit to both.
-            self.generation_config.top_k = 0
+            self._top_k_was, self.generation_config.top_k = self.generation_config.top_k, 0
 
     def _limits_tokens(self) -> bool:
         more = getattr(self.args, "generation_kwargs", None) or {}
@@ -86,12 +88,21 @@ class SamplingMixin(AroundGeneration):
             yield
 
     def _sampling(self) -> AbstractContextManager[None]:
-        unwrap = original(patch_points.GENERATION)
-        if not hasattr(self, "generation_config") or unwrap is None:
-            return nullcontext()
-        if function_uses(unwrap, "_override_model_generation_config"):
+        if not hasattr(self, "generation_config") or _overridden_by_trl():
             return nullcontext()
         return replaced(patch_points.GENERATION, self._setting_aside)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if trainer is not None and not hasattr(trainer, "generation_config"):
+            return Activity(False, "vLLM samples elsewhere")
+        if trainer is not None and trainer._top_k_was != 0:
+            return Activity(True, f"TRL samples with top_k={trainer._top_k_was}")
+        if not _overridden_by_trl():
+            return Activity(True, "TRL samples by the model's own preferences as well")
+        if trainer is not None:
+            return Activity(False, "TRL samples as its arguments say")
+        return Activity(None, "where top_k is None: TRL sets the model's own preferences aside itself")
 
     def _setting_aside(self, unwrap: Callable[..., Any]) -> Callable[..., Any]:
         @contextmanager
@@ -103,3 +114,9 @@ class SamplingMixin(AroundGeneration):
                 yield unwrapped
 
         return unwrap_model_for_generation
+
+
+def _overridden_by_trl() -> bool:
+    """Whether TRL itself has the model sample as the trainer says."""
+    unwrap = original(patch_points.GENERATION)
+    return unwrap is None or function_uses(unwrap, "_override_model_generation_config")

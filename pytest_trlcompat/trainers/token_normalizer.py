@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pytest_trlcompat.trainers._cure import Cure
-from pytest_trlcompat.trainers._upstream import method_uses
+from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers._upstream import class_uses, method_uses
 
 __all__ = ["TokenNormalizerMixin"]
 
@@ -55,7 +55,26 @@ class TokenNormalizerMixin(Cure):
         """By what to multiply the number of tokens, where TRL does not."""
         if "num_items_in_batch" not in inputs or not self.model.training:
             return 1.0
-        if method_uses(type(self), "_compute_loss", "steps_per_generation"):
+        if _shares(type(self)):
             return 1.0
         accumulated: int = self.current_gradient_accumulation_steps  # type: ignore[attr-defined] # Trainer's
         return accumulated / float(self.args.steps_per_generation)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if not class_uses(trainer_class, "num_items_in_batch", but=("transformers.",)):
+            return Activity(False, "TRL divides no loss by a number of tokens")
+        if trainer is None:
+            also = "" if _shares(trainer_class) else ", or where a step trains on a share of the generation"
+            return Activity(None, f"with mask_truncated_completions{also}: TRL counts the tokens of all completions")
+        if trainer.args.mask_truncated_completions:
+            return Activity(True, "the tokens of truncated completions are not counted")
+        steps, generated = trainer.args.gradient_accumulation_steps, trainer.args.steps_per_generation
+        if steps == generated or _shares(trainer_class):
+            return Activity(False, "TRL counts the tokens that a step trains on")
+        return Activity(True, f"a step trains on {steps}/{generated} of the tokens that TRL counts")
+
+
+def _shares(cls: type) -> bool:
+    """Whether TRL takes of the tokens of a generation the share that a step trains on."""
+    return method_uses(cls, "_compute_loss", "steps_per_generation")

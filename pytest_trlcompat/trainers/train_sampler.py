@@ -9,9 +9,11 @@ Imports nothing of the stack.
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
-from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._conditions import defined_by
+from pytest_trlcompat.trainers._cure import Activity, Cure
 
 __all__ = ["TrainSamplerMixin"]
 
@@ -31,6 +33,19 @@ class TrainSamplerMixin(Cure):
             # TRL's method samples from the trainer's own data set, of which Transformers may have dropped columns.
             return method()
         return method(*args, **kwargs)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        from transformers import Trainer
+
+        upstream: Any = super(TrainSamplerMixin, trainer_class)
+        if _takes_a_dataset(partial(upstream._get_train_sampler, None)):
+            return Activity(False, "TRL's sampler takes the data set")
+        if not _takes_a_dataset(partial(Trainer._get_train_sampler, None)):
+            return Activity(False, "Transformers passes its sampler nothing")
+        if defined_by(trainer_class, "get_train_dataloader") != "transformers":
+            return Activity(False, "TRL makes its own data loader")
+        return Activity(True, "Transformers passes the data set to TRL's sampler, which takes none")
 
 
 def _takes_a_dataset(method: Any) -> bool:

@@ -4,7 +4,7 @@ TRL's constructor may write ``model.warnings_issued["estimate_tokens"] = True``,
 it cannot count tokens. Transformers took that warning, and the dictionary, away: ``object has no attribute
 'warnings_issued'``.
 
-Imports Transformers when a trainer is built, and nothing of this package.
+Imports Transformers when a trainer is built, and of this package ``_cure`` and ``_upstream``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers._upstream import class_uses, function_uses
 
 __all__ = ["WarningsIssuedMixin"]
+
+_NAME = "warnings_issued"
 
 
 class WarningsIssuedMixin(Cure):
@@ -28,5 +31,15 @@ class WarningsIssuedMixin(Cure):
         from transformers import PreTrainedModel
 
         # On the class, since TRL loads the models itself where it is given their names.
-        with mock.patch.object(PreTrainedModel, "warnings_issued", {}, create=True):
+        with mock.patch.object(PreTrainedModel, _NAME, {}, create=True):
             super().__init__(*args, **kwargs)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        from transformers import PreTrainedModel
+
+        if not class_uses(trainer_class, _NAME, but=("transformers.",)):
+            return Activity(False, "TRL does not ask for it")
+        if function_uses(PreTrainedModel.__init__, _NAME):
+            return Activity(False, "models of Transformers have the dictionary")
+        return Activity(True, "models of Transformers have no dictionary of warnings any more")

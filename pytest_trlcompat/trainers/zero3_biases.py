@@ -15,8 +15,9 @@ from typing import Any
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_trlcompat.trainers import patch_points
-from pytest_trlcompat.trainers._cure import Cure
-from pytest_trlcompat.trainers._patching import extended
+from pytest_trlcompat.trainers._conditions import ZERO3, Condition, installed, under
+from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers._patching import expected, extended
 
 __all__ = ["ZeRO3BiasesMixin"]
 
@@ -32,11 +33,28 @@ class ZeRO3BiasesMixin(Cure):
     model: Any
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        plugin = getattr(self.accelerator.state, "deepspeed_plugin", None)
-        if plugin is not None and plugin.zero_stage == 3:
+        if ZERO3.holds(self) and expected(patch_points.ZERO3_LINEAR_BACKWARD):
             _cured.update(dict.fromkeys(self.model.parameters(), True))
             extended(patch_points.ZERO3_LINEAR_BACKWARD, _working)
         return super().train(*args, **kwargs)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if not installed("deepspeed"):
+            return Activity(False, "DeepSpeed is not installed")
+        if not expected(patch_points.ZERO3_LINEAR_BACKWARD):
+            return Activity(False, "DeepSpeed counts dimensions in any case")
+        return under(trainer, "DeepSpeed counts dimensions only for a weight's gradient", ZERO3, _BIASES)
+
+
+def _trains_biases(trainer: Any) -> bool:
+    pairs = ((getattr(each, "weight", None), getattr(each, "bias", None)) for each in trainer.model.modules())
+    return any(
+        getattr(bias, "requires_grad", False) and not getattr(weight, "requires_grad", True) for weight, bias in pairs
+    )
+
+
+_BIASES = Condition("with biases of frozen weights", "no bias of a frozen weight is trained", _trains_biases)
 
 
 _cured = WeakIdKeyDictionary()

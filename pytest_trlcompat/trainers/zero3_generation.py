@@ -16,8 +16,10 @@ from importlib import import_module
 from typing import Any
 
 from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._conditions import TRANSFORMERS_GENERATES, ZERO3, under
+from pytest_trlcompat.trainers._cure import Activity
 from pytest_trlcompat.trainers._patching import replaced
-from pytest_trlcompat.trainers._upstream import AroundGeneration
+from pytest_trlcompat.trainers._upstream import AroundGeneration, class_uses
 from pytest_trlcompat.trainers.deepspeed_hooks import offload_of, working_add_hooks
 
 __all__ = ["ZeRO3GenerationMixin", "engine_of", "unwrap_model_for_generation"]
@@ -66,6 +68,12 @@ class ZeRO3GenerationMixin(AroundGeneration):
             return
         with working_add_hooks(), replaced(patch_points.GENERATION, _right_for_bare_modules):
             yield
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if class_uses(trainer_class, "model_wrapped", but=("transformers.",)):
+            return under(trainer, "hooks come back also when generation fails", ZERO3, TRANSFORMERS_GENERATES)
+        return under(trainer, "TRL generates with the bare module", ZERO3, TRANSFORMERS_GENERATES)
 
 
 def _right_for_bare_modules(upstream: Callable[..., Any]) -> Callable[..., Any]:

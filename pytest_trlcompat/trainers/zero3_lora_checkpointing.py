@@ -14,12 +14,9 @@ import logging
 from importlib import import_module
 from typing import Any
 
-from pytest_trlcompat.trainers._cure import Cure
-from pytest_trlcompat.trainers.lora_checkpointing import (
-    checkpointing_keywords,
-    input_gradients_are_on,
-    trains_adapters,
-)
+from pytest_trlcompat.trainers._conditions import ADAPTER, CHECKPOINTING, ZERO3, installed, under
+from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers.lora_checkpointing import checkpointing_keywords, input_gradients_are_on
 
 __all__ = ["ZeRO3LoraCheckpointingMixin"]
 
@@ -41,15 +38,16 @@ class ZeRO3LoraCheckpointingMixin(Cure):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        plugin = getattr(self.accelerator.state, "deepspeed_plugin", None)
-        if (
-            self.args.gradient_checkpointing
-            and plugin is not None
-            and plugin.zero_stage == 3
-            and trains_adapters(self.model)
-            and not _frozen_parameters_stay_whole()
-        ):
+        if self._activity(type(self), self).active:
             self._checkpoint_reentrantly()
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if not installed("deepspeed"):
+            return Activity(False, "DeepSpeed is not installed")
+        if _frozen_parameters_stay_whole():
+            return Activity(False, "DeepSpeed leaves frozen parameters whole until the backward pass ends")
+        return under(trainer, "checkpointing has to be reentrant", ZERO3, CHECKPOINTING, ADAPTER)
 
     def _checkpoint_reentrantly(self) -> None:
         requested = self.args.gradient_checkpointing_kwargs or {}

@@ -17,7 +17,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.trainers import patch_points
-from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._conditions import ZERO3, Condition, under
+from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers._patching import extended
 
 if TYPE_CHECKING:
@@ -45,14 +46,18 @@ def own_hooks(model: nn.Module | None = None) -> Iterator[None]:
         return
     for point in (patch_points.PEFT_WRAPPER, patch_points.PEFT_OLD_WRAPPER):
         extended(point, _only_its_own)
-    for module in () if model is None else model.modules():
-        if "modules_to_save" in module._modules:  # a wrapper of PEFT's
-            vars(module)[_FLAG] = True
+    for module in () if model is None else _wrappers(model):
+        vars(module)[_FLAG] = True
     token = _building.set(True)
     try:
         yield
     finally:
         _building.reset(token)
+
+
+def _wrappers(model: nn.Module) -> Iterator[nn.Module]:
+    """PEFT's, around modules that learn whole."""
+    return (module for module in model.modules() if "modules_to_save" in module._modules)
 
 
 class ZeRO3WholeModulesMixin(Cure):
@@ -76,6 +81,18 @@ class ZeRO3WholeModulesMixin(Cure):
         with own_hooks(self.model):
             upstream: Any = super()
             return upstream.evaluate(*args, **kwargs)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        return under(trainer, "PEFT's wrapper keeps DeepSpeed's functions of its own", ZERO3, _WHOLE_MODULES)
+
+
+_WHOLE_MODULES = Condition(
+    "with modules that learn whole",
+    "no module learns whole beside an adapter",
+    lambda trainer: any(True for _ in _wrappers(trainer.model)),
+    needs="peft",
+)
 
 
 def _only_its_own(upstream: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:

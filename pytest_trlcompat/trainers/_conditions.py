@@ -1,0 +1,106 @@
+"""Conditions that cures share: what must be true of a training, or of what is installed, for them to change anything.
+
+A mixin decides and answers by the same ones. Imports only the standard library, and of this package ``_cure``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from pytest_trlcompat.trainers._cure import Activity, own
+
+__all__ = [
+    "ACCUMULATION",
+    "ADAPTER",
+    "CHECKPOINTING",
+    "DEEPSPEED",
+    "SEVERAL_RANKS",
+    "TRANSFORMERS_GENERATES",
+    "ZERO3",
+    "Condition",
+    "defined_by",
+    "installed",
+    "trains_adapters",
+    "under",
+    "zero_stage",
+]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What must be true of a training.
+
+    Attributes:
+        where: as it follows "depends: " or stands before a colon: ``"under ZeRO-3"``.
+        otherwise: why nothing is changed where it is not: ``"not under ZeRO-3"``.
+        holds: asked of a trainer that was built.
+        needs: the package without which it never holds.
+    """
+
+    where: str
+    otherwise: str
+    holds: Callable[[Any], bool]
+    needs: str = ""
+
+
+def under(trainer: Any, why: str, *conditions: Condition) -> Activity:
+    """The answer of a cure that changes something, because of ``why``, where all ``conditions`` hold.
+
+    Of a class alone (``trainer`` is ``None``) they are not known.
+    """
+    if absent := next((each.needs for each in conditions if each.needs and not installed(each.needs)), ""):
+        return Activity(False, f"{_TITLES[absent]} is not installed")
+    if trainer is None:
+        return Activity(None, f"{', '.join(condition.where for condition in conditions)}: {why}")
+    missing = next((condition for condition in conditions if not condition.holds(trainer)), None)
+    return Activity(True, why) if missing is None else Activity(False, missing.otherwise)
+
+
+def zero_stage(trainer: Any) -> int | None:
+    """The stage of ZeRO that a trainer's accelerator has; ``None`` without DeepSpeed."""
+    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+    return None if plugin is None else int(plugin.zero_stage)
+
+
+def trains_adapters(model: Any) -> bool:
+    """Whether ``model`` is a ``PeftModel``."""
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
+def installed(package: str) -> bool:
+    """Whether a package can be imported, without importing it."""
+    return find_spec(package) is not None
+
+
+def defined_by(cls: type, method: str) -> str:
+    """The first package of those whose class defines ``method``, this one's cures aside; empty where none does."""
+    owners = (base for base in cls.__mro__ if method in vars(base) and not own(base))
+    return next((base.__module__.partition(".")[0] for base in owners), "")
+
+
+_TITLES = {"deepspeed": "DeepSpeed", "peft": "PEFT"}
+
+DEEPSPEED = Condition(
+    "under DeepSpeed", "not under DeepSpeed", lambda trainer: zero_stage(trainer) is not None, needs="deepspeed"
+)
+ZERO3 = Condition("under ZeRO-3", "not under ZeRO-3", lambda trainer: zero_stage(trainer) == 3, needs="deepspeed")
+ADAPTER = Condition(
+    "with an adapter", "no adapter is trained", lambda trainer: trains_adapters(trainer.model), needs="peft"
+)
+CHECKPOINTING = Condition(
+    "with gradient checkpointing",
+    "gradient_checkpointing is off",
+    lambda trainer: bool(trainer.args.gradient_checkpointing),
+)
+ACCUMULATION = Condition(
+    "where gradients are accumulated",
+    "gradient_accumulation_steps is 1",
+    lambda trainer: trainer.args.gradient_accumulation_steps > 1,
+)
+SEVERAL_RANKS = Condition("on several ranks", "one process alone", lambda trainer: trainer.accelerator.num_processes > 1)
+TRANSFORMERS_GENERATES = Condition(
+    "without vLLM", "vLLM generates elsewhere", lambda trainer: not getattr(trainer.args, "use_vllm", False)
+)
