@@ -100,7 +100,9 @@ ACCUMULATION = Condition(
     "gradient_accumulation_steps is 1",
     lambda trainer: trainer.args.gradient_accumulation_steps > 1,
 )
-SEVERAL_RANKS = Condition("on several ranks", "one process alone", lambda trainer: trainer.accelerator.num_processes > 1)
+SEVERAL_RANKS = Condition(
+    "on several ranks", "one process alone", lambda trainer: trainer.accelerator.num_processes > 1
+)
 TRANSFORMERS_GENERATES = Condition(
     "without vLLM", "vLLM generates elsewhere", lambda trainer: not getattr(trainer.args, "use_vllm", False)
 )

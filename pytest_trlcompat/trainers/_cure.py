@@ -145,8 +145,11 @@ class Cure:
         super().__init__(*args, **kwargs)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        active = [cure.name for cure in self.cures if cure.active]
-        LOGGER.info("%s: cures at work: %s", type(self).__name__, ", ".join(active) or "none on this stack")
+        try:
+            active = ", ".join(cure.name for cure in self.cures if cure.active) or "none on this stack"
+        except Exception as error:  # a line in the log must not end a training
+            active = f"not known, {type(error).__name__}: {error}"
+        LOGGER.info("%s: cures at work: %s", type(self).__name__, active)
         upstream: Any = super()
         return upstream.train(*args, **kwargs)
 

@@ -127,7 +127,13 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "PPOAcceleratorMixin": (ACCELERATOR,),
     "PPOAccumulationMixin": _of_ppo_trainer("train"),
     "PPOAdapterReferenceMixin": _NULL_REFERENCE,
-    "PPODeepSpeedHooksMixin": (ADD_HOOKS, OLD_REGISTER, NEW_REGISTER, *_of_ppo_trainer("train"), *_of_ppo_trainer("generate_completions")),
+    "PPODeepSpeedHooksMixin": (
+        ADD_HOOKS,
+        OLD_REGISTER,
+        NEW_REGISTER,
+        *_of_ppo_trainer("train"),
+        *_of_ppo_trainer("generate_completions"),
+    ),
     "PPOFSDPMixin": (
         *_of_ppo("PolicyAndValueWrapper.__init__"),
         *_of_ppo("unwrap_model_for_generation"),
