@@ -36,6 +36,7 @@ PREPARE_FSDP = _grpo("prepare_fsdp", ">=0.18")
 ADD_HOOKS = PatchPoint("trl.models.utils:add_hooks")
 REMOVE_HOOKS = PatchPoint("trl.models.utils:remove_hooks")
 ACCELERATOR = PatchPoint("accelerate.accelerator:Accelerator.__init__")
+GET_STATE_DICT = PatchPoint("accelerate.accelerator:Accelerator.get_state_dict")
 PREPARE_FSDP2 = PatchPoint("accelerate.utils.fsdp_utils:fsdp2_prepare_model", ">=1.6")
 # Right from 0.17.3 on, so that nothing is changed there.
 ZERO3_LINEAR_BACKWARD = PatchPoint("deepspeed.runtime.zero.linear:LinearFunctionForZeroStage3.backward", "<0.17.3")
@@ -110,7 +111,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "FSDPGenerationMixin": (GENERATION, *_FSDP1_ROOT),
     "FSDPGradientsMixin": (GENERATION, FSDP1_RESET_GRADIENTS),
     "FSDPReferenceModelMixin": (PREPARE_FSDP, PREPARE_FSDP2),
-    "FSDPSaveMixin": (_SAVE_MODEL,),
+    "FSDPSaveMixin": (_SAVE_MODEL, GET_STATE_DICT),
     "FSDPSyncRefModelMixin": (
         PatchPoint("trl.trainer.callbacks:SyncRefModelCallback.on_step_end", ">=0.12"),
         FSDP1_RESHARD,
@@ -142,7 +143,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         *_FSDP1_ROOT,
     ),
     "PPONewerTrainerMixin": (_SAVE_CHECKPOINT,),
-    "PPOSaveMixin": (_SAVE_MODEL, _trainer("_save"), _trainer("create_model_card")),
+    "PPOSaveMixin": (_SAVE_MODEL, GET_STATE_DICT, _trainer("_save"), _trainer("create_model_card")),
     "PlainLogProbsMixin": (_grpo("GRPOTrainer._get_per_token_logps_and_entropies", ">=0.20"),),
     "ResumingMixin": (_trainer("_load_rng_state"),),
     "SamplingMixin": (GENERATION,),

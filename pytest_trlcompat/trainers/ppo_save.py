@@ -16,18 +16,18 @@ Imports Accelerate and torch, and of this package ``_ppo``, ``_upstream`` and ``
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
 from accelerate.utils import DistributedType
-from torch.distributed.fsdp import StateDictType
 
 from pytest_trlcompat.trainers._conditions import Condition, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers._ppo import ppo_trainer_class
 from pytest_trlcompat.trainers._upstream import function_uses
 from pytest_trlcompat.trainers.fsdp_adapter_save import adapter_found, shards_adapter
+from pytest_trlcompat.trainers.fsdp_save import full_state_dict, gathered_for_rank_0
 
 __all__ = ["PPOSaveMixin"]
 
@@ -74,7 +74,8 @@ class PPOSaveMixin(Cure):
         trainer = ppo_trainer_class()
         # What comes after TRL's own trainer is transformers.Trainer.
         upstream: Any = super() if function_uses(trainer.save_model, "get_state_dict") else super(trainer, self)
-        with _full_state_dict(self.accelerator):
+        # FSDP has one type of state dict that ``from_pretrained`` can read; under any other ``Trainer`` writes nothing.
+        with full_state_dict(self.accelerator), gathered_for_rank_0():
             upstream.save_model(output_dir, _internal_call)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
@@ -97,9 +98,3 @@ class PPOSaveMixin(Cure):
         with mock.patch.object(self, "model", self.accelerator.unwrap_model(self.model)):
             return upstream.create_model_card(*args, **kwargs)
 
-
-def _full_state_dict(accelerator: Any) -> AbstractContextManager[Any]:
-    """FSDP's type of state dict that ``from_pretrained`` can read; under any other ``Trainer`` writes nothing."""
-    if accelerator.distributed_type != DistributedType.FSDP:
-        return nullcontext()
-    return mock.patch.object(accelerator.state.fsdp_plugin, "state_dict_type", StateDictType.FULL_STATE_DICT)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_trlcompat import tiny
+from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.launch import Launcher
 
 from .checks_bodies import TRAINS_FSDP2
@@ -139,3 +139,62 @@ def test_the_type_is_another_while_saving_only(output_dir: str | None, internal:
     Trainer().save_model(output_dir, internal)
     assert types == [(StateDictType[f"{seen}_STATE_DICT"], output_dir, internal)]
     assert plugin.state_dict_type is StateDictType.SHARDED_STATE_DICT
+
+
+# ---- what is gathered, and where
+
+
+def gather(cured: bool, strategy: str) -> dict[str, Any]:
+    """A model's state dict by Accelerate, after a backward pass and an update; and the peak of accelerator memory."""
+    from contextlib import nullcontext
+
+    import torch
+    from accelerate import Accelerator
+
+    from pytest_trlcompat.trainers.fsdp_save import gathered_for_rank_0
+
+    deep = tiny.qwen2(num_hidden_layers=10, hidden_size=64, tie_word_embeddings=True)
+    accelerator, whole = Accelerator(), deep.new_model()
+    expected = {name: tensor.detach() + 1 for name, tensor in whole.state_dict().items()}
+    if strategy == "fsdp2":
+        from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+
+        model = fsdp2_prepare_model(accelerator, whole)
+    else:
+        model = accelerator.prepare_model(whole)
+    memory = getattr(torch, accelerator.device.type)
+    ids = torch.ones(1, 2, dtype=torch.long, device=accelerator.device)
+    model(input_ids=ids, labels=ids).loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.grad = None
+            parameter.add_(1)
+    memory.reset_peak_memory_stats()
+    before = memory.memory_allocated()
+    with gathered_for_rank_0() if cured else nullcontext():
+        state = accelerator.get_state_dict(model)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in expected.values())
+    return {
+        "tensors": len(state),
+        "expected": len(expected),
+        "right": sum(torch.equal(state[name].cpu(), tensor) for name, tensor in expected.items() if name in state),
+        "devices": sorted({tensor.device.type for tensor in state.values()}),
+        "tied": bool(state) and len({tensor.data_ptr() for tensor in state.values()}),
+        "peak": (memory.max_memory_allocated() - before) / size,
+    }
+
+
+@pytest.mark.parametrize("strategy", ["fsdp1", "fsdp2"])
+def test_rank_0_alone_gets_right_tensors_one_at_a_time(launch: Launcher, strategy: str) -> None:
+    if strategy == "fsdp2" and not stack.satisfied({"accelerate": ">=1.6"}, stack.installed()):
+        pytest.skip("this Accelerate has no FSDP2")
+    options = {"transformer_cls_to_wrap": "Qwen2DecoderLayer"}
+    options |= {"state_dict_type": "SHARDED_STATE_DICT"} if strategy == "fsdp2" else {}
+    first, second = launch(gather, True, strategy, strategy=strategy, options=options).values
+    assert first["tensors"] == first["expected"] == 123
+    assert first["right"] == 123
+    assert first["devices"] == ["cpu"]
+    assert second["tensors"] == 0
+    if strategy == "fsdp2":
+        for rank in (first, second):
+            assert rank["peak"] <= 0.25
