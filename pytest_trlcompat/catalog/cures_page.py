@@ -77,7 +77,7 @@ def page(issues: Iterable[KnownIssue]) -> str:
 
 
 def _is_of(issue: KnownIssue, kind: str) -> bool:
-    """Whether an issue stands in the section of a kind: its own, or cured there; of GRPO what any trainer gets is not."""
+    """Whether an issue stands in the section of a kind: its own, or cured there and not for any trainer."""
     if not issue.cure or (issue.trainer and issue.trainer != kind):
         return False
     if kind == "grpo" and not issue.trainer and mixins(issue, "trainer"):
@@ -132,7 +132,7 @@ def known(issues: Iterable[KnownIssue]) -> str:
     found: dict[str, list[dict[str, object]]] = {}
     for issue in issues:
         for mixin in mixins(issue):
-            described = {"id": issue.id, "title": issue.title, "upstream": list(issue.upstream)}
+            described: dict[str, object] = {"id": issue.id, "title": issue.title, "upstream": list(issue.upstream)}
             found.setdefault(mixin, []).append(described)
     return json.dumps(dict(sorted(found.items())), indent=1, ensure_ascii=False) + "\n"
 

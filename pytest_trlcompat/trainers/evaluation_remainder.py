@@ -40,7 +40,6 @@ class EvaluationRemainderMixin(Cure):
         rows = len(sampler) if isinstance(sampler, Sized) else len(dataset)
         return None if rows == len(dataset) else rows
 
-
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
         if defined_by(trainer_class, "_get_eval_sampler") == "transformers":

@@ -35,7 +35,9 @@ def needed(strategy: str, *, adapter: bool) -> Iterator[KnownIssue]:
     for issue in known_issues.load().values():
         if issue.trainer in ("", "grpo") and mixins(issue, "grpo") and (adapter or not issue.needs):
             labels = issue.labels()
-            found = issue.predict("upstream", strategy, INSTALLED) if strategy in labels or not issue.strategies else None
+            found = (
+                issue.predict("upstream", strategy, INSTALLED) if strategy in labels or not issue.strategies else None
+            )
             if found is not None and found.verdict in NEEDED:
                 yield issue
 
@@ -108,7 +110,8 @@ def test_no_cure_that_the_catalogue_asks_for_says_of_the_class_that_it_does_noth
 
 
 @pytest.mark.parametrize(
-    ("strategy", "ranks", "adapter"), [("single", 1, False), ("single", 1, True), ("zero3", 2, True), ("fsdp1", 2, False)]
+    ("strategy", "ranks", "adapter"),
+    [("single", 1, False), ("single", 1, True), ("zero3", 2, True), ("fsdp1", 2, False)],
 )
 def test_what_cures_say_of_a_training_agrees_with_the_catalogue(
     launch: Launcher, tmp_path: Path, strategy: str, ranks: int, adapter: bool
@@ -136,7 +139,7 @@ def test_what_cures_say_of_a_training_agrees_with_the_catalogue(
         if strategy == "zero3":
             assert active["ZeRO3GenerationMixin"] is True
             assert active["ZeRO3WholeModulesMixin"] is True
-        if not adapter and not of_class["AdapterLoadingMixin"].active is False:
+        if not adapter and of_class["AdapterLoadingMixin"].active is not False:
             assert reasons["AdapterLoadingMixin"] == "no adapter is trained"
         assert active["EvaluationRemainderMixin"] is True
         assert reasons["EvaluationRemainderMixin"] == "Accelerate counts prompts for rows"

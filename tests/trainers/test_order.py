@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from pytest_trlcompat import trainers
-from pytest_trlcompat.trainers._cure import check_order
+from pytest_trlcompat.trainers._cure import Cure, check_order
 from pytest_trlcompat.trainers.names import MODULES
 
 FOLDER = Path(trainers.__file__).parent
