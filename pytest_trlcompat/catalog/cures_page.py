@@ -77,7 +77,7 @@ def page(issues: Iterable[KnownIssue]) -> str:
 
 
 def _is_of(issue: KnownIssue, kind: str) -> bool:
-    """Whether an issue stands in the section of a kind: its own, or cured there; of GRPO what any trainer gets is not."""
+    """Whether an issue stands in the section of a kind: its own, or cured there and not for any trainer."""
     if not issue.cure or (issue.trainer and issue.trainer != kind):
         return False
     if kind == "grpo" and not issue.trainer and mixins(issue, "trainer"):

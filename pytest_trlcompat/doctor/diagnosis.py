@@ -100,8 +100,8 @@ class Diagnosis:
             return self.spec.notes
         return (
             *self.spec.notes,
-            f"no sweep trains with {name}: what is said here was measured with GRPO alone, and an issue that only {name} "
-            "has is not known here",
+            f"no sweep trains with {name}: what is said here was measured with GRPO alone, and an issue that only "
+            f"{name} has is not known here",
         )
 
     def remedy(self, applicable: ApplicableIssue) -> str:

@@ -61,8 +61,12 @@ def under(trainer: Any, why: str, *conditions: Condition) -> Activity:
 
 def zero_stage(trainer: Any) -> int | None:
     """The stage of ZeRO that a trainer's accelerator has; ``None`` without DeepSpeed."""
-    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+    plugin = _deepspeed_plugin(trainer)
     return None if plugin is None else int(plugin.zero_stage)
+
+
+def _deepspeed_plugin(trainer: Any) -> Any:
+    return getattr(trainer.accelerator.state, "deepspeed_plugin", None)
 
 
 def trains_adapters(model: Any) -> bool:
@@ -84,7 +88,7 @@ def defined_by(cls: type, method: str) -> str:
 _TITLES = {"deepspeed": "DeepSpeed", "peft": "PEFT"}
 
 DEEPSPEED = Condition(
-    "under DeepSpeed", "not under DeepSpeed", lambda trainer: zero_stage(trainer) is not None, needs="deepspeed"
+    "under DeepSpeed", "not under DeepSpeed", lambda trainer: _deepspeed_plugin(trainer) is not None, needs="deepspeed"
 )
 ZERO3 = Condition("under ZeRO-3", "not under ZeRO-3", lambda trainer: zero_stage(trainer) == 3, needs="deepspeed")
 ADAPTER = Condition(

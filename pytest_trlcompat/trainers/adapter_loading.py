@@ -48,11 +48,15 @@ def _needless() -> str:
         return "PEFT is not installed"
     if not hasattr(import_module(_MODULE), _NAME):
         return "PEFT prepares nothing for tensor parallelism"
+    return "Transformers has what PEFT imports" if _can_be_split() else ""
+
+
+def _can_be_split() -> bool:
+    """Whether Transformers has what PEFT imports from it."""
     try:
-        found = hasattr(import_module("transformers.integrations.tensor_parallel"), "EmbeddingParallel")
+        return hasattr(import_module("transformers.integrations.tensor_parallel"), "EmbeddingParallel")
     except ImportError:
-        found = False
-    return "Transformers has what PEFT imports" if found else ""
+        return False
 
 
 class AdapterLoadingMixin(Cure):

@@ -35,8 +35,8 @@ examples:
   trlcompat cures trainer                any other transformers.Trainer
   trlcompat cures trl:DPOTrainer         this one; a class of your own likewise: package.module:Class
 
-active: yes, this stack needs the cure; no, it changes nothing; depends, on strategy, model or arguments: a trainer's own
-`cures`, and a line in its log when training begins, say what holds for it
+active: yes, this stack needs the cure; no, it changes nothing; depends, on strategy, model or arguments: `cures` of a
+trainer that was built, and a line in its log when training begins, say what holds for it
 """
 
 
@@ -100,10 +100,10 @@ def _named(name: str) -> Any:
 
 
 def _not_there(name: str, error: ImportError) -> str:
-    package = {"grpo": "trl", "ppo": "trl", "trainer": "transformers"}.get(name, name.partition(":")[0].split(".")[0])
-    if isinstance(error, ModuleNotFoundError) and (error.name == package or not error.name):
+    own = name.partition(":")[0].partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and error.name in ("trl", "transformers", own):
         return (
-            f"{package} is not installed in {sys.prefix}; run this with the Python of your training environment: "
+            f"{error.name} is not installed in {sys.prefix}; run this with the Python of your training environment: "
             "python -m pytest_trlcompat cures"
         )
     return f"{name} cannot be imported: {error}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_trlcompat.trainers._conditions import DEEPSPEED, installed, zero_stage
+from pytest_trlcompat.trainers._conditions import DEEPSPEED, installed
 from pytest_trlcompat.trainers._cure import Activity, Cure
 
 __all__ = ["EmptyParamGroupsMixin"]
@@ -33,7 +33,7 @@ class EmptyParamGroupsMixin(Cure):
         created = upstream.create_optimizer(*args, **kwargs)
         groups = getattr(self.optimizer, "param_groups", None)
         # TRL's PPO trainers ask for their optimizer before they know is_deepspeed_enabled.
-        if zero_stage(self) is not None and groups is not None:
+        if DEEPSPEED.holds(self) and groups is not None:
             before = len(groups)
             groups[:] = [group for group in groups if group["params"]]
             self._dropped_groups = before - len(groups)

@@ -93,7 +93,7 @@ TRAINERS: Mapping[str, str] = MappingProxyType(
         "trainer": "YourTrainer",
     }
 )
-"""What people call a trainer to the name of TRL's class; ``trainer`` is any other of Transformers', a user's own too."""
+"""What people call a trainer to the name of TRL's class; ``trainer`` is any other, also a user's own."""
 
 
 def kind_named(trainer: str) -> str:

@@ -38,7 +38,7 @@ class ZeRO3LoraCheckpointingMixin(Cure):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self._activity(type(self), self).active:
+        if ZeRO3LoraCheckpointingMixin._activity(type(self), self).active:
             self._checkpoint_reentrantly()
 
     @classmethod

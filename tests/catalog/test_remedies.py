@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 
@@ -12,6 +13,7 @@ from pytest_trlcompat.catalog.fixed_releases import fixed_releases
 from pytest_trlcompat.catalog.ranges import at
 from pytest_trlcompat.catalog.remedies import cured_in, mixins, own_trainer, remedy
 from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.trainers.kinds import KINDS, TRAINERS, kind_named
 
 TRAIN = "train with pytest_trlcompat.trainers."
 
@@ -38,7 +40,7 @@ TRAIN = "train with pytest_trlcompat.trainers."
             ">=0.19.3, or trl >=0.17,<0.27 with transformers <5.0, or set use_reentrant=True",
             "trl 1.9 or deepspeed 0.19.3",
         ),
-        ("lora-fsdp-save", f"{TRAIN}GRPOTrainer (FSDPAdapterSaveMixin), or take peft <0.20", ""),
+        ("lora-fsdp-save", f"{TRAIN}cured(YourTrainer) (FSDPAdapterSaveMixin), or take peft <0.20", ""),
         ("ppo-fsdp-rollout", f"{TRAIN}PPOTrainer (PPOFSDPMixin)", ""),
         (
             "ppo-config-after-grpo",
@@ -96,8 +98,10 @@ def test_mixins_of_a_cure(issue_id: str, names: tuple[str, ...]) -> None:
 def test_how_a_trainer_of_ones_own_is_cured() -> None:
     known = known_issues.load()
     text = own_trainer([known["ppo-fsdp-rollout"], known["grpo-evaluate"], known["trl-import"]])
-    assert "`class My(corrected.GRPOTrainer, MyTrainer)` or `class My(corrected.PPOTrainer, MyTrainer)`" in text
-    assert "where corrected is pytest_trlcompat.trainers" in text
+    assert text.startswith(
+        "A trainer of your own gets the cures of its kind by `pytest_trlcompat.trainers.cured(MyTrainer)`, "
+    )
+    assert text.endswith("a mixin in parentheses above gives that cure alone, by `class My(TheMixin, MyTrainer)`.")
     assert own_trainer([known["trl-import"]]) == ""
 
 
@@ -118,7 +122,9 @@ def test_releases_that_the_stack_has_already_are_left_out() -> None:
     assert unsettled.startswith(f"{start}deepspeed >=0.19.3, or trl >=0.17,<0.27 with ")
     had = {"trl": at("1.0.0"), "transformers": at("4.57.1"), "peft": at("0.17.0")}
     assert remedy(known_issues.load()["trl-training-arguments"], versions=had) == "nothing is known to help"
-    assert remedy(known_issues.load()["lora-fsdp-save"], versions=had) == f"{TRAIN}GRPOTrainer (FSDPAdapterSaveMixin)"
+    assert remedy(known_issues.load()["lora-fsdp-save"], versions=had) == (
+        f"{TRAIN}cured(YourTrainer) (FSDPAdapterSaveMixin)"
+    )
 
 
 FAILS = " (most of what was measured there fails for another reason)"
@@ -177,21 +183,50 @@ def test_advice_of_the_catalogue_agrees_with_the_evidence() -> None:
     [
         ("deepspeed-hook-registration", f"{TRAIN}PPOTrainer (PPODeepSpeedHooksMixin), or "),
         ("lora-zero3-whole-modules", f"{TRAIN}PPOTrainer (ZeRO3WholeModulesMixin), or "),
-        (
-            "lora-fsdp-save",
-            "mix pytest_trlcompat.trainers.FSDPAdapterSaveMixin, measured with GRPO alone, into your trainer, or ",
-        ),
+        ("lora-fsdp-save", "take peft <0.20"),  # no cure that PPO's kind gets: none is promised
         ("ppo-fsdp-rollout", f"{TRAIN}PPOTrainer (PPOFSDPMixin)"),
     ],
 )
 def test_the_remedy_for_ppo_names_its_trainer_where_that_has_the_cure(issue_id: str, start: str) -> None:
     issue = known_issues.load()[issue_id]
     assert remedy(issue, trainer="ppo").startswith(start)
-    assert remedy(issue, trainer="grpo").startswith(TRAIN)
+    assert remedy(issue, trainer="grpo").startswith(f"{TRAIN}{'PPO' if issue.trainer else 'GRPO'}Trainer (")
 
 
 def test_how_a_trainer_of_ones_own_gets_ppos_cures() -> None:
     known = known_issues.load()
-    text = own_trainer([known["ppo-fsdp-rollout"], known["deepspeed-hook-registration"]], "ppo")
-    assert "gets the cures of PPOTrainer by `class My(corrected.PPOTrainer, MyTrainer)`, where" in text
-    assert "GRPOTrainer" not in text
+    assert own_trainer([known["ppo-fsdp-rollout"], known["deepspeed-hook-registration"]], "ppo")
+    assert own_trainer([known["lora-fsdp-save"]], "ppo") == ""
+    assert own_trainer([known["lora-fsdp-save"]], "dpo")
+    assert own_trainer([known["deepspeed-hook-registration"]], "dpo") == ""
+
+
+@pytest.mark.parametrize(
+    ("issue_id", "trainer", "start"),
+    [
+        ("fsdp-sharded-save", "", f"{TRAIN}cured(YourTrainer) (FSDPSaveMixin), or "),
+        ("fsdp-sharded-save", "trainer", f"{TRAIN}cured(YourTrainer) (FSDPSaveMixin), or "),
+        ("fsdp-sharded-save", "dpo", f"{TRAIN}cured(DPOTrainer) (FSDPSaveMixin), or "),
+        ("fsdp-sharded-save", "nash-md", f"{TRAIN}cured(NashMDTrainer) (FSDPSaveMixin), or "),
+        ("fsdp-sharded-save", "grpo", f"{TRAIN}GRPOTrainer (FSDPSaveMixin), or "),
+        ("lora-zero3-checkpointing", "", f"{TRAIN}GRPOTrainer (ZeRO3LoraCheckpointingMixin), or "),
+        ("lora-zero3-checkpointing", "dpo", "take trl "),
+        (
+            "deepspeed-hook-registration",
+            "",
+            f"{TRAIN}GRPOTrainer (DeepSpeedHooksMixin) or pytest_trlcompat.trainers.PPOTrainer "
+            "(PPODeepSpeedHooksMixin), or ",
+        ),
+    ],
+)
+def test_the_remedy_names_what_fits_the_trainer(issue_id: str, trainer: str, start: str) -> None:
+    assert remedy(known_issues.load()[issue_id], trainer=trainer).startswith(start)
+
+
+def test_only_mixins_that_a_kind_gets_are_promised() -> None:
+    for trainer in TRAINERS:
+        for issue in known_issues.load().values():
+            if issue.trainer in ("", trainer):
+                assert set(mixins(issue, trainer)) <= set(KINDS[kind_named(trainer)])
+                named = set(re.findall(r"\w+Mixin", remedy(issue, trainer=trainer)))
+                assert named == set(mixins(issue, trainer)), (issue.id, trainer)

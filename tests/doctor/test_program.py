@@ -47,7 +47,7 @@ def test_status_1_and_the_whole_text_when_a_known_issue_affects_the_stack(doctor
         "transformers >=4.49, or transformers >=4.49,<4.52, or trl >=0.14,<0.15 with transformers <4.49; "
         "under single-neither take trl >=0.20",
         f"upstream {entry.upstream[0]}",
-        "gets all cures by `class My(corrected.GRPOTrainer, MyTrainer)` or `class My(corrected.PPOTrainer, MyTrainer)`",
+        "A trainer of your own gets the cures of its kind by `pytest_trlcompat.trainers.cured(MyTrainer)`",
         "[measured on trl0.15.2-tf4.48.3 under single]",
     ):
         assert text in flat, text
@@ -142,6 +142,7 @@ def test_json_contains_everything_that_the_text_does(doctor: Run, small: KnownIs
         "stack": {"trl": "0.15.2", "peft": "0.14.0"},
         "unknown": ["transformers", "torch", "accelerate", "deepspeed", "datasets"],
         "absent": [],
+        "trainer": "",
         "notes": [],
         "strategies": ["zero3"],
         "left_out": "",
@@ -158,6 +159,7 @@ def test_json_contains_everything_that_the_text_does(doctor: Run, small: KnownIs
                 "mixins": [],
                 "cured_in": "trl 0.18",
                 "uncured": "",
+                "measured_with": "grpo",
                 "upstream": [LINK],
                 "suite": "s",
                 "when": [
@@ -277,3 +279,53 @@ def test_issues_of_other_trainers_can_be_left_out(doctor: Run, monkeypatch: pyte
         ["ppo-a", "trl-import"],
         ["grpo-a", "trl-import"],
     ]
+
+
+DPO = ("no sweep trains with DPOTrainer: what is said here was measured with GRPO alone, and an issue that only "
+       "DPOTrainer has is not known here")  # fmt: skip
+
+
+def test_any_trainer_can_be_asked_about_and_none_that_was_not_measured_is_called_safe(doctor: Run) -> None:
+    newest = ("trl==1.16.0", "transformers==5.23.0", "--strategy", "fsdp2", "--trainer")
+    status, out, _ = doctor(*newest, "dpo")
+    flat = " ".join(out.split())
+    assert status == 1
+    for text in (
+        f"note: {DPO}",
+        "but measured with GRPO alone, not with DPOTrainer symptom",
+        "cure train with pytest_trlcompat.trainers.cured(DPOTrainer) (FSDPSaveMixin), or call ",
+        "No measured pins are recommended, since no sweep trains with DPOTrainer.",
+    ):
+        assert text in flat, text
+    assert "grpo-" not in out
+    document = json.loads(doctor(*newest, "dpo", "--json")[1])
+    assert (document["trainer"], document["notes"][-1], document["ok_pins"]) == ("dpo", DPO, [])
+    assert document["fewest_issues"] is None
+    assert {each["measured_with"] for each in document["issues"]} == {"grpo"}
+    assert "cured(YourTrainer)" in doctor(*newest, "trainer")[1]
+    grpo = doctor(*newest, "grpo")[1]
+    assert "trainers.GRPOTrainer (FSDPSaveMixin)" in grpo
+    assert "measured with GRPO alone" not in grpo
+
+
+def test_no_finding_for_a_trainer_that_was_not_measured_is_not_an_all_clear(doctor: Run) -> None:
+    arguments = ("trl==1.16.0", "transformers==5.23.0", "torch==2.13.0", "peft==0.21.2", "--strategy", "single")
+    status, out, _ = doctor(*arguments, "--trainer", "sft")
+    assert status == 0
+    assert "No known issue that was measured with GRPO and may meet SFTTrainer affects this stack" in " ".join(
+        out.split()
+    )
+    assert "No known issue affects this stack" not in out
+
+
+def test_an_unknown_trainer_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["doctor", "--trainer", "ddpo"])
+    assert caught.value.code == 2
+    assert "invalid choice: 'ddpo' (choose from 'grpo', 'ppo', 'sft', 'dpo'," in capsys.readouterr().err
+
+
+def test_help_names_the_command_that_lists_cures(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert "cures   what each cure of a trainer does on the installed stack" in capsys.readouterr().out
