@@ -158,7 +158,7 @@ def points_of(trainer_class: type, known: PatchPoint) -> tuple[PatchPoint, ...]:
     others = (base.__module__ for base in trainer_class.__mro__ if not own(base))
     named = (one for one in others if hasattr(sys.modules.get(one), known.name))
     modules = dict.fromkeys(one for one in named if one != known.module)
-    return known, *(PatchPoint(f"{one}:{known.name}", used_by=known.used_by) for one in modules)
+    return known, *(PatchPoint(f"{one}:{known.name}") for one in modules)
 
 
 def _prepare_fsdp_of_both_versions(upstream: Callable[..., nn.Module]) -> Callable[..., nn.Module]:

@@ -73,6 +73,8 @@ def trained(model: tiny.TinyModel, folder: str, *, adapter: bool) -> list[tuple[
         "gradient_checkpointing": True,
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
     }
+    if not adapter and "sync_ref_model" in known:
+        settings |= {"sync_ref_model": True, "ref_model_sync_steps": 1}
     more: dict[str, Any] = {}
     if adapter:
         from peft import LoraConfig

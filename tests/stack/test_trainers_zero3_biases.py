@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 linear = pytest.importorskip("deepspeed.runtime.zero.linear")
 
+from pytest_trlcompat.trainers import zero3_biases  # noqa: E402 - part of the stack
 from pytest_trlcompat.trainers.zero3_biases import ZeRO3BiasesMixin, _working  # noqa: E402 - part of the stack
 
 FUNCTION = linear.LinearFunctionForZeroStage3
@@ -65,9 +66,15 @@ def failing(context: Any, gradient: Any) -> Any:
 
 
 @pytest.mark.parametrize(("stage", "cured"), [(3, True), (2, False), (None, False)])
-def test_layers_of_a_trainer_under_zero3_are_cured_and_no_others(stage: int | None, cured: bool) -> None:
+def test_layers_of_a_trainer_under_zero3_are_cured_and_no_others(
+    stage: int | None, cured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed: list[Any] = []  # whatever DeepSpeed is installed, as for one that needs it
+    monkeypatch.setattr(zero3_biases, "expected", lambda point: True)
+    monkeypatch.setattr(zero3_biases, "extended", lambda point, make: changed.append((point.name, make)))
     weight, others, bias = torch.ones(4, 3), torch.ones(4, 3), torch.ones(4)
     trainer(stage, lambda: None, weight).train()
+    assert changed == ([("backward", _working)] if cured else [])
     backward = _working(failing)
     gradient = torch.ones(2, 4)
     if cured:

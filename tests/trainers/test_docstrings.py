@@ -10,8 +10,9 @@ import pytest
 
 from pytest_trlcompat import trainers
 from pytest_trlcompat.catalog import known_issues
-from pytest_trlcompat.catalog.cures_page import page
+from pytest_trlcompat.catalog.cures_page import known, page
 from pytest_trlcompat.trainers.kinds import KINDS
+from pytest_trlcompat.trainers.known import FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(path for path in Path(trainers.__file__).parent.glob("[a-z]*.py"))
@@ -52,6 +53,12 @@ def test_docstrings_leave_releases_to_the_catalogue(path: Path) -> None:
 
 def test_the_page_of_cures_is_made_from_the_catalogue() -> None:
     assert (ROOT / "docs" / "cures.md").read_text(encoding="utf-8") == page(known_issues.load().values()), (
+        "write it anew: python -m pytest_trlcompat.catalog.cures_page docs/cures.md"
+    )
+
+
+def test_what_the_mixins_say_is_made_from_the_catalogue() -> None:
+    assert FILE.read_text(encoding="utf-8") == known(known_issues.load().values()), (
         "write it anew: python -m pytest_trlcompat.catalog.cures_page docs/cures.md"
     )
 
