@@ -113,8 +113,8 @@ class FSDPReferenceModelMixin(Cure):
     """Shards the reference model of any trainer that keeps one as ``ref_model``, under FSDP1 and FSDP2.
 
     Where upstream shards it rightly, that runs, and all that is left to do is to mark the reference model's parameters
-    as ones that they require no gradient, and to let go of what FSDP2 keeps after a forward pass. It knows by looking at
-    the reference model that the trainer made.
+    as ones that they require no gradient, and to let go of what FSDP2 keeps after a forward pass. It knows by looking
+    at the reference model that the trainer made.
     """
 
     accelerator: Any
@@ -174,7 +174,7 @@ def _shard_fsdp1(model: nn.Module, accelerator: Any) -> nn.Module:
     # What Accelerate has prepared it hands back as it is, also where that was for evaluation, which shards nothing.
     if getattr(model, "_is_accelerate_prepared", False):
         model = accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # or its forward would be wrapped twice
-        model._is_accelerate_prepared = False  # type: ignore[assignment] # no module
+        model._is_accelerate_prepared = False
     sharded: nn.Module = accelerator.prepare_model(model)
     return sharded
 

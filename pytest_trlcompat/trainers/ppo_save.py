@@ -87,4 +87,3 @@ class PPOSaveMixin(Cure):
         upstream: Any = super()
         with mock.patch.object(self, "model", self.accelerator.unwrap_model(self.model)):
             return upstream.create_model_card(*args, **kwargs)
-

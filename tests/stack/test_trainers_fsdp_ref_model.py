@@ -117,7 +117,7 @@ def dpo(model: tiny.TinyModel, prepared: bool, cure: bool = True, dtype: str = "
 
     from pytest_trlcompat.trainers import cured
 
-    class Project(trl.DPOTrainer):  # type: ignore[misc]
+    class Project(trl.DPOTrainer):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             if prepared:
@@ -214,9 +214,7 @@ def test_a_rank_gathers_a_layer_at_a_time_and_keeps_its_dtype(launch: Launcher, 
     [("fsdp1", False), ("fsdp1", True), ("fsdp2", False)],
     ids=["fsdp1", "fsdp1-evaluation_mode", "fsdp2"],
 )
-def test_dpo_trains_as_one_process_does(
-    launch: Launcher, model: tiny.TinyModel, strategy: str, prepared: bool
-) -> None:
+def test_dpo_trains_as_one_process_does(launch: Launcher, model: tiny.TinyModel, strategy: str, prepared: bool) -> None:
     if strategy == "fsdp2" and not TRAINS_FSDP2:
         pytest.skip("this Trainer cannot train under FSDP2")
     (single,) = launch(train_dpo, model, prepared, strategy="single").values
