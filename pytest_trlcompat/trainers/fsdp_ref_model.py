@@ -5,7 +5,7 @@ Under FSDP TRL may leave the reference model whole and on the CPU of every rank,
 True``. Where it knows FSDP2, it makes the whole reference model one unit, so that each rank gathers all of it at once;
 and it shards with ``cpu_ram_efficient_loading`` weights that rank 0 alone has loaded: the others keep what was in
 memory, and the loss becomes NaN, or merely wrong. Projects that have prepared the reference model with Accelerate's
-``evaluation_mode=True`` have it whole on every rank. And Accelerate up to 1.12 with mixed precision makes a frozen bf16
+``evaluation_mode=True`` have it whole on every rank. And an older Accelerate with mixed precision makes a frozen bf16
 model fp32 under FSDP2.
 
 FSDP2 keeps what belongs to no layer gathered after a forward pass, for the backward pass that a reference model never
@@ -189,6 +189,8 @@ def _shard_fsdp2(model: nn.Module, accelerator: Any) -> nn.Module:
 
 class _WithoutUpcast:
     """An accelerator for which parameters stay in their dtype: a reference model has no use for fp32 masters.
+
+    Accelerate up to 1.12 makes them all fp32, later ones those that are trained.
 
     Which dtype it computes in, FSDP's plugin says.
     """

@@ -22,7 +22,7 @@ from unittest import mock
 
 from accelerate.utils import DistributedType
 
-from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers._ppo import ppo_trainer_class
 from pytest_trlcompat.trainers._upstream import function_uses
 from pytest_trlcompat.trainers.fsdp_adapter_save import adapter_found, shards_adapter
@@ -81,6 +81,15 @@ class PPOSaveMixin(Cure):
         found = adapter_found(policy) if shards_adapter(policy, self.accelerator) else nullcontext()
         with mock.patch.object(self, "model", policy), found:
             upstream._save(output_dir, state_dict=state_dict)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if trainer is None:
+            return Activity(None, "changes something where the wrapper around policy and value model is wrapped itself")
+        strategy = trainer.accelerator.distributed_type
+        if strategy == DistributedType.NO:
+            return Activity(False, "a single process has the policy whole")
+        return Activity(True, f"{strategy.value} wraps policy and value model together")
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> Any:
         """As upstream, which from 0.19 on writes one with each checkpoint and asks DDP's wrapper for its ``config``."""
