@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
-from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version
 from pytest_trlcompat.trainers.lora_checkpointing import trains_adapters
 
@@ -136,6 +136,14 @@ class FSDPAdapterSaveMixin(Cure):
         with self._adapter_found(loading=True), keys:
             upstream: Any = super()
             return upstream._load_from_checkpoint(resume_from_checkpoint, model)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if trainer is None:
+            return Activity(None, "changes something under FSDP1 with adapters")
+        if not shards_adapter(trainer.accelerator.unwrap_model(trainer.model), trainer.accelerator):
+            return Activity(False, "FSDP1 shards no adapter")
+        return Activity(True, "PEFT does not find tensors by the names that FSDP1 gives modules")
 
     def _shards_adapters(self) -> bool:
         return shards_adapter(self.accelerator.unwrap_model(self.model), self.accelerator)

@@ -32,8 +32,8 @@ def root_parameters_gathered(model: nn.Module) -> Iterator[None]:
     """Gather the root parameters of an FSDP1 ``model`` on every rank while the context lasts; collective.
 
     In the dtype in which the mixed precision policy computes, as a forward pass of the root would, so that they fit the
-    layers, which stay sharded and are gathered one at a time as ever. (``summon_full_params`` gathers in full precision:
-    ``expected m1 and m2 to have the same dtype``.) Not to be trained with. Does nothing for any other model.
+    layers, which stay sharded and are gathered one at a time as ever. (``summon_full_params`` gathers in full
+    precision: ``expected m1 and m2 to have the same dtype``.) Not to be trained with. Does nothing for any other model.
     """
     root = beneath_compile(model)
     if not isinstance(root, FullyShardedDataParallel):
@@ -64,9 +64,9 @@ def root_parameters_gathered(model: nn.Module) -> Iterator[None]:
 class FSDPGenerationMixin(AroundGeneration):
     """Lets a subclass of ``trl.GRPOTrainer`` generate under FSDP1 ``full_shard``.
 
-    Where TRL calls ``summon_full_params``, known by looking at the trainer's methods, it does something in mixed precision
-    alone: there TRL would gather in full precision what its layers compute in another. With vLLM, which generates
-    elsewhere, it does nothing.
+    Where TRL calls ``summon_full_params``, known by looking at the trainer's methods, it does something in mixed
+    precision alone: there TRL would gather in full precision what its layers compute in another. With vLLM, which
+    generates elsewhere, it does nothing.
     """
 
     accelerator: Any

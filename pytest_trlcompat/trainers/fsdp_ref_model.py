@@ -5,7 +5,7 @@ Under FSDP TRL may leave the reference model whole and on the CPU of every rank,
 True``. Where it knows FSDP2, it makes the whole reference model one unit, so that each rank gathers all of it at once;
 and it shards with ``cpu_ram_efficient_loading`` weights that rank 0 alone has loaded: the others keep what was in
 memory, and the loss becomes NaN, or merely wrong. Projects that have prepared the reference model with Accelerate's
-``evaluation_mode=True`` have it whole on every rank. And Accelerate up to 1.12 with mixed precision makes a frozen bf16
+``evaluation_mode=True`` have it whole on every rank. And an older Accelerate with mixed precision makes a frozen bf16
 model fp32 under FSDP2.
 
 FSDP2 keeps what belongs to no layer gathered after a forward pass, for the backward pass that a reference model never
@@ -113,8 +113,8 @@ class FSDPReferenceModelMixin(Cure):
     """Shards the reference model of any trainer that keeps one as ``ref_model``, under FSDP1 and FSDP2.
 
     Where upstream shards it rightly, that runs, and all that is left to do is to mark the reference model's parameters
-    as ones that they require no gradient, and to let go of what FSDP2 keeps after a forward pass. It knows by looking at
-    the reference model that the trainer made.
+    as ones that they require no gradient, and to let go of what FSDP2 keeps after a forward pass. It knows by looking
+    at the reference model that the trainer made.
     """
 
     accelerator: Any
@@ -174,7 +174,7 @@ def _shard_fsdp1(model: nn.Module, accelerator: Any) -> nn.Module:
     # What Accelerate has prepared it hands back as it is, also where that was for evaluation, which shards nothing.
     if getattr(model, "_is_accelerate_prepared", False):
         model = accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # or its forward would be wrapped twice
-        model._is_accelerate_prepared = False  # type: ignore[assignment] # no module
+        model._is_accelerate_prepared = False
     sharded: nn.Module = accelerator.prepare_model(model)
     return sharded
 
@@ -189,6 +189,8 @@ def _shard_fsdp2(model: nn.Module, accelerator: Any) -> nn.Module:
 
 class _WithoutUpcast:
     """An accelerator for which parameters stay in their dtype: a reference model has no use for fp32 masters.
+
+    Accelerate up to 1.12 makes them all fp32, later ones those that are trained.
 
     Which dtype it computes in, FSDP's plugin says.
     """

@@ -4,10 +4,10 @@ Under FSDP ``Trainer.save_model`` writes where the plugin's state dict type is `
 returns without a word and without a file. Checkpoints are complete all the same: their shards are written elsewhere.
 The cure sets that type while ``save_model`` runs.
 
-What Accelerate gathers then is wrong or too much in some releases: 0.34 asks the module beneath FSDP1's root, so that
+What Accelerate gathers then is wrong or too much in some releases: one asks the module beneath FSDP1's root, so that
 what belongs to no layer (embeddings, final norm, output head) is what it was when FSDP1 last gathered it, and is
-written so; 1.6 and 1.7 gather the whole model of FSDP2 on every rank's accelerator. The cure asks the root, and gathers
-one tensor at a time for rank 0's memory.
+written so; others gather the whole model of FSDP2 on every rank's accelerator. The cure asks the root, and gathers one
+tensor at a time for rank 0's memory.
 
 Imports torch, and of this package ``_patching``, ``patch_points`` and ``fsdp_ref_model``.
 """
@@ -54,6 +54,7 @@ def gathered_for_rank_0() -> AbstractContextManager[None]:
 def _right(upstream: Callable[..., Any]) -> Callable[..., Any]:
     def get_state_dict(self: Any, model: Any, unwrap: bool = True) -> Any:
         version = fsdp_version(self)
+        # Accelerate 1.6 and 1.7 leave the whole model on every rank's accelerator.
         if version == 2 and is_sharded(model) and not _gathers_for_rank_0():
             return state_dict_on_rank_0(beneath_compile(model), self.device)
         # Every release but 0.34 asks the root, whatever it is told.

@@ -95,11 +95,11 @@ def check_alike(target: nn.Module, source: nn.Module) -> None:
             found = "; ".join(f"{role}: {_described(layout.get(name))}" for role, layout in layouts.items())
             raise CureError(
                 "FSDPSyncRefModelMixin",
-                wanted=f"the same FSDP1 unit {name or 'at the root'!r} in policy and reference model, to mix their shards",
+                wanted=f"the same FSDP1 unit {name or 'at the root'!r} in policy and reference model, to mix shards",
                 found=f"it differs: {found}",
                 packages=("trl", "accelerate", "torch"),
-                remedy="Give both models the same dtype and the same fsdp_transformer_layer_cls_to_wrap, and leave it to "
-                "the trainer to shard the reference model; or train without sync_ref_model",
+                remedy="Give both models the same dtype and the same fsdp_transformer_layer_cls_to_wrap, and leave it "
+                "to the trainer to shard the reference model; or train without sync_ref_model",
             )
 
 

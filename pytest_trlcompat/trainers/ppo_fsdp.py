@@ -24,7 +24,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from pytest_trlcompat.trainers import patch_points
-from pytest_trlcompat.trainers._cure import Cure
+from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers._patching import PatchPoint, replaced
 from pytest_trlcompat.trainers._ppo import ppo_module
 from pytest_trlcompat.trainers.fsdp_generation import root_parameters_gathered
@@ -80,6 +80,14 @@ class PPOFSDPMixin(Cure):
         with self._rollout_unsharded():
             upstream: Any = super()
             return upstream.generate_completions(*args, **kwargs)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if trainer is None:
+            return Activity(None, "changes something under FSDP")
+        if fsdp_version(trainer.accelerator) is None:
+            return Activity(False, "the strategy is not FSDP")
+        return Activity(True, "upstream rolls out beneath the wrapper that FSDP shards")
 
     @contextmanager
     def _rollout_unsharded(self) -> Iterator[None]:

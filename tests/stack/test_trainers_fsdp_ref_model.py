@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,7 +118,7 @@ def dpo(model: tiny.TinyModel, prepared: bool, cure: bool = True, dtype: str = "
 
     from pytest_trlcompat.trainers import cured
 
-    class Project(trl.DPOTrainer):  # type: ignore[misc]
+    class Project(trl.DPOTrainer):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             if prepared:
@@ -258,3 +259,20 @@ def test_models_are_spread_over_devices_only_with_the_policy(
     monkeypatch.setattr(device_map, "PartialState", lambda: SimpleNamespace(num_processes=processes))
     load = device_map._without_device_map(policy, lambda path, **kwargs: (path, kwargs))
     assert load("path", **keywords) == ("path", expected)
+
+
+def test_a_trainers_own_module_is_reached_too() -> None:
+    import trl
+
+    from pytest_trlcompat.trainers import cured, patch_points
+    from pytest_trlcompat.trainers.fsdp_ref_model import points_of
+
+    module = trl.DPOTrainer.__module__
+    for point in (patch_points.PREPARE_FSDP, patch_points.CREATE_MODEL):
+        found = {one.module for one in points_of(cured(trl.DPOTrainer), point)}
+        has_it = hasattr(sys.modules[module], point.name)
+        assert found == {"trl.trainer.grpo_trainer", *([module] if has_it else [])}
+    statuses = {cure.name: cure.active for cure in cured(trl.DPOTrainer).cures}
+    assert statuses["FSDPReferenceModelMixin"] is None
+    assert statuses["FSDPSyncRefModelMixin"] is None
+    assert "FSDPGenerationMixin" not in statuses

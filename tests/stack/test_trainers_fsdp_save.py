@@ -198,3 +198,18 @@ def test_rank_0_alone_gets_right_tensors_one_at_a_time(launch: Launcher, strateg
     if strategy == "fsdp2":
         for rank in (first, second):
             assert rank["peak"] <= 0.25
+
+
+@pytest.mark.parametrize(("version", "unwraps"), [(1, False), (None, True)])
+def test_fsdp1s_root_is_asked_also_where_accelerate_would_unwrap_it(version: int | None, unwraps: bool) -> None:
+    """Accelerate 0.34.0 to 0.34.2 saves 120 of the 123 tensors above rightly; 0.33.0 and 1.0.0 save all."""
+    from accelerate.utils import DistributedType
+
+    from pytest_trlcompat.trainers import fsdp_save
+
+    told: list[bool] = []
+    plugin = SimpleNamespace(fsdp_version=version)
+    strategy = DistributedType.NO if version is None else DistributedType.FSDP
+    accelerator = SimpleNamespace(distributed_type=strategy, state=SimpleNamespace(fsdp_plugin=plugin))
+    fsdp_save._right(lambda self, model, unwrap: told.append(unwrap))(accelerator, "model")
+    assert told == [unwraps]

@@ -55,7 +55,7 @@ def mix(cured: bool, axis: str) -> dict[str, Any]:
             gathered.append(padded.numel() * padded.element_size())
             return upstream(handle, padded)
 
-        FlatParamHandle._all_gather_flat_param = all_gather  # type: ignore[method-assign]
+        FlatParamHandle._all_gather_flat_param = all_gather
         try:
             if cured:
                 mix_parameters(target, source, 0.25)
@@ -64,7 +64,7 @@ def mix(cured: bool, axis: str) -> dict[str, Any]:
         except CureError as error:
             return {"refused": str(error)}
         finally:
-            FlatParamHandle._all_gather_flat_param = upstream  # type: ignore[method-assign]
+            FlatParamHandle._all_gather_flat_param = upstream
         found = target(input_ids=ids).logits.cpu()
     return {
         "error": (found - wanted).abs().max().item(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
 from types import ModuleType
 from typing import Any
@@ -39,10 +39,10 @@ class Upstream(ModuleType):
 
 
 @pytest.fixture
-def upstream(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def upstream(monkeypatch: pytest.MonkeyPatch) -> Any:
     module = Upstream()
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    yield module
+    return module
 
 
 GENERATE = PatchPoint("pytest.made_up:generate")
