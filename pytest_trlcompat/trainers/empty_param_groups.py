@@ -36,7 +36,7 @@ class EmptyParamGroupsMixin(Cure):
         if DEEPSPEED.holds(self) and groups is not None:
             before = len(groups)
             groups[:] = [group for group in groups if group["params"]]
-            self._dropped_groups = before - len(groups)
+            self._dropped_groups = (self._dropped_groups or 0) + before - len(groups)  # asked for twice by some
         return created
 
     @classmethod
