@@ -11,6 +11,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from importlib import import_module, metadata
 from typing import IO, Any
 
@@ -48,8 +49,9 @@ def main(arguments: Sequence[str]) -> int:
     """List the cures, and return the exit status."""
     parsed = _parser().parse_args(arguments)
     try:
-        trainer = trainer_named(parsed.trainer)
-        cures = _cures(trainer)
+        with redirect_stdout(sys.stderr):  # DeepSpeed logs there when it is imported
+            trainer = trainer_named(parsed.trainer)
+            cures = _cures(trainer)
     except UnknownTrainerError as error:
         print(f"trlcompat cures: {error}", file=sys.stderr)
         return UNUSABLE

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -200,3 +202,11 @@ def test_the_program_names_a_trainer_of_ones_own_and_refuses_what_is_none(capsys
         assert main(["cures", name]) == 2
         out, err = capsys.readouterr()
         assert (out, err.startswith(f"trlcompat cures: {message}"), err.count("\n")) == ("", True, 1)
+
+
+def test_what_deepspeed_logs_when_it_is_imported_is_no_part_of_the_answer() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_trlcompat", "cures", "trainer", "--json"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["kind"] == "trainer"
