@@ -92,15 +92,6 @@ class PPOSaveMixin(Cure):
         with mock.patch.object(self, "model", policy), found:
             upstream._save(output_dir, state_dict=state_dict)
 
-    @classmethod
-    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        if trainer is None:
-            return Activity(None, "changes something where the wrapper around policy and value model is wrapped itself")
-        strategy = trainer.accelerator.distributed_type
-        if strategy == DistributedType.NO:
-            return Activity(False, "a single process has the policy whole")
-        return Activity(True, f"{strategy.value} wraps policy and value model together")
-
     def create_model_card(self, *args: Any, **kwargs: Any) -> Any:
         """As upstream, which from 0.19 on writes one with each checkpoint and asks DDP's wrapper for its ``config``."""
         upstream: Any = super()

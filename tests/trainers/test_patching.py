@@ -137,7 +137,12 @@ def test_what_should_be_there_and_is_not_is_an_error(upstream: Any, where: str) 
     point = PatchPoint(where, ">=1")
     found = f"with pytest {VERSION}: looked for {where}, but it is not there, although releases >=1 should have it. "
     remedy = "Take a newer pytest-trlcompat, or releases that it knows"
-    for use in (lambda: owner_of(point), lambda: replaced(point, ours).__enter__(), lambda: extended(point, ours)):
+    uses: list[Callable[[], Any]] = [
+        lambda: owner_of(point),
+        lambda: replaced(point, ours).__enter__(),
+        lambda: extended(point, ours),
+    ]
+    for use in uses:
         with pytest.raises(CureError) as caught:
             use()
         assert str(caught.value) == f"a cure {found}{remedy}"
