@@ -139,6 +139,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         *_of_ppo("PolicyAndValueWrapper.__init__"),
         *_of_ppo("unwrap_model_for_generation"),
         *_of_ppo("get_reward"),
+        *_of_ppo_trainer("train"),
         *_of_ppo_trainer("generate_completions"),
         *_FSDP1_ROOT,
     ),
