@@ -123,6 +123,21 @@ def test_models_that_fsdp1_did_not_shard_are_left_to_trl(monkeypatch: pytest.Mon
     assert seen == [model, model]
 
 
+@pytest.mark.parametrize("whole", ["policy", "reference model"])
+def test_one_model_that_is_whole_is_refused_when_a_training_begins(monkeypatch: pytest.MonkeyPatch, whole: str) -> None:
+    import torch
+
+    from pytest_trlcompat.trainers import CureError, FSDPSyncRefModelCallback, fsdp_sync_ref_model
+
+    models = {"policy": torch.nn.Linear(1, 1), "reference model": torch.nn.Linear(1, 1)}
+    monkeypatch.setattr(fsdp_sync_ref_model, "keeps_gathered_parameters", lambda model: model is not models[whole])
+    models["policy"].module = torch.nn.Identity()  # as a wrapper has it
+    accelerator: Any = SimpleNamespace(_models=[models["policy"]])
+    callback = FSDPSyncRefModelCallback(models["reference model"], accelerator)
+    with pytest.raises(CureError, match=f"but (.*, )?the {whole} is not"):
+        callback.on_train_begin(None, None, None, model=models["policy"])
+
+
 def test_only_the_callback_that_trl_made_is_exchanged() -> None:
     from trl.trainer.callbacks import SyncRefModelCallback
 
