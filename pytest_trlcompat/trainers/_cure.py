@@ -120,6 +120,10 @@ def status_of(cure: type[Cure], cls: type, trainer: Any = None) -> CureStatus:
         activity = cure._activity(cls, trainer)
     except CureError as error:
         activity = Activity(False, str(error))
+    except AttributeError as error:  # a trainer made otherwise; a list of cures must not end its training
+        if trainer is None:
+            raise
+        activity = Activity(None, f"cannot be seen: {error}")
     issues = issues_of(cure.__name__)
     links = tuple(dict.fromkeys(link for issue in issues for link in issue.upstream))
     return CureStatus(cure.__name__, activity.active, activity.reason, tuple(issue.id for issue in issues), links)

@@ -10,7 +10,7 @@ import pytest
 from pytest_trlcompat.cli import main
 from pytest_trlcompat.trainers import command
 from pytest_trlcompat.trainers._conditions import Condition, defined_by, under
-from pytest_trlcompat.trainers._cure import Activity, CureStatus
+from pytest_trlcompat.trainers._cure import Activity, Cure, CureStatus, status_of
 from pytest_trlcompat.trainers.command import UnknownTrainerError, trainer_named
 
 
@@ -87,3 +87,16 @@ def test_the_package_that_defines_a_method_is_found_beneath_cures() -> None:
     trl = type("TRLTrainer", (upstream,), {"__module__": "trl.trainer", "log": None})
     cure = type("AMixin", (trl,), {"__module__": "pytest_trlcompat.trainers.made_up", "log": None, "save": None})
     assert [defined_by(cure, name) for name in ("log", "save", "other")] == ["trl", "transformers", ""]
+
+
+class LooksMixin(Cure):
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        return Activity(True, trainer.nothing)
+
+
+def test_a_trainer_without_what_a_cure_looks_at_is_told_and_not_ended() -> None:
+    status = status_of(LooksMixin, LooksMixin, object())
+    assert (status.active, status.reason) == (None, "cannot be seen: 'object' object has no attribute 'nothing'")
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'nothing'"):
+        status_of(LooksMixin, LooksMixin)
