@@ -79,9 +79,14 @@ def installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
-def defined_by(cls: type, method: str) -> str:
-    """The first package of those whose class defines ``method``, this one's cures aside; empty where none does."""
-    owners = (base for base in cls.__mro__ if method in vars(base) and not own(base))
+def defined_by(cls: type, method: str, behind: type | None = None) -> str:
+    """The first package of those whose class defines ``method``, this one's cures aside; empty where none does.
+
+    Args:
+        behind: the mixin that asks which method it calls by ``super``: classes in front of it do not count.
+    """
+    bases = cls.__mro__ if behind is None else cls.__mro__[cls.__mro__.index(behind) + 1 :]
+    owners = (base for base in bases if method in vars(base) and not own(base))
     return next((base.__module__.partition(".")[0] for base in owners), "")
 
 

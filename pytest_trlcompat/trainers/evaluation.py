@@ -137,7 +137,8 @@ class EvaluationMixin(Cure):
 
 def _lacks_prediction_step(cls: type) -> bool:
     """Whether the one that runs is Transformers' own."""
-    return defined_by(cls, "prediction_step") == "transformers"
+    behind = EvaluationMixin if EvaluationMixin in cls.__mro__ else None
+    return defined_by(cls, "prediction_step", behind) == "transformers"
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from typing import Any
 
 from pytest_trlcompat.trainers._conditions import defined_by
 from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers.errors import CureError
 
 __all__ = ["EvaluationRemainderMixin"]
 
@@ -25,6 +26,15 @@ class EvaluationRemainderMixin(Cure):
 
     It knows by the sampler: one that repeats nothing is left alone.
     """
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        upstream: Any = super()
+        trainer: Any = self
+        if isinstance(trainer.eval_dataset, dict):
+            trainer.eval_dataset = {name: _with_attributes(data) for name, data in trainer.eval_dataset.items()}
+        else:
+            trainer.eval_dataset = _with_attributes(trainer.eval_dataset)
+        return upstream.get_eval_dataloader(_with_attributes(eval_dataset))
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
@@ -59,13 +69,30 @@ def _data_sets(eval_dataset: Any) -> list[Any]:
     return list(eval_dataset.values()) if isinstance(eval_dataset, dict) else [eval_dataset]
 
 
+class _Rows(list[Any]):
+    """A list that Accelerate can read another length of, which a plain one cannot hold."""
+
+
+def _with_attributes(dataset: Any) -> Any:
+    return _Rows(dataset) if type(dataset) is list else dataset
+
+
 @contextmanager
 def _of_length(dataset: Any, rows: int | None) -> Iterator[None]:
     """Have Accelerate find so many rows in a dataset, by the attribute that it reads, while the context lasts."""
     if rows is None:
         yield
         return
-    dataset.total_dataset_length = rows
+    try:
+        dataset.total_dataset_length = rows
+    except AttributeError:
+        raise CureError(
+            "EvaluationRemainderMixin",
+            wanted="an evaluation data set that takes the attribute total_dataset_length, by which Accelerate counts",
+            found=f"this {type(dataset).__name__} takes no attribute",
+            packages=("accelerate",),
+            remedy="Evaluate on a datasets.Dataset or on a list",
+        ) from None
     try:
         yield
     finally:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers.errors import CureError
 
 __all__ = [
     "KEYWORDS",
@@ -65,7 +66,9 @@ def logits_keyword(model: nn.Module, *, device: torch.device | str | None = None
     return _answers[model]
 
 
-def completion_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int) -> Tensor:
+def completion_logits(
+    model: nn.Module, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, **inputs: Any
+) -> Tensor:
     """Logits that predict the last ``logits_to_keep`` tokens, computed for no other position where the model can.
 
     Args:
@@ -73,6 +76,7 @@ def completion_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tenso
         input_ids: ``(B, S)``.
         attention_mask: ``(B, S)``.
         logits_to_keep: K, with ``K < S``.
+        inputs: what else the model takes, such as ``pixel_values``.
 
     Returns:
         ``(B, K, V)``; position ``k`` predicts ``input_ids[:, S - K + k]``.
@@ -83,7 +87,7 @@ def completion_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tenso
     length = logits_to_keep + 1  # the logits at the last position predict a token beyond the sequence
     keyword = logits_keyword(model, device=input_ids.device)
     keywords = {} if keyword is None else {keyword: length}
-    logits = model(input_ids=input_ids, attention_mask=attention_mask, **keywords).logits
+    logits = model(input_ids=input_ids, attention_mask=attention_mask, **inputs, **keywords).logits
     return _last_positions(logits, input_ids, length)[:, :-1]
 
 
@@ -95,6 +99,7 @@ def per_token_logps(
     *,
     temperature: float = 1.0,
     batch_size: int | None = None,
+    **inputs: Any,
 ) -> Tensor:
     """Log-probabilities of the last ``logits_to_keep`` tokens under the policy that sampled at ``temperature``.
 
@@ -105,20 +110,43 @@ def per_token_logps(
         logits_to_keep: K, with ``K < S``.
         temperature: of sampling; logits are divided by it, as TRL does from 0.16.0 on.
         batch_size: rows per forward; by default all at once.
+        inputs: what else the model takes, such as ``pixel_values``; tensors of B rows are split as the tokens are.
 
     Returns:
         ``(B, K)``.
 
     Raises:
         LogitsShapeError: see :func:`completion_logits`.
+        CureError: rows are to be split, and one of ``inputs`` has other rows than there are sequences.
     """
     step = batch_size or len(input_ids)
+    if step < len(input_ids):
+        _can_be_split(inputs, len(input_ids))
     parts = []
     for start in range(0, len(input_ids), step):
         chunk = slice(start, start + step)
-        logits = completion_logits(model, input_ids[chunk], attention_mask[chunk], logits_to_keep)
+        more = inputs if step >= len(input_ids) else _rows(inputs, chunk)
+        logits = completion_logits(model, input_ids[chunk], attention_mask[chunk], logits_to_keep, **more)
         parts.append(_selected_log_softmax(logits / temperature, input_ids[chunk, -logits_to_keep:]))
     return torch.cat(parts)
+
+
+def _rows(inputs: Mapping[str, Any], chunk: slice) -> dict[str, Any]:
+    return {name: None if value is None else value[chunk] for name, value in inputs.items()}
+
+
+def _can_be_split(inputs: Mapping[str, Any], rows: int) -> None:
+    """Refuse inputs of which nobody here knows which rows belong to which sequence, such as patches of images."""
+    for name, value in inputs.items():
+        if value is not None and not (isinstance(value, Tensor) and value.dim() and len(value) == rows):
+            found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise CureError(
+                "LogitsToKeepMixin",
+                wanted=f"{rows} rows of {name}, to split them as the sequences are",
+                found=f"it has {found}",
+                packages=("trl", "transformers"),
+                remedy="Give no batch_size, so that all sequences are computed at once",
+            )
 
 
 class LogitsToKeepMixin(Cure):
@@ -159,6 +187,7 @@ class LogitsToKeepMixin(Cure):
             logits_to_keep,
             temperature=self.args.temperature,
             batch_size=batch_size,
+            **kwargs,
         )
 
     def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:

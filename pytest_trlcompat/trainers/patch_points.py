@@ -104,7 +104,11 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         PREPARE_INPUTS,
         COMPUTE_LOSS,
     ),
-    "EvaluationRemainderMixin": (_trainer("evaluation_loop"), _grpo("GRPOTrainer._get_eval_sampler", ">=0.15")),
+    "EvaluationRemainderMixin": (
+        _trainer("get_eval_dataloader"),
+        _trainer("evaluation_loop"),
+        _grpo("GRPOTrainer._get_eval_sampler", ">=0.15"),
+    ),
     "FSDP2GradNormMixin": (_ACCELERATOR_MADE, PatchPoint("accelerate.accelerator:Accelerator.clip_grad_norm_")),
     "FSDPAdapterGenerationMixin": (GENERATION,),
     "FSDPAdapterSaveMixin": (_SAVE_MODEL, _SAVE_CHECKPOINT, _LOAD),

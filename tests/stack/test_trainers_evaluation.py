@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from pytest_trlcompat.trainers.evaluation import EvaluationMixin
+from pytest_trlcompat.trainers.evaluation import EvaluationMixin, _lacks_prediction_step
 
 
 class Base:
@@ -127,3 +127,18 @@ def test_gradients_are_not_accumulated_in_an_evaluation() -> None:
 def test_a_prediction_step_of_trl_is_kept() -> None:
     trainer = MineByControl({"train": defaultdict(list), "eval": defaultdict(list)})
     assert trainer.prediction_step(None, [], True) == "own"
+
+
+def test_a_class_in_front_that_asks_for_trls_does_not_count() -> None:
+    class Trainer(ByControl):
+        pass
+
+    Trainer.prediction_step = lambda *_: pytest.fail("Transformers' own")  # type: ignore[method-assign]
+    Trainer.__module__ = "transformers.trainer"
+
+    class Watched(type("Corrected", (EvaluationMixin, Trainer), {})):  # type: ignore[misc] # made here
+        def prediction_step(self, *args: Any) -> Any:
+            return super().prediction_step(*args)
+
+    assert _lacks_prediction_step(Watched)
+    assert not _lacks_prediction_step(MineByControl)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 data_loader = pytest.importorskip("accelerate.data_loader")
 datasets = pytest.importorskip("datasets")
 
+from pytest_trlcompat.trainers import CureError  # noqa: E402 - part of the stack
 from pytest_trlcompat.trainers.evaluation_remainder import EvaluationRemainderMixin  # noqa: E402 - part of the stack
 
 
@@ -69,3 +70,31 @@ def test_a_stream_has_no_length() -> None:
         SimpleNamespace(dataset=stream), description="Evaluation"
     )
     assert found is stream
+
+
+def test_a_list_is_evaluated_as_well() -> None:
+    class Base:
+        eval_dataset: ClassVar[Any] = ["a", "b", "c"]
+
+        def get_eval_dataloader(self, eval_dataset: Any) -> Any:
+            chosen = self.eval_dataset if eval_dataset is None else eval_dataset
+            return data_loader.DataLoaderShard(
+                self.eval_dataset[chosen] if isinstance(chosen, str) else chosen, batch_size=4
+            )
+
+        def _get_eval_sampler(self, dataset: Any) -> Any:
+            return [0, 0, 1, 1, 2, 2]
+
+        def evaluation_loop(self, dataloader: Any) -> Any:
+            return remainder(dataloader)
+
+    mine: Any = type("Mine", (EvaluationRemainderMixin, Base), {})()
+    assert mine.evaluation_loop(mine.get_eval_dataloader()) == 2
+    assert mine.evaluation_loop(mine.get_eval_dataloader(["d", "e"])) == 2
+    mine.eval_dataset = {"one": ["a", "b", "c"]}
+    assert mine.evaluation_loop(mine.get_eval_dataloader("one")) == 2
+
+
+def test_what_takes_no_attribute_is_refused() -> None:
+    with pytest.raises(CureError, match="but this tuple takes no attribute. Evaluate on a"):
+        trainer([0, 0], remainder).evaluation_loop(SimpleNamespace(dataset=("a",)), "Evaluation")

@@ -15,6 +15,7 @@ from pytest_trlcompat import stack, tiny
 torch = pytest.importorskip("torch")
 Module: Any = torch.nn.Module
 
+from pytest_trlcompat.trainers.errors import CureError  # noqa: E402 - needs the stack
 from pytest_trlcompat.trainers.logits_to_keep import (  # noqa: E402 - needs torch
     LogitsShapeError,
     LogitsToKeepMixin,
@@ -390,3 +391,36 @@ def test_a_release_without_batch_sizes_is_not_given_one() -> None:
     split = trainer._get_per_token_logps(model, ids, mask, COMPLETION, batch_size=3)
     assert trainer.upstream_calls == []
     assert torch.equal(split, per_token_logps(model, ids, mask, COMPLETION))
+
+
+class Pictures(SwallowsBoth):
+    """Adds a number for each row's pixels to the logits, so that one sees whether they reached it."""
+
+    def forward(
+        self, input_ids: Any = None, attention_mask: Any = None, pixel_values: Any = None, **kwargs: Any
+    ) -> Any:
+        output = super().forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        if pixel_values is not None:
+            output.logits = output.logits * pixel_values.mean(dim=1)[:, None, None]
+        return output
+
+
+def test_what_else_the_model_takes_reaches_it() -> None:
+    trainer: Any = type("Corrected", (LogitsToKeepMixin, Trl017), {})(1.0)
+    ids, mask = batch()
+    pixels = torch.arange(1.0, 1 + len(ids))[:, None].repeat(1, 6)
+    model = Pictures().eval()
+    whole = trainer._get_per_token_logps(model, ids, mask, COMPLETION, pixel_values=pixels)
+    other = trainer._get_per_token_logps(model, ids, mask, COMPLETION, pixel_values=2 * pixels)
+    split = trainer._get_per_token_logps(model, ids, mask, COMPLETION, batch_size=3, pixel_values=pixels)
+    assert not torch.equal(whole, other)
+    torch.testing.assert_close(split, whole)
+
+
+def test_what_cannot_be_split_with_the_sequences_is_refused() -> None:
+    trainer: Any = type("Corrected", (LogitsToKeepMixin, Trl017), {})(1.0)
+    ids, mask = batch()
+    with pytest.raises(CureError, match=rf"looked for {len(ids)} rows of pixel_values.*but it has shape \(9, 6\)"):
+        trainer._get_per_token_logps(
+            Pictures().eval(), ids, mask, COMPLETION, batch_size=3, pixel_values=torch.ones(9, 6)
+        )

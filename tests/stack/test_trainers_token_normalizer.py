@@ -58,6 +58,25 @@ def test_a_step_divides_by_its_share(kind: Any, accumulated: int, per_generation
     assert inputs["num_items_in_batch"].item() == 12  # it is there for the next step, too
 
 
+@pytest.mark.parametrize("kind", [Trl022, Trl116])
+def test_a_users_loss_between_does_not_take_the_share_twice(kind: Any) -> None:
+    class Users(kind):
+        def _compute_loss(self, inputs: Any) -> Any:
+            return 1 * super()._compute_loss(inputs)
+
+    trainer = corrected(Users, accumulated=2, per_generation=8)
+    assert trainer.compute_loss(None, {"num_items_in_batch": torch.tensor(12)}).item() == 3.0
+
+
+def test_a_users_loss_that_does_without_trls_is_given_the_share() -> None:
+    class Users(Trl116):
+        def _compute_loss(self, inputs: Any) -> Any:
+            return inputs["num_items_in_batch"]
+
+    trainer = corrected(Users, accumulated=2, per_generation=8)
+    assert trainer.compute_loss(None, {"num_items_in_batch": torch.tensor(12)}).item() == 3.0
+
+
 def test_evaluation_divides_by_all() -> None:
     trainer = corrected(Trl022, accumulated=2, per_generation=4)
     trainer.model.training = False

@@ -1,0 +1,111 @@
+"""``cured``: any trainer with the cures that fit its kind in front, once, and loudly where upstream has moved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+trl = pytest.importorskip("trl")
+transformers = pytest.importorskip("transformers")
+
+from pytest_trlcompat import trainers  # noqa: E402 - needs the stack
+from pytest_trlcompat.trainers import CureError, cured, patch_points  # noqa: E402 - needs the stack
+from pytest_trlcompat.trainers._patching import PatchPoint  # noqa: E402 - needs the stack
+from pytest_trlcompat.trainers.kinds import KINDS  # noqa: E402 - needs the stack
+
+TRAINER: Any = transformers.Trainer
+GRPO_TRAINER: Any = getattr(trl, "GRPOTrainer", object)
+GRPO = pytest.mark.skipif(not hasattr(trl, "GRPOTrainer"), reason="this TRL has no GRPOTrainer")
+
+
+def mixins(trainer: type) -> list[str]:
+    return [base.__name__ for base in trainer.__mro__ if base.__name__.endswith("Mixin") and "trlcompat" in str(base)]
+
+
+class Mine(TRAINER):
+    """A user's own."""
+
+
+def test_any_trainer_gets_the_cures_of_any_trainer() -> None:
+    for trainer in (transformers.Trainer, Mine, trl.DPOTrainer):
+        made = cured(trainer)
+        assert issubclass(made, trainer)
+        assert (made.__name__, made.__doc__) == (trainer.__name__, trainer.__doc__)
+        assert mixins(made) == list(KINDS["trainer"])
+        assert [cure.name for cure in made.cures] == list(KINDS["trainer"])
+
+
+@GRPO
+def test_a_subclass_of_trls_gets_those_of_its_kind() -> None:
+    class Own(GRPO_TRAINER):
+        pass
+
+    assert mixins(cured(Own)) == list(KINDS["grpo"])
+    assert cured(Own).__mro__.index(Own) > len(KINDS["grpo"])  # cures stand in front
+    assert issubclass(trainers.GRPOTrainer, cured(trl.GRPOTrainer))
+
+
+@GRPO
+def test_nothing_is_cured_twice() -> None:
+    assert cured(cured(Mine)) is cured(Mine)
+    assert cured(trainers.GRPOTrainer) is trainers.GRPOTrainer
+
+    class Part(trainers.SamplingMixin, GRPO_TRAINER):
+        pass
+
+    found = mixins(cured(Part))
+    assert sorted(found) == sorted(KINDS["grpo"])
+
+
+@GRPO
+def test_a_corrected_trainer_may_take_trls_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    import trl.trainer.grpo_trainer as module
+
+    upstream = module.GRPOTrainer
+    for holder in (trl, trl.trainer, module):
+        monkeypatch.setattr(holder, "GRPOTrainer", trainers.GRPOTrainer)
+
+    theirs: Any = type("Theirs", (trl.GRPOTrainer,), {})
+
+    assert issubclass(theirs, upstream)
+    assert cured(theirs) is theirs
+    assert cured(trl.GRPOTrainer) is trainers.GRPOTrainer
+    assert sum(name == "SamplingMixin" for name in mixins(theirs)) == 1
+
+
+def test_cures_can_be_left_out_by_name() -> None:
+    made = cured(Mine, without=["FSDPSaveMixin"])
+    assert mixins(made) == [name for name in KINDS["trainer"] if name != "FSDPSaveMixin"]
+    assert cured(Mine, without=["FSDPSaveMixin"]) is made
+    with pytest.raises(ValueError, match="without=SamplingMixin: a Mine has no such cure; it has "):
+        cured(Mine, without=["SamplingMixin"])
+
+
+@pytest.mark.parametrize("wrong", [int, "trl.GRPOTrainer", None])
+def test_what_is_no_trainer_is_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"which is no subclass of transformers\.Trainer; give the class of a trainer"):
+        cured(wrong)
+
+
+def test_a_point_that_upstream_has_renamed_is_an_error_before_anything_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    renamed = PatchPoint("transformers.trainer:Trainer.save_model_as_it_was_called")
+    monkeypatch.setattr(patch_points, "POINTS", {**patch_points.POINTS, "FSDPSaveMixin": (renamed,)})
+    made = cured(Mine)
+    version = transformers.__version__
+    with pytest.raises(CureError, match=rf"FSDPSaveMixin with transformers {version}: looked for .*as_it_was_called"):
+        made()
+    status = {cure.name: cure for cure in made.cures}["FSDPSaveMixin"]
+    assert status.active is False
+    assert "it is not there, although every release should have it" in status.reason
+    assert [cure.name for cure in cured(Mine, without=["FSDPSaveMixin"]).cures if "not there" in cure.reason] == []
+
+
+def test_every_point_is_there_in_the_installed_stack() -> None:
+    """Against the installed releases, torch's too; all locked releases of the others: ``nox -s points``."""
+    from pytest_trlcompat.trainers._patching import expected, owner_of
+
+    found = [point for mixin, point in patch_points.all_points() if expected(point) and owner_of(point, mixin)]
+    assert len(found) > 30
