@@ -17,6 +17,7 @@ Environments are uv's, kept below .nox/envs and shared by the sessions, hence no
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -210,6 +211,19 @@ def branches(session: nox.Session) -> None:
         environment = PROJECT.stack(STACK_TESTS[-1])
         folders = [PROJECT.unpack(release, environment, session.create_tmp()) for release in session.posargs]
         PROJECT.run_in(environment, ["python", "-m", "pytest_trlcompat.accelerator.decisions", *map(str, folders)])
+
+
+@nox.session(default=False)
+def points(session: nox.Session) -> None:
+    """Hold the names that cures change of upstream against the sources of every release in the locks."""
+    with errors_as_messages(session):
+        environment, unit = PROJECT.stack(STACK_TESTS[-1]), PROJECT.tools("unit", group("test"), project=True)
+        folder = ROOT / ".nox" / "releases"
+        for release in PROJECT.locked_releases(("accelerate", "deepspeed", "peft", "transformers", "trl")):
+            if not (folder / release).exists():
+                PROJECT.unpack(release, environment, str(folder))
+        os.environ["TRLCOMPAT_RELEASES"] = str(folder)
+        PROJECT.run_in(unit, ["python", "-m", "pytest", "tests/points", *session.posargs])
 
 
 @nox.session(default=False)

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +277,11 @@ class Project:
         """
         wanted = [*requirements, *(self._metadata()["dependencies"] if project else [])]
         return ensure_tools(name, wanted, self.layout, self.say, project=project, python=python)
+
+    def locked_releases(self, packages: Collection[str]) -> list[str]:
+        """Every release of these packages in the kept locks, as ``trl==1.17.0``."""
+        kept = [locks.read_lock(path).packages for path in self.layout.locks.rglob("*.txt")]
+        return sorted({f"{name}=={lock[name]}" for lock in kept for name in packages if name in lock})
 
     def unpack(self, release: str, environment: Environment, folder: str) -> Path:
         """Install one release, ``trl==1.17.0``, without its dependencies into its own folder below ``folder``.
