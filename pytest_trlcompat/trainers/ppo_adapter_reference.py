@@ -37,7 +37,8 @@ class PPOAdapterReferenceMixin(Cure):
     def null_ref_context(self) -> Iterator[None]:
         """As upstream: while it lasts the policy, ``self.model.policy``, is the reference."""
         upstream: Any = super()
-        with _policy_lent(self.model), root_parameters_unsharded(self.model), upstream.null_ref_context():
+        # PEFT switches gradients of parameters off, which gathered ones refuse.
+        with _policy_lent(self.model), upstream.null_ref_context(), root_parameters_unsharded(self.model):
             yield
 
     @classmethod
