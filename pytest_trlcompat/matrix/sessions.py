@@ -280,7 +280,7 @@ class Project:
 
     def locked_releases(self, packages: Collection[str]) -> list[str]:
         """Every release of these packages in the kept locks, as ``trl==1.17.0``."""
-        kept = [locks.read_lock(path).packages for path in self.layout.locks.rglob("*.txt")]
+        kept = [locks.read_lock(path).packages for path in self.layout.locks.glob("*.txt")]
         return sorted({f"{name}=={lock[name]}" for lock in kept for name in packages if name in lock})
 
     def unpack(self, release: str, environment: Environment, folder: str) -> Path:
