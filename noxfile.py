@@ -219,9 +219,11 @@ def points(session: nox.Session) -> None:
     with errors_as_messages(session):
         environment, unit = PROJECT.stack(STACK_TESTS[-1]), PROJECT.tools("unit", group("test"), project=True)
         folder = ROOT / ".nox" / "releases"
+        folder.mkdir(parents=True, exist_ok=True)
         for release in PROJECT.locked_releases(("accelerate", "deepspeed", "peft", "transformers", "trl")):
             if not (folder / release).exists():
-                PROJECT.unpack(release, environment, str(folder))
+                # Moved there when it is complete, so that what is there can be trusted.
+                PROJECT.unpack(release, environment, session.create_tmp()).rename(folder / release)
         os.environ["TRLCOMPAT_RELEASES"] = str(folder)
         PROJECT.run_in(unit, ["python", "-m", "pytest", "tests/points", *session.posargs])
 
