@@ -17,11 +17,16 @@ __all__ = [
     "ADAPTER",
     "CHECKPOINTING",
     "DEEPSPEED",
+    "FSDP",
+    "FSDP1",
+    "FSDP2",
+    "REFERENCE_MODEL",
     "SEVERAL_RANKS",
     "TRANSFORMERS_GENERATES",
     "ZERO3",
     "Condition",
     "defined_by",
+    "fsdp_version",
     "installed",
     "trains_adapters",
     "under",
@@ -69,6 +74,16 @@ def _deepspeed_plugin(trainer: Any) -> Any:
     return getattr(trainer.accelerator.state, "deepspeed_plugin", None)
 
 
+def fsdp_version(accelerator: Any) -> int | None:
+    """Version of FSDP, 1 or 2, that ``accelerator`` prepares models with; ``None`` for another strategy.
+
+    Accelerate without a device that it can shard on (plain CPU) has FSDP settings and does not use them.
+    """
+    if accelerator.distributed_type != "FSDP":  # the value of DistributedType.FSDP, without importing Accelerate
+        return None
+    return getattr(accelerator.state.fsdp_plugin, "fsdp_version", None) or 1
+
+
 def trains_adapters(model: Any) -> bool:
     """Whether ``model`` is a ``PeftModel``."""
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
@@ -96,6 +111,16 @@ DEEPSPEED = Condition(
     "under DeepSpeed", "not under DeepSpeed", lambda trainer: _deepspeed_plugin(trainer) is not None, needs="deepspeed"
 )
 ZERO3 = Condition("under ZeRO-3", "not under ZeRO-3", lambda trainer: zero_stage(trainer) == 3, needs="deepspeed")
+FSDP = Condition(
+    "under FSDP", "the strategy is not FSDP", lambda trainer: fsdp_version(trainer.accelerator) is not None
+)
+FSDP1 = Condition("under FSDP1", "the strategy is not FSDP1", lambda trainer: fsdp_version(trainer.accelerator) == 1)
+FSDP2 = Condition("under FSDP2", "the strategy is not FSDP2", lambda trainer: fsdp_version(trainer.accelerator) == 2)
+REFERENCE_MODEL = Condition(
+    "with a reference model",
+    "there is no reference model",
+    lambda trainer: callable(getattr(trainer, "ref_model", None)),
+)
 ADAPTER = Condition(
     "with an adapter", "no adapter is trained", lambda trainer: trains_adapters(trainer.model), needs="peft"
 )

@@ -1,6 +1,6 @@
 """What the mixins have in common: they say what they need of upstream, whether they are at work, and where they stand.
 
-Imports only the standard library, and of this package ``_patching`` and ``issues``.
+Imports the standard library and packaging, and of this package ``_patching``, ``patch_points``, ``errors``, ``known``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pytest_trlcompat.trainers._patching import owner_of
 from pytest_trlcompat.trainers.errors import CureError
 from pytest_trlcompat.trainers.known import issues_of
 
-__all__ = ["Activity", "Cure", "CureStatus", "check_order", "check_points", "own", "status_of", "upstream_class"]
+__all__ = ["Activity", "Cure", "CureStatus", "check_order", "check_points", "own", "status_of"]
 
 LOGGER = logging.getLogger("pytest_trlcompat.trainers")
 
@@ -60,11 +60,6 @@ class CureStatus:
 def own(cls: type) -> bool:
     """Whether a class is one of this package, and not upstream's or a user's."""
     return f"{cls.__module__}.".startswith(f"{_PACKAGE}.")
-
-
-def upstream_class(cls: type) -> type | None:
-    """The class of TRL or Transformers that a trainer's class is made from, beneath cures and users' classes."""
-    return next((base for base in cls.__mro__ if base.__module__.partition(".")[0] in UPSTREAM), None)
 
 
 def check_order(cls: type) -> None:

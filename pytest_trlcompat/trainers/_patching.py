@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from importlib import import_module, metadata
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from pytest_trlcompat.trainers.errors import CureError
+from pytest_trlcompat.trainers.errors import CureError, installed_version
 
 __all__ = ["PatchPoint", "expected", "extended", "original", "owner_of", "replaced"]
 
@@ -64,16 +64,8 @@ class PatchPoint:
 
 def expected(point: PatchPoint) -> bool:
     """Whether the table says that the installed release of its package has ``point``."""
-    version = _installed(point.package)
+    version = installed_version(point.package)
     return version is not None and point.exists_in(version)
-
-
-@functools.cache
-def _installed(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def owner_of(point: PatchPoint, cure: str = "") -> ModuleType | type | None:

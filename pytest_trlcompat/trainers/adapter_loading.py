@@ -14,39 +14,33 @@ from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
 
+from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._conditions import ADAPTER, SEVERAL_RANKS, installed, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers._patching import owner_of, replaced
 
 __all__ = ["AdapterLoadingMixin", "without_tensor_parallelism"]
-
-_MODULE = "peft.utils.save_and_load"
-_NAME = "_maybe_shard_state_dict_for_tp"
 
 
 @contextmanager
 def without_tensor_parallelism(model: Any) -> Iterator[None]:
-    """Keep PEFT from splitting what it loads while the context lasts, where it could not and need not.
+    """Keep PEFT from splitting what is loaded in this context, where it could not and need not.
 
     Changes nothing where ``model`` has layers that are parallel, or where PEFT finds what it imports.
     """
-    peft = import_module(_MODULE)
     parallel = any(getattr(module, "_hf_tp_plan", None) is not None for module in model.modules())
     if parallel or _needless():
         yield
         return
-    upstream = getattr(peft, _NAME)
-    setattr(peft, _NAME, lambda model, state_dict, adapter_name: None)
-    try:
+    with replaced(patch_points.PEFT_SHARDING, lambda upstream: lambda model, state_dict, adapter_name: None):
         yield
-    finally:
-        setattr(peft, _NAME, upstream)
 
 
 def _needless() -> str:
     """Why PEFT can be left alone, by what is installed; empty where it imports what Transformers has not."""
     if not installed("peft"):
         return "PEFT is not installed"
-    if not hasattr(import_module(_MODULE), _NAME):
+    if owner_of(patch_points.PEFT_SHARDING, AdapterLoadingMixin.__name__) is None:
         return "PEFT prepares nothing for tensor parallelism"
     return "Transformers has what PEFT imports" if _can_be_split() else ""
 

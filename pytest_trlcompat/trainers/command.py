@@ -12,10 +12,11 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import IO, Any
 
 from pytest_trlcompat.trainers._cure import CureStatus
+from pytest_trlcompat.trainers.errors import installed_version
 from pytest_trlcompat.trainers.kinds import KINDS
 
 __all__ = ["UnknownTrainerError", "main", "trainer_named"]
@@ -97,7 +98,8 @@ def _named(name: str) -> Any:
         raise UnknownTrainerError(f"{name!r} is no package.module:Class, such as trl:DPOTrainer")
     found = import_module(module)
     if not hasattr(found, attribute):
-        raise UnknownTrainerError(f"{module}{_version_of(module)} has no {attribute}")
+        version = installed_version(module.partition(".")[0])
+        raise UnknownTrainerError(f"{module}{f' {version}' if version else ''} has no {attribute}")
     return getattr(found, attribute)
 
 
@@ -109,13 +111,6 @@ def _not_there(name: str, error: ImportError) -> str:
             "python -m pytest_trlcompat cures"
         )
     return f"{name} cannot be imported: {error}"
-
-
-def _version_of(module: str) -> str:
-    try:
-        return f" {metadata.version(module.partition('.')[0])}"
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _cures(trainer: type) -> tuple[CureStatus, ...]:
@@ -130,7 +125,7 @@ def _cures(trainer: type) -> tuple[CureStatus, ...]:
 
 
 def _stack() -> dict[str, str]:
-    found = ((package, _version_of(package).strip()) for package in _STACK)
+    found = ((package, installed_version(package)) for package in _STACK)
     return {package: version for package, version in found if version}
 
 

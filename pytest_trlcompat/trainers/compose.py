@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from importlib import import_module
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 from pytest_trlcompat.trainers._cure import own
 from pytest_trlcompat.trainers._ppo import ppo_trainer_class
@@ -23,10 +22,11 @@ __all__ = ["cured", "kind_of"]
 
 T = TypeVar("T", bound=type)
 
-_made: WeakKeyDictionary[type, dict[frozenset[str], type]] = WeakKeyDictionary()
+_MARK = "_trlcompat_cured_with"
+"""The attribute of a class that was made here: the names of the mixins in front of the trainer's own class."""
 
 
-def cured(trainer: T, *, without: Collection[str] = (), name: str = "") -> T:
+def cured(trainer: T, *, without: Collection[str] = ()) -> T:
     """The subclass of a trainer's class in which the known issues of its kind are cured.
 
     The cures stand in front of it, so that they also reach what it has copied from upstream. Each changes something
@@ -36,7 +36,6 @@ def cured(trainer: T, *, without: Collection[str] = (), name: str = "") -> T:
     Args:
         trainer: a subclass of ``transformers.Trainer``: TRL's, Transformers' own, or a user's.
         without: names of mixins to leave out, such as ``"FSDPSaveMixin"``.
-        name: of the class that is made; by default that of ``trainer``.
 
     Raises:
         TypeError: ``trainer`` is no subclass of ``transformers.Trainer``; or it has a mixin already that must stand in
@@ -52,11 +51,10 @@ def cured(trainer: T, *, without: Collection[str] = (), name: str = "") -> T:
     chosen = tuple(mixin for mixin in KINDS[kind] if mixin not in {*without, *have})
     if not chosen:
         return trainer
-    made = _made.setdefault(trainer, {})
-    key = frozenset((*without, f"name={name}"))
-    if key not in made:
-        made[key] = _make(trainer, chosen, name or trainer.__name__)
-    return made[key]  # type: ignore[return-value] # a subclass of it
+    # The same class for the same question; it is kept by whoever uses it, and by nothing here.
+    subclasses: list[type] = trainer.__subclasses__()
+    made = next((one for one in subclasses if vars(one).get(_MARK) == chosen), None)
+    return made or _make(trainer, chosen)  # type: ignore[return-value] # a subclass of it
 
 
 def kind_of(trainer: type) -> str:
@@ -86,8 +84,9 @@ def _is_subclass_of(trainer: type, module: str, name: str) -> bool:
     return any(base.__module__ == module and base.__name__ == name for base in trainer.__mro__)
 
 
-def _make(trainer: type, mixins: tuple[str, ...], name: str) -> type:
+def _make(trainer: type, mixins: tuple[str, ...]) -> type:
     package = __name__.rpartition(".")[0]
     kit = [getattr(import_module(f"{package}.{MODULES[mixin]}"), mixin) for mixin in mixins]
-    described = {"__module__": __name__, "__qualname__": name, "__doc__": trainer.__doc__}
+    name = trainer.__name__
+    described = {"__module__": __name__, "__qualname__": name, "__doc__": trainer.__doc__, _MARK: mixins}
     return type(trainer)(name, (*kit, trainer), described)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from importlib import metadata
 
-__all__ = ["CureError", "versions_of"]
+__all__ = ["CureError", "installed_version", "versions_of"]
 
 
 class CureError(RuntimeError):
@@ -30,11 +31,13 @@ class CureError(RuntimeError):
 
 def versions_of(packages: tuple[str, ...]) -> str:
     """Installed versions for a message: ``trl 1.16.0, torch 2.13.0``."""
-    return ", ".join(f"{package} {_version(package)}" for package in packages)
+    return ", ".join(f"{package} {installed_version(package) or '(not installed)'}" for package in packages)
 
 
-def _version(package: str) -> str:
+@functools.cache
+def installed_version(package: str) -> str | None:
+    """The version of a package, of which nothing is imported; ``None`` where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "(not installed)"
+        return None

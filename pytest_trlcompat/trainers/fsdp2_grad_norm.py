@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from pytest_trlcompat.trainers._conditions import Condition, under
+from pytest_trlcompat.trainers._conditions import FSDP2, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
 
 __all__ = ["FSDP2GradNormMixin", "whole_norm"]
@@ -45,15 +45,7 @@ class FSDP2GradNormMixin(Cure):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        return under(trainer, "torch may return the norm of a rank's part", _FSDP2)
-
-
-def _is_fsdp2(trainer: Any) -> bool:
-    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
-    return getattr(plugin, "fsdp_version", 1) == 2
-
-
-_FSDP2 = Condition("under FSDP2", "not under FSDP2", _is_fsdp2)
+        return under(trainer, "torch may return the norm of a rank's part", FSDP2)
 
 
 def _returning_whole_norms(clip: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ called. A ``PeftModel`` that is the root generates with the model beneath it, fo
 ``aten.embedding.default got mixed torch.Tensor and DTensor``. Without adapters the root itself generates. The cure
 registers ``generate`` with FSDP2, as ``forward`` is.
 
-Imports torch, and of this package ``_upstream``, ``fsdp_ref_model`` and ``lora_checkpointing``.
+Imports torch.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import Any
 
 from torch import nn
 
+from pytest_trlcompat.trainers._conditions import ADAPTER, FSDP2, TRANSFORMERS_GENERATES, under
 from pytest_trlcompat.trainers._cure import Activity
 from pytest_trlcompat.trainers._upstream import AroundGeneration
-from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version
-from pytest_trlcompat.trainers.lora_checkpointing import trains_adapters
 
 __all__ = ["FSDPAdapterGenerationMixin", "gather_to_generate"]
 
@@ -63,12 +62,4 @@ class FSDPAdapterGenerationMixin(AroundGeneration):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        if trainer is None:
-            return Activity(None, "changes something under FSDP2 with adapters, without vLLM")
-        if fsdp_version(trainer.accelerator) != 2:
-            return Activity(False, "the strategy is not FSDP2")
-        if not trains_adapters(trainer.model):
-            return Activity(False, "no adapter is trained")
-        if trainer.args.use_vllm:
-            return Activity(False, "vLLM generates")
-        return Activity(True, "adapters generate beneath FSDP2's root")
+        return under(trainer, "adapters generate beneath FSDP2's root", FSDP2, ADAPTER, TRANSFORMERS_GENERATES)

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
+from pytest_trlcompat.trainers._conditions import fsdp_version
 from pytest_trlcompat.trainers._cure import Activity, Cure
-from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version
 from pytest_trlcompat.trainers.lora_checkpointing import trains_adapters
 
 __all__ = [

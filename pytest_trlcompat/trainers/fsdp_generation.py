@@ -19,10 +19,11 @@ from torch.distributed.fsdp import _runtime_utils as fsdp1  # frozen; what it ha
 from torch.distributed.fsdp._common_utils import HandleTrainingState
 
 from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._conditions import FSDP1, TRANSFORMERS_GENERATES, Condition, under
 from pytest_trlcompat.trainers._cure import Activity
 from pytest_trlcompat.trainers._patching import replaced
 from pytest_trlcompat.trainers._upstream import AroundGeneration, class_uses
-from pytest_trlcompat.trainers.fsdp_ref_model import beneath_compile, fsdp_version
+from pytest_trlcompat.trainers.fsdp_ref_model import beneath_compile
 
 __all__ = ["FSDPGenerationMixin", "root_parameters_gathered"]
 
@@ -83,19 +84,20 @@ class FSDPGenerationMixin(AroundGeneration):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        summons = class_uses(trainer_class, "summon_full_params")
-        if trainer is None:
-            mixed = " in mixed precision" if summons else ""
-            return Activity(None, f"changes something under FSDP1{mixed}, without vLLM")
-        if fsdp_version(trainer.accelerator) != 1:
-            return Activity(False, "the strategy is not FSDP1")
-        if trainer.args.use_vllm:
-            return Activity(False, "vLLM generates")
-        if not summons:
-            return Activity(True, "upstream generates beneath FSDP1's root")
-        if trainer.accelerator.state.fsdp_plugin.mixed_precision_policy is None:
-            return Activity(False, "upstream summons the root's parameters itself")
-        return Activity(True, "upstream summons the root's parameters in full precision, which its layers are not")
+        # Before any look at code: it is asked in every step.
+        if trainer is not None and not (known := under(trainer, "", FSDP1, TRANSFORMERS_GENERATES)).active:
+            return known
+        if not class_uses(trainer_class, "summon_full_params"):
+            return under(trainer, "upstream generates beneath FSDP1's root", FSDP1, TRANSFORMERS_GENERATES)
+        why = "upstream summons the root's parameters in full precision, which its layers are not"
+        return under(trainer, why, FSDP1, TRANSFORMERS_GENERATES, _MIXED_PRECISION)
+
+
+_MIXED_PRECISION = Condition(
+    "in mixed precision",
+    "upstream summons the root's parameters itself",
+    lambda trainer: trainer.accelerator.state.fsdp_plugin.mixed_precision_policy is not None,
+)
 
 
 def _gathering(unwrap: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,10 +19,11 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._conditions import FSDP1
 from pytest_trlcompat.trainers._cure import Activity
 from pytest_trlcompat.trainers._patching import replaced
 from pytest_trlcompat.trainers._upstream import AroundGeneration
-from pytest_trlcompat.trainers.fsdp_ref_model import beneath_compile, fsdp_version
+from pytest_trlcompat.trainers.fsdp_ref_model import beneath_compile
 
 __all__ = ["FSDPGradientsMixin", "forget_zeroed_gradients"]
 
@@ -75,8 +76,9 @@ class FSDPGradientsMixin(AroundGeneration):
             return Activity(None, "changes something under FSDP1 NO_SHARD without vLLM")
         model = beneath_compile(trainer.model_wrapped)
         if not isinstance(model, FullyShardedDataParallel):
-            known = fsdp_version(trainer.accelerator) == 1
-            return Activity(None if known else False, "the policy is not wrapped yet" if known else "not under FSDP1")
+            if FSDP1.holds(trainer):
+                return Activity(None, "the policy is not wrapped yet")
+            return Activity(False, FSDP1.otherwise)
         if model.sharding_strategy != ShardingStrategy.NO_SHARD:
             return Activity(False, "the policy is sharded")
         if trainer.args.use_vllm:

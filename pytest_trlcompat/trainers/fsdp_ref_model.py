@@ -23,11 +23,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._conditions import FSDP, REFERENCE_MODEL, fsdp_version, under
 from pytest_trlcompat.trainers._cure import Activity, Cure, own
 from pytest_trlcompat.trainers._patching import PatchPoint, replaced
 from pytest_trlcompat.trainers.errors import CureError
@@ -35,7 +35,6 @@ from pytest_trlcompat.trainers.errors import CureError
 __all__ = [
     "FSDPReferenceModelMixin",
     "beneath_compile",
-    "fsdp_version",
     "is_sharded",
     "points_of",
     "shard_reference_model",
@@ -44,16 +43,6 @@ __all__ = [
 # What preparing a model changes in the plugin. Accelerate 1.6 and 1.7 do not wrap the layers of the policy when the
 # reference model was prepared before it and left its own auto-wrap policy behind.
 _PLUGIN_STATE = ("activation_checkpointing", "auto_wrap_policy", "param_init_fn")
-
-
-def fsdp_version(accelerator: Any) -> int | None:
-    """Version of FSDP, 1 or 2, that ``accelerator`` prepares models with; ``None`` for another strategy.
-
-    Accelerate without a device that it can shard on (plain CPU) has FSDP settings and does not use them.
-    """
-    if accelerator.distributed_type != DistributedType.FSDP:
-        return None
-    return getattr(accelerator.state.fsdp_plugin, "fsdp_version", None) or 1
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -132,14 +121,7 @@ class FSDPReferenceModelMixin(Cure):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        if trainer is None:
-            return Activity(None, "changes something under FSDP with a reference model")
-        version = fsdp_version(trainer.accelerator)
-        if version is None:
-            return Activity(False, "the strategy is not FSDP")
-        if not isinstance(getattr(trainer, "ref_model", None), nn.Module):
-            return Activity(False, "there is no reference model")
-        return Activity(True, f"the reference model is sharded by FSDP{version}, and asks for no gradients")
+        return under(trainer, "it is sharded like the policy, and asks for no gradients", FSDP, REFERENCE_MODEL)
 
     def _replace_ref_model(self, made: nn.Module) -> None:
         if is_sharded(made):

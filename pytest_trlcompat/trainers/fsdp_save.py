@@ -25,9 +25,10 @@ from torch import nn
 from torch.distributed.fsdp import StateDictType
 
 from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._conditions import FSDP, fsdp_version, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers._patching import original, replaced
-from pytest_trlcompat.trainers.fsdp_ref_model import beneath_compile, fsdp_version, is_sharded
+from pytest_trlcompat.trainers.fsdp_ref_model import beneath_compile, is_sharded
 
 __all__ = ["FSDPSaveMixin", "full_state_dict", "gathered_for_rank_0", "state_dict_on_rank_0"]
 
@@ -112,11 +113,9 @@ class FSDPSaveMixin(Cure):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        if trainer is None:
-            return Activity(None, "changes something under FSDP")
+        if trainer is None or not FSDP.holds(trainer):
+            return under(trainer, "what is saved depends on the type of state dict, and on Accelerate", FSDP)
         version = fsdp_version(trainer.accelerator)
-        if version is None:
-            return Activity(False, "the strategy is not FSDP")
         if "FULL_STATE_DICT" not in str(trainer.accelerator.state.fsdp_plugin.state_dict_type):
             return Activity(True, "upstream writes nothing unless the state dict type is FULL_STATE_DICT")
         if version == 2 and not _gathers_for_rank_0():

@@ -19,9 +19,10 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp import _runtime_utils as fsdp1  # it has no public way to free what was gathered; frozen
 
+from pytest_trlcompat.trainers._conditions import FSDP1, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers.errors import CureError
-from pytest_trlcompat.trainers.fsdp_ref_model import beneath_compile, fsdp_version
+from pytest_trlcompat.trainers.fsdp_ref_model import beneath_compile
 
 try:
     from trl.trainer.callbacks import SyncRefModelCallback
@@ -155,10 +156,8 @@ class FSDPSyncRefModelMixin(Cure):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        if trainer is None:
-            return Activity(None, "changes something under FSDP1 with sync_ref_model=True")
-        if fsdp_version(trainer.accelerator) != 1:
-            return Activity(False, "the strategy is not FSDP1")
+        if trainer is None or not FSDP1.holds(trainer):
+            return under(trainer, "with sync_ref_model=True and a reference model that is sharded", FSDP1)
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, FSDPSyncRefModelCallback):
                 if callback.ref_model is not None and keeps_gathered_parameters(callback.ref_model):

@@ -23,6 +23,7 @@ import transformers
 from accelerate.utils import DistributedType
 from packaging.version import Version
 
+from pytest_trlcompat.trainers._conditions import ACCUMULATION
 from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers._upstream import class_uses
 from pytest_trlcompat.trainers.deepspeed_accumulation import synchronising
@@ -147,8 +148,8 @@ class GradientAccumulationMixin(Cure):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        if trainer is not None and trainer.args.gradient_accumulation_steps == 1:
-            return Activity(False, "gradient_accumulation_steps is 1")
+        if trainer is not None and not ACCUMULATION.holds(trainer):
+            return Activity(False, ACCUMULATION.otherwise)
         if trainer is None or not (factors := vars(trainer).get("_accumulation_factors")):
             return Activity(None, "measured at the first backward pass, where gradients are accumulated")
         factor = next(iter(factors.values()))

@@ -9,9 +9,11 @@ Imports torch and TRL when asked, and of this package ``_cure``.
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, ClassVar
-from unittest import mock
 
 from pytest_trlcompat.trainers._cure import Activity, Cure
 
@@ -19,6 +21,7 @@ __all__ = ["PlainLogProbsMixin", "log_probs_without_triton"]
 
 _MODULE = "trl.trainer.utils"
 _NAME = "_ChunkedLogProbFunction"
+_LOCK = threading.Lock()
 
 
 class PlainLogProbsMixin(Cure):
@@ -44,16 +47,38 @@ class PlainLogProbsMixin(Cure):
         return Activity(False, "TRL computes log-probabilities without Triton, or Triton is installed")
 
 
-def log_probs_without_triton() -> contextlib.AbstractContextManager[Any]:
-    """A context in which TRL finds a function where it has none for want of Triton."""
+class _FunctionByContext:
+    """Stands where TRL has ``None``, for good: a function in contexts that asked for it, ``None`` in all others."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.current: ContextVar[Any] = ContextVar(_NAME, default=None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.current.get(), name)
+
+
+@contextlib.contextmanager
+def log_probs_without_triton() -> Iterator[None]:
+    """Let TRL find a function where it has none for want of Triton, for whoever calls it in this context."""
     if not _misses_triton():
-        return contextlib.nullcontext()
-    utils = import_module(_MODULE)
-    return mock.patch.object(utils, _NAME, _function(utils))
+        yield
+        return
+    utils: Any = import_module(_MODULE)
+    with _LOCK:
+        if getattr(utils, _NAME) is None:
+            setattr(utils, _NAME, _FunctionByContext(_function(utils)))
+        by_context = getattr(utils, _NAME)
+    token = by_context.current.set(by_context.function)
+    try:
+        yield
+    finally:
+        by_context.current.reset(token)
 
 
 def _misses_triton() -> bool:
-    return getattr(import_module(_MODULE), _NAME, True) is None
+    found = getattr(import_module(_MODULE), _NAME, True)
+    return found is None or isinstance(found, _FunctionByContext)
 
 
 def _function(utils: Any) -> Any:

@@ -24,11 +24,12 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._conditions import FSDP, fsdp_version, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers._patching import PatchPoint, replaced
 from pytest_trlcompat.trainers._ppo import ppo_module
 from pytest_trlcompat.trainers.fsdp_generation import root_parameters_gathered
-from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version, is_sharded
+from pytest_trlcompat.trainers.fsdp_ref_model import is_sharded
 
 __all__ = ["PPOFSDPMixin", "root_parameters_unsharded"]
 
@@ -83,11 +84,7 @@ class PPOFSDPMixin(Cure):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        if trainer is None:
-            return Activity(None, "changes something under FSDP")
-        if fsdp_version(trainer.accelerator) is None:
-            return Activity(False, "the strategy is not FSDP")
-        return Activity(True, "upstream rolls out beneath the wrapper that FSDP shards")
+        return under(trainer, "upstream rolls out beneath the wrapper that FSDP shards", FSDP)
 
     @contextmanager
     def _rollout_unsharded(self) -> Iterator[None]:

@@ -9,8 +9,11 @@ Imports Transformers when a trainer is built, and of this package ``_cure`` and 
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
-from unittest import mock
 
 from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers._upstream import class_uses, function_uses
@@ -18,6 +21,7 @@ from pytest_trlcompat.trainers._upstream import class_uses, function_uses
 __all__ = ["WarningsIssuedMixin"]
 
 _NAME = "warnings_issued"
+_LOCK = threading.Lock()
 
 
 class WarningsIssuedMixin(Cure):
@@ -28,10 +32,7 @@ class WarningsIssuedMixin(Cure):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        from transformers import PreTrainedModel
-
-        # On the class, since TRL loads the models itself where it is given their names.
-        with mock.patch.object(PreTrainedModel, _NAME, {}, create=True):
+        with _lent():
             super().__init__(*args, **kwargs)
 
     @classmethod
@@ -43,3 +44,38 @@ class WarningsIssuedMixin(Cure):
         if function_uses(PreTrainedModel.__init__, _NAME):
             return Activity(False, "models of Transformers have the dictionary")
         return Activity(True, "models of Transformers have no dictionary of warnings any more")
+
+
+class _Lent:
+    """An attribute of models in contexts that lend it; others find that there is none, as without it.
+
+    One that a model has of its own goes first, since this is no data descriptor.
+    """
+
+    def __init__(self) -> None:
+        self.current: ContextVar[dict[str, bool] | None] = ContextVar(_NAME, default=None)
+
+    def __get__(self, model: Any, model_class: type) -> dict[str, bool]:
+        found = self.current.get()
+        if found is None:
+            raise AttributeError(f"{model_class.__name__!r} object has no attribute {_NAME!r}", name=_NAME, obj=model)
+        return found
+
+
+@contextmanager
+def _lent() -> Iterator[None]:
+    """Lend models a dictionary, on their class, since TRL loads the models itself where it is given their names."""
+    from transformers import PreTrainedModel
+
+    with _LOCK:
+        if _NAME not in vars(PreTrainedModel):
+            setattr(PreTrainedModel, _NAME, _Lent())
+    lent = vars(PreTrainedModel).get(_NAME)
+    if not isinstance(lent, _Lent):
+        yield
+        return
+    token = lent.current.set({})
+    try:
+        yield
+    finally:
+        lent.current.reset(token)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -56,6 +58,22 @@ def test_nothing_is_cured_twice() -> None:
 
     found = mixins(cured(Part))
     assert sorted(found) == sorted(KINDS["grpo"])
+
+
+def test_the_same_question_gives_the_same_class_as_long_as_somebody_has_it() -> None:
+    made = cured(Mine)
+    assert cured(Mine) is made
+    without = cured(Mine, without=["FSDPSaveMixin"])
+    assert without is not made
+    assert without is cured(Mine, without=("FSDPSaveMixin",))
+
+    class Passing(TRAINER):
+        pass
+
+    gone = [weakref.ref(cured(Passing)), weakref.ref(Passing)]
+    del Passing
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
 
 
 @GRPO

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from pytest_trlcompat.trainers.lora_checkpointing import (
 )
 from pytest_trlcompat.trainers.resuming import ResumingMixin, random_states_can_be_loaded
 from pytest_trlcompat.trainers.train_sampler import TrainSamplerMixin
+from pytest_trlcompat.trainers.warnings_issued import WarningsIssuedMixin
 from pytest_trlcompat.trainers.zero3_lora_checkpointing import ZeRO3LoraCheckpointingMixin
 
 
@@ -255,7 +257,40 @@ def test_a_kernel_that_is_there_is_used(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(utils, "_ChunkedLogProbFunction", None)
     with plain_logprobs.log_probs_without_triton():
         assert hasattr(utils._ChunkedLogProbFunction, "apply")
-    assert utils._ChunkedLogProbFunction is None
+        with ThreadPoolExecutor(1) as other, pytest.raises(AttributeError, match="'NoneType' object has no attribute"):
+            other.submit(lambda: utils._ChunkedLogProbFunction.apply).result()
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'apply'"):
+        utils._ChunkedLogProbFunction.apply  # noqa: B018 - as where nothing was ever put there
+    with plain_logprobs.log_probs_without_triton():
+        assert hasattr(utils._ChunkedLogProbFunction, "apply")
     monkeypatch.delattr(utils, "_ChunkedLogProbFunction")
     with plain_logprobs.log_probs_without_triton():
         assert not hasattr(utils, "_ChunkedLogProbFunction")
+
+
+def test_the_dictionary_of_warnings_is_lent_to_the_models_of_one_trainer() -> None:
+    model = tiny.qwen2(num_hidden_layers=1).new_model()
+    vars(model).pop("warnings_issued", None)  # Transformers before 5 gives each model one of its own
+    seen = []
+
+    def asked() -> dict[str, bool] | None:
+        return getattr(model, "warnings_issued", None)
+
+    class Upstream:
+        def __init__(self) -> None:
+            model.warnings_issued["estimate_tokens"] = True
+            with ThreadPoolExecutor(1) as other:
+                seen.extend([asked(), other.submit(asked).result()])
+
+    class Mine(WarningsIssuedMixin, Upstream):
+        pass
+
+    for _ in range(2):
+        Mine()
+        assert [*seen, asked()] == [{"estimate_tokens": True}, None, None]
+        seen.clear()
+    with pytest.raises(AttributeError, match="object has no attribute 'warnings_issued'"):
+        model.warnings_issued  # noqa: B018
+    model.warnings_issued = {"mine": True}
+    Mine()
+    assert seen[0] == {"mine": True, "estimate_tokens": True}
