@@ -1,9 +1,10 @@
 """Break one cure after the other, and check that its suite catches it: ``nox -s mutations [-- ID or CURE ...]``.
 
-``mutations.toml`` lists the faults. Each is planted in a copy of the checkout; then the issue's suite runs for the
-corrected trainer in the environment of a cell with the bug. A fault is caught when the suite gives the corrected
-trainer another verdict than without the fault; that a test failed is not enough, since a copy that cannot be imported
-fails too. Every suite is first run without a fault, and must then find the corrected trainer right.
+``mutations.toml`` lists the faults. Each is planted in a copy of the checkout; then, in the environment of a cell, the
+issue's suite runs for the corrected trainer, or the project's own tests where no suite looks at what the fault changes.
+A fault is caught when the suite gives the corrected trainer another verdict than without the fault, or when a test
+fails that passes without it; a copy that cannot be imported catches nothing. Everything is first run without a fault,
+and must then be right.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from xml.etree import ElementTree
 
 from pytest_trlcompat.catalog.verdict import Record, read_records
 from pytest_trlcompat.matrix.cells import Cell
@@ -35,9 +37,9 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = Path(__file__).with_suffix(".toml")
-COPIED = ("pytest_trlcompat", "suites", "fixtures")
-TIMEOUT = 600.0
-"""Seconds for one suite in one cell."""
+COPIED = ("pytest_trlcompat", "suites", "fixtures", "tests", "pyproject.toml", "README.md", "noxfile.py", "docs")
+TIMEOUT = 900.0
+"""Seconds for one suite, or one file of tests, in one cell."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +50,19 @@ class Mutation:
         file: below the checkout.
         old: text that occurs there exactly once.
         new: its replacement.
-        issue: whose suite must catch it.
         cell: the pins of a cell that the issue affects, ``trl=0.15.2 transformers=4.48.3``.
         why: what the fault does.
+        issue: whose suite must catch it.
+        tests: or the tests that must, below the checkout.
     """
 
     file: str
     old: str
     new: str
-    issue: str
     cell: str
     why: str
+    issue: str = ""
+    tests: str = ""
 
     @property
     def cure(self) -> str:
@@ -78,9 +82,9 @@ class Mutation:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="issues or cures; all by default")
+    parser.add_argument("names", nargs="*", help="issues or cures, a cure being a module's name; all by default")
     names = parser.parse_args().names
-    mutations = [one for one in _read() if not names or {one.issue, one.cure} & set(names)]
+    mutations = [one for one in read_mutations() if not names or {one.issue, one.cure} & set(names)]
     if not mutations:
         print(f"no mutation for {', '.join(names)}", file=sys.stderr)
         return 2
@@ -93,48 +97,44 @@ def main() -> int:
     return 1 if survivors else 0
 
 
-def _read() -> list[Mutation]:
+def read_mutations() -> list[Mutation]:
     with open(FAULTS, "rb") as file:
         return [Mutation(**entry) for entry in tomllib.load(file)["mutation"]]
 
 
 def _is_caught(mutation: Mutation) -> bool:
-    sound = _verdicts_without_fault(mutation.cell, mutation.issue)
+    sound = _sound(mutation.cell, mutation.issue, mutation.tests)
     with _copy() as checkout:
         mutation.plant(checkout)
-        found = _verdicts(mutation.cell, mutation.issue, checkout)
-    changed = [f"{strategy} {found[strategy]}" for strategy in sound if found.get(strategy, "none") != sound[strategy]]
-    judged = [change for change in changed if not change.endswith(" none")]
+        found = _found(mutation.cell, mutation.issue, mutation.tests, checkout)
+    judged = [f"{name} {found[name]}" for name in sound if name in found and found[name] != sound[name]]
     print(f"{'caught  ' if judged else 'SURVIVED'} {mutation.cure}, {mutation.cell}: {mutation.why}: ", end="")
     print(", ".join(judged) or "the verdicts stay", flush=True)
     return bool(judged)
 
 
 @cache
-def _verdicts_without_fault(cell: str, issue: str) -> dict[str, str]:
+def _sound(cell: str, issue: str, tests: str) -> dict[str, str]:
+    """What is found without a fault."""
     with _copy() as checkout:
-        found = _verdicts(cell, issue, checkout)
-    if not any(verdict == "ok" for verdict in found.values()) or set(found.values()) - {"ok", "absent"}:
-        raise MatrixError(f"{issue} in {cell}: without a fault the corrected trainer must be ok, but gives {found}")
+        found = _found(cell, issue, tests, checkout)
+    if not any(one == "ok" for one in found.values()) or set(found.values()) - {"ok", "absent"}:
+        what = {name: one for name, one in found.items() if one not in ("ok", "absent")} or found
+        raise MatrixError(f"{issue or tests} in {cell}: without a fault everything must be ok, but there is {what}")
     return found
 
 
-def _verdicts(cell: str, issue: str, checkout: Path) -> dict[str, str]:
-    """The corrected trainer's verdict by strategy."""
-    results = checkout / "verdicts.jsonl"
+def _found(cell: str, issue: str, tests: str, checkout: Path) -> dict[str, str]:
+    """The corrected trainer's verdict by strategy, or ``ok``, ``failed`` or ``absent`` by test."""
+    results = checkout / "results"
+    arguments = ["--trlcompat-issue", issue, "--trlcompat-subject", "corrected", "suites"] if issue else [tests]
+    _run_pytest(cell, checkout, "--trlcompat-results", str(results), "--junit-xml", str(results) + ".xml", *arguments)
+    return _by_strategy(read_records(results)) if issue else _by_test(results.with_suffix(".xml"))
+
+
+def _run_pytest(cell: str, checkout: Path, *arguments: str) -> None:
     environment = _environment(cell)
-    command = [
-        *(str(environment.python), "-m", "pytest", "-p", "trlcompat", "-p", "no:cacheprovider", "-q"),
-        *(
-            "--trlcompat-results",
-            str(results),
-            "--trlcompat-issue",
-            issue,
-            "--trlcompat-subject",
-            "corrected",
-            "suites",
-        ),
-    ]
+    command = [str(environment.python), "-m", "pytest", "-p", "trlcompat", "-p", "no:cacheprovider", "-q", *arguments]
     variables = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHON"))},
         **environment.variables,
@@ -144,7 +144,16 @@ def _verdicts(cell: str, issue: str, checkout: Path) -> dict[str, str]:
     }
     with open(checkout / "pytest.log", "wb") as log:
         subprocess.run(command, cwd=checkout, env=variables, stdout=log, stderr=log, check=False, timeout=TIMEOUT)
-    return _by_strategy(read_records(results))
+
+
+def _by_test(report: Path) -> dict[str, str]:
+    """Of pytest's JUnit report; a file that cannot be collected is no test."""
+    found = {}
+    for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
+        failed = any(case.find(kind) is not None for kind in ("failure", "error"))
+        verdict = "failed" if failed else "ok" if case.find("skipped") is None else "absent"
+        found[case.get("name", "")] = verdict
+    return found
 
 
 def _by_strategy(records: Sequence[Record]) -> dict[str, str]:
@@ -167,7 +176,10 @@ def _project() -> Project:
 def _copy() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="trlcompat-mutation-") as folder:
         for name in COPIED:
-            shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / name, folder)
         yield Path(folder)
 
 
