@@ -82,6 +82,9 @@ def owner_of(point: PatchPoint, cure: str = "") -> ModuleType | type | None:
         *path, name = point.where.rpartition(":")[2].split(".")
         for part in path:
             owner = getattr(owner, part)
+            if isinstance(owner, type):  # a subclass may have taken its place in upstream's module
+                known = (base for base in owner.__mro__ if (base.__module__, base.__name__) == (point.module, part))
+                owner = next(known, owner)
         if hasattr(owner, name):
             found: ModuleType | type = owner
             return found

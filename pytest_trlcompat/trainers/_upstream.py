@@ -17,7 +17,17 @@ from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._cure import Cure, own
 from pytest_trlcompat.trainers._patching import original
 
-__all__ = ["AroundGeneration", "class_uses", "function_uses", "generation_uses", "grpo_module", "method_uses"]
+__all__ = [
+    "AroundGeneration",
+    "class_uses",
+    "codes_of",
+    "function_uses",
+    "generation_uses",
+    "grpo_module",
+    "loss_uses",
+    "method_uses",
+    "path_uses",
+]
 
 
 def grpo_module() -> ModuleType:
@@ -30,7 +40,7 @@ def function_uses(function: Callable[..., Any], name: str) -> bool:
 
     Looks beneath decorators too: at what they keep as ``__wrapped__``, in a closure, or as a partial function.
     """
-    return any(_code_uses(code, name) for code in _codes(function))
+    return any(_code_uses(code, name) for code in codes_of(function))
 
 
 def generation_uses(name: str) -> bool:
@@ -74,7 +84,40 @@ def method_uses(cls: type, method: str, name: str) -> bool:
     return False
 
 
-def _codes(function: Any) -> Iterator[CodeType]:
+def path_uses(cls: type, name: str, *methods: str, then: tuple[str, ...] = ()) -> bool | None:
+    """Whether what runs when one of ``methods`` is called uses ``name``: in a function of TRL's, or one in its place.
+
+    A function of a user's that goes on to the next class's is no evidence: what it mentions it may only log.
+
+    Args:
+        then: other methods, looked at as well where what runs calls them.
+
+    Returns:
+        ``None`` where only such a function of a user's uses it, so that it cannot be seen.
+    """
+    doubt, waiting = False, list(methods)
+    for method in waiting:  # grows
+        for base in cls.__mro__:
+            defined = vars(base).get(method)
+            if defined is None or own(base) or base.__module__.partition(".")[0] == "transformers":
+                continue
+            uses = function_uses(defined, name)
+            goes_on = function_uses(defined, "super") or function_uses(defined, method)
+            if uses and (base.__module__.partition(".")[0] == "trl" or not goes_on):
+                return True
+            doubt |= uses
+            waiting.extend(one for one in then if one not in waiting and function_uses(defined, one))
+            if not goes_on:
+                break
+    return None if doubt else False
+
+
+def loss_uses(cls: type, name: str) -> bool | None:
+    """Whether the loss of a subclass of ``trl.GRPOTrainer`` uses ``name``; see :func:`path_uses`."""
+    return path_uses(cls, name, "compute_loss", then=("_compute_loss", "compute_liger_loss"))
+
+
+def codes_of(function: Any) -> Iterator[CodeType]:
     """The code of a function and of what it wraps, each once."""
     seen: set[int] = set()
     waiting = [function]

@@ -15,7 +15,6 @@ Imports torch, and of this package ``_upstream``.
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ import torch
 
 from pytest_trlcompat.trainers._conditions import defined_by
 from pytest_trlcompat.trainers._cure import Activity, Cure
-from pytest_trlcompat.trainers._upstream import class_uses, function_uses, method_uses
+from pytest_trlcompat.trainers._upstream import function_uses, loss_uses, method_uses, path_uses
 
 __all__ = ["EvaluationMixin"]
 
@@ -47,12 +46,10 @@ class EvaluationMixin(Cure):
         with self._own_metrics(), self._whole_loss():
             return upstream.evaluate(*args, **kwargs)
 
-    def prediction_step(
-        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> Any:
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
         if not _lacks_prediction_step(type(self)):
-            return upstream.prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+            return upstream.prediction_step(model, inputs, *args, **kwargs)
         trainer: Any = self
         inputs = trainer._prepare_inputs(inputs)
         with torch.no_grad(), trainer.compute_loss_context_manager():
@@ -87,7 +84,7 @@ class EvaluationMixin(Cure):
             return Activity(True, "TRL keeps the metrics of training and evaluation in one place")
         if _asks_what_is_due(trainer_class):
             return Activity(True, "TRL takes an evaluation that is due for one that runs")
-        if not class_uses(trainer_class, "current_gradient_accumulation_steps", but=("transformers.",)):
+        if not loss_uses(trainer_class, "current_gradient_accumulation_steps"):
             return Activity(False, "TRL evaluates with metrics of its own, and divides no loss")
         return Activity(None, "where it evaluates: TRL divides the loss, which is not seen to be in training alone")
 
@@ -141,7 +138,10 @@ def _lacks_prediction_step(cls: type) -> bool:
     return defined_by(cls, "prediction_step", behind) == "transformers"
 
 
-@functools.cache
 def _asks_what_is_due(cls: type) -> bool:
-    """Whether a trainer's class takes an evaluation that is due for one that runs; Transformers' own may ask."""
-    return class_uses(cls, "should_evaluate", but=("transformers.",))
+    """Whether TRL, or what a user has put in its place, takes an evaluation that is due for one that runs."""
+    return path_uses(cls, "should_evaluate", *_MODES) is True
+
+
+_MODES = ("_prepare_inputs", "_generate_and_score_completions", "compute_loss", "_compute_loss", "log")
+"""The methods in which TRL asks whether it trains or evaluates."""

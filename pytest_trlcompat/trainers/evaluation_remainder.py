@@ -22,7 +22,7 @@ __all__ = ["EvaluationRemainderMixin"]
 
 
 class EvaluationRemainderMixin(Cure):
-    """Has the evaluation of a subclass of ``trl.GRPOTrainer`` count rows where Accelerate counts prompts.
+    """Has the evaluation of a trainer that repeats prompts, as GRPO and RLOO do, count rows and not prompts.
 
     It knows by the sampler: one that repeats nothing is left alone.
     """
@@ -30,6 +30,8 @@ class EvaluationRemainderMixin(Cure):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         upstream: Any = super()
         trainer: Any = self
+        if not _samples(type(self)):
+            return upstream.get_eval_dataloader(eval_dataset)
         if isinstance(trainer.eval_dataset, dict):
             trainer.eval_dataset = {name: _with_attributes(data) for name, data in trainer.eval_dataset.items()}
         else:
@@ -43,7 +45,7 @@ class EvaluationRemainderMixin(Cure):
 
     def _evaluated_rows(self, dataset: Any) -> int | None:
         """How many there are, if it is known and not the number of prompts."""
-        if not isinstance(dataset, Sized):
+        if not _samples(type(self)) or not isinstance(dataset, Sized):
             return None
         trainer: Any = self
         sampler = trainer._get_eval_sampler(dataset)
@@ -52,7 +54,7 @@ class EvaluationRemainderMixin(Cure):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        if defined_by(trainer_class, "_get_eval_sampler") == "transformers":
+        if not _samples(trainer_class):
             return Activity(False, "the sampler of evaluations is Transformers'")
         data = [] if trainer is None else _data_sets(trainer.eval_dataset)
         if not data:
@@ -60,6 +62,11 @@ class EvaluationRemainderMixin(Cure):
         if all(trainer._evaluated_rows(dataset) is None for dataset in data):
             return Activity(False, "the sampler of evaluations repeats no prompt")
         return Activity(True, "Accelerate counts prompts for rows")
+
+
+def _samples(trainer_class: type) -> bool:
+    """Whether evaluations have a sampler of TRL's or a user's, and not Transformers'."""
+    return defined_by(trainer_class, "_get_eval_sampler") != "transformers"
 
 
 def _data_sets(eval_dataset: Any) -> list[Any]:
@@ -70,11 +77,11 @@ def _data_sets(eval_dataset: Any) -> list[Any]:
 
 
 class _Rows(list[Any]):
-    """A list that Accelerate can read another length of, which a plain one cannot hold."""
+    """A list that Accelerate can read another length of, which a plain one, or a tuple, cannot hold."""
 
 
 def _with_attributes(dataset: Any) -> Any:
-    return _Rows(dataset) if type(dataset) is list else dataset
+    return _Rows(dataset) if type(dataset) in (list, tuple) else dataset
 
 
 @contextmanager

@@ -130,12 +130,13 @@ class FSDPAdapterSaveMixin(Cure):
             upstream: Any = super()
             return upstream._save_checkpoint(*args, **kwargs)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> Any:
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        model = args[1] if len(args) > 1 else kwargs.get("model")
         loaded = self.model if model is None else model
         keys = keys_of_the_state_dict(loaded) if self._shards_adapters() else nullcontext()
         with self._adapter_found(loading=True), keys:
             upstream: Any = super()
-            return upstream._load_from_checkpoint(resume_from_checkpoint, model)
+            return upstream._load_from_checkpoint(*args, **kwargs)
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:

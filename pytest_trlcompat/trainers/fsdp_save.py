@@ -100,16 +100,17 @@ class FSDPSaveMixin(Cure):
 
     accelerator: Any
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
         # A checkpoint is the one internal call that names its folder; its shards are written with the optimizer's.
-        checkpoint = _internal_call and output_dir is not None
+        internal = kwargs.get("_internal_call", len(args) > 1 and args[1] is True)
+        checkpoint = internal and ((bool(args) and args[0] is not None) or kwargs.get("output_dir") is not None)
         upstream: Any = super()
         with ExitStack() as stack:
             if not checkpoint:
                 stack.enter_context(full_state_dict(self.accelerator))
             if fsdp_version(self.accelerator) is not None:
                 stack.enter_context(gathered_for_rank_0())
-            upstream.save_model(output_dir, _internal_call)
+            upstream.save_model(*args, **kwargs)
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:

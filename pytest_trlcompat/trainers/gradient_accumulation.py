@@ -13,7 +13,7 @@ Imports torch, Accelerate and Transformers, and of this package ``_cure``, ``_up
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -25,25 +25,31 @@ from packaging.version import Version
 
 from pytest_trlcompat.trainers._conditions import ACCUMULATION
 from pytest_trlcompat.trainers._cure import Activity, Cure
-from pytest_trlcompat.trainers._upstream import class_uses
+from pytest_trlcompat.trainers._upstream import loss_uses
 from pytest_trlcompat.trainers.deepspeed_accumulation import synchronising
 from pytest_trlcompat.trainers.errors import CureError
 
 __all__ = ["GradientAccumulationMixin"]
+
+_NUMBER = "current_gradient_accumulation_steps"
+"""The attribute by which TRL divides, and Trainer."""
 
 
 class GradientAccumulationMixin(Cure):
     """Scales the gradients of a subclass of ``transformers.Trainer`` that computes its own loss as the mean of a batch.
 
     Does nothing where ``gradient_accumulation_steps`` is 1. It knows by the call of ``accelerator.backward``: by its
-    arguments, by how often the loss has been divided since ``compute_loss`` returned it, which autograd says, and by
-    what Accelerate and DeepSpeed will divide it by. That is measured once for each number of micro-batches. What is
-    reported stays as it is.
+    arguments, by how often the loss has been divided since ``training_step`` was given it, which autograd says, and by
+    what Accelerate and DeepSpeed will divide it by. What the trainer's ``compute_loss`` itself multiplies the loss by
+    stays, and so does what is reported.
+
+    Raises:
+        CureError: at the first backward pass, where it cannot be seen how often the loss is divided.
     """
 
     accelerator: Any
     args: Any
-    _computed_loss: torch.Tensor | None = None
+    _accumulation_factor: float | None = None
 
     def create_accelerator_and_postprocess(self) -> None:
         upstream: Any = super()
@@ -51,59 +57,61 @@ class GradientAccumulationMixin(Cure):
         # DeepSpeed counts micro-batches itself; Trainer leaves it alone from 4.47.0 on.
         if self._by_deepspeed() and Version(transformers.__version__) < Version("4.47.0"):
             self.accelerator.no_sync = synchronising
-        if not self._by_deepspeed() and self.accelerator.gradient_accumulation_steps != 1:
-            self.accelerator.gradient_accumulation_steps = 1  # Trainer counts micro-batches, and divides
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
-        if self.args.gradient_accumulation_steps == 1:
+        if not ACCUMULATION.holds(self):
             return upstream.training_step(*args, **kwargs)
         with self._scaled_backward():
             return upstream.training_step(*args, **kwargs)
 
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        upstream: Any = super()
-        computed = upstream.compute_loss(*args, **kwargs)
-        self._computed_loss = computed[0] if isinstance(computed, tuple) else computed
-        return computed
-
     @contextmanager
     def _scaled_backward(self) -> Iterator[None]:
         """Multiply what the accelerator is given by what is missing, while it lasts."""
-        upstream = self.accelerator.backward
-        factors: dict[bool, float] = vars(self).setdefault("_accumulation_factors", {})
+        compute, backward = self.compute_loss, self.accelerator.backward  # type: ignore[attr-defined] # Trainer's
+        losses: list[torch.Tensor] = []
 
-        def backward(loss: torch.Tensor, **kwargs: Any) -> Any:
-            scaled = bool(kwargs.get("scale_wrt_gas", True))
-            factor = factors[scaled] if scaled in factors else self._missing_factor(loss, scaled)
-            if self._micro_batches() > 1:  # of one alone nobody can say whether it was divided by their number
-                factors[scaled] = factor
-            return upstream(loss if factor == 1.0 else loss * factor, **kwargs)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            computed = compute(*args, **kwargs)
+            losses.append(computed[0] if isinstance(computed, tuple) else computed)
+            return computed
 
-        self._computed_loss = None
-        with mock.patch.object(self.accelerator, "backward", backward):  # of this trainer's accelerator alone
-            try:
-                yield
-            finally:
-                self._computed_loss = None
+        def scaled(loss: torch.Tensor, **kwargs: Any) -> Any:
+            factor = self._missing_factor(loss, losses, bool(kwargs.get("scale_wrt_gas", True)))
+            return backward(loss if factor == 1.0 else loss * factor, **kwargs)
+
+        with (
+            mock.patch.object(self, "compute_loss", recorded),  # whatever class of the trainer's defines it
+            mock.patch.object(self.accelerator, "backward", scaled),  # of this trainer's accelerator alone
+        ):
+            yield
 
     def _micro_batches(self) -> int:
         """How many there are in this optimizer step; the last one of an epoch may have fewer."""
         return int(getattr(self, "current_gradient_accumulation_steps", self.args.gradient_accumulation_steps))
 
-    def _missing_factor(self, loss: torch.Tensor, scaled: bool) -> float:
+    def _missing_factor(self, loss: torch.Tensor, losses: Sequence[torch.Tensor], scaled: bool) -> float:
         """What to multiply the loss by before its backward pass, so that it is divided once.
 
         Args:
+            losses: what ``compute_loss`` has returned in this training step.
             scaled: whether DeepSpeed is asked to divide.
         """
-        by_trainer = self._divided_by_trainer(loss)
-        by_backend = self._divided_by_backend(scaled)
-        if self._loss_is_divided():
-            return by_trainer * by_backend
-        if by_trainer > 1:
-            return float(by_backend)
-        return 1.0 if by_backend > 1 else 1 / self.args.gradient_accumulation_steps
+        steps = self._micro_batches()
+        seen: dict[int, tuple[int, bool]] = vars(self).setdefault("_divisions_seen", {})
+        if steps not in seen:
+            seen[steps] = self._divided_by_trainer(loss, losses), self._loss_is_divided()
+        by_trainer, divided = seen[steps]
+        by_backend = self._divided_by_backend(scaled)  # asked anew: another trainer may change it
+        if divided:
+            factor = float(by_trainer * by_backend)
+        elif by_trainer > 1:
+            factor = float(by_backend)
+        else:
+            factor = by_backend / steps
+        if steps > 1:  # of one alone nobody can say
+            self._accumulation_factor = factor
+        return factor
 
     def _divided_by_backend(self, scaled: bool) -> int:
         """By what Accelerate or DeepSpeed divides the loss that it is given."""
@@ -111,12 +119,11 @@ class GradientAccumulationMixin(Cure):
             return int(self.accelerator.gradient_accumulation_steps)
         return int(self.accelerator.deepspeed_engine_wrapped.engine.gradient_accumulation_steps()) if scaled else 1
 
-    def _divided_by_trainer(self, loss: torch.Tensor) -> int:
-        """By what the loss has been divided since ``compute_loss`` returned it: the reciprocal of its derivative."""
-        computed = self._computed_loss
+    def _divided_by_trainer(self, loss: torch.Tensor, losses: Sequence[torch.Tensor]) -> int:
+        """By what the loss was divided since ``compute_loss`` returned it: the reciprocal of its derivative."""
         derivative = None
-        if computed is not None and computed.requires_grad and loss.requires_grad:
-            (derivative,) = torch.autograd.grad(loss, computed, retain_graph=True, allow_unused=True)
+        if losses and losses[-1].requires_grad and loss.requires_grad:
+            (derivative,) = torch.autograd.grad(loss, losses[-1], retain_graph=True, allow_unused=True)
         if derivative is None:
             raise self._unseen("the loss that it was given was not made from what compute_loss returned")
         found = float(derivative.sum())
@@ -125,23 +132,23 @@ class GradientAccumulationMixin(Cure):
                 return int(divisor)
         raise self._unseen(f"before it the loss was multiplied by {found:.6g}")
 
+    def _loss_is_divided(self) -> bool:
+        """Whether ``compute_loss`` returns a part of the step's mean, as TRL's does in newer releases."""
+        divided = loss_uses(type(self), _NUMBER)
+        if divided is None:
+            raise self._unseen(f"a loss function around TRL's uses {_NUMBER}, by which TRL's does not divide")
+        return divided
+
     def _unseen(self, found: str) -> CureError:
         return CureError(
             "GradientAccumulationMixin",
             wanted="how often accelerator.backward divides the loss by the number of accumulated micro-batches",
             found=found,
             packages=("transformers", "accelerate"),
-            remedy=self._way_out,
+            remedy="Scale the loss in compute_loss and not in training_step, or train with "
+            "gradient_accumulation_steps=1, or leave this cure out if you divide the loss yourself: "
+            "cured(YourTrainer, without=['GradientAccumulationMixin'])",
         )
-
-    _way_out = (
-        "Call compute_loss in your training_step, or train with gradient_accumulation_steps=1, or leave this cure out "
-        "if you divide the loss yourself: cured(YourTrainer, without=['GradientAccumulationMixin'])"
-    )
-
-    def _loss_is_divided(self) -> bool:
-        """Whether TRL divides in ``compute_loss`` itself, where the Trainer must not do so again."""
-        return class_uses(type(self), "current_gradient_accumulation_steps", but=("transformers.",))
 
     def _by_deepspeed(self) -> bool:
         return bool(self.accelerator.distributed_type == DistributedType.DEEPSPEED)
@@ -150,9 +157,9 @@ class GradientAccumulationMixin(Cure):
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
         if trainer is not None and not ACCUMULATION.holds(trainer):
             return Activity(False, ACCUMULATION.otherwise)
-        if trainer is None or not (factors := vars(trainer).get("_accumulation_factors")):
+        factor = None if trainer is None else trainer._accumulation_factor
+        if factor is None:
             return Activity(None, "measured at the first backward pass, where gradients are accumulated")
-        factor = next(iter(factors.values()))
         if factor == 1.0:
             return Activity(False, "the loss is divided once by the number of micro-batches")
         return Activity(True, f"the loss is multiplied by {factor:g}, so that it is divided once")

@@ -11,6 +11,7 @@ _ANY = (
     "DeepSpeedAccumulationMixin",
     "DeepSpeedEvaluationMixin",
     "EmptyParamGroupsMixin",
+    "EvaluationRemainderMixin",
     "ResumingMixin",
     "ZeRO3BiasesMixin",
     "ZeRO3WholeModulesMixin",

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from pytest_trlcompat.trainers._patching import PatchPoint
 
-__all__ = ["POINTS", "all_points", "of", "ppo"]
+__all__ = ["POINTS", "all_points", "of", "ppo", "ppo_method"]
 
 _GRPO = "trl.trainer.grpo_trainer:"
 _TRAINER = "transformers.trainer:Trainer."
@@ -121,7 +121,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         FSDP1_RESHARD,
         FSDP1_WRITE_BACK,
     ),
-    "GradientAccumulationMixin": (_ACCELERATOR_MADE, _TRAINING_STEP, COMPUTE_LOSS),
+    "GradientAccumulationMixin": (_ACCELERATOR_MADE, _TRAINING_STEP, _trainer("compute_loss")),
     "LogitsToKeepMixin": (
         _grpo("GRPOTrainer._get_per_token_logps", ">=0.15,<0.20"),
         COMPUTE_LOSS,
@@ -148,7 +148,13 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         *_FSDP1_ROOT,
     ),
     "PPONewerTrainerMixin": (_SAVE_CHECKPOINT,),
-    "PPOSaveMixin": (_SAVE_MODEL, GET_STATE_DICT, _trainer("_save"), _trainer("create_model_card")),
+    "PPOSaveMixin": (
+        *_of_ppo_trainer("save_model"),
+        _SAVE_MODEL,
+        GET_STATE_DICT,
+        _trainer("_save"),
+        _trainer("create_model_card"),
+    ),
     "PlainLogProbsMixin": (_grpo("GRPOTrainer._get_per_token_logps_and_entropies", ">=0.20"),),
     "ResumingMixin": (_trainer("_load_rng_state"),),
     "SamplingMixin": (GENERATION,),
@@ -181,3 +187,8 @@ def all_points() -> Iterator[tuple[str, PatchPoint]]:
 def ppo(name: str, module: str) -> PatchPoint:
     """The point of that name in the module where the installed TRL keeps PPO."""
     return next(point for point in _of_ppo(name) if point.module == module)
+
+
+def ppo_method(name: str, module: str) -> PatchPoint:
+    """The point of that method of PPO's trainer, in the module where the installed TRL keeps it."""
+    return next(point for point in _of_ppo_trainer(name) if point.module == module)

@@ -16,15 +16,18 @@ Imports Accelerate and torch, and of this package ``_ppo``, ``_upstream`` and ``
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
 from accelerate.utils import DistributedType
 
+from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._conditions import Condition, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
-from pytest_trlcompat.trainers._ppo import ppo_trainer_class
+from pytest_trlcompat.trainers._patching import original, replaced
+from pytest_trlcompat.trainers._ppo import ppo_module, ppo_trainer_class
 from pytest_trlcompat.trainers._upstream import function_uses
 from pytest_trlcompat.trainers.fsdp_adapter_save import adapter_found, shards_adapter
 from pytest_trlcompat.trainers.fsdp_save import full_state_dict, gathered_for_rank_0
@@ -39,14 +42,22 @@ _WRAPPED = Condition(
 )
 
 
+def _stepped_over(_upstream: Callable[..., None]) -> Callable[..., None]:
+    def save_model(self: Any, *args: Any, **kwargs: Any) -> None:
+        # What comes after TRL's own trainer is transformers.Trainer.
+        super(ppo_trainer_class(), self).save_model(*args, **kwargs)
+
+    return save_model
+
+
 class PPOSaveMixin(Cure):
     """Saves the policy of a subclass of TRL's PPO trainer: by ``save_model``, in checkpoints and when pushing.
 
     ``Trainer.save_model`` runs with the wrapper, so that it gathers what there is to gather, and the policy takes its
     place only when the files are written. Which files there are, and when, is as upstream.
 
-    Where upstream gathers by itself, known by looking at its code, its own method runs. A ``save_model`` of your own
-    belongs in front of this class.
+    Where upstream gathers by itself, known by looking at its code, its own method runs. A ``save_model`` of a user's
+    runs in any case.
     """
 
     # Transformers 5 asks for it on ranks that write nothing. Its Trainer.__init__ sets it, which upstream never calls.
@@ -65,18 +76,18 @@ class PPOSaveMixin(Cure):
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
         return under(trainer, "the policy is saved by the wrapper that the strategy knows", _WRAPPED)
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the policy for ``from_pretrained``; to be called on all ranks.
-
-        Args:
-            output_dir: ``args.output_dir`` by default.
-        """
-        trainer = ppo_trainer_class()
-        # What comes after TRL's own trainer is transformers.Trainer.
-        upstream: Any = super() if function_uses(trainer.save_model, "get_state_dict") else super(trainer, self)
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """Save the policy for ``from_pretrained``, as ``Trainer.save_model`` does; to be called on all ranks."""
+        upstream: Any = super()
+        point = patch_points.ppo_method("save_model", ppo_module().__name__)
+        gathers = function_uses(original(point), "get_state_dict")
         # FSDP has one type of state dict that ``from_pretrained`` can read; under any other ``Trainer`` writes nothing.
-        with full_state_dict(self.accelerator), gathered_for_rank_0():
-            upstream.save_model(output_dir, _internal_call)
+        with (
+            full_state_dict(self.accelerator),
+            gathered_for_rank_0(),
+            nullcontext() if gathers else replaced(point, _stepped_over),
+        ):
+            upstream.save_model(*args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         upstream: Any = super()

@@ -10,12 +10,14 @@ Imports torch, and of this package ``_upstream``.
 
 from __future__ import annotations
 
+import dis
 from typing import Any
 
 from torch import Tensor
 
-from pytest_trlcompat.trainers._cure import Activity, Cure
-from pytest_trlcompat.trainers._upstream import class_uses, method_uses
+from pytest_trlcompat.trainers._cure import Activity, Cure, own
+from pytest_trlcompat.trainers._upstream import class_uses, codes_of, loss_uses
+from pytest_trlcompat.trainers.errors import CureError
 
 __all__ = ["TokenNormalizerMixin"]
 
@@ -35,7 +37,8 @@ class TokenNormalizerMixin(Cure):
     def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
         batch = upstream._generate_and_score_completions(*args, **kwargs)
-        if "num_items_in_batch" in batch and self.args.mask_truncated_completions:
+        masks = self.args.mask_truncated_completions and not _masks_before_it_counts(type(self))
+        if "num_items_in_batch" in batch and masks:
             mask = batch["completion_mask"]
             if "tool_mask" in batch:
                 mask = mask * batch["tool_mask"]
@@ -55,10 +58,9 @@ class TokenNormalizerMixin(Cure):
         """By what to multiply the number of tokens, where TRL does not."""
         if "num_items_in_batch" not in inputs or not self.model.training:
             return 1.0
-        if _shares(type(self)):
-            return 1.0
         accumulated: int = self.current_gradient_accumulation_steps  # type: ignore[attr-defined] # Trainer's
-        return accumulated / float(self.args.steps_per_generation)
+        share = accumulated / float(self.args.steps_per_generation)
+        return 1.0 if share == 1.0 or _shares(type(self)) else share
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
@@ -67,7 +69,7 @@ class TokenNormalizerMixin(Cure):
         if trainer is None:
             also = "" if _shares(trainer_class) else ", or where a step trains on a share of the generation"
             return Activity(None, f"with mask_truncated_completions{also}: TRL counts the tokens of all completions")
-        if trainer.args.mask_truncated_completions:
+        if trainer.args.mask_truncated_completions and not _masks_before_it_counts(trainer_class):
             return Activity(True, "the tokens of truncated completions are not counted")
         steps, generated = trainer.args.gradient_accumulation_steps, trainer.args.steps_per_generation
         if steps == generated or _shares(trainer_class):
@@ -77,4 +79,27 @@ class TokenNormalizerMixin(Cure):
 
 def _shares(cls: type) -> bool:
     """Whether TRL takes of the tokens of a generation the share that a step trains on."""
-    return method_uses(cls, "_compute_loss", "steps_per_generation")
+    shares = loss_uses(cls, "steps_per_generation")
+    if shares is None:
+        raise CureError(
+            "TokenNormalizerMixin",
+            wanted="whether the loss divides by the share of tokens that a step trains on",
+            found="a loss function around TRL's uses steps_per_generation, and TRL's does not",
+            packages=("trl",),
+        )
+    return shares
+
+
+def _masks_before_it_counts(cls: type) -> bool:
+    """Whether TRL leaves truncated completions out before it counts tokens, as from 1.9 on."""
+    for base in cls.__mro__:
+        defined = vars(base).get("_generate_and_score_completions")
+        for code in () if defined is None or own(base) else codes_of(defined):
+            mentions = [str(one.argval) for one in dis.get_instructions(code)]  # Python 3.13 stores two names at once
+            first = [
+                next((at for at, mention in enumerate(mentions) if name in mention), None)
+                for name in ("mask_truncated_completions", "num_items_in_batch")
+            ]
+            if first[0] is not None and first[1] is not None:
+                return first[0] < first[1]
+    return False

@@ -38,6 +38,17 @@ def test_any_trainer_gets_the_cures_of_any_trainer() -> None:
         assert [cure.name for cure in made.cures] == list(KINDS["trainer"])
 
 
+@pytest.mark.skipif(
+    "_get_eval_sampler" not in vars(getattr(trl, "RLOOTrainer", object)), reason="this TRL's RLOO repeats no prompts"
+)
+def test_rloo_repeats_prompts_too_and_its_evaluation_counts_rows() -> None:
+    statuses = {cure.name: cure for cure in cured(trl.RLOOTrainer).cures}
+    assert statuses["EvaluationRemainderMixin"].active is None
+    assert "Accelerate counts prompts for rows" in statuses["EvaluationRemainderMixin"].reason
+    others = {cure.name: cure for cure in cured(trl.DPOTrainer).cures}
+    assert others["EvaluationRemainderMixin"].reason == "the sampler of evaluations is Transformers'"
+
+
 @GRPO
 def test_a_subclass_of_trls_gets_those_of_its_kind() -> None:
     class Own(GRPO_TRAINER):

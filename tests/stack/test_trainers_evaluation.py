@@ -28,7 +28,7 @@ class Base:
         self.log({"eval_loss": 1.0})
         self.model.training = True
 
-    def prediction_step(self, *_: Any) -> str:
+    def prediction_step(self, *_: Any, **__: Any) -> str:
         return "own"
 
     def _prepare_inputs(self, inputs: Any) -> Any:

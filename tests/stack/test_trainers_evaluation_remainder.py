@@ -91,10 +91,27 @@ def test_a_list_is_evaluated_as_well() -> None:
     mine: Any = type("Mine", (EvaluationRemainderMixin, Base), {})()
     assert mine.evaluation_loop(mine.get_eval_dataloader()) == 2
     assert mine.evaluation_loop(mine.get_eval_dataloader(["d", "e"])) == 2
-    mine.eval_dataset = {"one": ["a", "b", "c"]}
+    mine.eval_dataset = {"one": ("a", "b", "c")}
     assert mine.evaluation_loop(mine.get_eval_dataloader("one")) == 2
 
 
 def test_what_takes_no_attribute_is_refused() -> None:
     with pytest.raises(CureError, match="but this tuple takes no attribute. Evaluate on a"):
         trainer([0, 0], remainder).evaluation_loop(SimpleNamespace(dataset=("a",)), "Evaluation")
+
+
+def test_the_sampler_of_transformers_is_left_alone() -> None:
+    upstream: Any = pytest.importorskip("transformers").Trainer
+
+    class Asked(upstream):
+        eval_dataset = ("a", "b")
+
+        def __init__(self) -> None:
+            pass
+
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            return self.eval_dataset
+
+    mine: Any = type("Mine", (EvaluationRemainderMixin, Asked), {})()
+    assert mine.get_eval_dataloader() is Asked.eval_dataset
+    assert mine._evaluated_rows(["a", "b"]) is None

@@ -141,6 +141,32 @@ def test_the_type_is_another_while_saving_only(output_dir: str | None, internal:
     assert plugin.state_dict_type is StateDictType.SHARDED_STATE_DICT
 
 
+def test_a_users_save_model_is_given_what_it_was_given() -> None:
+    from pytest_trlcompat.trainers import FSDPSaveMixin
+
+    given: list[Any] = []
+
+    class Tags:
+        accelerator = SimpleNamespace(distributed_type="NO")
+
+        def save_model(self, output_dir: str | None = None, tag: Any = None, **more: Any) -> None:
+            given.append((output_dir, tag, more))
+
+    class Plain:
+        accelerator = SimpleNamespace(distributed_type="NO")
+
+        def save_model(self, output_dir: str) -> None:
+            given.append(output_dir)
+
+    tags: Any = type("Trainer", (FSDPSaveMixin, Tags), {})()
+    tags.save_model("d", tag="x")
+    tags.save_model("d")
+    tags.save_model("d", _internal_call=True)
+    plain: Any = type("Trainer", (FSDPSaveMixin, Plain), {})()
+    plain.save_model("d")
+    assert given == [("d", "x", {}), ("d", None, {}), ("d", None, {"_internal_call": True}), "d"]
+
+
 # ---- what is gathered, and where
 
 

@@ -91,7 +91,8 @@ class Trainer52(Trainer449):
 
 
 def corrected(kind: type[Trainer], *args: Any) -> Any:
-    return type("Corrected", (GradientAccumulationMixin, kind), {})(*args)
+    bases = (kind,) if issubclass(kind, GradientAccumulationMixin) else (GradientAccumulationMixin, kind)
+    return type("Corrected", bases, {})(*args)
 
 
 @pytest.fixture
@@ -183,6 +184,78 @@ def test_a_term_that_a_users_step_adds_counts_as_well() -> None:
     assert trainer.weight.grad.item() == 5.0 / STEPS
 
 
+class Logs(Trainer448):
+    current_gradient_accumulation_steps = STEPS
+
+    def log(self) -> int:
+        return self.current_gradient_accumulation_steps
+
+
+class Scales(Trainer448):
+    def compute_loss(self, data: float) -> Any:
+        return super().compute_loss(data) / STEPS
+
+
+class Replaces(Trainer448):
+    def compute_loss(self, data: float) -> Any:
+        return 0.7 * self.weight * data
+
+
+class ScalesInFront(GradientAccumulationMixin, Trainer448):
+    def compute_loss(self, data: float) -> Any:
+        return super().compute_loss(data) / STEPS
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale"), [(Logs, 1), (Scales, 1 / STEPS), (Replaces, 0.7), (ScalesInFront, 1 / STEPS)]
+)
+@pytest.mark.parametrize("distributed_type", [DistributedType.NO, DistributedType.DEEPSPEED])
+def test_what_a_user_makes_of_the_loss_stays(kind: type[Trainer], scale: float, distributed_type: Any) -> None:
+    trainer = corrected(kind, distributed_type)
+    for one in (1.0, 2.0, 4.0, 9.0):
+        trainer.training_step(one)
+    assert trainer.weight.grad.item() == pytest.approx(4.0 * scale)
+
+
+def test_a_users_loss_that_may_divide_or_only_look_is_refused() -> None:
+    class Looks(Trainer448):
+        current_gradient_accumulation_steps = STEPS
+
+        def compute_loss(self, data: float) -> Any:
+            return super().compute_loss(data) + 0 * self.current_gradient_accumulation_steps
+
+    with pytest.raises(CureError, match="a loss function around TRL's uses current_gradient_accumulation_steps"):
+        corrected(Looks).training_step(1.0)
+
+
+def test_a_step_of_fewer_micro_batches_is_their_mean() -> None:
+    for micro_batches in (1, 3):
+        trainer = corrected(Trainer446)
+        trainer.current_gradient_accumulation_steps = micro_batches
+        for _ in range(micro_batches):
+            trainer.training_step(6.0)
+        assert trainer.weight.grad.item() == pytest.approx(6.0)
+
+
+def test_a_divisor_that_changes_is_seen_and_none_is_changed() -> None:
+    trainer = corrected(Trainer52)
+    trainer.create_accelerator_and_postprocess()
+    assert trainer.accelerator.gradient_accumulation_steps == STEPS  # Accelerate shares it with other trainers
+    trainer.training_step(3.0)
+    trainer.accelerator.gradient_accumulation_steps = 1  # as when another trainer is built
+    trainer.training_step(3.0)
+    assert trainer.weight.grad.item() == pytest.approx(2 * 3.0 / STEPS)
+
+
+def test_without_accumulation_nothing_is_kept() -> None:
+    trainer = corrected(Trainer446)
+    trainer.args.gradient_accumulation_steps = 1
+    before = set(vars(trainer))
+    trainer.training_step(3.0)
+    assert trainer.weight.grad.item() == 3.0
+    assert set(vars(trainer)) == before
+
+
 @pytest.mark.parametrize(
     ("scale", "found"),
     [
@@ -207,14 +280,14 @@ def test_what_cannot_be_seen_is_refused(scale: float | None, found: str) -> None
 def test_the_answer_is_found_once() -> None:
     trainer = corrected(Trainer446)
     asked = 0
-    find = trainer._missing_factor
+    look = trainer._divided_by_trainer
 
-    def counted(*args: Any) -> float:
+    def counted(*args: Any) -> int:
         nonlocal asked
         asked += 1
-        return float(find(*args))
+        return int(look(*args))
 
-    trainer._missing_factor = counted
+    trainer._divided_by_trainer = counted
     for one in (1.0, 2.0, 4.0):
         trainer.training_step(one)
     assert asked == 1
@@ -234,7 +307,7 @@ def test_a_failure_leaves_nothing_behind() -> None:
     with pytest.raises(TypeError):
         trainer.training_step(1.0)
     assert trainer.accelerator.backward == backward
-    assert trainer._computed_loss is None
+    assert "compute_loss" not in vars(trainer)
 
 
 @pytest.mark.parametrize(

@@ -137,8 +137,13 @@ def push(model: tiny.TinyModel, folder: Path) -> dict[str, Any]:
     from pytest_trlcompat.trainers.ppo_save import PPOSaveMixin
 
     pushed: list[str] = []
+    saved: list[str] = []
 
     class Mine(ppo_trainer_class()):  # type: ignore[misc]
+        def save_model(self, *args: Any, **kwargs: Any) -> None:
+            saved.append(type(self.model).__name__)
+            super().save_model(*args, **kwargs)
+
         def push_to_hub(self, *_: Any, **__: Any) -> None:
             self.save_model(_internal_call=True)
             self.create_model_card(model_name="mine")
@@ -152,7 +157,7 @@ def push(model: tiny.TinyModel, folder: Path) -> dict[str, Any]:
     expected = gathered_policy(trainer)
     trainer.args.push_to_hub = True
     trainer.save_model()
-    kept = {"pushed": pushed, "card": (folder / "README.md").is_file()}
+    kept = {"pushed": pushed, "saved": saved, "card": (folder / "README.md").is_file()}
     return kept | (compare(expected, folder) if trainer.accelerator.is_main_process else {})
 
 
@@ -315,7 +320,14 @@ def test_pushing_saves_the_policy_once_more(
 ) -> None:
     first = launch(push, model, tmp_path, strategy=strategy).values[0]
     wrapper = "PolicyAndValueWrapper" if strategy == "single" else "DistributedDataParallel"
-    assert first == {"pushed": [wrapper], "card": True, "expected": 21, "found": 21, "equal": 21}
+    assert first == {
+        "pushed": [wrapper],
+        "saved": [wrapper] * 2,
+        "card": True,
+        "expected": 21,
+        "found": 21,
+        "equal": 21,
+    }
 
 
 @needs_ppo

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from pytest_trlcompat.trainers import CureError  # noqa: E402 - needs torch
 from pytest_trlcompat.trainers.token_normalizer import TokenNormalizerMixin  # noqa: E402 - needs torch
 
 MASK = [[1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 0, 0]]
@@ -114,3 +115,47 @@ def test_without_masking_or_such_a_loss_nothing_changes() -> None:
     batch = trainer._generate_and_score_completions(mask)
     assert set(batch) == {"completion_mask"}
     assert trainer.compute_loss(None, batch) is None
+
+
+def test_a_users_loss_that_only_looks_does_not_switch_it_off() -> None:
+    class Looks(Trl022):
+        def _compute_loss(self, inputs: Any) -> Any:
+            return super()._compute_loss(inputs) + 0 * self.args.steps_per_generation
+
+    inputs = {"num_items_in_batch": torch.tensor(12)}
+    with pytest.raises(CureError, match="a loss function around TRL's uses steps_per_generation"):
+        corrected(Looks, accumulated=2, per_generation=8).compute_loss(None, inputs)
+    assert corrected(Looks, accumulated=2, per_generation=2).compute_loss(None, inputs).item() == 12
+
+
+def test_what_trl_masks_before_it_counts_is_not_counted_again() -> None:
+    gathered = 0
+
+    class Trl19(Trl116):
+        """It masks before it counts."""
+
+        def _generate_and_score_completions(self, mask: Any) -> dict[str, Any]:
+            if self.args.mask_truncated_completions:
+                mask = mask * 1
+            num_items_in_batch = mask.sum()
+            return {"completion_mask": mask, "num_items_in_batch": num_items_in_batch}
+
+    class Trl027(Trl116):
+        """It counts before it masks."""
+
+        def _generate_and_score_completions(self, mask: Any) -> dict[str, Any]:
+            mask, num_items_in_batch = mask, torch.tensor(12)
+            if self.args.mask_truncated_completions:
+                mask = mask * 1
+            return {"completion_mask": mask, "num_items_in_batch": num_items_in_batch}
+
+    def gather(tokens: Any) -> Any:
+        nonlocal gathered
+        gathered += 1
+        return tokens
+
+    for kind, gathers in ((Trl19, 0), (Trl027, 1)):
+        trainer, gathered = corrected(kind, masks=True), 0
+        trainer.accelerator.gather = gather
+        batch = trainer._generate_and_score_completions(torch.tensor(MASK))
+        assert (batch["num_items_in_batch"].item(), gathered) == (5, gathers)
