@@ -193,7 +193,10 @@ def save(name: str, vocabulary: Vocabulary, cache: Path) -> None:
     model = new_model(vocabulary, *MODELS[name])
     if name == "tiny-RemoteForCausalLM":
         (folder / "remote.py").write_text(_REMOTE_CODE)
-        model.config.auto_map = {"AutoConfig": "remote.RemoteConfig", "AutoModelForCausalLM": "remote.RemoteForCausalLM"}
+        model.config.auto_map = {
+            "AutoConfig": "remote.RemoteConfig",
+            "AutoModelForCausalLM": "remote.RemoteForCausalLM",
+        }
         model.config.model_type = "remote"
     model.save_pretrained(folder)
     new_tokenizer(vocabulary, _chat_template(name)).save_pretrained(folder)

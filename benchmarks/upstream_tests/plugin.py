@@ -17,8 +17,9 @@ import pytest
 
 from benchmarks.upstream_tests.models import ORGANISATION, VOCABULARIES
 
-_PROMPTS = [f"{adjective} {noun} is" for adjective in ("A good", "No", "Every", "The last") for noun in
-            ("plan", "tool", "rule", "name", "test")][:19]
+_PROMPTS = [f"{adjective} {noun} is" for adjective in ("A good", "No") for noun in ("plan", "tool", "rule", "name")]
+"""Fewer than on the Hub: most tests train for three epochs, which is what takes the time."""
+
 _HELD_OUT = 2
 
 
@@ -41,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _load(name: str, split: str | None = None, streaming: bool = False) -> Any:
-    """What the dataset on the Hub has: the same columns, and as many rows."""
+    """The dataset with the columns that it has on the Hub."""
     from datasets import Dataset, DatasetDict
 
     def row(prompt: str) -> dict[str, Any]:
@@ -79,13 +80,15 @@ def swap() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests for the vocabulary, and see that their modules have the trainers that are meant."""
-    chosen = config.getoption("--vocabulary")
-    items[:] = [item for item in items if vocabulary_of(inspect.getsource(item.function)) == chosen]
     from pytest_trlcompat import trainers
 
-    for module in {item.module for item in items if isinstance(item, pytest.Function)}:
+    vocabulary, corrected = config.getoption("--vocabulary"), config.getoption("--corrected")
+    functions = [item for item in items if isinstance(item, pytest.Function)]
+    items[:] = [item for item in functions if vocabulary_of(inspect.getsource(item.function)) == vocabulary]
+    for module in {item.module for item in functions}:
         for name in ("GRPOTrainer", "PPOTrainer"):
-            if (found := vars(module).get(name)) and (found is getattr(trainers, name)) != config.getoption("--corrected"):
+            found = vars(module).get(name)
+            if found and (found is getattr(trainers, name)) != corrected:
                 raise pytest.UsageError(f"{module.__name__} has {found}, which is not the trainer to test")
 
 
