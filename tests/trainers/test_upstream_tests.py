@@ -13,6 +13,7 @@ from benchmarks.upstream_tests import sources
 from benchmarks.upstream_tests.__main__ import cell_of
 from benchmarks.upstream_tests.comparing import Comparison, Outcome, explanations, read_outcomes, table
 from benchmarks.upstream_tests.models import VOCABULARIES
+from benchmarks.upstream_tests.plugin import Outcomes, vocabulary_of
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.parsing import read_matrix
 
@@ -85,6 +86,61 @@ def test_outcomes_are_read_from_all_files_of_a_run(tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl").write_text(f"{line}\n")
     files = [tmp_path / "small.jsonl", tmp_path / "qwen.jsonl", tmp_path / "none.jsonl"]
     assert read_outcomes(files) == {"test_small": Outcome("passed"), "test_qwen": Outcome("failed")}
+
+
+def test_what_a_test_comes_to_is_written_when_it_ends(tmp_path: Path) -> None:
+    tests = """
+import pytest, unittest
+
+@pytest.fixture
+def broken_at_the_end():
+    yield
+    raise OSError("cannot be removed")
+
+def test_passes(): pass
+def test_fails(): assert 1 == 2
+def test_fails_at_the_end(broken_at_the_end): pass
+@pytest.mark.skip(reason="needs a GPU")
+def test_skips(): pass
+@pytest.mark.xfail(reason="not yet")
+def test_fails_as_expected(): assert 0
+@pytest.mark.xfail(reason="not yet", strict=True)
+def test_passes_against_expectation(): pass
+class TestOld(unittest.TestCase):
+    @unittest.skipIf(True, "needs vLLM")
+    def test_skips(self): pass
+"""
+    (tmp_path / "test_it.py").write_text(tests)
+    file = tmp_path / "outcomes.jsonl"
+    arguments = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", "/dev/null", str(tmp_path)]
+    pytest.main(arguments, plugins=[Outcomes(file)])
+    found = {name.rpartition("::")[2]: one for name, one in read_outcomes([file]).items() if "TestOld" not in name}
+    assert {name: one.outcome for name, one in found.items()} == {
+        "test_passes": "passed",
+        "test_fails": "failed",
+        "test_fails_at_the_end": "failed",
+        "test_skips": "skipped",
+        "test_fails_as_expected": "xfailed",
+        "test_passes_against_expectation": "failed",
+    }
+    assert "assert 1 == 2" in found["test_fails"].text
+    assert "cannot be removed" in found["test_fails_at_the_end"].text
+    assert (found["test_skips"].text, found["test_fails_as_expected"].text) == ("needs a GPU", "not yet")
+    (old,) = [one for name, one in read_outcomes([file]).items() if "TestOld" in name]
+    assert old == Outcome("skipped", "needs vLLM")
+
+
+@pytest.mark.parametrize(
+    "source, vocabulary",
+    [
+        ("ids = [9, 10, 151645]", "qwen"),
+        ("assert parameters == 2428641", "qwen"),
+        ("lr = 0.1; max_completion_length = 128", "small"),
+        ("reason = 'see transformers#45625 and github.com/huggingface/trl/issues/52220'", "small"),
+    ],
+)
+def test_tests_that_write_qwens_tokens_as_numbers_get_its_vocabulary(source: str, vocabulary: str) -> None:
+    assert vocabulary_of(source) == vocabulary
 
 
 def test_a_difference_is_explained_for_its_release_alone_and_with_a_reason() -> None:
