@@ -135,11 +135,12 @@ class TestOld(unittest.TestCase):
     [
         ("ids = [9, 10, 151645]", "qwen"),
         ("assert parameters == 2428641", "qwen"),
+        ("def test_train_with_mask_truncated_completions_all_masked(self): ...", "qwen"),
         ("lr = 0.1; max_completion_length = 128", "small"),
         ("reason = 'see transformers#45625 and github.com/huggingface/trl/issues/52220'", "small"),
     ],
 )
-def test_tests_that_write_qwens_tokens_as_numbers_get_its_vocabulary(source: str, vocabulary: str) -> None:
+def test_tests_that_need_qwens_vocabulary_get_it(source: str, vocabulary: str) -> None:
     assert vocabulary_of(source) == vocabulary
 
 
