@@ -7,6 +7,7 @@ count parameters.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -194,15 +195,13 @@ def save(name: str, vocabulary: Vocabulary, cache: Path) -> None:
     folder.mkdir(parents=True)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(REVISION)
-    model = new_model(vocabulary, *MODELS[name])
+    new_model(vocabulary, *MODELS[name]).save_pretrained(folder)
     if name == "tiny-RemoteForCausalLM":
         (folder / "remote.py").write_text(_REMOTE_CODE)
-        model.config.auto_map = {
-            "AutoConfig": "remote.RemoteConfig",
-            "AutoModelForCausalLM": "remote.RemoteForCausalLM",
-        }
-        model.config.model_type = "remote"
-    model.save_pretrained(folder)
+        config = json.loads((folder / "config.json").read_text())
+        classes = {"AutoConfig": "RemoteConfig", "AutoModelForCausalLM": "RemoteForCausalLM"}
+        config |= {"model_type": "remote", "auto_map": {auto: f"remote.{own}" for auto, own in classes.items()}}
+        (folder / "config.json").write_text(json.dumps(config))
     new_tokenizer(vocabulary, _chat_template(name)).save_pretrained(folder)
 
 
