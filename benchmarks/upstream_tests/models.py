@@ -201,6 +201,7 @@ def save(name: str, vocabulary: Vocabulary, cache: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
         classes = {"AutoConfig": "RemoteConfig", "AutoModelForCausalLM": "RemoteForCausalLM"}
         config |= {"model_type": "remote", "auto_map": {auto: f"remote.{own}" for auto, own in classes.items()}}
+        config["architectures"] = ["RemoteForCausalLM"]
         (folder / "config.json").write_text(json.dumps(config))
     new_tokenizer(vocabulary, _chat_template(name)).save_pretrained(folder)
 
