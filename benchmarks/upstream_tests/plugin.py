@@ -17,8 +17,9 @@ import pytest
 
 from benchmarks.upstream_tests.models import ORGANISATION, VOCABULARIES
 
-_PROMPTS = [f"{adjective} {noun} is" for adjective in ("A good", "No") for noun in ("plan", "tool", "rule", "name")]
-"""Fewer than on the Hub: most tests train for three epochs, which is what takes the time."""
+_NOUNS = ("plan", "tool", "rule", "name", "test", "word", "list")
+_PROMPTS = [f"{adjective} {noun} is" for adjective in ("A good", "No") for noun in _NOUNS]
+"""Fewer than on the Hub, since most tests train for three epochs; a test counts two batches of six prompts."""
 
 _HELD_OUT = 2
 
