@@ -127,6 +127,8 @@ def _run_tests(
 ) -> None:
     command = [
         *(str(environment.python), "-m", "pytest", "-p", "benchmarks.upstream_tests.plugin", "-p", "no:cacheprovider"),
+        # TRL's settings, never those of this checkout, which the tests are below.
+        *("--rootdir=.", "-c", "pyproject.toml"),
         *("-q", "-rf", "--tb=short", f"--vocabulary={vocabulary}", f"--outcomes={to.with_suffix('.jsonl')}"),
         *(["--corrected"] if subject == "corrected" else []),
         *(module for module in MODULES if (tests / module).exists()),

@@ -44,8 +44,9 @@ def fetch_tests(release: str, folder: Path, *, git: str | None, ref: str | None)
             _unpack(_archive(git, ref, scratch), folder)
             if not (folder / MODULES[0]).exists():
                 raise MatrixError(f"trl {release}: {ref} of {git} has no {MODULES[0]}")
-    # Source distributions leave it out, though modules import from each other by ".".
+    # Source distributions leave the first out, though modules import from each other by "."; pytest reads the second.
     (folder / "tests" / "__init__.py").touch()
+    (folder / "pyproject.toml").touch()
     return f"git {ref}" if ref else "source distribution"
 
 
