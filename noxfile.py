@@ -205,6 +205,14 @@ def mutations(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def upstream_tests(session: nox.Session) -> None:
+    """Run TRL's own tests with the corrected trainers, and compare: -- 0.15.2 0.18.2 [--git REPOSITORY]."""
+    with errors_as_messages(session):
+        environment = PROJECT.tools("unit", group("test"), project=True)
+        PROJECT.run_in(environment, ["python", "-m", "benchmarks.upstream_tests", *session.posargs])
+
+
+@nox.session(default=False)
 def branches(session: nox.Session) -> None:
     """List undecided branches for NPUs in releases, or in the newest cell [-- trl==1.17.0 ...]."""
     with errors_as_messages(session):
