@@ -5,6 +5,8 @@ context that has asked for another one. Contexts are those of :mod:`contextvars`
 also in another thread, calls upstream's. The backward pass on an accelerator runs in threads of its own, which have no
 such context: what must work there decides by the objects that it is given, see :func:`extended`.
 
+What somebody else puts in the place of a dispatcher is upstream's from then on: another one is put in front of it.
+
 Imports the standard library and packaging, and what a patch point names when that is used.
 """
 
@@ -102,44 +104,70 @@ def _releases(point: PatchPoint) -> str:
 
 
 def original(point: PatchPoint) -> Any:
-    """Upstream's own of that name, beneath what this module put there; ``None`` where the release has none."""
+    """What stands there beneath what this module has put there; ``None`` where the release has none."""
     owner = owner_of(point)
     if owner is None:
         return None
     found = getattr(owner, point.name)
-    slot = getattr(found, "__trlcompat_slot__", None)
-    return found if slot is None else slot.original
+    for layer in _layers(found):
+        found = layer.beneath
+    return found
 
 
-class _Slot:
-    """What a dispatcher calls: upstream's own, or in some contexts another function."""
+_LAYER = "__trlcompat_layer__"
 
-    def __init__(self, name: str, upstream: Callable[..., Any]) -> None:
-        self.original = upstream
-        self.extension: Callable[..., Any] | None = None
+
+class _Layer:
+    """A function that this module has put in the place of another one."""
+
+    def __init__(self, owner: ModuleType | type, name: str) -> None:
+        self.beneath: Callable[..., Any] = getattr(owner, name)
+        self.function: Callable[..., Any] | None = None
+        self._owner, self._name = owner, name
+
+    def put(self, function: Callable[..., Any]) -> None:
+        static = isinstance(self._owner, type) and isinstance(vars(self._owner).get(self._name), staticmethod)
+        self.function = functools.update_wrapper(function, self.beneath)
+        setattr(function, _LAYER, self)
+        setattr(self._owner, self._name, staticmethod(function) if static else function)
+
+
+def _layer_of(found: Any) -> _Layer | None:
+    """The layer whose function ``found`` is; ``None`` for a function that somebody else has put there."""
+    layer: _Layer | None = getattr(found, _LAYER, None)
+    # functools.wraps copies the attribute to functions that need not call what they wrap.
+    return layer if layer is not None and layer.function is found else None
+
+
+class _Slot(_Layer):
+    """A dispatcher: calls what stood there, or in some contexts another function."""
+
+    def __init__(self, owner: ModuleType | type, name: str) -> None:
+        super().__init__(owner, name)
         self.current: ContextVar[Callable[..., Any] | None] = ContextVar(name, default=None)
 
-    def function(self) -> Callable[..., Any]:
-        return self.current.get() or self.extension or self.original
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            return self.called()(*args, **kwargs)
+
+        self.put(dispatch)
+
+    def called(self) -> Callable[..., Any]:
+        return self.current.get() or self.beneath
+
+
+class _Extension(_Layer):
+    """A function that every context calls. No dispatcher, since ``torch.compile`` cannot trace what looks at contexts."""
+
+    def __init__(self, owner: ModuleType | type, name: str, make: Callable[[Any], Any]) -> None:
+        super().__init__(owner, name)
+        self.put(make(self.beneath))
 
 
 def _slot(owner: ModuleType | type, name: str) -> _Slot:
     """The slot of the dispatcher that stands there, which is put there if need be."""
     with _LOCK:
-        found: Any = getattr(owner, name)
-        slot: _Slot | None = getattr(found, "__trlcompat_slot__", None)
-        if slot is not None and name in vars(owner):
-            return slot
-        slot = _Slot(name, found)
-
-        @functools.wraps(found)
-        def dispatch(*args: Any, **kwargs: Any) -> Any:
-            return slot.function()(*args, **kwargs)
-
-        dispatch.__trlcompat_slot__ = slot  # type: ignore[attr-defined]
-        static = isinstance(owner, type) and isinstance(vars(owner).get(name), staticmethod)
-        setattr(owner, name, staticmethod(dispatch) if static else dispatch)
-        return slot
+        layer = _layer_of(getattr(owner, name))
+        return layer if isinstance(layer, _Slot) and name in vars(owner) else _Slot(owner, name)
 
 
 @contextmanager
@@ -157,7 +185,7 @@ def replaced(point: PatchPoint, make: Callable[[Any], Any]) -> Iterator[None]:
         yield
         return
     slot = _slot(owner, point.name)
-    token = slot.current.set(make(slot.function()))
+    token = slot.current.set(make(slot.called()))
     try:
         yield
     finally:
@@ -175,7 +203,13 @@ def extended(point: PatchPoint, make: Callable[[Any], Any]) -> None:
     owner = owner_of(point)
     if owner is None:
         return
-    slot = _slot(owner, point.name)
     with _LOCK:
-        if slot.extension is None:
-            slot.extension = make(slot.original)
+        if not any(isinstance(layer, _Extension) for layer in _layers(getattr(owner, point.name))):
+            _Extension(owner, point.name, make)
+
+
+def _layers(found: Any) -> Iterator[_Layer]:
+    """What this module has put there, the outermost first."""
+    while (layer := _layer_of(found)) is not None:
+        yield layer
+        found = layer.beneath

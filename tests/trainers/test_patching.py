@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import threading
@@ -109,6 +110,40 @@ def test_what_somebody_else_puts_there_is_kept(upstream: Any, monkeypatch: pytes
         assert upstream.generate("a") == "user's a"
     with replaced(GENERATE, ours):
         assert upstream.generate("a") == "ours over upstream a"
+
+
+@pytest.mark.parametrize("calls_it", [True, False], ids=["calls what it wraps", "calls nothing"])
+def test_a_wrapper_in_its_place_is_changed_and_seen(
+    upstream: Any, monkeypatch: pytest.MonkeyPatch, calls_it: bool
+) -> None:
+    with replaced(GENERATE, ours):
+        pass
+    current = upstream.generate
+
+    @functools.wraps(current)  # copies every attribute of the dispatcher
+    def mine(prompt: str = "") -> str:
+        return f"user's {current(prompt) if calls_it else prompt}"
+
+    monkeypatch.setattr(upstream, "generate", mine)
+    said = "user's upstream a" if calls_it else "user's a"
+    for _ in range(2):
+        with replaced(GENERATE, ours):
+            assert upstream.generate("a") == f"ours over {said}"
+        assert upstream.generate("a") == said
+    assert original(GENERATE) is mine
+
+
+def test_what_is_extended_is_no_dispatcher(upstream: Any) -> None:
+    def made(function: Callable[..., Any]) -> Callable[..., Any]:
+        def generate(prompt: str = "") -> str:
+            return f"ours over {function(prompt)}"
+
+        return generate
+
+    function = upstream.generate
+    extended(GENERATE, made)
+    assert upstream.generate.__code__.co_name == "generate"  # nothing that looks at a context is traced with it
+    assert original(GENERATE) is function
 
 
 def test_code_that_looks_at_it_sees_upstreams(upstream: Any) -> None:
