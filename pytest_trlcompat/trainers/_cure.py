@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers import patch_points
-from pytest_trlcompat.trainers._patching import owner_of
+from pytest_trlcompat.trainers._patching import PatchPoint, owner_of
 from pytest_trlcompat.trainers.errors import CureError
 from pytest_trlcompat.trainers.known import issues_of
 
-__all__ = ["Activity", "Cure", "CureStatus", "check_order", "check_points", "own", "status_of"]
+__all__ = ["Activity", "Condition", "Cure", "CureStatus", "check_order", "check_points", "own", "status_of"]
 
 LOGGER = logging.getLogger("pytest_trlcompat.trainers")
 
 _PACKAGE = __name__.rpartition(".")[0]
-UPSTREAM = ("transformers", "trl")
-"""The packages whose classes a cure stands in front of."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,23 @@ class Activity:
 
     active: bool | None
     reason: str
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What must be true of a training.
+
+    Attributes:
+        where: as it follows "depends: " or stands before a colon: ``"under ZeRO-3"``.
+        otherwise: why nothing is changed where it is not: ``"not under ZeRO-3"``.
+        holds: asked of a trainer that was built.
+        needs: the package without which it never holds.
+    """
+
+    where: str
+    otherwise: str
+    holds: Callable[[Any], bool]
+    needs: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,23 +93,41 @@ def check_order(cls: type) -> None:
                 )
 
 
-def check_points(cls: type) -> None:
+def check_points(cls: type, trainer: Any = None) -> None:
     """Refuse a trainer whose cures change what the installed releases should have, and have not.
 
     What is not imported yet (DeepSpeed, PEFT) is looked at when it is used.
+
+    Args:
+        trainer: that was built, and may need what some trainings alone need; by default those are left out.
 
     Raises:
         CureError: naming the cure, the place and the release.
     """
     for base in cls.__mro__:
-        if own(base):
-            _check_points_of(base.__name__)
+        conditions = vars(base).get("_needed", ())
+        if own(base) and (trainer is not None or not conditions):
+            try:
+                _check_points_of(base.__name__, cls)
+            except CureError:
+                if all(condition.holds(trainer) for condition in conditions):
+                    raise
 
 
-def _check_points_of(mixin: str) -> None:
+def _check_points_of(mixin: str, cls: type) -> None:
     for point in patch_points.of(mixin):
-        if point.package in (*UPSTREAM, "accelerate") or point.module in sys.modules:
+        if _is_looked_at(point, cls):
             owner_of(point, mixin)
+
+
+def _is_looked_at(point: PatchPoint, cls: type) -> bool:
+    """Whether a class of trainers may need a point; a trainer's module is not imported for those that are others."""
+    if point.module in {base.__module__ for base in cls.__mro__}:
+        return True
+    if point.module.startswith("trl.") and point.module.endswith("_trainer"):
+        return False
+    bases = {base.__module__.partition(".")[0] for base in cls.__mro__}
+    return point.package in {*bases, "accelerate"} or point.module in sys.modules
 
 
 class _Cures:
@@ -111,7 +144,7 @@ def _is_cure(base: type) -> bool:
 def status_of(cure: type[Cure], cls: type, trainer: Any = None) -> CureStatus:
     """What a cure does for a trainer, or for a class of trainers; a point that is missing is told, not raised."""
     try:
-        _check_points_of(cure.__name__)
+        _check_points_of(cure.__name__, cls)
         activity = cure._activity(cls, trainer)
     except CureError as error:
         activity = Activity(False, str(error))
@@ -130,10 +163,13 @@ class Cure:
     Attributes:
         cures: what each cure of this trainer does on this stack, and in this training if asked of a trainer.
         _stands_before: names of the mixins that must stand behind it, each with the reason.
+        _needed: conditions without which nothing is changed: what upstream has taken away is an error only where all
+            of them hold. They hold, or do not, from a trainer's construction on.
     """
 
     cures: ClassVar[tuple[CureStatus, ...]] = _Cures()  # type: ignore[assignment] # a descriptor
     _stands_before: ClassVar[Mapping[str, str]] = {}
+    _needed: ClassVar[tuple[Condition, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -142,6 +178,7 @@ class Cure:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         check_points(type(self))
         super().__init__(*args, **kwargs)
+        check_points(type(self), self)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
@@ -25,9 +25,9 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from pytest_trlcompat.trainers.errors import CureError, installed_version
+from pytest_trlcompat.trainers.errors import CureError, installed_version, leaving_out
 
-__all__ = ["PatchPoint", "expected", "extended", "original", "owner_of", "replaced"]
+__all__ = ["PatchPoint", "expected", "extended", "original", "owner_of", "replaced", "replaced_in"]
 
 _LOCK = threading.RLock()
 
@@ -77,8 +77,10 @@ def owner_of(point: PatchPoint, cure: str = "") -> ModuleType | type | None:
         cure: the mixin that depends on it, for the message.
 
     Raises:
-        CureError: it is not there, and the table says that it should be.
+        CureError: it is not there, and the table says that it should be; or its module cannot be imported, which is the
+            error's cause then.
     """
+    cause: ImportError | None = None
     try:
         owner: Any = import_module(point.module)
         *path, name = point.where.rpartition(":")[2].split(".")
@@ -87,25 +89,34 @@ def owner_of(point: PatchPoint, cure: str = "") -> ModuleType | type | None:
         if hasattr(owner, name):
             found: ModuleType | type = owner
             return found
-    except (ImportError, AttributeError):
+    except ImportError as error:
+        cause = None if _is_missing(error, point.module) else error
+    except AttributeError:
         pass
     if expected(point):
+        why = f"its module cannot be imported: {type(cause).__name__}: {cause}" if cause else "it is not there"
         raise CureError(
             cure,
             wanted=point.where,
-            found=f"it is not there, although {_releases(point)} should have it",
+            found=f"{why}, although {_releases(point)} should have it",
             packages=(point.package,),
-        )
+            remedy="" if cause is None else f"See to it that `import {point.module}` works{leaving_out(cure)}",
+        ) from cause
     return None
+
+
+def _is_missing(error: ImportError, module: str) -> bool:
+    """Whether there is no such module; otherwise it is there, and something that it imports is not."""
+    return isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
 
 
 def _releases(point: PatchPoint) -> str:
     return f"releases {point.releases}" if point.releases else "every release"
 
 
-def original(point: PatchPoint) -> Any:
+def original(point: PatchPoint, cure: str = "") -> Any:
     """What stands there beneath what this module has put there; ``None`` where the release has none."""
-    owner = owner_of(point)
+    owner = owner_of(point, cure)
     if owner is None:
         return None
     found = getattr(owner, point.name)
@@ -156,7 +167,7 @@ class _Slot(_Layer):
 
 
 class _Extension(_Layer):
-    """A function that every context calls. No dispatcher, since ``torch.compile`` cannot trace what looks at contexts."""
+    """A function for every context. No dispatcher, since ``torch.compile`` cannot trace what looks at contexts."""
 
     def __init__(self, owner: ModuleType | type, name: str, make: Callable[[Any], Any]) -> None:
         super().__init__(owner, name)
@@ -170,29 +181,37 @@ def _slot(owner: ModuleType | type, name: str) -> _Slot:
         return layer if isinstance(layer, _Slot) and name in vars(owner) else _Slot(owner, name)
 
 
-@contextmanager
-def replaced(point: PatchPoint, make: Callable[[Any], Any]) -> Iterator[None]:
+def replaced(point: PatchPoint, make: Callable[[Any], Any], cure: str = "") -> AbstractContextManager[None]:
     """Let upstream's function be ``make(upstream)`` for whoever calls it in this context; for nobody else.
 
     Contexts may be nested: what ``make`` is given is what the outer one has made. Does nothing where the installed
     release has no such function, and need not have it.
 
+    Args:
+        cure: the mixin that asks for it, for the message.
+
     Raises:
-        CureError: see :func:`owner_of`.
+        CureError: see :func:`owner_of`; when the context is entered.
     """
-    owner = owner_of(point)
-    if owner is None:
-        yield
-        return
-    slot = _slot(owner, point.name)
-    token = slot.current.set(make(slot.called()))
+    return replaced_in((point,), make, cure)
+
+
+@contextmanager
+def replaced_in(points: Iterable[PatchPoint], make: Callable[[Any], Any], cure: str = "") -> Iterator[None]:
+    """As :func:`replaced` at each of ``points``; once where several of them hold the same function of ours."""
+    owners = ((owner_of(point, cure), point.name) for point in points)
+    slots = dict.fromkeys(_slot(owner, name) for owner, name in owners if owner is not None)
+    tokens = []
     try:
+        for slot in slots:
+            tokens.append((slot, slot.current.set(make(slot.called()))))
         yield
     finally:
-        slot.current.reset(token)
+        for slot, token in tokens:
+            slot.current.reset(token)
 
 
-def extended(point: PatchPoint, make: Callable[[Any], Any]) -> None:
+def extended(point: PatchPoint, make: Callable[[Any], Any], cure: str = "") -> None:
     """Let upstream's function be ``make(upstream)`` from now on, in every thread; a second call changes nothing.
 
     For what runs in a backward pass. What ``make`` returns must do as upstream does for all but its own objects.
@@ -200,7 +219,7 @@ def extended(point: PatchPoint, make: Callable[[Any], Any]) -> None:
     Raises:
         CureError: see :func:`owner_of`.
     """
-    owner = owner_of(point)
+    owner = owner_of(point, cure)
     if owner is None:
         return
     with _LOCK:

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TypeVar
 
 from pytest_trlcompat.trainers._cure import own
-from pytest_trlcompat.trainers._ppo import ppo_trainer_class
+from pytest_trlcompat.trainers._ppo import is_ppo_trainer
 from pytest_trlcompat.trainers.kinds import KINDS
 from pytest_trlcompat.trainers.names import MODULES
 
@@ -72,11 +72,7 @@ def kind_of(trainer: type) -> str:
         )
     if _is_subclass_of(trainer, "trl.trainer.grpo_trainer", "GRPOTrainer"):
         return "grpo"
-    try:
-        ppo = ppo_trainer_class()
-    except ImportError:
-        return "trainer"
-    return "ppo" if issubclass(trainer, ppo) else "trainer"
+    return "ppo" if is_ppo_trainer(trainer) else "trainer"
 
 
 def _is_subclass_of(trainer: type, module: str, name: str) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers._conditions import FSDP2, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
@@ -36,6 +36,7 @@ class FSDP2GradNormMixin(Cure):
     Does nothing where the accelerator's ``clip_grad_norm_`` returns the whole norm.
     """
 
+    _needed: ClassVar = (FSDP2,)
     accelerator: Any
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -45,7 +46,7 @@ class FSDP2GradNormMixin(Cure):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        return under(trainer, "torch may return the norm of a rank's part", FSDP2)
+        return under(trainer, "torch may return the norm of a rank's part", *cls._needed)
 
 
 def _returning_whole_norms(clip: Callable[..., Any]) -> Callable[..., Any]:

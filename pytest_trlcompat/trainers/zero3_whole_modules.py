@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._conditions import ZERO3, Condition, under
@@ -46,7 +46,7 @@ def own_hooks(model: nn.Module | None = None) -> Iterator[None]:
         yield
         return
     for point in (patch_points.PEFT_WRAPPER, patch_points.PEFT_OLD_WRAPPER):
-        extended(point, _only_its_own)
+        extended(point, _only_its_own, ZeRO3WholeModulesMixin.__name__)
     for module in () if model is None else _wrappers(model):
         vars(module)[_FLAG] = True
     token = _building.set(True)
@@ -68,6 +68,7 @@ class ZeRO3WholeModulesMixin(Cure):
     makes no difference.
     """
 
+    _needed: ClassVar = (ZERO3,)
     model: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -89,7 +90,7 @@ class ZeRO3WholeModulesMixin(Cure):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        return under(trainer, "PEFT's wrapper keeps DeepSpeed's functions of its own", ZERO3, _WHOLE_MODULES)
+        return under(trainer, "PEFT's wrapper keeps DeepSpeed's functions of its own", *cls._needed, _WHOLE_MODULES)
 
 
 _WHOLE_MODULES = Condition(

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import gc
+import re
+import subprocess
+import sys
 import weakref
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 trl = pytest.importorskip("trl")
 transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
 
 from pytest_trlcompat import trainers  # noqa: E402 - needs the stack
 from pytest_trlcompat.trainers import CureError, cured, patch_points  # noqa: E402 - needs the stack
+from pytest_trlcompat.trainers._cure import check_points  # noqa: E402 - needs the stack
 from pytest_trlcompat.trainers._patching import PatchPoint  # noqa: E402 - needs the stack
 from pytest_trlcompat.trainers.kinds import KINDS  # noqa: E402 - needs the stack
 
@@ -127,3 +134,62 @@ def test_every_point_is_there_in_the_installed_stack() -> None:
 
     found = [point for mixin, point in patch_points.all_points() if expected(point) and owner_of(point, mixin)]
     assert len(found) > 30
+
+
+def built(trainer: Any, folder: Path) -> Any:
+    args = transformers.TrainingArguments(output_dir=str(folder), report_to="none", use_cpu=True)
+    return cured(trainer)(model=torch.nn.Linear(1, 1), args=args)
+
+
+def test_what_one_strategy_alone_needs_is_an_error_under_that(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from torch.distributed.fsdp._flat_param import FlatParamHandle
+
+    monkeypatch.delattr(FlatParamHandle, "_writeback_orig_params")
+    trainer = built(Mine, tmp_path)
+    status = {cure.name: cure for cure in trainer.cures}["FSDPSyncRefModelMixin"]
+    missing = "_flat_param:FlatParamHandle._writeback_orig_params, but it is not there"
+    assert (status.active, missing in status.reason) == (False, True)
+
+    state = SimpleNamespace(fsdp_plugin=SimpleNamespace(fsdp_version=1))
+    monkeypatch.setattr(trainer, "accelerator", SimpleNamespace(distributed_type="FSDP", state=state))
+    with pytest.raises(CureError, match=rf"^FSDPSyncRefModelMixin with torch .*{re.escape(missing)}"):
+        check_points(type(trainer), trainer)
+    state.fsdp_plugin.fsdp_version = 2
+    check_points(type(trainer), trainer)
+
+
+def test_a_trainer_of_transformers_does_not_import_trls_grpo(tmp_path: Path) -> None:
+    """In some releases importing it changes what every ``TrainingArguments`` of the process needs."""
+    code = (
+        "import sys\n"
+        "import torch, transformers\n"
+        "from pytest_trlcompat.trainers import cured\n"
+        "arguments = lambda: transformers.TrainingArguments(output_dir=sys.argv[1], report_to='none', use_cpu=True)\n"
+        "trainer = cured(transformers.Trainer)(model=torch.nn.Linear(1, 1), args=arguments())\n"
+        "assert len(trainer.cures) > 9\n"
+        "arguments()\n"
+        "print([name for name in sys.modules if name.startswith('trl.trainer.grpo')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_trainer_does_not_need_what_another_ones_module_cannot_import() -> None:
+    code = (
+        "import sys\n"
+        "class Broken:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'trl.trainer.grpo_trainer':\n"
+        "            raise ImportError('cannot import name LLM from vllm')\n"
+        "sys.meta_path.insert(0, Broken())\n"
+        "import trl\n"
+        "from pytest_trlcompat.trainers import cured\n"
+        "from pytest_trlcompat.trainers._cure import check_points\n"
+        "made = cured(trl.SFTTrainer)\n"
+        "check_points(made)\n"
+        "print([cure.name for cure in made.cures if 'LLM' in cure.reason])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -265,7 +265,7 @@ def test_a_trainers_own_module_is_reached_too() -> None:
     import trl
 
     from pytest_trlcompat.trainers import cured, patch_points
-    from pytest_trlcompat.trainers.fsdp_ref_model import points_of
+    from pytest_trlcompat.trainers._upstream import points_of
 
     module = trl.DPOTrainer.__module__
     for point in (patch_points.PREPARE_FSDP, patch_points.CREATE_MODEL):

@@ -50,7 +50,7 @@ def accelerator_of(stage: int | None) -> Any:
 @pytest.mark.parametrize("stage", [None, 2, 3])
 def test_pefts_class_is_changed_under_zero3_alone(monkeypatch: pytest.MonkeyPatch, stage: int | None) -> None:
     changed: list[str] = []
-    monkeypatch.setattr(zero3_whole_modules, "extended", lambda point, make: changed.append(point.name))
+    monkeypatch.setattr(zero3_whole_modules, "extended", lambda point, make, cure: changed.append(point.name))
 
     class Base:
         model = torch.nn.Linear(1, 1)

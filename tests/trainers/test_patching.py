@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_trlcompat.trainers import CureError
+from pytest_trlcompat.trainers import CureError, _patching
 from pytest_trlcompat.trainers._patching import PatchPoint, expected, extended, original, owner_of, replaced
 
 VERSION = metadata.version("pytest")
@@ -185,6 +185,28 @@ def test_what_should_be_there_and_is_not_is_an_error(upstream: Any, where: str) 
         owner_of(point, "SomeMixin")
     way_out = ", or leave this cure out where you do not need it: cured(YourTrainer, without=['SomeMixin'])"
     assert str(caught.value) == f"SomeMixin {found}{remedy}{way_out}"
+
+
+def test_a_module_that_cannot_be_imported_is_not_one_that_is_missing(
+    upstream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = ModuleNotFoundError("No module named 'vllm.lora'", name="vllm.lora")
+
+    def import_module(name: str) -> Any:
+        raise broken
+
+    monkeypatch.setattr(_patching, "import_module", import_module)
+    for use in (owner_of, original, lambda point, cure: replaced(point, ours, cure).__enter__()):
+        with pytest.raises(CureError) as caught:
+            use(GENERATE, "SomeMixin")
+        assert str(caught.value) == (
+            f"SomeMixin with pytest {VERSION}: looked for pytest.made_up:generate, but its module cannot be imported: "
+            "ModuleNotFoundError: No module named 'vllm.lora', although every release should have it. See to it that "
+            "`import pytest.made_up` works, or leave this cure out where you do not need it: "
+            "cured(YourTrainer, without=['SomeMixin'])"
+        )
+        assert caught.value.__cause__ is broken
+    assert owner_of(PatchPoint("pytest.made_up:generate", "<1")) is None
 
 
 def test_what_need_not_be_there_is_left_out(upstream: Any) -> None:
