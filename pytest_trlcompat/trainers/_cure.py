@@ -1,13 +1,14 @@
 """What the mixins have in common: they say what they need of upstream, whether they are at work, and where they stand.
 
-Imports the standard library and packaging, and of this package ``_patching``, ``patch_points``, ``errors``, ``known``.
+Imports the standard library and packaging, Transformers' logging when training begins, and of this package
+``_patching``, ``patch_points``, ``errors``, ``known``.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,7 +19,8 @@ from pytest_trlcompat.trainers.known import issues_of
 
 __all__ = ["Activity", "Condition", "Cure", "CureStatus", "check_order", "check_points", "own", "status_of"]
 
-LOGGER = logging.getLogger("pytest_trlcompat.trainers")
+LOGGER = "transformers.trainer.pytest_trlcompat"
+"""Below Transformers' own, whose level ``TrainingArguments.log_level`` sets, and which has a handler."""
 
 _PACKAGE = __name__.rpartition(".")[0]
 
@@ -137,6 +139,12 @@ class _Cures:
         return tuple(status_of(base, cls, trainer) for base in cls.__mro__ if _is_cure(base))
 
 
+def _in_words(cures: Iterable[CureStatus]) -> str:
+    active = {each: [cure.name for cure in cures if cure.active is each] for each in (True, None)}
+    depends = f"; depending on what it meets: {', '.join(active[None])}" if active[None] else ""
+    return f"{', '.join(active[True]) or 'none for certain'}{depends}"
+
+
 def _is_cure(base: type) -> bool:
     return own(base) and issubclass(base, Cure) and base.__name__.endswith("Mixin")
 
@@ -181,13 +189,19 @@ class Cure:
         check_points(type(self), self)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            active = ", ".join(cure.name for cure in self.cures if cure.active) or "none on this stack"
-        except Exception as error:  # a line in the log must not end a training
-            active = f"not known, {type(error).__name__}: {error}"
-        LOGGER.info("%s: cures at work: %s", type(self).__name__, active)
+        self._log_cures()
         upstream: Any = super()
         return upstream.train(*args, **kwargs)
+
+    def _log_cures(self) -> None:
+        """One line on the main process, where and as loud as Transformers logs that a training begins."""
+        try:
+            from transformers.utils.logging import get_logger
+
+            if self.is_world_process_zero():  # type: ignore[attr-defined] # of transformers.Trainer
+                get_logger(LOGGER).info("%s: cures at work: %s", type(self).__name__, _in_words(self.cures))
+        except Exception as error:  # a line in the log must not end a training
+            logging.getLogger(__name__).warning("cures at work: not known, %s: %s", type(error).__name__, error)
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
