@@ -184,8 +184,17 @@ def test_every_point_is_there_in_the_installed_stack() -> None:
     assert len(found) > 30
 
 
+ARGUMENTS: Any = transformers.TrainingArguments
+
+
+class Arguments(ARGUMENTS):
+    """Some releases of TRL, once imported, ask every ``TrainingArguments`` for that."""
+
+    model_init_kwargs = None
+
+
 def built(trainer: Any, folder: Path, **settings: Any) -> Any:
-    args = transformers.TrainingArguments(output_dir=str(folder), report_to="none", use_cpu=True, **settings)
+    args = Arguments(output_dir=str(folder), report_to="none", use_cpu=True, **settings)
     return cured(trainer)(model=torch.nn.Linear(1, 1), args=args)
 
 
