@@ -5,12 +5,10 @@ A mixin decides and answers by the same ones. Imports only the standard library,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from pytest_trlcompat.trainers._cure import Activity, own
+from pytest_trlcompat.trainers._cure import Activity, Condition, own
 
 __all__ = [
     "ACCUMULATION",
@@ -32,23 +30,6 @@ __all__ = [
     "under",
     "zero_stage",
 ]
-
-
-@dataclass(frozen=True)
-class Condition:
-    """What must be true of a training.
-
-    Attributes:
-        where: as it follows "depends: " or stands before a colon: ``"under ZeRO-3"``.
-        otherwise: why nothing is changed where it is not: ``"not under ZeRO-3"``.
-        holds: asked of a trainer that was built.
-        needs: the package without which it never holds.
-    """
-
-    where: str
-    otherwise: str
-    holds: Callable[[Any], bool]
-    needs: str = ""
 
 
 def under(trainer: Any, why: str, *conditions: Condition) -> Activity:

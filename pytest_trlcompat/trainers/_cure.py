@@ -1,28 +1,28 @@
 """What the mixins have in common: they say what they need of upstream, whether they are at work, and where they stand.
 
-Imports the standard library and packaging, and of this package ``_patching``, ``patch_points``, ``errors``, ``known``.
+Imports the standard library and packaging, Transformers' logging when training begins, and of this package
+``_patching``, ``patch_points``, ``errors``, ``known``.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers import patch_points
-from pytest_trlcompat.trainers._patching import owner_of
+from pytest_trlcompat.trainers._patching import PatchPoint, owner_of
 from pytest_trlcompat.trainers.errors import CureError
 from pytest_trlcompat.trainers.known import issues_of
 
-__all__ = ["Activity", "Cure", "CureStatus", "check_order", "check_points", "own", "status_of"]
+__all__ = ["Activity", "Condition", "Cure", "CureStatus", "check_order", "check_points", "own", "status_of"]
 
-LOGGER = logging.getLogger("pytest_trlcompat.trainers")
+LOGGER = "transformers.trainer.pytest_trlcompat"
+"""Below Transformers' own, whose level ``TrainingArguments.log_level`` sets, and which has a handler."""
 
 _PACKAGE = __name__.rpartition(".")[0]
-UPSTREAM = ("transformers", "trl")
-"""The packages whose classes a cure stands in front of."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,23 @@ class Activity:
 
     active: bool | None
     reason: str
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What must be true of a training.
+
+    Attributes:
+        where: as it follows "depends: " or stands before a colon: ``"under ZeRO-3"``.
+        otherwise: why nothing is changed where it is not: ``"not under ZeRO-3"``.
+        holds: asked of a trainer that was built.
+        needs: the package without which it never holds.
+    """
+
+    where: str
+    otherwise: str
+    holds: Callable[[Any], bool]
+    needs: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,23 +95,41 @@ def check_order(cls: type) -> None:
                 )
 
 
-def check_points(cls: type) -> None:
+def check_points(cls: type, trainer: Any = None) -> None:
     """Refuse a trainer whose cures change what the installed releases should have, and have not.
 
     What is not imported yet (DeepSpeed, PEFT) is looked at when it is used.
+
+    Args:
+        trainer: that was built, and may need what some trainings alone need; by default those are left out.
 
     Raises:
         CureError: naming the cure, the place and the release.
     """
     for base in cls.__mro__:
-        if own(base):
-            _check_points_of(base.__name__)
+        conditions = vars(base).get("_needed", ())
+        if own(base) and (trainer is not None or not conditions):
+            try:
+                _check_points_of(base.__name__, cls)
+            except CureError:
+                if all(condition.holds(trainer) for condition in conditions):
+                    raise
 
 
-def _check_points_of(mixin: str) -> None:
+def _check_points_of(mixin: str, cls: type) -> None:
     for point in patch_points.of(mixin):
-        if point.package in (*UPSTREAM, "accelerate") or point.module in sys.modules:
+        if _is_looked_at(point, cls):
             owner_of(point, mixin)
+
+
+def _is_looked_at(point: PatchPoint, cls: type) -> bool:
+    """Whether a class of trainers may need a point; a trainer's module is not imported for those that are others."""
+    if point.module in {base.__module__ for base in cls.__mro__}:
+        return True
+    if point.module.startswith("trl.") and point.module.endswith("_trainer"):
+        return False
+    bases = {base.__module__.partition(".")[0] for base in cls.__mro__}
+    return point.package in {*bases, "accelerate"} or point.module in sys.modules
 
 
 class _Cures:
@@ -104,6 +139,12 @@ class _Cures:
         return tuple(status_of(base, cls, trainer) for base in cls.__mro__ if _is_cure(base))
 
 
+def _in_words(cures: Iterable[CureStatus]) -> str:
+    active = {each: [cure.name for cure in cures if cure.active is each] for each in (True, None)}
+    depends = f"; depending on what it meets: {', '.join(active[None])}" if active[None] else ""
+    return f"{', '.join(active[True]) or 'none for certain'}{depends}"
+
+
 def _is_cure(base: type) -> bool:
     return own(base) and issubclass(base, Cure) and base.__name__.endswith("Mixin")
 
@@ -111,7 +152,7 @@ def _is_cure(base: type) -> bool:
 def status_of(cure: type[Cure], cls: type, trainer: Any = None) -> CureStatus:
     """What a cure does for a trainer, or for a class of trainers; a point that is missing is told, not raised."""
     try:
-        _check_points_of(cure.__name__)
+        _check_points_of(cure.__name__, cls)
         activity = cure._activity(cls, trainer)
     except CureError as error:
         activity = Activity(False, str(error))
@@ -130,10 +171,13 @@ class Cure:
     Attributes:
         cures: what each cure of this trainer does on this stack, and in this training if asked of a trainer.
         _stands_before: names of the mixins that must stand behind it, each with the reason.
+        _needed: conditions without which nothing is changed: what upstream has taken away is an error only where all
+            of them hold. They hold, or do not, from a trainer's construction on.
     """
 
     cures: ClassVar[tuple[CureStatus, ...]] = _Cures()  # type: ignore[assignment] # a descriptor
     _stands_before: ClassVar[Mapping[str, str]] = {}
+    _needed: ClassVar[tuple[Condition, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -142,15 +186,22 @@ class Cure:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         check_points(type(self))
         super().__init__(*args, **kwargs)
+        check_points(type(self), self)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            active = ", ".join(cure.name for cure in self.cures if cure.active) or "none on this stack"
-        except Exception as error:  # a line in the log must not end a training
-            active = f"not known, {type(error).__name__}: {error}"
-        LOGGER.info("%s: cures at work: %s", type(self).__name__, active)
+        self._log_cures()
         upstream: Any = super()
         return upstream.train(*args, **kwargs)
+
+    def _log_cures(self) -> None:
+        """One line on the main process, where and as loud as Transformers logs that a training begins."""
+        try:
+            from transformers.utils.logging import get_logger
+
+            if self.is_world_process_zero():  # type: ignore[attr-defined] # of transformers.Trainer
+                get_logger(LOGGER).info("%s: cures at work: %s", type(self).__name__, _in_words(self.cures))
+        except Exception as error:  # a line in the log must not end a training
+            logging.getLogger(__name__).warning("cures at work: not known, %s: %s", type(error).__name__, error)
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:

@@ -13,7 +13,7 @@ from typing import Any
 
 from packaging.version import Version
 
-__all__ = ["ppo_config_class", "ppo_module", "ppo_trainer_class"]
+__all__ = ["is_ppo_trainer", "ppo_config_class", "ppo_module", "ppo_trainer_class"]
 
 # The first that is there: releases that moved or renamed the trainer keep an alias at the old location.
 _LOCATIONS = (
@@ -21,6 +21,12 @@ _LOCATIONS = (
     ("trl.trainer.ppo_trainer", "PPOTrainer", "PPOConfig"),
     ("trl.trainer.ppov2_trainer", "PPOv2Trainer", "PPOv2Config"),
 )
+
+
+def is_ppo_trainer(trainer: type) -> bool:
+    """Whether TRL's PPO trainer is among the bases of a ``transformers.Trainer``; nothing is imported for it."""
+    places = {(module, name) for module, name, _ in _LOCATIONS}
+    return any((base.__module__, base.__name__) in places for base in trainer.__mro__)
 
 
 def ppo_module() -> ModuleType:

@@ -1,4 +1,4 @@
-"""What upstream can do, seen in the code that really runs rather than in a version.
+"""What upstream can do, and where a trainer finds it, seen in the code that really runs rather than in a version.
 
 Imports TRL when asked, and of this package ``_cure``, ``_patching`` and ``patch_points``.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
@@ -15,7 +16,7 @@ from typing import Any
 
 from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._cure import Cure, own
-from pytest_trlcompat.trainers._patching import original
+from pytest_trlcompat.trainers._patching import PatchPoint, original, replaced_in
 
 __all__ = [
     "AroundGeneration",
@@ -27,6 +28,7 @@ __all__ = [
     "loss_uses",
     "method_uses",
     "path_uses",
+    "points_of",
 ]
 
 
@@ -43,11 +45,26 @@ def function_uses(function: Callable[..., Any], name: str) -> bool:
     return any(_code_uses(code, name) for code in codes_of(function))
 
 
-def generation_uses(name: str) -> bool:
-    """Whether TRL's ``unwrap_model_for_generation``, or what it calls in its own module, uses ``name``."""
-    unwrap = original(patch_points.GENERATION)
-    if unwrap is None:
-        return False
+def points_of(trainer_class: type, known: PatchPoint) -> tuple[PatchPoint, ...]:
+    """Where a trainer's classes find what ``known`` names: each module imports it for itself.
+
+    Imports nothing: a trainer that does not derive from TRL's class there has no need of its module. Whether a release
+    has what it should have is not asked here, but when a trainer is built.
+    """
+    modules = dict.fromkeys((known.module, *(base.__module__ for base in trainer_class.__mro__ if not own(base))))
+    found = (one for one in modules if hasattr(sys.modules.get(one), known.name))
+    return tuple(known if one == known.module else PatchPoint(f"{one}:{known.name}") for one in found)
+
+
+def generation_uses(trainer_class: type, name: str) -> bool:
+    """Whether each ``unwrap_model_for_generation`` of a trainer, or what it calls in its own module, uses ``name``.
+
+    Also where it has none.
+    """
+    return all(_unwrapping_uses(original(point), name) for point in points_of(trainer_class, patch_points.GENERATION))
+
+
+def _unwrapping_uses(unwrap: Callable[..., Any], name: str) -> bool:
     own_module = vars(import_module(inspect.unwrap(unwrap).__module__))
     called = (each for called, each in own_module.items() if inspect.isfunction(each) and function_uses(unwrap, called))
     return function_uses(unwrap, name) or any(function_uses(each, name) for each in called)
@@ -158,8 +175,29 @@ class AroundGeneration(Cure):
     A mixin overrides :meth:`_around_generation` with a context of its own, and enters that of ``super()`` within it.
     """
 
+    accelerator: Any
+
     def _around_generation(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def _unwrapping(self, make: Callable[[Any], Any], cure: str) -> AbstractContextManager[None]:
+        """Let ``unwrap_model_for_generation`` be ``make(upstream)`` for this trainer while the context lasts.
+
+        In each module in which one of its classes finds it. A trainer that is trained meanwhile, by a reward function
+        or a callback, has an accelerator of its own, and gets upstream's.
+        """
+
+        def made(upstream: Callable[..., Any]) -> Callable[..., Any]:
+            changed = make(upstream)
+
+            def unwrap_model_for_generation(*args: Any, **kwargs: Any) -> Any:
+                accelerator = kwargs.get("accelerator", args[1] if len(args) > 1 else None)
+                is_ours = accelerator is None or accelerator is self.accelerator
+                return (changed if is_ours else upstream)(*args, **kwargs)
+
+            return unwrap_model_for_generation
+
+        return replaced_in(points_of(type(self), patch_points.GENERATION), made, cure)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         with self._around_generation():  # trl 0.15.0 and later generate here

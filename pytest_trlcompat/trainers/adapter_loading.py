@@ -9,7 +9,7 @@ Imports PEFT and Transformers when asked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
@@ -32,8 +32,12 @@ def without_tensor_parallelism(model: Any) -> Iterator[None]:
     if parallel or _needless():
         yield
         return
-    with replaced(patch_points.PEFT_SHARDING, lambda upstream: lambda model, state_dict, adapter_name: None):
+    with replaced(patch_points.PEFT_SHARDING, _splitting_nothing, AdapterLoadingMixin.__name__):
         yield
+
+
+def _splitting_nothing(_upstream: Callable[..., None]) -> Callable[..., None]:
+    return lambda model, state_dict, adapter_name: None
 
 
 def _needless() -> str:

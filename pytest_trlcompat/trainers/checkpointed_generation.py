@@ -16,10 +16,8 @@ from typing import Any
 
 from torch import nn
 
-from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._conditions import CHECKPOINTING, TRANSFORMERS_GENERATES, under
 from pytest_trlcompat.trainers._cure import Activity
-from pytest_trlcompat.trainers._patching import replaced
 from pytest_trlcompat.trainers._upstream import AroundGeneration, generation_uses
 
 __all__ = ["CheckpointedGenerationMixin", "gradient_checkpointing_off"]
@@ -56,13 +54,13 @@ class CheckpointedGenerationMixin(AroundGeneration):
             yield
 
     def _generating(self) -> AbstractContextManager[None]:
-        if not CHECKPOINTING.holds(self) or generation_uses(_SWITCH):
+        if not CHECKPOINTING.holds(self) or generation_uses(type(self), _SWITCH):
             return nullcontext()
-        return replaced(patch_points.GENERATION, _without_checkpointing)
+        return self._unwrapping(_without_checkpointing, CheckpointedGenerationMixin.__name__)
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        if generation_uses(_SWITCH):
+        if generation_uses(trainer_class, _SWITCH):
             return Activity(False, "TRL switches checkpointing off to generate")
         return under(trainer, "TRL generates with checkpointing on", CHECKPOINTING, TRANSFORMERS_GENERATES)
 

@@ -38,7 +38,7 @@ examples:
   trlcompat cures trl:DPOTrainer         this one; a class of your own likewise: package.module:Class
 
 active: yes, this stack needs the cure; no, it changes nothing; depends, on strategy, model or arguments: `cures` of a
-trainer that was built, and a line in its log when training begins, say what holds for it
+trainer that was built, and a line in its log when training begins with log_level="info", say what holds for it
 """
 
 

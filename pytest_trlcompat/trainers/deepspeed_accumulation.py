@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from packaging.version import Version
 
@@ -39,6 +39,7 @@ class DeepSpeedAccumulationMixin(Cure):
     Does nothing without DeepSpeed, and with releases of it that are right; see :func:`repair_accumulation`.
     """
 
+    _needed: ClassVar = (DEEPSPEED,)
     accelerator: Any
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:

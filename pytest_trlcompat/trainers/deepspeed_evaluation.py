@@ -11,9 +11,9 @@ Imports nothing of the stack.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
-from pytest_trlcompat.trainers._conditions import ZERO3, installed
+from pytest_trlcompat.trainers._conditions import DEEPSPEED, ZERO3, installed
 from pytest_trlcompat.trainers._cure import Activity, Cure
 
 __all__ = ["DeepSpeedEvaluationMixin", "remove_deepspeed_hooks"]
@@ -39,6 +39,7 @@ class DeepSpeedEvaluationMixin(Cure):
     when ``train()`` is called; with none it does nothing.
     """
 
+    _needed: ClassVar = (DEEPSPEED,)
     accelerator: Any
     deepspeed: Any
     is_deepspeed_enabled: bool

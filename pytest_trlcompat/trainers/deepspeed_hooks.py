@@ -15,8 +15,8 @@ Imports nothing of the stack but TRL's utilities, when asked, and of this packag
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._conditions import ZERO3, installed, under
@@ -69,9 +69,11 @@ class DeepSpeedHooksMixin(AroundGeneration):
     not, and what DeepSpeed has recorded is dropped if it is still there. The order is then recorded anew.
     """
 
+    _needed: ClassVar = (ZERO3,)
+
     @contextmanager
     def _around_generation(self) -> Iterator[None]:
-        with working_add_hooks(), super()._around_generation():
+        with _working_under_zero3(self), super()._around_generation():
             yield
 
     @classmethod
@@ -82,13 +84,15 @@ class DeepSpeedHooksMixin(AroundGeneration):
 class PPODeepSpeedHooksMixin(Cure):
     """The same for a subclass of TRL's PPO trainer, which generates within ``train``."""
 
+    _needed: ClassVar = (ZERO3,)
+
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        with working_add_hooks():
+        with _working_under_zero3(self):
             upstream: Any = super()
             return upstream.train(*args, **kwargs)
 
     def generate_completions(self, *args: Any, **kwargs: Any) -> Any:
-        with working_add_hooks():
+        with _working_under_zero3(self):
             upstream: Any = super()
             return upstream.generate_completions(*args, **kwargs)
 
@@ -101,7 +105,7 @@ def hooks_activity(trainer: Any) -> Activity:
     """What :func:`working_add_hooks` comes to for a trainer, or, of ``None``, by what is installed."""
     if not installed("deepspeed"):
         return Activity(False, "DeepSpeed is not installed")
-    upstream = original(patch_points.ADD_HOOKS)
+    upstream = original(patch_points.ADD_HOOKS, DeepSpeedHooksMixin.__name__)
     if upstream is None or not any(map(_registers_by, _NAMES)):
         return Activity(None, f"{ZERO3.where}: seen when hooks are registered")
     if not any(_registers_by(name) and function_uses(upstream, name) for name in _NAMES):
@@ -130,7 +134,11 @@ def forget_trace(engine: Any) -> None:
 
 def working_add_hooks() -> AbstractContextManager[None]:
     """Lend TRL an ``add_hooks`` that works with every DeepSpeed, while the context lasts."""
-    return replaced(patch_points.ADD_HOOKS, _working)
+    return replaced(patch_points.ADD_HOOKS, _working, DeepSpeedHooksMixin.__name__)
+
+
+def _working_under_zero3(trainer: Any) -> AbstractContextManager[None]:
+    return working_add_hooks() if ZERO3.holds(trainer) else nullcontext()
 
 
 def _working(upstream: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -7,13 +7,12 @@ GPUs loads it onto device 0, and FSDP1 refuses, ``Inconsistent compute device an
 policy where a name is given, under DDP too; a single process that sees several devices spreads its reference model over
 them and fails at the first KL term.
 
-Imports Accelerate, and of this package ``_cure``, ``_patching`` and ``fsdp_ref_model``.
+Imports Accelerate, and of this package ``_cure``, ``_patching`` and ``_upstream``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -21,8 +20,8 @@ from accelerate import PartialState
 
 from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._cure import Activity, Cure
-from pytest_trlcompat.trainers._patching import original, replaced
-from pytest_trlcompat.trainers.fsdp_ref_model import points_of
+from pytest_trlcompat.trainers._patching import replaced_in
+from pytest_trlcompat.trainers._upstream import points_of
 
 __all__ = ["OneDevicePerRankMixin"]
 
@@ -36,14 +35,13 @@ class OneDevicePerRankMixin(Cure):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         policy = args[0] if args else kwargs.get("model")
-        with ExitStack() as stack:
-            for point in points_of(type(self), patch_points.CREATE_MODEL):
-                stack.enter_context(replaced(point, partial(_without_device_map, policy)))
+        points = points_of(type(self), patch_points.CREATE_MODEL)
+        with replaced_in(points, partial(_without_device_map, policy), OneDevicePerRankMixin.__name__):
             super().__init__(*args, **kwargs)
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        if not any(original(point) for point in points_of(trainer_class, patch_points.CREATE_MODEL)):
+        if not points_of(trainer_class, patch_points.CREATE_MODEL):
             return Activity(False, "upstream does not choose devices for models that it loads")
         return Activity(None, "changes something where upstream loads a model by its name")
 

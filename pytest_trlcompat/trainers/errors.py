@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from importlib import metadata
 
-__all__ = ["CureError", "installed_version", "versions_of"]
+__all__ = ["CureError", "installed_version", "leaving_out", "versions_of"]
 
 
 class CureError(RuntimeError):
@@ -23,10 +23,13 @@ class CureError(RuntimeError):
         self.cure = cure
         versions = f" with {versions_of(packages)}" if packages else ""
         if not remedy:
-            remedy = "Take a newer pytest-trlcompat, or releases that it knows"
-            if cure:
-                remedy += f", or leave this cure out where you do not need it: cured(YourTrainer, without=[{cure!r}])"
+            remedy = f"Take a newer pytest-trlcompat, or releases that it knows{leaving_out(cure)}"
         super().__init__(f"{cure or 'a cure'}{versions}: looked for {wanted}, but {found}. {remedy}")
+
+
+def leaving_out(cure: str) -> str:
+    """The end of a remedy: how to train without a cure; empty where it is not known which."""
+    return f", or leave this cure out where you do not need it: cured(YourTrainer, without=[{cure!r}])" if cure else ""
 
 
 def versions_of(packages: tuple[str, ...]) -> str:

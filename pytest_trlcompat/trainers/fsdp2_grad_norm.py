@@ -4,17 +4,19 @@
 each rank holds its own part's norm. ``Trainer`` takes ``.item()`` of it, which is that part: with N ranks ``grad_norm``
 is too small by about the square root of N, and differs from rank to rank. Weights are right. The cure reduces it.
 
-Imports only the standard library.
+Imports nothing of the stack, and of this package ``_cure`` and ``_patching``.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._conditions import FSDP2, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers._patching import replaced
 
 __all__ = ["FSDP2GradNormMixin", "whole_norm"]
 
@@ -36,21 +38,25 @@ class FSDP2GradNormMixin(Cure):
     Does nothing where the accelerator's ``clip_grad_norm_`` returns the whole norm.
     """
 
+    _needed: ClassVar = (FSDP2,)
     accelerator: Any
 
-    def create_accelerator_and_postprocess(self) -> None:
-        upstream: Any = super()
-        upstream.create_accelerator_and_postprocess()
-        self.accelerator.clip_grad_norm_ = _returning_whole_norms(self.accelerator.clip_grad_norm_)
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        with (
+            replaced(patch_points.CLIP, self._whole, FSDP2GradNormMixin.__name__)
+            if FSDP2.holds(self)
+            else nullcontext()
+        ):
+            return super().train(*args, **kwargs)
+
+    def _whole(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
+        # Nothing is kept by the accelerator, which may be copied.
+        def clip_grad_norm_(accelerator: Any, *args: Any, **kwargs: Any) -> Any:
+            norm = upstream(accelerator, *args, **kwargs)
+            return whole_norm(norm) if accelerator is self.accelerator else norm
+
+        return clip_grad_norm_
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        return under(trainer, "torch may return the norm of a rank's part", FSDP2)
-
-
-def _returning_whole_norms(clip: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(clip)
-    def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
-        return whole_norm(clip(*args, **kwargs))
-
-    return clip_grad_norm_
+        return under(trainer, "torch may return the norm of a rank's part", *cls._needed)

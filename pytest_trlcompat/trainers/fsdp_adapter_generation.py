@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -49,6 +49,7 @@ class FSDPAdapterGenerationMixin(AroundGeneration):
     strategy, or with vLLM, which generates elsewhere.
     """
 
+    _needed: ClassVar = (FSDP2, ADAPTER, TRANSFORMERS_GENERATES)
     accelerator: Any
     args: Any
     model: Any
@@ -62,4 +63,4 @@ class FSDPAdapterGenerationMixin(AroundGeneration):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        return under(trainer, "adapters generate beneath FSDP2's root", FSDP2, ADAPTER, TRANSFORMERS_GENERATES)
+        return under(trainer, "adapters generate beneath FSDP2's root", *cls._needed)

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
-from pytest_trlcompat.trainers._conditions import fsdp_version
+from pytest_trlcompat.trainers._conditions import FSDP1, fsdp_version
 from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers.lora_checkpointing import trains_adapters
 
@@ -117,6 +117,7 @@ class FSDPAdapterSaveMixin(Cure):
     Does nothing without adapters and under another strategy.
     """
 
+    _needed: ClassVar = (FSDP1,)
     accelerator: Any
     model: Any
 

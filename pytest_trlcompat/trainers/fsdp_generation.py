@@ -11,17 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp import _runtime_utils as fsdp1  # frozen; what it has in public gathers in full precision
 from torch.distributed.fsdp._common_utils import HandleTrainingState
 
-from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._conditions import FSDP1, TRANSFORMERS_GENERATES, Condition, under
 from pytest_trlcompat.trainers._cure import Activity
-from pytest_trlcompat.trainers._patching import replaced
 from pytest_trlcompat.trainers._upstream import AroundGeneration, class_uses
 from pytest_trlcompat.trainers.fsdp_ref_model import beneath_compile
 
@@ -70,6 +68,7 @@ class FSDPGenerationMixin(AroundGeneration):
     generates elsewhere, it does nothing.
     """
 
+    _needed: ClassVar = (FSDP1, TRANSFORMERS_GENERATES)
     accelerator: Any
     args: Any
 
@@ -80,17 +79,17 @@ class FSDPGenerationMixin(AroundGeneration):
 
     def _generation_gathered(self) -> AbstractContextManager[None]:
         needed = FSDPGenerationMixin._activity(type(self), self).active
-        return replaced(patch_points.GENERATION, _gathering) if needed else nullcontext()
+        return self._unwrapping(_gathering, FSDPGenerationMixin.__name__) if needed else nullcontext()
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
         # Before any look at code: it is asked in every step.
-        if trainer is not None and not (known := under(trainer, "", FSDP1, TRANSFORMERS_GENERATES)).active:
+        if trainer is not None and not (known := under(trainer, "", *cls._needed)).active:
             return known
         if not class_uses(trainer_class, "summon_full_params"):
-            return under(trainer, "upstream generates beneath FSDP1's root", FSDP1, TRANSFORMERS_GENERATES)
+            return under(trainer, "upstream generates beneath FSDP1's root", *cls._needed)
         why = "upstream summons the root's parameters in full precision, which its layers are not"
-        return under(trainer, why, FSDP1, TRANSFORMERS_GENERATES, _MIXED_PRECISION)
+        return under(trainer, why, *cls._needed, _MIXED_PRECISION)
 
 
 _MIXED_PRECISION = Condition(

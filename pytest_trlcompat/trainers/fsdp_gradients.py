@@ -13,15 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
-from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._conditions import FSDP1
 from pytest_trlcompat.trainers._cure import Activity
-from pytest_trlcompat.trainers._patching import replaced
 from pytest_trlcompat.trainers._upstream import AroundGeneration
 from pytest_trlcompat.trainers.fsdp_ref_model import beneath_compile
 
@@ -46,6 +44,7 @@ class FSDPGradientsMixin(AroundGeneration):
     Does nothing for models that are not wrapped so, nor with vLLM, which generates elsewhere.
     """
 
+    _needed: ClassVar = (FSDP1,)
     args: Any
     model_wrapped: Any
 
@@ -68,7 +67,7 @@ class FSDPGradientsMixin(AroundGeneration):
 
             return unwrap_model_for_generation
 
-        return replaced(patch_points.GENERATION, forgetting)
+        return self._unwrapping(forgetting, FSDPGradientsMixin.__name__)
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:

@@ -12,15 +12,14 @@ FSDP2 keeps what belongs to no layer gathered after a forward pass, for the back
 has (an older torch the root, a newer Accelerate its unit for final norm and output head): embeddings and output head
 stay whole on every rank, and ``sync_ref_model`` ends in ``got mixed torch.Tensor and DTensor``.
 
-Imports torch, Accelerate and, of this package, ``_cure``, ``_patching`` and ``errors``.
+Imports torch, Accelerate and, of this package, ``_cure``, ``_patching``, ``_upstream`` and ``errors``.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -28,15 +27,15 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._conditions import FSDP, REFERENCE_MODEL, fsdp_version, under
-from pytest_trlcompat.trainers._cure import Activity, Cure, own
-from pytest_trlcompat.trainers._patching import PatchPoint, replaced
+from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers._patching import replaced_in
+from pytest_trlcompat.trainers._upstream import points_of
 from pytest_trlcompat.trainers.errors import CureError
 
 __all__ = [
     "FSDPReferenceModelMixin",
     "beneath_compile",
     "is_sharded",
-    "points_of",
     "shard_reference_model",
 ]
 
@@ -106,14 +105,14 @@ class FSDPReferenceModelMixin(Cure):
     at the reference model that the trainer made.
     """
 
+    _needed: ClassVar = (FSDP, REFERENCE_MODEL)
     accelerator: Any
     callback_handler: Any
     ref_model: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with ExitStack() as stack:
-            for point in points_of(type(self), patch_points.PREPARE_FSDP):
-                stack.enter_context(replaced(point, _prepare_fsdp_of_both_versions))
+        points = points_of(type(self), patch_points.PREPARE_FSDP)
+        with replaced_in(points, _prepare_fsdp_of_both_versions, FSDPReferenceModelMixin.__name__):
             super().__init__(*args, **kwargs)
         ref_model = getattr(self, "ref_model", None)
         if isinstance(ref_model, nn.Module) and fsdp_version(self.accelerator) is not None:
@@ -121,7 +120,7 @@ class FSDPReferenceModelMixin(Cure):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        return under(trainer, "it is sharded like the policy, and asks for no gradients", FSDP, REFERENCE_MODEL)
+        return under(trainer, "it is sharded like the policy, and asks for no gradients", *cls._needed)
 
     def _replace_ref_model(self, made: nn.Module) -> None:
         if is_sharded(made):
@@ -133,14 +132,6 @@ class FSDPReferenceModelMixin(Cure):
         for callback in self.callback_handler.callbacks:
             if getattr(callback, "ref_model", None) is made:
                 callback.ref_model = self.ref_model
-
-
-def points_of(trainer_class: type, known: PatchPoint) -> tuple[PatchPoint, ...]:
-    """``known``, and the same name in the modules of a trainer's other classes: each imports it for itself."""
-    others = (base.__module__ for base in trainer_class.__mro__ if not own(base))
-    named = (one for one in others if hasattr(sys.modules.get(one), known.name))
-    modules = dict.fromkeys(one for one in named if one != known.module)
-    return known, *(PatchPoint(f"{one}:{known.name}") for one in modules)
 
 
 def _prepare_fsdp_of_both_versions(upstream: Callable[..., nn.Module]) -> Callable[..., nn.Module]:

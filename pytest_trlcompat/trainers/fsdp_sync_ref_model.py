@@ -12,7 +12,7 @@ Imports torch, Transformers' callbacks through TRL, and of this package ``_cure`
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -144,6 +144,7 @@ class FSDPSyncRefModelCallback(SyncRefModelCallback):
 class FSDPSyncRefModelMixin(Cure):
     """Gives a subclass of a TRL trainer :class:`FSDPSyncRefModelCallback` for the callback that TRL made for it."""
 
+    _needed: ClassVar = (FSDP1,)
     accelerator: Any
     callback_handler: Any
 
@@ -157,7 +158,7 @@ class FSDPSyncRefModelMixin(Cure):
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
         if trainer is None or not FSDP1.holds(trainer):
-            return under(trainer, "with sync_ref_model=True and a reference model that is sharded", FSDP1)
+            return under(trainer, "with sync_ref_model=True and a reference model that is sharded", *cls._needed)
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, FSDPSyncRefModelCallback):
                 if callback.ref_model is not None and keeps_gathered_parameters(callback.ref_model):

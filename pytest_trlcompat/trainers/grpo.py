@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import trl
@@ -20,7 +19,3 @@ class GRPOTrainer(_Cured):
     Takes what ``trl.GRPOTrainer`` takes, is one, and behaves like it elsewhere. What is cured, where and by which of
     its bases: ``docs/cures.md``; what that comes to on the installed stack: ``GRPOTrainer.cures``.
     """
-
-    @functools.wraps(trl.GRPOTrainer.__init__)  # type: ignore[misc] # the stack is Any where it is not installed
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)

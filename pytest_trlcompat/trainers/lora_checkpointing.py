@@ -21,8 +21,8 @@ from typing import Any
 from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._conditions import ADAPTER, CHECKPOINTING, installed, trains_adapters
 from pytest_trlcompat.trainers._cure import Activity
-from pytest_trlcompat.trainers._patching import original, replaced
-from pytest_trlcompat.trainers._upstream import AroundGeneration, generation_uses
+from pytest_trlcompat.trainers._patching import original
+from pytest_trlcompat.trainers._upstream import AroundGeneration, generation_uses, points_of
 
 __all__ = ["LoraCheckpointingMixin", "checkpointing_keywords", "input_gradients_are_on", "trains_adapters"]
 
@@ -63,7 +63,8 @@ class LoraCheckpointingMixin(AroundGeneration):
 
     @contextmanager
     def _around_generation(self) -> Iterator[None]:
-        with replaced(patch_points.GENERATION, _keeping_keywords), super()._around_generation():
+        keeping = self._unwrapping(_keeping_keywords, LoraCheckpointingMixin.__name__)
+        with keeping, super()._around_generation():
             yield
 
     @classmethod
@@ -77,17 +78,17 @@ class LoraCheckpointingMixin(AroundGeneration):
                 return Activity(False, condition.otherwise)
         if trainer._asked_for_gradients:
             return Activity(True, "the output of the embeddings requires gradients, which TRL did not ask for")
-        if not _is_reentrant(trainer.args) and _forgets_keywords():
+        if not _is_reentrant(trainer.args) and _forgets_keywords(trainer_class):
             return Activity(True, "TRL turns checkpointing on again without its keywords")
         return Activity(False, "the embeddings' output requires gradients, or checkpointing is not reentrant")
 
 
-def _forgets_keywords() -> bool:
+def _forgets_keywords(trainer_class: type) -> bool:
     """Whether TRL's function turns checkpointing on again, and is not given the keywords."""
-    unwrap = original(patch_points.GENERATION)
-    if unwrap is None or not generation_uses("gradient_checkpointing_enable"):
+    unwraps = [original(point) for point in points_of(trainer_class, patch_points.GENERATION)]
+    if not unwraps or not generation_uses(trainer_class, "gradient_checkpointing_enable"):
         return False
-    return "gradient_checkpointing_kwargs" not in inspect.signature(unwrap).parameters
+    return any("gradient_checkpointing_kwargs" not in inspect.signature(unwrap).parameters for unwrap in unwraps)
 
 
 def _keeping_keywords(unwrap: Callable[..., Any]) -> Callable[..., Any]:

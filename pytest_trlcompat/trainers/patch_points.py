@@ -35,6 +35,7 @@ CREATE_MODEL = _grpo("create_model_from_path", ">=0.26")
 PREPARE_FSDP = _grpo("prepare_fsdp", ">=0.18")
 ADD_HOOKS = PatchPoint("trl.models.utils:add_hooks")
 REMOVE_HOOKS = PatchPoint("trl.models.utils:remove_hooks")
+CLIP = PatchPoint("accelerate.accelerator:Accelerator.clip_grad_norm_")
 ACCELERATOR = PatchPoint("accelerate.accelerator:Accelerator.__init__")
 GET_STATE_DICT = PatchPoint("accelerate.accelerator:Accelerator.get_state_dict")
 PREPARE_FSDP2 = PatchPoint("accelerate.utils.fsdp_utils:fsdp2_prepare_model", ">=1.6")
@@ -109,7 +110,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         _trainer("evaluation_loop"),
         _grpo("GRPOTrainer._get_eval_sampler", ">=0.15"),
     ),
-    "FSDP2GradNormMixin": (_ACCELERATOR_MADE, PatchPoint("accelerate.accelerator:Accelerator.clip_grad_norm_")),
+    "FSDP2GradNormMixin": (_TRAIN, CLIP),
     "FSDPAdapterGenerationMixin": (GENERATION,),
     "FSDPAdapterSaveMixin": (_SAVE_MODEL, _SAVE_CHECKPOINT, _LOAD),
     "FSDPGenerationMixin": (GENERATION, *_FSDP1_ROOT),

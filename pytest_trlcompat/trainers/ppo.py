@@ -6,7 +6,6 @@ PPO raises an ``ImportError`` that says what to install.
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import Any
 
@@ -48,7 +47,3 @@ class PPOTrainer(_Cured):
     and behaves like it elsewhere. As upstream it cannot resume: ``train`` takes no checkpoint. What is cured, where and
     by which of its bases: ``docs/cures.md``; what that comes to on the installed stack: ``PPOTrainer.cures``.
     """
-
-    @functools.wraps(UpstreamTrainer.__init__)  # type: ignore[misc] # it is Any
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)

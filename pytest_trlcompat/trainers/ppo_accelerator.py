@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 from accelerate.state import AcceleratorState
 
@@ -40,7 +40,7 @@ def accelerator_of_arguments(args: Any) -> AbstractContextManager[None]:
 
         return __init__
 
-    return replaced(patch_points.ACCELERATOR, with_plugin)
+    return replaced(patch_points.ACCELERATOR, with_plugin, PPOAcceleratorMixin.__name__)
 
 
 class PPOAcceleratorMixin(Cure):
@@ -50,6 +50,8 @@ class PPOAcceleratorMixin(Cure):
     the accelerator would have made.
     """
 
+    _needed: ClassVar = (DEEPSPEED,)
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         settings = args[0] if args else kwargs.get("args", kwargs.get("config"))
         with accelerator_of_arguments(settings):
@@ -57,4 +59,4 @@ class PPOAcceleratorMixin(Cure):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        return under(trainer, "TRL makes its accelerator without the arguments' plugin", DEEPSPEED)
+        return under(trainer, "TRL makes its accelerator without the arguments' plugin", *cls._needed)

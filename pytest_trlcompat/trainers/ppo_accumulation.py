@@ -11,7 +11,7 @@ Beside that comes what DeepSpeed does to every trainer: see :mod:`.deepspeed_acc
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers._conditions import ACCUMULATION, DEEPSPEED, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
@@ -26,6 +26,7 @@ class PPOAccumulationMixin(Cure):
     Where upstream is right, or ``gradient_accumulation_steps`` is 1, the numbers are upstream's.
     """
 
+    _needed: ClassVar = (DEEPSPEED,)
     accelerator: Any
 
     def train(self, *args: Any, **kwargs: Any) -> Any:

@@ -69,7 +69,7 @@ class PPOFSDPMixin(Cure):
     _rolls_out = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with replaced(_point("PolicyAndValueWrapper.__init__"), _made_for_fsdp):
+        with replaced(_point("PolicyAndValueWrapper.__init__"), _made_for_fsdp, PPOFSDPMixin.__name__):
             super().__init__(*args, **kwargs)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -93,8 +93,8 @@ class PPOFSDPMixin(Cure):
             return
         once = _Once(self.model)
         with (
-            replaced(_point("unwrap_model_for_generation"), once.around_context),
-            replaced(_point("get_reward"), once.around_call),
+            replaced(_point("unwrap_model_for_generation"), once.around_context, PPOFSDPMixin.__name__),
+            replaced(_point("get_reward"), once.around_call, PPOFSDPMixin.__name__),
         ):
             self._rolls_out = True  # train calls generate_completions
             try:

@@ -6,7 +6,7 @@ for its default. And Transformers may put the preferences of the model's own ``g
 whatever TRL sets to a default value, temperature 1 included. The cure says what is meant, and sets the preferences
 aside while completions are sampled.
 
-Imports torch, and of this package ``_patching`` and ``_upstream``.
+Imports torch, and of this package ``_upstream``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from typing import Any
 
 from torch import nn
 
-from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._cure import Activity
-from pytest_trlcompat.trainers._patching import original, replaced
-from pytest_trlcompat.trainers._upstream import AroundGeneration, function_uses
+from pytest_trlcompat.trainers._upstream import AroundGeneration, generation_uses
 
 __all__ = ["SamplingMixin", "sampling_preferences_set_aside"]
 
@@ -88,9 +86,9 @@ class SamplingMixin(AroundGeneration):
             yield
 
     def _sampling(self) -> AbstractContextManager[None]:
-        if not hasattr(self, "generation_config") or _overridden_by_trl():
+        if not hasattr(self, "generation_config") or _overridden_by_trl(type(self)):
             return nullcontext()
-        return replaced(patch_points.GENERATION, self._setting_aside)
+        return self._unwrapping(self._setting_aside, SamplingMixin.__name__)
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
@@ -98,7 +96,7 @@ class SamplingMixin(AroundGeneration):
             return Activity(False, "vLLM samples elsewhere")
         if trainer is not None and trainer._top_k_was != 0:
             return Activity(True, f"TRL samples with top_k={trainer._top_k_was}")
-        if not _overridden_by_trl():
+        if not _overridden_by_trl(trainer_class):
             return Activity(True, "TRL samples by the model's own preferences as well")
         if trainer is not None:
             return Activity(False, "TRL samples as its arguments say")
@@ -116,7 +114,6 @@ class SamplingMixin(AroundGeneration):
         return unwrap_model_for_generation
 
 
-def _overridden_by_trl() -> bool:
+def _overridden_by_trl(trainer_class: type) -> bool:
     """Whether TRL itself has the model sample as the trainer says."""
-    unwrap = original(patch_points.GENERATION)
-    return unwrap is None or function_uses(unwrap, "_override_model_generation_config")
+    return generation_uses(trainer_class, "_override_model_generation_config")

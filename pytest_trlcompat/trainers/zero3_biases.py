@@ -10,7 +10,7 @@ Imports torch, DeepSpeed when asked, and of this package ``_cure`` and ``_patchi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -29,13 +29,14 @@ class ZeRO3BiasesMixin(Cure):
     trainer's are left alone.
     """
 
+    _needed: ClassVar = (ZERO3,)
     accelerator: Any
     model: Any
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         if ZERO3.holds(self) and expected(patch_points.ZERO3_LINEAR_BACKWARD):
             _cured.update(dict.fromkeys(self.model.parameters(), True))
-            extended(patch_points.ZERO3_LINEAR_BACKWARD, _working)
+            extended(patch_points.ZERO3_LINEAR_BACKWARD, _working, ZeRO3BiasesMixin.__name__)
         return super().train(*args, **kwargs)
 
     @classmethod
@@ -44,7 +45,7 @@ class ZeRO3BiasesMixin(Cure):
             return Activity(False, "DeepSpeed is not installed")
         if not expected(patch_points.ZERO3_LINEAR_BACKWARD):
             return Activity(False, "DeepSpeed counts dimensions in any case")
-        return under(trainer, "DeepSpeed counts dimensions only for a weight's gradient", ZERO3, _BIASES)
+        return under(trainer, "DeepSpeed counts dimensions only for a weight's gradient", *cls._needed, _BIASES)
 
 
 def _trains_biases(trainer: Any) -> bool:

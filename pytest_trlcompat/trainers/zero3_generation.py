@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._conditions import TRANSFORMERS_GENERATES, ZERO3, under
@@ -54,6 +54,7 @@ class ZeRO3GenerationMixin(AroundGeneration):
     when generation fails. What goes with putting them back is :mod:`.deepspeed_hooks`' matter.
     """
 
+    _needed: ClassVar = (ZERO3, TRANSFORMERS_GENERATES)
     accelerator: Any
 
     @contextmanager
@@ -66,14 +67,15 @@ class ZeRO3GenerationMixin(AroundGeneration):
         if not _is_zero3(self.accelerator):
             yield
             return
-        with working_add_hooks(), replaced(patch_points.GENERATION, _right_for_bare_modules):
+        unwrapping = self._unwrapping(_right_for_bare_modules, ZeRO3GenerationMixin.__name__)
+        with working_add_hooks(), unwrapping:
             yield
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
         if class_uses(trainer_class, "model_wrapped", but=("transformers.",)):
-            return under(trainer, "hooks come back also when generation fails", ZERO3, TRANSFORMERS_GENERATES)
-        return under(trainer, "TRL generates with the bare module", ZERO3, TRANSFORMERS_GENERATES)
+            return under(trainer, "hooks come back also when generation fails", *cls._needed)
+        return under(trainer, "TRL generates with the bare module", *cls._needed)
 
 
 def _right_for_bare_modules(upstream: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,8 +112,8 @@ def _nothing_to_lift(engine: Any) -> Iterator[None]:
         yield
         return
     with (
-        replaced(patch_points.REMOVE_HOOKS, _doing_nothing),
-        replaced(patch_points.ADD_HOOKS, _doing_nothing),
+        replaced(patch_points.REMOVE_HOOKS, _doing_nothing, ZeRO3GenerationMixin.__name__),
+        replaced(patch_points.ADD_HOOKS, _doing_nothing, ZeRO3GenerationMixin.__name__),
     ):
         yield
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._conditions import ZERO3, Condition, under
@@ -40,12 +40,13 @@ def own_hooks(model: nn.Module | None = None) -> Iterator[None]:
 
     In this context, for every wrapper, since some are made within it; and for those in ``model`` for good and in every
     thread, since a backward pass on an accelerator runs in threads of its own. Does nothing before PEFT was imported.
+    PEFT's class is changed for good: to be entered under ZeRO-3 alone.
     """
     if "peft.utils.other" not in sys.modules:
         yield
         return
     for point in (patch_points.PEFT_WRAPPER, patch_points.PEFT_OLD_WRAPPER):
-        extended(point, _only_its_own)
+        extended(point, _only_its_own, ZeRO3WholeModulesMixin.__name__)
     for module in () if model is None else _wrappers(model):
         vars(module)[_FLAG] = True
     token = _building.set(True)
@@ -67,24 +68,29 @@ class ZeRO3WholeModulesMixin(Cure):
     makes no difference.
     """
 
+    _needed: ClassVar = (ZERO3,)
     model: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with own_hooks():  # PPO's engine is made here
+        # PPO's engine is made here, before anybody can ask the trainer's accelerator.
+        with own_hooks() if _asks_for_zero3(*args, *kwargs.values()) else nullcontext():
             super().__init__(*args, **kwargs)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        with own_hooks(self.model):
+        with self._own_hooks():
             return super().train(*args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        with own_hooks(self.model):
+        with self._own_hooks():
             upstream: Any = super()
             return upstream.evaluate(*args, **kwargs)
 
+    def _own_hooks(self) -> AbstractContextManager[None]:
+        return own_hooks(self.model) if ZERO3.holds(self) else nullcontext()
+
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        return under(trainer, "PEFT's wrapper keeps DeepSpeed's functions of its own", ZERO3, _WHOLE_MODULES)
+        return under(trainer, "PEFT's wrapper keeps DeepSpeed's functions of its own", *cls._needed, _WHOLE_MODULES)
 
 
 _WHOLE_MODULES = Condition(
@@ -95,9 +101,21 @@ _WHOLE_MODULES = Condition(
 )
 
 
+def _asks_for_zero3(*arguments: Any) -> bool:
+    """Whether the settings among a trainer's arguments, or the accelerator of this process, are those of ZeRO-3."""
+    plugins = [getattr(each, "deepspeed_plugin", None) for each in (*arguments, _process_state())]
+    return any(getattr(plugin, "zero_stage", None) == 3 for plugin in plugins)
+
+
+def _process_state() -> Any:
+    """What all accelerators of this process share; ``None`` before there is one."""
+    state: Any = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+    return state() if state is not None and state._shared_state else None
+
+
 def _only_its_own(upstream: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     def __getattr__(self: Any, name: str) -> Any:  # noqa: N807 - it is one
-        if name in _OWN and (_building.get() or _FLAG in vars(self)):
+        if name in _OWN and (_FLAG in vars(self) or _building.get()):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         return upstream(self, name)
 

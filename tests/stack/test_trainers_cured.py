@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import inspect
+import logging
+import pickle
+import re
+import subprocess
+import sys
 import weakref
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 trl = pytest.importorskip("trl")
 transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
 
 from pytest_trlcompat import trainers  # noqa: E402 - needs the stack
 from pytest_trlcompat.trainers import CureError, cured, patch_points  # noqa: E402 - needs the stack
+from pytest_trlcompat.trainers._cure import check_points  # noqa: E402 - needs the stack
 from pytest_trlcompat.trainers._patching import PatchPoint  # noqa: E402 - needs the stack
 from pytest_trlcompat.trainers.kinds import KINDS  # noqa: E402 - needs the stack
 
@@ -111,6 +122,50 @@ def test_cures_can_be_left_out_by_name() -> None:
         cured(Mine, without=["SamplingMixin"])
 
 
+def test_what_was_left_out_stays_out() -> None:
+    made = cured(Mine, without=["FSDPSaveMixin"])
+    further = type("Further", (made,), {})
+    assert (cured(made), cured(further)) == (made, further)
+    assert cured(made, without=["FSDPSaveMixin"]) is made
+    with pytest.raises(ValueError, match="^without=ResumingMixin: this Mine has it already; leave it out where it was"):
+        cured(made, without=["ResumingMixin"])
+
+
+@pytest.mark.parametrize("trainer", [TRAINER, Mine, trl.SFTTrainer, trl.DPOTrainer, GRPO_TRAINER])
+def test_it_takes_what_the_trainer_takes(trainer: Any) -> None:
+    if not issubclass(trainer, TRAINER):
+        pytest.skip("this TRL has no GRPOTrainer")
+    made = cured(trainer)
+    assert inspect.signature(made) == inspect.signature(trainer)
+    for name in ("__init__", "train", "evaluate", "compute_loss"):
+        assert inspect.signature(getattr(made, name)) == inspect.signature(getattr(trainer, name))
+    assert "model" in inspect.signature(made).parameters
+
+
+def test_a_made_class_is_pickled_by_what_it_was_made_of() -> None:
+    for one in (cured(Mine), cured(Mine, without=["ResumingMixin", "FSDPSaveMixin"])):
+        assert pickle.loads(pickle.dumps(one)) is one
+    made = cured(TRAINER, without=["ResumingMixin"])
+    code = (
+        "import pickle, sys\n"
+        "made = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
+        "print(made.__name__, made.__mro__[-1].__name__, len(made.cures), 'ResumingMixin' in str(made.cures))\n"
+    )
+    for protocol in (2, pickle.HIGHEST_PROTOCOL):
+        command = [sys.executable, "-c", code, pickle.dumps(made, protocol).hex()]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == f"Trainer object {len(KINDS['trainer']) - 1} False"
+
+
+@pytest.mark.parametrize("name", ["curd", "cured()", "cured(transformers/trainer)"])
+def test_names_of_no_made_class_are_not_there(name: str) -> None:
+    from pytest_trlcompat.trainers import compose
+
+    with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}")):
+        getattr(compose, name)
+
+
 @pytest.mark.parametrize("wrong", [int, "trl.GRPOTrainer", None])
 def test_what_is_no_trainer_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"which is no subclass of transformers\.Trainer; give the class of a trainer"):
@@ -138,3 +193,110 @@ def test_every_point_is_there_in_the_installed_stack() -> None:
 
     found = [point for mixin, point in patch_points.all_points() if expected(point) and owner_of(point, mixin)]
     assert len(found) > 30
+
+
+ARGUMENTS: Any = transformers.TrainingArguments
+
+
+class Arguments(ARGUMENTS):
+    """Some releases of TRL, once imported, ask every ``TrainingArguments`` for that."""
+
+    model_init_kwargs = None
+
+
+def built(trainer: Any, folder: Path, **settings: Any) -> Any:
+    args = Arguments(output_dir=str(folder), report_to="none", use_cpu=True, **settings)
+    return cured(trainer)(model=torch.nn.Linear(1, 1), args=args)
+
+
+def test_a_trainer_can_be_pickled_and_copied(tmp_path: Path) -> None:
+    trainer = built(Mine, tmp_path)
+    for other in (pickle.loads(pickle.dumps(trainer)), copy.deepcopy(trainer)):
+        assert type(other) is type(trainer)
+        assert torch.equal(other.model.weight, trainer.model.weight)
+        assert other.model.weight is not trainer.model.weight
+        assert other.accelerator.clip_grad_norm_.__self__ is other.accelerator
+
+
+@pytest.mark.parametrize("main", [True, False])
+def test_a_training_that_begins_names_its_cures_as_loud_as_transformers_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, main: bool
+) -> None:
+    said: list[str] = []
+    before = transformers.logging.get_verbosity()
+
+    class Listening(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    handler = Listening()
+    logging.getLogger("transformers").addHandler(handler)
+    monkeypatch.setattr(TRAINER, "train", lambda self: None)
+    monkeypatch.setattr(TRAINER, "is_world_process_zero", lambda self: main)
+    try:
+        for level in ("warning", "info"):
+            trainer = built(Mine, tmp_path, log_level=level)
+            trainer.train()
+            if level == "warning":
+                assert said == []
+    finally:
+        logging.getLogger("transformers").removeHandler(handler)
+        transformers.logging.set_verbosity(before)
+    active, depends = ([cure.name for cure in trainer.cures if cure.active is each] for each in (True, None))
+    line = ", ".join(active) or "none for certain"
+    line += f"; depending on what it meets: {', '.join(depends)}" if depends else ""
+    assert [each for each in said if "cures" in each] == [f"Mine: cures at work: {line}"] * main
+
+
+def test_what_one_strategy_alone_needs_is_an_error_under_that(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from torch.distributed.fsdp._flat_param import FlatParamHandle
+
+    monkeypatch.delattr(FlatParamHandle, "_writeback_orig_params")
+    trainer = built(Mine, tmp_path)
+    status = {cure.name: cure for cure in trainer.cures}["FSDPSyncRefModelMixin"]
+    missing = "_flat_param:FlatParamHandle._writeback_orig_params, but it is not there"
+    assert (status.active, missing in status.reason) == (False, True)
+
+    state = SimpleNamespace(fsdp_plugin=SimpleNamespace(fsdp_version=1))
+    monkeypatch.setattr(trainer, "accelerator", SimpleNamespace(distributed_type="FSDP", state=state))
+    with pytest.raises(CureError, match=rf"^FSDPSyncRefModelMixin with torch .*{re.escape(missing)}"):
+        check_points(type(trainer), trainer)
+    state.fsdp_plugin.fsdp_version = 2
+    check_points(type(trainer), trainer)
+
+
+def test_a_trainer_of_transformers_does_not_import_trls_grpo(tmp_path: Path) -> None:
+    """In some releases importing it changes what every ``TrainingArguments`` of the process needs."""
+    code = (
+        "import sys\n"
+        "import torch, transformers\n"
+        "from pytest_trlcompat.trainers import cured\n"
+        "arguments = lambda: transformers.TrainingArguments(output_dir=sys.argv[1], report_to='none', use_cpu=True)\n"
+        "trainer = cured(transformers.Trainer)(model=torch.nn.Linear(1, 1), args=arguments())\n"
+        "assert len(trainer.cures) > 9\n"
+        "arguments()\n"
+        "print([name for name in sys.modules if name.startswith('trl.trainer.grpo')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_trainer_does_not_need_what_another_ones_module_cannot_import() -> None:
+    code = (
+        "import sys\n"
+        "class Broken:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'trl.trainer.grpo_trainer':\n"
+        "            raise ImportError('cannot import name LLM from vllm')\n"
+        "sys.meta_path.insert(0, Broken())\n"
+        "import trl\n"
+        "from pytest_trlcompat.trainers import cured\n"
+        "from pytest_trlcompat.trainers._cure import check_points\n"
+        "made = cured(trl.SFTTrainer)\n"
+        "check_points(made)\n"
+        "print([cure.name for cure in made.cures if 'LLM' in cure.reason])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"

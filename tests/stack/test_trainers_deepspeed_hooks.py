@@ -79,6 +79,8 @@ def test_the_mixin_lends_trl_its_function_and_takes_it_back(monkeypatch: pytest.
     engine = SimpleNamespace(optimizer=SimpleNamespace(param_coordinator=coordinator))
 
     class Base:
+        accelerator = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=3)))
+
         def _prepare_inputs(self, inputs: Any) -> Any:
             utils.add_hooks(engine)
             return inputs

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +13,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-from pytest_trlcompat.trainers.checkpointed_generation import gradient_checkpointing_off  # noqa: E402 - needs torch
+from pytest_trlcompat.trainers._cure import Activity  # noqa: E402 - needs torch
+from pytest_trlcompat.trainers._upstream import grpo_module  # noqa: E402 - needs torch
+from pytest_trlcompat.trainers.checkpointed_generation import (  # noqa: E402 - needs torch
+    CheckpointedGenerationMixin,
+    gradient_checkpointing_off,
+)
 from pytest_trlcompat.trainers.sampling import (  # noqa: E402 - needs torch
     SamplingMixin,
     sampling_preferences_set_aside,
@@ -98,3 +106,72 @@ def test_checkpointing_is_off_and_then_as_it_was() -> None:
     with pytest.raises(KeyError), gradient_checkpointing_off(model):
         raise KeyError
     assert [model.layer.gradient_checkpointing, model.other.gradient_checkpointing] == [True, False]
+
+
+def checkpoints(model: Any) -> bool:
+    return bool(model.layer.gradient_checkpointing)
+
+
+@contextmanager
+def unwrapping(model: Any, accelerator: Any) -> Iterator[Any]:
+    """As TRL's, in releases that leave checkpointing on."""
+    yield model
+
+
+@pytest.fixture
+def users(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module with a trainer that generates as TRL's does, by what the module has imported for itself."""
+    module: Any = ModuleType("a_users_module")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    class Trainer:
+        def __init__(self, meanwhile: Any = None) -> None:
+            self.args = SimpleNamespace(gradient_checkpointing=True, gradient_checkpointing_kwargs=None)
+            self.accelerator, self.meanwhile, self.model = object(), meanwhile, Model()
+            self.model.layer.gradient_checkpointing = True
+
+        def _prepare_inputs(self, inputs: Any) -> list[bool]:
+            with module.unwrap_model_for_generation(self.model, self.accelerator) as unwrapped:
+                found = [checkpoints(unwrapped)]
+            return found + (self.meanwhile() if self.meanwhile else [])
+
+    Trainer.__module__ = module.__name__
+    module.Trainer, module.unwrap_model_for_generation = Trainer, unwrapping
+    return module
+
+
+def test_a_trainer_that_imports_trls_function_for_itself_is_cured(users: Any) -> None:
+    cured: Any = type("Cured", (CheckpointedGenerationMixin, users.Trainer), {})
+    trainer = cured()
+    assert trainer._prepare_inputs([]) == [False]
+    assert checkpoints(trainer.model)
+    assert CheckpointedGenerationMixin._activity(cured, None) == Activity(
+        None, "with gradient checkpointing, without vLLM: TRL generates with checkpointing on"
+    )
+
+
+def test_a_function_that_two_modules_share_is_changed_once(users: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[Any] = []
+
+    @contextmanager
+    def counted(model: Any) -> Iterator[None]:
+        entered.append(model)
+        yield
+
+    monkeypatch.setattr("pytest_trlcompat.trainers.checkpointed_generation.gradient_checkpointing_off", counted)
+    monkeypatch.setattr(grpo_module(), "unwrap_model_for_generation", unwrapping)
+    cured: Any = type("Cured", (CheckpointedGenerationMixin, users.Trainer), {})
+    cured()._prepare_inputs([])
+    users.unwrap_model_for_generation = grpo_module().unwrap_model_for_generation  # imported after it was changed
+    trainer = cured()
+    trainer._prepare_inputs([])
+    assert (len(entered), entered[1]) == (2, trainer.model)
+
+
+def test_a_trainer_that_a_reward_function_trains_generates_as_upstream_does(users: Any) -> None:
+    cured: Any = type("Cured", (CheckpointedGenerationMixin, users.Trainer), {})
+    inner = users.Trainer()
+
+    nested = cured()
+    assert cured(lambda: inner._prepare_inputs([]))._prepare_inputs([]) == [False, True]
+    assert cured(lambda: nested._prepare_inputs([]))._prepare_inputs([]) == [False, False]

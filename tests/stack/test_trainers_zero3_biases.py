@@ -71,7 +71,7 @@ def test_layers_of_a_trainer_under_zero3_are_cured_and_no_others(
 ) -> None:
     changed: list[Any] = []  # whatever DeepSpeed is installed, as for one that needs it
     monkeypatch.setattr(zero3_biases, "expected", lambda point: True)
-    monkeypatch.setattr(zero3_biases, "extended", lambda point, make: changed.append((point.name, make)))
+    monkeypatch.setattr(zero3_biases, "extended", lambda point, make, cure: changed.append((point.name, make)))
     weight, others, bias = torch.ones(4, 3), torch.ones(4, 3), torch.ones(4)
     trainer(stage, lambda: None, weight).train()
     assert changed == ([("backward", _working)] if cured else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_trlcompat.trainers import CureError
+from pytest_trlcompat.trainers import CureError, _patching
 from pytest_trlcompat.trainers._patching import PatchPoint, expected, extended, original, owner_of, replaced
 
 VERSION = metadata.version("pytest")
@@ -111,6 +112,40 @@ def test_what_somebody_else_puts_there_is_kept(upstream: Any, monkeypatch: pytes
         assert upstream.generate("a") == "ours over upstream a"
 
 
+@pytest.mark.parametrize("calls_it", [True, False], ids=["calls what it wraps", "calls nothing"])
+def test_a_wrapper_in_its_place_is_changed_and_seen(
+    upstream: Any, monkeypatch: pytest.MonkeyPatch, calls_it: bool
+) -> None:
+    with replaced(GENERATE, ours):
+        pass
+    current = upstream.generate
+
+    @functools.wraps(current)  # copies every attribute of the dispatcher
+    def mine(prompt: str = "") -> str:
+        return f"user's {current(prompt) if calls_it else prompt}"
+
+    monkeypatch.setattr(upstream, "generate", mine)
+    said = "user's upstream a" if calls_it else "user's a"
+    for _ in range(2):
+        with replaced(GENERATE, ours):
+            assert upstream.generate("a") == f"ours over {said}"
+        assert upstream.generate("a") == said
+    assert original(GENERATE) is mine
+
+
+def test_what_is_extended_is_no_dispatcher(upstream: Any) -> None:
+    def made(function: Callable[..., Any]) -> Callable[..., Any]:
+        def generate(prompt: str = "") -> str:
+            return f"ours over {function(prompt)}"
+
+        return generate
+
+    function = upstream.generate
+    extended(GENERATE, made)
+    assert upstream.generate.__code__.co_name == "generate"  # nothing that looks at a context is traced with it
+    assert original(GENERATE) is function
+
+
 def test_code_that_looks_at_it_sees_upstreams(upstream: Any) -> None:
     function = upstream.generate
     with replaced(GENERATE, ours):
@@ -150,6 +185,28 @@ def test_what_should_be_there_and_is_not_is_an_error(upstream: Any, where: str) 
         owner_of(point, "SomeMixin")
     way_out = ", or leave this cure out where you do not need it: cured(YourTrainer, without=['SomeMixin'])"
     assert str(caught.value) == f"SomeMixin {found}{remedy}{way_out}"
+
+
+def test_a_module_that_cannot_be_imported_is_not_one_that_is_missing(
+    upstream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = ModuleNotFoundError("No module named 'vllm.lora'", name="vllm.lora")
+
+    def import_module(name: str) -> Any:
+        raise broken
+
+    monkeypatch.setattr(_patching, "import_module", import_module)
+    for use in (owner_of, original, lambda point, cure: replaced(point, ours, cure).__enter__()):
+        with pytest.raises(CureError) as caught:
+            use(GENERATE, "SomeMixin")
+        assert str(caught.value) == (
+            f"SomeMixin with pytest {VERSION}: looked for pytest.made_up:generate, but its module cannot be imported: "
+            "ModuleNotFoundError: No module named 'vllm.lora', although every release should have it. See to it that "
+            "`import pytest.made_up` works, or leave this cure out where you do not need it: "
+            "cured(YourTrainer, without=['SomeMixin'])"
+        )
+        assert caught.value.__cause__ is broken
+    assert owner_of(PatchPoint("pytest.made_up:generate", "<1")) is None
 
 
 def test_what_need_not_be_there_is_left_out(upstream: Any) -> None:
