@@ -207,6 +207,10 @@ class CompatCallback(TrainerCallback):
         model: nn.Module = getattr(self.trainer, "model_wrapped", None) or self.trainer.model
         return model
 
+    def gradient_norm(self) -> float | None:
+        """Of all gradients, as it was last logged."""
+        return None if self._later is None else self._later.norm
+
     def run(self, check: str, function: Callable[[], Any], *, quiet: bool = False) -> Outcome:
         """Run a check, and remember what it came to, unless it returns ``UNDECIDED``, or is right and ``quiet``.
 
