@@ -12,7 +12,7 @@ from torch import nn
 from transformers import Trainer, TrainerCallback
 
 from pytest_trlcompat.checks._models import unwrapped
-from pytest_trlcompat.checks._ranks import CheckError, OddError, is_first_rank
+from pytest_trlcompat.checks._ranks import CheckError, OddError, any_rank, is_first_rank, together
 from pytest_trlcompat.checks.checkpoint import check_checkpoint
 from pytest_trlcompat.checks.first_steps import UNDECIDED, FirstSteps, steps_in_backward
 from pytest_trlcompat.checks.later import Later
@@ -189,13 +189,21 @@ class CompatCallback(TrainerCallback):
         self._saves += 1
         if "checkpoint" not in self.checks or (self._saves > 1 and not self.every_save):
             return
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if getattr(self.trainer, "hp_search_backend", None) is not None or _is_in_parts(folder):
+        self.run("checkpoint", lambda: self._check_saved(Path(args.output_dir) / f"checkpoint-{state.global_step}"))
+
+    def _check_saved(self, folder: Path) -> Any:
+        with together(f"the checkpoint {folder}"):
+            in_parts = is_first_rank() and _is_in_parts(folder)
+            if is_first_rank() and not folder.is_dir():
+                raise OddError(
+                    f"expected a checkpoint in {folder}, but there is no such folder: what was saved elsewhere is not "
+                    "compared; call check_checkpoint with its folder"
+                )
+        if any_rank([in_parts or getattr(self.trainer, "hp_search_backend", None) is not None])[0]:
             logger.warning("%s is not compared: it has no weights that can be loaded as a whole", folder)
-            return
+            return UNDECIDED
         model = self.live_model()
-        prefix = "policy." if _has_policy(model) else ""
-        self.run("checkpoint", lambda: check_checkpoint(folder, model, prefix=prefix))
+        return check_checkpoint(folder, model, prefix="policy." if _has_policy(model) else "")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._end()
