@@ -28,6 +28,7 @@ from pytest_trlcompat.checks._adapters import (
     saved_adapter,
 )
 from pytest_trlcompat.checks._models import named_parameters, unwrapped, whole_tensors
+from pytest_trlcompat.checks._prints import has_bits
 from pytest_trlcompat.checks._ranks import CheckError, OddError, is_first_rank, listed, together
 from pytest_trlcompat.checks._saved import SavedTensors, open_saved
 from pytest_trlcompat.checks._stored import Stored
@@ -35,7 +36,7 @@ from pytest_trlcompat.checks._stored import Stored
 __all__ = ["check_checkpoint"]
 
 _UNITS = 16
-"""Units in the last place of the largest element by which what PEFT computes may differ from what it computed before."""
+"""Units in the last place of the largest element by which what PEFT computes may differ from what it saved."""
 
 
 def check_checkpoint(
@@ -59,7 +60,8 @@ def check_checkpoint(
 
     Returns:
         ``source`` (path), ``tensors`` (number compared) and ``bytes`` (of the saved ones), the same on every rank but
-        the first 0.
+        the first 0; ``skipped``, the names of live tensors without a plain storage (torchao's quantised ones), where
+        there are some: these are not compared.
 
     Raises:
         CheckError: on every rank: no weights in the folder, a file that cannot be read, or tensors missing, unexpected,
@@ -121,6 +123,8 @@ class _Comparison:
     """Elements of each live tensor."""
     unfollowed: set[str] = field(default_factory=set)
     """Live tensors of which Transformers' conversion did not say what they are stored as."""
+    skipped: list[str] = field(default_factory=list)
+    """Live tensors without a plain storage, which libraries save in ways of their own."""
     stored: Stored = field(init=False)
     error: Exception | None = None
     bytes: int = 0
@@ -136,6 +140,9 @@ class _Comparison:
                 self.error = error
 
     def _add(self, saved: SavedTensors, name: str, first: str, tensor: Tensor) -> None:
+        if not has_bits(tensor):
+            self.skipped.append(name)
+            return
         self.live[name], self.sizes[name] = first, tensor.numel()
         key = next((key for key in self._keys(name) if key in saved.names), None)
         stored = None if key is None else saved.read(key)
@@ -234,6 +241,7 @@ class _Comparison:
             ) from self.error
         self._compare_computed()
         missing, unexpected = self._missing(), sorted(saved.names - set(self.found))
+        unexpected = [name for name in unexpected if not name.startswith(tuple(self.skipped))]
         kinds = {"missing": missing, "unexpected": unexpected, "empty": self.empty, "different": self.different}
         problems = [f"{kind}: {listed(names)}" for kind, names in kinds.items() if names]
         if problems and not self.empty and not self.different and self._may_be_renamed(saved, missing, unexpected):
@@ -347,6 +355,7 @@ def _summary(comparisons: Sequence[_Comparison]) -> dict[str, Any]:
         "source": str(comparisons[0].saved.source) if comparisons else None,
         "tensors": sum(len(each.found) for each in comparisons),
         "bytes": sum(each.bytes for each in comparisons),
+        **({"skipped": skipped} if (skipped := [name for each in comparisons for name in each.skipped]) else {}),
     }
 
 
@@ -363,7 +372,12 @@ def _close(stored: Tensor, made: Tensor) -> bool:
     if not made.is_floating_point():
         return torch.equal(stored, made)
     allowed = _UNITS * torch.finfo(made.dtype).eps
-    return torch.allclose(stored.float(), made.float(), rtol=allowed, atol=allowed * float(torch.linalg.vector_norm(made.float(), ord=float('inf'))))
+    return torch.allclose(
+        stored.float(),
+        made.float(),
+        rtol=allowed,
+        atol=allowed * float(torch.linalg.vector_norm(made.float(), ord=float("inf"))),
+    )
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:

@@ -51,12 +51,15 @@ class Later:
             what = "the reference model"
             callback.run("ranks", lambda: check_replicas(reference, most=_FIRST_SAMPLE, what=what), quiet=True)
 
-    def after(self, step: int) -> None:
-        """A step of the trainer's was made."""
+    def is_due(self, step: int) -> bool:
+        """A step of the trainer's was made; whether it is one after which something is looked at."""
         self.skipped += bool(getattr(self.trainer.accelerator, "optimizer_step_was_skipped", False))
         made, every = step - self.began_at, self.callback.every
-        if made < 1 or not (made & (made - 1) == 0 or (every and made % every == 0)):
-            return
+        return made >= 1 and (made & (made - 1) == 0 or bool(every and made % every == 0))
+
+    def look(self, step: int) -> None:
+        """Look, after a step that :meth:`is_due`."""
+        made = step - self.began_at
         self._check_ranks(_FIRST_SAMPLE if made == 1 else _SAMPLE, quiet=True)
         self._check_moves(made - self.skipped)
         if made >= _FIRST_SCHEDULE:

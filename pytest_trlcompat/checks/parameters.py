@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from pytest_trlcompat.checks._models import clean_name, local_shard, named_parameters, unwrapped, without
-from pytest_trlcompat.checks._prints import fingerprints, sample
+from pytest_trlcompat.checks._prints import fingerprints, has_bits, sample
 from pytest_trlcompat.checks._ranks import CheckError, OddError, any_rank, gather_from_ranks, listed, together
 from pytest_trlcompat.checks.gradients import GradientReport
 
 __all__ = ["TOO_SMALL", "WeightsBefore", "check_finite", "check_moved", "check_trainable", "held_by", "steps_show"]
 
 TOO_SMALL = (
-    "and that rate is too small for the type of the weights to show a step at their size: keep them in float32, with mixed "
-    "precision, if they are to move"
+    "and that rate is too small for the type of the weights to show a step at their size: keep them in float32, with "
+    "mixed precision, if they are to move"
 )
 """What is said of weights that stay as they were, where :func:`steps_show` is ``False``."""
 
@@ -160,6 +160,10 @@ class WeightsBefore:
         self._prints = _prints(model, most)
         self._samples = {name: sample(each, _SAMPLE).clone() for name, each in _adapted(model)}
 
+    def skipped(self, model: nn.Module) -> list[str]:
+        """Names of the parameters that were not looked at, since they have no plain storage (torchao's quantised)."""
+        return [name for name, _ in named_parameters(model) if name not in self._prints]
+
     def moved(self, model: nn.Module) -> set[str]:
         """Names of the parameters that changed on this rank, without those that are now sharded differently."""
         return {
@@ -192,7 +196,7 @@ def check_moved(
     *,
     optimizer: Any = None,
     ignore: Sequence[str] = (),
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """After a step, some trainable weights and every new ``lora_B`` changed, and frozen ones are bitwise as before.
 
     Only ``lora_B`` is checked individually: a step of 1e-6 may not change a weight of type bfloat16, but does change a
@@ -207,7 +211,7 @@ def check_moved(
         ignore: shell patterns of parameters' names to leave out.
 
     Returns:
-        Numbers of parameters: ``moved`` and ``frozen``.
+        Numbers of parameters: ``moved`` and ``frozen``; the names of those that were ``skipped``, where there are some.
 
     Raises:
         CheckError: on every rank: no trainable parameter changed. Where weights of type bfloat16 meet a small learning
@@ -225,7 +229,9 @@ def check_moved(
     frozen = [name for name, parameter in named if not parameter.requires_grad]
     trainable = [name for name, parameter in named if parameter.requires_grad and id(parameter) not in idle]
     fresh = [name for name in trainable if "lora_B" in name and name not in filled and name in gradients.reached]
-    found = {"moved": sum(name in moved for name in trainable), "frozen": len(frozen)}
+    found: dict[str, Any] = {"moved": sum(name in moved for name in trainable), "frozen": len(frozen)}
+    if skipped := before.skipped(model):
+        found["skipped"] = skipped
     with together("the weights after a step"):
         if trainable and not found["moved"]:
             raise CheckError(
@@ -248,19 +254,19 @@ def check_moved(
 def steps_show(model: nn.Module, optimizer: Any, norm: float | None, *, ignore: Sequence[str] = ()) -> bool:
     """Whether a step at the present learning rate is large enough for the type of some trainable weights to show it.
 
-    A bfloat16 weight of 1 has neighbours at a distance of 0.008, so that steps of 1e-6 leave it as it is, for ever, though
-    nothing is wrong with gradients and optimizer. Collective if there are several ranks.
+    A bfloat16 weight of 1 has neighbours at a distance of 0.008, so that steps of 1e-6 leave it as it is, for ever,
+    though nothing is wrong with gradients and optimizer. Collective if there are several ranks.
 
     Args:
         model: wrapped or not, sharded or not.
-        optimizer: ``torch.optim.SGD`` moves a weight by the learning rate times its gradient, of which the mean is taken;
-            of any other it is assumed that it scales gradients, so that a step measures about the learning rate.
+        optimizer: ``torch.optim.SGD`` moves a weight by the learning rate times its gradient, whose root mean square
+            is taken; of any other it is assumed that it scales gradients, so that a step measures about the learning rate.
         norm: of all gradients together, as far as it is known; needed for SGD.
         ignore: shell patterns of parameters' names to leave out.
 
     Returns:
-        Whether most of the trainable elements are in parameters of whose mean size a step measures more than 4 times half
-        a unit in the last place; ``False`` where that cannot be known.
+        Whether most of the trainable elements are in parameters where a step measures more than 4 times half a unit in
+        the last place of their mean size; ``False`` where that cannot be known.
     """
     named = [each for _, each in without(named_parameters(model), ignore) if each.requires_grad]
     with together("how large a step is"):
@@ -318,7 +324,7 @@ def _on_some_rank(named: Sequence[tuple[str, nn.Parameter]], predicate: Callable
 
 
 def _prints(model: nn.Module, most: int | None) -> dict[str, tuple[tuple[int, ...], int]]:
-    shards = [(name, local_shard(parameter)) for name, parameter in named_parameters(model)]
+    shards = [(name, shard) for name, each in named_parameters(model) if has_bits(shard := local_shard(each))]
     values = fingerprints([shard if most is None else sample(shard, most) for _, shard in shards])
     return {name: (tuple(shard.shape), value) for (name, shard), value in zip(shards, values, strict=True)}
 
@@ -332,9 +338,11 @@ def _adapted(model: nn.Module) -> list[tuple[str, Tensor]]:
     ]
     bases = {f"{layer}.base_layer" for layer in layers}
     return [
-        (name, local_shard(parameter))
+        (name, shard)
         for name, parameter in named_parameters(model)
-        if not parameter.requires_grad and name.rpartition(".")[0] in bases
+        if not parameter.requires_grad
+        and name.rpartition(".")[0] in bases
+        and has_bits(shard := local_shard(parameter))
     ]
 
 

@@ -193,7 +193,6 @@ def save_elsewhere(folder: str) -> Any:
     """A trainer whose checkpoints go to a folder of the user's choice."""
     import transformers
 
-
     class Elsewhere(transformers.Trainer):
         def _save_checkpoint(self, *_: Any, **__: Any) -> None:
             self.save_model(f"{folder}/mine/{self.state.global_step}")
@@ -208,4 +207,6 @@ def test_a_checkpoint_that_is_saved_elsewhere_ends_no_training(launcher: Launche
     assert (tmp_path / "mine" / "2" / "model.safetensors").is_file()
     ((check, step, kind, text),) = rank["said"]
     assert (check, step, kind) == ("checkpoint", 2, "odd")
-    assert text.startswith(f"expected a checkpoint in {tmp_path / 'checkpoint-2'}, but there is no such folder: what was")
+    assert text.startswith(
+        f"expected a checkpoint in {tmp_path / 'checkpoint-2'}, but there is no such folder: what was"
+    )

@@ -14,8 +14,8 @@ from .healthy_bodies import arguments, language_model, rows
 
 pytest.importorskip("trl")
 
-SMALL = {"learning_rate": 1e-6, "warmup_steps": 200}
-LARGE = {"learning_rate": 1e-2, "lr_scheduler_type": "constant"}
+SMALL: dict[str, Any] = {"learning_rate": 1e-6, "warmup_steps": 200}
+LARGE: dict[str, Any] = {"learning_rate": 1e-2, "lr_scheduler_type": "constant"}
 TOO_SMALL = "and that rate is too small for the type of the weights to show a step at their size"
 
 
