@@ -260,7 +260,7 @@ def steps_show(model: nn.Module, optimizer: Any, norm: float | None, *, ignore: 
     Args:
         model: wrapped or not, sharded or not.
         optimizer: ``torch.optim.SGD`` moves a weight by the learning rate times its gradient, whose root mean square
-            is taken; of any other it is assumed that it scales gradients, so that a step measures about the learning rate.
+            is taken; of any other it is assumed that it scales gradients: a step measures about the learning rate.
         norm: of all gradients together, as far as it is known; needed for SGD.
         ignore: shell patterns of parameters' names to leave out.
 

@@ -18,16 +18,24 @@ pytest.importorskip("trl")
 def without_storage(folder: str) -> Any:
     """A model with a frozen part, here unused, whose weight is made of other tensors, as torchao's quantised ones are.
 
-    It is torch's own kind, of two equal tensors, since no cell has torchao.
+    It is torch's own kind, of two equal tensors, since no cell has torchao; it refuses what torchao's refuse.
     """
     import torch
     import transformers
     from torch.testing._internal.two_tensor import TwoTensor
 
+    class Quantised(TwoTensor):
+        @classmethod
+        def __torch_dispatch__(cls, function: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
+            if function is torch.ops.aten.view.dtype:
+                raise NotImplementedError("aten.view.dtype")
+            result = super().__torch_dispatch__(function, types, args, kwargs)
+            return cls(result.a, result.b) if type(result) is TwoTensor else result
+
     model = language_model("dense")
     model.tower = torch.nn.Linear(8, 8, bias=False)
     weight = model.tower.weight.detach()
-    model.tower.weight = torch.nn.Parameter(TwoTensor(weight, weight.clone()), requires_grad=False)
+    model.tower.weight = torch.nn.Parameter(Quantised(weight, weight.clone()), requires_grad=False)
     args = arguments(transformers.TrainingArguments, folder, {"save_strategy": "no"})
     return watch(transformers.Trainer(model=model, args=args, train_dataset=rows()))
 
