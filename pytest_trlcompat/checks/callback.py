@@ -296,9 +296,10 @@ class CompatCallback(TrainerCallback):
 
     def guard_first_steps(self, look: Callable[[], None]) -> None:
         """Run what looks at the first steps while the optimizer makes one."""
-        undecided = () if self._first_steps is None else self._first_steps.undecided
-        with self._guarded("the first steps", undecided, self.end_first_steps):
-            look()
+        first = self._first_steps
+        if first is not None:
+            with self._guarded("the first steps", first.undecided, first.give_up):
+                look()
 
     def end_first_steps(self) -> None:
         """Take away every hook."""

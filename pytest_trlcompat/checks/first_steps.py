@@ -104,6 +104,9 @@ class FirstSteps:
 
     def after(self) -> None:
         """The trainer has made a step: the optimizer one, several or, where loss scaling skips it, none."""
+        if not self.undecided:
+            self.callback.end_first_steps()
+            return
         self.made.append(self.attempts - sum(self.made))
         if self.forwards is not None and self.forwards.error is not None:
             raise self.forwards.error
@@ -120,6 +123,14 @@ class FirstSteps:
             self.undecided &= waits_for_gradients
         if not self.undecided:
             self.callback.end_first_steps()
+
+    def give_up(self) -> None:
+        """Look at nothing any more. Hooks go at the end of the step, since the optimizer is at its own now."""
+        self.undecided.clear()
+        self._batch = None
+        if self.logits is not None:
+            self.logits.close()
+            self.logits = None
 
     def close(self) -> None:
         self._unhook()
