@@ -21,6 +21,7 @@ __all__ = [
     "is_engine",
     "local_shard",
     "named_parameters",
+    "own_tensors",
     "scales_loss",
     "sharding",
     "unwrapped",
@@ -176,12 +177,12 @@ def _wanted(unit: nn.Module, unit_prefix: str, prefix: str) -> list[tuple[str, s
     nested = {
         module for module in unit.modules() if module is not unit and isinstance(module, FullyShardedDataParallel)
     }
-    named = [(clean_name(name), tensor) for name, tensor in _own_tensors(unit, unit_prefix, nested)]
+    named = [(clean_name(name), tensor) for name, tensor in own_tensors(unit, unit_prefix, nested)]
     firsts: dict[int, str] = {}
     return [(name, firsts.setdefault(id(tensor), name), tensor) for name, tensor in named if name.startswith(prefix)]
 
 
-def _own_tensors(module: nn.Module, prefix: str, stop: set[nn.Module]) -> Iterator[tuple[str, Tensor]]:
+def own_tensors(module: nn.Module, prefix: str, stop: set[nn.Module]) -> Iterator[tuple[str, Tensor]]:
     """Parameters and persistent buffers, tied ones under each of their names, of all modules but those in ``stop``."""
     for name, parameter in module._parameters.items():
         if parameter is not None and name != "_flat_param":
@@ -191,7 +192,7 @@ def _own_tensors(module: nn.Module, prefix: str, stop: set[nn.Module]) -> Iterat
             yield prefix + name, buffer
     for name, child in module._modules.items():
         if child is not None and child not in stop:
-            yield from _own_tensors(child, f"{prefix}{name}.", stop)
+            yield from own_tensors(child, f"{prefix}{name}.", stop)
 
 
 @contextmanager

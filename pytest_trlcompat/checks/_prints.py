@@ -8,14 +8,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["fingerprint_of_batch", "fingerprints", "sample"]
+__all__ = ["fingerprint_of_batch", "fingerprints", "has_bits", "sample"]
 
 _CHUNK = 1 << 22
 """Elements of 8 bytes that a fingerprint processes at once."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ODD = -7046029254386353131
 """2**64 divided by the golden ratio, as a signed number: it spreads the weights over all 64 bits."""
+
+
+def has_bits(tensor: Tensor) -> bool:
+    """Whether a tensor has one plain storage to read: torchao's quantised ones are made of several tensors."""
+    return tensor.device.type != "meta" and tensor.layout == torch.strided and not is_traceable_wrapper_subclass(tensor)
 
 
 def fingerprints(tensors: Sequence[Tensor]) -> list[int]:
@@ -56,7 +62,9 @@ def fingerprint_of_batch(batch: Any, most: int = 1 << 16) -> int | None:
     """
     if not isinstance(batch, Mapping):
         return None
-    tensors = {str(name): each for name, each in batch.items() if isinstance(each, Tensor) and each.numel()}
+    tensors = {
+        str(name): each for name, each in batch.items() if isinstance(each, Tensor) and each.numel() and has_bits(each)
+    }
     if not tensors:
         return None
     names = sorted(tensors)

@@ -8,14 +8,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 __all__ = [
+    "AbandonedError",
     "CheckError",
     "OddError",
     "any_rank",
     "gather_from_ranks",
     "is_first_rank",
+    "jointly",
     "listed",
     "rank",
     "together",
@@ -44,6 +47,17 @@ class OddError(CheckError):
 
     A function raises it, since whoever calls one asserts something; the callback never ends a training by it.
     """
+
+
+class AbandonedError(Exception):
+    """What the checks were at failed itself, on some rank or on all, and all have left it at the same point."""
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """What a rank sends in place of what others wait for, where it cannot go on."""
+
+    text: str
 
 
 def world_size() -> int:
@@ -101,6 +115,8 @@ def together(what: str) -> Iterator[None]:
     mine: Exception | None = None
     try:
         yield
+    except AbandonedError:
+        raise
     except Exception as error:
         mine = error
     found = gather_from_ranks((_text(what, mine), not _is_odd(mine)))
@@ -120,8 +136,33 @@ def _text(what: str, error: Exception | None) -> str | None:
     return f"{what} could not be checked: {type(error).__name__}: {error}"
 
 
+@contextmanager
+def jointly(what: str) -> Iterator[None]:
+    """Run a block that uses collectives of this module, and leave it on all ranks if it fails on one.
+
+    A rank on which it fails says so in the collective that the others come to next, which is the end of the block if no
+    other. Collective if there are several ranks.
+
+    Raises:
+        AbandonedError: on every rank: the block raised something other than a :class:`CheckError` on some.
+    """
+    try:
+        yield
+    except (AbandonedError, CheckError):
+        raise
+    except Exception as error:
+        text = f"{what} could not be checked: {type(error).__name__}: {error}"
+        gather_from_ranks(_Failed(text))  # raises where there are several ranks
+        raise AbandonedError(text) from error
+    gather_from_ranks(None)
+
+
 def gather_from_ranks(mine: _Value) -> list[_Value]:
-    """The values of all ranks, by rank; collective if there are several."""
+    """The values of all ranks, by rank; collective if there are several.
+
+    Raises:
+        AbandonedError: on every rank: one had to leave what it was at. See :func:`jointly`.
+    """
     size = world_size()
     if size == 1:
         return [mine]
@@ -129,6 +170,8 @@ def gather_from_ranks(mine: _Value) -> list[_Value]:
 
     values: list[Any] = [None] * size
     torch.distributed.all_gather_object(values, mine)
+    if any(isinstance(each, _Failed) for each in values):
+        raise AbandonedError(_merged([each.text if isinstance(each, _Failed) else None for each in values]))
     return values
 
 

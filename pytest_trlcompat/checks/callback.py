@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,18 @@ from torch import nn
 from transformers import Trainer, TrainerCallback
 
 from pytest_trlcompat.checks._models import unwrapped
-from pytest_trlcompat.checks._ranks import CheckError, OddError, is_first_rank
+from pytest_trlcompat.checks._ranks import (
+    AbandonedError,
+    CheckError,
+    OddError,
+    any_rank,
+    is_first_rank,
+    jointly,
+    together,
+    world_size,
+)
 from pytest_trlcompat.checks.checkpoint import check_checkpoint
-from pytest_trlcompat.checks.first_steps import UNDECIDED, FirstSteps, steps_in_backward
+from pytest_trlcompat.checks.first_steps import FIRST, UNDECIDED, FirstSteps, steps_in_backward
 from pytest_trlcompat.checks.later import Later
 from pytest_trlcompat.checks.memory import check_memory, read_memory
 from pytest_trlcompat.checks.parameters import check_trainable
@@ -47,7 +57,7 @@ class Outcome:
     """What one check came to.
 
     Attributes:
-        check: one of :data:`CHECKS` or :data:`OPTIONAL`.
+        check: one of :data:`CHECKS` or :data:`OPTIONAL`, or several with commas between, which could not be done.
         step: the trainer's global step.
         error: what cannot be right, or ``None``.
         odd: what merely looks odd, or ``None``.
@@ -154,58 +164,99 @@ class CompatCallback(TrainerCallback):
     # ---- events
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._end()
-        self._saves = self._logged = 0
-        model, optimizer = self.live_model(), self.trainer.optimizer
-        if "trainable" in self.checks:
-            held = None if steps_in_backward(optimizer) else optimizer
-            self.run("trainable", lambda: check_trainable(model, held, ignore=self.ignore))
-        # PPO called it ref_policy before trl 0.14.
-        reference = getattr(self.trainer, "ref_model", None) or getattr(self.trainer, "ref_policy", None)
-        if not isinstance(reference, nn.Module):
-            reference = None
-        elif "reference" in self.checks:
-            self.run("reference", lambda: check_reference_model(reference, model))
-        self._later = Later(self, reference)
-        self._first_steps = FirstSteps(self, model, optimizer)
+        with self._guarded("what trains, and the reference model", {"trainable", "reference"}):
+            self._end()
+            self._later = None
+            self._saves = self._logged = 0
+            self._check_beginning()
+        with self._guarded("the training as it goes on", {"ranks", "schedule"}, self._end_later):
+            self._later = Later(self, self._reference())
+        with self._guarded("the first steps", FIRST, self.end_first_steps):
+            self._first_steps = FirstSteps(self, self.live_model(), self.trainer.optimizer)
         if "memory" in self.checks and self.memory_every:
             self._log, self._log_replaced = self.trainer.log, "log" in vars(self.trainer)
             self.trainer.log = self._log_with_memory
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._first_steps is not None:
-            self._first_steps.after()
-        if self._later is not None:
-            self._later.after(state.global_step)
+            with self._guarded("the first steps", self._first_steps.undecided, self.end_first_steps):
+                self._first_steps.after()
+        if self._later is not None and self._later.is_due(state.global_step):
+            with self._guarded("the training as it goes on", self._later.undone, self._end_later):
+                self._later.look(state.global_step)
         limited = "memory" in self.checks and any(limit is not None for limit in self.limits.values())
         if limited and not self.run("memory", lambda: check_memory(**self.limits), quiet=True).fine:
             self.limits = dict.fromkeys(self.limits)  # peaks stay, and one warning is enough
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if self._later is not None:
+        if self._later is None:
+            return
+        try:
             self._later.logged(logs or {})
+        except Exception as error:  # it only ever says what is odd, and no rank waits for another here
+            self._say(Outcome("forward", state.global_step, odd=f"the log could not be checked: {error!r}"))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._saves += 1
         if "checkpoint" not in self.checks or (self._saves > 1 and not self.every_save):
             return
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if getattr(self.trainer, "hp_search_backend", None) is not None or _is_in_parts(folder):
+        with self._guarded("the checkpoint", {"checkpoint"}):
+            self.run("checkpoint", lambda: self._check_saved(folder))
+
+    def _check_saved(self, folder: Path) -> Any:
+        with together(f"the checkpoint {folder}"):
+            in_parts = is_first_rank() and _is_in_parts(folder)
+            if is_first_rank() and not folder.is_dir():
+                raise OddError(
+                    f"expected a checkpoint in {folder}, but there is no such folder: what was saved elsewhere is not "
+                    "compared; call check_checkpoint with its folder"
+                )
+        if any_rank([in_parts or getattr(self.trainer, "hp_search_backend", None) is not None])[0]:
             logger.warning("%s is not compared: it has no weights that can be loaded as a whole", folder)
-            return
+            return UNDECIDED
         model = self.live_model()
-        prefix = "policy." if _has_policy(model) else ""
-        self.run("checkpoint", lambda: check_checkpoint(folder, model, prefix=prefix))
+        return check_checkpoint(folder, model, prefix="policy." if _has_policy(model) else "")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._end()
 
     # ---- what the events share
 
+    def _check_beginning(self) -> None:
+        model, optimizer, reference = self.live_model(), self.trainer.optimizer, self._reference()
+        if "trainable" in self.checks:
+            held = None if steps_in_backward(optimizer) else optimizer
+            self.run("trainable", lambda: check_trainable(model, held, ignore=self.ignore))
+        if reference is not None and "reference" in self.checks:
+            self.run("reference", lambda: check_reference_model(reference, model))
+
+    def _reference(self) -> nn.Module | None:
+        # PPO called it ref_policy before trl 0.14.
+        reference = getattr(self.trainer, "ref_model", None) or getattr(self.trainer, "ref_policy", None)
+        return reference if isinstance(reference, nn.Module) else None
+
+    @contextmanager
+    def _guarded(
+        self, what: str, checks: Collection[str], give_up: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
+        """What fails itself says nothing of the training, and ends it on no rank; all ranks give it up together."""
+        try:
+            with jointly(what):
+                yield
+        except AbandonedError as error:
+            names = ", ".join(name for name in (*CHECKS, *OPTIONAL) if name in self.checks and name in checks)
+            self._say(Outcome(names, self.trainer.state.global_step, odd=str(error)))
+            give_up()
+
     def live_model(self) -> nn.Module:
         """The model as it trains: wrapped and sharded."""
         model: nn.Module = getattr(self.trainer, "model_wrapped", None) or self.trainer.model
         return model
+
+    def gradient_norm(self) -> float | None:
+        """Of all gradients, as it was last logged."""
+        return None if self._later is None else self._later.norm
 
     def run(self, check: str, function: Callable[[], Any], *, quiet: bool = False) -> Outcome:
         """Run a check, and remember what it came to, unless it returns ``UNDECIDED``, or is right and ``quiet``.
@@ -225,7 +276,11 @@ class CompatCallback(TrainerCallback):
             self.outcomes.append(outcome)
             self._end()
             raise
+        except AbandonedError:
+            raise
         except Exception as error:  # a check that fails says nothing of the training
+            if world_size() > 1:
+                raise  # other ranks may be waiting: :func:`jointly` tells them
             return self._say(Outcome(check, step, odd=f"{check} could not be checked: {type(error).__name__}: {error}"))
         outcome = Outcome(check, step, found=found)
         if found is not UNDECIDED and not quiet:
@@ -239,11 +294,21 @@ class CompatCallback(TrainerCallback):
             logger.warning("step %d: %s: %s", outcome.step, kind, outcome.error or outcome.odd)
         return outcome
 
+    def guard_first_steps(self, look: Callable[[], None]) -> None:
+        """Run what looks at the first steps while the optimizer makes one."""
+        first = self._first_steps
+        if first is not None:
+            with self._guarded("the first steps", first.undecided, first.give_up):
+                look()
+
     def end_first_steps(self) -> None:
         """Take away every hook."""
         if self._first_steps is not None:
             self._first_steps.close()
         self._first_steps = None
+
+    def _end_later(self) -> None:
+        self._later = None
 
     def _end(self) -> None:
         self.end_first_steps()
@@ -274,4 +339,5 @@ def _is_in_parts(folder: Path) -> bool:
     from pytest_trlcompat.checks._saved import open_saved
 
     parts = [*folder.glob("global_step*"), *folder.glob("pytorch_model_fsdp*_rank*.bin")]
-    return bool(parts) and open_saved(folder) is None
+    adapters = folder.glob("*/adapter_model.*")  # of other names than PEFT's own
+    return bool(parts) and open_saved(folder) is None and not any(adapters)

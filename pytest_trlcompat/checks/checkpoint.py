@@ -10,7 +10,7 @@ live tensor is held against what it is stored as, and at the end all elements of
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +19,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pytest_trlcompat.checks._adapters import (
+    SavedAdapter,
+    active_adapter,
+    adapter_folders,
+    adapter_keys,
+    prefixed,
+    saved_adapter,
+)
 from pytest_trlcompat.checks._models import named_parameters, unwrapped, whole_tensors
+from pytest_trlcompat.checks._prints import has_bits
 from pytest_trlcompat.checks._ranks import CheckError, OddError, is_first_rank, listed, together
 from pytest_trlcompat.checks._saved import SavedTensors, open_saved
 from pytest_trlcompat.checks._stored import Stored
 
 __all__ = ["check_checkpoint"]
+
+_UNITS = 16
+"""Units in the last place of the largest element by which what PEFT computes may differ from what it saved."""
 
 
 def check_checkpoint(
@@ -39,6 +51,8 @@ def check_checkpoint(
     Args:
         folder: what ``save_model`` or a checkpoint has written: safetensors or ``.bin``, whole or in shards, a PEFT
             adapter, or FSDP's own files. Several at once are there: the first that ``from_pretrained`` would take.
+            Of several adapters, or one that is not called ``default``, each is looked for where PEFT saves it, in a
+            folder beneath; one of which nothing trains may be absent.
         model: the trained model, wrapped and sharded as training has it.
         prefix: of the part that was saved, which the folder's names lack: ``"policy."`` for TRL's PPO, which saves
             that of a policy and a value model.
@@ -46,27 +60,28 @@ def check_checkpoint(
 
     Returns:
         ``source`` (path), ``tensors`` (number compared) and ``bytes`` (of the saved ones), the same on every rank but
-        the first 0.
+        the first 0; ``skipped``, the names of live tensors without a plain storage (torchao's quantised ones), where
+        there are some: these are not compared.
 
     Raises:
         CheckError: on every rank: no weights in the folder, a file that cannot be read, or tensors missing, unexpected,
             empty (size 0), or different in shape, type or value, each named, with the largest difference.
         OddError: on every rank: as many elements are saved as are live, but under names that Transformers' conversion
-            does not lead to, so that some were not compared. It says which.
+            does not lead to, so that some were not compared; or PEFT computes what it saves of an adapter, and that
+            cannot be done again, of weights that are sharded. It says which.
     """
     trained = {name.removeprefix(prefix) for name, parameter in named_parameters(model) if parameter.requires_grad}
-    comparison = _Comparison(Path(folder), _part(model, prefix), trained, cast)
+    comparisons: Sequence[_Comparison] = []
     with together(f"the checkpoint {folder}"):
         if is_first_rank():
             with _readable(folder):
-                comparison.open()
+                comparisons = _opened(Path(folder), _part(model, prefix), trained, cast)
     for name, first, tensor in whole_tensors(model, prefix):
-        if is_first_rank():
-            comparison.add(name.removeprefix(prefix), first.removeprefix(prefix), tensor)
+        for each in comparisons:
+            each.add(name.removeprefix(prefix), first.removeprefix(prefix), tensor)
     with together(f"the checkpoint {folder}"):
-        if is_first_rank():
-            comparison.finish()
-    return comparison.summary()
+        _finish(comparisons)
+    return _summary(comparisons)
 
 
 @contextmanager
@@ -89,10 +104,12 @@ class _Comparison:
     folder: Path
     model: Any
     trained: set[str]
+    """Names of what trains and has to be here."""
     cast: bool
-    saved: SavedTensors | None = None
-    is_adapter: bool = False
-    """Whether the folder holds an adapter alone, as PEFT's files do, and those that Accelerate makes of one."""
+    saved: SavedTensors
+    adapter: str | None = None
+    """Which adapter the folder holds alone, as PEFT's files do, and those that Accelerate makes of one."""
+    expected: SavedAdapter = field(default_factory=SavedAdapter)
     live: dict[str, str] = field(default_factory=dict)
     """Names of live tensors, with the first name of the same tensor: of tied ones a folder needs one alone."""
     found: dict[str, str] = field(default_factory=dict)
@@ -106,48 +123,54 @@ class _Comparison:
     """Elements of each live tensor."""
     unfollowed: set[str] = field(default_factory=set)
     """Live tensors of which Transformers' conversion did not say what they are stored as."""
+    skipped: list[str] = field(default_factory=list)
+    """Live tensors without a plain storage, which libraries save in ways of their own."""
     stored: Stored = field(init=False)
     error: Exception | None = None
     bytes: int = 0
 
-    def open(self) -> None:
-        if not self.folder.is_dir():
-            raise CheckError(f"expected a checkpoint in {self.folder}, but there is no such folder")
-        self.saved = open_saved(self.folder)
-        if self.saved is None:
-            inside = ", ".join(sorted(entry.name for entry in self.folder.iterdir())) or "nothing"
-            raise CheckError(
-                f"expected saved weights in {self.folder}, but it contains none that can be "
-                f"loaded as a whole; it holds {inside}. Under FSDP set the state dict type to FULL_STATE_DICT, under "
-                "ZeRO-3 stage3_gather_16bit_weights_on_model_save to true, before saving"
-            )
-
-        adapter = self._adapter()
-        has_adapter = bool(getattr(self.model, "peft_config", None))
-        named = any(adapter in name.split(".") for name in self.saved.names)
-        self.is_adapter = self.saved.is_adapter or (has_adapter and not named)
+    def __post_init__(self) -> None:
         self.stored = Stored(self.model, self.saved.names)
 
     def add(self, name: str, first: str, tensor: Tensor) -> None:
-        if self.error is None and self.saved is not None:
+        if self.error is None:
             try:
                 self._add(self.saved, name, first, tensor)
             except Exception as error:
                 self.error = error
 
     def _add(self, saved: SavedTensors, name: str, first: str, tensor: Tensor) -> None:
+        if not has_bits(tensor):
+            self.skipped.append(name)
+            return
         self.live[name], self.sizes[name] = first, tensor.numel()
-        keys = _adapter_keys(name, self._adapter()) if self.is_adapter else self.stored.names(name)
-        key = next((key for key in keys if key in saved.names), None)
+        key = next((key for key in self._keys(name) if key in saved.names), None)
         stored = None if key is None else saved.read(key)
         if key is not None and stored is not None and _same(stored, tensor, self.cast):
             self._count(key, first, stored)
-        elif self.is_adapter or not self._add_converted(saved, name, first, tensor):
+        elif self.adapter is not None or not self._add_converted(saved, name, first, tensor):
             if key is not None and stored is not None:
                 self._count(key, first, stored)
                 self._compare(key, stored, tensor)
-            elif not self.is_adapter or self._adapter() in name.split(".") or name in self.trained:
-                self.absent.append(name)  # an adapter's folder leaves out what was not trained
+            elif self._is_expected(name):
+                self.absent.append(name)
+
+    def _keys(self, name: str) -> list[str]:
+        """What a live tensor may be called in the folder."""
+        if self.adapter is None:
+            return self.stored.names(name)
+        names = self.expected.names
+        if names is not None and name in names:
+            return prefixed(names[name])
+        taken = {*self.expected.computed, *(names or {}).values()}
+        return [key for key in adapter_keys(name, self.adapter) if key not in taken]
+
+    def _is_expected(self, name: str) -> bool:
+        """An adapter's folder leaves out what was not trained."""
+        if self.adapter is None or name in self.trained:
+            return True
+        names = self.expected.names
+        return self.adapter in name.split(".") if names is None else name in names
 
     def _add_converted(self, saved: SavedTensors, name: str, first: str, tensor: Tensor) -> bool:
         """Compare what Transformers stores of a live tensor; whether that is anything but the tensor under its name."""
@@ -205,37 +228,48 @@ class _Comparison:
             largest = (stored.double() - live.double()).abs().max().item()
             self.different.append(f"{name} (by {largest:.3g} at most)")
 
-    def _adapter(self) -> str:
-        """The adapter that the folder itself holds; those with other names are in folders beneath."""
-        adapters = list(getattr(self.model, "peft_config", {}) or {})
-        return "default" if "default" in adapters or not adapters else str(adapters[0])
+    def problems(self) -> list[str]:
+        """What is wrong with the folder; in words.
 
-    def finish(self) -> None:
+        Raises:
+            OddError: not all was compared, and nothing that was is wrong.
+        """
         saved = self.saved
-        if saved is None:
-            return
         if self.error is not None:
             raise CheckError(
                 f"{saved.source} cannot be read: {type(self.error).__name__}: {self.error}"
             ) from self.error
+        self._compare_computed()
         missing, unexpected = self._missing(), sorted(saved.names - set(self.found))
+        unexpected = [name for name in unexpected if not name.startswith(tuple(self.skipped))]
         kinds = {"missing": missing, "unexpected": unexpected, "empty": self.empty, "different": self.different}
         problems = [f"{kind}: {listed(names)}" for kind, names in kinds.items() if names]
-        text = f"{saved.source} does not reload as the live model, of which {len(self.live)} tensors were expected: "
         if problems and not self.empty and not self.different and self._may_be_renamed(saved, missing, unexpected):
             raise OddError(
                 f"{saved.source} holds as many elements as the live model, but Transformers stores this model under "
                 f"other names than it has live, and its conversion does not lead to them: {len(self.found)} tensors "
                 f"were compared. Not compared: live {listed(missing)}, saved {listed(unexpected)}",
-                self.summary(),
+                _summary([self]),
             )
-        if problems:
-            raise CheckError(
-                text
-                + "; ".join(problems)
-                + ". Do not train on from it: save a gathered state dict (accelerator.get_state_dict of the wrapped "
-                "model) and compare again"
+        if problems and not self.empty and self.expected.doubt:
+            raise OddError(
+                f"{saved.source} could be compared in {len(self.found)} tensors alone, since {self.expected.doubt}. "
+                f"By their names {'; '.join(problems)}",
+                _summary([self]),
             )
+        return problems
+
+    def _compare_computed(self) -> None:
+        """Compare what PEFT makes of live tensors, which rounding may make in another way."""
+        for key, made in self.expected.computed.items():
+            self.live[key], self.sizes[key] = key, made.numel()
+            if key not in self.saved.names:
+                self.absent.append(key)
+                continue
+            stored = self.saved.read(key)
+            self._count(key, key, stored)
+            if not _close(stored, made.cpu()):
+                self._compare(key, stored, made)
 
     def _may_be_renamed(self, saved: SavedTensors, missing: list[str], unexpected: list[str]) -> bool:
         """Whether what was not compared is what conversion did not lead to, and as many elements on either side."""
@@ -249,15 +283,101 @@ class _Comparison:
         absent = [*self.absent, *(name for waiting in self.pending.values() for name in waiting)]
         return [name for name in absent if self.live[name] not in there and name not in ignored]
 
-    def summary(self) -> dict[str, Any]:
-        source = None if self.saved is None else str(self.saved.source)
-        return {"source": source, "tensors": len(self.found), "bytes": self.bytes}
+
+def _opened(folder: Path, model: Any, trained: set[str], cast: bool) -> list[_Comparison]:
+    """What is to be compared: the folder, or where it holds adapters, the folder of each."""
+    if not folder.is_dir():
+        raise CheckError(f"expected a checkpoint in {folder}, but there is no such folder")
+    adapters = list(getattr(model, "peft_config", None) or {})
+    saved = open_saved(folder)
+    if saved is not None and not saved.is_adapter:
+        named = any(adapter in name.split(".") for adapter in adapters for name in saved.names)
+        if not adapters or named:
+            return [_Comparison(folder, model, trained, cast, saved)]
+        return _owning(trained, [_of_adapter(folder, model, cast, saved, active_adapter(model))])
+    comparisons, absent = [], []
+    for adapter, path in adapter_folders(model, folder).items():
+        there = open_saved(path) if path.is_dir() else None
+        if there is not None:
+            comparisons.append(_of_adapter(path, model, cast, there, adapter))
+        elif any(adapter in name.split(".") for name in trained):
+            absent.append(path)
+    if absent or not comparisons:
+        path = (absent or [folder])[0]
+        inside = ", ".join(sorted(entry.name for entry in path.iterdir())) if path.is_dir() else ""
+        raise CheckError(
+            f"expected saved weights in {path}, but it contains none that can be "
+            f"loaded as a whole; it holds {inside or 'nothing'}. Under FSDP set the state dict type to "
+            "FULL_STATE_DICT, under ZeRO-3 stage3_gather_16bit_weights_on_model_save to true, before saving"
+        )
+    return _owning(trained, comparisons)
+
+
+def _of_adapter(folder: Path, model: Any, cast: bool, saved: SavedTensors, adapter: str) -> _Comparison:
+    return _Comparison(folder, model, set(), cast, saved, adapter, saved_adapter(model, adapter))
+
+
+def _owning(trained: set[str], comparisons: list[_Comparison]) -> list[_Comparison]:
+    """Give each tensor that trains to the folder that has to hold it, so that none is in no folder."""
+    for name in trained:
+        if any(each.expected.computed_from(name, str(each.adapter)) for each in comparisons):
+            continue
+        owners = [each for each in comparisons if name in (each.expected.names or {})]
+        owners = owners or [each for each in comparisons if str(each.adapter) in name.split(".")]
+        owners = owners or [each for each in comparisons if any(key in each.saved.names for key in each._keys(name))]
+        (owners or comparisons)[0].trained.add(name)
+    return comparisons
+
+
+def _finish(comparisons: Sequence[_Comparison]) -> None:
+    odd: list[OddError] = []
+    texts = []
+    for each in comparisons:
+        try:
+            if problems := each.problems():
+                texts.append(
+                    f"{each.saved.source} does not reload as the live model, of which {len(each.live)} tensors were "
+                    f"expected: {'; '.join(problems)}"
+                )
+        except OddError as error:
+            odd.append(error)
+    if texts:
+        raise CheckError(
+            "; ".join(texts) + ". Do not train on from it: save a gathered state dict (accelerator.get_state_dict of "
+            "the wrapped model) and compare again"
+        )
+    if odd:
+        raise odd[0]
+
+
+def _summary(comparisons: Sequence[_Comparison]) -> dict[str, Any]:
+    return {
+        "source": str(comparisons[0].saved.source) if comparisons else None,
+        "tensors": sum(len(each.found) for each in comparisons),
+        "bytes": sum(each.bytes for each in comparisons),
+        **({"skipped": skipped} if (skipped := [name for each in comparisons for name in each.skipped]) else {}),
+    }
 
 
 def _same(stored: Tensor, live: Tensor, cast: bool) -> bool:
     """Equal in shape, type and every bit."""
     live = live.to(stored.dtype) if cast else live
     return stored.shape == live.shape and stored.dtype == live.dtype and _same_bits(stored, live.cpu())
+
+
+def _close(stored: Tensor, made: Tensor) -> bool:
+    """Equal but for rounding."""
+    if stored.shape != made.shape or stored.dtype != made.dtype:
+        return False
+    if not made.is_floating_point():
+        return torch.equal(stored, made)
+    allowed = _UNITS * torch.finfo(made.dtype).eps
+    return torch.allclose(
+        stored.float(),
+        made.float(),
+        rtol=allowed,
+        atol=allowed * float(torch.linalg.vector_norm(made.float(), ord=float("inf"))),
+    )
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
@@ -267,20 +387,6 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 def _bits(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _keys(name: str) -> Iterator[str]:
-    """What PEFT may call a live tensor in a file; models that it was injected into lack its prefix."""
-    yield name
-    if not name.startswith("base_model.model."):
-        yield f"base_model.model.{name}"
-
-
-def _adapter_keys(name: str, adapter: str) -> list[str]:
-    """What PEFT may call the tensor of an adapter in the adapter's file, which leaves out the adapter's name."""
-    plain = ".".join(part for part in name.split(".") if part not in (adapter, "modules_to_save"))
-    names = [name, plain, plain.removesuffix(".weight")]  # DoRA's magnitudes lose their suffix as well
-    return [key for each in names for key in _keys(each)]
 
 
 def _part(model: nn.Module, prefix: str) -> nn.Module:

@@ -7,6 +7,7 @@ nor older Transformers call it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -26,13 +27,15 @@ from pytest_trlcompat.checks.gradients import (
     zero_beside_others,
 )
 from pytest_trlcompat.checks.logits import LogitsCalls
-from pytest_trlcompat.checks.parameters import WeightsBefore, check_finite, check_moved
+from pytest_trlcompat.checks.parameters import TOO_SMALL, WeightsBefore, check_finite, check_moved, steps_show
 from pytest_trlcompat.checks.repeat import check_repeatable
 
-__all__ = ["UNDECIDED", "FirstSteps", "steps_in_backward"]
+__all__ = ["FIRST", "UNDECIDED", "FirstSteps", "steps_in_backward"]
 
 UNDECIDED: Any = object()
 """What a check returns that cannot be judged yet."""
+FIRST = frozenset({"logits", "gradients", "moved", "data", "forward", "steps"})
+"""Checks that begin here."""
 _STEPS = 3
 """Steps after which it is known whether gradients are cleared: what the first leaves, and the second."""
 
@@ -56,36 +59,57 @@ class FirstSteps:
         """Whether equal rewards may leave gradients at zero for as long as they like."""
         wanted = callback.checks
         in_backward = steps_in_backward(optimizer)
-        around = {"logits", "gradients", "moved", "data", "forward", "steps"}
-        self.undecided = around & wanted - ({"gradients", "moved", "steps"} if in_backward else set())
-        self.before = WeightsBefore(model) if "moved" in self.undecided else None
+        self.undecided = set(FIRST & wanted) - ({"gradients", "moved", "steps"} if in_backward else set())
+        self.before: WeightsBefore | None = None
         self.gradients: GradientReport | None = None
         self.poisoned: GradientReport | None = None
-        compiled = bool(getattr(callback.trainer.args, "torch_compile", False))  # a hook would make it compile again
-        self.logits = LogitsCalls(model) if "logits" in self.undecided and not compiled else None
+        self.logits: LogitsCalls | None = None
         self._batch: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self.forwards: Forwards | None = None
+        self._unhook: Callable[[], None] = lambda: None
+        try:
+            self._begin()
+        except Exception:
+            self.close()  # leave no hook behind
+            raise
+
+    def _begin(self) -> None:
+        trainer, wanted = self.callback.trainer, self.callback.checks
+        self.before = WeightsBefore(self.model) if "moved" in self.undecided else None
+        compiled = bool(getattr(trainer.args, "torch_compile", False))  # a hook would make it compile again
+        self.logits = LogitsCalls(self.model) if "logits" in self.undecided and not compiled else None
         repeat = self._keep_batch if "repeat" in wanted else None
-        listens = bool(self.undecided - {"logits"}) or repeat is not None
-        self.forwards = Forwards(callback.trainer, model, modules=not compiled, on_first=repeat) if listens else None
-        self._unhook = _before_each_step(model, optimizer, self.before_step) if listens or self.logits else lambda: None
+        if self.undecided - {"logits"} or repeat is not None:
+            self.forwards = Forwards(trainer, self.model, modules=not compiled, on_first=repeat)
+        if self.forwards is not None or self.logits is not None:
+            self._unhook = _before_each_step(self.model, self.optimizer, self.before_step)
 
     # ---- events
 
     def before_step(self) -> None:
         """Gradients are there, and weights still those that made them."""
         self.attempts += 1
+        if self.forwards is not None:
+            self.forwards.stepped()
+        if self.logits is not None or self._batch is not None or self._is_worth_a_look():
+            self.callback.guard_first_steps(self._look)
+
+    def _look(self) -> None:
         self._check_logits()
         if self._batch is not None:
             (args, kwargs), self._batch = self._batch, None
             self.callback.run("repeat", lambda: check_repeatable(self.model, *args, **kwargs))
-        if self.undecided & {"gradients", "moved"} and self._is_worth_a_look():
+        if self._is_worth_a_look():
             self._look_at_gradients()
-        if self.forwards is not None:
-            self.forwards.stepped()
 
     def after(self) -> None:
         """The trainer has made a step: the optimizer one, several or, where loss scaling skips it, none."""
+        if not self.undecided:
+            self.callback.end_first_steps()
+            return
         self.made.append(self.attempts - sum(self.made))
+        if self.forwards is not None and self.forwards.error is not None:
+            raise self.forwards.error
         self._check_logits()
         self._check_weights()
         if self.forwards is not None:
@@ -99,6 +123,14 @@ class FirstSteps:
             self.undecided &= waits_for_gradients
         if not self.undecided:
             self.callback.end_first_steps()
+
+    def give_up(self) -> None:
+        """Look at nothing any more. Hooks go at the end of the step, since the optimizer is at its own now."""
+        self.undecided.clear()
+        self._batch = None
+        if self.logits is not None:
+            self.logits.close()
+            self.logits = None
 
     def close(self) -> None:
         self._unhook()
@@ -120,6 +152,8 @@ class FirstSteps:
     def _is_worth_a_look(self) -> bool:
         """Every step at first; where nothing has come for long, as when all rewards stay equal, more seldom."""
         patience = self.callback.patience
+        if not self.undecided & {"gradients", "moved"}:
+            return False
         return self.attempts <= patience or self.attempts & (self.attempts - 1) == 0
 
     # ---- logits, gradients
@@ -225,9 +259,11 @@ class FirstSteps:
             except CheckError as error:  # one small step may change no weight of type bfloat16
                 if self.unmoved < self.callback.patience:
                     return UNDECIDED
-                raise CheckError(
-                    f"{error}. {self.unmoved} steps were made with gradients and a learning rate"
-                ) from error
+                text = f"{error}. {self.unmoved} steps were made with gradients and a learning rate"
+                norm = self.callback.gradient_norm()
+                if not steps_show(self.model, self.optimizer, norm, ignore=self.callback.ignore):
+                    raise OddError(f"{text}, {TOO_SMALL}", error.found) from error
+                raise CheckError(text, error.found) from error
 
         # Whether it waits is the same on every rank, since ranks have exchanged what moved.
         if self.callback.run("moved", check).found is not UNDECIDED:
@@ -339,25 +375,33 @@ class FirstSteps:
 def _before_each_step(model: nn.Module, optimizer: Any, call: Callable[[], None]) -> Callable[[], None]:
     """Have ``call`` called before each step of the optimizer; returns what ends that."""
     if is_engine(model):
-        return _before_each_step_of(model, call)
+        return _before_each_step_of(model, call, model.is_gradient_accumulation_boundary)
     while hasattr(optimizer, "optimizer"):  # Accelerate's wrapper
         optimizer = optimizer.optimizer
+    if not hasattr(optimizer, "register_step_pre_hook"):  # none of torch's
+        return _before_each_step_of(optimizer, call, lambda: True)
     handle = optimizer.register_step_pre_hook(lambda *_: call())
     return lambda: handle.remove()
 
 
-def _before_each_step_of(engine: Any, call: Callable[[], None]) -> Callable[[], None]:
-    original = engine.step
+def _before_each_step_of(stepping: Any, call: Callable[[], None], steps: Callable[[], bool]) -> Callable[[], None]:
+    original, was_replaced = stepping.step, "step" in vars(stepping)
 
+    @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
-        if engine.is_gradient_accumulation_boundary():
+        if steps():
             call()
         return original(*args, **kwargs)
 
     def end() -> None:
-        vars(engine).pop("step", None)
+        if vars(stepping).get("step") is not step:
+            return  # somebody has replaced it since
+        if was_replaced:
+            stepping.step = original
+        else:
+            del stepping.step
 
-    engine.step = step
+    stepping.step = step
     return end
 
 

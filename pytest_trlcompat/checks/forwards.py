@@ -42,6 +42,7 @@ class Forwards:
         in_eval_mode: whether the model was in eval mode for a loss.
         precisions: types in which linear layers returned what they computed.
         reuses_batches: whether batches had advantages: one generation may serve several steps.
+        error: what listening itself failed with; nothing is heard any more then.
         left_over: for each first backward after a step, how many parameters still had a gradient.
     """
 
@@ -60,6 +61,7 @@ class Forwards:
         self.precisions: set[torch.dtype] = set()
         self.left_over: list[int] = []
         self.reuses_batches = False
+        self.error: Exception | None = None
         self._model = model
         self._trainer = trainer
         self._on_first = on_first
@@ -123,14 +125,22 @@ class Forwards:
     def _compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():  # an evaluation
             return self._original(model, inputs, *args, **kwargs)
-        self._before(model, inputs)
+        self._hear(self._before, model, inputs)
         self._inside = True
         try:
             result = self._original(model, inputs, *args, **kwargs)
         finally:
             self._inside = False
-        self._after(result[0] if isinstance(result, tuple) else result)
+        self._hear(self._after, result[0] if isinstance(result, tuple) else result)
         return result
+
+    def _hear(self, call: Callable[..., None], *args: Any) -> None:
+        """What fails here must not end the training, nor be said on one rank alone: see :attr:`error`."""
+        if self.error is None:
+            try:
+                call(*args)
+            except Exception as error:
+                self.error = error
 
     def _before(self, model: nn.Module, inputs: Any) -> None:
         if not self._heard and self.used is not None:
@@ -153,6 +163,9 @@ class Forwards:
             loss.register_hook(self._backward_begins)
 
     def _backward_begins(self, _: Tensor) -> None:
+        self._hear(self._count_left_over)
+
+    def _count_left_over(self) -> None:
         """DeepSpeed keeps gradients elsewhere, so it is not looked at."""
         if not self._stepped:
             return
@@ -174,6 +187,9 @@ class Forwards:
         return handles
 
     def _mark(self, owner: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._hear(self._mark_used, owner, args, kwargs)
+
+    def _mark_used(self, owner: str, args: Any, kwargs: Any) -> None:
         given = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
         if (
             self.used is not None

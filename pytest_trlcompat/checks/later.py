@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from pytest_trlcompat.checks._models import named_parameters, scales_loss, without
-from pytest_trlcompat.checks._ranks import CheckError, OddError, any_rank, world_size
-from pytest_trlcompat.checks.parameters import WeightsBefore
+from pytest_trlcompat.checks._ranks import CheckError, OddError, any_rank, together, world_size
+from pytest_trlcompat.checks.parameters import TOO_SMALL, WeightsBefore, steps_show
 from pytest_trlcompat.checks.replicas import check_replicas
 from pytest_trlcompat.checks.schedule import check_schedule, scheduler_steps
 
@@ -42,20 +42,24 @@ class Later:
         self.scheduled = scheduler_steps(getattr(self.trainer, "lr_scheduler", None))
         self.skipped = 0
         self.norm: float | None = None
+        """Of the gradients, as it was last logged."""
         self._before: WeightsBefore | None = None
-        self._still = False
+        self._still = self._said_still = False
         self._stepped = 0
         self._check_ranks(_FIRST_SAMPLE, quiet=False)
         if reference is not None and "ranks" in self.undone and world_size() > 1:
             what = "the reference model"
             callback.run("ranks", lambda: check_replicas(reference, most=_FIRST_SAMPLE, what=what), quiet=True)
 
-    def after(self, step: int) -> None:
-        """A step of the trainer's was made."""
+    def is_due(self, step: int) -> bool:
+        """A step of the trainer's was made; whether it is one after which something is looked at."""
         self.skipped += bool(getattr(self.trainer.accelerator, "optimizer_step_was_skipped", False))
         made, every = step - self.began_at, self.callback.every
-        if made < 1 or not (made & (made - 1) == 0 or (every and made % every == 0)):
-            return
+        return made >= 1 and (made & (made - 1) == 0 or bool(every and made % every == 0))
+
+    def look(self, step: int) -> None:
+        """Look, after a step that :meth:`is_due`."""
+        made = step - self.began_at
         self._check_ranks(_FIRST_SAMPLE if made == 1 else _SAMPLE, quiet=True)
         self._check_moves(made - self.skipped)
         if made >= _FIRST_SCHEDULE:
@@ -107,10 +111,12 @@ class Later:
             trainable = {name for name, parameter in named if parameter.requires_grad}
             moved = any_rank([bool(before.moved(model) & trainable)])[0] or self._may_have_overflowed()
             if not moved and self._still:
-                self.undone.discard("moved")
-                self.callback.run("moved", self._say_still, quiet=True)
-                return
-            self._still = not moved
+                outcome = self.callback.run("moved", self._say_still, quiet=True)
+                self._said_still |= outcome.odd is not None
+                if outcome.error is not None:
+                    self.undone.discard("moved")
+                    return
+            self._still = not moved and not self._still
         self._before = WeightsBefore(model, most=None if self._still else _SAMPLE)
 
     def _may_have_overflowed(self) -> bool:
@@ -119,13 +125,26 @@ class Later:
         return not finite and scales_loss(self.trainer, self.callback.live_model())
 
     def _say_still(self) -> None:
-        """A training whose gradients are zeros has nothing to move; one whose gradients are not has."""
-        if self.norm == 0.0:
-            return
-        text = "expected steps to go on changing weights, but for two looks in succession no trainable one has changed"
-        if self.norm is None or not math.isfinite(self.norm):
-            raise OddError(f"{text}, with a learning rate that is not 0")
-        raise CheckError(f"{text}, with a learning rate that is not 0 and gradients of norm {self.norm:.3g}")
+        """A training whose gradients are zeros has nothing to move; one whose gradients are not has.
+
+        What is odd is said once, and looked at further: a learning rate may rise, and the norm become known.
+        """
+        model, ignore = self.callback.live_model(), self.callback.ignore
+        shows = steps_show(model, self.trainer.optimizer, self.norm, ignore=ignore)
+        with together("whether weights go on moving"):
+            if self.norm == 0.0:
+                return
+            text = (
+                "expected steps to go on changing weights, but for two looks in succession no trainable one has "
+                "changed, with a learning rate that is not 0"
+            )
+            known = self.norm is not None and math.isfinite(self.norm)
+            if known:
+                text += f" and gradients of norm {self.norm:.3g}"
+            if known and shows:
+                raise CheckError(text)
+            if not self._said_still:
+                raise OddError(f"{text}, {TOO_SMALL}" if known else text)
 
     def _check_schedule(self, made: int) -> None:
         scheduler = getattr(self.trainer, "lr_scheduler", None)

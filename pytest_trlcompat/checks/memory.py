@@ -62,9 +62,9 @@ def check_memory(*, accelerator_limit: int | None = None, host_limit: int | None
     Raises:
         CheckError: on every rank, with the bytes found and allowed.
     """
-    memory = read_memory()
     limits = {"accelerator": accelerator_limit, "host": host_limit}
     with together("peak memory"):
+        memory = read_memory()
         problems = [
             f"the {where}'s peak is {_said(peak)} of {_said(limit)} allowed"
             for where, limit in limits.items()

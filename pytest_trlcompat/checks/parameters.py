@@ -16,16 +16,25 @@ import torch
 from torch import Tensor, nn
 
 from pytest_trlcompat.checks._models import clean_name, local_shard, named_parameters, unwrapped, without
-from pytest_trlcompat.checks._prints import fingerprints, sample
-from pytest_trlcompat.checks._ranks import CheckError, OddError, any_rank, listed, together
+from pytest_trlcompat.checks._prints import fingerprints, has_bits, sample
+from pytest_trlcompat.checks._ranks import CheckError, OddError, any_rank, gather_from_ranks, listed, together
 from pytest_trlcompat.checks.gradients import GradientReport
 
-__all__ = ["WeightsBefore", "check_finite", "check_moved", "check_trainable", "held_by"]
+__all__ = ["TOO_SMALL", "WeightsBefore", "check_finite", "check_moved", "check_trainable", "held_by", "steps_show"]
+
+TOO_SMALL = (
+    "and that rate is too small for the type of the weights to show a step at their size: keep them in float32, with "
+    "mixed precision, if they are to move"
+)
+"""What is said of weights that stay as they were, where :func:`steps_show` is ``False``."""
 
 _SAMPLE = 64
 """Elements of a frozen adapted weight that are kept, to tell rounding from another change."""
 _ROUNDING = 8
 """Units in the last place of the largest element that merging an adapter and unmerging it may leave in a weight."""
+_CLEARLY = 4
+"""Times half a unit in the last place that a step has to measure before weights that stay as they were cannot be right:
+an average over steps makes the steps of Adam and its like several times smaller than their learning rate."""
 
 
 def check_trainable(model: nn.Module, optimizer: Any = None, *, ignore: Sequence[str] = ()) -> dict[str, int]:
@@ -151,6 +160,10 @@ class WeightsBefore:
         self._prints = _prints(model, most)
         self._samples = {name: sample(each, _SAMPLE).clone() for name, each in _adapted(model)}
 
+    def skipped(self, model: nn.Module) -> list[str]:
+        """Names of the parameters that were not looked at, since they have no plain storage (torchao's quantised)."""
+        return [name for name, _ in named_parameters(model) if name not in self._prints]
+
     def moved(self, model: nn.Module) -> set[str]:
         """Names of the parameters that changed on this rank, without those that are now sharded differently."""
         return {
@@ -183,7 +196,7 @@ def check_moved(
     *,
     optimizer: Any = None,
     ignore: Sequence[str] = (),
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """After a step, some trainable weights and every new ``lora_B`` changed, and frozen ones are bitwise as before.
 
     Only ``lora_B`` is checked individually: a step of 1e-6 may not change a weight of type bfloat16, but does change a
@@ -198,11 +211,11 @@ def check_moved(
         ignore: shell patterns of parameters' names to leave out.
 
     Returns:
-        Numbers of parameters: ``moved`` and ``frozen``.
+        Numbers of parameters: ``moved`` and ``frozen``; the names of those that were ``skipped``, where there are some.
 
     Raises:
-        CheckError: on every rank: no trainable parameter changed. Judge it over several steps where weights of type
-            bfloat16 meet a small learning rate.
+        CheckError: on every rank: no trainable parameter changed. Where weights of type bfloat16 meet a small learning
+            rate that may be right: judge it over several steps, and by :func:`steps_show`.
         OddError: on every rank, with names: frozen parameters changed, or a new ``lora_B`` did not.
     """
     named = without(named_parameters(model), ignore)
@@ -216,7 +229,9 @@ def check_moved(
     frozen = [name for name, parameter in named if not parameter.requires_grad]
     trainable = [name for name, parameter in named if parameter.requires_grad and id(parameter) not in idle]
     fresh = [name for name in trainable if "lora_B" in name and name not in filled and name in gradients.reached]
-    found = {"moved": sum(name in moved for name in trainable), "frozen": len(frozen)}
+    found: dict[str, Any] = {"moved": sum(name in moved for name in trainable), "frozen": len(frozen)}
+    if skipped := before.skipped(model):
+        found["skipped"] = skipped
     with together("the weights after a step"):
         if trainable and not found["moved"]:
             raise CheckError(
@@ -234,6 +249,50 @@ def check_moved(
                 "expected a step to change exactly the trainable parameters, but " + "; ".join(problems), found
             )
     return found
+
+
+def steps_show(model: nn.Module, optimizer: Any, norm: float | None, *, ignore: Sequence[str] = ()) -> bool:
+    """Whether a step at the present learning rate is large enough for the type of some trainable weights to show it.
+
+    A bfloat16 weight of 1 has neighbours at a distance of 0.008, so that steps of 1e-6 leave it as it is, for ever,
+    though nothing is wrong with gradients and optimizer. Collective if there are several ranks.
+
+    Args:
+        model: wrapped or not, sharded or not.
+        optimizer: ``torch.optim.SGD`` moves a weight by the learning rate times its gradient, whose root mean square
+            is taken; of any other it is assumed that it scales gradients: a step measures about the learning rate.
+        norm: of all gradients together, as far as it is known; needed for SGD.
+        ignore: shell patterns of parameters' names to leave out.
+
+    Returns:
+        Whether most of the trainable elements are in parameters where a step measures more than 4 times half a unit in
+        the last place of their mean size; ``False`` where that cannot be known.
+    """
+    named = [each for _, each in without(named_parameters(model), ignore) if each.requires_grad]
+    with together("how large a step is"):
+        rates = {id(each): rate for each, rate in held_by(optimizer)}
+        largest = max(rates.values(), default=0.0)
+        unit = _step_per_rate(optimizer, named, norm)
+        mine = [(rates.get(id(each), largest), local_shard(each)) for each in named if each.is_floating_point()]
+        shown = sum(each.numel() for rate, each in mine if rate * unit > _CLEARLY * _half_unit(each))
+        counts = shown, sum(each.numel() for _, each in mine)
+    shown, count = (sum(each) for each in zip(*gather_from_ranks(counts), strict=True))
+    return 2 * shown > count
+
+
+def _step_per_rate(optimizer: Any, named: Sequence[Tensor], norm: float | None) -> float:
+    """How far a step moves a weight, for a learning rate of 1."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    if not isinstance(optimizer, torch.optim.SGD):
+        return 1.0
+    count = sum(getattr(each, "ds_numel", each.numel()) for each in named)
+    return 0.0 if norm is None or not count else float(norm) / count**0.5
+
+
+def _half_unit(weights: Tensor) -> float:
+    """Half a unit in the last place of a weight of mean size."""
+    return float(torch.finfo(weights.dtype).eps / 2 * weights.abs().float().mean()) if weights.numel() else 0.0
 
 
 def check_finite(model: nn.Module, *, ignore: Sequence[str] = ()) -> int:
@@ -265,7 +324,7 @@ def _on_some_rank(named: Sequence[tuple[str, nn.Parameter]], predicate: Callable
 
 
 def _prints(model: nn.Module, most: int | None) -> dict[str, tuple[tuple[int, ...], int]]:
-    shards = [(name, local_shard(parameter)) for name, parameter in named_parameters(model)]
+    shards = [(name, shard) for name, each in named_parameters(model) if has_bits(shard := local_shard(each))]
     values = fingerprints([shard if most is None else sample(shard, most) for _, shard in shards])
     return {name: (tuple(shard.shape), value) for (name, shard), value in zip(shards, values, strict=True)}
 
@@ -279,9 +338,11 @@ def _adapted(model: nn.Module) -> list[tuple[str, Tensor]]:
     ]
     bases = {f"{layer}.base_layer" for layer in layers}
     return [
-        (name, local_shard(parameter))
+        (name, shard)
         for name, parameter in named_parameters(model)
-        if not parameter.requires_grad and name.rpartition(".")[0] in bases
+        if not parameter.requires_grad
+        and name.rpartition(".")[0] in bases
+        and has_bits(shard := local_shard(parameter))
     ]
 
 

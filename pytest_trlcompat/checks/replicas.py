@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from pytest_trlcompat.checks._models import local_shard, named_parameters, unwrapped, without
-from pytest_trlcompat.checks._prints import fingerprints, sample
+from pytest_trlcompat.checks._prints import fingerprints, has_bits, sample
 from pytest_trlcompat.checks._ranks import CheckError, gather_from_ranks, listed, rank, together, world_size
 
 __all__ = ["check_replicas"]
@@ -35,7 +35,7 @@ def check_replicas(
     Under DDP, ZeRO-1 and ZeRO-2 these are all parameters. Where they are sharded, those that are still held several
     times: whole layer norms beside parallel layers, the replicas of a hybrid mesh, what ZeRO-3 leaves whole because it
     is small. Experts that live on one rank alone (DeepSpeed's ``allreduce = False``) and Megatron's parallel tensors
-    are left out. Collective.
+    are left out, and what has no plain storage (torchao's quantised tensors). Collective.
 
     Args:
         model: wrapped or not, sharded or not.
@@ -99,7 +99,7 @@ def _parts(model: nn.Module, ignore: Sequence[str]) -> list[tuple[str, _Part, Te
         if _is_of_one_rank(parameter):
             continue
         part, tensor = _part(parameter, units)
-        if tensor.numel():
+        if tensor.numel() and has_bits(tensor.detach()):
             parts.append((name, part, tensor.detach()))
     return parts
 

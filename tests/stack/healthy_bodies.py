@@ -93,7 +93,8 @@ def plain(
 
     Args:
         frozen: beginnings or parts of the names of parameters that do not train.
-        lora: arguments of LoRA; ``{"freeze_a": True}`` freezes ``lora_A``, as LoRA-FA does.
+        lora: arguments of LoRA; ``{"freeze_a": True}`` freezes ``lora_A``, as LoRA-FA does, ``name`` names the adapter,
+            and ``beside`` another one that does not train, as TRL's DPO has it.
         merge: merge the adapter and unmerge it before each step, as TRL does to hand weights to vLLM.
     """
     import torch
@@ -137,7 +138,12 @@ def adapted(model: Any, lora: dict[str, Any]) -> Any:
     from peft import LoraConfig, get_peft_model
 
     freeze_a, filled = lora.pop("freeze_a", False), lora.pop("filled", False)
-    model = get_peft_model(model, LoraConfig(r=4, **{"target_modules": ["q_proj", "v_proj"], **lora}))
+    chosen, beside = lora.pop("name", "default"), lora.pop("beside", None)
+    config = LoraConfig(r=4, **{"target_modules": ["q_proj", "v_proj"], **lora})
+    model = get_peft_model(model, config, adapter_name=chosen)
+    if beside is not None:
+        model.add_adapter(beside, config)
+        model.set_adapter(chosen)
     for name, parameter in model.named_parameters():
         if freeze_a and "lora_A" in name:
             parameter.requires_grad_(False)
