@@ -19,7 +19,7 @@ LAYERS = (
     {"bisect", "plugin"},
     {"checks", "doctor", "launch", "matrix"},
     {"accelerator", "catalog", "tiny"},
-    {"trainers", "_location"},
+    {"reference", "trainers", "_location"},
     {"__init__", "_data", "_devices", "_processes", "stack"},
 )
 """The packages, and the modules that they share, from the top down: none imports another of its own layer."""
