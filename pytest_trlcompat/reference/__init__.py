@@ -13,8 +13,8 @@ and a model is anything that returns logits::
 
 Where the documentation does not decide, a docstring says ``undecided by the documentation``, and
 :class:`Undecided` takes the choice. It covers text completions with rewards that are given: no generation, no tools, no
-images, no corrections for another inference engine, no auxiliary loss of a mixture of experts. It is written to be read,
-not to be fast: the graphs of all micro-batches of a step are kept at once.
+images, no corrections for another inference engine, no auxiliary loss of a mixture of experts. It is written to be
+read, not to be fast: the graphs of all micro-batches of a step are kept at once.
 
 Importing this package imports torch; nothing else of the stack, of the harness, or of pytest.
 """

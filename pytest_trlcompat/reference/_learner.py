@@ -51,7 +51,9 @@ class Learner:
         rollout.check_groups(num_generations)
         longest = max(map(len, rollout.completions))
         if longest > settings.max_completion_length:
-            raise ValueError(f"a completion has {longest} tokens, max_completion_length={settings.max_completion_length}")
+            raise ValueError(
+                f"a completion has {longest} tokens, max_completion_length={settings.max_completion_length}"
+            )
         tokens = tokens_of(
             rollout.prompts,
             rollout.completions,

@@ -1,4 +1,4 @@
-"""The policy's objective for each token: importance weights, clipping in each form, and the tokens that it leaves out."""
+"""The objective of each token: importance weights, clipping in each form, and the tokens that it leaves out."""
 
 from __future__ import annotations
 

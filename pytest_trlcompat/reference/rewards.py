@@ -35,7 +35,7 @@ class Advantages:
 def mean_of_present(values: Tensor, dim: int) -> Tensor:
     """Mean of the values that are not NaN along a dimension, which stays with size 1; NaN where all are missing."""
     present = ~values.isnan()
-    return values.nan_to_num(0.0).sum(dim, keepdim=True) / present.sum(dim, keepdim=True)
+    return values.where(present, 0.0).sum(dim, keepdim=True) / present.sum(dim, keepdim=True)
 
 
 def std_of_present(values: Tensor, dim: int, *, correction: int = 1) -> Tensor:
@@ -44,9 +44,10 @@ def std_of_present(values: Tensor, dim: int, *, correction: int = 1) -> Tensor:
     Undecided by the documentation: whether the sum of squares of ``n`` values is divided by ``n`` or by ``n - 1``
     (``correction``), and what that of no more than ``correction`` values is: 0 here.
     """
-    present = (~values.isnan()).sum(dim, keepdim=True)
-    squares = ((values - mean_of_present(values, dim)) ** 2).nan_to_num(0.0).sum(dim, keepdim=True)
-    return torch.where(present > correction, (squares / (present - correction).clamp(min=1)).sqrt(), 0.0)
+    present = ~values.isnan()
+    count = present.sum(dim, keepdim=True)
+    squares = ((values - mean_of_present(values, dim)) ** 2).where(present, 0.0).sum(dim, keepdim=True)
+    return (squares / (count - correction).clamp(min=1)).sqrt().where(count > correction, 0.0)
 
 
 def total_rewards(rewards: Tensor, weights: Sequence[float] | None = None) -> Tensor:
@@ -58,7 +59,7 @@ def total_rewards(rewards: Tensor, weights: Sequence[float] | None = None) -> Te
     multi-task rewards).
 
     Undecided by the documentation: the total of a completion for which every function gave ``None``; it is the empty
-    sum, 0. A total is a sum, so that ``weights`` are not divided by their sum either.
+    sum, 0. A function's NaN is taken for ``None``. A total is a sum, so that ``weights`` are not divided by their sum.
 
     Args:
         rewards: ``(R, F)``, NaN for ``None``.
@@ -74,7 +75,7 @@ def total_rewards(rewards: Tensor, weights: Sequence[float] | None = None) -> Te
         weights = [1.0] * rewards.shape[1]
     if len(weights) != rewards.shape[1]:
         raise ValueError(f"{len(weights)} reward weights for {rewards.shape[1]} reward functions")
-    return (rewards * rewards.new_tensor(list(weights))).nan_to_num(0.0).sum(1)
+    return (rewards * rewards.new_tensor(list(weights))).where(~rewards.isnan(), 0.0).sum(1)
 
 
 def advantages_of(
@@ -126,7 +127,8 @@ def advantages_of(
     batch_std = std(totals, 0).squeeze()
     if aggregation == "normalize_then_sum":
         each = in_groups(rewards)
-        normalised = (each - mean_of_present(each, 1)) / (std(each, 1) + std_epsilon)
+        deviations = each - mean_of_present(each, 1)
+        normalised = torch.where(deviations == 0, 0.0, deviations / (std(each, 1) + std_epsilon))
         summed = total_rewards(normalised.reshape(rows, -1), weights)
         advantages = (summed - summed.mean()) / (std(summed, 0) + std_epsilon)
     elif aggregation == "sum_then_normalize":
