@@ -44,6 +44,7 @@ class Learner:
         self.steps = 0
         self.tokens = 0
         self.entropy_coef = settings.entropy_coef
+        self.previous_entropy: float | None = None
         self.last: Generation | None = None
 
     def generate(self, rollout: Rollout, num_generations: int, old_model: Any = None) -> Generation:
@@ -89,7 +90,7 @@ class Learner:
     def forward(self, parts: Sequence[Part]) -> list[MicroBatch]:
         """The micro-batches of a step, with gradients attached."""
         generations = _without_repeats([part[0] for part in parts])
-        step_tokens = sum(int(part[0].tokens.loss_mask[list(rows)].sum()) for part in parts for rows in part[2])
+        step_tokens = sum(self._active_tokens(part[0], rows) for part in parts for rows in part[2])
         count = len(parts) * self.settings.world_size
         found = []
         for generation, _, ranks in parts:
@@ -103,6 +104,12 @@ class Learner:
                     )
                 )
         return found
+
+    def _active_tokens(self, generation: Generation, rows: Sequence[int]) -> float:
+        mask = generation.tokens.loss_mask
+        if self.settings.undecided.active_tokens_of == "step":
+            return int(mask[list(rows)].sum())
+        return int(mask.sum()) * len(rows) / len(mask)
 
     def _kept_by_entropy(
         self, entropies: Sequence[Tensor], generation: Generation, ranks: Sequence[Sequence[int]]
@@ -122,7 +129,7 @@ class Learner:
         rows: tuple[int, ...],
         scores: Scores,
         kept: Tensor,
-        step_tokens: int,
+        step_tokens: float,
         count: int,
     ) -> MicroBatch:
         settings, own = self.settings, list(rows)
@@ -200,10 +207,13 @@ class Learner:
         over_all = settings.undecided.entropy_bonus_mean == "step"
         pairs = [(one.entropies, one.high_entropy_mask) for one in batches]
         entropy = metrics.mean_over_tokens(pairs, over_all)
-        coefficient = self.entropy_coef
-        if not settings.use_adaptive_entropy:
-            return coefficient * entropy, coefficient
-        applied, self.entropy_coef = entropy_control(float(entropy.detach()), coefficient, settings)
+        applied = coefficient = self.entropy_coef
+        if settings.use_adaptive_entropy:
+            current = float(entropy.detach())
+            applied, self.entropy_coef = entropy_control(current, coefficient, settings)
+            if settings.undecided.entropy_control_by == "previous_step":
+                known, self.previous_entropy = self.previous_entropy, current
+                applied = 0.0 if known is None else entropy_control(known, coefficient, settings)[0]
         return applied * entropy, coefficient
 
     def _learning_rate(self, step: int, total: int) -> float:
@@ -261,7 +271,9 @@ class Learner:
             **metrics.training_metrics(step.micro_batches, step.generations, settings),
         }
         if settings.has_entropy_bonus:
-            logs |= {"policy_loss": float(step.policy_loss), "entropy_coef": step.entropy_coef}
+            is_used = settings.undecided.entropy_coef_logged == "used"
+            logs["policy_loss"] = float(step.policy_loss)
+            logs["entropy_coef"] = step.entropy_coef if is_used else self.entropy_coef
         return logs
 
 

@@ -12,7 +12,7 @@ TOKEN_NORMALISED = ("dapo", "cispo")
 """Loss types that are divided by the active tokens of the accumulated batch."""
 
 
-def token_shares(mask: Tensor, settings: GRPOSettings, *, step_tokens: int, micro_batches: int) -> Tensor:
+def token_shares(mask: Tensor, settings: GRPOSettings, *, step_tokens: float, micro_batches: int) -> Tensor:
     """What each token's loss is multiplied by, so that the sum over all tokens of a step is the step's loss.
 
     For one micro-batch of one rank with ``R`` completions ``o_i``, of ``M`` micro-batches in the step over all ranks:
@@ -31,8 +31,9 @@ def token_shares(mask: Tensor, settings: GRPOSettings, *, step_tokens: int, micr
     The step's loss is the mean over ranks and micro-batches, which is what data parallelism and gradient accumulation
     do, save where the documentation says that it is one over the accumulated batch.
 
-    Undecided by the documentation: what ``vespo``'s expectation is over, and whether completions without a token that
-    counts are among the ``R``; see :class:`~pytest_trlcompat.reference.Undecided`.
+    Undecided by the documentation: what ``vespo``'s expectation is over, whether completions without a token that
+    counts are among the ``R``, and which batch is the "accumulated" one; see
+    :class:`~pytest_trlcompat.reference.Undecided`.
 
     Args:
         mask: ``(R, C)``, tokens that count, of this micro-batch on this rank.

@@ -173,7 +173,9 @@ def entropy_control(entropy: float, coefficient: float, settings: GRPOSettings) 
     ``entropy_coef_min`` and ``entropy_coef_max`` (``use_adaptive_entropy``; Skywork-OR1, adaptive entropy control).
 
     Undecided by the documentation: entropy at the target, which increments in the index of papers ("at or below") and
-    here; and whether the step whose entropy it is already has the new coefficient. It has the old one, as in the paper.
+    here; whether the step whose entropy it is already has the new coefficient (it has the old one, as in the paper);
+    and which step's entropy is the current one, see ``entropy_control_by`` of
+    :class:`~pytest_trlcompat.reference.Undecided`.
 
     Args:
         entropy: nats, mean over the tokens of the policy term.

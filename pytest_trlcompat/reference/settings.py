@@ -16,6 +16,9 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "scale_rewards": ("group", "batch", "none", True, False),
 }
 _UNDECIDED: dict[str, tuple[object, ...]] = {
+    "active_tokens_of": ("step", "generation"),
+    "entropy_control_by": ("step", "previous_step"),
+    "entropy_coef_logged": ("used", "next"),
     "entropy_bonus_mean": ("step", "micro_batches"),
     "entropy_threshold_over": ("ranks", "rank"),
     "learning_rate_logged": ("used", "next"),
@@ -35,10 +38,16 @@ class Undecided:
             equal rewards were 0/0; the GDPO paper names one without its value.
         masked_completions_count: whether a completion that ``mask_truncated_completions`` excludes still counts among
             the completions over which ``grpo``, ``sapo``, ``dr_grpo``, ``luspo`` and ``vespo`` take their mean.
+        active_tokens_of: the "global accumulated batch" whose active tokens ``dapo`` and ``cispo`` divide by: what one
+            optimizer ``"step"`` accumulates, or the whole ``"generation"``, by its mean over micro-batches. They differ
+            where ``steps_per_generation`` is not ``gradient_accumulation_steps``.
         entropy_threshold_over: the batch whose quantile ``top_entropy_quantile`` is: a micro-batch over all
             ``"ranks"``, or of one ``"rank"``. The paper says "batch", and knows neither ranks nor micro-batches.
         entropy_bonus_mean: the mean entropy of the bonus: over all tokens of a ``"step"``, or the mean over its
             ``"micro_batches"`` on every rank.
+        entropy_control_by: the "current" entropy of ``use_adaptive_entropy``: that of this ``"step"``, or of the
+            ``"previous_step"``, with which the first step has no bonus.
+        entropy_coef_logged: the coefficient that the step ``"used"``, or the ``"next"`` one's.
         entropy_at_temperature: whether entropies are those of the distribution that completions are sampled from, or
             of that at temperature 1.
         vespo_mean: the paper's expectation over trajectories: a mean over ``"sequences"``, or over the active
@@ -57,8 +66,11 @@ class Undecided:
     std_correction: int = 1
     std_epsilon: float = 1e-4
     masked_completions_count: bool = True
+    active_tokens_of: str = "step"
     entropy_threshold_over: str = "ranks"
     entropy_bonus_mean: str = "step"
+    entropy_control_by: str = "step"
+    entropy_coef_logged: str = "used"
     entropy_at_temperature: bool = True
     vespo_mean: str = "sequences"
     clipped_by_sign: bool = True

@@ -295,6 +295,15 @@ def test_the_entropy_coefficient_is_updated_each_step() -> None:
     assert all(step.loss == step.policy_loss for step in above)
 
 
+def test_the_entropy_that_decides_may_be_that_of_the_step_before() -> None:
+    undecided = Undecided(entropy_control_by="previous_step", entropy_coef_logged="next")
+    settings = settings_of(use_adaptive_entropy=True, entropy_coef=0.1, entropy_target=10.0, undecided=undecided)
+    steps = reference.grpo_train(random_bigrams(), [ROWS] * 2, settings)
+    assert steps[0].loss == steps[0].policy_loss  # there was none before
+    assert float(steps[1].policy_loss - steps[1].loss) == pytest.approx(0.105 * steps[1].logs["entropy"])
+    assert [step.logs["entropy_coef"] for step in steps] == pytest.approx([0.105, 0.11])
+
+
 def test_iterations_keep_the_policy_that_sampled() -> None:
     steps = reference.grpo_train(random_bigrams(), [ROWS, ROWS], settings_of(num_iterations=2, learning_rate=2.0))
     assert len(steps) == 4
@@ -316,6 +325,9 @@ def test_steps_of_a_generation_and_of_several() -> None:
     assert halves[1].micro_batches[0].weights.std() > 0.01
     # dapo divides by the tokens of the step's own micro-batches: 3 + 2 + 4 + 1, and 3 + 4 + 2 + 4.
     assert [float(step.micro_batches[0].shares.max()) for step in halves] == pytest.approx([1 / 10, 1 / 13])
+    generation = settings_of(steps_per_generation=2, undecided=Undecided(active_tokens_of="generation"))
+    halves = reference.grpo_train(random_bigrams(), [ROWS], generation)
+    assert [float(step.micro_batches[0].shares.max()) for step in halves] == pytest.approx([2 / 23] * 2)
     (both,) = reference.grpo_train(
         random_bigrams(), [ROWS, EQUAL], settings_of(steps_per_generation=1, gradient_accumulation_steps=2)
     )
@@ -337,6 +349,29 @@ def test_a_training_is_its_steps() -> None:
     other = Undecided(learning_rate_logged="next")
     steps = reference.grpo_train(random_bigrams(), [ROWS] * 3, settings_of(**{**vars(settings), "undecided": other}))
     assert [step.logs["learning_rate"] for step in steps] == pytest.approx([0.2, 0.4, 0.2])
+
+
+def test_a_training_is_pytorchs_optimizer_on_its_clipped_gradients() -> None:
+    settings = settings_of(
+        optim="adamw_torch",
+        learning_rate=0.3,
+        adam_beta1=0.5,
+        adam_beta2=0.7,
+        adam_epsilon=1e-3,
+        weight_decay=0.2,
+        max_grad_norm=0.1,
+        lr_scheduler_type="cosine",
+    )
+    steps = reference.grpo_train(random_bigrams(), [ROWS] * 3, settings)
+    model = random_bigrams()
+    theirs = torch.optim.AdamW(model.parameters(), lr=0.3, betas=(0.5, 0.7), eps=1e-3, weight_decay=0.2)
+    for index, step in enumerate(steps):
+        model.table.grad = step.gradients["table"].clone()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        assert torch.allclose(norm, step.grad_norm, rtol=1e-12)
+        theirs.param_groups[0]["lr"] = 0.3 * (1 + math.cos(math.pi * index / 3)) / 2
+        theirs.step()
+        assert torch.allclose(model.table, step.weights["table"], rtol=1e-12)
 
 
 def test_the_reference_model_is_synchronised() -> None:
@@ -388,8 +423,9 @@ def test_an_evaluation_is_the_loss_of_a_policy_that_has_just_sampled() -> None:
         reference.grpo_evaluate(random_bigrams(), [], settings)
 
 
-def is_equal(left: object, right: object) -> bool:
-    return torch.equal(*(torch.as_tensor(each).nan_to_num(-1.0) for each in (left, right)))
+def is_equal(left: Any, right: Any) -> bool:
+    one, other = (torch.as_tensor(each).double().nan_to_num(-1.0) for each in (left, right))
+    return torch.equal(one, other)
 
 
 def test_the_first_difference_can_be_found() -> None:
@@ -416,6 +452,42 @@ def test_rows_alone_and_padded_batches_agree_on_a_real_model() -> None:
             left, right, rtol=1e-3, atol=1e-4, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
         )
     assert float(alone.grad_norm) > 0.1
+
+
+@pytest.mark.parametrize(
+    "settings, quantity",
+    [
+        ({"reward_weights": (1.0, 3.0)}, "generations[0].advantages.totals"),
+        ({"scale_rewards": "batch"}, "generations[0].advantages.advantages"),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, "generations[0].advantages.advantages"),
+        ({"undecided": Undecided(std_correction=0)}, "generations[0].advantages.group_stds"),
+        ({"undecided": Undecided(std_epsilon=1.0)}, "generations[0].advantages.advantages"),
+        ({"mask_truncated_completions": True}, "generations[0].tokens.loss_mask"),
+        ({"max_prompt_length": 1}, "generations[0].tokens.prompt_ids"),
+        ({"pad_to_multiple_of": 8}, "generations[0].tokens.prompt_ids"),
+        ({"pad_token_id": 7}, "generations[0].tokens.prompt_ids"),
+        ({"eos_token_id": 6}, "generations[0].tokens.completion_mask"),
+        ({"temperature": 0.5}, "generations[0].old_logprobs"),
+        ({"undecided": Undecided(entropy_bonus_mean="micro_batches")}, "loss"),
+        ({"adam_epsilon": 1.0}, "weights[table]"),
+        ({"weight_decay": 0.5}, "weights[table]"),
+        ({"optim": "sgd"}, "weights[table]"),
+        ({"max_grad_norm": 0.01}, "clipped_gradients[table]"),
+        ({"warmup_steps": 1}, "learning_rate"),
+        ({"learning_rate": 0.2}, "learning_rate"),
+    ],
+    ids=str,
+)
+def test_each_setting_first_changes_what_it_is_for(settings: dict[str, Any], quantity: str) -> None:
+    base = {"beta": 0.1, "entropy_coef": 0.1, "optim": "adamw_torch", "gradient_accumulation_steps": 2}
+    one, other = (
+        reference.grpo_step(
+            random_bigrams(), ROWS, settings_of(**{**base, **each}), reference_model=random_bigrams(8, 1)
+        )
+        for each in ({}, settings)
+    )
+    pairs = zip(reference.quantities(one), reference.quantities(other), strict=True)
+    assert next(left[0] for left, right in pairs if not is_equal(left[1], right[1])) == quantity
 
 
 def test_what_cannot_be_right_is_refused() -> None:

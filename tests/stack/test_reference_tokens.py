@@ -47,6 +47,11 @@ def test_widths_are_padded_to_a_multiple() -> None:
     assert tokens.completion_mask.tolist() == [[True, True, True, False]]
 
 
+def test_a_width_that_is_a_multiple_stays() -> None:
+    tokens = reference.tokens_of([[5, 6]], [[8, 9]], pad_token_id=0, eos_token_id=1, pad_to_multiple_of=2)
+    assert (tokens.prompt_ids.tolist(), tokens.completion_ids.tolist()) == ([[5, 6]], [[8, 9]])
+
+
 def test_long_prompts_lose_their_beginning() -> None:
     tokens = reference.tokens_of([[5, 6, 7], [8]], [[9], [9]], pad_token_id=0, eos_token_id=1, max_prompt_length=2)
     assert tokens.prompt_ids.tolist() == [[6, 7], [0, 8]]
