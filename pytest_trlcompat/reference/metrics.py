@@ -106,11 +106,14 @@ def _clip_ratios(
             found.append((side.double(), mask))
     both = [(low + high, mask) for (low, mask), (high, _) in zip(lows, highs, strict=True)]
     over_all = settings.undecided.metrics_mean == "tokens"
+    size = len(micro_batches) if over_all else settings.world_size
+    smallest = [min(_by_completion(lows[start : start + size]), default=0.0) for start in range(0, len(lows), size)]
+    largest = [max(_by_completion(highs[start : start + size]), default=0.0) for start in range(0, len(highs), size)]
     return {
         "clip_ratio/low_mean": float(mean_over_tokens(lows, over_all)),
-        "clip_ratio/low_min": min(_by_completion(lows), default=0.0),
+        "clip_ratio/low_min": sum(smallest) / len(smallest),
         "clip_ratio/high_mean": float(mean_over_tokens(highs, over_all)),
-        "clip_ratio/high_max": max(_by_completion(highs), default=0.0),
+        "clip_ratio/high_max": sum(largest) / len(largest),
         "clip_ratio/region_mean": float(mean_over_tokens(both, over_all)),
     }
 

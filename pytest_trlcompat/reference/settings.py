@@ -56,7 +56,8 @@ class Undecided:
             lower bound for a negative advantage, and above the upper one for a positive advantage. The documentation
             defines the lower and upper ratios by the bounds alone, the region by where "the objective is clipped".
         metrics_mean: averages over tokens that are logged: over all ``"tokens"`` of a step, or the mean over its
-            ``"micro_batches"`` on every rank.
+            ``"micro_batches"`` on every rank; then the smallest and the largest clip ratios are means, too, of those of
+            each micro-batch over all ranks.
         kl_logged_with_weights: whether the KL that is logged has the weights of ``use_bias_correction_kl``.
         learning_rate_logged: that which the step ``"used"``, or the ``"next"`` one's.
         num_tokens_each_iteration: whether tokens count again each time that ``num_iterations`` trains on them.
