@@ -139,8 +139,8 @@ def grpo_evaluate(
     """An evaluation: the loss and the metrics of training, on completions that the model has just sampled.
 
     Nothing is accumulated, so that ``dapo`` divides by the tokens of one batch over all ranks. Undecided by the
-    documentation: the mean over batches; losses are weighted with the batch's completions ("The evaluation loss" of
-    Transformers is one over samples), metrics count each batch once.
+    documentation: the mean over batches; losses are weighted by the completions of each batch, metrics count each batch
+    once; and whether ``num_tokens`` goes on counting, which is left out.
 
     Args:
         model, reference_model, padded: as for :func:`grpo_step`.

@@ -17,16 +17,18 @@ def token_shares(mask: Tensor, settings: GRPOSettings, *, step_tokens: float, mi
 
     For one micro-batch of one rank with ``R`` completions ``o_i``, of ``M`` micro-batches in the step over all ranks:
 
-    ================== ============================= =================================================================
-    ``grpo``, ``sapo`` ``1 / (M R |o_i|)``           mean over completions of the mean over tokens (DeepSeekMath,
-                                                     equation 3)
-    ``bnpo``           ``1 / (M sum_j |o_j|)``       mean over the tokens of the local batch
-    ``dr_grpo``        ``1 / (M R L)``               ``L`` is ``max_completion_length`` (Dr. GRPO, section 3.2)
-    ``dapo``,          ``1 / N``                     ``N`` active tokens of the global accumulated batch (DAPO, section
-    ``cispo``                                        3.3; MiniMax-M1)
-    ``luspo``          ``1 / (M R)``                 as ``grpo``, each completion scaled by its length (LUSPO)
-    ``vespo``          ``1 / (M R)``                 mean over completions of ``log pi`` of all their tokens (VESPO)
-    ================== ============================= =================================================================
+    ============= ===================== ================================================================
+    loss type     share of a token      source
+    ============= ===================== ================================================================
+    ``grpo``      ``1 / (M R |o_i|)``   mean over completions of the mean over tokens (DeepSeekMath, eq. 3)
+    ``sapo``      ``1 / (M R |o_i|)``   the same (SAPO)
+    ``bnpo``      ``1 / (M sum |o_j|)`` mean over the tokens of the local batch (its documentation)
+    ``dr_grpo``   ``1 / (M R L)``       ``L`` is ``max_completion_length`` (Dr. GRPO, section 3.2)
+    ``dapo``      ``1 / N``             ``N`` active tokens of the accumulated batch (DAPO, section 3.3)
+    ``cispo``     ``1 / N``             the same (MiniMax-M1)
+    ``luspo``     ``1 / (M R)``         as ``grpo``, each completion scaled by its length (LUSPO)
+    ``vespo``     ``1 / (M R)``         mean over completions of ``log pi`` of all their tokens (VESPO)
+    ============= ===================== ================================================================
 
     The step's loss is the mean over ranks and micro-batches, which is what data parallelism and gradient accumulation
     do, save where the documentation says that it is one over the accumulated batch.

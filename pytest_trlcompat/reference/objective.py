@@ -65,17 +65,22 @@ def policy_losses(
 
     ``w`` is the importance weight, ``A`` the completion's advantage, ``sg`` stops the gradient.
 
-    ============================================= =====================================================================
-    ``grpo``, ``bnpo``, ``dr_grpo``, ``dapo``,     ``-min(w A, clip(w, 1 - epsilon, 1 + epsilon_high) A)``
-    ``luspo``                                      (DeepSeekMath, equation 3; DAPO, section 3.1, for two epsilons)
-    the same with ``delta``                        ``-min(min(w, delta) A, clip(w, ...) A)`` (INTELLECT-2, two-sided
-                                                   clipping)
-    ``cispo``                                      ``-sg(min(w, epsilon_high)) A log pi`` (MiniMax-M1, with the bound
-                                                   that ScaleRL calls epsilon_max: it is no distance from 1)
-    ``sapo``                                       ``-4 / tau sigmoid(tau (w - 1)) A``, ``tau`` by the sign of ``A``
-    ``vespo``                                      ``-sg(W^k exp(lambda (1 - W))) A log pi``, ``W`` the ratio of whole
-                                                   completions, ``k`` and ``lambda`` by the sign of ``A``
-    ============================================= =====================================================================
+    ============= =============================================================
+    loss type     loss of a token
+    ============= =============================================================
+    PPO's         ``-min(w A, clip(w, 1 - epsilon, 1 + epsilon_high) A)``
+    with delta    ``-min(min(w, delta) A, clip(w, ...) A)``
+    ``cispo``     ``-sg(min(w, epsilon_high)) A log pi``
+    ``sapo``      ``-4 / tau sigmoid(tau (w - 1)) A``
+    ``vespo``     ``-sg(W^k exp(lambda (1 - W))) A log pi``
+    ============= =============================================================
+
+    PPO's is that of ``grpo``, ``bnpo``, ``dr_grpo``, ``dapo`` and ``luspo`` (DeepSeekMath, equation 3; DAPO, section
+    3.1, for two epsilons), with a second bound by ``delta`` (INTELLECT-2, two-sided clipping). The bound of ``cispo``
+    (MiniMax-M1) is no distance from 1: it is what ScaleRL calls epsilon_max. ``tau`` of ``sapo`` (SAPO, as in
+    https://huggingface.co/docs/trl/grpo_trainer#loss-types) is ``sapo_temperature_pos`` for a positive advantage,
+    ``sapo_temperature_neg`` otherwise. ``W`` of ``vespo`` (VESPO, as in https://huggingface.co/docs/trl/paper_index) is
+    the ratio of whole completions; ``k`` and ``lambda`` go by the sign of the advantage, too.
 
     Undecided by the documentation: whether ``delta`` has a meaning for the last three. It has none here. For ``A = 0``
     every form is 0, so that it does not matter which sign's parameters hold.

@@ -169,8 +169,9 @@ class Evaluation:
 def contiguous_layout(rows: int, *, world_size: int, micro_batches: int) -> list[list[list[int]]]:
     """Each rank has the next ``rows / world_size`` rows, and goes through them in order.
 
-    Undecided by the documentation: which completions a rank trains on, and in which order. It does not matter for the
-    gradient of a step over a whole generation, but of ``bnpo``'s; where a trainer does it otherwise, give its layout.
+    Undecided by the documentation: which completions a rank trains on, and in which order. For the gradient of a step
+    over a whole generation it matters with ``bnpo`` and ``top_entropy_quantile`` alone. Where a trainer does it
+    otherwise, give its layout.
 
     Raises:
         ValueError: if rows cannot be shared equally.

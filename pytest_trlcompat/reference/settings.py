@@ -93,7 +93,7 @@ class GRPOSettings:
     https://huggingface.co/docs/trl/grpo_trainer, https://huggingface.co/docs/trl/paper_index and
     https://huggingface.co/docs/transformers/main_classes/trainer. Other releases have other defaults: ``beta`` is 0.04
     until 0.18, ``temperature`` 0.9 until 0.17, ``loss_type`` ``"bnpo"`` from 0.17 to 0.21, ``use_bias_correction_kl``
-    off until 1.9.
+    off and ``max_completion_length`` 256 until 1.9.
 
     Attributes:
         world_size: how many ranks share each batch; they are simulated.
@@ -103,7 +103,7 @@ class GRPOSettings:
         warmup_steps: a number of steps, or below 1 a part of ``max_steps``.
         max_grad_norm: 0 or ``None`` for no clipping.
         reward_std_over: the logged ``reward_std``: over the full ``"batch"``, as is documented from 1.0 on, or the mean
-            of the standard deviations of the ``"groups"``, as is documented until 0.18, and until 0.26 unless
+            of the standard deviations of the ``"groups"``, as is documented until 0.16, and from 0.22 to 0.26 unless
             ``scale_rewards="batch"``.
         undecided: what the documentation leaves open.
 
