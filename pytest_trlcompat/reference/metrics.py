@@ -74,8 +74,7 @@ def training_metrics(
     """
 
     def mean(values: Callable[[MicroBatch], Tensor]) -> float:
-        pairs = [(values(one), one.mask) for one in micro_batches]
-        return float(mean_over_tokens(pairs, settings.undecided.metrics_mean == "tokens"))
+        return _average([(values(one), one.mask) for one in micro_batches], settings)
 
     def kl(one: MicroBatch) -> Tensor:
         assert one.kl is not None
@@ -105,17 +104,26 @@ def _clip_ratios(
         for found, side in zip((lows, highs), sides, strict=True):
             found.append((side.double(), mask))
     both = [(low + high, mask) for (low, mask), (high, _) in zip(lows, highs, strict=True)]
-    over_all = settings.undecided.metrics_mean == "tokens"
-    size = len(micro_batches) if over_all else settings.world_size
+    size = len(micro_batches) if settings.undecided.metrics_mean == "tokens" else settings.world_size
     smallest = [min(_by_completion(lows[start : start + size]), default=0.0) for start in range(0, len(lows), size)]
     largest = [max(_by_completion(highs[start : start + size]), default=0.0) for start in range(0, len(highs), size)]
     return {
-        "clip_ratio/low_mean": float(mean_over_tokens(lows, over_all)),
+        "clip_ratio/low_mean": _average(lows, settings),
         "clip_ratio/low_min": sum(smallest) / len(smallest),
-        "clip_ratio/high_mean": float(mean_over_tokens(highs, over_all)),
+        "clip_ratio/high_mean": _average(highs, settings),
         "clip_ratio/high_max": sum(largest) / len(largest),
-        "clip_ratio/region_mean": float(mean_over_tokens(both, over_all)),
+        "clip_ratio/region_mean": _average(both, settings),
     }
+
+
+def _average(pairs: Sequence[tuple[Tensor, Tensor]], settings: GRPOSettings) -> float:
+    """By ``metrics_mean``, of the values of all ranks' micro-batches: by time, then by rank."""
+    way = settings.undecided.metrics_mean
+    if way == "micro_batches":
+        size = settings.world_size
+        parts = [pairs[start : start + size] for start in range(0, len(pairs), size)]
+        pairs = [(torch.cat([each[0] for each in part]), torch.cat([each[1] for each in part])) for part in parts]
+    return float(mean_over_tokens(pairs, way == "tokens"))
 
 
 def _by_completion(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:

@@ -22,7 +22,7 @@ _UNDECIDED: dict[str, tuple[object, ...]] = {
     "entropy_bonus_mean": ("step", "micro_batches"),
     "entropy_threshold_over": ("ranks", "rank"),
     "learning_rate_logged": ("used", "next"),
-    "metrics_mean": ("tokens", "micro_batches"),
+    "metrics_mean": ("tokens", "micro_batches", "ranks"),
     "vespo_mean": ("sequences", "tokens"),
 }
 
@@ -55,9 +55,9 @@ class Undecided:
         clipped_by_sign: whether a token counts as clipped only where clipping changes the objective, that is below the
             lower bound for a negative advantage, and above the upper one for a positive advantage. The documentation
             defines the lower and upper ratios by the bounds alone, the region by where "the objective is clipped".
-        metrics_mean: averages over tokens that are logged: over all ``"tokens"`` of a step, or the mean over its
-            ``"micro_batches"`` on every rank; then the smallest and the largest clip ratios are means, too, of those of
-            each micro-batch over all ranks.
+        metrics_mean: averages over tokens that are logged: over all ``"tokens"`` of a step; or the mean over its
+            ``"micro_batches"`` of their averages over all ranks; or the mean of these of single ``"ranks"``. Unless it
+            is ``"tokens"``, the smallest and the largest clip ratios are means of those of each micro-batch, too.
         kl_logged_with_weights: whether the KL that is logged has the weights of ``use_bias_correction_kl``.
         learning_rate_logged: that which the step ``"used"``, or the ``"next"`` one's.
         num_tokens_each_iteration: whether tokens count again each time that ``num_iterations`` trains on them.

@@ -336,6 +336,11 @@ def test_steps_of_a_generation_and_of_several() -> None:
     assert both.logs["completions/mean_length"] == pytest.approx((23 / 8 + 3) / 2)
 
 
+def test_ranks_have_contiguous_rows_by_default() -> None:
+    found = reference.contiguous_layout(8, world_size=2, micro_batches=2)
+    assert found == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+
+
 def test_a_training_is_its_steps() -> None:
     settings = settings_of(optim="adamw_torch", weight_decay=0.1, warmup_steps=0.5, max_steps=4, learning_rate=0.4)
     steps = reference.grpo_train(random_bigrams(), [ROWS] * 3, settings)

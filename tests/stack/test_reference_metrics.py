@@ -112,8 +112,14 @@ def test_averages_are_over_tokens_of_all_micro_batches_and_ranks() -> None:
     # By completion, the part below: 0 and 2/3; above: 1/2 and 0. On two ranks, the two are one micro-batch.
     assert means["clip_ratio/low_mean"] == means["clip_ratio/low_min"] == pytest.approx(1 / 3)
     assert means["clip_ratio/high_max"] == pytest.approx(1 / 4)
-    ranks = metrics_of(world_size=2, undecided=Undecided(metrics_mean="micro_batches"))
+    one = metrics_of(world_size=2, undecided=Undecided(metrics_mean="micro_batches"))
+    assert (one["clip_ratio/low_min"], one["clip_ratio/high_max"]) == (0, 0.5)
+    assert one["entropy"] == pytest.approx(found["entropy"])
+    assert one["clip_ratio/low_mean"] == pytest.approx(2 / 5)
+    ranks = metrics_of(world_size=2, undecided=Undecided(metrics_mean="ranks"))
     assert (ranks["clip_ratio/low_min"], ranks["clip_ratio/high_max"]) == (0, 0.5)
+    assert ranks["entropy"] == pytest.approx((2 + 6) / 2)
+    assert ranks["clip_ratio/low_mean"] == pytest.approx(1 / 3)
     weighted = metrics_of(undecided=Undecided(kl_logged_with_weights=True))
     assert weighted["kl"] == pytest.approx((1.5 + 0.5 + 1 + 1.2 + 3) / 5)
 

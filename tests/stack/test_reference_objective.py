@@ -280,5 +280,5 @@ def test_the_entropy_coefficient_follows_the_entropy() -> None:
 def test_settings_that_are_not_documented_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GRPOSettings(**settings)
-    with pytest.raises(ValueError, match="metrics_mean='ranks'; choose one of 'tokens', 'micro_batches'"):
-        Undecided(metrics_mean="ranks")
+    with pytest.raises(ValueError, match="metrics_mean='rows'; choose one of 'tokens', 'micro_batches', 'ranks'"):
+        Undecided(metrics_mean="rows")
