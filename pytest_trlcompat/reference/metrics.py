@@ -78,7 +78,8 @@ def training_metrics(
 
     def kl(one: MicroBatch) -> Tensor:
         assert one.kl is not None
-        return one.kl * one.weights if settings.undecided.kl_logged_with_weights else one.kl
+        is_weighted = settings.use_bias_correction_kl and settings.undecided.kl_logged_with_weights
+        return one.kl * one.weights if is_weighted else one.kl
 
     found = {"entropy": mean(lambda one: one.entropies)}
     if micro_batches[0].kl is not None:

@@ -58,7 +58,8 @@ class Undecided:
         metrics_mean: averages over tokens that are logged: over all ``"tokens"`` of a step; or the mean over its
             ``"micro_batches"`` of their averages over all ranks; or the mean of these of single ``"ranks"``. Unless it
             is ``"tokens"``, the smallest and the largest clip ratios are means of those of each micro-batch, too.
-        kl_logged_with_weights: whether the KL that is logged has the weights of ``use_bias_correction_kl``.
+        kl_logged_with_weights: whether the KL that is logged has the weights of ``use_bias_correction_kl``, where that
+            is set.
         learning_rate_logged: that which the step ``"used"``, or the ``"next"`` one's.
         num_tokens_each_iteration: whether tokens count again each time that ``num_iterations`` trains on them.
         no_terminated_length: the terminated lengths where no completion terminates.

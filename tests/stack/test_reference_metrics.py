@@ -122,6 +122,8 @@ def test_averages_are_over_tokens_of_all_micro_batches_and_ranks() -> None:
     assert ranks["clip_ratio/low_mean"] == pytest.approx(1 / 3)
     weighted = metrics_of(undecided=Undecided(kl_logged_with_weights=True))
     assert weighted["kl"] == pytest.approx((1.5 + 0.5 + 1 + 1.2 + 3) / 5)
+    plain = metrics_of(use_bias_correction_kl=False, undecided=Undecided(kl_logged_with_weights=True))
+    assert plain["kl"] == found["kl"]
 
 
 def test_clip_ratios_of_tokens() -> None:
