@@ -1,9 +1,21 @@
-"""Models whose log-probabilities can be worked out by hand."""
+"""Models whose log-probabilities can be worked out by hand, and completions to train them on."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from pytest_trlcompat.reference import GRPOSettings, Rollout, Undecided
+
+EXACT = Undecided(std_epsilon=0.0)
+ROWS = Rollout(
+    prompts=[[2, 3]] * 4 + [[4]] * 4,
+    completions=[[5, 6, 1], [7, 1], [3, 4, 5, 6], [1], [6, 6, 1], [5, 4, 3, 2], [2, 1], [7, 7, 7, 1]],
+    rewards=[[1.0, 0.5], [0.0, 2.0], [2.0, None], [0.5, 1.0], [3.0, 0.0], [1.0, 1.0], [None, 2.0], [0.0, 0.0]],
+)
+EQUAL = Rollout(prompts=ROWS.prompts, completions=[[2 + row % 3, 7, 1] for row in range(8)], rewards=ROWS.rewards)
 
 
 class Bigrams(torch.nn.Module):
@@ -29,3 +41,9 @@ def uniform(words: int = 4) -> Bigrams:
 def random_bigrams(words: int = 8, seed: int = 0) -> Bigrams:
     generator = torch.Generator().manual_seed(seed)
     return Bigrams(torch.randn(words, words, dtype=torch.float64, generator=generator))
+
+
+def settings_of(**settings: Any) -> GRPOSettings:
+    level = {"importance_sampling_level": "sequence"} if settings.get("loss_type") == "luspo" else {}
+    base = {"num_generations": 4, "max_completion_length": 4, "optim": "sgd", "learning_rate": 0.1}
+    return GRPOSettings(**{**base, **level, **settings})
