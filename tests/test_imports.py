@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import sys
 from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
@@ -19,7 +20,7 @@ LAYERS = (
     {"bisect", "plugin"},
     {"checks", "doctor", "launch", "matrix"},
     {"accelerator", "catalog", "tiny"},
-    {"trainers", "_location"},
+    {"reference", "trainers", "_location"},
     {"__init__", "_data", "_devices", "_processes", "stack"},
 )
 """The packages, and the modules that they share, from the top down: none imports another of its own layer."""
@@ -109,10 +110,21 @@ def test_packages_import_only_from_layers_below(imports: Imports) -> None:
     assert not sorted(upwards)
 
 
-def test_trainers_and_checks_import_no_package_of_the_harness(imports: Imports) -> None:
+def test_trainers_checks_and_the_reference_import_no_package_of_the_harness(imports: Imports) -> None:
     """So that users can train with them."""
     crossing = {(package_of(one), package_of(other)) for one, other in between_packages(imports)}
-    assert {(one, other) for one, other in crossing if one in ("checks", "trainers")} == {("checks", "trainers")}
+    alone = ("checks", "reference", "trainers")
+    assert {(one, other) for one, other in crossing if one in alone} == {("checks", "trainers")}
+
+
+def test_the_reference_imports_nothing_of_the_stack_but_torch() -> None:
+    """It is independent of the trainers that are held against it."""
+    named = {
+        name.partition(".")[0]
+        for path in (ROOT / PACKAGE / "reference").glob("*.py")
+        for name in _named(ast.parse(path.read_text(encoding="utf-8")), f"{PACKAGE}.reference")
+    }
+    assert named - set(sys.stdlib_module_names) == {PACKAGE, "torch"}
 
 
 @pytest.mark.parametrize(

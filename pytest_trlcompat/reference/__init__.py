@@ -1,0 +1,112 @@
+"""What a training step must give: an independent computation in plain PyTorch to hold a trainer against.
+
+Written from the papers and from the documentation of each argument, never from a trainer's code, so that a mistake
+there is not repeated here. It knows neither TRL nor Transformers nor ranks: completions are given, ranks are simulated,
+and a model is anything that returns logits::
+
+    from pytest_trlcompat import reference
+
+    rollout = reference.Rollout(prompts=[[5, 6], [5, 6]], completions=[[7, 1], [8, 9]], rewards=[[1.0], [0.0]])
+    step = reference.grpo_step(model, rollout, reference.GRPOSettings(num_generations=2, beta=0.04))
+    for name, value in reference.quantities(step):  # in the order in which a step makes them
+        ...
+
+Where the documentation does not decide, a docstring says ``undecided by the documentation``, and
+:class:`Undecided` takes the choice. It covers text completions with rewards that are given: no generation, no tools, no
+images, no corrections for another inference engine, no auxiliary loss of a mixture of experts. It is written to be
+read, not to be fast: the graphs of all micro-batches of a step are kept at once.
+
+Importing this package imports torch; nothing else of the stack, of the harness, or of pytest.
+"""
+
+from __future__ import annotations
+
+from pytest_trlcompat.reference.grpo import grpo_evaluate, grpo_step, grpo_train
+from pytest_trlcompat.reference.metrics import average_logs, generation_metrics, mean_over_tokens, training_metrics
+from pytest_trlcompat.reference.normalisation import token_shares
+from pytest_trlcompat.reference.objective import (
+    clipped,
+    entropy_control,
+    high_entropy_mask,
+    importance_weights,
+    on_policy_mask,
+    policy_losses,
+    trajectory_weights,
+)
+from pytest_trlcompat.reference.optimizer import (
+    AdamWState,
+    adamw_step,
+    clip_gradients,
+    decayed_parameters,
+    gradient_norm,
+    learning_rate_factor,
+    mix_weights,
+    sgd_step,
+)
+from pytest_trlcompat.reference.policy import Scores, kl_estimate, score_tokens
+from pytest_trlcompat.reference.records import (
+    Evaluation,
+    Generation,
+    GRPOStep,
+    Layout,
+    MicroBatch,
+    Rollout,
+    contiguous_layout,
+    quantities,
+)
+from pytest_trlcompat.reference.rewards import (
+    Advantages,
+    advantages_of,
+    mean_of_present,
+    std_of_present,
+    total_rewards,
+)
+from pytest_trlcompat.reference.settings import GRPOSettings, Undecided
+from pytest_trlcompat.reference.tokens import Tokens, pad, tokens_of
+
+__all__ = [
+    "AdamWState",
+    "Advantages",
+    "Evaluation",
+    "GRPOSettings",
+    "GRPOStep",
+    "Generation",
+    "Layout",
+    "MicroBatch",
+    "Rollout",
+    "Scores",
+    "Tokens",
+    "Undecided",
+    "adamw_step",
+    "advantages_of",
+    "average_logs",
+    "clip_gradients",
+    "clipped",
+    "contiguous_layout",
+    "decayed_parameters",
+    "entropy_control",
+    "generation_metrics",
+    "gradient_norm",
+    "grpo_evaluate",
+    "grpo_step",
+    "grpo_train",
+    "high_entropy_mask",
+    "importance_weights",
+    "kl_estimate",
+    "learning_rate_factor",
+    "mean_of_present",
+    "mean_over_tokens",
+    "mix_weights",
+    "on_policy_mask",
+    "pad",
+    "policy_losses",
+    "quantities",
+    "score_tokens",
+    "sgd_step",
+    "std_of_present",
+    "token_shares",
+    "tokens_of",
+    "total_rewards",
+    "training_metrics",
+    "trajectory_weights",
+]

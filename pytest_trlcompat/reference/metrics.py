@@ -1,0 +1,163 @@
+"""What a trainer logs, over all ranks: https://huggingface.co/docs/trl/grpo_trainer#logged-metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from pytest_trlcompat.reference.objective import HARD_CLIPPED, clipped
+from pytest_trlcompat.reference.records import Generation, MicroBatch
+from pytest_trlcompat.reference.rewards import mean_of_present, std_of_present
+from pytest_trlcompat.reference.settings import GRPOSettings
+
+__all__ = ["average_logs", "generation_metrics", "mean_over_tokens", "training_metrics"]
+
+_LAST = ("grad_norm", "learning_rate", "num_tokens", "entropy_coef")
+
+
+def generation_metrics(
+    generation: Generation, names: Sequence[str], settings: GRPOSettings, *, evaluation: bool = False
+) -> dict[str, float]:
+    """What is logged of completions and rewards, all ranks together.
+
+    - ``completions/mean_length``, ``min_length``, ``max_length``: tokens up to and including the end of sequence; of
+      the excluded ones, too ("generated completions").
+    - ``completions/mean_terminated_length``, ... : of those that have an end of sequence.
+    - ``completions/clipped_ratio``: the part that has none.
+    - ``rewards/{name}/mean``, ``std``: of one function, over the completions for which it gave a reward.
+    - ``reward``: mean of the totals.
+    - ``reward_std``: see ``reward_std_over`` of :class:`~pytest_trlcompat.reference.GRPOSettings`.
+    - ``frac_reward_zero_std``: the part of the completions in whose group all totals are equal.
+
+    The documentation until 0.16 has ``completion_length`` for the first, and that until 1.0 ``reward/{name}``.
+    """
+    lengths = generation.tokens.lengths.double()
+    terminated = lengths[generation.tokens.terminated]
+    found = {f"completions/{name}_length": float(take(lengths)) for name, take in _STATISTICS.items()}
+    for name, take in _STATISTICS.items():
+        none = settings.undecided.no_terminated_length
+        found[f"completions/{name}_terminated_length"] = float(take(terminated)) if len(terminated) else none
+    found["completions/clipped_ratio"] = 1.0 - len(terminated) / len(lengths)
+
+    given, correction = generation.advantages, settings.undecided.std_correction
+    means, stds = mean_of_present(given.rewards, 0)[0], std_of_present(given.rewards, 0, correction=correction)[0]
+    for name, mean, std in zip(names, means.tolist(), stds.tolist(), strict=True):
+        found[f"rewards/{name}/mean"], found[f"rewards/{name}/std"] = mean, std
+    found["reward"] = float(given.totals.mean())
+    in_groups = settings.reward_std_over == "groups"
+    found["reward_std"] = float(given.group_stds.mean() if in_groups else given.batch_std)
+    size = (settings.num_generations_eval or settings.num_generations) if evaluation else settings.num_generations
+    groups = given.totals.reshape(-1, size)
+    found["frac_reward_zero_std"] = float((groups == groups[:, :1]).all(1).double().mean())
+    return found
+
+
+_STATISTICS: Mapping[str, Callable[[Tensor], Tensor]] = {"mean": torch.mean, "min": torch.min, "max": torch.max}
+
+
+def training_metrics(
+    micro_batches: Sequence[MicroBatch], generations: Sequence[Generation], settings: GRPOSettings
+) -> dict[str, float]:
+    """What is logged of tokens that are trained on, all micro-batches and ranks together.
+
+    - ``entropy``: mean over tokens; those of excluded completions are left out.
+    - ``kl``: mean over the same tokens; where ``beta`` is not 0.
+    - ``clip_ratio/low_mean``, ``high_mean``, ``region_mean``: the part of the tokens (of the completions, for
+      ``importance_sampling_level="sequence"``) that is clipped on the lower bound, the upper one, either.
+    - ``clip_ratio/low_min``, ``high_max``: the smallest and the largest part of any completion.
+
+    Clip ratios are those of PPO's clipping: the documentation names none for ``cispo``, ``sapo`` and ``vespo``.
+    Undecided by the documentation: ``metrics_mean``, ``clipped_by_sign``, ``kl_logged_with_weights``, see
+    :class:`~pytest_trlcompat.reference.Undecided`.
+    """
+
+    def mean(values: Callable[[MicroBatch], Tensor]) -> float:
+        return _average([(values(one), one.mask) for one in micro_batches], settings)
+
+    def kl(one: MicroBatch) -> Tensor:
+        assert one.kl is not None
+        is_weighted = settings.use_bias_correction_kl and settings.undecided.kl_logged_with_weights
+        return one.kl * one.weights if is_weighted else one.kl
+
+    found = {"entropy": mean(lambda one: one.entropies)}
+    if micro_batches[0].kl is not None:
+        found["kl"] = mean(kl)
+    if settings.loss_type in HARD_CLIPPED:
+        found |= _clip_ratios(micro_batches, generations, settings)
+    return found
+
+
+def _clip_ratios(
+    micro_batches: Sequence[MicroBatch], generations: Sequence[Generation], settings: GRPOSettings
+) -> dict[str, float]:
+    lows: list[tuple[Tensor, Tensor]] = []
+    highs: list[tuple[Tensor, Tensor]] = []
+    for one in micro_batches:
+        advantages = generations[one.generation].advantages.advantages[list(one.rows)]
+        by_sign = settings.undecided.clipped_by_sign
+        sides = clipped(one.weights, advantages, settings.epsilon, settings.upper_epsilon, by_sign=by_sign)
+        mask = one.mask
+        if settings.importance_sampling_level == "sequence":  # each completion counts once
+            mask = mask.any(1, keepdim=True)
+            sides = sides[0][:, :1], sides[1][:, :1]
+        for found, side in zip((lows, highs), sides, strict=True):
+            found.append((side.double(), mask))
+    both = [(low + high, mask) for (low, mask), (high, _) in zip(lows, highs, strict=True)]
+    size = len(micro_batches) if settings.undecided.metrics_mean == "tokens" else settings.world_size
+    smallest = [min(_by_completion(lows[start : start + size]), default=0.0) for start in range(0, len(lows), size)]
+    largest = [max(_by_completion(highs[start : start + size]), default=0.0) for start in range(0, len(highs), size)]
+    return {
+        "clip_ratio/low_mean": _average(lows, settings),
+        "clip_ratio/low_min": sum(smallest) / len(smallest),
+        "clip_ratio/high_mean": _average(highs, settings),
+        "clip_ratio/high_max": sum(largest) / len(largest),
+        "clip_ratio/region_mean": _average(both, settings),
+    }
+
+
+def _average(pairs: Sequence[tuple[Tensor, Tensor]], settings: GRPOSettings) -> float:
+    """By ``metrics_mean``, of the values of all ranks' micro-batches: by time, then by rank."""
+    way = settings.undecided.metrics_mean
+    if way == "micro_batches":
+        size = settings.world_size
+        parts = [pairs[start : start + size] for start in range(0, len(pairs), size)]
+        pairs = [(torch.cat([each[0] for each in part]), torch.cat([each[1] for each in part])) for part in parts]
+    return float(mean_over_tokens(pairs, way == "tokens"))
+
+
+def _by_completion(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+    found: list[float] = []
+    for values, mask in pairs:
+        counted = mask.any(1)
+        found += ((values * mask).sum(1)[counted] / mask.sum(1)[counted]).tolist()
+    return found
+
+
+def mean_over_tokens(pairs: Sequence[tuple[Tensor, Tensor]], over_all: bool) -> Tensor:
+    """Mean of values where masks are true: over all pairs, or the mean of each pair's mean. 0 where nothing counts.
+
+    Args:
+        pairs: values and their masks, both ``(R, C)``.
+        over_all: whether every token counts the same, wherever it is.
+    """
+    sums = torch.stack([(values * mask).sum() for values, mask in pairs])
+    counts = torch.stack([mask.sum() for _, mask in pairs])
+    if over_all:
+        return sums.sum() / counts.sum().clamp(min=1)
+    return (sums / counts.clamp(min=1)).mean()
+
+
+def average_logs(logs: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """What is logged for several steps at once (``logging_steps`` above 1): means over the steps that have a number.
+
+    The last step's for ``num_tokens``, "processed so far", and for ``learning_rate``, ``grad_norm`` and
+    ``entropy_coef``, which are of a moment. Undecided by the documentation: the smallest and largest lengths and ratios
+    of several steps; they are averaged, too.
+    """
+    found: dict[str, list[float]] = {}
+    for entry in logs:
+        for name, value in entry.items():
+            found.setdefault(name, []).append(value)
+    return {name: values[-1] if name in _LAST else sum(values) / len(values) for name, values in found.items()}

@@ -1,0 +1,49 @@
+"""Models whose log-probabilities can be worked out by hand, and completions to train them on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_trlcompat.reference import GRPOSettings, Rollout, Undecided
+
+EXACT = Undecided(std_epsilon=0.0)
+ROWS = Rollout(
+    prompts=[[2, 3]] * 4 + [[4]] * 4,
+    completions=[[5, 6, 1], [7, 1], [3, 4, 5, 6], [1], [6, 6, 1], [5, 4, 3, 2], [2, 1], [7, 7, 7, 1]],
+    rewards=[[1.0, 0.5], [0.0, 2.0], [2.0, None], [0.5, 1.0], [3.0, 0.0], [1.0, 1.0], [None, 2.0], [0.0, 0.0]],
+)
+EQUAL = Rollout(prompts=ROWS.prompts, completions=[[2 + row % 3, 7, 1] for row in range(8)], rewards=ROWS.rewards)
+
+
+class Bigrams(torch.nn.Module):
+    """The next token depends on the last one alone: row ``i`` of ``table`` has the logits after token ``i``.
+
+    With a table of zeros every token has the probability 1 / V, and the gradient of its log-probability with respect to
+    its row is 1 - 1 / V at the token, and -1 / V elsewhere.
+    """
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(table.clone())
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        assert input_ids.shape == attention_mask.shape
+        return self.table[input_ids]
+
+
+def uniform(words: int = 4) -> Bigrams:
+    return Bigrams(torch.zeros(words, words, dtype=torch.float64))
+
+
+def random_bigrams(words: int = 8, seed: int = 0) -> Bigrams:
+    generator = torch.Generator().manual_seed(seed)
+    return Bigrams(torch.randn(words, words, dtype=torch.float64, generator=generator))
+
+
+def settings_of(**settings: Any) -> GRPOSettings:
+    level = {"importance_sampling_level": "sequence"} if settings.get("loss_type") == "luspo" else {}
+    base = {"num_generations": 4, "max_completion_length": 4, "optim": "sgd", "learning_rate": 0.1}
+    return GRPOSettings(**{**base, **level, **settings})
