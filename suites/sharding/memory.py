@@ -1,0 +1,163 @@
+"""How much memory a strategy allows a rank, in copies of the model, and what was measured above it.
+
+Runs in the test process; imports nothing of the stack. What a strategy promises is written where it is defined:
+
+- DDP keeps all of everything on every rank, and buckets of the size of the gradients beside them
+  (``gradient_as_bucket_view`` of PyTorch's ``DistributedDataParallel``).
+- ZeRO-2 shards gradients and optimizer, ZeRO-3 parameters too. What belongs to that is counted in the source of
+  ``deepspeed.runtime.zero.stage_1_and_2.estimate_zero2_model_states_mem_needs``: per parameter two gradients, one as the
+  backward pass left it and one for the optimizer, a master copy, and the states of Adam. One bucket of
+  ``reduce_bucket_size`` elements is for communication. Under ZeRO-3 ``stage3_max_live_parameters`` and
+  ``stage3_prefetch_bucket_size`` bound what is gathered at once.
+- FSDP shards parameters, gradients and optimizer, and gathers one unit while the next one is on its way
+  (``limit_all_gathers`` of ``FullyShardedDataParallel``; "implicit prefetching" of ``fully_shard``).
+- AdamW with ``foreach`` needs "sizeof(params)" more while it steps (``torch.optim.AdamW``).
+- GRPO under ZeRO-3 gathers the whole policy to generate where ``ds3_gather_for_generation`` says so, which is TRL's
+  default: "disabling this option allows training models that exceed the VRAM capacity of a single GPU".
+- A reference model has parameters alone, and TRL prepares it as the policy is prepared: sharded under ZeRO-3 and FSDP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.plugin.judging import Finding
+
+from ..in_rank.memory import PHASES
+from ..launches import distinct
+
+__all__ = ["BUCKET", "NO_GATHER", "allowed", "judge_generation", "judge_memory"]
+
+BUCKET = 250_000
+"""Elements of a communication bucket of DeepSpeed's, which is some more than a layer of the model has."""
+NO_GATHER = "zero3-no_gather"
+"""ZeRO-3 with ``ds3_gather_for_generation=False``."""
+ELEMENT = 4
+"""Bytes, of float32."""
+ACTIVATIONS = 0.15
+"""Share of the model. 0.09 was seen at most, in a single process, where nothing else comes to what a model holds."""
+PADDING = 0.01
+"""Share of the model, by which shards of equal length are longer."""
+UNITS = 4
+"""Two layers of parameters, the one that computes and the next, each with the buffer that it was received in."""
+
+
+@dataclass(frozen=True)
+class _Copies:
+    """Copies of the model that a rank holds: so many whole, and its shards of so many."""
+
+    whole: int = 0
+    sharded: int = 0
+
+    def share(self, ranks: int) -> float:
+        return self.whole + self.sharded / ranks
+
+
+# Parameters and Adam's two states; what else stays between steps is named.
+_BETWEEN_STEPS = {
+    "single": _Copies(whole=3),
+    "ddp": _Copies(whole=4),  # buckets of the gradients
+    "zero2": _Copies(whole=1, sharded=3),  # the master copy
+    "zero3": _Copies(sharded=5),  # the master copy, and the buffer in which gradients gather
+    "fsdp1": _Copies(sharded=4),  # gradients, which FSDP1 lets go of when the next forward pass begins
+    "fsdp2": _Copies(sharded=3),
+}
+# Gradients, as far as they are not there between steps, and what AdamW needs to step.
+_WITHIN_A_STEP = {
+    "single": _Copies(whole=2),
+    "ddp": _Copies(whole=2),
+    "zero2": _Copies(sharded=3),  # two gradients
+    "zero3": _Copies(sharded=2),  # the optimizer's gradients
+    "fsdp1": _Copies(sharded=1),
+    "fsdp2": _Copies(sharded=2),
+}
+_SHARDS_PARAMETERS = ("zero3", "fsdp1", "fsdp2")
+
+
+def allowed(strategy: str, unit: float, bucket: float, ranks: int) -> dict[str, float]:
+    """The most that each quantity of :func:`judge_memory` may be, as a share of the model's bytes.
+
+    Args:
+        strategy: with the variant ``NO_GATHER``.
+        unit: share of the model in its largest unit.
+        bucket: share of the model that a bucket of DeepSpeed's holds.
+    """
+    kind = strategy.partition("-")[0]
+    sharded = kind in _SHARDS_PARAMETERS
+    parameters = _Copies(sharded=1) if sharded else _Copies(whole=1)
+    held = parameters.share(ranks) + PADDING
+    gathered = UNITS * unit if sharded else 0.0
+    generation = 1.0 if strategy == "zero3" else gathered
+    kept = _BETWEEN_STEPS[kind].share(ranks) + (bucket if kind.startswith("zero") else 0.0)
+    rest = kept + held
+    return {
+        "policy": held,
+        "reference": held,
+        "rest": rest,
+        "generation": generation + ACTIVATIONS,
+        "reference_forward": gathered + ACTIVATIONS,
+        "step": rest + max(_WITHIN_A_STEP[kind].share(ranks), generation) + ACTIVATIONS,
+    }
+
+
+def judge_memory(strategy: str, ranks: Sequence[Mapping[str, Any]]) -> Finding:
+    """``wasteful`` where a rank holds more than its strategy promises, ``error`` where training fails.
+
+    Args:
+        ranks: what :func:`in_rank.memory.train` returned on each.
+
+    Returns:
+        The evidence has ``shares`` of the model's bytes, on the rank that holds the most: ``policy`` and ``reference``,
+        the parameters of each; ``rest``, all that is allocated between steps; ``generation`` and
+        ``reference_forward``, what each adds to it while it goes on; ``step``, the peak of a step. ``allowed``, by the
+        same names; and ``exceeded``, those that are above it.
+    """
+    failures = distinct(rank["failure"] for rank in ranks)
+    if failures:
+        return _failed(failures)
+    assert all(set(rank["peaks"]) == set(PHASES) for rank in ranks), ranks
+    size = ranks[0]["size"]
+    found = {
+        "policy": max(rank["policy"] for rank in ranks) / size,
+        "reference": max(rank["reference"] for rank in ranks) / size,
+        "rest": max(rank["rest"] for rank in ranks) / size,
+        "generation": _extra(ranks, "generation"),
+        "reference_forward": _extra(ranks, "reference"),
+        "step": max(max(rank["peaks"].values()) for rank in ranks) / size,
+    }
+    return _finding(strategy, ranks, found)
+
+
+def judge_generation(strategy: str, ranks: Sequence[Mapping[str, Any]]) -> Finding:
+    """The same for the generation of the first step alone: whatever fails after it is another matter."""
+    failures = distinct(rank["failure"] for rank in ranks)
+    if not all("generation" in rank.get("extra", {}) for rank in ranks):
+        return _failed(failures)
+    finding = _finding(strategy, ranks, {"generation": _extra(ranks, "generation")})
+    return Finding(finding.verdict, {**finding.evidence, "failed_later": failures})
+
+
+def _failed(failures: Sequence[str]) -> Finding:
+    others = {"failures_of_other_ranks": failures[1:]} if failures[1:] else {}
+    return Finding(Verdict.ERROR, {"failure": failures[0], **others})
+
+
+def _extra(ranks: Sequence[Mapping[str, Any]], phase: str) -> float:
+    return float(max(rank["extra"][phase] / rank["size"] for rank in ranks))
+
+
+def _finding(strategy: str, ranks: Sequence[Mapping[str, Any]], found: Mapping[str, float]) -> Finding:
+    size, unit = ranks[0]["size"], ranks[0]["unit"]
+    limits = allowed(strategy, unit / size, BUCKET * ELEMENT / size, len(ranks))
+    exceeded = [name for name, share in found.items() if share > limits[name]]
+    evidence = {
+        "shares": {name: round(share, 3) for name, share in found.items()},
+        "allowed": {name: round(limits[name], 3) for name in found},
+        "exceeded": exceeded,
+        "model_bytes": size,
+        "largest_unit": round(unit / size, 3),
+    }
+    return Finding(Verdict.WASTEFUL if exceeded else Verdict.OK, evidence)
