@@ -74,22 +74,15 @@ def train(subject: str, model: TinyModel, **settings: Any) -> dict[str, Any]:
         settings: of the ``GRPOConfig``, beside those chosen here.
 
     Returns:
-        ``unknown``: those of ``settings`` that this release does not know; where there are any, nothing is trained.
         ``failure``: a text, or ``None``. ``size`` and ``unit``: bytes of a whole model, and of one of its layers.
         ``policy`` and ``reference``: bytes of the parameters of each that this rank holds after training. ``rest``,
         ``peaks`` and ``extra``: see :class:`_Watch`; after a failure, of what was done before.
     """
-    import dataclasses
-
     import torch
-    import trl
 
-    unknown = sorted(set(settings) - {each.name for each in dataclasses.fields(trl.GRPOConfig)})
-    if unknown:
-        return {"unknown": unknown, "failure": None}
     watch: _Watch | None = None
     whole = model.new_model()
-    found: dict[str, Any] = {"unknown": [], "size": _held(whole), "unit": _held(whole.model.layers[0])}
+    found: dict[str, Any] = {"size": _held(whole), "unit": _held(whole.model.layers[0])}
     del whole
     with sharding.failure() as failed:
         trainer = grpo.build_trainer(

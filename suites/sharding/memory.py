@@ -35,6 +35,11 @@ BUCKET = 250_000
 """Elements of a communication bucket of DeepSpeed's, which is some more than a layer of the model has."""
 NO_GATHER = "zero3-no_gather"
 """ZeRO-3 with ``ds3_gather_for_generation=False``."""
+ASKED = {
+    "zero3": "ds3_gather_for_generation=True, TRL's default: all of the policy is gathered to generate",
+    NO_GATHER: "ds3_gather_for_generation=False: nothing is gathered beyond what computes",
+}
+"""What a user has asked for, beyond the strategy."""
 ELEMENT = 4
 """Bytes, of float32."""
 ACTIVATIONS = 0.15
@@ -161,5 +166,6 @@ def _finding(strategy: str, ranks: Sequence[Mapping[str, Any]], found: Mapping[s
         "exceeded": exceeded,
         "model_bytes": size,
         "largest_unit": round(unit / size, 3),
+        **({"asked": ASKED[strategy]} if strategy in ASKED else {}),
     }
     return Finding(Verdict.WASTEFUL if exceeded else Verdict.OK, evidence)
