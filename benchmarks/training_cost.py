@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -254,7 +254,7 @@ def turns(lines: IO[str], sampler: Sampler | None) -> Any:
     """A callback that waits for its turn before each step, and says what the step took."""
     from transformers import TrainerCallback
 
-    class Turns(TrainerCallback):  # type: ignore[misc]
+    class Turns(TrainerCallback):
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             self._wait()
 
@@ -284,8 +284,8 @@ class Sampler:
     """
 
     def __init__(self) -> None:
-        self._step: Counter[str] = Counter()
-        self._all: Counter[str] = Counter()
+        self._step: defaultdict[str, float] = defaultdict(float)
+        self._all: defaultdict[str, float] = defaultdict(float)
         self._last = 0.0
         signal.signal(signal.SIGALRM, self._sample)
 
@@ -297,14 +297,16 @@ class Sampler:
     def stop(self, counts: bool) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         if counts:
-            self._all.update(self._step)
+            for name, spent in self._step.items():
+                self._all[name] += spent
 
     def found(self) -> dict[str, Any]:
         total = sum(self._all.values())
-        own = Counter({name: spent for name, spent in self._all.items() if name})
+        own = {name: spent for name, spent in self._all.items() if name}
+        most = sorted(own.items(), key=lambda each: -each[1])
         return {
             "profile_share": round(sum(own.values()) / total, 6),
-            "profile": {name: round(spent / total, 6) for name, spent in own.most_common(8)},
+            "profile": {name: round(spent / total, 6) for name, spent in most[:8]},
         }
 
     def _sample(self, _signal: int, frame: Any) -> None:

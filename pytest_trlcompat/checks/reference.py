@@ -19,7 +19,7 @@ __all__ = ["check_reference_model"]
 _MORE = 1.5
 """Times the policy's share of a model that is gathered at once, beyond which a reference model gathers too much."""
 _WHOLE = 0.99
-"""Share beyond which a model is gathered whole, which is too much wherever the policy is not, however few its layers."""
+"""Share beyond which a model is gathered whole: too much wherever the policy is not, however few its layers are."""
 
 
 def check_reference_model(ref_model: nn.Module, policy: nn.Module) -> dict[str, Any]:

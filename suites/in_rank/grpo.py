@@ -110,7 +110,7 @@ def _config(**settings: Any) -> Any:
 
 
 def counted(rows: int) -> int:
-    """The ``per_device_train_batch_size`` of so many rows: 0.14 counts prompts where later releases count completions."""
+    """The ``per_device_train_batch_size`` of so many rows: 0.14 counts prompts, later releases count completions."""
     from importlib import metadata  # trl 0.22.0 says that its version is "unknown"
 
     from packaging.version import Version

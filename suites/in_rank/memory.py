@@ -14,7 +14,7 @@ Where there is a second step, the first does not count, since optimizers and lib
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +75,8 @@ def train(subject: str, model: TinyModel, **settings: Any) -> dict[str, Any]:
 
     Returns:
         ``failure``: a text, or ``None``. ``size`` and ``unit``: bytes of a whole model, and of one of its layers.
-        ``policy`` and ``reference``: bytes of the parameters of each that this rank holds after training. ``rest``,
-        ``peaks`` and ``extra``: see :class:`_Watch`; after a failure, of what was done before.
+        ``policy`` and ``reference``: bytes of the parameters of each that this rank holds after training. ``losses``:
+        as logged. ``rest``, ``peaks`` and ``extra``: see :class:`_Watch`; after a failure, of what was done before.
     """
     import torch
 
@@ -97,6 +97,7 @@ def train(subject: str, model: TinyModel, **settings: Any) -> dict[str, Any]:
         trainer.add_callback(_between_steps(watch))
         trainer.train()
         found |= {"policy": _held(trainer.model), "reference": _held(trainer.ref_model)}
+        found["losses"] = models.logged(trainer, "loss")
     if watch is not None:
         found |= {"rest": watch.rest, "peaks": watch.peaks, "extra": watch.extra}
     return {**found, "failure": failed.get("text")}
@@ -196,7 +197,7 @@ def _watch_generation(watch: _Watch) -> None:
 def _between_steps(watch: _Watch) -> Any:
     from transformers import TrainerCallback
 
-    class BetweenSteps(TrainerCallback):  # type: ignore[misc]
+    class BetweenSteps(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             watch.enter("")
             if state.global_step == 1:

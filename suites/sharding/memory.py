@@ -4,8 +4,8 @@ Runs in the test process; imports nothing of the stack. What a strategy promises
 
 - DDP keeps all of everything on every rank, and buckets of the size of the gradients beside them
   (``gradient_as_bucket_view`` of PyTorch's ``DistributedDataParallel``).
-- ZeRO-2 shards gradients and optimizer, ZeRO-3 parameters too. What belongs to that is counted in the source of
-  ``deepspeed.runtime.zero.stage_1_and_2.estimate_zero2_model_states_mem_needs``: per parameter two gradients, one as the
+- ZeRO-2 shards gradients and optimizer, ZeRO-3 parameters too. ``estimate_zero2_model_states_mem_needs``, in
+  ``deepspeed.runtime.zero.stage_1_and_2``, counts what belongs to that: of each parameter two gradients, one as the
   backward pass left it and one for the optimizer, a master copy, and the states of Adam. One bucket of
   ``reduce_bucket_size`` elements is for communication. Under ZeRO-3 ``stage3_max_live_parameters`` and
   ``stage3_prefetch_bucket_size`` bound what is gathered at once.
@@ -21,15 +21,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat import stack
 from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.plugin.judging import Finding
+from pytest_trlcompat.plugin.judging import Absent, Finding
 
-from ..in_rank.memory import PHASES
+from ..in_rank import memory
 from ..launches import distinct
+from .trainings import WORLD_SIZE, built_as_asked
 
-__all__ = ["BUCKET", "NO_GATHER", "allowed", "judge_generation", "judge_memory"]
+if TYPE_CHECKING:
+    from pytest_trlcompat.tiny import TinyModel
+
+    from ..launches import LaunchCache
+
+__all__ = ["NO_GATHER", "STRATEGIES", "allowed", "judge_memory", "train"]
 
 BUCKET = 250_000
 """Elements of a communication bucket of DeepSpeed's, which is some more than a layer of the model has."""
@@ -45,9 +52,49 @@ ELEMENT = 4
 ACTIVATIONS = 0.15
 """Share of the model. 0.09 was seen at most, in a single process, where nothing else comes to what a model holds."""
 PADDING = 0.03
-"""Share of the model, by which shards of equal length are longer, with what a trainer keeps of a batch. 0.006 was seen."""
+"""Share of the model: by which shards of equal length are longer, and what stays of a batch. 0.006 was seen."""
 UNITS = 4
 """Two layers of parameters, the one that computes and the next, each with the buffer that it was received in."""
+
+
+_ZERO = {"reduce_bucket_size": BUCKET, "overlap_comm": False}
+_ZERO3 = {**_ZERO, "stage3_prefetch_bucket_size": BUCKET, "stage3_max_live_parameters": BUCKET}
+STRATEGIES: Mapping[str, Mapping[str, Any]] = {
+    "single": {},
+    "ddp": {},
+    "zero2": {"zero_optimization": _ZERO},
+    "zero3": {"zero_optimization": _ZERO3},
+    NO_GATHER: {"zero_optimization": _ZERO3},
+    "fsdp1": {},
+    "fsdp2": {},
+}
+"""What is measured, with the options of a launch."""
+
+
+def train(launches: LaunchCache, model: TinyModel, subject: str, strategy: str) -> Sequence[Mapping[str, Any]]:
+    """What :func:`in_rank.memory.train` returned on each rank, trained once for all suites.
+
+    Raises:
+        Absent: this release of TRL has no such argument, or this stack no such strategy.
+        LaunchError: it failed before there was anything to measure.
+    """
+    if strategy == NO_GATHER and not stack.satisfied({"trl": ">=0.15"}, stack.installed()):
+        raise Absent("GRPOConfig has ds3_gather_for_generation from trl 0.15 on")
+    kind = strategy.partition("-")[0]
+    result = launches(
+        memory.train,
+        subject,
+        model,
+        **({"ds3_gather_for_generation": False} if strategy == NO_GATHER else {}),
+        strategy=kind,
+        options=STRATEGIES[strategy],
+        world_size=1 if kind == "single" else WORLD_SIZE,
+        sharded=False,  # a broken trainer fails before it has wrapped anything
+    )
+    if kind != "single":
+        failure = next((rank["failure"] for rank in result.values if rank["failure"]), None)
+        built_as_asked(kind, result.ranks[0].proof["engines"], failure)
+    return result.values
 
 
 @dataclass(frozen=True)
@@ -112,7 +159,7 @@ def judge_memory(strategy: str, ranks: Sequence[Mapping[str, Any]]) -> Finding:
     """``wasteful`` where a rank holds more than its strategy promises, ``error`` where training fails.
 
     Args:
-        ranks: what :func:`in_rank.memory.train` returned on each.
+        ranks: as of :func:`train`.
 
     Returns:
         The evidence has ``shares`` of the model's bytes, on the rank that holds the most: ``policy`` and ``reference``,
@@ -123,7 +170,7 @@ def judge_memory(strategy: str, ranks: Sequence[Mapping[str, Any]]) -> Finding:
     failures = distinct(rank["failure"] for rank in ranks)
     if failures:
         return _failed(failures)
-    assert all(set(rank["peaks"]) == set(PHASES) for rank in ranks), ranks
+    assert all(set(rank["peaks"]) == set(memory.PHASES) for rank in ranks), ranks
     size = ranks[0]["size"]
     found = {
         "policy": max(rank["policy"] for rank in ranks) / size,
@@ -134,17 +181,6 @@ def judge_memory(strategy: str, ranks: Sequence[Mapping[str, Any]]) -> Finding:
         "step": max(max(rank["peaks"].values()) for rank in ranks) / size,
     }
     return _finding(strategy, ranks, found)
-
-
-def judge_generation(strategy: str, ranks: Sequence[Mapping[str, Any]]) -> Finding:
-    """The same, by the generation of the first step alone where training failed after it, which is another matter."""
-    failures = distinct(rank["failure"] for rank in ranks)
-    if not failures:
-        return judge_memory(strategy, ranks)
-    if not all("generation" in rank.get("extra", {}) for rank in ranks):
-        return _failed(failures)
-    finding = _finding(strategy, ranks, {"generation": _extra(ranks, "generation")})
-    return Finding(finding.verdict, {**finding.evidence, "failed_later": failures})
 
 
 def _failed(failures: Sequence[str]) -> Finding:
