@@ -75,8 +75,9 @@ def train(subject: str, model: TinyModel, **settings: Any) -> dict[str, Any]:
 
     Returns:
         ``failure``: a text, or ``None``. ``size`` and ``unit``: bytes of a whole model, and of one of its layers.
-        ``policy`` and ``reference``: bytes of the parameters of each that this rank holds after training. ``losses``:
-        as logged. ``rest``, ``peaks`` and ``extra``: see :class:`_Watch`; after a failure, of what was done before.
+        ``policy`` and ``reference``: bytes of the parameters of each that this rank holds after training. And
+        ``grad_norm``, as logged. ``rest``, ``peaks`` and ``extra``: see :class:`_Watch`; after a failure, of what was
+        done before.
     """
     import torch
 
@@ -97,7 +98,7 @@ def train(subject: str, model: TinyModel, **settings: Any) -> dict[str, Any]:
         trainer.add_callback(_between_steps(watch))
         trainer.train()
         found |= {"policy": _held(trainer.model), "reference": _held(trainer.ref_model)}
-        found["losses"] = models.logged(trainer, "loss")
+        found["grad_norm"] = models.logged(trainer, "grad_norm")
     if watch is not None:
         found |= {"rest": watch.rest, "peaks": watch.peaks, "extra": watch.extra}
     return {**found, "failure": failed.get("text")}
