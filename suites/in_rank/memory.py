@@ -52,15 +52,14 @@ class _Watch:
     rest: int = 0
     _begin: int = 0
 
-    def enter(self, phase: str) -> str:
-        """Begin a phase, and return the name of the one that ends."""
+    def enter(self, phase: str) -> None:
+        """End a phase, and begin this one."""
         ended, peak = self.phase, self.device.max_memory_allocated()
         if ended:
             self.peaks[ended] = max(self.peaks.get(ended, 0), peak)
             self.extra[ended] = max(self.extra.get(ended, 0), peak - self._begin)
         self.phase, self._begin = phase, self.device.memory_allocated()
         self.device.reset_peak_memory_stats()
-        return ended
 
     def forget(self) -> None:
         self.peaks.clear()

@@ -43,8 +43,8 @@ BUCKET = 250_000
 NO_GATHER = "zero3-no_gather"
 """ZeRO-3 with ``ds3_gather_for_generation=False``."""
 ASKED = {
-    "zero3": "ds3_gather_for_generation=True, TRL's default: all of the policy is gathered to generate",
-    NO_GATHER: "ds3_gather_for_generation=False: nothing is gathered beyond what computes",
+    "zero3": "all of the policy is gathered to generate, TRL's default (from 0.15 on ds3_gather_for_generation=True)",
+    NO_GATHER: "nothing is gathered to generate beyond what computes: ds3_gather_for_generation=False",
 }
 """What a user has asked for, beyond the strategy."""
 ELEMENT = 4
@@ -55,7 +55,8 @@ PADDING = 0.03
 """Share of the model: by which shards of equal length are longer, and what stays of a batch. 0.006 was seen."""
 UNITS = 4
 """Two layers of parameters, the one that computes and the next, each with the buffer that it was received in."""
-
+UNITS_OF_GRADIENTS = 2
+"""The gradients of a layer, and the buffer from which they are sent."""
 
 _ZERO = {"reduce_bucket_size": BUCKET, "overlap_comm": False}
 _ZERO3 = {**_ZERO, "stage3_prefetch_bucket_size": BUCKET, "stage3_max_live_parameters": BUCKET}
@@ -117,6 +118,15 @@ _BETWEEN_STEPS = {
     "fsdp1": _Copies(sharded=4),  # gradients, which FSDP1 lets go of when the next forward pass begins
     "fsdp2": _Copies(sharded=3),
 }
+# Gradients, as the backward pass leaves them, as far as they are not there between steps.
+_GRADIENTS = {
+    "single": _Copies(whole=1),
+    "ddp": _Copies(whole=1),
+    "zero2": _Copies(sharded=1),
+    "zero3": _Copies(),
+    "fsdp1": _Copies(sharded=1),  # those of the step before are gone by then
+    "fsdp2": _Copies(sharded=1),
+}
 # Gradients, as far as they are not there between steps, and what AdamW needs to step.
 _WITHIN_A_STEP = {
     "single": _Copies(whole=2),
@@ -126,6 +136,7 @@ _WITHIN_A_STEP = {
     "fsdp1": _Copies(sharded=1),
     "fsdp2": _Copies(sharded=2),
 }
+_WHOLE = ("single", "ddp")
 _SHARDS_PARAMETERS = ("zero3", "fsdp1", "fsdp2")
 
 
@@ -143,14 +154,16 @@ def allowed(strategy: str, unit: float, bucket: float, ranks: int) -> dict[str, 
     held = parameters.share(ranks) + PADDING
     gathered = UNITS * unit if sharded else 0.0
     generation = 1.0 if strategy == "zero3" else gathered
-    kept = _BETWEEN_STEPS[kind].share(ranks) + (bucket if kind.startswith("zero") else 0.0)
-    rest = kept + held
+    bucket = bucket if kind.startswith("zero") else 0.0
+    rest = _BETWEEN_STEPS[kind].share(ranks) + bucket + held
+    gradients = _GRADIENTS[kind].share(ranks) + bucket + (0.0 if kind in _WHOLE else UNITS_OF_GRADIENTS * unit)
     return {
         "policy": held,
         "reference": held,
         "rest": rest,
         "generation": generation + ACTIVATIONS,
         "reference_forward": gathered + ACTIVATIONS,
+        "training": gradients + gathered + ACTIVATIONS,
         "step": rest + max(_WITHIN_A_STEP[kind].share(ranks), generation) + ACTIVATIONS,
     }
 
@@ -163,9 +176,9 @@ def judge_memory(strategy: str, ranks: Sequence[Mapping[str, Any]]) -> Finding:
 
     Returns:
         The evidence has ``shares`` of the model's bytes, on the rank that holds the most: ``policy`` and ``reference``,
-        the parameters of each; ``rest``, all that is allocated between steps; ``generation`` and
-        ``reference_forward``, what each adds to it while it goes on; ``step``, the peak of a step. ``allowed``, by the
-        same names; and ``exceeded``, those that are above it.
+        the parameters of each; ``rest``, all that is allocated between steps; ``generation``, ``reference_forward`` and
+        ``training`` (the policy's forward and backward pass), what each adds to what there was when it began; ``step``,
+        the peak of a step. ``allowed``, by the same names; and ``exceeded``, those that are above it.
     """
     failures = distinct(rank["failure"] for rank in ranks)
     if failures:
@@ -178,6 +191,7 @@ def judge_memory(strategy: str, ranks: Sequence[Mapping[str, Any]]) -> Finding:
         "rest": max(rank["rest"] for rank in ranks) / size,
         "generation": _extra(ranks, "generation"),
         "reference_forward": _extra(ranks, "reference"),
+        "training": _extra(ranks, "training"),
         "step": max(max(rank["peaks"].values()) for rank in ranks) / size,
     }
     return _finding(strategy, ranks, found)
