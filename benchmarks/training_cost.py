@@ -6,7 +6,8 @@ that gets slower slows both, and nothing that one of them loads or patches touch
 same, so both generate the same tokens. The first steps do not count. Of each pair of steps the ratio of times is taken;
 printed are its median and an interval that holds the true median with 95 % confidence, by order statistics. Since other
 work on a machine disturbs times by more than a hundredth, another process is sampled: what share of its steps is spent
-in this package's own code, and in what that calls of Python's library, and where.
+in this package's own code, and in what that calls of Python's library, and where. And the calls of PyTorch's operators
+in a step are counted, which no other work disturbs.
 
 The peak of resident memory is that of two more processes, whose C library gives back at once what is freed: by itself
 it keeps pieces of its heap, more or fewer as allocations happen to follow each other. What it comes to then is printed
@@ -67,6 +68,7 @@ def main() -> int:
     parser.add_argument("--lora", action="store_true", help="train an adapter")
     parser.add_argument("--worker", choices=[*SUBJECTS, "sampled"], help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
+    parser.add_argument("--count", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         work(arguments)
@@ -78,10 +80,18 @@ def main() -> int:
             steps, last = alternate(workers, arguments.pairs)
         profile = alone("sampled", arguments)["profile"]
         arguments.pairs = 1
-        peaks = [alone(subject, arguments, GIVING_BACK)["peak"] for subject in SUBJECTS]
+        arguments.count = True
+        others = [alone(subject, arguments, GIVING_BACK) for subject in SUBJECTS]
     found = {**last["corrected"]["stack"], "lora": arguments.lora, **compare(steps, last), **profile}
+    peaks = [other["peak"] for other in others]
     found["peak_mib"] = [round(peak / 2**20) for peak in peaks]
     found["peak_ratio"] = round(peaks[1] / peaks[0], 4)
+    counts = [other["operators"] for other in others]
+    found["operators"] = [sum(count.values()) for count in counts]
+    names = sorted({*counts[0], *counts[1]})
+    found["more_operators"] = {
+        name: more for name in names if (more := counts[1].get(name, 0) - counts[0].get(name, 0))
+    }
     print(json.dumps(found, indent=1))
     too_slow = found["cpu_ratio"][1] > LIMIT or found["profile_share"] > LIMIT - 1
     if too_slow or found["peak_ratio"] > LIMIT:
@@ -150,7 +160,7 @@ def worker(
 ) -> Iterator[subprocess.Popen[str]]:
     """A process of this script that makes a step whenever it is told to; it has built its trainer."""
     command = [sys.executable, __file__, "--worker", name, "--model", arguments.model, "--pairs", str(arguments.pairs)]
-    command += ["--lora"] if arguments.lora else []
+    command += [f"--{name}" for name in ("lora", "count") if getattr(arguments, name)]
     settings = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false", **environment}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **settings}
@@ -198,7 +208,8 @@ def work(arguments: argparse.Namespace) -> None:
     steps = FIRST_STEPS + arguments.pairs
     trainer = new_trainer(subject, arguments, steps)
     sampler = Sampler() if arguments.worker == "sampled" else None
-    trainer.add_callback(turns(sys.stdin, sampler))
+    operators: dict[str, int] = {}
+    trainer.add_callback(turns(sys.stdin, sampler, counting(operators) if arguments.count else None))
     say({})
     trainer.train()
     model = trainer.model
@@ -209,6 +220,7 @@ def work(arguments: argparse.Namespace) -> None:
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "stack": {name: stack.installed()[name] for name in ("trl", "transformers", "torch")},
             "profile": {} if sampler is None else sampler.found(),
+            "operators": operators,
         }
     )
 
@@ -250,8 +262,20 @@ def new_trainer(subject: str, arguments: argparse.Namespace, steps: int) -> Any:
     return trainer
 
 
-def turns(lines: IO[str], sampler: Sampler | None) -> Any:
-    """A callback that waits for its turn before each step, and says what the step took."""
+def counting(counts: dict[str, int]) -> Any:
+    """A context in which every operator's calls are counted in ``counts``, by its name."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            counts[str(func)] = counts.get(str(func), 0) + 1
+            return func(*args, **(kwargs or {}))
+
+    return Counting()
+
+
+def turns(lines: IO[str], sampler: Sampler | None, counter: Any) -> Any:
+    """A callback that waits for its turn before each step, and says what the step took; the last one is counted."""
     from transformers import TrainerCallback
 
     class Turns(TrainerCallback):
@@ -262,9 +286,13 @@ def turns(lines: IO[str], sampler: Sampler | None) -> Any:
             usage = resource.getrusage(resource.RUSAGE_SELF)
             if sampler is not None:
                 sampler.stop(counts=state.global_step > FIRST_STEPS)
+            if counter is not None and state.global_step == state.max_steps:
+                counter.__exit__(None, None, None)
             say({"wall": time.monotonic() - self.wall, "cpu": usage.ru_utime - self.cpu})
             if state.global_step < state.max_steps:
                 self._wait()
+                if counter is not None and state.global_step == state.max_steps - 1:
+                    counter.__enter__()
 
         def _wait(self) -> None:
             lines.readline()
