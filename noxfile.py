@@ -49,7 +49,7 @@ OTHER_TORCHES = ["2.6.0", "2.15.0"]
 OTHER_PYTHONS = ["3.10", "3.12", "3.13"]
 """Interpreters, as uv understands them, on which the unit tests run, besides the one that runs nox."""
 
-LONG_BENCHMARKS = ("sweep", "launch", "soak")
+LONG_BENCHMARKS = ("sweep", "launch", "soak", "training_cost")
 
 try:
     PROJECT = Project(ROOT)
@@ -187,13 +187,13 @@ def bench(session: nox.Session) -> None:
     if name and name not in scripts:
         session.error(f"no benchmark {name!r}; there are: {', '.join(scripts)}")
     with errors_as_messages(session):
-        environment = PROJECT.stack(STACK_TESTS[-1])
         for stem in [name] if name else [stem for stem in scripts if stem not in LONG_BENCHMARKS]:
             more = []
             if stem == "launch":  # PyTorch's own test class imports expecttest, which is not part of the stack
                 (packages,) = (PROJECT.tools("expecttest", ["expecttest"]).root / "lib").glob("python*/site-packages")
                 more = ["--extra-path", str(packages)]
-            PROJECT.run_in(environment, ["python", str(scripts[stem]), *more, *arguments])
+            for cell in STACK_TESTS if stem == "training_cost" else STACK_TESTS[-1:]:
+                PROJECT.run_in(PROJECT.stack(cell), ["python", str(scripts[stem]), *more, *arguments])
 
 
 @nox.session(default=False)

@@ -98,6 +98,14 @@ def layered_qwen2(tiny_qwen2: Callable[..., TinyModel], launcher: Launcher) -> T
 
 
 @pytest.fixture(scope="session")
+def deep_qwen2(tiny_qwen2: Callable[..., TinyModel], launcher: Launcher) -> TinyModel:
+    """Like :func:`saved_qwen2`, of twelve layers with nearly all parameters: one of them and all are far apart."""
+    model = tiny_qwen2(num_hidden_layers=12, hidden_size=128, intermediate_size=512)
+    launcher(models.save_model, model, strategy="single")
+    return model
+
+
+@pytest.fixture(scope="session")
 def grpo_runs(launches: LaunchCache, saved_qwen2: TinyModel, layered_qwen2: TinyModel) -> Callable[..., LaunchResult]:
     """Trainings that several suites judge: ``grpo_runs(measure, subject, strategy, **arguments)``, each made once."""
 

@@ -18,6 +18,8 @@ __all__ = ["check_reference_model"]
 
 _MORE = 1.5
 """Times the policy's share of a model that is gathered at once, beyond which a reference model gathers too much."""
+_WHOLE = 0.99
+"""Share beyond which a model is gathered whole: too much wherever the policy is not, however few its layers are."""
 
 
 def check_reference_model(ref_model: nn.Module, policy: nn.Module) -> dict[str, Any]:
@@ -92,7 +94,7 @@ def _may_differ(model: nn.Module, found: dict[str, Any], wanted: dict[str, Any])
 
 def _gathers_too_much(found: dict[str, Any]) -> bool:
     mine, policy = found["gathered"], found["policy_gathered"]
-    return mine is not None and policy is not None and mine > _MORE * policy
+    return mine is not None and policy is not None and (mine > _MORE * policy or mine > _WHOLE > policy)
 
 
 def _whole_bytes(model: nn.Module) -> int:

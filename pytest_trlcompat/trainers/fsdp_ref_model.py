@@ -2,11 +2,11 @@
 
 Under FSDP TRL may leave the reference model whole and on the CPU of every rank, where its first forward fails:
 ``Expected all tensors to be on the same device``; or shard it as FSDP1 does, which under FSDP2 ends in ``KeyError:
-True``. Where it knows FSDP2, it makes the whole reference model one unit, so that each rank gathers all of it at once;
-and it shards with ``cpu_ram_efficient_loading`` weights that rank 0 alone has loaded: the others keep what was in
-memory, and the loss becomes NaN, or merely wrong. Projects that have prepared the reference model with Accelerate's
-``evaluation_mode=True`` have it whole on every rank. And an older Accelerate with mixed precision makes a frozen bf16
-model fp32 under FSDP2.
+True``. Where it knows FSDP2, it makes the whole reference model one unit, so that each rank gathers all of it at once
+(``strategy-memory``); and it shards with ``cpu_ram_efficient_loading`` weights that rank 0 alone has loaded: the others
+keep what was in memory, and the loss becomes NaN, or merely wrong. Projects that have prepared the reference model with
+Accelerate's ``evaluation_mode=True`` have it whole on every rank. And an older Accelerate with mixed precision makes a
+frozen bf16 model fp32 under FSDP2.
 
 FSDP2 keeps what belongs to no layer gathered after a forward pass, for the backward pass that a reference model never
 has (an older torch the root, a newer Accelerate its unit for final norm and output head): embeddings and output head

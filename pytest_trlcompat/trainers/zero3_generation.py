@@ -3,7 +3,8 @@
 To generate, TRL gathers the parameters once and takes DeepSpeed's hooks off the modules, which would partition and
 gather them again for every token. The hooks belong to the engine's optimizer, and TRL looks for it on whatever it is
 given. Given the bare module, it ends in ``object has no attribute 'optimizer'``, or leaves every hook in place without
-a word; and its own GRPO trainer may give it the bare module. The cure finds the engine.
+a word; and its own GRPO trainer may give it the bare module. The cure finds the engine. Of ``strategy-memory`` as well:
+where the trainer does not hand ``ds3_gather_for_generation`` on, everything is gathered though the user said no.
 
 Imports DeepSpeed only where it is in use, and of this package ``_upstream`` and ``deepspeed_hooks``.
 """
@@ -56,6 +57,7 @@ class ZeRO3GenerationMixin(AroundGeneration):
 
     _needed: ClassVar = (ZERO3, TRANSFORMERS_GENERATES)
     accelerator: Any
+    args: Any
 
     @contextmanager
     def _around_generation(self) -> Iterator[None]:
@@ -67,8 +69,12 @@ class ZeRO3GenerationMixin(AroundGeneration):
         if not _is_zero3(self.accelerator):
             yield
             return
-        unwrapping = self._unwrapping(_right_for_bare_modules, ZeRO3GenerationMixin.__name__)
-        with working_add_hooks(), unwrapping:
+        cure = ZeRO3GenerationMixin.__name__
+        with (
+            working_add_hooks(),
+            self._unwrapping(_gathering_as_asked(self.args), cure),
+            self._unwrapping(_right_for_bare_modules, cure),
+        ):
             yield
 
     @classmethod
@@ -76,6 +82,20 @@ class ZeRO3GenerationMixin(AroundGeneration):
         if class_uses(trainer_class, "model_wrapped", but=("transformers.",)):
             return under(trainer, "hooks come back also when generation fails", *cls._needed)
         return under(trainer, "TRL generates with the bare module", *cls._needed)
+
+
+def _gathering_as_asked(arguments: Any) -> Callable[..., Any]:
+    """Hand ``ds3_gather_for_generation`` on where TRL says nothing of gathering, as its trainer of 0.15 to generate."""
+
+    def heeding(upstream: Callable[..., Any]) -> Callable[..., Any]:
+        def unwrap(model: Any, accelerator: Any, *args: Any, **kwargs: Any) -> Any:
+            if not args and hasattr(arguments, "ds3_gather_for_generation"):
+                kwargs.setdefault("gather_deepspeed3_params", arguments.ds3_gather_for_generation)
+            return upstream(model, accelerator, *args, **kwargs)
+
+        return unwrap
+
+    return heeding
 
 
 def _right_for_bare_modules(upstream: Callable[..., Any]) -> Callable[..., Any]:

@@ -77,18 +77,13 @@ def _config(**settings: Any) -> Any:
     import inspect
     import os
     import tempfile
-    from importlib import metadata  # trl 0.22.0 says that its version is "unknown"
 
     import trl
     import trl.trainer.utils
-    from packaging.version import Version
 
-    rows = ROWS // int(os.environ.get("WORLD_SIZE", "1"))
-    # 0.14 counts prompts where later releases count completions.
-    counted = rows // 2 if Version(metadata.version("trl")) < Version("0.15") else rows
     values = {
         "output_dir": tempfile.mkdtemp(prefix="trlcompat-"),
-        "per_device_train_batch_size": counted,
+        "per_device_train_batch_size": counted(ROWS // int(os.environ.get("WORLD_SIZE", "1"))),
         "num_generations": 2,
         "max_prompt_length": PROMPT_LENGTH,
         "max_completion_length": COMPLETION_LENGTH,
@@ -112,6 +107,15 @@ def _config(**settings: Any) -> Any:
         values["model_init_kwargs"] = {"device_map": None}
     known = inspect.signature(trl.GRPOConfig.__init__).parameters
     return trl.GRPOConfig(**{key: value for key, value in {**values, **settings}.items() if key in known})
+
+
+def counted(rows: int) -> int:
+    """The ``per_device_train_batch_size`` of so many rows: 0.14 counts prompts, later releases count completions."""
+    from importlib import metadata  # trl 0.22.0 says that its version is "unknown"
+
+    from packaging.version import Version
+
+    return rows // 2 if Version(metadata.version("trl")) < Version("0.15") else rows
 
 
 @functools.cache

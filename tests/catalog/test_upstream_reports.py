@@ -14,6 +14,8 @@ from pytest_trlcompat.catalog.upstream_reports import commands, folder, output_o
 SCRIPTS = sorted(folder().glob("*.py"))
 IDS = [script.stem for script in SCRIPTS]
 LINES = 40
+WITHOUT_SCRIPT = {"grpo-zero3-no-gather"}
+"""None has been seen to run on plain CPU processes yet."""
 
 
 def test_each_issue_that_nobody_has_cured_and_the_newest_cell_shows_has_one() -> None:
@@ -27,8 +29,8 @@ def test_each_issue_that_nobody_has_cured_and_the_newest_cell_shows_has_one() ->
         for prediction in [issue.predict("upstream", label, newest.versions)]
         if not remedies.cured_in(issue) and prediction is not None and prediction.verdict.is_problem
     }
-    assert live == set(IDS)
-    assert len(live) == 6
+    assert live - WITHOUT_SCRIPT == set(IDS)
+    assert len(live) == 7
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=IDS)

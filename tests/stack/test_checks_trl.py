@@ -273,6 +273,10 @@ def references(folder: str) -> dict[str, Any]:
     found["one unit"] = said(one_unit(policy, MODEL.new_model().eval().to(device)))
     found["by layer"] = said(policy.eval())
     found["outcome"] = [(each.check, each.error, each.odd) for each in callback.outcomes]
+    trainer.ref_model = one_unit(policy, MODEL.new_model().eval().to(device))
+    again = CompatCallback(trainer, on_failure="raise", checks=["reference"])
+    again.on_train_begin(trainer.args, trainer.state, trainer.control)
+    found["outcome of one unit"] = [(each.check, each.error, each.odd) for each in again.outcomes]
     return found
 
 
@@ -284,6 +288,18 @@ def one_unit(policy: Any, reference: Any) -> Any:
     from torch.distributed.fsdp import fully_shard
 
     return fully_shard(reference)
+
+
+@pytest.mark.parametrize(
+    ("reference", "policy", "too_much"),
+    [(1.0, 0.7, True), (1.0, 1.0, False), (0.9, 0.7, False), (0.3, 0.1, True), (None, 0.1, False), (1.0, None, False)],
+)
+def test_a_reference_model_gathered_whole_is_too_much_beside_a_policy_of_few_layers(
+    reference: float | None, policy: float | None, too_much: bool
+) -> None:
+    from pytest_trlcompat.checks.reference import _gathers_too_much
+
+    assert _gathers_too_much({"gathered": reference, "policy_gathered": policy}) is too_much
 
 
 @pytest.mark.parametrize("strategy", ["fsdp1", "fsdp2"])
@@ -298,6 +314,7 @@ def test_what_a_reference_model_costs_is_reported_with_numbers_and_ends_nothing(
         kind, text = rank["one unit"]
         assert kind == "OddError"
         assert f"a forward gathers 100% of the reference model at once, of the policy {share:.0%}: wrap it" in text
+        assert rank["outcome of one unit"] == [("reference", None, text)]
         assert rank["by layer"][0] == "passed", rank["by layer"]
         kind, text = rank["whole"]
         assert kind == "OddError"

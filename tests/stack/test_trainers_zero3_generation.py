@@ -32,6 +32,25 @@ def test_the_engine_of_a_bare_module_is_found() -> None:
     assert engine_of(module, SimpleNamespace()) is module
 
 
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "handed_on"),
+    [
+        ({"ds3_gather_for_generation": False}, {}, {"gather_deepspeed3_params": False}),
+        ({"ds3_gather_for_generation": True}, {}, {"gather_deepspeed3_params": True}),
+        ({"ds3_gather_for_generation": False}, {"gather_deepspeed3_params": True}, {"gather_deepspeed3_params": True}),
+        ({}, {}, {}),
+    ],
+    ids=["no", "yes", "trl says it", "0.14"],
+)
+def test_what_the_user_said_about_gathering_is_handed_on(
+    arguments: dict[str, bool], keywords: dict[str, bool], handed_on: dict[str, bool]
+) -> None:
+    from pytest_trlcompat.trainers.zero3_generation import _gathering_as_asked
+
+    unwrap = _gathering_as_asked(SimpleNamespace(**arguments))(lambda model, accelerator, **given: given)
+    assert unwrap("model", "accelerator", **keywords) == handed_on
+
+
 def test_other_stages_are_left_to_trl() -> None:
     from contextlib import nullcontext
 
