@@ -19,34 +19,39 @@ if TYPE_CHECKING:
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["LOGGED", "STEPS", "train", "trainings_of_neighbours"]
+__all__ = ["LEARNING_RATE", "LEARNING_RATE_OF_BF16", "LOGGED", "STEPS", "train", "trainings_of_neighbours"]
 
 STEPS = 2
+LEARNING_RATE, LEARNING_RATE_OF_BF16 = 0.5, 2.0
+"""The latter where weights are bfloat16: a smaller step is less than their distance to the next number."""
 LOGGED = ("loss", "grad_norm", "kl", "reward", "learning_rate")
 _BF16_ULP = 2.0**-8
 """The distance of neighbouring bfloat16 numbers, relative to them: at most this, at least half."""
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
-def train(subject: str, model: TinyModel, setting: Mapping[str, str], perturbed: int = 0) -> dict[str, Any]:
+def train(
+    subject: str, model: TinyModel, setting: Mapping[str, str], learning_rate: float, perturbed: int = 0
+) -> dict[str, Any]:
     """Train two steps of SGD, with gradients that are clipped, on completions that depend on the row alone.
 
     Args:
         setting: the chosen value by axis, of those that are chosen in Python: ``precision`` ``bf16`` or
             ``bf16_weights``, ``adapter`` ``peft_config``, ``peft_model`` or ``qlora``, ``checkpointing`` ``model``,
             ``compile`` ``compiled``.
+        learning_rate: of SGD.
         perturbed: how the weights are changed before: each by -1, 0 or 1 unit in the last place of bfloat16, by a dice
             with this seed; 0: not at all.
 
     Returns:
         ``losses`` of this rank; ``logs``, by key a list of one number per step; ``initial`` and ``trained``, by name
-        the bytes of whole float32 tensors, on rank 0 alone; ``without_gradient``, the names of what did not move;
-        ``dtypes`` of the parameters; ``failure`` and ``gathering``, what training and the gathering of weights ended in.
+        the bytes of whole float32 tensors, on rank 0 alone;
+        ``dtypes`` of the parameters, who recomputes activations (``checkpointing``), whether it is ``compiled``; ``failure`` and ``gathering``, what training and the gathering of weights ended in.
     """
     grpo.fix_completions(len(_SPECIAL) + model.words)
     losses: list[float] = []
     with failure() as building:
-        trainer = _build(subject, model, setting, perturbed, losses)
+        trainer = _build(subject, model, setting, learning_rate, perturbed, losses)
     if building:
         return {"failure": building["text"], "gathering": None, "losses": [], "logs": {}}
     main = trainer.is_world_process_zero()
@@ -82,7 +87,7 @@ def _round(weights: dict[str, torch.Tensor], model: Any) -> None:
 
 
 def trainings_of_neighbours(
-    subject: str, model: TinyModel, setting: Mapping[str, str], seeds: Sequence[int]
+    subject: str, model: TinyModel, setting: Mapping[str, str], seeds: Sequence[int], learning_rate: float
 ) -> list[dict[str, Any]]:
     """:func:`train` once for each seed of a perturbation, in one process."""
     from transformers.generation import GenerationMixin
@@ -91,11 +96,18 @@ def trainings_of_neighbours(
     found = []
     for seed in seeds:
         GenerationMixin.generate = generate
-        found.append(train(subject, model, setting, seed))
+        found.append(train(subject, model, setting, learning_rate, seed))
     return found
 
 
-def _build(subject: str, model: TinyModel, setting: Mapping[str, str], perturbed: int, losses: list[float]) -> Any:
+def _build(
+    subject: str,
+    model: TinyModel,
+    setting: Mapping[str, str],
+    learning_rate: float,
+    perturbed: int,
+    losses: list[float],
+) -> Any:
     arguments: dict[str, Any] = {"model": _policy(model, setting)}
     if perturbed:
         _perturb(arguments["model"], perturbed)
@@ -115,8 +127,9 @@ def _build(subject: str, model: TinyModel, setting: Mapping[str, str], perturbed
         arguments=arguments,
         max_steps=STEPS,
         optim="sgd",
-        learning_rate=2.0 if setting.get("precision") == "bf16_weights" else 0.5,
+        learning_rate=learning_rate,
         max_grad_norm=0.5,  # below every gradient norm here, so that clipping matters
+        router_aux_loss_coef=0.0,  # that loss is no mean over rows: it depends on how they are dealt to ranks
         bf16=setting.get("precision") == "bf16",
         **({"gradient_checkpointing": True} if setting.get("checkpointing") == "model" else {}),
         **({"torch_compile": True, "torch_compile_backend": "aot_eager"} if "compile" in setting else {}),
@@ -207,7 +220,9 @@ def _checkpointing(model: Any) -> list[str]:
     """Who recomputes activations: ``model``, ``wrapper``, both or none."""
     modules = list(model.modules())
     found = {"model"} if any(getattr(module, "gradient_checkpointing", False) for module in modules) else set()
-    return sorted(found | ({"wrapper"} if any(type(module).__name__ == "CheckpointWrapper" for module in modules) else set()))
+    return sorted(
+        found | ({"wrapper"} if any(type(module).__name__ == "CheckpointWrapper" for module in modules) else set())
+    )
 
 
 def _is_compiled(model: Any) -> bool:

@@ -1,0 +1,73 @@
+"""One training per subject and row of the table, and its truth in one process. Runs in the test process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_trlcompat.plugin.judging import Absent, Finding
+from pytest_trlcompat.tiny import ArchitectureAbsent
+
+from ..in_rank import models, settings
+from ..sharding.trainings import WORLD_SIZE, built_as_asked
+from .equivalence import judge_setting
+from .table import Row
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.tiny import TinyModel
+
+    from ..launches import LaunchCache
+
+__all__ = ["SettingTrainings"]
+
+_NEIGHBOURS = (1, 2, 3)
+"""Seeds by which weights are changed to measure what rounding does."""
+
+
+@dataclass(frozen=True)
+class SettingTrainings:
+    """
+    Attributes:
+        models: by the value of the axis, in the test process, which builds none.
+    """
+
+    launches: LaunchCache
+    models: Mapping[str, Callable[[], TinyModel]]
+
+    def judge(self, subject: str, row: Row) -> Finding:
+        """
+        Raises:
+            Absent: this release of the stack has no such model or strategy.
+            LaunchError: it failed before there was anything to measure.
+        """
+        try:
+            model = self.models[row.values["model"]]()
+            model.check_present()
+        except ArchitectureAbsent as error:
+            raise Absent(str(error)) from error
+        self.launches(models.save_model, model, strategy="single")
+        truth, rate = row.truth, settings.LEARNING_RATE
+        if truth.get("precision") == "bf16_weights":
+            rate = settings.LEARNING_RATE_OF_BF16
+            if row.strategy.startswith("zero"):  # it keeps a copy in float32, as mixed precision does
+                truth = {**truth, "precision": "bf16"}
+        seeds = (0, *_NEIGHBOURS) if "precision" in truth else (0,)
+        alone = self.launches(
+            settings.trainings_of_neighbours, subject, model, truth, seeds, rate, strategy="single"
+        ).values[0]
+        result = self.launches(
+            settings.train,
+            subject,
+            model,
+            row.setting,
+            rate,
+            strategy=row.strategy,
+            options=row.options,
+            world_size=1 if row.strategy == "single" else WORLD_SIZE,
+            sharded=False,  # a broken trainer fails before it has wrapped anything
+        )
+        failures = [rank["failure"] for rank in result.values if rank["failure"]]
+        if row.strategy != "single":
+            built_as_asked(row.strategy, result.ranks[0].proof["engines"], failures[0] if failures else None)
+        return judge_setting(result.values, alone)
