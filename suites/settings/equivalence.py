@@ -20,6 +20,7 @@ from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.launch.result import is_of_ended_peer
 from pytest_trlcompat.plugin.judging import Absent, Finding
 
+from ..grpo.verdicts import failure_of
 from ..in_rank.settings import LOGGED, STEPS
 
 __all__ = ["FACTOR", "judge_setting"]
@@ -35,9 +36,10 @@ SIGNIFICANT_MOVEMENT, SIGNIFICANT_LOSS = 1e-2, 1e-4
 _NO_VISION = "Qwen2VLForConditionalGeneration.forward() got an unexpected keyword argument"
 
 
-def judge_setting(ranks: Sequence[Mapping[str, Any]], truths: Sequence[Mapping[str, Any]]) -> Finding:
+def judge_setting(issue: str, ranks: Sequence[Mapping[str, Any]], truths: Sequence[Mapping[str, Any]]) -> Finding:
     """
     Args:
+        issue: whose symptoms make a failure ``broken``.
         ranks: what :func:`suites.in_rank.settings.train` returned on each.
         truths: the same of one process, as it is, and with weights changed by a unit in the last place.
 
@@ -52,7 +54,8 @@ def judge_setting(ranks: Sequence[Mapping[str, Any]], truths: Sequence[Mapping[s
             where = "single" if found is truths else "ranks"
             if _NO_VISION in root[0]:
                 raise Absent(f"GRPO of this release of TRL trains no Qwen2-VL: {root[0]}")
-            return Finding(Verdict.ERROR, {"failure": root[0], "failed_in": where})
+            verdict = failure_of(issue, {where: root[0]}) or Verdict.ERROR
+            return Finding(verdict, {"failure": root[0], "failed_in": where})
     truth, *neighbours = truths
     assert len(truth["logs"]["grad_norm"]) == STEPS
     numbers, wanted, near = _numbers(ranks), _numbers([truth]), [_numbers([each]) for each in neighbours]

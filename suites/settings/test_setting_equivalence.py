@@ -30,6 +30,6 @@ def test_setting(label: str, subject: str, judge: Judge, setting_trainings: Sett
     def measure() -> Finding:
         if "qlora" in row(label).values.values() and importlib.util.find_spec("bitsandbytes") is None:
             raise Untestable("QLoRA needs bitsandbytes, which is not part of this stack")
-        return setting_trainings.judge(subject, row(label))
+        return setting_trainings.judge(judge.issue.id, subject, row(label))
 
     judge(measure, subject=subject, strategy=label)

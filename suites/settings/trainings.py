@@ -35,8 +35,11 @@ class SettingTrainings:
     launches: LaunchCache
     models: Mapping[str, Callable[[], TinyModel]]
 
-    def judge(self, subject: str, row: Row) -> Finding:
+    def judge(self, issue: str, subject: str, row: Row) -> Finding:
         """
+        Args:
+            issue: whose symptoms make a failure ``broken``.
+
         Raises:
             Absent: this release of the stack has no such model or strategy.
             LaunchError: it failed before there was anything to measure.
@@ -70,4 +73,4 @@ class SettingTrainings:
         failures = [rank["failure"] for rank in result.values if rank["failure"]]
         if row.strategy != "single":
             built_as_asked(row.strategy, result.ranks[0].proof["engines"], failures[0] if failures else None)
-        return judge_setting(result.values, alone)
+        return judge_setting(issue, result.values, alone)
