@@ -33,7 +33,11 @@ MOVEMENT_TOLERANCE = 2e-4
 SIGNIFICANT_MOVEMENT, SIGNIFICANT_LOSS = 1e-2, 1e-4
 """How far the most moved tensor must move, and what some loss must be, so that equality says something."""
 
-_NO_VISION = "Qwen2VLForConditionalGeneration.forward() got an unexpected keyword argument"
+_NO_VISION = (
+    "Qwen2VLForConditionalGeneration.forward() got an unexpected keyword argument",
+    "Unrecognized configuration class <class 'transformers.models.qwen2_vl.",
+)
+"""What TRL's GRPO says of a vision model before it knows such."""
 
 
 def judge_setting(issue: str, ranks: Sequence[Mapping[str, Any]], truths: Sequence[Mapping[str, Any]]) -> Finding:
@@ -52,7 +56,7 @@ def judge_setting(issue: str, ranks: Sequence[Mapping[str, Any]], truths: Sequen
         if failures:
             root = [text for text in failures if not is_of_ended_peer(text)] or list(failures)
             where = "single" if found is truths else "ranks"
-            if _NO_VISION in root[0]:
+            if any(words in root[0] for words in _NO_VISION):
                 raise Absent(f"GRPO of this release of TRL trains no Qwen2-VL: {root[0]}")
             verdict = failure_of(issue, {where: root[0]}) or Verdict.ERROR
             return Finding(verdict, {"failure": root[0], "failed_in": where})
