@@ -46,7 +46,8 @@ def train(
     Returns:
         ``losses`` of this rank; ``logs``, by key a list of one number per step; ``initial`` and ``trained``, by name
         the bytes of whole float32 tensors, on rank 0 alone;
-        ``dtypes`` of the parameters, who recomputes activations (``checkpointing``), whether it is ``compiled``; ``failure`` and ``gathering``, what training and the gathering of weights ended in.
+        ``dtypes`` of the parameters; who recomputes activations (``checkpointing``); whether it is ``compiled``;
+        ``failure`` and ``gathering``, what training and the gathering of weights ended in.
     """
     grpo.fix_completions(len(_SPECIAL) + model.words)
     losses: list[float] = []

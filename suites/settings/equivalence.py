@@ -3,10 +3,10 @@
 Runs in the test process; imports nothing of the stack.
 
 In float32, what is left is the order of sums: of a tensor's movement 2e-5 of it were seen at most, of losses and logs
-3e-8 and 7e-7. In bfloat16 the rounding of each operator is larger than some bugs, so that the tolerance is measured with
-the very training: the weights are changed by at most one unit in the last place, three times, and what comes out may
-differ from the truth :data:`FACTOR` times as far as these do. Of a gradient's scale a few percent stay unseen, and half
-of it does not.
+3e-8 and 7e-7. In bfloat16 the rounding of each operator is larger than some bugs, so that the tolerance is measured
+with the very training: the weights are changed by at most one unit in the last place, three times, and what comes out
+may differ from the truth :data:`FACTOR` times as far as these do. A few percent of a gradient's scale stay unseen, and
+half of it does not.
 """
 
 from __future__ import annotations

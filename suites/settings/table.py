@@ -1,8 +1,8 @@
 """What the label of a row means: which settings are chosen together, under which strategy.
 
-The rows are the strategies of the entry ``setting-equivalence`` in the catalogue. Together they hold every pair of values
-of two axes that can be chosen together; ``tests/test_settings_table.py`` fails where one is missing. Most were made by
-``allpairspy``, the others added by hand: those that stop a training on their own have a row without anything else.
+The rows are the strategies of the entry ``setting-equivalence`` in the catalogue. Together they hold every pair of
+values of two axes that can be chosen together; ``tests/test_settings_table.py`` fails where one is missing. Most were
+made by ``allpairspy``, the others added by hand: what stops a training on its own has a row without anything else.
 
 Runs in the test process; imports nothing of the stack.
 """
@@ -27,8 +27,8 @@ AXES: Mapping[str, tuple[str, ...]] = {
 }
 """``persistent``: DeepSpeed's default ``stage3_param_persistence_threshold``, below which lie all parameters of a tiny
 model. ``ram_loading``: Accelerate's ``cpu_ram_efficient_loading``, by which rank 0 alone reads the model.
-``bf16``: the argument of the Trainer, which DeepSpeed and FSDP take for their own mixed precision. ``wrapper_checkpointing``:
-FSDP's own activation checkpointing, ``checkpointing`` the model's."""
+``bf16``: the argument of the Trainer, which DeepSpeed and FSDP take for their own mixed precision.
+``wrapper_checkpointing``: FSDP's own activation checkpointing, ``checkpointing`` the model's."""
 _OPTIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("zero", "offload_optimizer"): {
         "zero_optimization": {"offload_optimizer": {"device": "cpu"}},
