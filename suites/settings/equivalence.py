@@ -28,6 +28,8 @@ __all__ = ["FACTOR", "judge_setting"]
 FACTOR = 5.0
 NUMBER_TOLERANCE = 2e-6
 """Absolute of numbers below 1, relative of larger ones."""
+LOSS_ROUNDING = 1e-4
+"""Transformers 4 rounds the losses that it logs to four digits; ``losses`` are those of the trainer, and compared too."""
 MOVEMENT_TOLERANCE = 2e-4
 """Relative to the Euclidean norm of a tensor's movement."""
 SIGNIFICANT_MOVEMENT, SIGNIFICANT_LOSS = 1e-2, 1e-4
@@ -69,6 +71,7 @@ def judge_setting(issue: str, ranks: Sequence[Mapping[str, Any]], truths: Sequen
         spread = max((_apart(each[key], values) for each in near), default=0.0)
         off = _apart(numbers[key], values)
         allowed = NUMBER_TOLERANCE * max(1.0, *map(abs, values)) + FACTOR * spread
+        allowed += LOSS_ROUNDING if key == "loss" else 0.0
         evidence[key], evidence[f"{key}_single"] = numbers[key], values
         if not off <= allowed:
             wrong[key] = {"off": off, "allowed": allowed}
