@@ -29,7 +29,7 @@ FACTOR = 5.0
 NUMBER_TOLERANCE = 2e-6
 """Absolute of numbers below 1, relative of larger ones."""
 LOSS_ROUNDING = 1e-4
-"""Transformers 4 rounds the losses that it logs to four digits; ``losses`` are those of the trainer, and compared too."""
+"""Transformers 4 rounds the losses that it logs to four digits; ``losses`` are the trainer's own, and compared too."""
 MOVEMENT_TOLERANCE = 2e-4
 """Relative to the Euclidean norm of a tensor's movement."""
 SIGNIFICANT_MOVEMENT, SIGNIFICANT_LOSS = 1e-2, 1e-4
@@ -68,7 +68,8 @@ def judge_setting(issue: str, ranks: Sequence[Mapping[str, Any]], truths: Sequen
     wrong = {}
     evidence: dict[str, Any] = {"dtypes": list(ranks[0]["dtypes"]), "checkpointing": list(ranks[0]["checkpointing"])}
     for key, values in wanted.items():
-        spread = max((_apart(each[key], values) for each in near), default=0.0)
+        unrounded = "losses" if key == "loss" else key
+        spread = max((_apart(each[unrounded], wanted[unrounded]) for each in near), default=0.0)
         off = _apart(numbers[key], values)
         allowed = NUMBER_TOLERANCE * max(1.0, *map(abs, values)) + FACTOR * spread
         allowed += LOSS_ROUNDING if key == "loss" else 0.0
