@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["LEARNING_RATE", "LEARNING_RATE_OF_BF16", "LOGGED", "STEPS", "train", "trainings_of_neighbours"]
+__all__ = ["BF16_ULP", "LEARNING_RATE", "LEARNING_RATE_OF_BF16", "LOGGED", "STEPS", "train", "trainings_of_neighbours"]
 
 STEPS = 2
 LEARNING_RATE, LEARNING_RATE_OF_BF16 = 0.5, 2.0
 """The latter where weights are bfloat16: a smaller step is less than their distance to the next number."""
 LOGGED = ("loss", "grad_norm", "kl", "reward", "learning_rate")
-_BF16_ULP = 2.0**-8
+BF16_ULP = 2.0**-8
 """The distance of neighbouring bfloat16 numbers, relative to them: at most this, at least half."""
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
@@ -163,7 +163,7 @@ def _perturb(policy: torch.nn.Module, seed: int) -> None:
     with torch.no_grad():
         for parameter in policy.parameters():
             units = torch.randint(-1, 2, parameter.shape, generator=generator)
-            parameter.mul_((1 + units * _BF16_ULP).to(parameter))
+            parameter.mul_((1 + units * BF16_ULP).to(parameter))
 
 
 def _recording(subject: str, losses: list[float]) -> type:
