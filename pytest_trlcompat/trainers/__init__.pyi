@@ -13,6 +13,7 @@ from .errors import CureError as CureError
 from .evaluation import EvaluationMixin as EvaluationMixin
 from .evaluation_remainder import EvaluationRemainderMixin as EvaluationRemainderMixin
 from .fsdp2_grad_norm import FSDP2GradNormMixin as FSDP2GradNormMixin
+from .fsdp2_outputs import FSDP2OutputsMixin as FSDP2OutputsMixin
 from .fsdp_adapter_generation import FSDPAdapterGenerationMixin as FSDPAdapterGenerationMixin
 from .fsdp_adapter_save import FSDPAdapterSaveMixin as FSDPAdapterSaveMixin
 from .fsdp_generation import FSDPGenerationMixin as FSDPGenerationMixin

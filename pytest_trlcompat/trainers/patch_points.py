@@ -39,6 +39,7 @@ CLIP = PatchPoint("accelerate.accelerator:Accelerator.clip_grad_norm_")
 ACCELERATOR = PatchPoint("accelerate.accelerator:Accelerator.__init__")
 GET_STATE_DICT = PatchPoint("accelerate.accelerator:Accelerator.get_state_dict")
 PREPARE_FSDP2 = PatchPoint("accelerate.utils.fsdp_utils:fsdp2_prepare_model", ">=1.6")
+PREPARE_FSDP2_CALLED = PatchPoint("accelerate.accelerator:fsdp2_prepare_model", ">=1.6")  # by Accelerator.prepare
 # Right from 0.17.3 on, so that nothing is changed there.
 ZERO3_LINEAR_BACKWARD = PatchPoint("deepspeed.runtime.zero.linear:LinearFunctionForZeroStage3.backward", "<0.17.3")
 OLD_REGISTER = PatchPoint(f"{_OFFLOAD}_register_hooks_recursively", "<0.16.4")
@@ -111,6 +112,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         _grpo("GRPOTrainer._get_eval_sampler", ">=0.15"),
     ),
     "FSDP2GradNormMixin": (_TRAIN, CLIP),
+    "FSDP2OutputsMixin": (_TRAIN, _trainer("evaluation_loop"), PREPARE_FSDP, PREPARE_FSDP2, PREPARE_FSDP2_CALLED),
     "FSDPAdapterGenerationMixin": (GENERATION,),
     "FSDPAdapterSaveMixin": (_SAVE_MODEL, _SAVE_CHECKPOINT, _LOAD),
     "FSDPGenerationMixin": (GENERATION, *_FSDP1_ROOT),

@@ -46,13 +46,15 @@ def train(
     Returns:
         ``losses`` of this rank; ``logs``, by key a list of one number per step; ``initial`` and ``trained``, by name
         the bytes of whole float32 tensors, on rank 0 alone;
-        ``dtypes`` of the parameters; who recomputes activations (``checkpointing``); whether it is ``compiled``;
+        ``dtypes`` of the parameters; those that the trained model ``returned`` as it was wrapped, by the name of the
+        output; who recomputes activations (``checkpointing``); whether it is ``compiled``;
         ``failure`` and ``gathering``, what training and the gathering of weights ended in.
     """
     grpo.fix_completions(len(_SPECIAL) + model.words)
     losses: list[float] = []
+    returned: dict[str, str] = {}
     with failure() as building:
-        trainer = _build(subject, model, setting, learning_rate, perturbed, losses)
+        trainer = _build(subject, model, setting, learning_rate, perturbed, losses, returned)
     if building:
         return {"failure": building["text"], "gathering": None, "losses": [], "logs": {}}
     main = trainer.is_world_process_zero()
@@ -68,6 +70,7 @@ def train(
         "losses": losses,
         "logs": {key: models.logged(trainer, key) for key in LOGGED},
         "dtypes": sorted({str(parameter.dtype) for parameter in trainer.model.parameters()}),
+        "returned": returned,
         "checkpointing": _checkpointing(trainer.model_wrapped),
         "compiled": _is_compiled(trainer.model_wrapped),
         "initial": to_bytes(initial) if main else None,
@@ -108,6 +111,7 @@ def _build(
     learning_rate: float,
     perturbed: int,
     losses: list[float],
+    returned: dict[str, str],
 ) -> Any:
     arguments: dict[str, Any] = {"model": _policy(model, setting)}
     if perturbed:
@@ -124,7 +128,7 @@ def _build(
     trainer = grpo.build_trainer(
         subject,
         model,
-        cls=_recording(subject, losses),
+        cls=_recording(subject, losses, returned),
         arguments=arguments,
         max_steps=STEPS,
         optim="sgd",
@@ -166,10 +170,20 @@ def _perturb(policy: torch.nn.Module, seed: int) -> None:
             parameter.mul_((1 + units * BF16_ULP).to(parameter))
 
 
-def _recording(subject: str, losses: list[float]) -> type:
+def _recording(subject: str, losses: list[float], returned: dict[str, str]) -> type:
+    def look(module: Any, args: Any, output: Any) -> None:
+        for name in ("logits", "log_probs"):
+            value = getattr(output, name, None)
+            if value is not None and value.requires_grad:  # neither of generation nor of a question
+                returned[name] = str(value.dtype)
+
     class Recording(grpo.trainer_class(subject)):  # type: ignore[misc]
-        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            loss = super().compute_loss(*args, **kwargs)
+        def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+            hook = model.register_forward_hook(look)  # behind the strategy's own
+            try:
+                loss = super().compute_loss(model, *args, **kwargs)
+            finally:
+                hook.remove()
             losses.append(loss.detach().float().item())
             return loss
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,19 @@ class SettingTrainings:
             issue: whose symptoms make a failure ``broken``.
 
         Raises:
+            Absent, LaunchError: see :meth:`ranks_and_truths`.
+        """
+        return judge_setting(issue, *self.ranks_and_truths(subject, row))
+
+    def ranks_and_truths(
+        self, subject: str, row: Row, neighbours: bool = True
+    ) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]:
+        """What each rank of the row's training measured, and the same of one process: as it is, and its neighbours.
+
+        Args:
+            neighbours: whether the latter are needed, of a row that is not float32.
+
+        Raises:
             Absent: this release of the stack has no such model or strategy.
             LaunchError: it failed before there was anything to measure.
         """
@@ -55,7 +68,7 @@ class SettingTrainings:
             rate = settings.LEARNING_RATE_OF_BF16
             if row.strategy.startswith("zero"):  # it keeps a copy in float32, as mixed precision does
                 truth = {**truth, "precision": "bf16"}
-        seeds = (0, *_NEIGHBOURS) if "precision" in truth else (0,)
+        seeds = (0, *_NEIGHBOURS) if "precision" in truth and neighbours else (0,)
         alone = self.launches(
             settings.trainings_of_neighbours, subject, model, truth, seeds, rate, strategy="single"
         ).values[0]
@@ -73,4 +86,4 @@ class SettingTrainings:
         failures = [rank["failure"] for rank in result.values if rank["failure"]]
         if row.strategy != "single":
             built_as_asked(row.strategy, result.ranks[0].proof["engines"], failures[0] if failures else None)
-        return judge_setting(issue, result.values, alone)
+        return result.values, alone
