@@ -12,12 +12,14 @@ from .empty_param_groups import EmptyParamGroupsMixin as EmptyParamGroupsMixin
 from .errors import CureError as CureError
 from .evaluation import EvaluationMixin as EvaluationMixin
 from .evaluation_remainder import EvaluationRemainderMixin as EvaluationRemainderMixin
+from .float32_logprobs import Float32LogProbsMixin as Float32LogProbsMixin
 from .fsdp2_grad_norm import FSDP2GradNormMixin as FSDP2GradNormMixin
 from .fsdp2_outputs import FSDP2OutputsMixin as FSDP2OutputsMixin
 from .fsdp_adapter_generation import FSDPAdapterGenerationMixin as FSDPAdapterGenerationMixin
 from .fsdp_adapter_save import FSDPAdapterSaveMixin as FSDPAdapterSaveMixin
 from .fsdp_generation import FSDPGenerationMixin as FSDPGenerationMixin
 from .fsdp_gradients import FSDPGradientsMixin as FSDPGradientsMixin
+from .fsdp_offload_generation import FSDPOffloadGenerationMixin as FSDPOffloadGenerationMixin
 from .fsdp_ref_model import FSDPReferenceModelMixin as FSDPReferenceModelMixin
 from .fsdp_save import FSDPSaveMixin as FSDPSaveMixin
 from .fsdp_sync_ref_model import FSDPSyncRefModelCallback as FSDPSyncRefModelCallback

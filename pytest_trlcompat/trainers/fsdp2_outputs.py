@@ -1,11 +1,10 @@
 """Cure of ``fsdp2-rounded-outputs``: under FSDP2 a model returns what it has computed, and not that in bfloat16.
 
 In mixed precision Accelerate gives FSDP2 a policy with an ``output_dtype``, so that every unit, and the root after all
-others, casts what it returns to bfloat16 or float16. Under DDP, FSDP1 and in one process the model's forward pass
-returns float32. What is lost is more than the precision of logits, which a matrix product has rounded already: TRL
-takes their log-softmax in the dtype in which they come, or has the model return log-probabilities and a loss itself,
-and of a log-probability of -4 bfloat16 keeps steps of 1/64. No error tells. The cure shards with a policy that has no
-``output_dtype``, as FSDP2's own default has none.
+others, casts what it returns to bfloat16 or float16. FSDP1 casts nothing, and under DDP outputs come in float32. Logits
+lose nothing by it, which a matrix product has rounded already; but a model computes its loss in float32, and TRL has had
+its models return log-probabilities since 1.15: of one of -4 bfloat16 keeps steps of 1/64, in the ratio, the KL and the
+gradient, and no error tells. The cure shards with a policy that has no ``output_dtype``, as FSDP2's default has none.
 
 Imports torch and Accelerate through ``fsdp_ref_model``, and of this package that, ``_conditions``, ``_cure``,
 ``_patching`` and ``errors``.
@@ -60,11 +59,10 @@ def outputs_as_computed(plugin: Any) -> Iterator[None]:
 
 
 class FSDP2OutputsMixin(Cure):
-    """Lets any ``transformers.Trainer`` have float32 of its models in mixed precision under FSDP2, as elsewhere.
+    """Gives any ``transformers.Trainer`` what its models compute, in mixed precision under FSDP2.
 
     It acts where Accelerate or TRL shards a model, for this trainer alone: the policy and the reference model. Does
-    nothing where the policy's ``output_dtype`` is not the low precision in which layers compute. A step keeps logits in
-    float32, as it does under DDP and FSDP1.
+    nothing where the policy's ``output_dtype`` is not the low precision in which layers compute.
     """
 
     _stands_before: ClassVar = {"FSDPReferenceModelMixin": "it shards the reference model when the trainer is made"}

@@ -113,7 +113,7 @@ def per_token_logps(
         inputs: what else the model takes, such as ``pixel_values``; tensors of B rows are split as the tokens are.
 
     Returns:
-        ``(B, K)``.
+        ``(B, K)``, in float32 at least: it is computed so, in whatever dtype the model returns its logits.
 
     Raises:
         LogitsShapeError: see :func:`completion_logits`.
@@ -127,7 +127,7 @@ def per_token_logps(
         chunk = slice(start, start + step)
         more = inputs if step >= len(input_ids) else _rows(inputs, chunk)
         logits = completion_logits(model, input_ids[chunk], attention_mask[chunk], logits_to_keep, **more)
-        parts.append(_selected_log_softmax(logits / temperature, input_ids[chunk, -logits_to_keep:]))
+        parts.append(_selected_log_softmax(logits, input_ids[chunk, -logits_to_keep:], temperature))
     return torch.cat(parts)
 
 
@@ -282,7 +282,7 @@ class _ClosureCalls:
         if self._asked is None:
             return None
         (input_ids, length), self._asked = self._asked, None
-        output.logits = _last_positions(output.logits, input_ids, length) / self.temperature
+        output.logits = _precise(_last_positions(output.logits, input_ids, length)) / self.temperature
         return output
 
 
@@ -342,10 +342,18 @@ def _sequence_mask(prompt_mask: Tensor | None, input_ids: Tensor, completion_len
     return mask
 
 
-def _selected_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
-    """``log_softmax(logits)`` at ``index``: ``(B, K, V)`` and ``(B, K)`` to ``(B, K)``, row by row to save memory."""
+def _selected_log_softmax(logits: Tensor, index: Tensor, temperature: float) -> Tensor:
+    """``log_softmax(logits / temperature)`` at ``index``: ``(B, K, V)`` and ``(B, K)`` to ``(B, K)``.
+
+    In float32 at least, row by row to save memory.
+    """
     rows = [
-        row.log_softmax(dim=-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+        (_precise(row) / temperature).log_softmax(dim=-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
         for row, ids in zip(logits, index, strict=True)
     ]
     return torch.stack(rows)
+
+
+def _precise(logits: Tensor) -> Tensor:
+    """In float32 where they are in less: of a log-probability of -4 bfloat16 keeps steps of 1/64."""
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

@@ -33,6 +33,9 @@ PREPARE_INPUTS = _grpo("GRPOTrainer._prepare_inputs")
 COMPUTE_LOSS = _grpo("GRPOTrainer.compute_loss")
 CREATE_MODEL = _grpo("create_model_from_path", ">=0.26")
 PREPARE_FSDP = _grpo("prepare_fsdp", ">=0.18")
+# TRL 1.15 has models return log-probabilities.
+SELECTIVE_LOG_SOFTMAX = _grpo("selective_log_softmax", ">=0.15,<1.15")
+SELECTIVE_LOG_SOFTMAX_OF_UTILS = PatchPoint("trl.trainer.utils:selective_log_softmax", ">=0.15,<1.15")
 ADD_HOOKS = PatchPoint("trl.models.utils:add_hooks")
 REMOVE_HOOKS = PatchPoint("trl.models.utils:remove_hooks")
 CLIP = PatchPoint("accelerate.accelerator:Accelerator.clip_grad_norm_")
@@ -117,6 +120,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "FSDPAdapterSaveMixin": (_SAVE_MODEL, _SAVE_CHECKPOINT, _LOAD),
     "FSDPGenerationMixin": (GENERATION, *_FSDP1_ROOT),
     "FSDPGradientsMixin": (GENERATION, FSDP1_RESET_GRADIENTS),
+    "FSDPOffloadGenerationMixin": (GENERATION,),
     "FSDPReferenceModelMixin": (PREPARE_FSDP, PREPARE_FSDP2),
     "FSDPSaveMixin": (_SAVE_MODEL, GET_STATE_DICT),
     "FSDPSyncRefModelMixin": (
@@ -124,6 +128,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         FSDP1_RESHARD,
         FSDP1_WRITE_BACK,
     ),
+    "Float32LogProbsMixin": (SELECTIVE_LOG_SOFTMAX, SELECTIVE_LOG_SOFTMAX_OF_UTILS),
     "GradientAccumulationMixin": (_ACCELERATOR_MADE, _TRAINING_STEP, _trainer("compute_loss")),
     "LogitsToKeepMixin": (
         _grpo("GRPOTrainer._get_per_token_logps", ">=0.15,<0.20"),

@@ -7,7 +7,7 @@ before and after, as plain numbers and bytes; a failure is returned, not raised,
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import grpo, models
@@ -19,7 +19,16 @@ if TYPE_CHECKING:
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["BF16_ULP", "LEARNING_RATE", "LEARNING_RATE_OF_BF16", "LOGGED", "STEPS", "train", "trainings_of_neighbours"]
+__all__ = [
+    "BF16_ULP",
+    "LEARNING_RATE",
+    "LEARNING_RATE_OF_BF16",
+    "LOGGED",
+    "STEPS",
+    "outputs_of_plain_training",
+    "train",
+    "trainings_of_neighbours",
+]
 
 STEPS = 2
 LEARNING_RATE, LEARNING_RATE_OF_BF16 = 0.5, 2.0
@@ -46,15 +55,16 @@ def train(
     Returns:
         ``losses`` of this rank; ``logs``, by key a list of one number per step; ``initial`` and ``trained``, by name
         the bytes of whole float32 tensors, on rank 0 alone;
-        ``dtypes`` of the parameters; those that the trained model ``returned`` as it was wrapped, by the name of the
-        output; who recomputes activations (``checkpointing``); whether it is ``compiled``;
+        ``dtypes`` of the parameters; those of the trained model's outputs, by name, as it ``computed`` them and as it
+        ``returned`` them when it was wrapped; ``rounded``, the share of its log-probabilities that bfloat16 can hold, ``None`` where this
+        release has no method that computes them; who recomputes activations (``checkpointing``); whether it is ``compiled``;
         ``failure`` and ``gathering``, what training and the gathering of weights ended in.
     """
     grpo.fix_completions(len(_SPECIAL) + model.words)
     losses: list[float] = []
-    returned: dict[str, str] = {}
+    seen: dict[str, Any] = {"computed": {}, "returned": {}, "rounded": None}
     with failure() as building:
-        trainer = _build(subject, model, setting, learning_rate, perturbed, losses, returned)
+        trainer = _build(subject, model, setting, learning_rate, perturbed, losses, seen)
     if building:
         return {"failure": building["text"], "gathering": None, "losses": [], "logs": {}}
     main = trainer.is_world_process_zero()
@@ -70,7 +80,7 @@ def train(
         "losses": losses,
         "logs": {key: models.logged(trainer, key) for key in LOGGED},
         "dtypes": sorted({str(parameter.dtype) for parameter in trainer.model.parameters()}),
-        "returned": returned,
+        **seen,
         "checkpointing": _checkpointing(trainer.model_wrapped),
         "compiled": _is_compiled(trainer.model_wrapped),
         "initial": to_bytes(initial) if main else None,
@@ -88,6 +98,49 @@ def _round(weights: dict[str, torch.Tensor], model: Any) -> None:
     for name, parameter in model.named_parameters():
         if parameter.dtype is torch.bfloat16:
             weights[_bare(name)] = weights[_bare(name)].bfloat16().float()
+
+
+def outputs_of_plain_training(subject: str, model: TinyModel) -> dict[str, Any]:
+    """A step of a ``transformers.Trainer`` with ``bf16=True``, whose model computes the loss.
+
+    Returns:
+        ``computed``, ``returned`` and ``failure`` as :func:`train` has them, and the ``loss`` that is logged.
+    """
+    import tempfile
+
+    import transformers
+    from datasets import Dataset
+
+    from pytest_trlcompat.trainers import cured
+
+    seen: dict[str, Any] = {"computed": {}, "returned": {}}
+
+    class Looking(cured(transformers.Trainer) if subject == "corrected" else transformers.Trainer):  # type: ignore[misc]
+        def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+            hook = model.register_forward_hook(looking(seen["returned"]))
+            try:
+                return super().compute_loss(model, *args, **kwargs)
+            finally:
+                hook.remove()
+
+    rows = [[3 + (7 * row + column) % model.words for column in range(12)] for row in range(8)]
+    with failure() as ended:
+        trainer = Looking(
+            model=_policy(model, {}),
+            args=transformers.TrainingArguments(
+                output_dir=tempfile.mkdtemp(),
+                report_to="none",
+                save_strategy="no",
+                max_steps=1,
+                logging_steps=1,
+                per_device_train_batch_size=2,
+                bf16=True,
+            ),
+            train_dataset=Dataset.from_list([{"input_ids": ids, "labels": ids} for ids in rows]),
+        )
+        trainer.model.register_forward_hook(looking(seen["computed"]))
+        trainer.train()
+    return {**seen, "failure": ended.get("text"), "loss": models.logged(trainer, "loss") if not ended else []}
 
 
 def trainings_of_neighbours(
@@ -111,7 +164,7 @@ def _build(
     learning_rate: float,
     perturbed: int,
     losses: list[float],
-    returned: dict[str, str],
+    seen: dict[str, Any],
 ) -> Any:
     arguments: dict[str, Any] = {"model": _policy(model, setting)}
     if perturbed:
@@ -128,7 +181,7 @@ def _build(
     trainer = grpo.build_trainer(
         subject,
         model,
-        cls=_recording(subject, losses, returned),
+        cls=_recording(subject, losses, seen),
         arguments=arguments,
         max_steps=STEPS,
         optim="sgd",
@@ -139,6 +192,7 @@ def _build(
         **({"gradient_checkpointing": True} if setting.get("checkpointing") == "model" else {}),
         **({"torch_compile": True, "torch_compile_backend": "aot_eager"} if "compile" in setting else {}),
     )
+    trainer.model.register_forward_hook(looking(seen["computed"]))  # before a strategy has wrapped it
     if adapter is not None:
         fill_adapter(dict(trainer.model.named_parameters()))
     return trainer
@@ -170,16 +224,27 @@ def _perturb(policy: torch.nn.Module, seed: int) -> None:
             parameter.mul_((1 + units * BF16_ULP).to(parameter))
 
 
-def _recording(subject: str, losses: list[float], returned: dict[str, str]) -> type:
-    def look(module: Any, args: Any, output: Any) -> None:
-        for name in ("logits", "log_probs"):
-            value = getattr(output, name, None)
-            if value is not None and value.requires_grad:  # neither of generation nor of a question
-                returned[name] = str(value.dtype)
+def looking(dtypes: dict[str, str]) -> Callable[..., None]:
+    """A forward hook that notes the dtypes of outputs that have a gradient: neither of generation nor of a question."""
 
-    class Recording(grpo.trainer_class(subject)):  # type: ignore[misc]
+    def look(module: Any, args: Any, output: Any) -> None:
+        for name in ("loss", "logits", "log_probs"):
+            value = getattr(output, name, None)
+            if value is not None and value.requires_grad:
+                dtypes[name] = str(value.dtype)
+
+    return look
+
+
+def _recording(subject: str, losses: list[float], seen: dict[str, Any]) -> type:
+    cls = grpo.trainer_class(subject)
+    # TRL 0.14 computes log-probabilities in a closure, beside the method that the corrected trainer brings along.
+    methods = ("_get_per_token_logps", "_get_per_token_logps_and_entropies")
+    method = next((name for name in methods if hasattr(grpo.trainer_class("upstream"), name)), None)
+
+    class Recording(cls):  # type: ignore[misc, valid-type]
         def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-            hook = model.register_forward_hook(look)  # behind the strategy's own
+            hook = model.register_forward_hook(looking(seen["returned"]))  # behind the strategy's own
             try:
                 loss = super().compute_loss(model, *args, **kwargs)
             finally:
@@ -187,6 +252,15 @@ def _recording(subject: str, losses: list[float], returned: dict[str, str]) -> t
             losses.append(loss.detach().float().item())
             return loss
 
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = getattr(super(Recording, self), method)(*args, **kwargs)
+        logps = (found[0] if isinstance(found, tuple) else found).detach()
+        real = logps[logps != 0]  # what is masked is zero
+        seen["rounded"] = (real == real.bfloat16()).float().mean().item()
+        return found
+
+    if method is not None:
+        setattr(Recording, method, recorded)
     return Recording
 
 
@@ -235,9 +309,9 @@ def _checkpointing(model: Any) -> list[str]:
     """Who recomputes activations: ``model``, ``wrapper``, both or none."""
     modules = list(model.modules())
     found = {"model"} if any(getattr(module, "gradient_checkpointing", False) for module in modules) else set()
-    return sorted(
-        found | ({"wrapper"} if any(type(module).__name__ == "CheckpointWrapper" for module in modules) else set())
-    )
+    # FSDP2 makes a class of its own of each unit's, and Accelerate 1.15 shards wrappers.
+    bases = {base.__name__ for module in modules for base in type(module).__mro__}
+    return sorted(found | ({"wrapper"} if "CheckpointWrapper" in bases else set()))
 
 
 def _is_compiled(model: Any) -> bool:

@@ -67,6 +67,11 @@ class Row:
         return {**self.truth, **({"checkpointing": "model"} if self.values["checkpointing"] == "checkpointing" else {})}
 
     @property
+    def checkpointing(self) -> tuple[str, ...]:
+        """Who is to recompute activations, as a rank names it; empty where nobody was asked to."""
+        return {"checkpointing": ("model",), "wrapper_checkpointing": ("wrapper",)}.get(self.values["checkpointing"], ())
+
+    @property
     def truth(self) -> dict[str, str]:
         """Of :attr:`setting` what changes numbers, for the training of one process: nothing else may."""
         return {axis: self.values[axis] for axis in ("precision", "adapter") if self.values[axis]}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Absent, Finding
 from pytest_trlcompat.tiny import ArchitectureAbsent
 
@@ -43,7 +44,11 @@ class SettingTrainings:
         Raises:
             Absent, LaunchError: see :meth:`ranks_and_truths`.
         """
-        return judge_setting(issue, *self.ranks_and_truths(subject, row))
+        ranks, truths = self.ranks_and_truths(subject, row)
+        finding = judge_setting(issue, ranks, truths)
+        if finding.verdict is Verdict.OK and not set(row.checkpointing) <= set(finding.evidence["checkpointing"]):
+            return Finding(Verdict.WASTEFUL, finding.evidence)
+        return finding
 
     def ranks_and_truths(
         self, subject: str, row: Row, neighbours: bool = True
