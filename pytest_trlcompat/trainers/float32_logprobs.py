@@ -1,9 +1,10 @@
 """Cure of ``grpo-bf16-logprobs``: log-probabilities in float32, whatever dtype the model returns its logits in.
 
 Where the model returns logits in bfloat16 (DeepSpeed's bf16, weights in bfloat16, FSDP2's mixed precision) TRL takes
-their log-softmax in bfloat16: of a log-probability of -4 there are steps of 1/64, in the ratio, the KL and the loss, and
-no error tells. Under DDP, and in one process with ``bf16=True``, logits come in float32. The cure has TRL's function
-compute each sequence in float32, and compute it again for the backward pass, which then keeps the logits alone.
+their log-softmax in bfloat16: of a log-probability of -4 there are steps of 1/64, in the ratio, the KL and the loss,
+and no error tells. Under DDP, and in one process with ``bf16=True``, logits come in float32. The cure has TRL's
+function compute each sequence in float32, and compute it again for the backward pass, which then keeps the logits
+alone.
 
 Imports torch, and of this package ``_upstream``.
 """

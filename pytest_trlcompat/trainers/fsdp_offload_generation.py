@@ -1,9 +1,9 @@
 """Cure of ``grpo-fsdp2-offload-generation``: generation under FSDP2 with parameters that lie on the host.
 
 ``generate`` of Transformers 5 moves what it gives the model in each step to ``model.device``, that of the parameters.
-FSDP2 that offloads them keeps their shards on the host and computes on the accelerator; it moves what the root module is
-called with, but not what is called beneath a ``generate`` that it was told of: ``Expected all tensors to be on the same
-device, but got index is on cpu``. The cure moves it to the accelerator.
+FSDP2 that offloads them keeps their shards on the host and computes on the accelerator; it moves what the root module
+is called with, but not what is called beneath a ``generate`` that it was told of: ``Expected all tensors to be on the
+same device, but got index is on cpu``. The cure moves it to the accelerator.
 
 Imports torch, Accelerate, and of this package ``_upstream`` and ``fsdp_ref_model``.
 """
@@ -28,7 +28,7 @@ __all__ = ["FSDPOffloadGenerationMixin", "inputs_moved"]
 
 @contextmanager
 def inputs_moved(model: nn.Module, device: Any) -> Iterator[None]:
-    """Move all tensors that ``model``, or a language model in it, is called with to ``device`` while the context lasts."""
+    """Move the tensors that ``model`` or a language model in it is called with to ``device`` while the context lasts."""
     called = [module for module in model.modules() if hasattr(module, "prepare_inputs_for_generation")]
     hooks = [
         module.register_forward_pre_hook(

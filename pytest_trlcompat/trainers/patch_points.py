@@ -45,6 +45,9 @@ PREPARE_FSDP2 = PatchPoint("accelerate.utils.fsdp_utils:fsdp2_prepare_model", ">
 PREPARE_FSDP2_CALLED = PatchPoint("accelerate.accelerator:fsdp2_prepare_model", ">=1.6")  # by Accelerator.prepare
 # Right from 0.17.3 on, so that nothing is changed there.
 ZERO3_LINEAR_BACKWARD = PatchPoint("deepspeed.runtime.zero.linear:LinearFunctionForZeroStage3.backward", "<0.17.3")
+ZERO3_GATHER = PatchPoint(  # right from 0.19.3 on
+    "deepspeed.runtime.zero.partition_parameters:Init._allgather_params_coalesced", "<0.19.3"
+)
 OLD_REGISTER = PatchPoint(f"{_OFFLOAD}_register_hooks_recursively", "<0.16.4")
 NEW_REGISTER = PatchPoint(f"{_OFFLOAD}_register_deepspeed_module", ">=0.16.4")
 # Before 0.14 the wrapper gives away no attribute of what it wraps.
@@ -98,6 +101,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "AroundGeneration": (PREPARE_INPUTS, COMPUTE_LOSS),
     "CheckpointedGenerationMixin": (GENERATION,),
     "Cure": (_TRAIN,),
+    "DDPAdapterCheckpointingMixin": (_trainer("_wrap_model"),),
     "DeepSpeedAccumulationMixin": (_TRAINING_STEP,),
     "DeepSpeedEvaluationMixin": (_trainer("evaluation_loop"), _TRAIN),
     "DeepSpeedHooksMixin": (ADD_HOOKS, OLD_REGISTER, NEW_REGISTER),
@@ -118,6 +122,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "FSDP2OutputsMixin": (_TRAIN, _trainer("evaluation_loop"), PREPARE_FSDP, PREPARE_FSDP2, PREPARE_FSDP2_CALLED),
     "FSDPAdapterGenerationMixin": (GENERATION,),
     "FSDPAdapterSaveMixin": (_SAVE_MODEL, _SAVE_CHECKPOINT, _LOAD),
+    "FSDPCheckpointedCacheMixin": (),
     "FSDPGenerationMixin": (GENERATION, *_FSDP1_ROOT),
     "FSDPGradientsMixin": (GENERATION, FSDP1_RESET_GRADIENTS),
     "FSDPOffloadGenerationMixin": (GENERATION,),
@@ -176,6 +181,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "ZeRO3BiasesMixin": (_TRAIN, ZERO3_LINEAR_BACKWARD),
     "ZeRO3GenerationMixin": (GENERATION, ADD_HOOKS, REMOVE_HOOKS),
     "ZeRO3LoraCheckpointingMixin": (),
+    "ZeRO3MixedDtypesMixin": (_TRAIN, _EVALUATE, ZERO3_GATHER),
     "ZeRO3WholeModulesMixin": (_TRAIN, _EVALUATE, PEFT_WRAPPER, PEFT_OLD_WRAPPER),
 }
 """Mixin, or what mixins have in common, to the points of upstream that it depends on."""

@@ -226,11 +226,12 @@ def _perturb(policy: torch.nn.Module, seed: int) -> None:
 
 def looking(dtypes: dict[str, str]) -> Callable[..., None]:
     """A forward hook that notes the dtypes of outputs that have a gradient: neither of generation nor of a question."""
+    import torch
 
     def look(module: Any, args: Any, output: Any) -> None:
         for name in ("loss", "logits", "log_probs"):
             value = getattr(output, name, None)
-            if value is not None and value.requires_grad:
+            if isinstance(value, torch.Tensor) and value.requires_grad:
                 dtypes[name] = str(value.dtype)
 
     return look
@@ -240,7 +241,7 @@ def _recording(subject: str, losses: list[float], seen: dict[str, Any]) -> type:
     cls = grpo.trainer_class(subject)
     # TRL 0.14 computes log-probabilities in a closure, beside the method that the corrected trainer brings along.
     methods = ("_get_per_token_logps", "_get_per_token_logps_and_entropies")
-    method = next((name for name in methods if hasattr(grpo.trainer_class("upstream"), name)), None)
+    method = next((name for name in methods if hasattr(grpo.trainer_class("upstream"), name)), "")
 
     class Recording(cls):  # type: ignore[misc, valid-type]
         def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -259,7 +260,7 @@ def _recording(subject: str, losses: list[float], seen: dict[str, Any]) -> type:
         seen["rounded"] = (real == real.bfloat16()).float().mean().item()
         return found
 
-    if method is not None:
+    if method:
         setattr(Recording, method, recorded)
     return Recording
 
@@ -270,9 +271,11 @@ def _whole(model: Any) -> dict[str, torch.Tensor]:
     Of those that DeepSpeed trains in bfloat16 its float32 copy, which it steps.
     """
     with _summoned(model):
-        named = dict(model.named_parameters())
-        with models.gathered(named.values()):
-            return {_bare(name): _float32(parameter) for name, parameter in named.items()}
+        found = {}
+        for name, parameter in model.named_parameters():
+            with models.gathered([parameter]):  # DeepSpeed before 0.19.3 gathers one dtype at once
+                found[_bare(name)] = _float32(parameter)
+        return found
 
 
 def _float32(parameter: torch.nn.Parameter) -> torch.Tensor:

@@ -69,7 +69,9 @@ class Row:
     @property
     def checkpointing(self) -> tuple[str, ...]:
         """Who is to recompute activations, as a rank names it; empty where nobody was asked to."""
-        return {"checkpointing": ("model",), "wrapper_checkpointing": ("wrapper",)}.get(self.values["checkpointing"], ())
+        return {"checkpointing": ("model",), "wrapper_checkpointing": ("wrapper",)}.get(
+            self.values["checkpointing"], ()
+        )
 
     @property
     def truth(self) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Known issue ``grpo-fsdp2-offload-generation``: prompts are put where FSDP2 keeps offloaded parameters, on the host.
 
-Right is: GRPO trains with ``offload_params`` as in a single process, see :mod:`suites.settings.equivalence`.
+Right is: GRPO trains so as in a single process, see :mod:`suites.settings.equivalence`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What models return under FSDP2 in mixed precision: as they computed it where a trainer is cured, rounded elsewhere."""
+"""What models return under FSDP2 in mixed precision: what they computed where a trainer is cured, rounded elsewhere."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def outputs_of_dpo(model: tiny.TinyModel, bf16: bool = True) -> dict[str, Any]:
             "reference": share_of_rounded(trainer.ref_model, trainer),
             "output_dtype": str(getattr(plugin.mixed_precision_policy, "output_dtype", None)),
             "cures": [
-                (cure.active, cure.reason)
-                for cure in getattr(trainer, "cures", ())
-                if cure.name == "FSDP2OutputsMixin"
+                (cure.active, cure.reason) for cure in getattr(trainer, "cures", ()) if cure.name == "FSDP2OutputsMixin"
             ],
         }
     return found
@@ -130,11 +128,17 @@ def test_a_policy_is_taken_away_while_something_is_sharded() -> None:
 
     def meanwhile(policy: Any) -> Any:
         plugin = SimpleNamespace(mixed_precision_policy=policy)
-        with pytest.raises(KeyError), outputs_as_computed(plugin):
-            changed = plugin.mixed_precision_policy
-            raise KeyError
+        found = []
+
+        def shard() -> None:
+            with outputs_as_computed(plugin):
+                found.append(plugin.mixed_precision_policy)
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            shard()
         assert plugin.mixed_precision_policy is policy
-        return changed
+        return found[0]
 
     for low in (torch.bfloat16, torch.float16):
         policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, output_dtype=low)
