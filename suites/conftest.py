@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "every_pair: left out of a sweep of the default cells, and part of a full one")
+
+
 class _WithoutGRPO(Judge):
     """Finds every suite absent that measures with GRPO, and launches nothing for it."""
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from pytest_trlcompat.catalog import known_issues
-from suites.settings.table import AXES, PLAIN, row
+from suites.settings.table import AXES, FEW, PLAIN, row
 
 LABELS = known_issues.load()["setting-equivalence"].strategies
 
@@ -45,6 +45,12 @@ def missing() -> list[str]:
 
 def test_every_pair_stands_in_a_row() -> None:
     assert missing() == []
+
+
+def test_few_rows_hold_every_value() -> None:
+    assert set(LABELS) > FEW
+    held = {value for label in FEW for value in row(label).values.values()}
+    assert held == {value for values in AXES.values() for value in values}
 
 
 @pytest.mark.parametrize("label", ["zero3-bf16-bf16_weights", "zero3-fp8", "zero3--bf16", "bf16-"])

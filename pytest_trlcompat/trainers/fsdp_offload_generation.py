@@ -28,7 +28,7 @@ __all__ = ["FSDPOffloadGenerationMixin", "inputs_moved"]
 
 @contextmanager
 def inputs_moved(model: nn.Module, device: Any) -> Iterator[None]:
-    """Move the tensors that ``model`` or a language model in it is called with to ``device`` while the context lasts."""
+    """Move the tensors that ``model``, or a language model in it, is called with to ``device`` while it lasts."""
     called = [module for module in model.modules() if hasattr(module, "prepare_inputs_for_generation")]
     hooks = [
         module.register_forward_pre_hook(
@@ -46,8 +46,8 @@ def inputs_moved(model: nn.Module, device: Any) -> Iterator[None]:
 class FSDPOffloadGenerationMixin(AroundGeneration):
     """Lets a subclass of ``trl.GRPOTrainer`` generate under FSDP2 with ``offload_params``.
 
-    What lies on the accelerator already is not moved. Does nothing where FSDP2 offloads nothing, under another strategy,
-    or with vLLM, which generates elsewhere.
+    What lies on the accelerator already is not moved. Does nothing where FSDP2 offloads nothing, under another
+    strategy, or with vLLM, which generates elsewhere.
     """
 
     accelerator: Any

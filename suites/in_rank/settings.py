@@ -56,8 +56,9 @@ def train(
         ``losses`` of this rank; ``logs``, by key a list of one number per step; ``initial`` and ``trained``, by name
         the bytes of whole float32 tensors, on rank 0 alone;
         ``dtypes`` of the parameters; those of the trained model's outputs, by name, as it ``computed`` them and as it
-        ``returned`` them when it was wrapped; ``rounded``, the share of its log-probabilities that bfloat16 can hold, ``None`` where this
-        release has no method that computes them; who recomputes activations (``checkpointing``); whether it is ``compiled``;
+        ``returned`` them when it was wrapped; ``rounded``, the share of its log-probabilities that bfloat16 can hold,
+        ``None`` where this release has no method that computes them;
+        who recomputes activations (``checkpointing``); whether it is ``compiled``;
         ``failure`` and ``gathering``, what training and the gathering of weights ended in.
     """
     grpo.fix_completions(len(_SPECIAL) + model.words)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AXES", "PLAIN", "Row", "row"]
+__all__ = ["AXES", "FEW", "PLAIN", "Row", "row"]
 
 PLAIN = ""
 """The value of an axis that a label does not name: float32, a dense model, no adapter, nothing recomputed or moved."""
@@ -29,6 +29,19 @@ AXES: Mapping[str, tuple[str, ...]] = {
 model. ``ram_loading``: Accelerate's ``cpu_ram_efficient_loading``, by which rank 0 alone reads the model.
 ``bf16``: the argument of the Trainer, which DeepSpeed and FSDP take for their own mixed precision.
 ``wrapper_checkpointing``: FSDP's own activation checkpointing, ``checkpointing`` the model's."""
+FEW = frozenset(
+    {
+        "single-qlora",
+        "ddp-bf16_weights-vision-peft_model-checkpointing",
+        "zero2-offload_optimizer-moe-peft_model-checkpointing",
+        "zero3-persistent-bf16-tied-peft_model-checkpointing",
+        "fsdp1-bf16-peft_config",
+        "fsdp1-ram_loading-moe",
+        "fsdp2-offload_parameters",
+        "fsdp2-vision-peft_config-wrapper_checkpointing",
+    }
+)
+"""Rows that hold every value, for a sweep of the default cells; all rows are part of a full one."""
 _OPTIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("zero", "offload_optimizer"): {
         "zero_optimization": {"offload_optimizer": {"device": "cpu"}},

@@ -15,7 +15,7 @@ import pytest
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.plugin.judging import Finding, Judge, Untestable
 
-from .table import row
+from .table import FEW, row
 
 if TYPE_CHECKING:
     from .trainings import SettingTrainings
@@ -25,7 +25,9 @@ pytestmark = pytest.mark.known_issue("setting-equivalence")
 ROWS = known_issues.load()["setting-equivalence"].strategies
 
 
-@pytest.mark.parametrize("label", ROWS)
+@pytest.mark.parametrize(
+    "label", [pytest.param(label, marks=() if label in FEW else pytest.mark.every_pair) for label in ROWS]
+)
 def test_setting(label: str, subject: str, judge: Judge, setting_trainings: SettingTrainings) -> None:
     def measure() -> Finding:
         if "qlora" in row(label).values.values() and importlib.util.find_spec("bitsandbytes") is None:
