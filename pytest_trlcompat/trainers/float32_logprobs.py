@@ -66,8 +66,8 @@ def _cut(value: Any, number: int, rows: int) -> Any:
 class Float32LogProbsMixin(AroundGeneration):
     """Lets a subclass of ``trl.GRPOTrainer`` compute log-probabilities in float32 from logits in bfloat16.
 
-    Does nothing for logits in float32, from TRL 1.15 on, which computes log-probabilities in its models' forward pass
-    in float32, and where TRL has a Triton kernel for them. What ``LogitsToKeepMixin`` computes is in float32 anyway.
+    Does nothing for logits in float32, where TRL has its models compute log-probabilities, in float32, and where it has
+    a Triton kernel for them. What ``LogitsToKeepMixin`` computes is in float32 anyway.
     """
 
     @contextmanager

@@ -2,9 +2,9 @@
 
 In mixed precision Accelerate gives FSDP2 a policy with an ``output_dtype``, so that every unit, and the root after all
 others, casts what it returns to bfloat16 or float16. FSDP1 casts nothing, and under DDP outputs come in float32. Logits
-lose nothing by it, which a matrix product has rounded already; but a model computes its loss in float32, and TRL has
-had its models return log-probabilities since 1.15: of one of -4 bfloat16 keeps steps of 1/64, in the ratio, the KL and
-the gradient, and no error tells. The cure shards with a policy that has no ``output_dtype``, as FSDP2's default has
+lose nothing by it, which a matrix product has rounded already; but a model computes its loss in float32, and newer
+releases of TRL have theirs return log-probabilities: of one of -4 bfloat16 keeps steps of 1/64, in the ratio, the KL
+and the gradient, and no error tells. The cure shards with a policy that has no ``output_dtype``, as FSDP2's default has
 none.
 
 Imports torch and Accelerate through ``fsdp_ref_model``, and of this package that, ``_conditions``, ``_cure``,

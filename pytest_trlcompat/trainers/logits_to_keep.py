@@ -5,6 +5,7 @@
   ignores it. TRL then reads the wrong positions and trains on, or the right ones, out of full logits.
 - ``grpo-prompt-mask``: padded prompts are masked.
 - ``grpo-temperature``: logits are divided by the temperature at which tokens were sampled.
+- ``grpo-bf16-logprobs``: the log-softmax is taken in float32.
 
 Signatures mislead here: a name can be taken by ``**kwargs`` and ignored, or be missing and honoured by a decorator. So
 the model itself is asked, once, with two tokens.

@@ -25,8 +25,8 @@ __all__ = ["ZeRO3MixedDtypesMixin"]
 class ZeRO3MixedDtypesMixin(Cure):
     """Lets a subclass of ``transformers.Trainer`` gather parameters of two dtypes at once under ZeRO-3.
 
-    Parameters of one dtype are gathered in one call, as ever. Does nothing from DeepSpeed 0.19.3 on, whose buffers have
-    the dtype of each parameter.
+    Parameters of one dtype are gathered in one call, as ever. Does nothing with a DeepSpeed whose buffers have each the
+    dtype of its parameter.
     """
 
     model: Any

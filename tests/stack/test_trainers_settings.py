@@ -1,4 +1,4 @@
-"""The cures of what precision, offloading and checkpointing meet: each alone makes a training run that ends without it."""
+"""The cures of what precision, offloading and checkpointing meet: without one of them a training ends in an error."""
 
 from __future__ import annotations
 
