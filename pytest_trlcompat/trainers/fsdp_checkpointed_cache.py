@@ -47,6 +47,11 @@ def _without_cache(model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return args, {**kwargs, "use_cache": False}
 
 
+def _has_cache(config: Any) -> bool:
+    language = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return any(hasattr(each, "use_cache") for each in (config, language))
+
+
 _WRAPPED = Condition(
     "with activation_checkpointing of FSDP",
     "FSDP checkpoints no activations",
@@ -58,5 +63,5 @@ _WRAPPED = Condition(
 _HAS_CACHE = Condition(
     "with a model that has a cache",
     "the model has no cache",
-    lambda trainer: hasattr(getattr(trainer.model, "config", None), "use_cache"),
+    lambda trainer: _has_cache(getattr(trainer.model, "config", None)),
 )

@@ -10,7 +10,7 @@
 Signatures mislead here: a name can be taken by ``**kwargs`` and ignored, or be missing and honoured by a decorator. So
 the model itself is asked, once, with two tokens.
 
-Imports torch alone, and nothing of this package.
+Imports torch, Accelerate through ``fsdp_ref_model``, and of this package that, ``_cure`` and ``errors``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers.errors import CureError
+from pytest_trlcompat.trainers.fsdp_ref_model import beneath_compile
 
 __all__ = [
     "KEYWORDS",
@@ -303,6 +305,10 @@ def _honours(model: nn.Module, keyword: str, ids: Tensor) -> bool:
     except TypeError as error:
         if keyword not in str(error):
             raise
+        if isinstance(beneath_compile(model), FullyShardedDataParallel):
+            # The error has left FSDP1's root in the midst of a forward pass; a whole one ends it.
+            with torch.no_grad(), dropout_off(model):
+                model(input_ids=ids, attention_mask=torch.ones_like(ids))
         return False
     return bool(logits.size(1) == 1)
 

@@ -125,18 +125,19 @@ def outputs_of_plain_training(subject: str, model: TinyModel) -> dict[str, Any]:
                 hook.remove()
 
     rows = [[3 + (7 * row + column) % model.words for column in range(12)] for row in range(8)]
+    args = transformers.TrainingArguments(
+        output_dir=tempfile.mkdtemp(),
+        report_to="none",
+        save_strategy="no",
+        max_steps=1,
+        logging_steps=1,
+        per_device_train_batch_size=2,
+        bf16=True,
+    )
     with failure() as ended:
         trainer = Looking(
             model=_policy(model, {}),
-            args=transformers.TrainingArguments(
-                output_dir=tempfile.mkdtemp(),
-                report_to="none",
-                save_strategy="no",
-                max_steps=1,
-                logging_steps=1,
-                per_device_train_batch_size=2,
-                bf16=True,
-            ),
+            args=args,
             train_dataset=Dataset.from_list([{"input_ids": ids, "labels": ids} for ids in rows]),
         )
         trainer.model.register_forward_hook(looking(seen["computed"]))

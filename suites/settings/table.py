@@ -24,6 +24,7 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "model": (PLAIN, "tied", "moe", "vision"),
     "adapter": (PLAIN, "peft_config", "peft_model", "qlora"),
     "checkpointing": (PLAIN, "checkpointing", "wrapper_checkpointing"),
+    "compile": (PLAIN, "compiled"),
 }
 """``persistent``: DeepSpeed's default ``stage3_param_persistence_threshold``, below which lie all parameters of a tiny
 model. ``ram_loading``: Accelerate's ``cpu_ram_efficient_loading``, by which rank 0 alone reads the model.
@@ -77,7 +78,8 @@ class Row:
     @property
     def setting(self) -> dict[str, str]:
         """What a rank chooses in Python; see :func:`suites.in_rank.settings.train`."""
-        return {**self.truth, **({"checkpointing": "model"} if self.values["checkpointing"] == "checkpointing" else {})}
+        model = {"checkpointing": "model"} if self.values["checkpointing"] == "checkpointing" else {}
+        return {**self.truth, **model, **({"compile": "compiled"} if self.values["compile"] else {})}
 
     @property
     def checkpointing(self) -> tuple[str, ...]:

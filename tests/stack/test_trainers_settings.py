@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -230,3 +231,45 @@ def test_inputs_are_moved_while_it_lasts() -> None:
     with inputs_moved(model, torch.device("meta")):
         assert model[0](on_host, mask=on_host, more={"positions": on_host}) == ["meta"] * 3
     assert model[0](on_host, mask=on_host, more={"positions": on_host}) == ["cpu"] * 3
+
+
+# ---- a question that FSDP1's root does not answer
+
+
+def ask_and_gather(model: tiny.TinyModel) -> dict[str, Any]:
+    """Ask a model that takes no keyword for one, and gather its root's parameters, as for a generation."""
+    import torch
+    from accelerate import Accelerator
+
+    from pytest_trlcompat.trainers.fsdp_generation import root_parameters_gathered
+    from pytest_trlcompat.trainers.logits_to_keep import logits_keyword
+
+    whole = model.new_model()
+
+    class Plain(type(whole)):  # type: ignore[misc]
+        def forward(self, input_ids: Any, attention_mask: Any = None) -> Any:
+            return super().forward(input_ids=input_ids, attention_mask=attention_mask)
+
+    whole.__class__ = Plain
+    accelerator = Accelerator()
+    wrapped = accelerator.prepare_model(whole)
+    keyword = logits_keyword(wrapped, device=accelerator.device)
+    with root_parameters_gathered(wrapped), torch.no_grad():
+        logits = wrapped.module(torch.tensor([[3, 4, 5]], device=accelerator.device)).logits
+    return {"keyword": keyword, "shape": tuple(logits.shape)}
+
+
+def test_a_question_leaves_fsdp1_as_it_was(launch: Launcher, model: tiny.TinyModel) -> None:
+    options = {"transformer_cls_to_wrap": model.decoder_layer}
+    for rank in launch(ask_and_gather, model, strategy="fsdp1", options=options).values:
+        assert rank == {"keyword": None, "shape": (1, 3, model.vocab_size)}
+
+
+def test_the_cache_of_a_vision_models_language_model_counts() -> None:
+    from pytest_trlcompat.trainers.fsdp_checkpointed_cache import _has_cache
+
+    language = SimpleNamespace(use_cache=True)
+    assert _has_cache(language)
+    assert _has_cache(SimpleNamespace(get_text_config=lambda: language))
+    assert not _has_cache(SimpleNamespace(get_text_config=lambda: SimpleNamespace()))
+    assert not _has_cache(None)
