@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "every_pair: left out of a sweep of the default cells, and part of a full one")
+    config.addinivalue_line("markers", "on_demand: part of a sweep with --issue alone")
 
 
 class _WithoutGRPO(Judge):

@@ -38,7 +38,9 @@ def missing() -> list[str]:
         frozenset(pair)
         for one, other in itertools.combinations(AXES, 2)
         for pair in itertools.product(AXES[one], AXES[other])
-        if PLAIN not in pair and "qlora" not in pair  # bitsandbytes is part of no cell
+        if PLAIN not in pair
+        and "qlora" not in pair  # bitsandbytes is part of no cell
+        and ("compiled" not in pair or set(pair) & set(AXES["strategy"]))  # 20 seconds a row: with each strategy
     }
     return sorted("-".join(sorted(pair)) for pair in wanted - held if possible(pair))
 
@@ -50,7 +52,7 @@ def test_every_pair_stands_in_a_row() -> None:
 def test_few_rows_hold_every_value() -> None:
     assert set(LABELS) > FEW
     held = {value for label in FEW for value in row(label).values.values()}
-    assert held == {value for values in AXES.values() for value in values}
+    assert held == {value for values in AXES.values() for value in values} - {"compiled"}
 
 
 @pytest.mark.parametrize("label", ["zero3-bf16-bf16_weights", "zero3-fp8", "zero3--bf16", "bf16-"])

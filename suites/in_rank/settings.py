@@ -320,4 +320,6 @@ def _checkpointing(model: Any) -> list[str]:
 
 
 def _is_compiled(model: Any) -> bool:
-    return any(type(module).__name__ == "OptimizedModule" or module._compiled_call_impl for module in model.modules())
+    # FSDP2 makes a class of its own of each unit's.
+    bases = {base.__name__ for module in model.modules() for base in type(module).__mro__}
+    return "OptimizedModule" in bases or any(module._compiled_call_impl for module in model.modules())

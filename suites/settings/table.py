@@ -29,7 +29,8 @@ AXES: Mapping[str, tuple[str, ...]] = {
 """``persistent``: DeepSpeed's default ``stage3_param_persistence_threshold``, below which lie all parameters of a tiny
 model. ``ram_loading``: Accelerate's ``cpu_ram_efficient_loading``, by which rank 0 alone reads the model.
 ``bf16``: the argument of the Trainer, which DeepSpeed and FSDP take for their own mixed precision.
-``wrapper_checkpointing``: FSDP's own activation checkpointing, ``checkpointing`` the model's."""
+``wrapper_checkpointing``: FSDP's own activation checkpointing, ``checkpointing`` the model's. ``compiled``:
+``torch_compile``, with a backend that needs no compiler."""
 FEW = frozenset(
     {
         "single-qlora",
@@ -42,7 +43,7 @@ FEW = frozenset(
         "fsdp2-vision-peft_config-wrapper_checkpointing",
     }
 )
-"""Rows that hold every value, for a sweep of the default cells; all rows are part of a full one."""
+"""Rows that hold every value but ``compiled``, for a sweep of the default cells; all are part of a full one."""
 _OPTIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("zero", "offload_optimizer"): {
         "zero_optimization": {"offload_optimizer": {"device": "cpu"}},

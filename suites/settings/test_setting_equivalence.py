@@ -8,6 +8,7 @@ precision and adapter, where nothing is recomputed, moved to the host or sharded
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,12 +23,17 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.known_issue("setting-equivalence")
 
+
+def marks_of(label: str) -> Sequence[pytest.MarkDecorator]:
+    if row(label).values["compile"]:
+        return (pytest.mark.on_demand,)
+    return () if label in FEW else (pytest.mark.every_pair,)
+
+
 ROWS = known_issues.load()["setting-equivalence"].strategies
 
 
-@pytest.mark.parametrize(
-    "label", [pytest.param(label, marks=() if label in FEW else pytest.mark.every_pair) for label in ROWS]
-)
+@pytest.mark.parametrize("label", [pytest.param(label, marks=marks_of(label)) for label in ROWS])
 def test_setting(label: str, subject: str, judge: Judge, setting_trainings: SettingTrainings) -> None:
     def measure() -> Finding:
         if "qlora" in row(label).values.values() and importlib.util.find_spec("bitsandbytes") is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.plugin.judging import Absent, Finding
+from pytest_trlcompat.plugin.judging import Absent, Finding, Untestable
 from pytest_trlcompat.tiny import ArchitectureAbsent
 
 from ..in_rank import models, settings
@@ -46,8 +46,10 @@ class SettingTrainings:
         """
         ranks, truths = self.ranks_and_truths(subject, row)
         finding = judge_setting(issue, ranks, truths)
-        if finding.verdict is Verdict.OK and not set(row.checkpointing) <= set(finding.evidence["checkpointing"]):
-            return Finding(Verdict.WASTEFUL, finding.evidence)
+        if finding.verdict is Verdict.OK:
+            compiled = all(rank["compiled"] for rank in ranks) or not row.values["compile"]
+            if not compiled or not set(row.checkpointing) <= set(finding.evidence["checkpointing"]):
+                return Finding(Verdict.WASTEFUL, {**finding.evidence, "compiled": compiled})
         return finding
 
     def ranks_and_truths(
@@ -60,8 +62,11 @@ class SettingTrainings:
 
         Raises:
             Absent: this release of the stack has no such model or strategy.
+            Untestable: it takes longer than a launch may.
             LaunchError: it failed before there was anything to measure.
         """
+        if row.values["compile"] and row.strategy == "zero3":
+            raise Untestable("torch.compile under ZeRO-3 takes minutes: each of DeepSpeed's hooks breaks its graph")
         try:
             model = self.models[row.values["model"]]()
             model.check_present()

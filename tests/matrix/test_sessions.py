@@ -99,9 +99,9 @@ def test_a_dated_sweep_announces_its_needs_once_and_names_cells_older_than_their
 @pytest.mark.parametrize(
     ("arguments", "for_pytest"),
     [
-        ([], ("-m", "not every_pair")),
-        (["--torch", "dated", "--", "-x"], ("-m", "not every_pair", "-x")),
-        (["--full"], ()),
+        ([], ("-m", "not on_demand and not every_pair")),
+        (["--torch", "dated", "--", "-x"], ("-m", "not on_demand and not every_pair", "-x")),
+        (["--full"], ("-m", "not on_demand")),
         (["--issue", "setting-equivalence"], ()),
     ],
 )
