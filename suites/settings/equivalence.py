@@ -61,7 +61,9 @@ def judge_setting(issue: str, ranks: Sequence[Mapping[str, Any]], truths: Sequen
             if any(words in root[0] for words in _NO_VISION):
                 raise Absent(f"GRPO of this release of TRL trains no Qwen2-VL: {root[0]}")
             verdict = failure_of(issue, {where: root[0]}) or Verdict.ERROR
-            return Finding(verdict, {"failure": root[0], "failed_in": where})
+            return Finding(
+                verdict, {"failure": root[0], "failed_in": where, "losses": [each["losses"] for each in found]}
+            )
     truth, *neighbours = truths
     assert len(truth["logs"]["grad_norm"]) == STEPS
     numbers, wanted, near = _numbers(ranks), _numbers([truth]), [_numbers([each]) for each in neighbours]
