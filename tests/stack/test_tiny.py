@@ -19,6 +19,8 @@ import transformers
 from pytest_trlcompat import tiny
 from pytest_trlcompat.tiny import ArchitectureAbsent, TinyModel, architectures
 
+from .checks_bodies import forgive_trl
+
 # Of names and float32 bytes of all parameters, as a checkpoint has them, seed 3; the same on every Transformers.
 DIGESTS = {
     "qwen2": "10a49bd3436c",
@@ -407,6 +409,7 @@ def test_each_fixture_gives_its_own_architecture(name: str, request: pytest.Fixt
 def train_one_step(small: TinyModel, inputs: dict[str, torch.Tensor], folder: str) -> dict[str, Any]:
     from transformers import Trainer, TrainingArguments
 
+    forgive_trl()
     arguments = TrainingArguments(
         output_dir=folder,
         max_steps=1,
