@@ -5,7 +5,7 @@ both do not go together: reentrant checkpointing runs each layer's backward pass
 for ready twice: ``Expected to mark a variable ready only once``. A ``PeftModel`` is none of Transformers' own models.
 The cure wraps it as Transformers wraps its own.
 
-Imports nothing of the stack, and of this package ``_conditions``, ``_cure``, ``_upstream`` and ``lora_checkpointing``.
+Imports nothing of the stack.
 """
 
 from __future__ import annotations

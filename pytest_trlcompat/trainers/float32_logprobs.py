@@ -6,7 +6,7 @@ and no error tells. Under DDP, and in one process with ``bf16=True``, logits com
 function compute each sequence in float32, and compute it again for the backward pass, which then keeps the logits
 alone.
 
-Imports torch, and of this package ``_upstream``.
+Imports torch.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ releases of TRL have theirs return log-probabilities: of one of -4 bfloat16 keep
 and the gradient, and no error tells. The cure shards with a policy that has no ``output_dtype``, as FSDP2's default has
 none.
 
-Imports torch and Accelerate through ``fsdp_ref_model``, and of this package that, ``_conditions``, ``_cure``,
-``_patching`` and ``errors``.
+Imports torch and Accelerate through ``fsdp_ref_model``.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers import patch_points
-from pytest_trlcompat.trainers._conditions import Condition, under
+from pytest_trlcompat.trainers._conditions import FSDP2, Condition, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers._patching import replaced
 from pytest_trlcompat.trainers.errors import CureError
-from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version, points_of
+from pytest_trlcompat.trainers.fsdp_ref_model import points_of
 
 __all__ = ["FSDP2OutputsMixin", "outputs_as_computed", "rounds_outputs"]
 
@@ -85,18 +84,13 @@ class FSDP2OutputsMixin(Cure):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        return under(trainer, "Accelerate has FSDP2 round what models return", _FSDP2, _ROUNDED)
-
-
-def _is_fsdp2(trainer: Any) -> bool:
-    return fsdp_version(trainer.accelerator) == 2
+        return under(trainer, "Accelerate has FSDP2 round what models return", FSDP2, _ROUNDED)
 
 
 def _is_rounded(trainer: Any) -> bool:
     return rounds_outputs(trainer.accelerator.state.fsdp_plugin.mixed_precision_policy)
 
 
-_FSDP2 = Condition("under FSDP2", "not under FSDP2", _is_fsdp2)
 _ROUNDED = Condition("in mixed precision", "FSDP2's policy rounds no outputs", _is_rounded)
 
 

@@ -5,7 +5,7 @@ FSDP's wrapper checkpoints its layers, the model does not know, and each layer, 
 finds in the cache what it put there before: ``The size of tensor a (40) must match the size of tensor b (20)``. The
 cure tells it, in forward passes for training alone.
 
-Imports torch and Accelerate through ``fsdp_ref_model``, and of this package that, ``_conditions`` and ``_cure``.
+Imports torch.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from pytest_trlcompat.trainers._conditions import Condition, under
+from pytest_trlcompat.trainers._conditions import Condition, fsdp_version, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
-from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version
 
 __all__ = ["FSDPCheckpointedCacheMixin"]
 

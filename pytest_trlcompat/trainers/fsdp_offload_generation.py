@@ -5,7 +5,7 @@ FSDP2 that offloads them keeps their shards on the host and computes on the acce
 is called with, but not what is called beneath a ``generate`` that it was told of: ``Expected all tensors to be on the
 same device, but got index is on cpu``. The cure moves it to the accelerator.
 
-Imports torch, Accelerate, and of this package ``_upstream`` and ``fsdp_ref_model``.
+Imports torch and Accelerate.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from accelerate.utils import send_to_device
 from torch import nn
 
 from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._conditions import FSDP2, TRANSFORMERS_GENERATES, Condition, under
 from pytest_trlcompat.trainers._cure import Activity
 from pytest_trlcompat.trainers._patching import replaced
 from pytest_trlcompat.trainers._upstream import AroundGeneration
-from pytest_trlcompat.trainers.fsdp_ref_model import fsdp_version
 
 __all__ = ["FSDPOffloadGenerationMixin", "inputs_moved"]
 
@@ -65,21 +65,17 @@ class FSDPOffloadGenerationMixin(AroundGeneration):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        if trainer is None:
-            return Activity(None, "changes something under FSDP2 with offloaded parameters, without vLLM")
-        if fsdp_version(trainer.accelerator) != 2:
-            return Activity(False, "the strategy is not FSDP2")
-        if not _offloads(trainer.accelerator.state.fsdp_plugin):
-            return Activity(False, "no parameters are offloaded")
-        if trainer.args.use_vllm:
-            return Activity(False, "vLLM generates")
-        return Activity(True, "parameters lie on the host, where generation would put its prompts")
+        why = "parameters lie on the host, where generation would put its prompts"
+        return under(trainer, why, FSDP2, _OFFLOADED, TRANSFORMERS_GENERATES)
 
 
-def _offloads(plugin: Any) -> bool:
+def _offloads(trainer: Any) -> bool:
     from torch.distributed.fsdp import CPUOffloadPolicy
 
-    return isinstance(plugin.cpu_offload, CPUOffloadPolicy)
+    return isinstance(trainer.accelerator.state.fsdp_plugin.cpu_offload, CPUOffloadPolicy)
+
+
+_OFFLOADED = Condition("with offloaded parameters", "no parameters are offloaded", _offloads)
 
 
 def _moving(unwrap: Callable[..., Any]) -> Callable[..., Any]:
