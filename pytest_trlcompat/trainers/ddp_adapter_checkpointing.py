@@ -5,7 +5,7 @@ both do not go together: reentrant checkpointing runs each layer's backward pass
 for ready twice: ``Expected to mark a variable ready only once``. A ``PeftModel`` is none of Transformers' own models.
 The cure wraps it as Transformers wraps its own.
 
-Imports nothing of the stack.
+Imports Transformers when asked.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class DDPAdapterCheckpointingMixin(Cure):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        if not method_uses(trainer_class, "_wrap_model", "find_unused_parameters"):
+        from transformers import Trainer
+
+        if not method_uses(Trainer, "_wrap_model", "find_unused_parameters"):
             return Activity(False, "Transformers decides elsewhere, and does not checkpoint reentrantly by default")
         if trainer is not None and trainer.args.ddp_find_unused_parameters is not None:
             return Activity(False, "ddp_find_unused_parameters is set")
