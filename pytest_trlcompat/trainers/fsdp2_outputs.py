@@ -7,7 +7,7 @@ releases of TRL have theirs return log-probabilities: of one of -4 bfloat16 keep
 and the gradient, and no error tells. The cure shards with a policy that has no ``output_dtype``, as FSDP2's default has
 none.
 
-Imports torch and Accelerate through ``fsdp_ref_model``.
+Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._conditions import FSDP2, Condition, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
-from pytest_trlcompat.trainers._patching import replaced
+from pytest_trlcompat.trainers._patching import replaced_in
+from pytest_trlcompat.trainers._upstream import points_of
 from pytest_trlcompat.trainers.errors import CureError
-from pytest_trlcompat.trainers.fsdp_ref_model import points_of
 
 __all__ = ["FSDP2OutputsMixin", "outputs_as_computed", "rounds_outputs"]
 
@@ -67,6 +67,7 @@ class FSDP2OutputsMixin(Cure):
 
     _stands_before: ClassVar = {"FSDPReferenceModelMixin": "it shards the reference model when the trainer is made"}
 
+    _needed: ClassVar = (FSDP2,)
     accelerator: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -84,7 +85,7 @@ class FSDP2OutputsMixin(Cure):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        return under(trainer, "Accelerate has FSDP2 round what models return", FSDP2, _ROUNDED)
+        return under(trainer, "Accelerate has FSDP2 round what models return", *cls._needed, _ROUNDED)
 
 
 def _is_rounded(trainer: Any) -> bool:
@@ -101,9 +102,7 @@ def _sharding_as_computed(trainer_class: type) -> Iterator[None]:
         patch_points.PREPARE_FSDP2,
         *points_of(trainer_class, patch_points.PREPARE_FSDP),
     )
-    with ExitStack() as stack:
-        for point in points:
-            stack.enter_context(replaced(point, _as_computed))
+    with replaced_in(points, _as_computed, FSDP2OutputsMixin.__name__):
         yield
 
 

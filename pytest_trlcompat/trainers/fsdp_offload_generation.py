@@ -12,15 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 from accelerate.utils import send_to_device
 from torch import nn
 
-from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._conditions import FSDP2, TRANSFORMERS_GENERATES, Condition, under
 from pytest_trlcompat.trainers._cure import Activity
-from pytest_trlcompat.trainers._patching import replaced
 from pytest_trlcompat.trainers._upstream import AroundGeneration
 
 __all__ = ["FSDPOffloadGenerationMixin", "inputs_moved"]
@@ -50,6 +48,7 @@ class FSDPOffloadGenerationMixin(AroundGeneration):
     strategy, or with vLLM, which generates elsewhere.
     """
 
+    _needed: ClassVar = (FSDP2, TRANSFORMERS_GENERATES)
     accelerator: Any
     args: Any
 
@@ -61,12 +60,12 @@ class FSDPOffloadGenerationMixin(AroundGeneration):
     def _generating_on_the_accelerator(self) -> AbstractContextManager[None]:
         if not FSDPOffloadGenerationMixin._activity(type(self), self).active:
             return nullcontext()
-        return replaced(patch_points.GENERATION, _moving)
+        return self._unwrapping(_moving, FSDPOffloadGenerationMixin.__name__)
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
         why = "parameters lie on the host, where generation would put its prompts"
-        return under(trainer, why, FSDP2, _OFFLOADED, TRANSFORMERS_GENERATES)
+        return under(trainer, why, *cls._needed, _OFFLOADED)
 
 
 def _offloads(trainer: Any) -> bool:

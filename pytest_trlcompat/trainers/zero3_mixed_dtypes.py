@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._conditions import ZERO3, Condition, under
@@ -29,6 +29,7 @@ class ZeRO3MixedDtypesMixin(Cure):
     dtype of its parameter.
     """
 
+    _needed: ClassVar = (ZERO3,)
     model: Any
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -44,7 +45,7 @@ class ZeRO3MixedDtypesMixin(Cure):
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
         if not expected(patch_points.ZERO3_GATHER):
             return Activity(False, "DeepSpeed is not installed, or gives each parameter a buffer of its own dtype")
-        return under(trainer, "DeepSpeed gathers all into buffers of one dtype", ZERO3, _TWO_DTYPES)
+        return under(trainer, "DeepSpeed gathers all into buffers of one dtype", *cls._needed, _TWO_DTYPES)
 
 
 @contextmanager
@@ -52,7 +53,7 @@ def _each_dtype_by_itself() -> Iterator[None]:
     if patch_points.ZERO3_GATHER.module not in sys.modules:
         yield
         return
-    with replaced(patch_points.ZERO3_GATHER, _by_dtype):
+    with replaced(patch_points.ZERO3_GATHER, _by_dtype, ZeRO3MixedDtypesMixin.__name__):
         yield
 
 
