@@ -18,11 +18,17 @@ from .adapters.verdicts import with_every_failure
 from .in_rank import adapters, grpo_trainings, models
 from .launches import LaunchCache
 from .ppo.runs import PPORuns
+from .settings.trainings import SettingTrainings
 from .sharding import trainings
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher, LaunchResult
     from pytest_trlcompat.tiny import TinyModel
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "every_pair: left out of a sweep of the default cells, and part of a full one")
+    config.addinivalue_line("markers", "on_demand: part of a sweep with --issue alone")
 
 
 class _WithoutGRPO(Judge):
@@ -189,3 +195,18 @@ def trained(
 ) -> trainings.Trainings:
     """One training per subject and strategy for all suites; weights large enough that each of them matters."""
     return trainings.Trainings(launches, tiny_qwen2(initializer_range=0.1), tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture(scope="session")
+def setting_trainings(launches: LaunchCache, tmp_path_factory: pytest.TempPathFactory) -> SettingTrainings:
+    """One training per subject and row of settings; weights large enough that each of them matters."""
+    from pytest_trlcompat import tiny
+
+    sizes: dict[str, Any] = {"initializer_range": 0.1, "directory": tmp_path_factory.mktemp("settings")}
+    models: dict[str, Callable[[], TinyModel]] = {
+        "": lambda: tiny.qwen2(**sizes),
+        "tied": lambda: tiny.qwen2(tie_word_embeddings=True, **sizes),
+        "moe": lambda: tiny.moe(**sizes),
+        "vision": lambda: tiny.vlm(**sizes),
+    }
+    return SettingTrainings(launches, models)

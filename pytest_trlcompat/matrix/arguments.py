@@ -13,10 +13,13 @@ from pytest_trlcompat.matrix import torch_axis
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.parsing import parse_day
 
-__all__ = ["FULL", "PYTHON", "TABLES", "Arguments", "parse_arguments"]
+__all__ = ["EVERY_PAIR", "FULL", "ON_DEMAND", "PYTHON", "TABLES", "Arguments", "parse_arguments"]
 
+EVERY_PAIR, ON_DEMAND = "every_pair", "on_demand"
+"""Markers of the suites' tests that a sweep of the default cells leaves out, rows that hold pairs of settings, and that
+every sweep does, unless it is of their issue: they take a minute each."""
 FULL = "--full"
-"""Option of ``matrix``: the full selection of cells instead of the default ones."""
+"""Option of ``matrix``: the full selection of cells instead of the default ones, and more tests of the suites."""
 
 TABLES = "--tables"
 """Option of ``matrix`` and ``cell``: at the end the tables of all issues instead of the summary."""

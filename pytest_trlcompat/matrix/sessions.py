@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat.matrix import cuda, disk, locks, own_coverage, process, torch_axis
-from pytest_trlcompat.matrix.arguments import FULL, PYTHON, TABLES, Arguments, parse_arguments
+from pytest_trlcompat.matrix.arguments import EVERY_PAIR, FULL, ON_DEMAND, PYTHON, TABLES, Arguments, parse_arguments
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, prune
 from pytest_trlcompat.matrix.errors import MatrixError
@@ -105,7 +105,9 @@ class Project:
             # nox does not give a session the names of the others; with --parallel only its own is known.
             named = [torch_axis.find(self.matrix, self.layout, each) for each in self._named if self.sweep.outermost]
             self._announce(named or later or [cell])
-        self._run(cell, options, later[1:])
+        left_out = f"not {ON_DEMAND}" if options.full else f"not {ON_DEMAND} and not {EVERY_PAIR}"
+        few = () if options.issues else ("-m", left_out)
+        self._run(cell, dataclasses.replace(options, pytest_arguments=(*few, *options.pytest_arguments)), later[1:])
 
     def free_cell(self, arguments: Sequence[str]) -> None:
         """Run any other combination: pins (``trl=0.19.1``), or the id of a cell of the matrix.

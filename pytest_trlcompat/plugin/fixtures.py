@@ -28,8 +28,12 @@ __all__ = [
     "judge",
     "launcher",
     "prompts",
+    "tiny_gemma",
+    "tiny_llama",
     "tiny_mistral",
+    "tiny_moe",
     "tiny_qwen2",
+    "tiny_vlm",
     "version_matrix",
 ]
 
@@ -40,6 +44,7 @@ def tiny_qwen2(_trlcompat_folder: Path) -> Callable[..., TinyModel]:
 
     The model has ``.model``, ``.tokenizer``, ``.config`` and ``.path``, a folder for ``from_pretrained`` that must not
     be modified, since equal models of a session share it. The same seed gives bitwise equal weights in every process.
+    Skips the test where the installed Transformers has no such architecture.
     """
     return _factory("qwen2", _trlcompat_folder)
 
@@ -50,11 +55,46 @@ def tiny_mistral(_trlcompat_folder: Path) -> Callable[..., TinyModel]:
     return _factory("mistral", _trlcompat_folder)
 
 
-def _factory(architecture: str, folder: Path) -> Callable[..., TinyModel]:
-    def build(**sizes: Any) -> TinyModel:
-        from pytest_trlcompat.tiny import TinyModel
+@pytest.fixture(scope="session")
+def tiny_llama(_trlcompat_folder: Path) -> Callable[..., TinyModel]:
+    """Factory of tiny random Llama models; see ``tiny_qwen2``."""
+    return _factory("llama", _trlcompat_folder)
 
-        return TinyModel(architecture=architecture, **{"directory": folder, **sizes})
+
+@pytest.fixture(scope="session")
+def tiny_gemma(_trlcompat_folder: Path) -> Callable[..., TinyModel]:
+    """Factory of tiny random Gemma models, whose embeddings are tied; see ``tiny_qwen2``."""
+    return _factory("gemma", _trlcompat_folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_moe(_trlcompat_folder: Path) -> Callable[..., TinyModel]:
+    """Factory of tiny random mixtures of experts, Qwen3-MoE (Transformers 4.51 or later); see ``tiny_qwen2``.
+
+    ``num_experts`` and ``num_experts_per_tok`` are sizes of it, too.
+    """
+    return _factory("moe", _trlcompat_folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_vlm(_trlcompat_folder: Path) -> Callable[..., TinyModel]:
+    """Factory of tiny random vision models, Qwen2-VL (Transformers 4.45 or later); see ``tiny_qwen2``.
+
+    Its ``.processor`` takes images; it needs Pillow, and torchvision from Transformers 4.52 on. The model does not.
+    """
+    return _factory("vlm", _trlcompat_folder)
+
+
+def _factory(name: str, folder: Path) -> Callable[..., TinyModel]:
+    def build(**sizes: Any) -> TinyModel:
+        from pytest_trlcompat import tiny
+
+        model: TinyModel = getattr(tiny, name)(**{"directory": folder, **sizes})
+        try:
+            model.check_present()
+        except tiny.ArchitectureAbsent as error:
+            pytest.skip(str(error))
+        return model
 
     return build
 

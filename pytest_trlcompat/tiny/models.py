@@ -5,74 +5,80 @@ Imports torch and transformers only when something is built.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib.util
 import json
 import os
+import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.tiny.architectures import ARCHITECTURES, IMAGE_PATCH, VISION_TOKENS, Architecture, Sizes
 from pytest_trlcompat.tiny.tokenizer import EOS_TOKEN_ID, PAD_TOKEN_ID, SPECIAL_TOKENS, new_tokenizer
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
 
-__all__ = ["TinyModel", "mistral", "qwen2"]
+_EXPERTS = "_experts_implementation"
+"""The attribute by which Transformers 5 chooses how experts are computed."""
 
-# Architecture -> (configuration, model, decoder layer) in transformers.
-_CLASSES = {
-    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", "Qwen2DecoderLayer"),
-    "mistral": ("MistralConfig", "MistralForCausalLM", "MistralDecoderLayer"),
-}
+__all__ = ["TinyModel", "checkpoint_tensors", "gemma", "llama", "mistral", "moe", "qwen2", "vlm"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TinyModel:
-    """A tiny causal language model: its description, and the model itself, which is built on first use.
+class TinyModel(Sizes):
+    """A tiny language model: its description, and the model itself, which is built on first use.
 
     Every parameter is random, norms and biases included, so that a tensor which a checkpoint, a gather or a broadcast
     lost cannot look right by being still at its initial value. Attention is eager: with sdpa and left padding, plain
-    CPU kernels are off on fully masked rows.
+    CPU kernels are off on fully masked rows. So are experts, since the software accelerator has no kernel for
+    their fused computation.
 
     Two equal descriptions give bitwise equal weights, whatever Transformers release builds them and whatever the
     state of the caller's random generators, which stay as they are.
 
     Attributes:
-        architecture: ``"qwen2"`` or ``"mistral"``.
+        architecture: ``"qwen2"``, ``"mistral"``, ``"llama"``, ``"gemma"``, ``"qwen3_moe"`` or ``"qwen2_vl"``.
         seed: of the weights.
-        vocab_size: three special tokens (pad 0, eos 1, unk 2), then the words ``w0``, ``w1``, ...
+        vocab_size: three special tokens (pad 0, eos 1, unk 2), then the words ``w0``, ``w1``, ..., and at the end those
+            of a vision model for its images and videos.
+        intermediate_size: of each expert an equal part, in a mixture of experts: together those that a token is routed
+            to are as large.
+        num_experts: of a mixture of experts; other architectures have none.
+        num_experts_per_tok: to how many of them each token is routed.
+        tie_word_embeddings: whether input and output embeddings are one parameter; as in the architecture's published
+            models where it is not said: in Gemma they are, in the others not.
         initializer_range: standard deviation of the weights, as in Transformers.
         directory: where :attr:`path` saves to.
 
     Raises:
         ValueError: for sizes from which the layers cannot be built.
+        ArchitectureAbsent: when something is built, and the installed release of Transformers has no such
+            architecture.
     """
 
     architecture: str
     seed: int = 0
-    vocab_size: int = 64
-    hidden_size: int = 32
-    intermediate_size: int = 64
-    num_hidden_layers: int = 2
-    num_attention_heads: int = 4
-    num_key_value_heads: int = 2
-    max_position_embeddings: int = 128
-    tie_word_embeddings: bool = False
+    tie_word_embeddings: bool | None = None
     initializer_range: float = 0.02
     directory: str | os.PathLike[str] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if self.architecture not in _CLASSES:
-            raise ValueError(f"unknown architecture {self.architecture!r}; choose one of {', '.join(_CLASSES)}")
-        if self.vocab_size <= len(SPECIAL_TOKENS):
-            raise ValueError(
-                f"vocab_size={self.vocab_size} leaves no words besides {len(SPECIAL_TOKENS)} special tokens"
-            )
+        if self.architecture not in ARCHITECTURES:
+            raise ValueError(f"unknown architecture {self.architecture!r}; choose one of {', '.join(ARCHITECTURES)}")
+        if self.tie_word_embeddings is None:
+            object.__setattr__(self, "tie_word_embeddings", self._architecture.tied)
+        if self.words <= 0:
+            special = self.vocab_size - self.words
+            raise ValueError(f"vocab_size={self.vocab_size} leaves no words besides {special} special tokens")
         if self.hidden_size % (2 * self.num_attention_heads):
             raise ValueError(
                 f"hidden_size={self.hidden_size} does not split into {self.num_attention_heads} heads of an even size, "
@@ -83,6 +89,15 @@ class TinyModel:
                 f"num_attention_heads={self.num_attention_heads} is not a multiple of "
                 f"num_key_value_heads={self.num_key_value_heads}"
             )
+        if not 1 <= self.num_experts_per_tok <= self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok={self.num_experts_per_tok} is not between 1 and num_experts={self.num_experts}"
+            )
+        if self._architecture.vision and self.head_dim % 8:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} gives {self.num_attention_heads} heads of {self.head_dim}, and a "
+                "vision model needs a multiple of 8: for the frequencies of time, height and width"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """The description alone: a model that was built already is built again where this is unpickled."""
@@ -91,22 +106,52 @@ class TinyModel:
     @property
     def decoder_layer(self) -> str:
         """Name of the decoder layer's class, as FSDP's ``transformer_layer_cls_to_wrap`` wants it."""
-        return _CLASSES[self.architecture][2]
+        return self._architecture.decoder_layer
 
     @property
     def words(self) -> int:
         """How many words the tokenizer knows: ``w0`` to ``w<words - 1>``."""
-        return self.vocab_size - len(SPECIAL_TOKENS)
+        return self.vocab_size - len(SPECIAL_TOKENS) - len(self._last_tokens)
+
+    def check_present(self) -> None:
+        """
+        Raises:
+            ArchitectureAbsent: the installed release of Transformers has no such architecture; says which ones have.
+        """
+        self._architecture.check_present()
+
+    @property
+    def _architecture(self) -> Architecture:
+        return ARCHITECTURES[self.architecture]
+
+    @property
+    def _last_tokens(self) -> tuple[str, ...]:
+        return VISION_TOKENS if self._architecture.vision else ()
 
     @cached_property
     def config(self) -> PretrainedConfig:
-        """The configuration of :attr:`model`."""
-        return self._new_config()
+        """The configuration of :attr:`model`; its ``_name_or_path`` is :attr:`path`, from which trainers load again."""
+        return self._named(self._new_config())
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """A word-level tokenizer with left padding and a chat template."""
-        return new_tokenizer(self.words, self.architecture)
+        return new_tokenizer(self.words, self.architecture, self._last_tokens)
+
+    @cached_property
+    def processor(self) -> ProcessorMixin | PreTrainedTokenizerFast:
+        """What a trainer takes as ``processing_class``: a vision model's processor, and the tokenizer of any other.
+
+        The processor makes one token of 8 by 8 pixels, and leaves images of at most 32 by 32 pixels as they are where
+        both sides are multiples of 8.
+
+        Raises:
+            ImportError: a vision model's processor needs packages that are not installed.
+        """
+        if not self._architecture.vision:
+            return self.tokenizer
+        self.check_present()
+        return _new_processor(self.tokenizer, videos=self._architecture.has_file("video_processing_qwen2_vl.py"))
 
     @cached_property
     def model(self) -> PreTrainedModel:
@@ -121,6 +166,7 @@ class TinyModel:
         """
         if self.directory is None:
             raise ValueError("a tiny model without a directory has no path; give one: tiny.qwen2(directory=tmp_path)")
+        self.check_present()
         target = Path(self.directory) / f"{self.architecture}-{self._digest()}"
         if not target.exists():
             _rename_into_place(self.save, target)
@@ -128,20 +174,30 @@ class TinyModel:
 
     def new_model(self) -> PreTrainedModel:
         """Another model with the same weights and a configuration of its own."""
-        return self._new_model(self._new_config())
+        return self._new_model(self._named(self._new_config()))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Save the untrained model and its tokenizer into ``folder``, whatever happened to :attr:`model` since."""
-        from safetensors.torch import save_model
+        """Save the untrained model and its tokenizer into ``folder``, whatever happened to :attr:`model` since.
+
+        A vision model's processor is saved as well where it can be built.
+        """
+        from safetensors.torch import save_file
 
         # Not model.save_pretrained: in a distributed process of Transformers 5, ranks other than 0 would write nothing.
-        model = self.new_model()
+        model = self._new_model(self._new_config())
         model.config.architectures = [type(model).__name__]
         model.config.save_pretrained(folder)
-        _keep_attention_eager(Path(folder) / "config.json")
+        _keep_eager(
+            Path(folder) / "config.json",
+            "_attn_implementation",
+            *([_EXPERTS] if hasattr(model.config, _EXPERTS) else []),
+        )
         model.generation_config.save_pretrained(folder)
-        save_model(model, os.fspath(Path(folder) / "model.safetensors"), metadata={"format": "pt"})
+        save_file(checkpoint_tensors(model), os.fspath(Path(folder) / "model.safetensors"), metadata={"format": "pt"})
         self.tokenizer.save_pretrained(folder)
+        if self._architecture.vision:
+            with contextlib.suppress(ImportError):
+                self.processor.save_pretrained(folder)
 
     def _digest(self) -> str:
         description = {name: value for name, value in asdict(self).items() if name != "directory"}
@@ -149,10 +205,16 @@ class TinyModel:
         description["transformers"] = metadata.version("transformers")
         return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:12]
 
+    def _named(self, config: PretrainedConfig) -> PretrainedConfig:
+        """With a name, as ``from_pretrained`` gives it, since TRL reads the model again from there."""
+        config._name_or_path = str(self.path) if self.directory else f"tiny {self.architecture} without a directory"
+        return config
+
     def _new_config(self) -> PretrainedConfig:
         import transformers
 
-        return getattr(transformers, _CLASSES[self.architecture][0])(
+        self.check_present()
+        config = getattr(transformers, self._architecture.config)(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
             intermediate_size=self.intermediate_size,
@@ -167,7 +229,11 @@ class TinyModel:
             bos_token_id=EOS_TOKEN_ID,
             eos_token_id=EOS_TOKEN_ID,
             attn_implementation="eager",
+            **self._architecture.settings(self),
         )
+        if hasattr(config, _EXPERTS):
+            setattr(config, _EXPERTS, "eager")
+        return config
 
     def _new_model(self, config: PretrainedConfig) -> PreTrainedModel:
         import torch
@@ -175,9 +241,10 @@ class TinyModel:
 
         # The constructor draws from the global generator; the caller's random numbers must not depend on us.
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            model = getattr(transformers, _CLASSES[self.architecture][1])(config).float()
+            model = getattr(transformers, self._architecture.model)(config).float()
         for name, parameter in model.named_parameters():
-            _fill(parameter, name, self.seed, self.initializer_range)
+            for published, part in _published(name, parameter.detach()):
+                _fill(part, published, self.seed, self.initializer_range, self._architecture.norm_centre)
         return model.eval()
 
 
@@ -191,8 +258,58 @@ def mistral(**sizes: Any) -> TinyModel:
     return TinyModel(architecture="mistral", **sizes)
 
 
-def _fill(parameter: torch.Tensor, name: str, seed: int, scale: float) -> None:
-    """Fill with random numbers that depend on the seed and the name alone, around 1 for norms and around 0 for others.
+def llama(**sizes: Any) -> TinyModel:
+    """A tiny Llama; see :class:`TinyModel` for the sizes that can be chosen."""
+    return TinyModel(architecture="llama", **sizes)
+
+
+def gemma(**sizes: Any) -> TinyModel:
+    """A tiny Gemma, with tied embeddings as all Gemmas; see :class:`TinyModel` for the sizes that can be chosen."""
+    return TinyModel(architecture="gemma", **sizes)
+
+
+def moe(**sizes: Any) -> TinyModel:
+    """A tiny mixture of experts, a Qwen3-MoE; see :class:`TinyModel` for the sizes that can be chosen."""
+    return TinyModel(architecture="qwen3_moe", **sizes)
+
+
+def vlm(**sizes: Any) -> TinyModel:
+    """A tiny vision model, a Qwen2-VL; see :class:`TinyModel` for the sizes that can be chosen."""
+    return TinyModel(architecture="qwen2_vl", **sizes)
+
+
+def checkpoint_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The parameters under the names and in the shapes of a published checkpoint, which every release loads.
+
+    Releases name and stack the parameters of a built model otherwise: Transformers 5 keeps all experts of a layer in
+    one tensor, and a vision model's parts have moved. A tied parameter is in it once.
+    """
+    return {
+        published: part.contiguous()
+        for name, parameter in model.named_parameters()
+        for published, part in _published(name, parameter.detach())
+    }
+
+
+def _published(name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a published checkpoint calls a parameter, or each part of it, and the part: a view."""
+    name = name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
+    layer, experts, matrix = name.partition(".mlp.experts.")
+    if not experts or parameter.dim() != 3:
+        yield name, parameter
+        return
+    names = matrix.removesuffix("_proj").split("_")  # gate_up_proj, E x 2I x H; down_proj, E x H x I
+    for expert, whole in enumerate(parameter):
+        for part, tensor in zip(names, whole.chunk(len(names)), strict=True):
+            yield f"{layer}.mlp.experts.{expert}.{part}_proj.weight", tensor
+
+
+_NORM = re.compile(r"(norm[12]?|ln_q)\.weight$")
+
+
+def _fill(parameter: torch.Tensor, name: str, seed: int, scale: float, norm_centre: float) -> None:
+    """Fill with random numbers that depend on the seed and the name alone, around their own centre for norms and around
+    0 for others.
 
     A generator of its own for each parameter makes the weights independent of the order in which a release builds its
     modules; uniform numbers, unlike normal ones, do not depend on the processor's vector instructions.
@@ -201,20 +318,42 @@ def _fill(parameter: torch.Tensor, name: str, seed: int, scale: float) -> None:
 
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-    centre = 1.0 if name.endswith("norm.weight") else 0.0
+    centre = norm_centre if _NORM.search(name) else 0.0
     spread = scale * 3**0.5
     with torch.no_grad():
         parameter.uniform_(-spread, spread, generator=generator).add_(centre)
 
 
-def _keep_attention_eager(config_file: Path) -> None:
-    """Make ``from_pretrained`` choose eager attention, too.
+def _keep_eager(config_file: Path, *choices: str) -> None:
+    """Make ``from_pretrained`` choose eager attention and experts, too.
 
-    Transformers leaves the choice out of ``config.json``, but every release from 4.45 to 5.23 takes it from there.
+    Transformers leaves the choice out of ``config.json``, but every release from 4.45 to 5.23 takes it from there. For
+    vision models not all do: 4.57 does not.
     """
     config = json.loads(config_file.read_text())
-    config["_attn_implementation"] = "eager"
+    for part in (config, *(config[name] for name in ("text_config", "vision_config") if name in config)):
+        part.update(dict.fromkeys(choices, "eager"))
     config_file.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _new_processor(tokenizer: PreTrainedTokenizerFast, *, videos: bool) -> ProcessorMixin:
+    """Qwen2-VL's processor, with this tokenizer and for small images.
+
+    Args:
+        videos: whether it takes videos as well, as from Transformers 4.52 on, for which it needs torchvision.
+    """
+    needed = {"PIL": "Pillow"} | ({"torchvision": "torchvision"} if videos else {})
+    missing = [title for module, title in needed.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise ImportError(f"the processor of Qwen2-VL needs {' and '.join(missing)}, not installed here")
+    import transformers
+
+    # Sides are rounded to multiples of a token's; by default images are blown up to 56 by 56 pixels.
+    pixels = {"min_pixels": 8 * 8, "max_pixels": 32 * 32, "merge_size": 2, **IMAGE_PATCH}
+    parts = {"image_processor": transformers.Qwen2VLImageProcessor(**pixels), "tokenizer": tokenizer}
+    if videos:
+        parts["video_processor"] = transformers.Qwen2VLVideoProcessor(**pixels)
+    return transformers.Qwen2VLProcessor(**parts, chat_template=tokenizer.chat_template)
 
 
 def _rename_into_place(save: Any, target: Path) -> None:

@@ -3,6 +3,7 @@
 from .adapter_loading import AdapterLoadingMixin as AdapterLoadingMixin
 from .checkpointed_generation import CheckpointedGenerationMixin as CheckpointedGenerationMixin
 from .compose import cured as cured
+from .ddp_adapter_checkpointing import DDPAdapterCheckpointingMixin as DDPAdapterCheckpointingMixin
 from .deepspeed_accumulation import DeepSpeedAccumulationMixin as DeepSpeedAccumulationMixin
 from .deepspeed_evaluation import DeepSpeedEvaluationMixin as DeepSpeedEvaluationMixin
 from .deepspeed_hooks import DeepSpeedHooksMixin as DeepSpeedHooksMixin
@@ -12,11 +13,15 @@ from .empty_param_groups import EmptyParamGroupsMixin as EmptyParamGroupsMixin
 from .errors import CureError as CureError
 from .evaluation import EvaluationMixin as EvaluationMixin
 from .evaluation_remainder import EvaluationRemainderMixin as EvaluationRemainderMixin
+from .float32_logprobs import Float32LogProbsMixin as Float32LogProbsMixin
 from .fsdp2_grad_norm import FSDP2GradNormMixin as FSDP2GradNormMixin
+from .fsdp2_outputs import FSDP2OutputsMixin as FSDP2OutputsMixin
 from .fsdp_adapter_generation import FSDPAdapterGenerationMixin as FSDPAdapterGenerationMixin
 from .fsdp_adapter_save import FSDPAdapterSaveMixin as FSDPAdapterSaveMixin
+from .fsdp_checkpointed_cache import FSDPCheckpointedCacheMixin as FSDPCheckpointedCacheMixin
 from .fsdp_generation import FSDPGenerationMixin as FSDPGenerationMixin
 from .fsdp_gradients import FSDPGradientsMixin as FSDPGradientsMixin
+from .fsdp_offload_generation import FSDPOffloadGenerationMixin as FSDPOffloadGenerationMixin
 from .fsdp_ref_model import FSDPReferenceModelMixin as FSDPReferenceModelMixin
 from .fsdp_save import FSDPSaveMixin as FSDPSaveMixin
 from .fsdp_sync_ref_model import FSDPSyncRefModelCallback as FSDPSyncRefModelCallback
@@ -42,6 +47,7 @@ from .warnings_issued import WarningsIssuedMixin as WarningsIssuedMixin
 from .zero3_biases import ZeRO3BiasesMixin as ZeRO3BiasesMixin
 from .zero3_generation import ZeRO3GenerationMixin as ZeRO3GenerationMixin
 from .zero3_lora_checkpointing import ZeRO3LoraCheckpointingMixin as ZeRO3LoraCheckpointingMixin
+from .zero3_mixed_dtypes import ZeRO3MixedDtypesMixin as ZeRO3MixedDtypesMixin
 from .zero3_whole_modules import ZeRO3WholeModulesMixin as ZeRO3WholeModulesMixin
 
 __all__: list[str]

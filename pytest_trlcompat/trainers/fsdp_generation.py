@@ -1,8 +1,9 @@
-"""Cure of ``grpo-fsdp-generation``: generation under FSDP1, with the root's parameters gathered.
+"""Cure of ``grpo-fsdp-generation`` and ``lora-fsdp-bf16-generation``: generation under FSDP1.
 
 GRPO generates with the module beneath the wrapper. FSDP1 gathers the parameters of each layer when the layer is called,
-but those of the root (embeddings, final norm, output head) only when the wrapper is: ``'weight' must be 2-D``. FSDP2
-has no wrapper and needs no cure.
+but those of the root (embeddings, final norm, output head) only when the wrapper is: ``'weight' must be 2-D``. Newer
+releases of TRL gather them, in full precision; in mixed precision an adapter beneath then meets what is not: ``mat1 and
+mat2 must have the same dtype``. The cure gathers them as a forward pass does. FSDP2 has no wrapper and needs no cure.
 
 Imports torch, and of this package ``_upstream`` and ``fsdp_ref_model``.
 """

@@ -5,11 +5,12 @@
   ignores it. TRL then reads the wrong positions and trains on, or the right ones, out of full logits.
 - ``grpo-prompt-mask``: padded prompts are masked.
 - ``grpo-temperature``: logits are divided by the temperature at which tokens were sampled.
+- ``grpo-bf16-logprobs``: the log-softmax is taken in float32.
 
 Signatures mislead here: a name can be taken by ``**kwargs`` and ignored, or be missing and honoured by a decorator. So
 the model itself is asked, once, with two tokens.
 
-Imports torch alone, and nothing of this package.
+Imports torch, Accelerate through ``fsdp_ref_model``, and of this package that, ``_cure`` and ``errors``.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers.errors import CureError
+from pytest_trlcompat.trainers.fsdp_ref_model import beneath_compile
 
 __all__ = [
     "KEYWORDS",
@@ -113,7 +116,7 @@ def per_token_logps(
         inputs: what else the model takes, such as ``pixel_values``; tensors of B rows are split as the tokens are.
 
     Returns:
-        ``(B, K)``.
+        ``(B, K)``, in float32 at least: it is computed so, in whatever dtype the model returns its logits.
 
     Raises:
         LogitsShapeError: see :func:`completion_logits`.
@@ -127,7 +130,7 @@ def per_token_logps(
         chunk = slice(start, start + step)
         more = inputs if step >= len(input_ids) else _rows(inputs, chunk)
         logits = completion_logits(model, input_ids[chunk], attention_mask[chunk], logits_to_keep, **more)
-        parts.append(_selected_log_softmax(logits / temperature, input_ids[chunk, -logits_to_keep:]))
+        parts.append(_selected_log_softmax(logits, input_ids[chunk, -logits_to_keep:], temperature))
     return torch.cat(parts)
 
 
@@ -282,7 +285,7 @@ class _ClosureCalls:
         if self._asked is None:
             return None
         (input_ids, length), self._asked = self._asked, None
-        output.logits = _last_positions(output.logits, input_ids, length) / self.temperature
+        output.logits = _precise(_last_positions(output.logits, input_ids, length)) / self.temperature
         return output
 
 
@@ -302,6 +305,10 @@ def _honours(model: nn.Module, keyword: str, ids: Tensor) -> bool:
     except TypeError as error:
         if keyword not in str(error):
             raise
+        if isinstance(beneath_compile(model), FullyShardedDataParallel):
+            # The error has left FSDP1's root in the midst of a forward pass; a whole one ends it.
+            with torch.no_grad(), dropout_off(model):
+                model(input_ids=ids, attention_mask=torch.ones_like(ids))
         return False
     return bool(logits.size(1) == 1)
 
@@ -342,10 +349,18 @@ def _sequence_mask(prompt_mask: Tensor | None, input_ids: Tensor, completion_len
     return mask
 
 
-def _selected_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
-    """``log_softmax(logits)`` at ``index``: ``(B, K, V)`` and ``(B, K)`` to ``(B, K)``, row by row to save memory."""
+def _selected_log_softmax(logits: Tensor, index: Tensor, temperature: float) -> Tensor:
+    """``log_softmax(logits / temperature)`` at ``index``: ``(B, K, V)`` and ``(B, K)`` to ``(B, K)``.
+
+    In float32 at least, row by row to save memory.
+    """
     rows = [
-        row.log_softmax(dim=-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+        (_precise(row) / temperature).log_softmax(dim=-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
         for row, ids in zip(logits, index, strict=True)
     ]
     return torch.stack(rows)
+
+
+def _precise(logits: Tensor) -> Tensor:
+    """In float32 where they are in less: of a log-probability of -4 bfloat16 keeps steps of 1/64."""
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

@@ -33,14 +33,21 @@ PREPARE_INPUTS = _grpo("GRPOTrainer._prepare_inputs")
 COMPUTE_LOSS = _grpo("GRPOTrainer.compute_loss")
 CREATE_MODEL = _grpo("create_model_from_path", ">=0.26")
 PREPARE_FSDP = _grpo("prepare_fsdp", ">=0.18")
+# TRL 1.15 has models return log-probabilities.
+SELECTIVE_LOG_SOFTMAX = _grpo("selective_log_softmax", ">=0.15,<1.15")
+SELECTIVE_LOG_SOFTMAX_OF_UTILS = PatchPoint("trl.trainer.utils:selective_log_softmax", ">=0.15,<1.15")
 ADD_HOOKS = PatchPoint("trl.models.utils:add_hooks")
 REMOVE_HOOKS = PatchPoint("trl.models.utils:remove_hooks")
 CLIP = PatchPoint("accelerate.accelerator:Accelerator.clip_grad_norm_")
 ACCELERATOR = PatchPoint("accelerate.accelerator:Accelerator.__init__")
 GET_STATE_DICT = PatchPoint("accelerate.accelerator:Accelerator.get_state_dict")
 PREPARE_FSDP2 = PatchPoint("accelerate.utils.fsdp_utils:fsdp2_prepare_model", ">=1.6")
+PREPARE_FSDP2_CALLED = PatchPoint("accelerate.accelerator:fsdp2_prepare_model", ">=1.6")  # by Accelerator.prepare
 # Right from 0.17.3 on, so that nothing is changed there.
 ZERO3_LINEAR_BACKWARD = PatchPoint("deepspeed.runtime.zero.linear:LinearFunctionForZeroStage3.backward", "<0.17.3")
+ZERO3_GATHER = PatchPoint(  # right from 0.19.3 on
+    "deepspeed.runtime.zero.partition_parameters:Init._allgather_params_coalesced", "<0.19.3"
+)
 OLD_REGISTER = PatchPoint(f"{_OFFLOAD}_register_hooks_recursively", "<0.16.4")
 NEW_REGISTER = PatchPoint(f"{_OFFLOAD}_register_deepspeed_module", ">=0.16.4")
 # Before 0.14 the wrapper gives away no attribute of what it wraps.
@@ -94,6 +101,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "AroundGeneration": (PREPARE_INPUTS, COMPUTE_LOSS),
     "CheckpointedGenerationMixin": (GENERATION,),
     "Cure": (_TRAIN,),
+    "DDPAdapterCheckpointingMixin": (_trainer("_wrap_model"),),
     "DeepSpeedAccumulationMixin": (_TRAINING_STEP,),
     "DeepSpeedEvaluationMixin": (_trainer("evaluation_loop"), _TRAIN),
     "DeepSpeedHooksMixin": (ADD_HOOKS, OLD_REGISTER, NEW_REGISTER),
@@ -111,10 +119,13 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         _grpo("GRPOTrainer._get_eval_sampler", ">=0.15"),
     ),
     "FSDP2GradNormMixin": (_TRAIN, CLIP),
+    "FSDP2OutputsMixin": (_TRAIN, _trainer("evaluation_loop"), PREPARE_FSDP, PREPARE_FSDP2, PREPARE_FSDP2_CALLED),
     "FSDPAdapterGenerationMixin": (GENERATION,),
     "FSDPAdapterSaveMixin": (_SAVE_MODEL, _SAVE_CHECKPOINT, _LOAD),
+    "FSDPCheckpointedCacheMixin": (),
     "FSDPGenerationMixin": (GENERATION, *_FSDP1_ROOT),
     "FSDPGradientsMixin": (GENERATION, FSDP1_RESET_GRADIENTS),
+    "FSDPOffloadGenerationMixin": (GENERATION,),
     "FSDPReferenceModelMixin": (PREPARE_FSDP, PREPARE_FSDP2),
     "FSDPSaveMixin": (_SAVE_MODEL, GET_STATE_DICT),
     "FSDPSyncRefModelMixin": (
@@ -122,6 +133,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         FSDP1_RESHARD,
         FSDP1_WRITE_BACK,
     ),
+    "Float32LogProbsMixin": (SELECTIVE_LOG_SOFTMAX, SELECTIVE_LOG_SOFTMAX_OF_UTILS),
     "GradientAccumulationMixin": (_ACCELERATOR_MADE, _TRAINING_STEP, _trainer("compute_loss")),
     "LogitsToKeepMixin": (
         _grpo("GRPOTrainer._get_per_token_logps", ">=0.15,<0.20"),
@@ -169,6 +181,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "ZeRO3BiasesMixin": (_TRAIN, ZERO3_LINEAR_BACKWARD),
     "ZeRO3GenerationMixin": (GENERATION, ADD_HOOKS, REMOVE_HOOKS),
     "ZeRO3LoraCheckpointingMixin": (),
+    "ZeRO3MixedDtypesMixin": (_TRAIN, _EVALUATE, ZERO3_GATHER),
     "ZeRO3WholeModulesMixin": (_TRAIN, _EVALUATE, PEFT_WRAPPER, PEFT_OLD_WRAPPER),
 }
 """Mixin, or what mixins have in common, to the points of upstream that it depends on."""

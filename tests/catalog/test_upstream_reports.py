@@ -14,8 +14,8 @@ from pytest_trlcompat.catalog.upstream_reports import commands, folder, output_o
 SCRIPTS = sorted(folder().glob("*.py"))
 IDS = [script.stem for script in SCRIPTS]
 LINES = 40
-WITHOUT_SCRIPT = {"grpo-zero3-no-gather"}
-"""None has been seen to run on plain CPU processes yet."""
+WITHOUT_SCRIPT = {"grpo-zero3-no-gather", "grpo-fsdp2-offload-generation"}
+"""None has been seen to run on plain CPU processes yet; there host and device are the same."""
 
 
 def test_each_issue_that_nobody_has_cured_and_the_newest_cell_shows_has_one() -> None:
@@ -30,7 +30,7 @@ def test_each_issue_that_nobody_has_cured_and_the_newest_cell_shows_has_one() ->
         if not remedies.cured_in(issue) and prediction is not None and prediction.verdict.is_problem
     }
     assert live - WITHOUT_SCRIPT == set(IDS)
-    assert len(live) == 7
+    assert len(live) == 11
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=IDS)

@@ -55,11 +55,13 @@ class Stage:
         self.said: list[str] = []
         self.ran: list[tuple[str, list[str]]] = []
         self.announced: list[list[str]] = []
+        self.for_pytest: list[tuple[str, ...]] = []
         self.project = Project(folder, self.said.append)
 
     def run_cell(self, matrix: Matrix, cell: Cell, sweep: Sweep, following: Sequence[Cell], **how: Any) -> Outcome:
         sweep.begin_cell(cell.id)
         self.ran.append((cell.id, [each.id for each in following]))
+        self.for_pytest.append(how["pytest_arguments"])
         return Outcome(Sidecar(cell.id, {}, "tested", "s"), (Record("i", "upstream", "single", Verdict.OK),), 0)
 
     def announcement(self, matrix: Matrix, cells: Sequence[Cell], layout: Layout) -> str:
@@ -92,6 +94,23 @@ def test_a_dated_sweep_announces_its_needs_once_and_names_cells_older_than_their
         "trl0.9.6-torch2.4.1: gets the oldest supported torch, although it is newer than 2024-07-14",
         *(f"{cell_id}: {verdicts}" for cell_id in ids),
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "for_pytest"),
+    [
+        ([], ("-m", "not on_demand and not every_pair")),
+        (["--torch", "dated", "--", "-x"], ("-m", "not on_demand and not every_pair", "-x")),
+        (["--full"], ("-m", "not on_demand")),
+        (["--issue", "setting-equivalence"], ()),
+    ],
+)
+def test_a_sweep_of_the_default_cells_leaves_rows_out_and_what_was_asked_for_does_not(
+    stage: Stage, arguments: list[str], for_pytest: tuple[str, ...]
+) -> None:
+    stage.project.matrix_cell("trl1.9.2", arguments)
+    stage.project.free_cell(["trl1.9.2"])
+    assert stage.for_pytest == [for_pytest, ()]
 
 
 def test_named_cells_announce_only_their_own_needs(stage: Stage) -> None:

@@ -20,6 +20,10 @@ BITES = f"trlcompat: {doctor_header.line(STACK)}"
 FIXTURES = (
     "tiny_qwen2",
     "tiny_mistral",
+    "tiny_llama",
+    "tiny_gemma",
+    "tiny_moe",
+    "tiny_vlm",
     "prompts",
     "launcher",
     "ddp_launcher",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import pickle
 import random
@@ -16,17 +17,59 @@ import torch
 import transformers
 
 from pytest_trlcompat import tiny
-from pytest_trlcompat.tiny import TinyModel
+from pytest_trlcompat.tiny import ArchitectureAbsent, TinyModel, architectures
 
-# Of names and float32 bytes of all parameters, seed 3; the same on Transformers 4.45 to 5.23.
-DIGESTS = {"qwen2": "c644b4d7cceb", "mistral": "04785bccb06e"}
+from .checks_bodies import forgive_trl
+
+# Of names and float32 bytes of all parameters, as a checkpoint has them, seed 3; the same on every Transformers.
+DIGESTS = {
+    "qwen2": "10a49bd3436c",
+    "mistral": "eac8f932b0a2",
+    "llama": "eac8f932b0a2",  # a Mistral without a sliding window
+    "gemma": "1ad0c841d50e",
+    "qwen3_moe": "6c38281901fb",
+    "qwen2_vl": "13387e7e46ed",
+}
+# Of the last position of a batch, seed 3, in float32.
+LAST_LOGITS_STD = {"qwen2": 0.121159, "mistral": 0.121619, "gemma": 0.131842, "qwen3_moe": 0.118345}
 ARCHITECTURES = list(DIGESTS)
+IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def architecture(request: pytest.FixtureRequest) -> str:
+    """Each that the installed Transformers has."""
+    try:
+        TinyModel(architecture=request.param).check_present()
+    except ArchitectureAbsent as error:
+        pytest.skip(str(error))
+    return str(request.param)
+
+
+def auto_class(architecture: str) -> Any:
+    if architecture != "qwen2_vl":
+        return transformers.AutoModelForCausalLM
+    return transformers.AutoModelForImageTextToText
+
+
+def some_inputs(small: TinyModel) -> dict[str, torch.Tensor]:
+    """Token ids, with an image of 16 by 16 pixels for a vision model: what its processor would make."""
+    if small.architecture != "qwen2_vl":
+        ids = torch.tensor([[3, 9, 12, 60, 7, 5]])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    start, end, image = (small.vocab_size - places for places in (4, 3, 2))
+    ids = torch.tensor([[3, start, *[image] * 4, end, 9, 12, 5]])
+    pixels = torch.rand(16, 3 * 2 * 4 * 4, generator=torch.Generator().manual_seed(0))
+    inputs = {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]])}
+    if "mm_token_type_ids" in inspect.signature(small.model.forward).parameters:  # from Transformers 5 on
+        inputs["mm_token_type_ids"] = (ids == image).int()
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **inputs}
 
 
 def digest(model: Any) -> str:
     digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        digest.update(name.encode() + parameter.detach().numpy().tobytes())
+    for name, tensor in sorted(tiny.checkpoint_tensors(model).items()):
+        digest.update(name.encode() + tensor.numpy().tobytes())
     return digest.hexdigest()[:12]
 
 
@@ -35,7 +78,6 @@ def same_tensors(left: Any, right: Any) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_seed_gives_the_same_bytes_on_every_release(architecture: str) -> None:
     assert digest(TinyModel(architecture=architecture, seed=3).model) == DIGESTS[architecture]
     assert digest(TinyModel(architecture=architecture, seed=4).model) != DIGESTS[architecture]
@@ -66,7 +108,7 @@ def test_defaults_that_the_caller_set_for_dtype_and_device_do_not_matter() -> No
 
 
 def test_the_layers_are_the_real_ones_in_the_requested_sizes() -> None:
-    sizes = {
+    sizes: dict[str, Any] = {
         "vocab_size": 50,
         "hidden_size": 48,
         "intermediate_size": 40,
@@ -91,17 +133,121 @@ def test_the_layers_are_the_real_ones_in_the_requested_sizes() -> None:
         assert model(input_ids=torch.tensor([[3, 4, 5]])).logits.shape == (1, 3, 50)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_parameter_is_random_and_gets_a_gradient(architecture: str) -> None:
-    model = TinyModel(architecture=architecture).model
-    ids = torch.tensor([[3, 9, 12, 60, 7, 5]])
-    model(input_ids=ids, labels=ids).loss.backward()
-    for name, parameter in model.named_parameters():
-        centre = 1.0 if "norm" in name else 0.0
+    small = TinyModel(architecture=architecture, num_experts=2)  # every expert is reached
+    inputs = some_inputs(small)
+    small.model(**inputs, labels=inputs["input_ids"]).loss.backward()
+    for name, parameter in small.model.named_parameters():
+        norm = "norm" in name or "ln_q" in name
+        centre = 1.0 if norm and name.endswith("weight") and architecture != "gemma" else 0.0
         assert 0.01 < parameter.std() < 0.03, name  # 0.02 is requested
         assert abs(parameter.mean() - centre) < 0.02, name
         assert parameter.grad is not None, name
         assert parameter.grad.abs().max() > 0, name
+
+
+@pytest.mark.parametrize("architecture", LAST_LOGITS_STD, indirect=True)
+def test_the_same_weights_compute_the_same_on_every_release(architecture: str) -> None:
+    model = TinyModel(architecture=architecture, seed=3).model
+    ids = torch.tensor([[3, 4, 5, 9], [0, 0, 7, 8]])
+    logits = model(input_ids=ids, attention_mask=(ids != 0).long()).logits
+    assert logits.shape == (2, 4, 64)
+    assert logits[-1, -1].std().item() == pytest.approx(LAST_LOGITS_STD[architecture], abs=2e-6)
+
+
+def test_generation_begins_with_the_likeliest_token(architecture: str) -> None:
+    small = TinyModel(architecture=architecture, initializer_range=0.2)
+    inputs = some_inputs(small)
+    generated = small.model.generate(**inputs, max_new_tokens=3, do_sample=False)
+    length = inputs["input_ids"].shape[1]
+    assert generated.shape[1] == length + 3 or generated[0, -1] == tiny.EOS_TOKEN_ID
+    assert generated[0, length] == small.model(**inputs).logits[0, -1].argmax()
+
+
+def test_an_image_matters(tiny_vlm: Callable[..., TinyModel]) -> None:
+    small = tiny_vlm(initializer_range=0.2)
+    inputs = some_inputs(small)
+    logits = small.model(**inputs).logits[0, -1]
+    inputs["pixel_values"] = inputs["pixel_values"].flip(0)
+    assert (small.model(**inputs).logits[0, -1] - logits).abs().max() > 1e-3
+
+
+def test_the_processor_of_a_vision_model_makes_tokens_of_an_image(tiny_vlm: Callable[..., TinyModel]) -> None:
+    small = tiny_vlm()
+    images = pytest.importorskip("PIL.Image")
+    pytest.importorskip("torchvision")
+    processor = small.processor
+
+    message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "w1 w2"}]}
+    text = processor.apply_chat_template([message], tokenize=False)
+    assert text == f"{IMAGE} w1 w2 <eos> "
+    image = images.frombytes("RGB", (24, 16), bytes(range(192)) * 6)
+    loaded = transformers.AutoProcessor.from_pretrained(small.path)
+    for each in (processor, loaded):
+        inputs = each(text=[text], images=[image], return_tensors="pt")
+        start, end, pad = (small.vocab_size - places for places in (4, 3, 2))
+        assert inputs["input_ids"].tolist() == [[start, *[pad] * 6, end, 4, 5, 1]]
+        assert inputs["image_grid_thw"].tolist() == [[1, 4, 6]]
+        assert small.model(**inputs).logits.shape == (1, 11, 64)
+
+
+def test_a_processor_whose_packages_are_missing_says_which(
+    tiny_vlm: Callable[..., TinyModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(architectures.Architecture, "has_file", lambda self, name: True)
+    with pytest.raises(
+        ImportError, match="^the processor of Qwen2-VL needs Pillow and torchvision, not installed here$"
+    ):
+        _ = tiny_vlm().processor
+
+
+def test_the_processor_of_any_other_model_is_its_tokenizer() -> None:
+    small = tiny.llama()
+    assert small.processor is small.tokenizer
+
+
+def test_experts_have_the_requested_sizes_and_few_of_them_see_a_token(tiny_moe: Callable[..., TinyModel]) -> None:
+    small = tiny_moe(num_experts=6, num_experts_per_tok=3, num_hidden_layers=1)
+    tensors = tiny.checkpoint_tensors(small.model)
+    experts = {name: tuple(tensor.shape) for name, tensor in tensors.items() if ".mlp.experts." in name}
+    assert len(experts) == 6 * 3
+    assert experts["model.layers.0.mlp.experts.5.gate_proj.weight"] == (21, 32)
+    assert experts["model.layers.0.mlp.experts.0.down_proj.weight"] == (32, 21)
+    token = torch.tensor([[9]])
+    small.model(input_ids=token, labels=token).logits.sum().backward()
+    gradients = dict.fromkeys(range(6), 0.0)
+    for name, parameter in small.model.named_parameters():
+        if "experts" in name and parameter.grad is not None:
+            parts = (
+                dict(enumerate(parameter.grad)) if parameter.dim() == 3 else {int(name.split(".")[5]): parameter.grad}
+            )
+            for expert, gradient in parts.items():
+                gradients[expert] += gradient.abs().sum().item()
+    assert sum(gradient > 0 for gradient in gradients.values()) == 3
+
+
+def test_a_release_without_an_architecture_says_which_have_it(
+    monkeypatch: pytest.MonkeyPatch, tiny_moe: Callable[..., TinyModel], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(architectures.Architecture, "has_file", lambda self, name: False)
+    text = f"transformers {transformers.__version__} has no Qwen3-MoE, which came with 4.51.0"
+    small = tiny.moe(directory=tmp_path)
+    for build in (lambda: small.model, lambda: small.config, lambda: small.path, small.check_present):
+        with pytest.raises(ArchitectureAbsent, match=f"^{text}$"):
+            build()
+    with pytest.raises(pytest.skip.Exception, match=text):
+        tiny_moe()
+
+
+def test_a_built_model_names_the_folder_from_which_it_can_be_loaded_again(tmp_path: Path) -> None:
+    """As TRL does with the policy's name for its reference model."""
+    small = tiny.gemma(directory=tmp_path)
+    for model in (small.model, small.new_model()):
+        assert model.config._name_or_path == model.name_or_path == str(small.path)
+        assert same_tensors(transformers.AutoModelForCausalLM.from_pretrained(model.name_or_path), small.model)
+    assert str(tmp_path) not in (small.path / "config.json").read_text()
+    assert tiny.gemma().model.name_or_path == "tiny gemma without a directory"
 
 
 def test_tied_embeddings_are_one_parameter_and_survive_saving(tmp_path: Path) -> None:
@@ -112,23 +258,23 @@ def test_tied_embeddings_are_one_parameter_and_survive_saving(tmp_path: Path) ->
     assert same_tensors(loaded, tied.model)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_what_was_saved_is_reloaded_bitwise_by_the_auto_classes(architecture: str, tmp_path: Path) -> None:
     small = TinyModel(architecture=architecture, directory=tmp_path)
-    model = transformers.AutoModelForCausalLM.from_pretrained(small.path)
+    model = auto_class(architecture).from_pretrained(small.path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(small.path)
     assert type(model) is type(small.model)
     assert same_tensors(model, small.model)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    assert model.config._attn_implementation == "eager"
+    if architecture != "qwen2_vl":  # of which some releases do not read it
+        assert model.config._attn_implementation == "eager"
     assert model.generation_config.eos_token_id == tiny.EOS_TOKEN_ID
     assert model.generation_config.pad_token_id == tiny.PAD_TOKEN_ID
-    batch = ["w0 w60", "w5 nonsense w1 w2"]
-    expected = [[0, 0, 3, 63], [8, 2, 4, 5]]
+    batch = ["w0 w56", "w5 nonsense w1 w2"]
+    expected = [[0, 0, 3, 59], [8, 2, 4, 5]]
     assert small.tokenizer(batch, padding=True).input_ids == expected
     assert tokenizer(batch, padding=True).input_ids == expected
     assert (tokenizer.padding_side, tokenizer.pad_token_id, tokenizer.eos_token_id) == ("left", 0, 1)
-    assert tokenizer.decode([3, 63, 1], skip_special_tokens=True) == "w0 w60"
+    assert tokenizer.decode([3, 59, 1], skip_special_tokens=True) == "w0 w56"
 
 
 def test_a_tokenizer_that_was_saved_again_is_still_ours(tmp_path: Path) -> None:
@@ -182,7 +328,7 @@ def test_half_a_folder_is_never_seen_and_a_failed_save_leaves_nothing_behind(
         seen.extend(path.name for path in tmp_path.iterdir())
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("safetensors.torch.save_model", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     small = tiny.qwen2(directory=tmp_path)
     with pytest.raises(OSError, match="No space left"):
         _ = small.path
@@ -227,8 +373,14 @@ def test_every_rank_rebuilds_the_same_model_and_can_save_it(
 @pytest.mark.parametrize(
     "sizes, text",
     [
-        ({"architecture": "llama"}, "unknown architecture 'llama'; choose one of qwen2, mistral"),
+        ({"architecture": "bert"}, "unknown architecture 'bert'; choose one of qwen2, mistral, llama, gemma"),
         ({"vocab_size": 3}, "vocab_size=3 leaves no words besides 3 special tokens"),
+        ({"architecture": "qwen2_vl", "vocab_size": 7}, "vocab_size=7 leaves no words besides 7 special tokens"),
+        (
+            {"architecture": "qwen2_vl", "hidden_size": 16},
+            "hidden_size=16 gives 4 heads of 4, and a vision model needs",
+        ),
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok=5 is not between 1 and num_experts=4"),
         ({"hidden_size": 36}, "hidden_size=36 does not split into 4 heads of an even size"),
         ({"num_key_value_heads": 3}, "num_attention_heads=4 is not a multiple of num_key_value_heads=3"),
     ],
@@ -244,6 +396,55 @@ def test_fixtures_give_models_with_a_folder(
     assert json.loads((tiny_qwen2().path / "config.json").read_text())["model_type"] == "qwen2"
     assert json.loads((tiny_mistral(num_hidden_layers=1).path / "config.json").read_text())["num_hidden_layers"] == 1
     assert tiny_qwen2(directory=tmp_path).path.parent == tmp_path
+
+
+@pytest.mark.parametrize("name", ["qwen2", "mistral", "llama", "gemma", "moe", "vlm"])
+def test_each_fixture_gives_its_own_architecture(name: str, request: pytest.FixtureRequest) -> None:
+    small = request.getfixturevalue(f"tiny_{name}")()
+    assert small.architecture == {"moe": "qwen3_moe", "vlm": "qwen2_vl"}.get(name, name)
+    assert json.loads((small.path / "config.json").read_text())["model_type"] == small.architecture
+    assert small.config.tie_word_embeddings is (name == "gemma")
+
+
+def train_one_step(small: TinyModel, inputs: dict[str, torch.Tensor], folder: str) -> dict[str, Any]:
+    from transformers import Trainer, TrainingArguments
+
+    forgive_trl()
+    arguments = TrainingArguments(
+        output_dir=folder,
+        max_steps=1,
+        optim="sgd",
+        learning_rate=1.0,
+        per_device_train_batch_size=1,
+        logging_steps=1,
+        report_to="none",
+        save_strategy="no",
+        remove_unused_columns=False,
+    )
+
+    def collate(rows: list[int]) -> dict[str, torch.Tensor]:
+        shifted = (inputs["input_ids"] + rows[0] % 2).where(
+            inputs["input_ids"] < small.vocab_size - 5, inputs["input_ids"]
+        )
+        return {**inputs, "input_ids": shifted, "labels": shifted.clone()}
+
+    model = small.new_model()
+    trainer = Trainer(model, arguments, train_dataset=list(range(4)), data_collator=collate)
+    trainer.train()
+    (entry,) = (entry for entry in trainer.state.log_history if "grad_norm" in entry)
+    return {"loss": entry["loss"], "grad_norm": float(entry["grad_norm"])}
+
+
+@pytest.mark.parametrize("strategy", ["single", "fsdp1"])
+def test_a_step_trains_each_architecture(
+    strategy: str, architecture: str, launch: Callable[..., Any], tmp_path: Path
+) -> None:
+    small = TinyModel(architecture=architecture, directory=tmp_path)
+    result = launch(train_one_step, small, some_inputs(small), str(tmp_path), strategy=strategy)
+    for values in result.values:
+        assert 3.3 < values["loss"] < 4.4  # log(64) is 4.16; up to 4.48 divided by a token more than has a label
+        assert 0.05 < values["grad_norm"] < 50
+    assert len({values["grad_norm"] for values in result.values}) == 1
 
 
 def test_prompts_are_known_words_of_different_lengths(prompts: Any) -> None:

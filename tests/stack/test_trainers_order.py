@@ -18,7 +18,7 @@ def declared(trainer: type) -> dict[str, dict[str, str]]:
 def test_mixins_of_grpo_stand_as_they_declare() -> None:
     names = [cls.__name__ for cls in trainers.GRPOTrainer.__mro__]
     found = declared(trainers.GRPOTrainer)
-    assert set(found) == {"PlainLogProbsMixin"}
+    assert set(found) == {"FSDP2OutputsMixin", "PlainLogProbsMixin"}
     for mixin, others in found.items():
         for other in others:
             assert names.index(mixin) < names.index(other), (mixin, other)

@@ -1,0 +1,325 @@
+"""One short GRPO training with a setting: a precision, a model, an adapter, checkpointing, compilation.
+
+Runs inside the ranks; imports the stack only inside functions. A training returns its losses, its logs and its weights
+before and after, as plain numbers and bytes; a failure is returned, not raised, with all that was known before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import grpo, models
+from .adapters import fill_adapter
+from .sharding import failure, to_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = [
+    "BF16_ULP",
+    "LEARNING_RATE",
+    "LEARNING_RATE_OF_BF16",
+    "LOGGED",
+    "STEPS",
+    "outputs_of_plain_training",
+    "train",
+    "trainings_of_neighbours",
+]
+
+STEPS = 2
+LEARNING_RATE, LEARNING_RATE_OF_BF16 = 0.5, 2.0
+"""The latter where weights are bfloat16: a smaller step is less than their distance to the next number."""
+LOGGED = ("loss", "grad_norm", "kl", "reward", "learning_rate")
+BF16_ULP = 2.0**-8
+"""The distance of neighbouring bfloat16 numbers, relative to them: at most this, at least half."""
+_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+def train(
+    subject: str, model: TinyModel, setting: Mapping[str, str], learning_rate: float, perturbed: int = 0
+) -> dict[str, Any]:
+    """Train two steps of SGD, with gradients that are clipped, on completions that depend on the row alone.
+
+    Args:
+        setting: the chosen value by axis, of those that are chosen in Python: ``precision`` ``bf16`` or
+            ``bf16_weights``, ``adapter`` ``peft_config``, ``peft_model`` or ``qlora``, ``checkpointing`` ``model``,
+            ``compile`` ``compiled``.
+        learning_rate: of SGD.
+        perturbed: how the weights are changed before: each by -1, 0 or 1 unit in the last place of bfloat16, by a dice
+            with this seed; 0: not at all.
+
+    Returns:
+        ``losses`` of this rank; ``logs``, by key a list of one number per step; ``initial`` and ``trained``, by name
+        the bytes of whole float32 tensors, on rank 0 alone;
+        ``dtypes`` of the parameters; those of the trained model's outputs, by name, as it ``computed`` them and as it
+        ``returned`` them when it was wrapped; ``rounded``, the share of its log-probabilities that bfloat16 can hold,
+        ``None`` where this release has no method that computes them;
+        who recomputes activations (``checkpointing``); whether it is ``compiled``;
+        ``failure`` and ``gathering``, what training and the gathering of weights ended in.
+    """
+    grpo.fix_completions(len(_SPECIAL) + model.words)
+    losses: list[float] = []
+    seen: dict[str, Any] = {"computed": {}, "returned": {}, "rounded": None}
+    with failure() as building:
+        trainer = _build(subject, model, setting, learning_rate, perturbed, losses, seen)
+    if building:
+        return {"failure": building["text"], "gathering": None, "losses": [], "logs": {}}
+    main = trainer.is_world_process_zero()
+    initial, trained = _whole(trainer.model), {}
+    with failure() as training:
+        trainer.train()
+    with failure() as gathering:
+        trained = _whole(trainer.model_wrapped)
+        _round(initial, trainer.model_wrapped)
+    return {
+        "failure": training.get("text"),
+        "gathering": gathering.get("text"),
+        "losses": losses,
+        "logs": {key: models.logged(trainer, key) for key in LOGGED},
+        "dtypes": sorted({str(parameter.dtype) for parameter in trainer.model.parameters()}),
+        **seen,
+        "checkpointing": _checkpointing(trainer.model_wrapped),
+        "compiled": _is_compiled(trainer.model_wrapped),
+        "initial": to_bytes(initial) if main else None,
+        "trained": to_bytes(trained) if main and not gathering else None,
+    }
+
+
+_SPECIAL = ("<pad>", "<eos>", "<unk>")
+
+
+def _round(weights: dict[str, torch.Tensor], model: Any) -> None:
+    """Round those that the model has in bfloat16 now: DeepSpeed casts the model, and trains from there."""
+    import torch
+
+    for name, parameter in model.named_parameters():
+        if parameter.dtype is torch.bfloat16:
+            weights[_bare(name)] = weights[_bare(name)].bfloat16().float()
+
+
+def outputs_of_plain_training(subject: str, model: TinyModel) -> dict[str, Any]:
+    """A step of a ``transformers.Trainer`` with ``bf16=True``, whose model computes the loss.
+
+    Returns:
+        ``computed``, ``returned`` and ``failure`` as :func:`train` has them, and the ``loss`` that is logged.
+    """
+    import tempfile
+
+    import transformers
+    from datasets import Dataset
+
+    from pytest_trlcompat.trainers import cured
+
+    seen: dict[str, Any] = {"computed": {}, "returned": {}}
+
+    class Looking(cured(transformers.Trainer) if subject == "corrected" else transformers.Trainer):  # type: ignore[misc]
+        def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+            hook = model.register_forward_hook(looking(seen["returned"]))
+            try:
+                return super().compute_loss(model, *args, **kwargs)
+            finally:
+                hook.remove()
+
+    rows = [[3 + (7 * row + column) % model.words for column in range(12)] for row in range(8)]
+    args = transformers.TrainingArguments(
+        output_dir=tempfile.mkdtemp(),
+        report_to="none",
+        save_strategy="no",
+        max_steps=1,
+        logging_steps=1,
+        per_device_train_batch_size=2,
+        bf16=True,
+    )
+    with failure() as ended:
+        trainer = Looking(
+            model=_policy(model, {}),
+            args=args,
+            train_dataset=Dataset.from_list([{"input_ids": ids, "labels": ids} for ids in rows]),
+        )
+        trainer.model.register_forward_hook(looking(seen["computed"]))
+        trainer.train()
+    return {**seen, "failure": ended.get("text"), "loss": models.logged(trainer, "loss") if not ended else []}
+
+
+def trainings_of_neighbours(
+    subject: str, model: TinyModel, setting: Mapping[str, str], seeds: Sequence[int], learning_rate: float
+) -> list[dict[str, Any]]:
+    """:func:`train` once for each seed of a perturbation, in one process."""
+    from transformers.generation import GenerationMixin
+
+    generate = GenerationMixin.generate
+    found = []
+    for seed in seeds:
+        GenerationMixin.generate = generate
+        found.append(train(subject, model, setting, learning_rate, seed))
+    return found
+
+
+def _build(
+    subject: str,
+    model: TinyModel,
+    setting: Mapping[str, str],
+    learning_rate: float,
+    perturbed: int,
+    losses: list[float],
+    seen: dict[str, Any],
+) -> Any:
+    arguments: dict[str, Any] = {"model": _policy(model, setting)}
+    if perturbed:
+        _perturb(arguments["model"], perturbed)
+    adapter = setting.get("adapter")
+    if adapter is not None:
+        from peft import LoraConfig, get_peft_model
+
+        config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        if adapter == "peft_model":
+            arguments["model"] = get_peft_model(arguments["model"], config)
+        else:
+            arguments["peft_config"] = config
+    trainer = grpo.build_trainer(
+        subject,
+        model,
+        cls=_recording(subject, losses, seen),
+        arguments=arguments,
+        max_steps=STEPS,
+        optim="sgd",
+        learning_rate=learning_rate,
+        max_grad_norm=0.5,  # below every gradient norm here, so that clipping matters
+        router_aux_loss_coef=0.0,  # that loss is no mean over rows: it depends on how they are dealt to ranks
+        bf16=setting.get("precision") == "bf16",
+        **({"gradient_checkpointing": True} if setting.get("checkpointing") == "model" else {}),
+        **({"torch_compile": True, "torch_compile_backend": "aot_eager"} if "compile" in setting else {}),
+    )
+    trainer.model.register_forward_hook(looking(seen["computed"]))  # before a strategy has wrapped it
+    if adapter is not None:
+        fill_adapter(dict(trainer.model.named_parameters()))
+    return trainer
+
+
+def _policy(model: TinyModel, setting: Mapping[str, str]) -> Any:
+    """The model, read from its folder as a user does."""
+    import torch
+    import transformers
+
+    auto = transformers.AutoModelForCausalLM
+    if model.architecture == "qwen2_vl":
+        auto = transformers.AutoModelForImageTextToText
+    dtype = torch.bfloat16 if setting.get("precision") == "bf16_weights" else torch.float32
+    name = "dtype" if int(transformers.__version__.partition(".")[0]) >= 5 else "torch_dtype"
+    quantized = {}
+    if setting.get("adapter") == "qlora":
+        quantized["quantization_config"] = transformers.BitsAndBytesConfig(load_in_4bit=True)
+    return auto.from_pretrained(model.path, attn_implementation="eager", **{name: dtype}, **quantized)
+
+
+def _perturb(policy: torch.nn.Module, seed: int) -> None:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            units = torch.randint(-1, 2, parameter.shape, generator=generator)
+            parameter.mul_((1 + units * BF16_ULP).to(parameter))
+
+
+def looking(dtypes: dict[str, str]) -> Callable[..., None]:
+    """A forward hook that notes the dtypes of outputs that have a gradient: neither of generation nor of a question."""
+    import torch
+
+    def look(module: Any, args: Any, output: Any) -> None:
+        for name in ("loss", "logits", "log_probs"):
+            value = getattr(output, name, None)
+            if isinstance(value, torch.Tensor) and value.requires_grad:
+                dtypes[name] = str(value.dtype)
+
+    return look
+
+
+def _recording(subject: str, losses: list[float], seen: dict[str, Any]) -> type:
+    cls = grpo.trainer_class(subject)
+    # TRL 0.14 computes log-probabilities in a closure, beside the method that the corrected trainer brings along.
+    methods = ("_get_per_token_logps", "_get_per_token_logps_and_entropies")
+    method = next((name for name in methods if hasattr(grpo.trainer_class("upstream"), name)), "")
+
+    class Recording(cls):  # type: ignore[misc, valid-type]
+        def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+            hook = model.register_forward_hook(looking(seen["returned"]))  # behind the strategy's own
+            try:
+                loss = super().compute_loss(model, *args, **kwargs)
+            finally:
+                hook.remove()
+            losses.append(loss.detach().float().item())
+            return loss
+
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = getattr(super(Recording, self), method)(*args, **kwargs)
+        logps = (found[0] if isinstance(found, tuple) else found).detach()
+        real = logps[logps != 0]  # what is masked is zero
+        seen["rounded"] = (real == real.bfloat16()).float().mean().item()
+        return found
+
+    if method:
+        setattr(Recording, method, recorded)
+    return Recording
+
+
+def _whole(model: Any) -> dict[str, torch.Tensor]:
+    """Every parameter, gathered, in float32 on the CPU, under its name in the bare model.
+
+    Of those that DeepSpeed trains in bfloat16 its float32 copy, which it steps.
+    """
+    with _summoned(model):
+        found = {}
+        for name, parameter in model.named_parameters():
+            with models.gathered([parameter]):  # DeepSpeed before 0.19.3 gathers one dtype at once
+                found[_bare(name)] = _float32(parameter)
+        return found
+
+
+def _float32(parameter: torch.nn.Parameter) -> torch.Tensor:
+    import torch
+
+    if parameter.dtype is not torch.float32 and (hasattr(parameter, "_hp_mapping") or hasattr(parameter, "ds_id")):
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        whole = safe_get_full_fp32_param(parameter)
+        if whole is not None:  # a frozen one has no such copy
+            return whole.detach().cpu().clone()
+    tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+    return tensor.detach().float().cpu().clone()
+
+
+@contextlib.contextmanager
+def _summoned(model: Any) -> Iterator[None]:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        with FullyShardedDataParallel.summon_full_params(model, writeback=False):
+            yield
+    else:
+        yield
+
+
+def _bare(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name.removeprefix("module.")
+
+
+def _checkpointing(model: Any) -> list[str]:
+    """Who recomputes activations: ``model``, ``wrapper``, both or none."""
+    modules = list(model.modules())
+    found = {"model"} if any(getattr(module, "gradient_checkpointing", False) for module in modules) else set()
+    # FSDP2 makes a class of its own of each unit's, and Accelerate 1.15 shards wrappers.
+    bases = {base.__name__ for module in modules for base in type(module).__mro__}
+    return sorted(found | ({"wrapper"} if "CheckpointWrapper" in bases else set()))
+
+
+def _is_compiled(model: Any) -> bool:
+    # FSDP2 makes a class of its own of each unit's.
+    bases = {base.__name__ for module in model.modules() for base in type(module).__mro__}
+    return "OptimizedModule" in bases or any(module._compiled_call_impl for module in model.modules())

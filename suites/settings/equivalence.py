@@ -1,0 +1,134 @@
+"""Whether a training with a setting is that of one process: losses, logs and how far each weight moved.
+
+Runs in the test process; imports nothing of the stack.
+
+In float32, what is left is the order of sums: of a tensor's movement 2e-5 of it were seen at most, of losses and logs
+3e-8 and 7e-7. In bfloat16 the rounding of each operator is larger than some bugs, so that the tolerance is measured
+with the very training: the weights are changed by at most one unit in the last place, three times, and what comes out
+may differ from the truth :data:`FACTOR` times as far as these do. A few percent of a gradient's scale stay unseen, and
+half of it does not.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.launch.result import is_of_ended_peer
+from pytest_trlcompat.plugin.judging import Absent, Finding
+
+from ..grpo.verdicts import failure_of
+from ..in_rank.settings import BF16_ULP, LOGGED, STEPS
+
+__all__ = ["FACTOR", "judge_setting"]
+
+FACTOR = 5.0
+NUMBER_TOLERANCE = 2e-6
+"""Absolute of numbers below 1, relative of larger ones."""
+LOSS_ROUNDING = 1e-4
+"""Transformers 4 rounds the losses that it logs to four digits; ``losses`` are the trainer's own, and compared too."""
+MOVEMENT_TOLERANCE = 2e-4
+"""Relative to the Euclidean norm of a tensor's movement."""
+SIGNIFICANT_MOVEMENT, SIGNIFICANT_LOSS = 1e-2, 1e-4
+"""How far the most moved tensor must move, and what some loss must be, so that equality says something."""
+
+_NO_VISION = (
+    "Qwen2VLForConditionalGeneration.forward() got an unexpected keyword argument",
+    "Unrecognized configuration class <class 'transformers.models.qwen2_vl.",
+)
+"""What TRL's GRPO says of a vision model before it knows such."""
+
+
+def judge_setting(issue: str, ranks: Sequence[Mapping[str, Any]], truths: Sequence[Mapping[str, Any]]) -> Finding:
+    """
+    Args:
+        issue: whose symptoms make a failure ``broken``.
+        ranks: what :func:`suites.in_rank.settings.train` returned on each.
+        truths: the same of one process, as it is, and with weights changed by a unit in the last place.
+
+    Raises:
+        Absent: this release of TRL calls the model as a vision model cannot be called.
+    """
+    for found in (truths, ranks):
+        failures = dict.fromkeys(each["failure"] or each["gathering"] for each in found)
+        failures.pop(None, None)
+        if failures:
+            root = [text for text in failures if not is_of_ended_peer(text)] or list(failures)
+            where = "single" if found is truths else "ranks"
+            if any(words in root[0] for words in _NO_VISION):
+                raise Absent(f"GRPO of this release of TRL trains no Qwen2-VL: {root[0]}")
+            verdict = failure_of(issue, {where: root[0]}) or Verdict.ERROR
+            return Finding(
+                verdict, {"failure": root[0], "failed_in": where, "losses": [each["losses"] for each in found]}
+            )
+    truth, *neighbours = truths
+    assert len(truth["logs"]["grad_norm"]) == STEPS
+    numbers, wanted, near = _numbers(ranks), _numbers([truth]), [_numbers([each]) for each in neighbours]
+    wrong = {}
+    evidence: dict[str, Any] = {"dtypes": list(ranks[0]["dtypes"]), "checkpointing": list(ranks[0]["checkpointing"])}
+    for key, values in wanted.items():
+        unrounded = "losses" if key == "loss" else key
+        spread = max((_apart(each[unrounded], wanted[unrounded]) for each in near), default=0.0)
+        off = _apart(numbers[key], values)
+        allowed = NUMBER_TOLERANCE * max(1.0, *map(abs, values)) + FACTOR * spread
+        allowed += LOSS_ROUNDING if key == "loss" else 0.0
+        evidence[key], evidence[f"{key}_single"] = numbers[key], values
+        if not off <= allowed:
+            wrong[key] = {"off": off, "allowed": allowed}
+    moved, true_moves = _movements(ranks[0]), _movements(truth)
+    assert max(math.hypot(*moves) for moves in true_moves.values()) > SIGNIFICANT_MOVEMENT
+    assert max(wanted["losses"]) > SIGNIFICANT_LOSS
+    if {name: len(moves) for name, moves in moved.items()} != {name: len(moves) for name, moves in true_moves.items()}:
+        return Finding(Verdict.SILENT, {**evidence, "other_weights": sorted(set(moved) ^ set(true_moves))})
+    movements = [_movements(each) for each in neighbours]
+    off_by = {name: _distance([name], moved, true_moves) for name in moved}
+    for name, off in {**off_by, "all weights": _distance(list(moved), moved, true_moves)}.items():
+        names = list(moved) if name == "all weights" else [name]
+        spread = max((_distance(names, each, true_moves) for each in movements), default=0.0)
+        allowed = MOVEMENT_TOLERANCE * _size(names, true_moves) + 1e-7 + FACTOR * spread
+        if truth["dtypes"] == ["torch.bfloat16"]:  # one that stays in the truth may make a step to the next number
+            allowed += 2 * BF16_ULP * max(_greatest(truth["initial"][each]) for each in names)
+        if not off <= allowed:
+            wrong[name] = {"off": off, "allowed": allowed, "moved": _size(names, true_moves)}
+    evidence["weights_off_by"] = _distance(list(moved), moved, true_moves) / _size(list(moved), true_moves)
+    evidence["weights_may_be_off_by"] = max(
+        (_distance(list(moved), each, true_moves) / _size(list(moved), true_moves) for each in movements), default=0.0
+    )
+    if wrong:
+        evidence["wrong"] = dict(sorted(wrong.items(), key=lambda item: -item[1]["off"] / item[1]["allowed"])[:5])
+    return Finding(Verdict.SILENT if wrong else Verdict.OK, evidence)
+
+
+def _numbers(ranks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    losses = [sum(step) / len(step) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
+    return {"losses": losses, **{key: list(ranks[0]["logs"][key]) for key in LOGGED if ranks[0]["logs"][key]}}
+
+
+def _apart(one: Sequence[float], other: Sequence[float]) -> float:
+    if len(one) != len(other):
+        return math.inf
+    apart = max((abs(left - right) for left, right in zip(one, other, strict=True)), default=0.0)
+    return math.inf if math.isnan(apart) else apart
+
+
+def _movements(training: Mapping[str, Any]) -> dict[str, list[float]]:
+    before = training["initial"]
+    return {
+        name: [new - old for new, old in zip(array("f", data), array("f", before[name]), strict=True)]
+        for name, data in training["trained"].items()
+    }
+
+
+def _distance(names: Sequence[str], one: Mapping[str, list[float]], other: Mapping[str, list[float]]) -> float:
+    return math.hypot(*(math.dist(one[name], other[name]) for name in names))
+
+
+def _greatest(data: bytes) -> float:
+    return max(map(abs, array("f", data)), default=0.0)
+
+
+def _size(names: Sequence[str], movements: Mapping[str, list[float]]) -> float:
+    return math.hypot(*(math.hypot(*movements[name]) for name in names))
