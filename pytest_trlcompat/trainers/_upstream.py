@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType
 from typing import Any
 
 from pytest_trlcompat.trainers import patch_points
@@ -22,19 +22,14 @@ __all__ = [
     "AroundGeneration",
     "class_uses",
     "codes_of",
+    "definitions",
     "function_uses",
     "generation_uses",
-    "grpo_module",
     "loss_uses",
     "method_uses",
     "path_uses",
     "points_of",
 ]
-
-
-def grpo_module() -> ModuleType:
-    """The module that holds TRL's ``GRPOTrainer`` and the global names which its methods look up."""
-    return import_module("trl.trainer.grpo_trainer")
 
 
 def function_uses(function: Callable[..., Any], name: str) -> bool:
@@ -90,15 +85,24 @@ def method_uses(cls: type, method: str, name: str) -> bool:
     Looks along the whole MRO: at the first definition that is not of this package, and at the next ones as long as each
     may call them by ``super``.
     """
+    return any(function_uses(defined, name) for _, defined, _ in definitions(cls, method))
+
+
+def definitions(cls: type, method: str) -> Iterator[tuple[str, Any, bool]]:
+    """What runs when ``method`` is called on a trainer, classes of this package aside.
+
+    Yields:
+        The package of a class, what it defines, and whether that goes on to the next class's, by ``super`` or by name.
+        Those behind one that does not go on are never reached.
+    """
     for base in cls.__mro__:
         defined = vars(base).get(method)
         if defined is None or own(base):
             continue
-        if function_uses(defined, name):
-            return True
-        if not function_uses(defined, "super") and not function_uses(defined, method):
-            return False
-    return False
+        goes_on = function_uses(defined, "super") or function_uses(defined, method)
+        yield base.__module__.partition(".")[0], defined, goes_on
+        if not goes_on:
+            return
 
 
 def path_uses(cls: type, name: str, *methods: str, then: tuple[str, ...] = ()) -> bool | None:
@@ -114,18 +118,14 @@ def path_uses(cls: type, name: str, *methods: str, then: tuple[str, ...] = ()) -
     """
     doubt, waiting = False, list(methods)
     for method in waiting:  # grows
-        for base in cls.__mro__:
-            defined = vars(base).get(method)
-            if defined is None or own(base) or base.__module__.partition(".")[0] == "transformers":
+        for package, defined, goes_on in definitions(cls, method):
+            if package == "transformers":
                 continue
             uses = function_uses(defined, name)
-            goes_on = function_uses(defined, "super") or function_uses(defined, method)
-            if uses and (base.__module__.partition(".")[0] == "trl" or not goes_on):
+            if uses and (package == "trl" or not goes_on):
                 return True
             doubt |= uses
             waiting.extend(one for one in then if one not in waiting and function_uses(defined, one))
-            if not goes_on:
-                break
     return None if doubt else False
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pytest_trlcompat.trainers._cure import Activity, Cure, own
-from pytest_trlcompat.trainers._upstream import class_uses, codes_of, loss_uses
+from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers._upstream import class_uses, codes_of, definitions, loss_uses
 from pytest_trlcompat.trainers.errors import CureError
 
 __all__ = ["TokenNormalizerMixin"]
@@ -92,9 +92,8 @@ def _shares(cls: type) -> bool:
 
 def _masks_before_it_counts(cls: type) -> bool:
     """Whether TRL leaves truncated completions out before it counts tokens, as from 1.9 on."""
-    for base in cls.__mro__:
-        defined = vars(base).get("_generate_and_score_completions")
-        for code in () if defined is None or own(base) else codes_of(defined):
+    for _, defined, _ in definitions(cls, "_generate_and_score_completions"):
+        for code in codes_of(defined):
             mentions = [str(one.argval) for one in dis.get_instructions(code)]  # Python 3.13 stores two names at once
             first = [
                 next((at for at, mention in enumerate(mentions) if name in mention), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,7 +92,8 @@ def test_it_acts_for_models_that_are_wrapped_so_only(
     from torch.distributed.fsdp import ShardingStrategy
 
     from pytest_trlcompat.trainers import fsdp_gradients
-    from pytest_trlcompat.trainers._upstream import grpo_module
+
+    module = import_module("trl.trainer.grpo_trainer")
 
     class Wrapper:
         sharding_strategy = ShardingStrategy.NO_SHARD if wrapped else ShardingStrategy.FULL_SHARD
@@ -99,14 +101,14 @@ def test_it_acts_for_models_that_are_wrapped_so_only(
     forgotten: list[Any] = []
     monkeypatch.setattr(fsdp_gradients, "FullyShardedDataParallel", Wrapper)
     monkeypatch.setattr(fsdp_gradients, "forget_zeroed_gradients", forgotten.append)
-    monkeypatch.setattr(grpo_module(), "unwrap_model_for_generation", lambda model: nullcontext(model))
+    monkeypatch.setattr(module, "unwrap_model_for_generation", lambda model: nullcontext(model))
 
     class Upstream:
         model_wrapped = Wrapper()
         args = SimpleNamespace(use_vllm=use_vllm)
 
         def _prepare_inputs(self, inputs: Any) -> Any:
-            with grpo_module().unwrap_model_for_generation("model") as model:
+            with module.unwrap_model_for_generation("model") as model:
                 return inputs, model
 
     class Trainer(fsdp_gradients.FSDPGradientsMixin, Upstream):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 from pytest_trlcompat.trainers._cure import Activity  # noqa: E402 - needs torch
-from pytest_trlcompat.trainers._upstream import grpo_module  # noqa: E402 - needs torch
 from pytest_trlcompat.trainers.checkpointed_generation import (  # noqa: E402 - needs torch
     CheckpointedGenerationMixin,
     gradient_checkpointing_off,
@@ -159,10 +159,11 @@ def test_a_function_that_two_modules_share_is_changed_once(users: Any, monkeypat
         yield
 
     monkeypatch.setattr("pytest_trlcompat.trainers.checkpointed_generation.gradient_checkpointing_off", counted)
-    monkeypatch.setattr(grpo_module(), "unwrap_model_for_generation", unwrapping)
+    module: Any = import_module("trl.trainer.grpo_trainer")
+    monkeypatch.setattr(module, "unwrap_model_for_generation", unwrapping)
     cured: Any = type("Cured", (CheckpointedGenerationMixin, users.Trainer), {})
     cured()._prepare_inputs([])
-    users.unwrap_model_for_generation = grpo_module().unwrap_model_for_generation  # imported after it was changed
+    users.unwrap_model_for_generation = module.unwrap_model_for_generation  # imported after it was changed
     trainer = cured()
     trainer._prepare_inputs([])
     assert (len(entered), entered[1]) == (2, trainer.model)
