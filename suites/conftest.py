@@ -15,6 +15,7 @@ from pytest_trlcompat.plugin.judging import Absent, Finding, Judge, Untestable
 
 from .adapters.trainings import AdapterTrainings
 from .adapters.verdicts import with_every_failure
+from .conformance.trainings import ConformanceTrainings
 from .in_rank import adapters, grpo_trainings, models
 from .launches import LaunchCache
 from .ppo.runs import PPORuns
@@ -210,3 +211,12 @@ def setting_trainings(launches: LaunchCache, tmp_path_factory: pytest.TempPathFa
         "vision": lambda: tiny.vlm(**sizes),
     }
     return SettingTrainings(launches, models)
+
+
+@pytest.fixture(scope="session")
+def conformance_trainings(launches: LaunchCache, tmp_path_factory: pytest.TempPathFactory) -> ConformanceTrainings:
+    """Trainings with settings, each made once per subject; weights large enough that each of them matters."""
+    from pytest_trlcompat import tiny
+
+    folder = tmp_path_factory.mktemp("conformance")
+    return ConformanceTrainings(launches, tiny.qwen2(initializer_range=0.3, num_hidden_layers=1, directory=folder))

@@ -19,8 +19,9 @@ LAYERS = (
     {"cli"},
     {"bisect", "plugin"},
     {"checks", "doctor", "launch", "matrix"},
-    {"accelerator", "catalog", "tiny"},
-    {"reference", "trainers", "_location"},
+    {"accelerator", "catalog"},
+    {"conformance"},
+    {"reference", "tiny", "trainers", "_location"},
     {"__init__", "_data", "_devices", "_processes", "stack"},
 )
 """The packages, and the modules that they share, from the top down: none imports another of its own layer."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat import stack
 from pytest_trlcompat.catalog.verdict import Verdict
@@ -25,6 +25,7 @@ __all__ = [
     "WILDCARD",
     "KnownIssue",
     "Prediction",
+    "ShownDifference",
     "Symptom",
     "kind",
     "measured_with",
@@ -59,6 +60,26 @@ class Symptom:
         if self.type_name not in mro or self.pattern.search(message) is None:
             return False
         return self.where is None or not location or self.where.search(location) is not None
+
+
+@dataclass(frozen=True)
+class ShownDifference:
+    """How the issue shows in a conformance suite: a quantity that differs from the reference.
+
+    Attributes:
+        quantity: a pattern that the quantity's name matches as a whole, ``logs\\[kl\\]``.
+        setting: values of the setting without which it does not show; of a list one.
+    """
+
+    quantity: re.Pattern[str]
+    setting: Mapping[str, Any]
+
+    def matches(self, quantity: str, setting: Mapping[str, Any]) -> bool:
+        has = all(
+            setting.get(name) in (value if isinstance(value, list) else [value])
+            for name, value in self.setting.items()
+        )
+        return has and self.quantity.fullmatch(quantity) is not None
 
 
 @dataclass(frozen=True)
@@ -122,6 +143,7 @@ class KnownIssue:
             can is made by ``remedies``.
         blocks: ids of issues that cannot be seen where this one is ``broken``: their verdict is ``blocked``, by this
             one, for the same subject and strategies. A short form of such predictions.
+        differences: by which conformance suites know it.
     """
 
     id: str
@@ -138,6 +160,7 @@ class KnownIssue:
     without_trainer: tuple[str, ...] = ()
     cure_with: tuple[str, ...] = ()
     workaround: str = ""
+    differences: tuple[ShownDifference, ...] = ()
 
     @property
     def trainer(self) -> str:

@@ -21,6 +21,7 @@ from pytest_trlcompat.catalog.issue import (
     WILDCARD,
     KnownIssue,
     Prediction,
+    ShownDifference,
     Symptom,
     kind,
     measured_with,
@@ -139,7 +140,7 @@ def _absences(entry: Mapping[str, Any] | None) -> list[dict[str, Any]]:
 
 _ISSUE_KEYS = {
     *("id", "title", "wrong", "upstream", "suite", "cure", "symptom", "prediction"),
-    *("strategies", "needs", "blocks", "without_trainer", "cure_with", "workaround"),
+    *("strategies", "settings", "needs", "blocks", "without_trainer", "cure_with", "workaround", "difference"),
 }
 
 
@@ -155,12 +156,13 @@ def _issue(entry: Mapping[str, Any], absent: Mapping[str, Any]) -> KnownIssue:
         cure=_line(entry, "cure", may_be_empty=True),
         symptoms=tuple(_symptom(raw) for raw in entry.get("symptom", [])),
         predictions=tuple(_prediction(raw) for raw in [*absences, *entry["prediction"]]),
-        strategies=_lines(entry, "strategies", default=()),
+        strategies=(*_lines(entry, "strategies", default=()), *_labels_of_settings(entry.get("settings", {}))),
         needs=_lines(entry, "needs", default=()),
         blocks=_lines(entry, "blocks", default=()),
         without_trainer=_lines(entry, "without_trainer", default=()),
         cure_with=_lines(entry, "cure_with", default=()),
         workaround=_line(entry, "workaround") if "workaround" in entry else "",
+        differences=tuple(_difference(raw) for raw in entry.get("difference", [])),
     )
     for strategy in issue.strategies:
         if kind(strategy) not in STRATEGIES or WILDCARD.search(strategy):
@@ -171,6 +173,25 @@ def _issue(entry: Mapping[str, Any], absent: Mapping[str, Any]) -> KnownIssue:
     for prediction in issue.predictions:
         _check_patterns(prediction.strategies, issue.strategies)
     return issue
+
+
+def _labels_of_settings(raw: Mapping[str, Any]) -> list[str]:
+    """The labels of all settings that conformance suites try, or of those that are named."""
+    if not raw:
+        return []
+    _known_keys(raw, {"trainer", "labels"})
+    from pytest_trlcompat.conformance import rows  # pytest loads this module at every start
+
+    known = rows.load(raw["trainer"])
+    labels: list[str] = raw.get("labels", list(known))
+    if unknown := sorted(set(labels) - set(known)):
+        raise ValueError(f"settings names {', '.join(unknown)}, which conformance/rows.toml does not have")
+    return labels
+
+
+def _difference(raw: Mapping[str, Any]) -> ShownDifference:
+    _known_keys(raw, {"quantity", "setting"})
+    return ShownDifference(re.compile(_line(raw, "quantity")), dict(raw.get("setting", {})))
 
 
 def _symptom(raw: Mapping[str, Any]) -> Symptom:

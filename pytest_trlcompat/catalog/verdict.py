@@ -89,13 +89,16 @@ class Record:
         """Whether the verdict is the expected one, or at least does not speak against it.
 
         A corrected trainer may be absent wherever TRL's own is. What could not be tested speaks for nothing and
-        against nothing; see :attr:`untested`. ``blocked`` must be so by the known issue that was expected.
+        against nothing; see :attr:`untested`. ``blocked`` must be so by the known issue that was expected. What a
+        conformance suite found, and other known issues predict, is as they predict it.
         """
         if self.evidence.get("blocked_by_expected", "") and self.verdict is Verdict.BLOCKED:
             return False
         absent = self.subject == "corrected" and self.verdict is Verdict.ABSENT
         unattributed = self.expected is Verdict.BLOCKED and self.unattributed
-        return self.expected is None or self.verdict is self.expected or absent or unattributed or self.untested
+        explained = self.verdict is Verdict.BLOCKED and "differing" in self.evidence
+        fits = self.verdict is self.expected or absent or unattributed or explained
+        return self.expected is None or fits or self.untested
 
     @property
     def unattributed(self) -> bool:

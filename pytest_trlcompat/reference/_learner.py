@@ -75,6 +75,7 @@ class Learner:
             aggregation=settings.multi_objective_aggregation,
             std_correction=settings.undecided.std_correction,
             std_epsilon=settings.undecided.std_epsilon,
+            no_reward=settings.undecided.no_reward,
         )
         return Generation(tokens, advantages, old.logprobs, None if reference is None else reference.logprobs)
 
@@ -91,12 +92,15 @@ class Learner:
         """The micro-batches of a step, with gradients attached."""
         generations = _without_repeats([part[0] for part in parts])
         step_tokens = sum(self._active_tokens(part[0], rows) for part in parts for rows in part[2])
+        own = self.settings.undecided.active_tokens_of == "own_generation"
         count = len(parts) * self.settings.world_size
         found = []
         for generation, _, ranks in parts:
             index = next(place for place, one in enumerate(generations) if one is generation)
             scores = [self._score(self.model, generation.tokens.of_rows(rows)) for rows in ranks]
             kept = self._kept_by_entropy([each.entropies for each in scores], generation, ranks)
+            if own:
+                step_tokens = len(parts) * sum(self._active_tokens(generation, rows) for rows in ranks)
             for rank, rows in enumerate(ranks):
                 found.append(
                     self._micro_batch(
@@ -200,6 +204,13 @@ class Learner:
             logs={},
         )
         return replace(step, logs=self._logs(step, parts, total))
+
+    def entropy_bonus(self, batches: Sequence[MicroBatch]) -> Tensor | float:
+        """What the loss of an evaluation batch is reduced by."""
+        if not self.settings.has_entropy_bonus:
+            return 0.0
+        pairs = [(one.entropies, one.high_entropy_mask) for one in batches]
+        return self.entropy_coef * metrics.mean_over_tokens(pairs, self.settings.undecided.entropy_bonus_mean == "step")
 
     def _entropy_bonus(self, batches: Sequence[MicroBatch]) -> tuple[Tensor, float]:
         """What the loss is reduced by, and the coefficient before it is updated."""

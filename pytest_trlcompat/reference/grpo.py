@@ -138,7 +138,7 @@ def grpo_evaluate(
 ) -> Evaluation:
     """An evaluation: the loss and the metrics of training, on completions that the model has just sampled.
 
-    Nothing is accumulated, so that ``dapo`` divides by the tokens of one batch over all ranks. Undecided by the
+    The entropy bonus has ``entropy_coef``, also where a training would have changed it. Nothing is accumulated, so that ``dapo`` divides by the tokens of one batch over all ranks. Undecided by the
     documentation: the mean over batches; losses are weighted by the completions of each batch, metrics count each batch
     once; and whether ``num_tokens`` goes on counting, which is left out.
 
@@ -160,7 +160,7 @@ def grpo_evaluate(
         with torch.no_grad():
             batches = learner.forward([(generation, rollout, layout[0])])
         generations.append(generation)
-        losses.append(torch.stack([one.loss for one in batches]).sum())
+        losses.append(torch.stack([one.loss for one in batches]).sum() - learner.entropy_bonus(batches))
         entry = metrics.generation_metrics(generation, rollout.names, settings, evaluation=True)
         logs.append(entry | metrics.training_metrics(batches, [generation], settings))
         found += [replace(one, generation=index) for one in batches]

@@ -45,7 +45,7 @@ def generation_metrics(
     means, stds = mean_of_present(given.rewards, 0)[0], std_of_present(given.rewards, 0, correction=correction)[0]
     for name, mean, std in zip(names, means.tolist(), stds.tolist(), strict=True):
         found[f"rewards/{name}/mean"], found[f"rewards/{name}/std"] = mean, std
-    found["reward"] = float(given.totals.mean())
+    found["reward"] = float(mean_of_present(given.totals, 0))
     in_groups = settings.reward_std_over == "groups"
     found["reward_std"] = float(given.group_stds.mean() if in_groups else given.batch_std)
     size = (settings.num_generations_eval or settings.num_generations) if evaluation else settings.num_generations
@@ -69,7 +69,8 @@ def training_metrics(
     - ``clip_ratio/low_min``, ``high_max``: the smallest and the largest part of any completion.
 
     Clip ratios are those of PPO's clipping: the documentation names none for ``cispo``, ``sapo`` and ``vespo``.
-    Undecided by the documentation: ``metrics_mean``, ``clipped_by_sign``, ``kl_logged_with_weights``, see
+    Undecided by the documentation: ``metrics_mean``, ``clipped_by_sign``, ``clip_extremes_of``,
+    ``masked_completions_in_clip_ratios`` and ``kl_logged_with_weights``, see
     :class:`~pytest_trlcompat.reference.Undecided`.
     """
 
@@ -100,14 +101,15 @@ def _clip_ratios(
         sides = clipped(one.weights, advantages, settings.epsilon, settings.upper_epsilon, by_sign=by_sign)
         mask = one.mask
         if settings.importance_sampling_level == "sequence":  # each completion counts once
-            mask = mask.any(1, keepdim=True)
+            mask = mask.any(1, keepdim=True) | settings.undecided.masked_completions_in_clip_ratios
             sides = sides[0][:, :1], sides[1][:, :1]
         for found, side in zip((lows, highs), sides, strict=True):
             found.append((side.double(), mask))
     both = [(low + high, mask) for (low, mask), (high, _) in zip(lows, highs, strict=True)]
     size = len(micro_batches) if settings.undecided.metrics_mean == "tokens" else settings.world_size
-    smallest = [min(_by_completion(lows[start : start + size]), default=0.0) for start in range(0, len(lows), size)]
-    largest = [max(_by_completion(highs[start : start + size]), default=0.0) for start in range(0, len(highs), size)]
+    each = _by_completion if settings.undecided.clip_extremes_of == "completions" else _by_micro_batch
+    smallest = [min(each(lows[start : start + size]), default=0.0) for start in range(0, len(lows), size)]
+    largest = [max(each(highs[start : start + size]), default=0.0) for start in range(0, len(highs), size)]
     return {
         "clip_ratio/low_mean": _average(lows, settings),
         "clip_ratio/low_min": sum(smallest) / len(smallest),
@@ -133,6 +135,10 @@ def _by_completion(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
         counted = mask.any(1)
         found += ((values * mask).sum(1)[counted] / mask.sum(1)[counted]).tolist()
     return found
+
+
+def _by_micro_batch(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+    return [float(mean_over_tokens([pair], True)) for pair in pairs]
 
 
 def mean_over_tokens(pairs: Sequence[tuple[Tensor, Tensor]], over_all: bool) -> Tensor:

@@ -87,6 +87,7 @@ def advantages_of(
     aggregation: str = "sum_then_normalize",
     std_correction: int = 1,
     std_epsilon: float = 1e-4,
+    no_reward: str = "zero",
 ) -> Advantages:
     """The advantage of each completion, over all ranks.
 
@@ -99,8 +100,8 @@ def advantages_of(
     Undecided by the documentation: whether ``scale_rewards`` changes this (here not: the equations have no such
     choice), and what a missing reward does (its function contributes nothing to this completion).
 
-    Undecided by the documentation: ``std_correction`` and ``std_epsilon``, see
-    :class:`~pytest_trlcompat.reference.Undecided`.
+    Undecided by the documentation: ``std_correction``, ``std_epsilon`` and ``no_reward``, see
+    :class:`~pytest_trlcompat.reference.Undecided`. A total that is left out is NaN.
 
     Args:
         rewards: ``(R, F)`` of all ranks, NaN for ``None``; rows of a group follow each other.
@@ -114,6 +115,8 @@ def advantages_of(
     if rows % num_generations:
         raise ValueError(f"{rows} completions are no whole groups of {num_generations}")
     totals = total_rewards(rewards, weights)
+    if no_reward == "left_out":
+        totals = totals.masked_fill(rewards.isnan().all(1), float("nan"))
 
     def in_groups(values: Tensor) -> Tensor:
         return values.reshape(-1, num_generations, *values.shape[1:])
@@ -122,7 +125,7 @@ def advantages_of(
         return std_of_present(values, dim, correction=std_correction)
 
     grouped = in_groups(totals)
-    means = grouped.mean(1, keepdim=True).expand_as(grouped).reshape(rows)
+    means = mean_of_present(grouped, 1).expand_as(grouped).reshape(rows)
     stds = std(grouped, 1).expand_as(grouped).reshape(rows)
     batch_std = std(totals, 0).squeeze()
     if aggregation == "normalize_then_sum":
@@ -137,6 +140,7 @@ def advantages_of(
             raise ValueError(f"scale_rewards={scale_rewards!r} is not documented")
         scale = scales[scale_rewards]
         advantages = totals - means if scale is None else (totals - means) / (scale + std_epsilon)
+        advantages = advantages.nan_to_num(nan=0.0)
     else:
         raise ValueError(f"multi_objective_aggregation={aggregation!r} is not documented")
     return Advantages(rewards, totals, means, stds, batch_std, advantages)

@@ -16,13 +16,15 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "scale_rewards": ("group", "batch", "none", True, False),
 }
 _UNDECIDED: dict[str, tuple[object, ...]] = {
-    "active_tokens_of": ("step", "generation"),
+    "clip_extremes_of": ("completions", "micro_batches"),
+    "active_tokens_of": ("step", "generation", "own_generation"),
     "entropy_control_by": ("step", "previous_step"),
     "entropy_coef_logged": ("used", "next"),
     "entropy_bonus_mean": ("step", "micro_batches"),
     "entropy_threshold_over": ("ranks", "rank"),
     "learning_rate_logged": ("used", "next"),
     "metrics_mean": ("tokens", "micro_batches", "ranks"),
+    "no_reward": ("zero", "left_out"),
     "vespo_mean": ("sequences", "tokens"),
 }
 
@@ -39,8 +41,9 @@ class Undecided:
         masked_completions_count: whether a completion that ``mask_truncated_completions`` excludes still counts among
             the completions over which ``grpo``, ``sapo``, ``dr_grpo``, ``luspo`` and ``vespo`` take their mean.
         active_tokens_of: the "global accumulated batch" whose active tokens ``dapo`` and ``cispo`` divide by: what one
-            optimizer ``"step"`` accumulates, or the whole ``"generation"``, by its mean over micro-batches. They differ
-            where ``steps_per_generation`` is not ``gradient_accumulation_steps``.
+            optimizer ``"step"`` accumulates, or the whole ``"generation"``, by its mean over micro-batches: the sum of
+            these, or for each micro-batch that of its ``"own_generation"``. They differ where ``steps_per_generation``
+            is not ``gradient_accumulation_steps``.
         entropy_threshold_over: the batch whose quantile ``top_entropy_quantile`` is: a micro-batch over all
             ``"ranks"``, or of one ``"rank"``. The paper says "batch", and knows neither ranks nor micro-batches.
         entropy_bonus_mean: the mean entropy of the bonus: over all tokens of a ``"step"``, or the mean over its
@@ -50,6 +53,8 @@ class Undecided:
         entropy_coef_logged: the coefficient that the step ``"used"``, or the ``"next"`` one's.
         entropy_at_temperature: whether entropies are those of the distribution that completions are sampled from, or
             of that at temperature 1.
+        no_reward: a completion for which every function gave ``None`` has a total of ``"zero"``, or is
+            ``"left_out"`` of means and standard deviations and has no advantage.
         vespo_mean: the paper's expectation over trajectories: a mean over ``"sequences"``, or over the active
             ``"tokens"`` of the accumulated batch, as for ``cispo``.
         clipped_by_sign: whether a token counts as clipped only where clipping changes the objective, that is below the
@@ -58,6 +63,10 @@ class Undecided:
         metrics_mean: averages over tokens that are logged: over all ``"tokens"`` of a step; or the mean over its
             ``"micro_batches"`` of their averages over all ranks; or the mean of these of single ``"ranks"``. Unless it
             is ``"tokens"``, the smallest and the largest clip ratios are means of those of each micro-batch, too.
+        masked_completions_in_clip_ratios: whether completions that ``mask_truncated_completions`` excludes count in clip
+            ratios of whole completions.
+        clip_extremes_of: the smallest and the largest clip ratio of any of the ``"completions"``, or of any rank's
+            ``"micro_batches"``.
         kl_logged_with_weights: whether the KL that is logged has the weights of ``use_bias_correction_kl``, where that
             is set.
         learning_rate_logged: that which the step ``"used"``, or the ``"next"`` one's.
@@ -74,8 +83,11 @@ class Undecided:
     entropy_control_by: str = "step"
     entropy_coef_logged: str = "used"
     entropy_at_temperature: bool = True
+    no_reward: str = "zero"
     vespo_mean: str = "sequences"
     clipped_by_sign: bool = True
+    clip_extremes_of: str = "completions"
+    masked_completions_in_clip_ratios: bool = False
     metrics_mean: str = "tokens"
     kl_logged_with_weights: bool = False
     learning_rate_logged: str = "used"
@@ -98,7 +110,7 @@ class GRPOSettings:
 
     Attributes:
         world_size: how many ranks share each batch; they are simulated.
-        pad_token_id, eos_token_id: of the tokenizer.
+        pad_token_id, eos_token_id: of the tokenizer; of several ends of sequence each ends a completion.
         max_prompt_length: of releases until 0.27.
         max_steps: of the whole training, for the learning rate's schedule; ``None``: the steps that are run.
         warmup_steps: a number of steps, or below 1 a part of ``max_steps``.
@@ -114,7 +126,7 @@ class GRPOSettings:
 
     world_size: int = 1
     pad_token_id: int = 0
-    eos_token_id: int = 1
+    eos_token_id: int | tuple[int, ...] = 1
     pad_to_multiple_of: int | None = None
 
     num_generations: int = 8

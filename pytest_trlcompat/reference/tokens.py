@@ -79,7 +79,7 @@ def tokens_of(
     completions: Sequence[Sequence[int]],
     *,
     pad_token_id: int,
-    eos_token_id: int,
+    eos_token_id: int | Sequence[int],
     mask_truncated_completions: bool = False,
     max_prompt_length: int | None = None,
     pad_to_multiple_of: int | None = None,
@@ -94,7 +94,7 @@ def tokens_of(
         prompts: ``R`` rows of token ids without padding.
         completions: ``R`` rows of token ids; what a batched generation appended after the end of sequence may be there.
         pad_token_id: fills both tensors.
-        eos_token_id: ends a completion.
+        eos_token_id: ends a completion; of several each does.
         mask_truncated_completions: exclude completions without an end of sequence from the loss ("Overlong
             Filtering", DAPO, section 3.4).
         max_prompt_length: "If the prompt is longer than this value, it will be truncated left", until 0.27.
@@ -116,13 +116,14 @@ def tokens_of(
     def present(rows: Sequence[Sequence[int]], side: str) -> Tensor:
         return pad([[1] * len(row) for row in rows], 0, side=side, multiple_of=pad_to_multiple_of).bool()
 
-    ended = [_first_end(ids, eos_token_id) for ids in completions]
+    ends = {eos_token_id} if isinstance(eos_token_id, int) else set(eos_token_id)
+    ended = [_first_end(ids, ends) for ids in completions]
     completion_mask = present([ids[:end] for ids, end in zip(completions, ended, strict=True)], "right")
     completion_ids = pad(completions, pad_token_id, side="right", multiple_of=pad_to_multiple_of)
     # The longest completion may have lost what follows its end of sequence.
     missing = completion_ids.shape[1] - completion_mask.shape[1]
     completion_mask = torch.nn.functional.pad(completion_mask, (0, missing))
-    terminated = torch.tensor([eos_token_id in ids for ids in completions])
+    terminated = torch.tensor([not ends.isdisjoint(ids) for ids in completions])
     counted = terminated | (not mask_truncated_completions)
     return Tokens(
         prompt_ids=pad(prompts, pad_token_id, side="left", multiple_of=pad_to_multiple_of),
@@ -134,6 +135,6 @@ def tokens_of(
     )
 
 
-def _first_end(ids: Sequence[int], eos_token_id: int) -> int:
+def _first_end(ids: Sequence[int], ends: set[int]) -> int:
     """How many tokens there are up to and including the first end of sequence."""
-    return list(ids).index(eos_token_id) + 1 if eos_token_id in ids else len(ids)
+    return next((place + 1 for place, token in enumerate(ids) if token in ends), len(ids))

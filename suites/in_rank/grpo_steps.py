@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["ALONE", "RANKS", "steps", "wrong_numbers"]
+__all__ = ["ALONE", "RANKS", "of_all_ranks", "steps", "wrong_numbers"]
 
 LEARNING_RATE = 0.1
 STEPS = 2
@@ -120,7 +120,7 @@ class _Recorder:
 
     def step(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Compare the step to ``weights`` with the right one, and follow it."""
-        ranks = _of_all_ranks((self.microbatches, self.generated))
+        ranks = of_all_ranks((self.microbatches, self.generated))
         tokens = sum(generated for _, generated in ranks) * self.share
         parts = [part for microbatches, _ in ranks for part in microbatches]
         loss, gradient = self.objective.gradient(self.policy, parts, tokens)
@@ -201,7 +201,7 @@ def _rows(inputs: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
-def _of_all_ranks(mine: Any) -> list[Any]:
+def of_all_ranks(mine: Any) -> list[Any]:
     import torch.distributed as dist
 
     if not dist.is_initialized() or dist.get_world_size() == 1:

@@ -25,9 +25,11 @@ __all__ = [
     "LEARNING_RATE_OF_BF16",
     "LOGGED",
     "STEPS",
+    "bare_name",
     "outputs_of_plain_training",
     "train",
     "trainings_of_neighbours",
+    "whole",
 ]
 
 STEPS = 2
@@ -69,11 +71,11 @@ def train(
     if building:
         return {"failure": building["text"], "gathering": None, "losses": [], "logs": {}}
     main = trainer.is_world_process_zero()
-    initial, trained = _whole(trainer.model), {}
+    initial, trained = whole(trainer.model), {}
     with failure() as training:
         trainer.train()
     with failure() as gathering:
-        trained = _whole(trainer.model_wrapped)
+        trained = whole(trainer.model_wrapped)
         _round(initial, trainer.model_wrapped)
     return {
         "failure": training.get("text"),
@@ -98,7 +100,7 @@ def _round(weights: dict[str, torch.Tensor], model: Any) -> None:
 
     for name, parameter in model.named_parameters():
         if parameter.dtype is torch.bfloat16:
-            weights[_bare(name)] = weights[_bare(name)].bfloat16().float()
+            weights[bare_name(name)] = weights[bare_name(name)].bfloat16().float()
 
 
 def outputs_of_plain_training(subject: str, model: TinyModel) -> dict[str, Any]:
@@ -267,7 +269,7 @@ def _recording(subject: str, losses: list[float], seen: dict[str, Any]) -> type:
     return Recording
 
 
-def _whole(model: Any) -> dict[str, torch.Tensor]:
+def whole(model: Any) -> dict[str, torch.Tensor]:
     """Every parameter, gathered, in float32 on the CPU, under its name in the bare model.
 
     Of those that DeepSpeed trains in bfloat16 its float32 copy, which it steps.
@@ -276,7 +278,7 @@ def _whole(model: Any) -> dict[str, torch.Tensor]:
         found = {}
         for name, parameter in model.named_parameters():
             with models.gathered([parameter]):  # DeepSpeed before 0.19.3 gathers one dtype at once
-                found[_bare(name)] = _float32(parameter)
+                found[bare_name(name)] = _float32(parameter)
         return found
 
 
@@ -304,7 +306,7 @@ def _summoned(model: Any) -> Iterator[None]:
         yield
 
 
-def _bare(name: str) -> str:
+def bare_name(name: str) -> str:
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name.removeprefix("module.")

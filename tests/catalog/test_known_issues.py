@@ -170,6 +170,8 @@ def test_every_prediction_can_be_reached() -> None:
 
 def test_every_entry_bites_somewhere() -> None:
     for issue in known_issues.load().values():
+        if issue.id.startswith("conformance-"):
+            continue  # what it finds are other entries
         verdicts = [prediction.verdict for prediction in issue.predictions if prediction.subject == "upstream"]
         assert any(verdict.is_problem for verdict in verdicts), issue.id
 

@@ -50,6 +50,8 @@ _VARYING = (
     (re.compile(re.escape(str(ROOT))), "..."),
 )
 """What differs from run to run: times, and where the checkout is."""
+_CLOCK = re.compile(r"(\b\d+(?:\.\d+)?s) \(\d+:\d+:\d+\)")
+"""What pytest writes behind the seconds of a run that took more than a minute."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ def _printed(command: Command, folder: Path, environment: dict[str, str]) -> str
 
 def compare(command: Command, printed: str) -> str | None:
     """What differs between the page and a run, or ``None``."""
+    printed = _CLOCK.sub(r"\1", printed)
     checker, flags = doctest.OutputChecker(), doctest.ELLIPSIS | doctest.REPORT_NDIFF
     if checker.check_output(f"{command.output}\n", f"{printed}\n", flags):
         return None

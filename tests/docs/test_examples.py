@@ -57,6 +57,7 @@ def test_the_readme_is_short() -> None:
 def test_an_output_may_leave_text_out() -> None:
     command = Command("it", "1 passed in ...s\n...\nlast")
     assert compare(command, "1 passed in 0.12s\na\nb\nlast") is None
+    assert compare(command, "1 passed in 63.90s (0:01:03)\na\nb\nlast") is None  # a run of more than a minute
     difference = compare(command, "2 passed in 0.12s\na\nb\nlast")
     assert difference is not None
     assert difference.startswith("$ it\n")

@@ -1,0 +1,122 @@
+"""The axes of a setting, and the config that it makes with the installed release of TRL.
+
+Runs inside a rank; imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+from packaging.version import Version
+
+__all__ = ["AXES", "BASE", "ROWS", "config_of", "is_known", "known_part", "world_size"]
+
+ROWS = 8
+"""Completions of a micro-batch over all ranks."""
+GENERATIONS = 2
+"""How many times completions are sampled at least."""
+AXES: Mapping[str, tuple[Any, ...]] = {
+    "data": ("plain", "conversational", "assistant_last", "iterable", "none"),
+    "prompts": (24, 5),
+    "rewards": (
+        *("letters", "target", "two", "sometimes", "nowhere", "equal"),
+        *("partial", "object", "one_number", "shared_class"),
+    ),
+    "model": ("dense", "bfloat16", "changed", "generation_settings", "two_ends"),
+    "tokenizer": ("", "other_end", "no_padding", "tools_template"),
+    "adapter": ("", "peft_config", "peft_model", "both", "mapping"),
+    "evaluation": ("", "after", "before", "during"),
+    "prompts_of_evaluation": (4, 5, 6),
+    "seeds": ("", "twice"),
+    "refused": (False, True, "allowed"),
+    "resumed": ("", "between_generations", "within_generation"),
+}
+"""What is chosen beside the fields of a config, with the default first; :mod:`~.objects` says what each means."""
+_SINCE = {("rewards", "sometimes"): "0.16", ("rewards", "nowhere"): "0.16"}
+"""Releases whose documentation has a value of an axis first."""
+_CHOICES = ("importance_sampling_level", "loss_type", "multi_objective_aggregation", "scale_rewards")
+"""Fields whose values grew in number from release to release."""
+BASE: Mapping[str, Any] = {
+    "num_generations": 4,
+    "gradient_accumulation_steps": 1,
+    "temperature": 1.0,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "optim": "sgd",
+    "learning_rate": 0.1,
+    "lr_scheduler_type": "constant",
+    "adam_epsilon": 1e-5,
+    "max_grad_norm": 100.0,
+    "max_completion_length": 5,
+    "seed": 7,
+    "disable_tqdm": True,
+}
+"""SGD and a bound that no gradient reaches, since they hide no factor of a gradient; with AdamW ``adam_epsilon`` keeps rounding from becoming a step."""
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_known(trl: Any, name: str, value: Any) -> bool:
+    """Whether the release has the field, and, of a choice among names, whether its documentation has this one.
+
+    Args:
+        name: of a field, or of one of :data:`AXES`.
+    """
+    if name in AXES:
+        return Version(metadata.version("trl")) >= Version(_SINCE.get((name, value), "0"))
+    described = {each.name: str(each.metadata.get("help", "")) for each in dataclasses.fields(trl.GRPOConfig)}
+    if name in _CHOICES and isinstance(value, str):
+        return re.search(f"['\"`]{re.escape(value)}['\"`]", described.get(name, "")) is not None
+    return name in described
+
+
+def known_part(trl: Any, setting: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a setting this release knows."""
+    return {name: value for name, value in setting.items() if is_known(trl, name, value)}
+
+
+def config_of(trl: Any, setting: Mapping[str, Any]) -> Any:
+    """The ``GRPOConfig`` of a setting; fields that this release does not know are left out."""
+    given = known_part(trl, {**BASE, **{name: value for name, value in setting.items() if name not in AXES}})
+    rows = ROWS // world_size()
+    if Version(metadata.version("trl")) < Version("0.15"):  # counts prompts
+        rows = max(1, rows // given["num_generations"])
+    values: dict[str, Any] = {
+        "output_dir": tempfile.mkdtemp(prefix="trlcompat-"),
+        "per_device_train_batch_size": rows,
+        "per_device_eval_batch_size": rows,
+    }
+    if "num_train_epochs" not in given:
+        values["max_steps"] = steps_of(given, is_known(trl, "num_iterations", 1))
+    if setting.get("evaluation") == "during":
+        name = "eval_strategy" if is_known(trl, "eval_strategy", "") else "evaluation_strategy"
+        values |= {name: "steps", "eval_steps": 1}
+    values |= given
+    if setting.get("resumed"):
+        values |= {"save_strategy": "steps", "save_steps": _steps_before(setting, values)}
+    return trl.GRPOConfig(**known_part(trl, values))
+
+
+def steps_of(given: Mapping[str, Any], has_iterations: bool) -> int:
+    """Optimizer steps until the last micro-batch of the second generation."""
+    accumulated = given["gradient_accumulation_steps"]
+    if not has_iterations:
+        return GENERATIONS
+    micro_batches = (given.get("steps_per_generation") or accumulated) * given.get("num_iterations", 1)
+    return -(-GENERATIONS * micro_batches // accumulated)
+
+
+def _steps_before(setting: Mapping[str, Any], values: Mapping[str, Any]) -> int:
+    """Steps before the checkpoint that a training is resumed from."""
+    return 1 if setting["resumed"] == "within_generation" else max(1, int(values["max_steps"]) // GENERATIONS)

@@ -1,0 +1,153 @@
+"""What a trainer is given beside its config, by the axes of a setting: model, tokenizer, adapter, data, rewards.
+
+Runs inside a rank; imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat.conformance.configs import AXES
+from pytest_trlcompat.conformance.sampling import Data, target_of
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["adapter_config", "data_of", "fill_adapter", "policy", "prompts_asked", "tokenizer", "untrained"]
+
+OTHER_END = 2
+"""The token that ends a completion beside or instead of the model's own: ``<unk>``, which no word is."""
+_TOOLS_TEMPLATE = (
+    "{% if tools is not none %}{{ 'w60 w60 ' }}{% endif %}"
+    "{% for message in messages %}{{ message['content'] + ' ' + eos_token + ' ' }}{% endfor %}"
+)
+"""As Llama's: it writes instructions where it is given a list of tools, an empty one too."""
+
+
+def data_of(model: TinyModel, setting: Mapping[str, Any], seed: int, length: int) -> Data:
+    """Prompts and completions of a setting."""
+    conversational = setting.get("data") in ("conversational", "assistant_last")
+    conversational = conversational or setting.get("tokenizer") == "tools_template"
+    ends = (OTHER_END,) if setting.get("tokenizer") == "other_end" else (1,)
+    if setting.get("model") == "two_ends":
+        ends = (1, OTHER_END)
+    return Data(
+        seed,
+        model.words,
+        conversational=conversational,
+        assistant_last=setting.get("data") == "assistant_last",
+        length=length,
+        ends=ends,
+    )
+
+
+def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
+    """The processing class. ``other_end``: its end of sequence is not the one in the model's config."""
+    found = copy.deepcopy(model.tokenizer)
+    wanted = setting.get("tokenizer")
+    if wanted == "other_end":
+        found.eos_token = "<unk>"
+    elif wanted == "no_padding":
+        found.pad_token = None
+    elif wanted == "tools_template":
+        found.chat_template = _TOOLS_TEMPLATE
+    return found
+
+
+def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) -> Any:
+    """The model as a user passes it, before a trainer adds an adapter.
+
+    ``changed``: its weights are not those in the folder that it was read from. ``generation_settings``: its own generation config has a temperature and the like. ``two_ends``: that config names a
+    second end of sequence. ``peft_model`` and ``both``: an adapter that was trained before.
+
+    Args:
+        whole: the same, built and not read from a folder: under ZeRO-3 what is read is partitioned.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    dtype = torch.bfloat16 if setting.get("model") == "bfloat16" else torch.float32
+    if whole:
+        found = model.new_model().to(dtype)
+    else:
+        found = AutoModelForCausalLM.from_pretrained(model.path, attn_implementation="eager", torch_dtype=dtype)
+    if setting.get("model") == "changed":
+        with torch.no_grad():
+            for parameter in found.parameters():
+                parameter.mul_(1.25)
+    elif setting.get("model") == "generation_settings":
+        found.generation_config.update(temperature=0.3, top_k=7, top_p=0.8, repetition_penalty=1.3, do_sample=True)
+    elif setting.get("model") == "two_ends":
+        found.generation_config.eos_token_id = [1, OTHER_END]
+    if setting.get("adapter") in ("peft_model", "both"):
+        from peft import get_peft_model
+
+        found = get_peft_model(found, _lora())
+        fill_adapter(found)
+    return found
+
+
+def adapter_config(setting: Mapping[str, Any]) -> Any:
+    """What is passed as ``peft_config``, or ``None``."""
+    wanted = setting.get("adapter")
+    return {"peft_config": _lora, "both": _lora, "mapping": lambda: {"r": 4}}.get(str(wanted), lambda: None)()
+
+
+def _lora() -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+
+
+def fill_adapter(model: Any) -> None:
+    """Numbers for LoRA's factors, the second of which begins at zero."""
+    import torch
+
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            generator = torch.Generator().manual_seed(sum(map(ord, name)))
+            with torch.no_grad():
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+
+
+def untrained(model: TinyModel, setting: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The policy as a trainer has it before training, adapters included, and the reference model.
+
+    Of a policy that comes with an adapter the reference is the policy as it comes, of one that gets a new adapter the
+    model without.
+    """
+    found, adapter = policy(model, setting, whole=True), adapter_config(setting)
+    if adapter is not None:
+        from peft import get_peft_model
+
+        found = get_peft_model(found, adapter)
+        fill_adapter(found)
+    reference = copy.deepcopy(found) if adapter is None else policy(model, {**setting, "adapter": ""}, whole=True)
+    return found.eval(), reference.eval()
+
+
+def prompts_asked(model: TinyModel, data: Data, setting: Mapping[str, Any], part: str) -> list[tuple[tuple[int, ...], int]]:
+    """Token ids of the prompts of a dataset, and the number in the column ``target``.
+
+    Messages are as the chat template writes them; the last one of an assistant is continued.
+    """
+    rows = prompt_count(setting, part)
+    words = tokenizer(model, setting)
+    found = []
+    for text, prompt in zip(data.texts(rows, part), data.prompts(rows, part), strict=True):
+        written = text
+        if data.conversational:
+            how = {"continue_final_message": True} if data.assistant_last else {"add_generation_prompt": True}
+            written = words.apply_chat_template(prompt, tokenize=False, **how)
+        found.append((tuple(words(written, add_special_tokens=False)["input_ids"]), target_of(text)))
+    return found
+
+
+def prompt_count(setting: Mapping[str, Any], part: str) -> int:
+    name = "prompts" if part == "training" else "prompts_of_evaluation"
+    if part == "evaluation" and not setting.get("evaluation"):
+        return 0
+    return int(setting.get(name, AXES[name][0]))
+

@@ -1,0 +1,172 @@
+"""The data of a conformance training: prompts, completions and rewards, the same on both sides of a comparison.
+
+Everything follows from a seed. Completions depend on the prompt and on which of its group's they are, so that they are
+the same on however many ranks a group is sampled. Imports nothing of the stack but datasets, and that where a dataset
+is made.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+__all__ = ["COMPLETION_LENGTH", "Data", "content", "name_of", "reward_functions", "target_of"]
+
+COMPLETION_LENGTH = 5
+BEGUN = "w60 w60 w60"
+"""What an assistant's message begins with that a completion continues."""
+_SPECIAL, _EOS = 3, 1
+_SHORTEST, _LONGEST = 3, 6
+"""Words of a prompt."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Prompts and completions of words that a tiny model's tokenizer knows.
+
+    Attributes:
+        words: how many the tokenizer knows; word ``i`` is token ``i + 3``.
+        conversational: prompts are messages.
+        assistant_last: the last message of a prompt is an assistant's beginning.
+        length: of the longest completions.
+        ends: token ids that end a completion.
+    """
+
+    seed: int
+    words: int
+    conversational: bool = False
+    assistant_last: bool = False
+    length: int = COMPLETION_LENGTH
+    ends: tuple[int, ...] = (_EOS,)
+
+    def texts(self, rows: int, part: str) -> list[str]:
+        """Prompts of unequal lengths, each different from all others by its first two words."""
+        dice = random.Random(f"{self.seed}/{part}")
+        first = dice.sample(range(self.words**2), rows)
+        found = []
+        for number in first:
+            rest = [dice.randrange(self.words) for _ in range(dice.randint(_SHORTEST, _LONGEST) - 2)]
+            found.append(" ".join(f"w{word}" for word in (*divmod(number, self.words), *rest)))
+        return found
+
+    def prompts(self, rows: int, part: str = "training") -> list[Any]:
+        """As a dataset has them."""
+        texts = self.texts(rows, part)
+        if not self.conversational:
+            return [*texts]
+        last = [{"role": "assistant", "content": BEGUN}] if self.assistant_last else []
+        return [[{"role": "user", "content": text}, *last] for text in texts]
+
+    def dataset(self, rows: int, part: str = "training") -> Dataset:
+        """Columns ``prompt`` and ``target``, a number that a reward function may ask for."""
+        from datasets import Dataset
+
+        targets = [target_of(text) for text in self.texts(rows, part)]
+        return Dataset.from_dict({"prompt": self.prompts(rows, part), "target": targets})
+
+    def completion(self, prompt: Sequence[int], member: int, call: int) -> list[int]:
+        """Token ids of one completion; it ends with an end of sequence unless it is as long as it may be.
+
+        Of four of a group, one is an end of sequence alone, and one has none.
+
+        Args:
+            prompt: its token ids without padding.
+            member: its place in its group.
+            call: how often completions were sampled before.
+        """
+        dice = random.Random(f"{self.seed}/{tuple(prompt)}/{call}")
+        first = dice.sample(range(self.words), min(self.words, 64))
+        lengths = [0, self.length, dice.randint(1, self.length), dice.randint(1, self.length)]
+        dice.shuffle(lengths)
+        length = lengths[member % 4]
+        own = random.Random(f"{self.seed}/{tuple(prompt)}/{call}/{member}")
+        words = [first[member % len(first)], *(own.randrange(self.words) for _ in range(self.length))][:length]
+        return [*(_SPECIAL + word for word in words), self.ends[member % len(self.ends)]][: self.length]
+
+
+def target_of(text: str) -> int:
+    """A number that belongs to a prompt, as a column of a dataset has it."""
+    return sum(map(ord, text)) % 5
+
+
+def content(message: Any) -> str:
+    """The text of a prompt or completion, which is a string or a list of messages: of the first one.
+
+    A completion is told from the beginning of a message that it continues: releases of TRL give both, or the completion
+    alone.
+    """
+    text = message if isinstance(message, str) else str(message[0]["content"])
+    return text.removeprefix(BEGUN).strip()
+
+
+def reward_letters(completions: Sequence[Any], **_: Any) -> list[float]:
+    """Depends on the completion's text alone."""
+    return [float(sum(map(ord, content(each))) % 7) for each in completions]
+
+
+def reward_target(completions: Sequence[Any], target: Sequence[int], **_: Any) -> list[float]:
+    """Depends on the completion and on a column of the dataset, which must be that of its prompt."""
+    return [float(len(content(each).split()) - number) for each, number in zip(completions, target, strict=True)]
+
+
+def reward_sometimes(completions: Sequence[Any], **_: Any) -> list[float | None]:
+    """No reward for about a third of the completions."""
+    letters = [sum(map(ord, content(each))) for each in completions]
+    return [None if number % 3 == 0 else float(number % 4) for number in letters]
+
+
+def reward_one_number(completions: Sequence[Any], **_: Any) -> list[float]:
+    """A list that is too short."""
+    return [1.0]
+
+
+def reward_equal(completions: Sequence[Any], **_: Any) -> list[float]:
+    """The same for all: groups without any spread."""
+    return [1.0 for _ in completions]
+
+
+def reward_letters_plus(completions: Sequence[Any], plus: float, **_: Any) -> list[float]:
+    return [plus + each for each in reward_letters(completions)]
+
+
+class RewardObject:
+    """A function that is an object, without ``__name__``."""
+
+    def __call__(self, completions: Sequence[Any], **_: Any) -> list[float]:
+        return reward_letters(completions)
+
+
+def reward_functions(name: str) -> tuple[Callable[..., Any], ...]:
+    """By the value of the axis ``rewards``.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    known: Mapping[str, tuple[Callable[..., Any], ...]] = {
+        "letters": (reward_letters,),
+        "target": (reward_target,),
+        "two": (reward_letters, reward_target),
+        "shared_class": (reward_letters, reward_target),
+        "sometimes": (reward_letters, reward_sometimes),
+        "nowhere": (reward_sometimes,),
+        "equal": (reward_equal,),
+        "one_number": (reward_one_number,),
+        "partial": (functools.partial(reward_letters_plus, plus=1.0),),
+        "object": (RewardObject(),),
+    }
+    if name not in known:
+        raise ValueError(f"rewards={name!r}; choose one of {', '.join(known)}")
+    return known[name]
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """As logs name it."""
+    if isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))

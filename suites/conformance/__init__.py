@@ -1,0 +1,1 @@
+"""Suites that hold trainers against the reference, see :mod:`pytest_trlcompat.conformance`."""

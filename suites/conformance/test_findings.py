@@ -1,0 +1,29 @@
+"""Known issues that the conformance suite found: each is one or a few of its settings, and what differs with them.
+
+What is measured, and what shows the issue, stands in the catalogue: ``settings``, ``[[issue.difference]]`` and
+``[[issue.symptom]]``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.plugin.judging import Judge
+
+if TYPE_CHECKING:
+    from .trainings import ConformanceTrainings
+
+CASES = [
+    pytest.param(label, marks=pytest.mark.known_issue(issue.id), id=f"{issue.id}-{label}")
+    for issue in known_issues.load().values()
+    if issue.suite == "conformance/test_findings.py"
+    for label in issue.strategies
+]
+
+
+@pytest.mark.parametrize("label", CASES)
+def test_finding(label: str, subject: str, judge: Judge, conformance_trainings: ConformanceTrainings) -> None:
+    judge(lambda: conformance_trainings.judge_issue(judge.issue, subject, label), subject=subject, strategy=label)

@@ -1,0 +1,121 @@
+"""Trainings with settings, and what their differences from the reference mean. Runs in the test process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat import _location, stack
+from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.attribution import failures_in
+from pytest_trlcompat.catalog.known_issues import Catalog
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.conformance import rows
+from pytest_trlcompat.plugin.judging import Absent, Finding
+
+from ..in_rank import conformance, models
+from ..launches import distinct
+from ..sharding.trainings import WORLD_SIZE
+from . import reduction
+from .explanation import explained
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.catalog.issue import KnownIssue
+    from pytest_trlcompat.tiny import TinyModel
+
+    from ..launches import LaunchCache
+
+__all__ = ["ConformanceTrainings"]
+
+_TOGETHER = 8
+"""Settings of one launch: they share its start, and only they are lost with it."""
+
+
+@dataclass(frozen=True)
+class ConformanceTrainings:
+    """
+    Attributes:
+        model: in the test process, which builds none.
+    """
+
+    launches: LaunchCache
+    model: TinyModel
+    catalog: Catalog = field(default_factory=known_issues.load)
+
+    def judge(self, subject: str, label: str) -> Finding:
+        """What a setting shows: nothing, other known issues, or a finding, which is reduced to its fewest settings.
+
+        Args:
+            label: strategy and name of a setting.
+
+        Raises:
+            LaunchError: the ranks ended without an answer.
+        """
+        setting, found, evidence = self._held(subject, label)
+        if found["failure"]:
+            return Finding(Verdict.ERROR, {**evidence, "failure": found["failure"]})
+        if not found["differences"]:
+            return Finding(Verdict.OK, evidence)
+        by, first = explained(found["differences"], setting, subject, label, stack.installed(), self.catalog)
+        if first is None:
+            return Finding(Verdict.BLOCKED, {"blocked_by": by[0], "symptoms_of": by, **evidence})
+        fewest = reduction.smallest(setting, lambda part: self._shows(subject, label, part, first["stage"]))
+        return Finding(Verdict.SILENT, {**evidence, **first, "explained_by": by, "fewest_settings": fewest})
+
+    def judge_issue(self, issue: KnownIssue, subject: str, label: str) -> Finding:
+        """Whether a setting shows one known issue.
+
+        Raises:
+            Absent: this release does not know the setting.
+            LaunchError: the ranks ended without an answer.
+        """
+        setting, found, evidence = self._held(subject, label)
+        if "not_in_this_release" in evidence:
+            raise Absent(f"this release knows no {', '.join(evidence['not_in_this_release'])}")
+        if found["failure"]:
+            failure = next(failures_in(found["failure"]))
+            shown = issue.shows(failure.classes, failure.message, _location.of_traceback(failure.location))
+            return Finding(Verdict.BROKEN if shown else Verdict.ERROR, {**evidence, "failure": found["failure"]})
+        others = [each for each in self.catalog.values() if each.id != issue.id]
+        for number, difference in enumerate(found["differences"]):
+            if any(one.matches(difference["stage"], setting) for one in issue.differences):
+                return Finding(Verdict.SILENT, {**evidence, **difference})
+            before = found["differences"][: number + 1]
+            by, _ = explained(before, setting, subject, label, stack.installed(), Catalog((e.id, e) for e in others))
+            if by and not difference["stage"].startswith(("logs[", "evaluation")):
+                return Finding(Verdict.BLOCKED, {"blocked_by": by[-1], "symptoms_of": by, **evidence})
+        return Finding(Verdict.OK, evidence)
+
+    def _held(self, subject: str, label: str) -> tuple[Mapping[str, Any], Mapping[str, Any], dict[str, Any]]:
+        """The setting, what a rank found, and the evidence that does not depend on a verdict."""
+        row = rows.load("grpo")[label]
+        of_strategy = [each for each in rows.load("grpo").values() if each.strategy == row.strategy]
+        first = of_strategy.index(row) // _TOGETHER * _TOGETHER
+        together = {each.name: each.setting for each in of_strategy[first : first + _TOGETHER]}
+        found = self._launched(subject, row.strategy, together)[row.name]
+        evidence: dict[str, Any] = {"setting": dict(row.setting), "compared": found["compared"]}
+        if found["unknown"]:
+            evidence["not_in_this_release"] = found["unknown"]
+        if found["differences"]:
+            evidence["differing"] = list(dict.fromkeys(each["stage"] for each in found["differences"]))
+        return row.setting, found, evidence
+
+    def _launched(
+        self, subject: str, strategy: str, settings: Mapping[str, Mapping[str, Any]]
+    ) -> Mapping[str, dict[str, Any]]:
+        """By name, what rank 0 found; a failure of any rank."""
+        self.launches(models.save_model, self.model, strategy="single")
+        size = 1 if strategy == "single" else WORLD_SIZE
+        ranks = self.launches(
+            conformance.hold, subject, self.model, settings, strategy=strategy, world_size=size, sharded=False
+        ).values
+        failures = {name: distinct(rank[name]["failure"] for rank in ranks) for name in settings}
+        return {
+            name: {**ranks[0][name], "failure": failures[name][0] if failures[name] else None} for name in settings
+        }
+
+    def _shows(self, subject: str, label: str, setting: Mapping[str, Any], stage: str) -> bool:
+        strategy = rows.load("grpo")[label].strategy
+        found = self._launched(subject, strategy, {"part": setting})["part"]
+        return any(each["stage"] == stage for each in found["differences"])

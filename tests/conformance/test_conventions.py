@@ -1,0 +1,36 @@
+"""What holds for a release."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+from pytest_trlcompat.conformance import conventions
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE = Path(conventions.__file__).with_name("conventions.toml")
+
+
+def test_a_release_has_the_first_entry_whose_range_holds() -> None:
+    old, between, new = (conventions.of_release("grpo", version, "5.0.0") for version in ("0.15.2", "0.17.0", "1.16.0"))
+    assert (old.absent["loss_type"], between.absent["loss_type"]) == ("grpo", "bnpo")
+    assert (old.absent["steps_per_generation"], "steps_per_generation" in between.absent) == (1, False)
+    assert "reward_std_over" not in new.absent
+    assert new.undecided["no_reward"] == "left_out"
+    assert "no_reward" not in between.undecided
+
+
+def test_what_transformers_logs_depends_on_its_release() -> None:
+    found = [conventions.of_release("grpo", "1.0.0", version).undecided for version in ("4.57.6", "5.0.0")]
+    assert [each.get("learning_rate_logged") for each in found] == ["next", None]
+
+
+def test_no_entry_has_a_key_that_nobody_reads() -> None:
+    entries = tomllib.loads(FILE.read_text())["grpo"]
+    assert {key for entry in entries for key in entry} <= {"field", "value", "absent", "trl", "transformers"}
+    assert [each.name for each in fields(conventions.Conventions)] == ["undecided", "absent"]

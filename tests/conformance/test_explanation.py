@@ -1,0 +1,116 @@
+"""Which differences the catalogue explains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_trlcompat.catalog import known_issues
+from suites.conformance import reduction
+from suites.conformance.explanation import explained
+
+ENTRIES = """
+schema = 1
+
+[[issue]]
+id = "grpo-kl-log"
+title = "t"
+wrong = "w"
+upstream = []
+suite = "conformance/test_findings.py"
+cure = ""
+strategies = ["single"]
+
+[[issue.difference]]
+quantity = 'logs\\[kl\\]'
+setting = { beta = [0.1, 0.2] }
+
+[[issue.prediction]]
+verdict = "silent"
+subject = "upstream"
+when = { trl = "<1" }
+why = "y"
+
+[[issue]]
+id = "grpo-gradients"
+title = "t"
+wrong = "w"
+upstream = []
+suite = "conformance/test_findings.py"
+cure = ""
+strategies = ["single", "ddp"]
+
+[[issue.difference]]
+quantity = 'gradients\\[.*\\]'
+
+[[issue.prediction]]
+verdict = "silent"
+subject = "upstream"
+when = { trl = "<1" }
+strategies = ["single"]
+why = "y"
+"""
+KL, GRADIENT, WEIGHT, LOSS = (
+    {"stage": stage} for stage in ("logs[kl]", "gradients[lm_head.weight]", "weights[lm_head.weight]", "logs[loss]")
+)
+
+
+@pytest.fixture
+def catalog(tmp_path: Any) -> known_issues.Catalog:
+    path = tmp_path / "catalog.toml"
+    path.write_text(ENTRIES)
+    return known_issues.load(path)
+
+
+def of(catalog: known_issues.Catalog, *differences: Any, **changed: Any) -> tuple[list[str], Any]:
+    asked = {"setting": {"beta": 0.1}, "subject": "upstream", "label": "single-beta", "versions": {"trl": "0.20.0"}}
+    return explained(differences, **{**asked, **changed}, catalog=catalog)
+
+
+def test_a_difference_that_is_predicted_is_that_issues(catalog: known_issues.Catalog) -> None:
+    assert of(catalog, KL) == (["grpo-kl-log"], None)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"versions": {"trl": "1.0.0"}},  # a release of which it is not predicted
+        {"subject": "corrected"},
+        {"setting": {"beta": 0.3}},  # not with this setting
+        {"setting": {}},
+        {"label": "ddp-beta"},
+    ],
+)
+def test_a_difference_that_is_not_predicted_is_a_finding(changed: Any, catalog: known_issues.Catalog) -> None:
+    assert of(catalog, KL, **changed) == ([], KL)
+
+
+def test_a_wrong_log_explains_nothing_that_follows(catalog: known_issues.Catalog) -> None:
+    assert of(catalog, KL, LOSS) == (["grpo-kl-log"], LOSS)
+
+
+def test_wrong_gradients_explain_all_that_follows(catalog: known_issues.Catalog) -> None:
+    assert of(catalog, KL, GRADIENT, WEIGHT, LOSS) == (["grpo-kl-log", "grpo-gradients"], None)
+
+
+def test_what_comes_before_is_not_explained(catalog: known_issues.Catalog) -> None:
+    assert of(catalog, WEIGHT, GRADIENT) == ([], WEIGHT)
+
+
+def test_an_issue_of_another_strategy_explains_nothing(catalog: known_issues.Catalog) -> None:
+    assert of(catalog, GRADIENT, label="ddp-x") == ([], GRADIENT)
+
+
+def test_a_finding_is_reduced_to_the_settings_that_it_needs() -> None:
+    tried = []
+
+    def differs(part: Any) -> bool:
+        tried.append(dict(part))
+        return {"beta", "loss_type"} <= set(part)
+
+    setting = {"beta": 0.1, "temperature": 0.7, "loss_type": "dapo", "delta": 1.5}
+    assert reduction.smallest(setting, differs) == {"beta": 0.1, "loss_type": "dapo"}
+    assert setting not in tried
+    assert reduction.smallest(setting, lambda part: True) == {}
+    assert reduction.smallest({}, differs) == {}

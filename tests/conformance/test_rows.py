@@ -1,0 +1,67 @@
+"""The rows of settings, and the array that most of them come from."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pytest_trlcompat.conformance import array, rows
+from pytest_trlcompat.conformance.configs import AXES
+
+ROWS = rows.load("grpo")
+
+
+def of(prefix: str) -> list[rows.Row]:
+    return [row for row in ROWS.values() if row.name.startswith(prefix)]
+
+
+@pytest.mark.parametrize("part, prefix", [("grpo", "pair_"), ("ranks", "ranks_0")])
+def test_the_rows_hold_every_two_values_that_may_stand_together(part: str, prefix: str) -> None:
+    known = array.space(part)
+    chosen = of("ranks_") if part == "ranks" else of(prefix)
+    settings = [{**row.setting, **({"strategy": row.strategy} if part == "ranks" else {})} for row in chosen]
+    held = array.held_pairs(known.factors, settings)
+    missing = [pair for pair in known.pairs() if tuple((name, json.dumps(value)) for name, value in pair) not in held]
+    assert missing == []
+
+
+def test_a_pair_is_missing_without_a_row() -> None:
+    known = array.space("grpo")
+    held = array.held_pairs(known.factors, [row.setting for row in of("pair_")[1:]])
+    wanted = {tuple((name, json.dumps(value)) for name, value in pair) for pair in known.pairs()}
+    assert wanted - held
+
+
+def test_no_row_of_the_array_holds_values_that_exclude_each_other() -> None:
+    known = array.space("grpo")
+    defaults = {name: values[0] for name, values in known.factors.items()}
+    assert [row.name for row in of("pair_") if not known.is_possible({**defaults, **row.setting})] == []
+    assert not known.is_possible({"loss_type": "luspo", "importance_sampling_level": "token"})
+
+
+def test_each_value_that_the_array_holds_beside_the_first_is_one_of_a_row_that_stands_alone_too() -> None:
+    """What fails in a row of many values is looked up where it stands with few."""
+    alone = [row.setting for row in ROWS.values() if not row.name.startswith(("pair_", "ranks_"))]
+    missing = [
+        f"{name}={value}"
+        for name, values in array.space("grpo").factors.items()
+        for value in values[1:]
+        if not any(name in setting and setting[name] == value for setting in alone)
+    ]
+    assert missing == []
+
+
+def test_axes_have_the_values_that_rows_choose() -> None:
+    unknown = [
+        f"{row.label}: {name}={value}"
+        for row in ROWS.values()
+        for name, value in row.setting.items()
+        if name in AXES and value not in AXES[name]
+    ]
+    assert unknown == []
+
+
+def test_the_settings_are_each_another() -> None:
+    written = [json.dumps([row.strategy, row.setting], sort_keys=True) for row in ROWS.values()]
+    assert len(set(written)) == len(written)
