@@ -19,7 +19,7 @@ LAYERS = (
     {"cli"},
     {"bisect", "plugin"},
     {"checks", "doctor", "launch", "matrix"},
-    {"accelerator", "catalog", "tiny"},
+    {"accelerator", "catalog", "conformance", "tiny"},
     {"reference", "trainers", "_location"},
     {"__init__", "_data", "_devices", "_processes", "stack"},
 )

@@ -1,0 +1,1 @@
+"""Conformance: trainings over the whole space of settings, held against the independent reference."""
