@@ -47,7 +47,7 @@ EFFECTS: Mapping[str, str] = {
 
 NEEDS: Mapping[str, str] = {
     "adapter": "the model has an adapter",
-    "compiler": "a C++ compiler, and the time to compile",
+    "compiling": "far more time than other trainings, and for `inductor` a C++ compiler",
     "conversational": "prompts are conversations",
     "dropout": "the model has dropout",
     "evaluate": "an evaluation outside of a training",

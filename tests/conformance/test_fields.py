@@ -133,6 +133,14 @@ def test_what_excludes_each_other() -> None:
     assert not together("whiten_rewards", True, "num_mini_batches", 2, "ppo")
 
 
+def test_one_is_not_true() -> None:
+    choice = Choice(1, {"warmup_steps": 1}, {"adafactor": (True,)}, None, 1)
+    assert choice.excludes("adafactor", True)
+    assert not choice.excludes("adafactor", 1)
+    assert choice.excludes("warmup_steps", True)
+    assert not choice.excludes("warmup_steps", 1)
+
+
 def test_releases_decide_about_values() -> None:
     losses = {
         versions["trl"]: next(one for one in TABLE.tried("grpo", versions) if one.name == "loss_type")
@@ -187,6 +195,7 @@ def test_considered_places() -> None:
         "deepspeed": "launch",
     }
     assert ppo["eval_on_start"].kind == "no_effect"
+    assert ppo["gradient_checkpointing"] == ppo["activation_checkpointing"]  # the older name of the same
     assert "beta" not in ppo
     assert "kl_coef" not in grpo
     assert TABLE.placed("first_ppo")["adap_kl_ctrl"].kind == "untestable"

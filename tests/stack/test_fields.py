@@ -52,13 +52,16 @@ def test_the_installed_config_takes_every_value(trainer: str, tmp_path: Path) ->
     installed = {field.name for field in dataclasses.fields(chosen)}
     table = fields.load()
     names = {one.name: one.name_in(installed) or "" for one in table.tried(trainer)}
-    taken = 0
+    taken, refused = 0, []
     for one in table.tried(trainer, stack.installed()):
         for choice in one.choices:
             settings = {**table.base(trainer), **choice.settings(one.name)}
             own = {names.get(name, name): value for name, value in settings.items()}
             if "" not in own:  # an argument that this release does not have
-                config = chosen(output_dir=str(tmp_path), use_cpu=True, **own)
-                assert hasattr(config, names[one.name])
                 taken += 1
+                try:
+                    chosen(output_dir=str(tmp_path), use_cpu=True, **own)
+                except (AttributeError, TypeError, ValueError) as error:
+                    refused.append(f"{one.name}={choice.value!r}: {error}")
+    assert refused == []
     assert taken > 80
