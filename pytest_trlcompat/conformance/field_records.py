@@ -52,6 +52,7 @@ NEEDS: Mapping[str, str] = {
     "dropout": "the model has dropout",
     "evaluate": "an evaluation outside of a training",
     "length_column": "the data has a column `rows`, of numbers",
+    "main_module": "a new process can import the main module of the rank, which must not train again",
     "model_name": "the trainer is given the model's name, and loads it",
     "moe": "the model is a mixture of experts",
     "ranks": "more than one rank",

@@ -137,7 +137,7 @@ def load(path: Path = TABLE) -> Fields:
         raise FieldsError(f"the table {path} cannot be read: {error}") from error
     _check_keys("the table", raw, {"both", *TRAINERS})
     for name, part in raw.items():
-        _check_keys(f"[{name}]", part, {"base", *KINDS})
+        _check_keys(f"[{name}]", part, {*KINDS, *(["base"] if name in ("grpo", "ppo") else [])})
     parts = {trainer: [raw.get(trainer, {})] for trainer in TRAINERS}
     for trainer in ("grpo", "ppo"):
         parts[trainer].append(raw.get("both", {}))
@@ -158,11 +158,12 @@ def _tried(trainer: str, part: Mapping[str, Any]) -> Iterator[Tried]:
         common = {key: group[key] for key in _GROUP_KEYS if key in group}
         for name, given in group["fields"].items():
             own = {"values": given} if isinstance(given, list) else given
+            _check_keys(f"{where}: {name}", own, _FIELD_KEYS)
             yield _one(f"{where}: {name}", name, {**common, **own}, group["title"])
 
 
 def _one(where: str, name: str, given: Mapping[str, Any], title: str) -> Tried:
-    _check_keys(where, given, _FIELD_KEYS, {"effect"})
+    _check_keys(where, given, _FIELD_KEYS, {"effect"})  # its own, or that of its group
     if ("values" in given) == ("choices" in given):
         raise FieldsError(f"{where} needs either values or choices")
     raw = given["choices"] if "choices" in given else [{"value": value} for value in given["values"]]

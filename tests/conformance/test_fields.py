@@ -27,40 +27,47 @@ def tried(trainer: str, name: str) -> Tried:
     return one
 
 
-def grpo_settings() -> tuple[set[str], dict[str, tuple[object, ...]]]:
-    """Names of the reference's settings, and the values that it knows, by its source: it imports torch."""
-    tree = ast.parse((ROOT / "pytest_trlcompat" / "reference" / "settings.py").read_text(encoding="utf-8"))
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+SETTINGS = {"grpo": "GRPOSettings"}
+"""The reference's settings of those trainers that it has."""
+
+
+def reference_settings(name: str) -> tuple[set[str], dict[str, tuple[object, ...]]]:
+    """Names of settings, and the values that the reference knows of some: by its sources, since it imports torch."""
+    paths = (ROOT / "pytest_trlcompat" / "reference").glob("*.py")
+    body = [node for path in paths for node in ast.parse(path.read_text(encoding="utf-8")).body]
+    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
     names: set[str] = set()
-    pending = ["GRPOSettings"]
+    pending = [name]
     while pending:
         node = classes[pending.pop()]
-        pending += [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in classes]
-        names |= {
-            each.target.id
-            for each in node.body
-            if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
-        }
-    (choices,) = [
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "_CHOICES"
-    ]
-    return names, ast.literal_eval(choices)  # type: ignore[arg-type]
+        pending += [base.id for base in node.bases if isinstance(base, ast.Name)]
+        annotated = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
+        names |= {target.id for target in annotated if isinstance(target, ast.Name)}
+    choices: dict[str, tuple[object, ...]] = {}
+    for each in body:
+        if (
+            isinstance(each, ast.AnnAssign)
+            and isinstance(each.target, ast.Name)
+            and each.target.id.endswith("_CHOICES")
+        ):
+            choices |= ast.literal_eval(each.value)  # type: ignore[arg-type]
+    return names, choices
 
 
-def test_the_reference_knows_what_it_is_said_to_know() -> None:
-    names, choices = grpo_settings()
-    modelled = [one for one in TABLE.tried("grpo") if one.effect == "reference"]
-    assert {one.reference for one in modelled} - names == set()
-    assert not any(one.reference for one in TABLE.tried("grpo") if one.effect != "reference")
-    for one in modelled:
-        if one.reference in choices:
-            assert {choice.given_as for choice in one.choices} <= set(choices[one.reference]), one.name
+@pytest.mark.parametrize(("trainer", "settings"), SETTINGS.items())
+def test_the_reference_knows_what_it_is_said_to_know(trainer: str, settings: str) -> None:
+    names, choices = reference_settings(settings)
+    assert len(choices) > 4
+    for one in TABLE.tried(trainer):
+        assert (one.effect == "reference") == bool(one.reference), one.name
+        if one.effect == "reference":
+            assert one.reference in names, one.name
+            if one.reference in choices:
+                assert {choice.given_as for choice in one.choices} <= set(choices[one.reference]), one.name
 
 
 def test_every_loss_that_the_reference_computes_is_tried() -> None:
-    _, choices = grpo_settings()
+    _, choices = reference_settings("GRPOSettings")
     assert {choice.given_as for choice in tried("grpo", "loss_type").choices} == set(choices["loss_type"])
 
 
@@ -270,6 +277,12 @@ beta = [0.04]
         ("[[grpo.no_effect]]\nfields = ['other']", "a group of no_effect (other): missing or unknown: why"),
         ("[[grpo.launch]]\nfields = ['other']\nwhy = ' '", "a group of launch (other) has no field or no reason"),
         ("[[grpo.tries]]\nfields = ['beta']", "[grpo]: missing or unknown: tries"),
+        ("[both.base]\nbeta = 1", "[both]: missing or unknown: base; known are launch, no_effect, try, untestable"),
+        ("epsilon = 1", "epsilon is to be a table, not 1"),
+        (
+            "[[grpo.try]]\ntitle = 'More'\nfields.epsilon = [1]",
+            "'More': epsilon: missing or unknown: effect; known are",
+        ),
         ("[[sft.try]]\nfields = ['beta']", "the table: missing or unknown: sft"),
         ("[[grpo.try]", "cannot be read"),
     ],
