@@ -27,7 +27,9 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from pytest_trlcompat.matrix.errors import MatrixError  # noqa: E402 - needs the line above
+from pytest_trlcompat.bisect.candidates.releases import list_releases, releases_between  # noqa: E402 - needs sys.path
+from pytest_trlcompat.matrix.environments import Environment  # noqa: E402
+from pytest_trlcompat.matrix.errors import MatrixError  # noqa: E402
 from pytest_trlcompat.matrix.sessions import Project  # noqa: E402
 
 nox.needs_version = ">=2026.8"
@@ -48,6 +50,9 @@ OTHER_TORCHES = ["2.6.0", "2.15.0"]
 
 OTHER_PYTHONS = ["3.10", "3.12", "3.13"]
 """Interpreters, as uv understands them, on which the unit tests run, besides the one that runs nox."""
+
+FIRST_TRL = "0.9.6"
+"""The first release of TRL whose config fields stand in the table, which is the matrix's."""
 
 LONG_BENCHMARKS = ("sweep", "launch", "soak", "training_cost")
 
@@ -77,6 +82,17 @@ def try_operators(session: nox.Session, torch: str) -> None:
     needed = [f"torch=={torch}", "numpy", "scipy", "expecttest", "hypothesis", "setuptools"]
     environment = PROJECT.tools(f"operators-{torch.replace('.', '-')}", needed, project=True)
     PROJECT.run_in(environment, ["python", "-m", "pytest", "tests/operators", *session.posargs])
+
+
+def unpack(session: nox.Session, releases: list[str], environment: Environment, name: str) -> Path:
+    """A folder of unpacked releases, such as ``trl==1.16.0``, which are unpacked once."""
+    folder = ROOT / ".nox" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for release in releases:
+        if not (folder / release).exists():
+            # Moved there when it is complete, so that what is there can be trusted.
+            PROJECT.unpack(release, environment, session.create_tmp()).rename(folder / release)
+    return folder
 
 
 @nox.session(allow_parallel=True)
@@ -226,14 +242,22 @@ def points(session: nox.Session) -> None:
     """Hold the names that cures change of upstream against the sources of every release in the locks."""
     with errors_as_messages(session):
         environment, unit = PROJECT.stack(STACK_TESTS[-1]), PROJECT.tools("unit", group("test"), project=True)
-        folder = ROOT / ".nox" / "releases"
-        folder.mkdir(parents=True, exist_ok=True)
-        for release in PROJECT.locked_releases(("accelerate", "deepspeed", "peft", "transformers", "trl")):
-            if not (folder / release).exists():
-                # Moved there when it is complete, so that what is there can be trusted.
-                PROJECT.unpack(release, environment, session.create_tmp()).rename(folder / release)
-        os.environ["TRLCOMPAT_RELEASES"] = str(folder)
+        releases = PROJECT.locked_releases(("accelerate", "deepspeed", "peft", "transformers", "trl"))
+        os.environ["TRLCOMPAT_RELEASES"] = str(unpack(session, releases, environment, "releases"))
         PROJECT.run_in(unit, ["python", "-m", "pytest", "tests/points", *session.posargs])
+
+
+@nox.session(default=False)
+def fields(session: nox.Session) -> None:
+    """Hold the table of config fields against all of TRL's releases from 0.9.6 on, and Transformers' in the locks."""
+    with errors_as_messages(session):
+        unit = PROJECT.tools("unit", group("test"), project=True)
+        listing = list_releases("trl", PROJECT.matrix.python, ROOT / ".nox" / "trl-releases.json")
+        last = listing.versions[-1]
+        releases = [f"trl=={version}" for version in releases_between(listing, FIRST_TRL, last).versions]
+        releases += PROJECT.locked_releases(["transformers"])
+        folder = unpack(session, releases, unit, "releases-of-fields")
+        PROJECT.run_in(unit, ["python", "-m", "pytest_trlcompat.conformance.walk", str(folder)])
 
 
 @nox.session(default=False)

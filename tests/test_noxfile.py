@@ -128,7 +128,7 @@ def test_the_other_sessions_are_run_by_name() -> None:
         *("browser", "coverage"),
         *("cell", "lock", "clean", "report", "bisect", "bench", "mutations"),
         *("upstream_tests", "branches"),
-        *("points", "lint", "docs", "examples"),
+        *("points", "fields", "lint", "docs", "examples"),
     ]
 
 

@@ -1,0 +1,276 @@
+"""The table of config fields: ``fields.toml``, which says of every argument what is tried, or why it is not.
+
+    tried = fields.load().tried("grpo")
+
+Imports the standard library and ``packaging``, and nothing of the stack.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from pytest_trlcompat.conformance.field_records import (
+    ANY,
+    EFFECTS,
+    KINDS,
+    NEEDS,
+    Choice,
+    FieldsError,
+    Group,
+    Placement,
+    Tried,
+    may_stand_together,
+    same,
+)
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = [
+    "ANY",
+    "EFFECTS",
+    "KINDS",
+    "NEEDS",
+    "TRAINERS",
+    "Choice",
+    "Fields",
+    "FieldsError",
+    "Group",
+    "Placement",
+    "Tried",
+    "load",
+    "may_stand_together",
+    "trainer_of",
+    "unplaced",
+]
+
+TABLE = Path(__file__).with_name("fields.toml")
+TRAINERS = ("grpo", "ppo", "first_ppo")
+"""Whose config has a field; ``first_ppo`` is the PPOTrainer before TRL 0.12, of which nothing is tried."""
+_GROUP_KEYS = {"effect", "with", "never_with", "needs"}
+_FIELD_KEYS = {*_GROUP_KEYS, "values", "choices", "reference", "names", "left_out"}
+_CHOICE_KEYS = {"value", "releases", "with", "never_with", "as"}
+_NONE = {"none": True}
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The table, by trainer; what stands under ``both`` is part of ``grpo`` and of ``ppo``."""
+
+    _tried: Mapping[str, tuple[Tried, ...]]
+    _groups: Mapping[str, tuple[Group, ...]]
+    _bases: Mapping[str, Mapping[str, Any]]
+
+    def tried(self, trainer: str, versions: Mapping[str, str] | None = None) -> list[Tried]:
+        """The fields that are tried.
+
+        Args:
+            versions: by package; leaves out values that these releases do not document, and fields without any value.
+                Whether a config has a field at all says :meth:`Tried.name_in`.
+
+        Raises:
+            FieldsError: for an unknown trainer, or where the version of a package is missing.
+        """
+        found = list(_of(self._tried, trainer))
+        if versions is None:
+            return found
+        held = (replace(one, choices=tuple(each for each in one.choices if each.holds_for(versions))) for one in found)
+        return [one for one in held if one.choices]
+
+    def groups(self, trainer: str) -> list[Group]:
+        """What is not tried."""
+        return list(_of(self._groups, trainer))
+
+    def base(self, trainer: str) -> dict[str, Any]:
+        """The settings that values are chosen to fit, in place of the defaults of their fields."""
+        return dict(_of(self._bases, trainer))
+
+    def placed(self, trainer: str) -> dict[str, Placement]:
+        """Every name of a field, older ones too, and where it stands."""
+        tried = {name: Placement("try", one.title) for one in self.tried(trainer) for name in one.names}
+        return tried | {name: Placement(one.kind, one.why) for one in self.groups(trainer) for name in one.fields}
+
+
+def trainer_of(name: str, is_training_arguments: bool) -> str:
+    """Whose config a class is, by its name and by whether it derives from ``transformers.TrainingArguments``.
+
+    Raises:
+        FieldsError: for another class.
+    """
+    if name == "GRPOConfig":
+        return "grpo"
+    if name in ("PPOConfig", "PPOv2Config"):
+        return "ppo" if is_training_arguments else "first_ppo"
+    raise FieldsError(f"{name} is the config of no trainer in the table: GRPOConfig, PPOConfig and PPOv2Config are")
+
+
+def unplaced(config_classes: Iterable[type], table: Fields | None = None) -> list[str]:
+    """Fields of installed config classes that stand nowhere in the table, as ``GRPOConfig.name``."""
+    table = table or load()
+    missing = []
+    for each in config_classes:
+        trainer = trainer_of(each.__name__, any(base.__name__ == "TrainingArguments" for base in each.__mro__))
+        placed = table.placed(trainer)
+        missing += [f"{each.__name__}.{one.name}" for one in fields(each) if one.name not in placed]
+    return missing
+
+
+@lru_cache
+def load(path: Path = TABLE) -> Fields:
+    """Read and check the table.
+
+    Raises:
+        FieldsError: for what is unknown, missing, contradicts itself, or stands in two places.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise FieldsError(f"the table {path} cannot be read: {error}") from error
+    _check_keys("the table", raw, {"both", *TRAINERS})
+    for name, part in raw.items():
+        _check_keys(f"[{name}]", part, {*KINDS, *(["base"] if name in ("grpo", "ppo") else [])})
+    parts = {trainer: [raw.get(trainer, {})] for trainer in TRAINERS}
+    for trainer in ("grpo", "ppo"):
+        parts[trainer].append(raw.get("both", {}))
+    table = Fields(
+        {trainer: tuple(one for part in own for one in _tried(trainer, part)) for trainer, own in parts.items()},
+        {trainer: tuple(one for part in own for one in _groups(trainer, part)) for trainer, own in parts.items()},
+        {trainer: _decoded(own[0].get("base", {})) for trainer, own in parts.items()},
+    )
+    for trainer in TRAINERS:
+        _check(trainer, table)
+    return table
+
+
+def _tried(trainer: str, part: Mapping[str, Any]) -> Iterator[Tried]:
+    for group in part.get("try", []):
+        where = f"{trainer}: the group {group.get('title', '?')!r}"
+        _check_keys(where, group, {"title", "fields", *_GROUP_KEYS}, {"title", "fields"})
+        common = {key: group[key] for key in _GROUP_KEYS if key in group}
+        for name, given in group["fields"].items():
+            own = {"values": given} if isinstance(given, list) else given
+            _check_keys(f"{where}: {name}", own, _FIELD_KEYS)
+            yield _one(f"{where}: {name}", name, {**common, **own}, group["title"])
+
+
+def _one(where: str, name: str, given: Mapping[str, Any], title: str) -> Tried:
+    _check_keys(where, given, _FIELD_KEYS, {"effect"})  # its own, or that of its group
+    if ("values" in given) == ("choices" in given):
+        raise FieldsError(f"{where} needs either values or choices")
+    raw = given["choices"] if "choices" in given else [{"value": value} for value in given["values"]]
+    if not raw:
+        raise FieldsError(f"{where} has no value")
+    if given["effect"] not in EFFECTS:
+        raise FieldsError(f"{where}: unknown effect {given['effect']!r}; known are {', '.join(EFFECTS)}")
+    if odd := set(given.get("needs", [])) - set(NEEDS):
+        raise FieldsError(f"{where}: unknown needs {', '.join(sorted(odd))}; known are {', '.join(NEEDS)}")
+    if given["effect"] != "reference" and ("reference" in given or any("as" in each for each in raw)):
+        raise FieldsError(f"{where}: 'reference' and 'as' are for the effect \"reference\" alone")
+    with_, never_with = _decoded(given.get("with", {})), _never(given.get("never_with", {}))
+    choices = []
+    for each in raw:
+        _check_keys(where, each, _CHOICE_KEYS, {"value"})
+        value = _decoded(each["value"])
+        choices.append(
+            Choice(
+                value,
+                {**with_, **_decoded(each.get("with", {}))},
+                {**never_with, **_never(each.get("never_with", {}))},
+                _releases(where, each.get("releases")),
+                _decoded(each["as"]) if "as" in each else value,
+            )
+        )
+    reference = given.get("reference", name) if given["effect"] == "reference" else ""
+    return Tried(
+        name,
+        tuple(choices),
+        with_,
+        never_with,
+        given["effect"],
+        (name, *given.get("names", [])),
+        tuple(given.get("needs", [])),
+        reference,
+        given.get("left_out", ""),
+        title,
+    )
+
+
+def _releases(where: str, text: str | None) -> Requirement | None:
+    if text is None:
+        return None
+    try:
+        found = Requirement(text)
+    except InvalidRequirement as error:
+        raise FieldsError(f"{where}: releases {text!r}: {error}") from error
+    if found.name not in ("trl", "transformers") or not found.specifier:
+        raise FieldsError(f"{where}: releases {text!r} are to be those of trl or of transformers")
+    return found
+
+
+def _groups(trainer: str, part: Mapping[str, Any]) -> Iterator[Group]:
+    for kind in KINDS[1:]:
+        for given in part.get(kind, []):
+            where = f"{trainer}: a group of {kind} ({', '.join(given.get('fields', ['?'])[:3])})"
+            _check_keys(where, given, {"fields", "why"}, {"fields", "why"})
+            if not given["fields"] or not given["why"].strip():
+                raise FieldsError(f"{where} has no field or no reason")
+            yield Group(kind, tuple(given["fields"]), given["why"])
+
+
+def _check(trainer: str, table: Fields) -> None:
+    """Refuse names that stand in two places, and conditions that are no settings or contradict themselves."""
+    tried = {one.name: one for one in table.tried(trainer)}
+    names = [name for one in table.tried(trainer) for name in one.names]
+    names += [name for one in table.groups(trainer) for name in one.fields]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise FieldsError(f"{trainer}: {', '.join(twice)} stand in two places")
+    for one in tried.values():
+        for choice in one.choices:
+            where = f"{trainer}: {one.name}={choice.value!r}"
+            conditions = {*choice.with_, *choice.never_with}
+            if one.name in conditions:
+                raise FieldsError(f"{where} is a condition of itself")
+            if odd := sorted(conditions - set(tried)):
+                raise FieldsError(f"{where}: its conditions name {', '.join(odd)}, which nothing tries")
+            for other, value in choice.with_.items():
+                values = choice.never_with.get(other, ())
+                if values is None or any(same(value, each) for each in values):
+                    raise FieldsError(f"{where}: {other}={value!r} is with it and never with it")
+
+
+def _never(raw: Mapping[str, Any]) -> dict[str, Sequence[Any] | None]:
+    for name, values in raw.items():
+        if values != ANY and not isinstance(values, list):
+            raise FieldsError(f'never_with: {name} needs a list of values, or "any", not {values!r}')
+    return {name: None if values == ANY else tuple(_decoded(values)) for name, values in raw.items()}
+
+
+def _decoded(value: Any) -> Any:
+    """With ``None`` where the table writes ``{none = true}``."""
+    if value == _NONE:
+        return None
+    if isinstance(value, dict):
+        return {key: _decoded(each) for key, each in value.items()}
+    return [_decoded(each) for each in value] if isinstance(value, list) else value
+
+
+def _check_keys(where: str, given: Mapping[str, Any], known: set[str], needed: Collection[str] = ()) -> None:
+    if not isinstance(given, Mapping):
+        raise FieldsError(f"{where} is to be a table, not {given!r}")
+    if odd := sorted((set(given) - known) | (set(needed) - set(given))):
+        raise FieldsError(f"{where}: missing or unknown: {', '.join(odd)}; known are {', '.join(sorted(known))}")
+
+
+def _of(by_trainer: Mapping[str, Any], trainer: str) -> Any:
+    if trainer not in by_trainer:
+        raise FieldsError(f"unknown trainer {trainer!r}; known are {', '.join(TRAINERS)}")
+    return by_trainer[trainer]

@@ -1,0 +1,141 @@
+"""The page ``docs/reference/fields.md``: ``fields.toml`` for people. A test fails where the two differ.
+
+python -m pytest_trlcompat.conformance.fields_page docs/reference/fields.md
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pytest_trlcompat.conformance.field_records import EFFECTS, NEEDS, Choice, Group, Tried
+from pytest_trlcompat.conformance.fields import Fields, load
+
+__all__ = ["main", "page"]
+
+_HEAD = """\
+# Config fields
+
+<!-- Made by `python -m pytest_trlcompat.conformance.fields_page docs/reference/fields.md`; do not edit. -->
+
+Every argument of `GRPOConfig` and of `PPOConfig` (`PPOv2Config` before TRL 0.12), with those of
+`transformers.TrainingArguments`, in all releases of TRL from 0.9.6 on: what conformance tries, and why the rest is not
+tried. Beside the values below, the default is tried.
+
+## A new field
+
+A new release has new arguments. `nox -s fields` reads the sources of all releases of TRL, and of those of Transformers
+that are in the locks, and names each field that has no place here, as well as each that no release has; the test of the
+installed stack names those of its config classes. To give a field its place:
+
+1. Read its documentation. If it may change what a step, a log, an evaluation, a checkpoint or a resumed run gives, give
+   values to try, and what then differs (the words are below); else the reason why it cannot, or cannot be tried here.
+2. Write that into `pytest_trlcompat/conformance/fields.toml`, whose head explains its keys. A new name of an argument
+   that is there already becomes the name of its entry, and the older one moves into `names`.
+3. Run `nox -s fields`, the unit tests, and the command above, which makes this page.
+
+## What differs
+
+What may differ from a training without the setting:
+
+"""
+
+_NOT_TRIED = {
+    "no_effect": ("Without effect", "What cannot change a step, a log, an evaluation, a checkpoint or a resumed run."),
+    "untestable": ("Untestable", "What cannot be tried here."),
+    "launch": ("Set by launches", "What belongs to a strategy or to a device."),
+}
+_TRAINERS = {
+    "both": ("Both trainers", "Arguments of `transformers.TrainingArguments` that mean the same for GRPO and for PPO."),
+    "grpo": (
+        "GRPO",
+        "Arguments of `GRPOConfig`, and of `transformers.TrainingArguments` what PPO has otherwise.",
+    ),
+    "ppo": ("PPO", "Arguments of `PPOConfig`, and of `transformers.TrainingArguments` what GRPO has otherwise."),
+    "first_ppo": ("The first PPO", "Arguments of the `PPOConfig` before TRL 0.12."),
+}
+
+
+def page(table: Fields) -> str:
+    """The table as Markdown."""
+    lines = [_HEAD + "| word | what may differ |", "| --- | --- |"]
+    lines += [f"| {word} | {meaning} |" for word, meaning in EFFECTS.items()]
+    lines += ["", "What a value needs that no argument gives:", "", "| word | meaning |", "| --- | --- |"]
+    lines += [f"| {word} | {meaning} |" for word, meaning in NEEDS.items()]
+    tried = {trainer: table.tried(trainer) for trainer in ("grpo", "ppo", "first_ppo")}
+    groups = {trainer: table.groups(trainer) for trainer in tried}
+    tried["both"] = [one for one in tried["grpo"] if one in tried["ppo"]]
+    groups["both"] = [one for one in groups["grpo"] if one in groups["ppo"]]
+    for trainer, (title, text) in _TRAINERS.items():
+        lines += ["", f"## {title}", "", text]
+        own = [one for one in tried[trainer] if trainer == "both" or one not in tried["both"]]
+        if own:
+            lines += ["", "| argument | values | with | never with | needs | what differs |", "| --- " * 6 + "|"]
+            lines += [f"| {' | '.join(map(_escape, cells))} |" for one in own for cells in _rows(one)]
+            left_out = [one for one in own if one.left_out]
+            if left_out:
+                lines += ["", "Not tried of these:", ""]
+                lines += [f"- {_code(one.name)}: {one.left_out}" for one in left_out]
+        lines += _not_tried([one for one in groups[trainer] if trainer == "both" or one not in groups["both"]])
+    return "\n".join(lines) + "\n"
+
+
+def _not_tried(groups: Iterable[Group]) -> Iterator[str]:
+    groups = list(groups)
+    for kind, (title, text) in _NOT_TRIED.items():
+        chosen = [one for one in groups if one.kind == kind]
+        if chosen:
+            yield from ("", f"**{title}.** {text}", "")
+            yield from (f"- {', '.join(map(_code, one.fields))}: {one.why}." for one in chosen)
+
+
+def _rows(one: Tried) -> Iterator[tuple[str, ...]]:
+    """A row for all values that have the same conditions."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for choice in one.choices:
+        rows.setdefault((_settings(choice.with_), _never(choice)), []).append(_value(choice))
+    name = " or ".join(map(_code, one.names))
+    effect = one.effect
+    if one.effect == "reference" and one.reference != one.name:
+        effect += f", as its {_code(one.reference)}"
+    for (with_, never), values in rows.items():
+        yield name, ", ".join(values), with_, never, ", ".join(one.needs), effect
+
+
+def _value(choice: Choice) -> str:
+    return _code(choice.value) + (f" ({choice.releases})" if choice.releases else "")
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(_code(f"{name}={value!r}") for name, value in settings.items())
+
+
+def _never(choice: Choice) -> str:
+    parts = []
+    for name, values in choice.never_with.items():
+        parts += [_code(name)] if values is None else [_code(f"{name}={value!r}") for value in values]
+    return ", ".join(parts)
+
+
+def _code(value: Any) -> str:
+    return f"`{value if isinstance(value, str) else repr(value)}`"
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> None:
+    """The program."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pytest_trlcompat.conformance.fields_page",
+        description="Write the page of the config fields, in Markdown.",
+    )
+    parser.add_argument("page", type=Path, metavar="FILE", help="docs/reference/fields.md of the checkout")
+    parser.parse_args().page.write_text(page(load()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

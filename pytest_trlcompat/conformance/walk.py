@@ -1,0 +1,214 @@
+"""The table of config fields held against the sources of many releases; ``nox -s fields`` unpacks them and runs this.
+
+    python -m pytest_trlcompat.conformance.walk FOLDER ...
+
+A folder has unpacked releases, such as ``trl==1.16.0``. Nothing of them is imported: a field is an annotated name in
+the body of a class, or of a class that it derives from. A class that is not found ends the walk, since its fields would
+be missed.
+
+Imports the standard library and ``packaging``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import functools
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.version import Version
+
+from pytest_trlcompat.conformance.field_records import KINDS
+from pytest_trlcompat.conformance.fields import TRAINERS, Fields, load, trainer_of
+
+__all__ = ["ConfigClass", "WalkError", "config_classes", "main", "problems", "summary"]
+
+_ABOUT = "Hold the table of config fields against unpacked releases of trl and transformers."
+_OWN = ("GRPOConfig", "PPOConfig", "PPOv2Config")
+_COMMON = "TrainingArguments"
+
+
+class WalkError(ValueError):
+    """A release cannot be read; the text says where, and what was looked for."""
+
+
+@dataclass(frozen=True)
+class ConfigClass:
+    """A config class of a release.
+
+    Attributes:
+        release: as in ``trl==1.16.0``.
+        where: module and name, as in ``trl.trainer.grpo_config:GRPOConfig``.
+        trainers: whose config it is.
+        fields: with those of its bases, but for the ones of ``transformers.TrainingArguments``.
+    """
+
+    release: str
+    where: str
+    trainers: tuple[str, ...]
+    fields: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Class:
+    path: Path
+    node: ast.ClassDef
+
+
+def config_classes(release: Path) -> list[ConfigClass]:
+    """Those of an unpacked release of TRL, or ``TrainingArguments`` of one of Transformers.
+
+    Raises:
+        WalkError: for a release that has none, and for a base class that is not found.
+    """
+    package = release.name.partition("==")[0]
+    if package == "transformers":
+        found = [_read(release, release / package / "training_args.py", _COMMON)]
+    else:
+        paths = sorted((release / package).rglob("*.py"))
+        found = [_read(release, path, name) for path in paths for name in _OWN if _defined(path, name)]
+    if not found:
+        raise WalkError(f"{release.name} has no class {', '.join(_OWN)}")
+    return found
+
+
+def _read(release: Path, path: Path, name: str) -> ConfigClass:
+    node = _defined(path, name)
+    if node is None:
+        raise WalkError(f"{release.name} has no class {name} in {path.relative_to(release)}")
+    fields: dict[str, None] = {}
+    common = _collect(release, _Class(path, node), fields)
+    module = ".".join(path.relative_to(release).with_suffix("").parts)
+    trainers = ("grpo", "ppo") if name == _COMMON else (trainer_of(name, common),)
+    return ConfigClass(release.name, f"{module}:{name}", trainers, tuple(fields))
+
+
+def _collect(release: Path, one: _Class, fields: dict[str, None]) -> bool:
+    """Add the fields of a class and of its bases; whether it derives from ``TrainingArguments``."""
+    common = False
+    for base in one.node.bases:
+        name = ast.unparse(base).rpartition(".")[2]
+        if name == _COMMON:
+            common = True
+            continue
+        found = _find(release, one.path, name)
+        if found is None:
+            where = f"{one.node.name} in {one.path.relative_to(release)}"
+            raise WalkError(f"{release.name}: {name}, a base of {where}, is not found")
+        common |= _collect(release, found, fields)
+    for statement in one.node.body:
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and "ClassVar" not in ast.unparse(statement.annotation)
+        ):
+            fields.setdefault(statement.target.id)
+    return common
+
+
+def _find(release: Path, path: Path, name: str) -> _Class | None:
+    """A class that a module defines or imports, through as many modules as it takes."""
+    node = _defined(path, name)
+    if node is not None:
+        return _Class(path, node)
+    for imported in ast.walk(_tree(path)):
+        if isinstance(imported, ast.ImportFrom):
+            for alias in imported.names:
+                if (alias.asname or alias.name) == name:
+                    for other in _module(release, path, imported):
+                        return _find(release, other, alias.name)
+    return None
+
+
+def _module(release: Path, path: Path, imported: ast.ImportFrom) -> Iterator[Path]:
+    """The file of the module that is imported from, if the release has it."""
+    base = release if not imported.level else path.parents[imported.level - 1]
+    module = base.joinpath(*(imported.module or "").split("."))
+    yield from (each for each in (module.with_suffix(".py"), module / "__init__.py") if each.is_file())
+
+
+def _defined(path: Path, name: str) -> ast.ClassDef | None:
+    if f"class {name}" not in _text(path):  # a tree takes far longer
+        return None
+    return next((node for node in _tree(path).body if isinstance(node, ast.ClassDef) and node.name == name), None)
+
+
+@functools.cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(_text(path))
+
+
+def problems(found: Sequence[ConfigClass], table: Fields) -> list[str]:
+    """Fields that the table does not place, with the releases that have them; and its fields that no release has."""
+    missing: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    held: dict[str, set[str]] = {trainer: set() for trainer in TRAINERS}
+    for one in found:
+        for trainer in one.trainers:
+            held[trainer] |= set(one.fields)
+            for name in one.fields:
+                if name not in table.placed(trainer):
+                    missing[one.where, name, trainer].append(one.release)
+    lines = [
+        f"{where}: {name} of {trainer} stands nowhere in fields.toml; {_releases(releases)}"
+        for (where, name, trainer), releases in sorted(missing.items())
+    ]
+    for trainer in TRAINERS:
+        gone = sorted(set(table.placed(trainer)) - held[trainer])
+        lines += [f"fields.toml: {name} of {trainer} is a field in no release" for name in gone]
+    return lines
+
+
+def _releases(releases: Iterable[str]) -> str:
+    names = sorted(set(releases), key=lambda name: (name.partition("==")[0], Version(name.partition("==")[2])))
+    return f"in {len(names)} releases, from {names[0]} to {names[-1]}" if len(names) > 1 else f"in {names[0]}"
+
+
+def summary(found: Sequence[ConfigClass], table: Fields) -> str:
+    """How many releases, classes and fields there are, and how many of the fields are in each place."""
+    releases: Mapping[str, set[str]] = {
+        package: {one.release for one in found if one.release.startswith(f"{package}==")}
+        for package in ("trl", "transformers")
+    }
+    lines = [
+        f"{len(releases['trl'])} releases of trl, {len(releases['transformers'])} of transformers, "
+        f"{len(found)} config classes, {sum(len(one.fields) for one in found)} fields in them"
+    ]
+    for trainer in TRAINERS:
+        names = {name for one in found if trainer in one.trainers for name in one.fields}
+        placed = table.placed(trainer)
+        counts = [f"{sum(placed[name].kind == kind for name in names & set(placed))} {kind}" for kind in KINDS]
+        lines.append(f"{trainer}: {len(names)} names of fields: {', '.join(counts)}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The program."""
+    parser = argparse.ArgumentParser(prog="python -m pytest_trlcompat.conformance.walk", description=_ABOUT)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="with unpacked releases")
+    folders = parser.parse_args().folders
+    found: list[ConfigClass] = []
+    try:
+        for package in ("trl", "transformers"):
+            releases = {path.name: path for folder in folders for path in folder.glob(f"{package}==*")}
+            if not releases:
+                raise WalkError(f"no release of {package} in {', '.join(map(str, folders))}")
+            found += [one for name in sorted(releases) for one in config_classes(releases[name])]
+    except WalkError as error:
+        sys.exit(str(error))
+    table = load()
+    if lines := problems(found, table):
+        sys.exit("\n".join([*lines, "place each in pytest_trlcompat/conformance/fields.toml, or take it away there"]))
+    print(summary(found, table))
+
+
+if __name__ == "__main__":
+    main()
