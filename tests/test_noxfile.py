@@ -158,7 +158,10 @@ def test_a_malformed_matrix_is_one_clear_message(checkout: Path) -> None:
         ((), "a cell needs at least one pin, for example trl=0.19.1"),
         (("trl0.14.0-tf4.48",), "no cell 'trl0.14.0-tf4.48' in the matrix; similar ones are: trl0.14.0-tf4.48.3, "),
         (("trl=0.19.1", "--full"), "cell does not take --full; for all cells use: nox -s matrix -- --full"),
-        (("trl=0.19.1", "--issue", "grpo"), "--issue: unknown issue 'grpo'; known are conformance-grpo, deepspeed-empty-param-group, "),
+        (
+            ("trl=0.19.1", "--issue", "grpo"),
+            "--issue: unknown issue 'grpo'; known are conformance-grpo, deepspeed-empty-param-group, ",
+        ),
         (("trl=0.19.1", "--date", "soon"), "bad date 'soon'; write a day, for example 2025-02-28"),
         (
             ("trl=0.19.1", "--dat", "2025-01-01"),

@@ -76,8 +76,7 @@ class ShownDifference:
 
     def matches(self, quantity: str, setting: Mapping[str, Any]) -> bool:
         has = all(
-            setting.get(name) in (value if isinstance(value, list) else [value])
-            for name, value in self.setting.items()
+            setting.get(name) in (value if isinstance(value, list) else [value]) for name, value in self.setting.items()
         )
         return has and self.quantity.fullmatch(quantity) is not None
 

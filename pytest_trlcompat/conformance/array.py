@@ -47,7 +47,9 @@ class Space:
 
     def is_possible(self, values: Mapping[str, Any]) -> bool:
         """Whether nothing that excludes each other is chosen; of some of the factors, or all."""
-        return not any(all(name in values and _same(values[name], value) for name, value in each.items()) for each in self.never)
+        return not any(
+            all(name in values and _same(values[name], value) for name, value in each.items()) for each in self.never
+        )
 
     def setting(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The row, without what is not given."""

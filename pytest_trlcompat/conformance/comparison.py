@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance.recording import Recording
+from pytest_trlcompat.conformance.records import Recording
 from pytest_trlcompat.conformance.sampling import target_of
 from pytest_trlcompat.conformance.truth import Truth, targets_of
 
@@ -299,7 +299,14 @@ def differences(
             wanted, values = _same_width(wanted, values, masked)
         if wanted.shape != values.shape:
             differing.append(
-                Difference(quantity.stage, quantity.where, [*map(float, wanted.shape)], [*map(float, values.shape)], math.inf, 0.0)
+                Difference(
+                    quantity.stage,
+                    quantity.where,
+                    [*map(float, wanted.shape)],
+                    [*map(float, values.shape)],
+                    math.inf,
+                    0.0,
+                )
             )
             continue
         off = _apart(wanted, values.double())
@@ -319,7 +326,10 @@ def differences(
 def _missing(recording: Recording) -> Iterator[Difference]:
     """What is logged of training, and of no evaluation."""
     logged = {name for entry in recording.logs for name in entry} - _OF_TRAINING
-    for kind, entries in (("evaluation", [each for _, each in recording.evaluations]), ("evaluate()", recording.returned)):
+    for kind, entries in (
+        ("evaluation", [each for _, each in recording.evaluations]),
+        ("evaluate()", recording.returned),
+    ):
         for number, entry in enumerate(entries):
             for name in sorted(logged):
                 if f"eval_{name}" not in entry:

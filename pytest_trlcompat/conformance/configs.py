@@ -60,7 +60,8 @@ BASE: Mapping[str, Any] = {
     "seed": 7,
     "disable_tqdm": True,
 }
-"""SGD and a bound that no gradient reaches, since they hide no factor of a gradient; with AdamW ``adam_epsilon`` keeps rounding from becoming a step."""
+"""SGD and a bound that no gradient reaches, since they hide no factor of a gradient; with AdamW ``adam_epsilon`` keeps
+rounding from becoming a step."""
 
 
 def world_size() -> int:

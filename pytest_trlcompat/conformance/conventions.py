@@ -45,7 +45,9 @@ def of_release(trainer: str, trl: str, transformers: str) -> Conventions:
     chosen: dict[str, Any] = {}
     for entry in entries:
         ranges = {"trl": trl, "transformers": transformers}
-        if all(SpecifierSet(entry.get(name, "")).contains(Version(each), prereleases=True) for name, each in ranges.items()):
+        if all(
+            SpecifierSet(entry.get(name, "")).contains(Version(each), prereleases=True) for name, each in ranges.items()
+        ):
             chosen.setdefault(entry["field"], entry)
     absent = {name: entry["value"] for name, entry in chosen.items() if entry.get("absent")}
     undecided = {name: entry["value"] for name, entry in chosen.items() if not entry.get("absent")}

@@ -30,7 +30,7 @@ def data_of(model: TinyModel, setting: Mapping[str, Any], seed: int, length: int
     """Prompts and completions of a setting."""
     conversational = setting.get("data") in ("conversational", "assistant_last")
     conversational = conversational or setting.get("tokenizer") == "tools_template"
-    ends = (OTHER_END,) if setting.get("tokenizer") == "other_end" else (1,)
+    ends: tuple[int, ...] = (OTHER_END,) if setting.get("tokenizer") == "other_end" else (1,)
     if setting.get("model") == "two_ends":
         ends = (1, OTHER_END)
     return Data(
@@ -59,8 +59,9 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
 def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) -> Any:
     """The model as a user passes it, before a trainer adds an adapter.
 
-    ``changed``: its weights are not those in the folder that it was read from. ``generation_settings``: its own generation config has a temperature and the like. ``two_ends``: that config names a
-    second end of sequence. ``peft_model`` and ``both``: an adapter that was trained before.
+    ``changed``: its weights are not those in the folder that it was read from. ``generation_settings``: its own
+    generation config has a temperature and the like. ``two_ends``: that config names a second end of sequence.
+    ``peft_model`` and ``both``: an adapter that was trained before.
 
     Args:
         whole: the same, built and not read from a folder: under ZeRO-3 what is read is partitioned.
@@ -92,7 +93,9 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
 def adapter_config(setting: Mapping[str, Any]) -> Any:
     """What is passed as ``peft_config``, or ``None``."""
     wanted = setting.get("adapter")
-    return {"peft_config": _lora, "both": _lora, "mapping": lambda: {"r": 4}}.get(str(wanted), lambda: None)()
+    if wanted == "mapping":
+        return {"r": 4}
+    return _lora() if wanted in ("peft_config", "both") else None
 
 
 def _lora() -> Any:
@@ -128,7 +131,9 @@ def untrained(model: TinyModel, setting: Mapping[str, Any]) -> tuple[Any, Any]:
     return found.eval(), reference.eval()
 
 
-def prompts_asked(model: TinyModel, data: Data, setting: Mapping[str, Any], part: str) -> list[tuple[tuple[int, ...], int]]:
+def prompts_asked(
+    model: TinyModel, data: Data, setting: Mapping[str, Any], part: str
+) -> list[tuple[tuple[int, ...], int]]:
     """Token ids of the prompts of a dataset, and the number in the column ``target``.
 
     Messages are as the chat template writes them; the last one of an assistant is continued.
@@ -150,4 +155,3 @@ def prompt_count(setting: Mapping[str, Any], part: str) -> int:
     if part == "evaluation" and not setting.get("evaluation"):
         return 0
     return int(setting.get(name, AXES[name][0]))
-

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.conventions import Conventions
-from pytest_trlcompat.conformance.recording import Generated, Recording
+from pytest_trlcompat.conformance.records import Generated, Recording
 from pytest_trlcompat.conformance.sampling import name_of, reward_functions
 
 if TYPE_CHECKING:
@@ -100,9 +100,7 @@ def computed(
         rollouts.append(rollout)
         batches = [_of_generation(one, index) for one in recordings]
         layouts.append(_layout(rollout, batches, settings.micro_batches_per_generation, settings.num_iterations, index))
-    steps = reference.grpo_train(
-        policy, rollouts, settings, layouts=layouts, reference_model=reference_model
-    )
+    steps = reference.grpo_train(policy, rollouts, settings, layouts=layouts, reference_model=reference_model)
     evaluations = tuple(
         _evaluation(recordings, number, policy, steps, tokenizer, rewards, settings, reference_model)
         for number in range(len(recordings[0].evaluations))
@@ -160,9 +158,7 @@ def _layout(
     if any(not each.rows for rank in batches for each in rank):  # 0.14 shows no tokens
         from pytest_trlcompat import reference
 
-        return reference.contiguous_layout(
-            len(rollout.prompts), world_size=len(batches), micro_batches=micro_batches
-        )
+        return reference.contiguous_layout(len(rollout.prompts), world_size=len(batches), micro_batches=micro_batches)
     found = []
     for iteration in range(iterations):
         unused = [(tuple(p), tuple(c)) for p, c in zip(rollout.prompts, rollout.completions, strict=True)]

@@ -138,9 +138,10 @@ def grpo_evaluate(
 ) -> Evaluation:
     """An evaluation: the loss and the metrics of training, on completions that the model has just sampled.
 
-    The entropy bonus has ``entropy_coef``, also where a training would have changed it. Nothing is accumulated, so that ``dapo`` divides by the tokens of one batch over all ranks. Undecided by the
-    documentation: the mean over batches; losses are weighted by the completions of each batch, metrics count each batch
-    once; and whether ``num_tokens`` goes on counting, which is left out.
+    The entropy bonus has ``entropy_coef``, also where a training would have changed it. Nothing is accumulated, so that
+    ``dapo`` divides by the tokens of one batch over all ranks. Undecided by the documentation: the mean over batches;
+    losses are weighted by the completions of each batch, metrics count each batch once; and whether ``num_tokens`` goes
+    on counting, which is left out.
 
     Args:
         model, reference_model, padded: as for :func:`grpo_step`.

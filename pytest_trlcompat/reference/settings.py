@@ -63,8 +63,8 @@ class Undecided:
         metrics_mean: averages over tokens that are logged: over all ``"tokens"`` of a step; or the mean over its
             ``"micro_batches"`` of their averages over all ranks; or the mean of these of single ``"ranks"``. Unless it
             is ``"tokens"``, the smallest and the largest clip ratios are means of those of each micro-batch, too.
-        masked_completions_in_clip_ratios: whether completions that ``mask_truncated_completions`` excludes count in clip
-            ratios of whole completions.
+        masked_completions_in_clip_ratios: whether completions that ``mask_truncated_completions`` excludes count in
+            clip ratios of whole completions.
         clip_extremes_of: the smallest and the largest clip ratio of any of the ``"completions"``, or of any rank's
             ``"micro_batches"``.
         kl_logged_with_weights: whether the KL that is logged has the weights of ``use_bias_correction_kl``, where that

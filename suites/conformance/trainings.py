@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat import _location, stack
+from pytest_trlcompat import stack
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.attribution import failures_in
 from pytest_trlcompat.catalog.known_issues import Catalog
@@ -52,7 +52,10 @@ class ConformanceTrainings:
         Raises:
             LaunchError: the ranks ended without an answer.
         """
-        setting, found, evidence = self._held(subject, label)
+        row = rows.load("grpo")[label]
+        of_strategy = [each for each in rows.load("grpo").values() if each.strategy == row.strategy]
+        start = of_strategy.index(row) // _TOGETHER * _TOGETHER
+        setting, found, evidence = self._held(subject, row, of_strategy[start : start + _TOGETHER])
         if found["failure"]:
             return Finding(Verdict.ERROR, {**evidence, "failure": found["failure"]})
         if not found["differences"]:
@@ -70,30 +73,35 @@ class ConformanceTrainings:
             Absent: this release does not know the setting.
             LaunchError: the ranks ended without an answer.
         """
-        setting, found, evidence = self._held(subject, label)
+        row = rows.load("grpo")[label]
+        labels = [each for one in self.catalog.values() if one.suite == issue.suite for each in one.strategies]
+        asked = [rows.load("grpo")[each] for each in dict.fromkeys(labels)]
+        setting, found, evidence = self._held(subject, row, [each for each in asked if each.strategy == row.strategy])
         if "not_in_this_release" in evidence:
             raise Absent(f"this release knows no {', '.join(evidence['not_in_this_release'])}")
         if found["failure"]:
             failure = next(failures_in(found["failure"]))
-            shown = issue.shows(failure.classes, failure.message, _location.of_traceback(failure.location))
+            shown = issue.shows(failure.classes, failure.message, failure.location)
             return Finding(Verdict.BROKEN if shown else Verdict.ERROR, {**evidence, "failure": found["failure"]})
-        others = [each for each in self.catalog.values() if each.id != issue.id]
+        others = Catalog((each.id, each) for each in self.catalog.values() if each.id != issue.id)
         for number, difference in enumerate(found["differences"]):
             if any(one.matches(difference["stage"], setting) for one in issue.differences):
                 return Finding(Verdict.SILENT, {**evidence, **difference})
             before = found["differences"][: number + 1]
-            by, _ = explained(before, setting, subject, label, stack.installed(), Catalog((e.id, e) for e in others))
+            by, _ = explained(before, setting, subject, label, stack.installed(), others)
             if by and not difference["stage"].startswith(("logs[", "evaluation")):
                 return Finding(Verdict.BLOCKED, {"blocked_by": by[-1], "symptoms_of": by, **evidence})
         return Finding(Verdict.OK, evidence)
 
-    def _held(self, subject: str, label: str) -> tuple[Mapping[str, Any], Mapping[str, Any], dict[str, Any]]:
-        """The setting, what a rank found, and the evidence that does not depend on a verdict."""
-        row = rows.load("grpo")[label]
-        of_strategy = [each for each in rows.load("grpo").values() if each.strategy == row.strategy]
-        first = of_strategy.index(row) // _TOGETHER * _TOGETHER
-        together = {each.name: each.setting for each in of_strategy[first : first + _TOGETHER]}
-        found = self._launched(subject, row.strategy, together)[row.name]
+    def _held(
+        self, subject: str, row: rows.Row, together: Sequence[rows.Row]
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any], dict[str, Any]]:
+        """The setting, what a rank found, and the evidence that does not depend on a verdict.
+
+        Args:
+            together: rows of one launch, this one among them.
+        """
+        found = self._launched(subject, row.strategy, {each.name: each.setting for each in together})[row.name]
         evidence: dict[str, Any] = {"setting": dict(row.setting), "compared": found["compared"]}
         if found["unknown"]:
             evidence["not_in_this_release"] = found["unknown"]
@@ -111,9 +119,7 @@ class ConformanceTrainings:
             conformance.hold, subject, self.model, settings, strategy=strategy, world_size=size, sharded=False
         ).values
         failures = {name: distinct(rank[name]["failure"] for rank in ranks) for name in settings}
-        return {
-            name: {**ranks[0][name], "failure": failures[name][0] if failures[name] else None} for name in settings
-        }
+        return {name: {**ranks[0][name], "failure": failures[name][0] if failures[name] else None} for name in settings}
 
     def _shows(self, subject: str, label: str, setting: Mapping[str, Any], stage: str) -> bool:
         strategy = rows.load("grpo")[label].strategy

@@ -20,7 +20,7 @@ from .sharding import failure
 if TYPE_CHECKING:
     import torch
 
-    from pytest_trlcompat.conformance.recording import Recording
+    from pytest_trlcompat.conformance.records import Recording
     from pytest_trlcompat.tiny import TinyModel
 
 __all__ = ["hold"]

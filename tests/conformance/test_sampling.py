@@ -43,7 +43,9 @@ def test_rewards_depend_on_the_completion(name: str) -> None:
         found = function(completions=texts, target=[0, 1, 2])
         assert len(found) == 3
         assert len(set(found)) > 1
-        assert found == function(completions=[[{"role": "assistant", "content": text}] for text in texts], target=[0, 1, 2])
+        assert found == function(
+            completions=[[{"role": "assistant", "content": text}] for text in texts], target=[0, 1, 2]
+        )
 
 
 def test_rewards_may_be_missing() -> None:

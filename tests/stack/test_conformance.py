@@ -67,4 +67,3 @@ def test_a_finding_names_its_fewest_settings(launcher: Launcher, tmp_path: Path)
     finding = trainings.judge("upstream", "single-assistant_last")
     assert finding.verdict.value == "silent"
     assert (finding.evidence["stage"], finding.evidence["fewest_settings"]) == ("prompts", {"data": "assistant_last"})
-

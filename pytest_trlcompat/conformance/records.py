@@ -1,0 +1,94 @@
+"""What is kept of a conformance training. Imports nothing of the stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Generated", "MicroBatchRecord", "Recording", "StepRecord", "Whole"]
+
+Whole = Callable[[Any], "dict[str, torch.Tensor]"]
+"""Gathers the trained weights of a trainer, by their names in the bare model. Called on every rank."""
+
+
+@dataclass
+class Generated:
+    """One call of ``generate`` on one rank.
+
+    Attributes:
+        prompts, completions: token ids of each row, without padding.
+        arguments: what decides how tokens are drawn, by name, as the call would have used it.
+        rewarded: what each reward function was called with, by its name: completions, prompts, column.
+        evaluation: whether it belongs to an evaluation.
+    """
+
+    prompts: list[list[int]]
+    completions: list[list[int]]
+    arguments: dict[str, Any]
+    rewarded: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    evaluation: bool = False
+
+
+@dataclass
+class MicroBatchRecord:
+    """One call of ``compute_loss`` on one rank.
+
+    Attributes:
+        generation: index of the newest one.
+        rows: prompt ids without padding and completion ids with it, of each row; empty where this release gives
+            ``compute_loss`` no tokens.
+        values: by quantity, per row numbers or tokens' numbers, as far as the release shows them.
+    """
+
+    generation: int
+    rows: list[tuple[tuple[int, ...], tuple[int, ...]]]
+    values: dict[str, list[Any]] = field(default_factory=dict)
+    evaluation: bool = False
+
+
+@dataclass
+class StepRecord:
+    """One step of the optimizer.
+
+    Attributes:
+        micro_batches: how many there were until now.
+        gradients: of trained parameters, after clipping; weights: after the step; empty where they are sharded.
+    """
+
+    micro_batches: int
+    gradients: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]
+
+
+@dataclass
+class Recording:
+    """A training on one rank.
+
+    Attributes:
+        arguments: fields of the config as the trainer has them.
+        evaluations: of each evaluation, what was logged and after how many steps.
+        tables: of completions that were printed: prompts, completions, and rewards by function.
+        seeded: of two trainers with one seed, names of weights that differ.
+        changed: dictionaries of the user's config that building the trainer changed: before and after.
+        prompts_before_resuming: of each generation of a training that was resumed later.
+        returned: by each evaluation.
+        asked: of the datasets of ``training`` and of ``evaluation``, token ids and ``target`` of each prompt.
+    """
+
+    arguments: dict[str, Any]
+    generated: list[Generated] = field(default_factory=list)
+    micro_batches: list[MicroBatchRecord] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+    logs: list[dict[str, float]] = field(default_factory=list)
+    evaluations: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    asked: dict[str, list[tuple[tuple[int, ...], int]]] = field(default_factory=dict)
+    returned: list[dict[str, float]] = field(default_factory=list)
+    tables: list[tuple[list[Any], list[Any], dict[str, list[float]]]] = field(default_factory=list)
+    seeded: list[str] = field(default_factory=list)
+    changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    prompts_before_resuming: list[list[list[int]]] = field(default_factory=list)
+    in_evaluation: bool = False

@@ -1,0 +1,248 @@
+"""Where a training's quantities pass by: what a trainer does not show from outside.
+
+What ``generate`` and reward functions are called with, what ``compute_loss`` is given, what the method that computes
+log-probabilities returns, gradients and weights around the optimizer's step, and tables of completions.
+
+Runs inside a rank; imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat.conformance.records import Generated, MicroBatchRecord, Recording, StepRecord, Whole
+from pytest_trlcompat.conformance.sampling import Data, content, name_of
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["fixed_completions", "watched_function", "watched_steps", "watched_tables", "watched_trainer"]
+
+
+@contextlib.contextmanager
+def fixed_completions(data: Data, found: Recording, group: int) -> Iterator[None]:
+    """Let generation run for one token, then put the fixed completions in place of what it drew."""
+    import torch
+    from transformers.generation import GenerationMixin
+
+    generate: Callable[..., torch.Tensor] = GenerationMixin.generate
+    rank = int(os.environ.get("RANK", "0"))
+
+    def fixed(self: Any, inputs: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+        prompts = inputs if inputs is not None else kwargs["input_ids"]
+        masks = kwargs.get("attention_mask")
+        config = copy.deepcopy(kwargs["generation_config"])
+        wanted = config.max_new_tokens
+        config.max_new_tokens = 1
+        with _prepared_config() as prepared:
+            drawn = generate(self, inputs, **{**kwargs, "generation_config": config})
+        arguments = {name: getattr(prepared[0], name, None) for name in _GENERATION}
+        arguments["max_new_tokens"] = wanted
+        width = prompts.shape[1]
+        call = sum(each.evaluation == found.in_evaluation for each in found.generated)
+        one = Generated([], [], arguments, evaluation=found.in_evaluation)
+        size = group
+        if found.in_evaluation:
+            size = found.arguments.get("num_generations_eval") or group
+        padding = config.pad_token_id or 0
+        for row, ids in enumerate(drawn[:, :width].tolist()):
+            if masks is not None:
+                mask = masks[row * len(masks) // len(drawn)].tolist()  # a prompt may come back as several rows
+                prompt = [token for token, real in zip(ids, mask, strict=True) if real]
+            else:
+                prompt = [token for token in ids if token != padding]
+            one.prompts.append(prompt)
+            one.completions.append(data.completion(prompt, (rank * len(drawn) + row) % size, call))
+        found.generated.append(one)
+        longest = max(map(len, one.completions))
+        rows = [[*each, *[padding] * (longest - len(each))] for each in one.completions]
+        return torch.cat([drawn[:, :width], torch.tensor(rows, dtype=drawn.dtype, device=drawn.device)], 1)
+
+    GenerationMixin.generate = fixed
+    try:
+        yield
+    finally:
+        GenerationMixin.generate = generate
+
+
+_GENERATION = ("do_sample", "eos_token_id", "min_p", "repetition_penalty", "temperature", "top_k", "top_p")
+
+
+@contextlib.contextmanager
+def _prepared_config() -> Iterator[list[Any]]:
+    """The generation config as a call of ``generate`` uses it, with the model's own settings merged."""
+    from transformers.generation import GenerationMixin
+
+    processors = GenerationMixin._get_logits_processor
+    found: list[Any] = []
+
+    def seen(self: Any, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
+        found.append(copy.copy(generation_config))
+        return processors(self, generation_config, *args, **kwargs)
+
+    GenerationMixin._get_logits_processor = seen
+    try:
+        yield found
+    finally:
+        GenerationMixin._get_logits_processor = processors
+
+
+def watched_function(function: Callable[..., Any], found: Recording) -> Callable[..., Any]:
+    """The function, whose arguments are kept with the newest generation."""
+
+    def keep(kwargs: Mapping[str, Any]) -> None:
+        found.generated[-1].rewarded[name_of(function)] = {
+            name: [content(each) if name != "target" else int(each) for each in kwargs[name]]
+            for name in ("prompts", "completions", "target")
+            if name in kwargs
+        }
+
+    if not hasattr(function, "__name__"):  # it must reach the trainer as it is
+        return _watched_object(function, keep)
+
+    @functools.wraps(function)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        keep(kwargs)
+        return function(*args, **kwargs)
+
+    return watched
+
+
+def _watched_object(function: Callable[..., Any], keep: Callable[[Mapping[str, Any]], None]) -> Callable[..., Any]:
+    """A partial, or an object, without ``__name__`` as before."""
+
+    def call(completions: Sequence[Any], **kwargs: Any) -> Any:
+        keep({"completions": completions, **kwargs})
+        return function(completions=completions, **kwargs)
+
+    if isinstance(function, functools.partial):
+        call.__name__ = name_of(function)
+        return functools.partial(call)
+    return type(type(function).__name__, (), {"__call__": lambda self, **kwargs: call(**kwargs)})()
+
+
+@contextlib.contextmanager
+def watched_tables(found: Recording) -> Iterator[None]:
+    """Keep what is given to the function that prints completions, instead of printing it."""
+    from trl.trainer import grpo_trainer
+
+    name = "print_prompt_completions_sample"
+    if not hasattr(grpo_trainer, name):
+        yield
+        return
+    printed = getattr(grpo_trainer, name)
+
+    def keep(prompts: Any, completions: Any, rewards: Any, *args: Any, **kwargs: Any) -> None:
+        by_function = {each: list(values) for each, values in rewards.items()} if isinstance(rewards, dict) else {}
+        found.tables.append((list(prompts), list(completions), by_function))
+
+    setattr(grpo_trainer, name, keep)
+    try:
+        yield
+    finally:
+        setattr(grpo_trainer, name, printed)
+
+
+def watched_trainer(trainer_class: type, found: Recording) -> type:
+    """The trainer, which keeps what its methods are given and return."""
+    import torch
+
+    methods = ("_get_per_token_logps_and_entropies", "_get_per_token_logps")
+    method = next((name for name in methods if hasattr(trainer_class, name)), "")
+
+    class Recording(trainer_class):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            batch = MicroBatchRecord(-1, [], evaluation=found.in_evaluation)
+            found.micro_batches.append(batch)
+            if isinstance(inputs, Mapping) and "completion_ids" in inputs:
+                _keep(inputs, batch)
+            try:
+                return super().compute_loss(model, inputs, *args, **kwargs)
+            finally:
+                batch.generation = len(found.generated) - 1  # 0.14 samples in here
+
+        def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+            found.in_evaluation = True
+            try:
+                logs = super().evaluate(*args, **kwargs)
+            finally:
+                found.in_evaluation = False
+            logged = [entry for entry in self.state.log_history if "eval_loss" in entry]
+            found.evaluations.append((len(found.steps), dict(logged[-1]) if logged else dict(logs)))
+            found.returned.append(dict(logs))
+            return logs
+
+    def scored(self: Any, *args: Any, **kwargs: Any) -> Any:
+        scores = getattr(super(Recording, self), method)(*args, **kwargs)
+        both = scores if isinstance(scores, tuple) else (scores, None)
+        if torch.is_grad_enabled() and both[0].requires_grad and found.micro_batches:
+            batch = found.micro_batches[-1]
+            for name, value in zip(("logprobs", "entropies"), both, strict=False):
+                if value is not None:
+                    batch.values.setdefault(name, []).extend(value.detach().float().cpu().tolist())
+        return scores
+
+    if method:
+        setattr(Recording, method, scored)
+    Recording.__name__ = trainer_class.__name__
+    return Recording
+
+
+_INPUTS = {
+    "advantages": "advantages",
+    "old_per_token_logps": "old_logprobs",
+    "ref_per_token_logps": "reference_logprobs",
+}
+
+
+def _keep(inputs: Mapping[str, Any], batch: MicroBatchRecord) -> None:
+    prompts = zip(inputs["prompt_ids"].tolist(), inputs["prompt_mask"].tolist(), strict=True)
+    bare = [tuple(token for token, real in zip(ids, mask, strict=True) if real) for ids, mask in prompts]
+    batch.rows = list(zip(bare, map(tuple, inputs["completion_ids"].tolist()), strict=True))
+    for name, quantity in _INPUTS.items():
+        if inputs.get(name) is not None:
+            batch.values[quantity] = inputs[name].detach().float().cpu().tolist()
+    batch.values["completion_mask"] = inputs["completion_mask"].long().cpu().tolist()
+
+
+@contextlib.contextmanager
+def watched_steps(trainer: Any, found: Recording, whole: Whole | None) -> Iterator[None]:
+    """Keep gradients before, and weights after each step of the optimizer."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+    from transformers import TrainerCallback
+
+    kept: dict[str, torch.Tensor] = {}
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        kept.clear()
+        for name, parameter in trainer.model.named_parameters() if whole is None else ():
+            if parameter.grad is not None:
+                kept[name] = parameter.grad.detach().float().cpu().clone()
+
+    class AfterSteps(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            weights = _trained_weights(trainer) if whole is None else whole(trainer)
+            count = sum(not each.evaluation for each in found.micro_batches)
+            found.steps.append(StepRecord(count, dict(kept), weights))
+
+    callback = AfterSteps()
+    trainer.callback_handler.callbacks.insert(0, callback)  # before one that changes or saves something
+    handle = register_optimizer_step_pre_hook(before)
+    try:
+        yield
+    finally:
+        handle.remove()
+        trainer.remove_callback(callback)
+
+
+def _trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
+    return {
+        name: parameter.detach().float().cpu().clone()
+        for name, parameter in trainer.model.named_parameters()
+        if parameter.requires_grad
+    }
