@@ -172,6 +172,11 @@ class KnownIssue:
         named = {package for prediction in self.predictions for package in prediction.when}
         return tuple(package for package in stack.PACKAGES if package in named)
 
+    @cached_property
+    def is_problem_somewhere(self) -> bool:
+        """Whether it is predicted to be a problem with TRL's trainer, on some stack."""
+        return any(each.subject == "upstream" and each.verdict.is_problem for each in self.predictions)
+
     def labels(self) -> tuple[str, ...]:
         """The strategies under which it may show.
 

@@ -182,7 +182,7 @@ def _labels_of_settings(raw: Mapping[str, Any]) -> list[str]:
     _known_keys(raw, {"trainer", "labels"})
     from pytest_trlcompat.conformance import rows  # pytest loads this module at every start
 
-    known = rows.load(raw["trainer"])
+    known = rows.labels(raw["trainer"])
     labels: list[str] = raw.get("labels", list(known))
     if unknown := sorted(set(labels) - set(known)):
         raise ValueError(f"settings names {', '.join(unknown)}, which conformance/rows.toml does not have")

@@ -5,6 +5,7 @@ Imports nothing of the stack.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,11 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Row", "load"]
+__all__ = ["Row", "labels", "load"]
+
+_FILE = Path(__file__).with_name("rows.toml")
+_LINE = re.compile(r"(?P<name>\w+) = \{")
+_STRATEGY = re.compile(r'\bstrategy = "(?P<name>\w+)"')
 
 
 @dataclass(frozen=True)
@@ -44,9 +49,23 @@ def load(trainer: str) -> Mapping[str, Row]:
 
     The same for all releases: what a release does not know of a setting is left out where it is tried.
     """
-    raw = tomllib.loads(Path(__file__).with_name("rows.toml").read_text(encoding="utf-8"))[trainer]
+    raw = tomllib.loads(_FILE.read_text(encoding="utf-8"))[trainer]
     found = [
         Row(name, entry.get("strategy", "single"), {key: value for key, value in entry.items() if key != "strategy"})
         for name, entry in raw.items()
     ]
     return {row.label: row for row in found}
+
+
+@lru_cache
+def labels(trainer: str) -> tuple[str, ...]:
+    """The labels of :func:`load`, without reading settings, which costs a tenth of a doctor's answer."""
+    section = ""
+    found = []
+    for line in _FILE.read_text(encoding="utf-8").splitlines():
+        section = line.strip("[]") if line.startswith("[") else section
+        named = _LINE.match(line) if section == trainer else None
+        if named is not None:
+            strategy = _STRATEGY.search(line)
+            found.append(f"{strategy['name'] if strategy else 'single'}-{named['name']}")
+    return tuple(found)

@@ -157,11 +157,11 @@ def _shown(cell: MeasuredCell, scope: Scope, considered: Sequence[str], limit: i
     for issue in scope.catalog.values():
         if len(shown) > limit:
             return None
+        if issue.id in shown or not issue.is_problem_somewhere:
+            continue
         unmeasured = {*labels(issue, considered)} - measured.get(issue.id, {}).keys()
         predicted = (issue.predict("upstream", label, cell.versions) for label in unmeasured)
-        if issue.id not in shown and any(
-            each is not None and each.verdict.is_problem and each.by not in scope.foreign for each in predicted
-        ):
+        if any(each is not None and each.verdict.is_problem and each.by not in scope.foreign for each in predicted):
             shown.add(issue.id)
     return tuple(name for name in scope.catalog if name in shown) if len(shown) <= limit else None
 

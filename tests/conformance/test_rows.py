@@ -62,6 +62,10 @@ def test_axes_have_the_values_that_rows_choose() -> None:
     assert unknown == []
 
 
+def test_labels_are_read_without_the_settings() -> None:
+    assert rows.labels("grpo") == tuple(ROWS)
+
+
 def test_the_settings_are_each_another() -> None:
     written = [json.dumps([row.strategy, row.setting], sort_keys=True) for row in ROWS.values()]
     assert len(set(written)) == len(written)
