@@ -22,7 +22,7 @@ _TOGETHER = ("trl", "transformers")
 def unmeasured_releases(
     spec: StackSpec, cells: Sequence[MeasuredCell], packages: Collection[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Packages of the stack of which no cell has the version, or one of the range, each with the measured ones around it.
+    """Packages of which no cell has the stack's version, or one of its range, each with the measured ones around it.
 
     If each of TRL and Transformers was measured, but no cell has both: the key is ``trl and transformers``, with no
     releases.

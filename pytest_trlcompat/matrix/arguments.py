@@ -62,8 +62,8 @@ class Arguments:
 
 _USAGE = {
     "matrix": (
-        "nox -s matrix -- [--full] [--pairwise] [--pairwise-strength 2] [--torch dated|VERSION] [--issue ID ...] [--fresh] "
-        "[--tables] [-- PYTEST ARGUMENTS]"
+        "nox -s matrix -- [--full] [--pairwise] [--pairwise-strength 2] [--torch dated|VERSION] [--issue ID ...] "
+        "[--fresh] [--tables] [-- PYTEST ARGUMENTS]"
     ),
     "cell": (
         "nox -s cell -- PACKAGE=VERSION ... [--torch dated] [--python 3.12] [--issue ID ...] [--date DAY] [--fresh] "
@@ -124,6 +124,8 @@ def requested_pairwise(arguments: Sequence[str]) -> int:
         if argument.partition("=")[0] == STRENGTH:
             value = argument.partition("=")[2] or "".join(arguments[index + 1 : index + 2])
             if value not in ("1", "2"):
-                raise MatrixError(f"{STRENGTH} {value!r} is neither 1, a cell for each release, nor 2, one for each pair")
+                raise MatrixError(
+                    f"{STRENGTH} {value!r} is neither 1, a cell for each release, nor 2, one for each pair"
+                )
             strength = max(strength, int(value))
     return strength

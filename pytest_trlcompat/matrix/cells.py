@@ -42,7 +42,7 @@ PAIRWISE_TAG = "pairwise"
 """Cells with this tag are swept by ``nox -s matrix -- --pairwise``."""
 
 PAIRS_TAG = "pairs"
-"""Cells with this tag are swept by ``nox -s matrix -- --pairwise-strength 2``, besides those. Their locks are not kept."""
+"""Cells with this tag are swept by ``nox -s matrix -- --pairwise-strength 2``, besides those; no locks are kept."""
 
 _SHORT = {"trl": "trl", "transformers": "tf"}
 ORDER = ("trl", "transformers", *(package for package in PACKAGES if package not in ("trl", "transformers")))
@@ -123,8 +123,10 @@ class Matrix:
         return self._tagged(DATED_TAG)
 
     def pairwise(self, strength: int) -> tuple[Cell, ...]:
-        """The cells that covering arrays have chosen: with strength 1 each release has one, with 2 each pair of them."""
-        return tuple(cell for cell in self.cells if {PAIRWISE_TAG, *([PAIRS_TAG] if strength > 1 else [])} & {*cell.tags})
+        """The cells that covering arrays have chosen: of strength 1 for each release, of strength 2 for each pair."""
+        return tuple(
+            cell for cell in self.cells if {PAIRWISE_TAG, *([PAIRS_TAG] if strength > 1 else [])} & {*cell.tags}
+        )
 
     def cell(self, cell_id: str) -> Cell:
         """The cell of this id.

@@ -31,8 +31,8 @@ GROUPS = {
 
 _HEAD = """\
 # The cells of `nox -s matrix -- --pairwise`, one a line: the day as of which it is resolved, and its versions. Those of
-# each_pair belong to `--pairwise-strength 2` alone, and have no kept locks. Chosen by `nox -s pairwise` from releases.toml
-# beside the cells of matrix.toml; do not edit.
+# each_pair belong to `--pairwise-strength 2` alone, and have no kept locks. Chosen by `nox -s pairwise` from
+# releases.toml beside the cells of matrix.toml; do not edit.
 """
 
 

@@ -105,7 +105,9 @@ def _matrix(document: dict[str, Any]) -> Matrix:
         not_before=_named("[defaults] not_before", lambda: _days(defaults.get("not_before", {}))),
         cells=cells,
         torch=_named("[torch]", lambda: _releases(document.get("torch", {}))),
-        excluded=tuple(_named(where, lambda entry=entry: _excluded(entry)) for where, entry in _tables(document, "excluded")),
+        excluded=tuple(
+            _named(where, lambda entry=entry: _excluded(entry)) for where, entry in _tables(document, "excluded")
+        ),
     )
 
 

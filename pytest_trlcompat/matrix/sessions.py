@@ -73,8 +73,9 @@ class Project:
     def cells(self, command: Sequence[str], environ: Mapping[str, str] = os.environ) -> list[str]:
         """The ids of the cells that have sessions in a nox command: not all, so that ``nox -l`` stays short.
 
-        They are the full selection with ``-- --full``, those of covering arrays with ``-- --pairwise``, else the default
-        cells; with another torch after ``-- --torch dated`` or ``-- --torch 2.6.0``; and the cells that the command names.
+        They are the full selection with ``-- --full``, those of covering arrays with ``-- --pairwise``, else the
+        default cells; with another torch after ``-- --torch dated`` or ``-- --torch 2.6.0``; and the cells that the
+        command names.
 
         Args:
             command: the arguments of nox.

@@ -120,8 +120,8 @@ def find(matrix: Matrix, layout: Layout, cell_id: str) -> Cell:
 def cells_with_kept_locks(matrix: Matrix, layout: Layout) -> list[Cell]:
     """The cells whose locks belong in the repository: those of the matrix, and those of ``--torch dated``.
 
-    Of the latter only those with a known date: a cell that was never locked has none. Those of ``--pairwise-strength 2``
-    alone are too many: they have a date, and are resolved when they run.
+    Of the latter only those with a known date: a cell that was never locked has none. Those of
+    ``--pairwise-strength 2`` alone are too many: they have a date, and are resolved when they run.
     """
     dated = [
         with_torch(matrix, layout, cell, DATED)

@@ -1,4 +1,4 @@
-"""``python -m pytest_trlcompat.matrix.covering``: writes the releases on the registry, and the cells that cover them."""
+"""``python -m pytest_trlcompat.matrix.covering``: writes the releases on the registry and the cells that cover them."""
 
 from __future__ import annotations
 

@@ -36,10 +36,13 @@ class Choice:
         array, possible = self.array, self.space.possible
         once = (*array.of_their_day, *array.each_release)
         before, after = pairs_in(self.measured) & possible, pairs_in([*self.measured, *once]) & possible
-        releases = ", ".join(f"{len(versions)} of {name}" for name, versions in zip(PACKAGES, self.space.columns, strict=True))
+        releases = ", ".join(
+            f"{len(versions)} of {name}" for name, versions in zip(PACKAGES, self.space.columns, strict=True)
+        )
         return [
             f"Releases on {self.space.listing.day}: {releases}.",
-            f"Pairs that may be installed together: {len(self.space.declared)}; that an array may choose: {len(possible)}.",
+            f"Pairs that may be installed together: {len(self.space.declared)}; of which an array may choose: "
+            f"{len(possible)}.",
             f"The cells of matrix.toml have {len(before)} of these, {len(once)} more cells {len(after)}, "
             f"and another {len(array.each_pair)} all.",
             f"In no cell: {', '.join(array.left_out) or 'none'}.",
@@ -80,11 +83,13 @@ def written_down(matrix: Matrix) -> Sequence[Cell]:
 
 
 def _row(space: Space, lock: Mapping[str, str]) -> Row | None:
-    """A lock as a row of the space: a patch release of another package than TRL counts as the newest of its minor one."""
+    """A lock as a row of the space: of other packages than TRL a release counts as the newest of its minor one."""
     row = []
     for column, package in enumerate(PACKAGES):
         text = lock.get(package, "")
-        alike = (text,) if package == "trl" else tuple(v for v in space.columns[column] if text and minor(v) == minor(text))
+        alike = (
+            (text,) if package == "trl" else tuple(v for v in space.columns[column] if text and minor(v) == minor(text))
+        )
         found = next((version for version in space.columns[column] if version in alike), None)
         if found is None:
             return None

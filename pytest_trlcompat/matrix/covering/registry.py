@@ -1,7 +1,7 @@
 """Asks the registry for releases: their days, whether they were yanked, and what they declare to require.
 
-``pypi_simple`` speaks to the index that pip uses; ``remotezip`` reads the metadata within a wheel and downloads no more of it,
-since not every index serves metadata apart.
+``pypi_simple`` speaks to the index that pip uses; ``remotezip`` reads the metadata within a wheel and downloads no more
+of it, since not every index serves metadata apart.
 """
 
 from __future__ import annotations

@@ -29,6 +29,12 @@ __all__ = ["PACKAGES", "Listing", "Release", "allows", "counts", "minor", "read_
 PACKAGES = ("trl", "transformers", "accelerate", "deepspeed", "peft")
 """The columns of the arrays."""
 
+_HEAD = (
+    "# The releases from which the cells of `nox -s matrix -- --pairwise` are chosen: of TRL every one, of the other",
+    "# packages the newest patch of each minor release, and what they require of each other. DeepSpeed is published",
+    "# as sources alone, which declare nothing before they are built. Made by `nox -s pairwise`.",
+)
+
 
 @dataclass(frozen=True)
 class Release:
@@ -62,9 +68,7 @@ class Listing:
 
     def to_text(self) -> str:
         lines = [
-            "# The releases from which the cells of `nox -s matrix -- --pairwise` are chosen: of TRL every one, of the other",
-            "# packages the newest patch of each minor release, and what they require of each other. DeepSpeed is published",
-            "# as sources alone, which declare nothing before they are built. Made by `nox -s pairwise`.",
+            *_HEAD,
             f"day = {self.day.isoformat()}",
         ]
         for package in PACKAGES:
@@ -139,4 +143,3 @@ def _quoted(text: str) -> str:
     if "'" in text:
         raise MatrixError(f"the requirement {text!r} cannot be written as a literal string of TOML")
     return f"'{text}'"
-

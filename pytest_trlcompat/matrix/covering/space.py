@@ -1,4 +1,4 @@
-"""Which releases may stand in one cell: by what they declare, by exclusions with a reason, and by what is known to train.
+"""Which releases may stand in one cell: by what they declare, by exclusions, and by what is known to train.
 
 Imports only the standard library, ``packaging`` and the matrix.
 """
@@ -32,8 +32,8 @@ class Space:
 
     Attributes:
         excluded: combinations that are left out, each with its reason.
-        train: for each minor release of TRL the lowest and the highest minor release of Transformers with which its trainers
-            can be built. Beyond, every other suite is stopped, and a cell shows nothing but that.
+        train: for each minor release of TRL the lowest and the highest minor release of Transformers with which its
+            trainers can be built. Beyond, every other suite is stopped, and a cell shows nothing but that.
     """
 
     listing: Listing
@@ -101,7 +101,10 @@ class Space:
     def _is_excluded(self, pair: Pair) -> bool:
         versions = {PACKAGES[pair[0]]: pair[1], PACKAGES[pair[2]]: pair[3]}
         return any(
-            all(name in versions and Version(versions[name]) in SpecifierSet(wanted) for name, wanted in each.when.items())
+            all(
+                name in versions and Version(versions[name]) in SpecifierSet(wanted)
+                for name, wanted in each.when.items()
+            )
             for each in self.excluded
         )
 
@@ -120,7 +123,7 @@ def pairs_in(rows: Iterable[Row]) -> frozenset[Pair]:
 
 
 def transformers_that_train(cells: Iterable[Cell]) -> dict[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]]:
-    """For each minor release of TRL the lowest and highest minor release of Transformers among the cells of a full sweep."""
+    """For each minor release of TRL the lowest and highest one of Transformers among the cells of a full sweep."""
     found: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
     for cell in cells:
         found.setdefault(minor(cell.pins["trl"]), []).append(minor(cell.pins["transformers"]))
