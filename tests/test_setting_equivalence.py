@@ -7,7 +7,8 @@ from array import array
 from typing import Any
 
 from pytest_trlcompat.catalog.verdict import Verdict
-from suites.settings.equivalence import LOGGED, STEPS, judge_setting
+from suites.in_rank.settings import LOGGED, STEPS
+from suites.settings.equivalence import judge_setting
 
 
 def training(**logs: list[float]) -> dict[str, Any]:
