@@ -3,6 +3,7 @@
     nox -s matrix                          sweep the default cells, end with a summary
     nox -s matrix --parallel 2             two cells at a time
     nox -s matrix -- --full                every cell, for each TRL release the lowest and highest Transformers
+    nox -s matrix -- --pairwise            cells that covering arrays have chosen: every release of TRL, and more
     nox -s matrix -- --torch dated         each cell with the torch of its date, from 2.4 on
     nox -s "matrix(trl0.15.2-tf4.48.3)"    one of them
     nox -s cell -- trl=0.19.1 transformers=4.53.3 [accelerate=...] [--issue ID ...] [--date DAY]
@@ -149,7 +150,7 @@ def coverage(session: nox.Session) -> None:
 @nox.session(allow_parallel=True)
 @nox.parametrize("cell", CELLS, ids=CELLS)
 def matrix(session: nox.Session, cell: str) -> None:
-    """Run the suites in a cell's environment; continues if killed [-- --full, --torch dated, --issue ID, --fresh]."""
+    """Run the suites in a cell's environment [-- --full, --pairwise, --torch dated, --issue ID, --fresh]."""
     with errors_as_messages(session):
         PROJECT.matrix_cell(cell, session.posargs)
 
@@ -166,6 +167,14 @@ def lock(session: nox.Session) -> None:
     """Resolve the cells again, as of their dates, into fixtures/locks [-- CELL ..., --missing]."""
     with errors_as_messages(session):
         PROJECT.renew_locks(session.posargs)
+
+
+@nox.session(default=False)
+def pairwise(session: nox.Session) -> None:
+    """Choose the cells of `nox -s matrix -- --pairwise` anew, from the releases on the registry [-- --listed]."""
+    with errors_as_messages(session):
+        environment = PROJECT.tools("covering", group("covering"), project=True)
+        PROJECT.run_in(environment, ["python", "-m", "pytest_trlcompat.matrix.covering", *session.posargs])
 
 
 @nox.session(default=False)

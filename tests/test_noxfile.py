@@ -92,6 +92,12 @@ def test_the_full_selection_has_a_session_for_every_cell() -> None:
     assert listed("-s", "matrix", "--", "--full", "--issue", "grpo-logits-to-keep") == full
 
 
+def test_the_cells_of_covering_arrays_have_a_session_each() -> None:
+    matrix = read_matrix(MATRIX)
+    assert sorted(listed("-s", "matrix", "--", "--pairwise")) == sorted(cell.id for cell in matrix.pairwise(1))
+    assert len(listed("-s", "matrix", "--", "--pairwise-strength", "2")) == len(matrix.pairwise(2)) > 1000
+
+
 @pytest.mark.parametrize("how", ["option", "variable"])
 def test_every_other_cell_has_a_session_when_it_is_named(how: str) -> None:
     other = "trl1.7.1-tf4.56.2"
@@ -126,7 +132,7 @@ def test_the_other_sessions_are_run_by_name() -> None:
     listed = nox(ROOT, "--list").stdout
     assert re.findall(r"^- (\w+) ->", listed, re.MULTILINE) == [
         *("browser", "coverage"),
-        *("cell", "lock", "clean", "report", "bisect", "bench", "mutations"),
+        *("cell", "lock", "pairwise", "clean", "report", "bisect", "bench", "mutations"),
         *("upstream_tests", "branches"),
         *("points", "fields", "lint", "docs", "examples"),
     ]

@@ -25,7 +25,7 @@ from benchmarks.upstream_tests.comparing import Comparison, explanations, read_o
 from benchmarks.upstream_tests.models import MODELS, ORGANISATION, VOCABULARIES
 from benchmarks.upstream_tests.sources import MODULES, fetch_tests
 from pytest_trlcompat.matrix import process
-from pytest_trlcompat.matrix.cells import DEFAULT_TAG, Matrix
+from pytest_trlcompat.matrix.cells import DEFAULT_TAG, FULL_TAG, Matrix
 from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.sessions import Project
@@ -74,7 +74,8 @@ def cell_of(matrix: Matrix, release: str) -> str:
     cells = [cell for cell in matrix.cells if cell.pins.get("trl") == release]
     if not cells:
         raise MatrixError(f"the matrix has no cell with trl {release}")
-    newest = max(cells, key=lambda cell: Version(cell.pins["transformers"]))
+    # Of those that a person wrote down, if there is one: the others may combine releases of very different days.
+    newest = max(cells, key=lambda cell: (FULL_TAG in cell.tags, Version(cell.pins["transformers"])))
     return next((cell for cell in cells if DEFAULT_TAG in cell.tags), newest).id
 
 

@@ -78,13 +78,17 @@ def labels(issue: KnownIssue, considered: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def summary(number: int, unjudged: int = 0, names: str = "") -> str:
-    """``2 known issues affect this stack: a, b; 3 more cannot be judged``."""
+def summary(number: int, unjudged: int = 0, names: str = "", *, measured: bool = True) -> str:
+    """``2 known issues affect this stack: a, b; 3 more cannot be judged``.
+
+    Args:
+        measured: whether cells have the stack's releases; else that none affects it is predicted.
+    """
     if number == 0:
-        found = "no known issue affects this stack"
-        return (
-            f"no known issue is predicted to affect this stack, but {unjudged} cannot be judged" if unjudged else found
-        )
+        if measured and not unjudged:
+            return "no known issue affects this stack"
+        found = "no known issue is predicted to affect this stack"
+        return f"{found}, but {unjudged} cannot be judged" if unjudged else found
     found = "1 known issue affects this stack" if number == 1 else f"{number} known issues affect this stack"
     found += f": {names}" if names else ""
     return f"{found}; {unjudged} more cannot be judged" if unjudged else found

@@ -14,7 +14,7 @@ from enum import Enum
 from packaging.version import Version
 
 from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
-from pytest_trlcompat.catalog.issue import KnownIssue
+from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
 from pytest_trlcompat.catalog.ranges import Range, at, parse
 from pytest_trlcompat.catalog.regions import Region
 from pytest_trlcompat.catalog.verdict import Verdict
@@ -94,6 +94,7 @@ def confidence_in(
     evidence: Evidence,
     region: Region | None = None,
     by: str = "",
+    prediction: Prediction | None = None,
 ) -> Confidence:
     """How well measurements support ``verdict`` for the upstream trainer.
 
@@ -103,11 +104,17 @@ def confidence_in(
             that has any are used.
         region: the versions for which the verdict is predicted; a cell outside them does not support it.
         by: of ``blocked`` the known issue that is predicted to stop the test; another one does not support it.
+        prediction: that gives the verdict; a cell for which another one does has it for another reason.
     """
     for label in strategies:
         cells = [cell for cell in evidence.cells if cell.gave((issue.id, "upstream", label), verdict, by)]
         if cells:
-            inside = [cell for cell in cells if region is None or region.holds(cell.versions)]
+            inside = [
+                cell
+                for cell in cells
+                if (region is None or region.holds(cell.versions))
+                and (prediction is None or issue.predict("upstream", label, cell.versions) is prediction)
+            ]
             under = "" if label == strategies[0] else label
             beyond = Confidence(Level.BEYOND, (cells[0].id,), under)
             found = _of_cells(issue, spec, inside, under) if inside else beyond

@@ -6,8 +6,8 @@ Imports no package of the stack.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_trlcompat.catalog import remedies
@@ -23,6 +23,7 @@ from pytest_trlcompat.doctor.effects import Effect, effects_of, uncured
 from pytest_trlcompat.doctor.pins import Pins, Scope, fewest_issues, is_at, ok_pins, trainers_in
 from pytest_trlcompat.doctor.stack_spec import StackSpec
 from pytest_trlcompat.doctor.torch import other_torch
+from pytest_trlcompat.doctor.unmeasured import unmeasured_releases
 from pytest_trlcompat.trainers.kinds import TRAINERS
 
 __all__ = ["ApplicableIssue", "Diagnosis", "diagnose"]
@@ -70,6 +71,7 @@ class Diagnosis:
         left_out: strategies that were not considered, and why.
         trainer: the one that the question is about; empty for all.
         cells: all that were measured, the nearest first.
+        unmeasured: see :func:`~pytest_trlcompat.doctor.unmeasured.unmeasured_releases`.
     """
 
     spec: StackSpec
@@ -85,6 +87,7 @@ class Diagnosis:
     left_out: str = ""
     trainer: str = ""
     cells: tuple[MeasuredCell, ...] = ()
+    unmeasured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def unmeasured_trainer(self) -> str:
@@ -147,6 +150,7 @@ class Diagnosis:
             "left_out": self.left_out,
             "measured": self.measured,
             "torch": self.torch,
+            "unmeasured": {name: list(around) for name, around in self.unmeasured.items()},
             "issues": [_issue_to_dict(applicable, self) for applicable in self.issues],
             "clear": list(self.clear),
             "unpredicted": list(self.unpredicted),
@@ -243,6 +247,7 @@ def diagnose(
         left_out=left_out,
         trainer=trainer,
         cells=cells,
+        unmeasured=unmeasured_releases(spec, cells, {name for issue in relevant.values() for name in issue.packages}),
     )
 
 

@@ -60,7 +60,9 @@ def effects_of(
         alike = [other for other, same, _ in found if same is prediction and other != label]
         # A measured variant supports its strategy too, if the catalogue does not distinguish them.
         alike += [other for other in measured if prediction.concerns("upstream", other)]
-        confidence = confidence_in(issue, (label, *alike), prediction.verdict, spec, evidence, region, prediction.by)
+        confidence = confidence_in(
+            issue, (label, *alike), prediction.verdict, spec, evidence, region, prediction.by, prediction
+        )
         condition = "" if region.whole else region.describe()
         problem = otherwise.get(label, "") if prediction.by else ""
         verdict, why, by = prediction.verdict, prediction.why, prediction.by

@@ -17,6 +17,7 @@ from pytest_trlcompat.doctor.diagnosis import ApplicableIssue, Diagnosis
 from pytest_trlcompat.doctor.effects import Effect
 from pytest_trlcompat.doctor.pins import Pins
 from pytest_trlcompat.doctor.stack_spec import ORDER
+from pytest_trlcompat.doctor.unmeasured import describe
 
 __all__ = ["show"]
 
@@ -55,6 +56,9 @@ def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         yield from _wrapped("", f"not considered: {diagnosis.left_out}", width)
     if diagnosis.torch:
         yield from _wrapped("yellow", f"torch: {diagnosis.torch}", width)
+    if missing := describe(diagnosis.unmeasured, diagnosis.spec.texts):
+        said = "what follows is predicted from other releases, also that an issue does not affect this stack"
+        yield from _wrapped("yellow", f"not measured: {missing}; {said}", width)
     yield "", ""
     yield from _summary(diagnosis, width)
     named: dict[str, list[str]] = {}
@@ -145,7 +149,9 @@ def _summary(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
             found = f"No known issue that was measured with GRPO and may meet {name} affects this stack{near}."
             yield from _wrapped("bold", found, width)
         else:
-            yield from _wrapped("bold green", f"{summary(0).capitalize()}{near}.", width)
+            style = "bold yellow" if diagnosis.unmeasured else "bold green"
+            found = summary(0, measured=not diagnosis.unmeasured)
+            yield from _wrapped(style, f"{found.capitalize()}{near}.", width)
     if diagnosis.unpredicted:
         names = ", ".join(diagnosis.unpredicted)
         yield from _wrapped("", f"The catalogue makes no prediction for this stack about {names}.", width)

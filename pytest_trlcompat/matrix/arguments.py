@@ -13,13 +13,30 @@ from pytest_trlcompat.matrix import torch_axis
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.parsing import parse_day
 
-__all__ = ["EVERY_PAIR", "FULL", "ON_DEMAND", "PYTHON", "TABLES", "Arguments", "parse_arguments"]
+__all__ = [
+    "EVERY_PAIR",
+    "FULL",
+    "ON_DEMAND",
+    "PAIRWISE",
+    "PYTHON",
+    "STRENGTH",
+    "TABLES",
+    "Arguments",
+    "parse_arguments",
+    "requested_pairwise",
+]
 
 EVERY_PAIR, ON_DEMAND = "every_pair", "on_demand"
 """Markers of the suites' tests that a sweep of the default cells leaves out, rows that hold pairs of settings, and that
 every sweep does, unless it is of their issue: they take a minute each."""
 FULL = "--full"
 """Option of ``matrix``: the full selection of cells instead of the default ones, and more tests of the suites."""
+
+PAIRWISE = "--pairwise"
+"""Option of ``matrix``: the cells that covering arrays have chosen, so that each release has one."""
+
+STRENGTH = "--pairwise-strength"
+"""Option of ``matrix``: 1 is :data:`PAIRWISE`; with 2 each pair of releases has a cell."""
 
 TABLES = "--tables"
 """Option of ``matrix`` and ``cell``: at the end the tables of all issues instead of the summary."""
@@ -37,6 +54,7 @@ class Arguments:
     date: datetime.date | None
     fresh: bool
     full: bool
+    pairwise: int
     torch: str | None
     python: str | None
     pytest_arguments: tuple[str, ...]
@@ -44,7 +62,8 @@ class Arguments:
 
 _USAGE = {
     "matrix": (
-        "nox -s matrix -- [--full] [--torch dated|VERSION] [--issue ID ...] [--fresh] [--tables] [-- PYTEST ARGUMENTS]"
+        "nox -s matrix -- [--full] [--pairwise] [--pairwise-strength 2] [--torch dated|VERSION] [--issue ID ...] "
+        "[--fresh] [--tables] [-- PYTEST ARGUMENTS]"
     ),
     "cell": (
         "nox -s cell -- PACKAGE=VERSION ... [--torch dated] [--python 3.12] [--issue ID ...] [--date DAY] [--fresh] "
@@ -68,6 +87,8 @@ def parse_arguments(session: str, arguments: Sequence[str]) -> Arguments:
     parser.add_argument("--date")
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument(FULL, action="store_true")
+    parser.add_argument(PAIRWISE, action="store_true")
+    parser.add_argument(STRENGTH)
     parser.add_argument(TABLES, action="store_true")
     parser.add_argument(torch_axis.OPTION)
     parser.add_argument(PYTHON)
@@ -85,7 +106,26 @@ def parse_arguments(session: str, arguments: Sequence[str]) -> Arguments:
         date,
         parsed.fresh,
         parsed.full,
+        requested_pairwise(ours),
         parsed.torch,
         parsed.python,
         for_pytest,
     )
+
+
+def requested_pairwise(arguments: Sequence[str]) -> int:
+    """The strength of the covering arrays whose cells the arguments of a session ask for; 0 for none.
+
+    Raises:
+        MatrixError: for another strength than 1 or 2.
+    """
+    strength = 1 if PAIRWISE in arguments else 0
+    for index, argument in enumerate(arguments):
+        if argument.partition("=")[0] == STRENGTH:
+            value = argument.partition("=")[2] or "".join(arguments[index + 1 : index + 2])
+            if value not in ("1", "2"):
+                raise MatrixError(
+                    f"{STRENGTH} {value!r} is neither 1, a cell for each release, nor 2, one for each pair"
+                )
+            strength = max(strength, int(value))
+    return strength

@@ -15,7 +15,19 @@ from packaging.version import Version
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.stack import PACKAGES
 
-__all__ = ["DATED_TAG", "DEFAULT_TAG", "FULL_TAG", "ORDER", "Cell", "Matrix", "age", "check_python"]
+__all__ = [
+    "DATED_TAG",
+    "DEFAULT_TAG",
+    "FULL_TAG",
+    "ORDER",
+    "PAIRS_TAG",
+    "PAIRWISE_TAG",
+    "Cell",
+    "Excluded",
+    "Matrix",
+    "age",
+    "check_python",
+]
 
 DEFAULT_TAG = "default"
 """Cells with this tag are swept by a plain ``nox -s matrix``."""
@@ -25,6 +37,12 @@ FULL_TAG = "full"
 
 DATED_TAG = "dated"
 """Cells with this tag are swept by ``nox -s matrix -- --torch dated``, besides the default ones."""
+
+PAIRWISE_TAG = "pairwise"
+"""Cells with this tag are swept by ``nox -s matrix -- --pairwise``."""
+
+PAIRS_TAG = "pairs"
+"""Cells with this tag are swept by ``nox -s matrix -- --pairwise-strength 2``, besides those; no locks are kept."""
 
 _SHORT = {"trl": "trl", "transformers": "tf"}
 ORDER = ("trl", "transformers", *(package for package in PACKAGES if package not in ("trl", "transformers")))
@@ -54,6 +72,18 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Excluded:
+    """A combination that no covering array chooses, though it may be installed.
+
+    Attributes:
+        when: package to the range of versions that is meant.
+    """
+
+    when: Mapping[str, str]
+    why: str
+
+
+@dataclass(frozen=True)
 class Matrix:
     """The cells, and the settings that they share.
 
@@ -66,6 +96,7 @@ class Matrix:
         settle_days: a cell without a date is resolved as of this many days after the release of its newest pin.
         not_before: dependencies of the undated packages, and the days as of which older cells take them.
         torch: releases of torch that the harness supports, oldest first, and the days when the index got them.
+        excluded: combinations that no covering array chooses.
     """
 
     python: str
@@ -77,6 +108,7 @@ class Matrix:
     not_before: Mapping[str, datetime.date] = field(default_factory=dict)
     cells: tuple[Cell, ...] = field(default=())
     torch: Mapping[str, datetime.date] = field(default_factory=dict)
+    excluded: tuple[Excluded, ...] = ()
 
     def default(self) -> tuple[Cell, ...]:
         """The cells of a plain ``nox -s matrix``: few, and the most informative."""
@@ -89,6 +121,12 @@ class Matrix:
     def tagged_dated(self) -> tuple[Cell, ...]:
         """Those that stand for a release of torch each, besides the default ones."""
         return self._tagged(DATED_TAG)
+
+    def pairwise(self, strength: int) -> tuple[Cell, ...]:
+        """The cells that covering arrays have chosen: of strength 1 for each release, of strength 2 for each pair."""
+        return tuple(
+            cell for cell in self.cells if {PAIRWISE_TAG, *([PAIRS_TAG] if strength > 1 else [])} & {*cell.tags}
+        )
 
     def cell(self, cell_id: str) -> Cell:
         """The cell of this id.

@@ -20,6 +20,16 @@ class Layout:
         return self.root / "fixtures" / "matrix.toml"
 
     @property
+    def pairwise(self) -> Path:
+        """The cells that covering arrays have chosen."""
+        return self.root / "fixtures" / "pairwise.toml"
+
+    @property
+    def releases(self) -> Path:
+        """The releases from which they were chosen."""
+        return self.root / "fixtures" / "releases.toml"
+
+    @property
     def evidence(self) -> Path:
         """The verdicts of the published sweep, which ship with the package."""
         return self.root / "fixtures" / "evidence.json"

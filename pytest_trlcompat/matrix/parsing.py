@@ -1,4 +1,4 @@
-"""Reads cells from ``fixtures/matrix.toml`` and from ``trl=0.19.1`` arguments.
+"""Reads cells from ``fixtures/matrix.toml``, ``pairwise.toml`` beside it, and from ``trl=0.19.1`` arguments.
 
 Imports only the standard library, ``packaging`` and the stack's list of packages.
 """
@@ -9,14 +9,17 @@ import datetime
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from pytest_trlcompat.matrix.cells import ORDER, Cell, Matrix, check_python
+from pytest_trlcompat.matrix.cells import ORDER, Cell, Excluded, Matrix, check_python
 from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.pairwise import read_pairwise
 from pytest_trlcompat.stack import PACKAGES
 
 if sys.version_info >= (3, 11):
@@ -28,7 +31,7 @@ __all__ = ["parse_day", "parse_pins", "read_matrix"]
 
 
 def read_matrix(path: Path) -> Matrix:
-    """Read ``matrix.toml``.
+    """Read ``matrix.toml``, and the cells of ``pairwise.toml`` in the same folder, if there is one.
 
     Raises:
         MatrixError: one message that names the file, the entry and what is wrong with it.
@@ -41,9 +44,10 @@ def read_matrix(path: Path) -> Matrix:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise MatrixError(f"{path}: not valid TOML: {error}") from error
     try:
-        return _matrix(document)
+        matrix = _matrix(document)
     except MatrixError as error:
         raise MatrixError(f"{path}: {error}") from error
+    return replace(matrix, cells=(*matrix.cells, *read_pairwise(path.with_name("pairwise.toml"))))
 
 
 def parse_pins(arguments: Iterable[str]) -> dict[str, str]:
@@ -80,7 +84,7 @@ def parse_day(value: object) -> datetime.date:
 
 
 def _matrix(document: dict[str, Any]) -> Matrix:
-    _only(document, {"defaults", "torch", "cell", "series"}, "the top level")
+    _only(document, {"defaults", "torch", "cell", "series", "excluded"}, "the top level")
     defaults = document.get("defaults", {})
     if not isinstance(defaults, dict):
         raise MatrixError("[defaults] must be a table")
@@ -101,6 +105,9 @@ def _matrix(document: dict[str, Any]) -> Matrix:
         not_before=_named("[defaults] not_before", lambda: _days(defaults.get("not_before", {}))),
         cells=cells,
         torch=_named("[torch]", lambda: _releases(document.get("torch", {}))),
+        excluded=tuple(
+            _named(where, lambda entry=entry: _excluded(entry)) for where, entry in _tables(document, "excluded")
+        ),
     )
 
 
@@ -121,11 +128,31 @@ def _cells(document: dict[str, Any]) -> tuple[Cell, ...]:
 def _entries(document: dict[str, Any]) -> Iterator[tuple[str, object]]:
     """Every ``[[cell]]`` and ``[[series]]`` with its name in messages."""
     for kind in ("cell", "series"):
-        entries = document.get(kind, [])
-        if not isinstance(entries, list):
-            raise MatrixError(f"[{kind}] must be [[{kind}]], a list of tables")
-        for number, entry in enumerate(entries, 1):
-            yield f"[[{kind}]] number {number}", entry
+        yield from _tables(document, kind)
+
+
+def _tables(document: dict[str, Any], kind: str) -> Iterator[tuple[str, object]]:
+    entries = document.get(kind, [])
+    if not isinstance(entries, list):
+        raise MatrixError(f"[{kind}] must be [[{kind}]], a list of tables")
+    for number, entry in enumerate(entries, 1):
+        yield f"[[{kind}]] number {number}", entry
+
+
+def _excluded(entry: object) -> Excluded:
+    if not isinstance(entry, dict):
+        raise MatrixError("an exclusion must be a table")
+    _only(entry, {"when", "why"}, "an exclusion")
+    when, why = entry.get("when"), entry.get("why")
+    if not isinstance(when, dict) or not when or not isinstance(why, str) or not why:
+        raise MatrixError("write for example when = { transformers = '>=5', peft = '<0.18' } and why = 'reason'")
+    for package, wanted in when.items():
+        _known(package, "when")
+        try:
+            SpecifierSet(_text(wanted, f"the range of {package}"))
+        except InvalidSpecifier as error:
+            raise MatrixError(f"malformed range {wanted!r} of {package}") from error
+    return Excluded(dict(when), why)
 
 
 def _cell(entry: object) -> list[Cell]:

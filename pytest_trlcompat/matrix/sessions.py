@@ -17,8 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat.matrix import cuda, disk, locks, own_coverage, process, torch_axis
-from pytest_trlcompat.matrix.arguments import EVERY_PAIR, FULL, ON_DEMAND, PYTHON, TABLES, Arguments, parse_arguments
-from pytest_trlcompat.matrix.cells import Cell, Matrix
+from pytest_trlcompat.matrix.arguments import (
+    EVERY_PAIR,
+    FULL,
+    ON_DEMAND,
+    PAIRWISE,
+    PYTHON,
+    TABLES,
+    Arguments,
+    parse_arguments,
+    requested_pairwise,
+)
+from pytest_trlcompat.matrix.cells import PAIRS_TAG, Cell, Matrix
 from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, prune
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import explained_os_errors
@@ -63,8 +73,9 @@ class Project:
     def cells(self, command: Sequence[str], environ: Mapping[str, str] = os.environ) -> list[str]:
         """The ids of the cells that have sessions in a nox command: not all, so that ``nox -l`` stays short.
 
-        They are the full selection with ``-- --full``, else the default cells; with another torch after
-        ``-- --torch dated`` or ``-- --torch 2.6.0``; and the cells that the command names.
+        They are the full selection with ``-- --full``, those of covering arrays with ``-- --pairwise``, else the
+        default cells; with another torch after ``-- --torch dated`` or ``-- --torch 2.6.0``; and the cells that the
+        command names.
 
         Args:
             command: the arguments of nox.
@@ -73,7 +84,8 @@ class Project:
         posargs, names = command[cut:], [*command[:cut], environ.get("NOXSESSION", "")]
         self._tables = TABLES in posargs
         torch = torch_axis.requested_torch(posargs)
-        chosen = torch_axis.selection(self.matrix, self.layout, full=FULL in posargs, torch=torch)
+        pairwise = requested_pairwise(posargs)
+        chosen = torch_axis.selection(self.matrix, self.layout, full=FULL in posargs, pairwise=pairwise, torch=torch)
         known = {cell.id for cell in (*chosen, *self.matrix.cells)}
         named = re.findall(r"matrix\(([^()]+)\)", " ".join(names))
         self._named = [cell_id for cell_id in named if self._has(cell_id, known)]
@@ -99,7 +111,9 @@ class Project:
         cell = torch_axis.find(self.matrix, self.layout, cell_id)
         if options.torch is not None:
             cell = torch_axis.with_torch(self.matrix, self.layout, cell, options.torch)
-        cells = torch_axis.selection(self.matrix, self.layout, full=options.full, torch=options.torch)
+        cells = torch_axis.selection(
+            self.matrix, self.layout, full=options.full, pairwise=options.pairwise, torch=options.torch
+        )
         later = tuple(itertools.dropwhile(lambda each: each.id != cell.id, cells))
         if not self.sweep.has_begun:
             # nox does not give a session the names of the others; with --parallel only its own is known.
@@ -116,8 +130,9 @@ class Project:
             MatrixError: see :meth:`matrix_cell`.
         """
         options = parse_arguments("cell", arguments)
-        if options.full:
-            raise MatrixError(f"cell does not take {FULL}; for all cells use: nox -s matrix -- {FULL}")
+        if options.full or options.pairwise:
+            which = FULL if options.full else PAIRWISE
+            raise MatrixError(f"cell does not take {which}; for all cells use: nox -s matrix -- {which}")
         if len(options.positional) == 1 and "=" not in options.positional[0]:
             cell = torch_axis.find(self.matrix, self.layout, options.positional[0])
             cell = dataclasses.replace(cell, date=options.date or cell.date)
@@ -146,7 +161,7 @@ class Project:
                 self._renew(named, missing)
             else:
                 self._renew_cuda_libraries(missing)
-                self._renew(self.matrix.cells, missing)
+                self._renew([cell for cell in self.matrix.cells if PAIRS_TAG not in cell.tags], missing)
                 # After the others, since the torch of a dated cell follows from the date of its other lock.
                 others = {cell.id for cell in self.matrix.cells}
                 self._renew([cell for cell in self._with_kept_locks() if cell.id not in others], missing)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from packaging.version import InvalidVersion, Version
 
-from pytest_trlcompat.matrix.cells import Cell, Matrix, age
+from pytest_trlcompat.matrix.cells import PAIRS_TAG, Cell, Matrix, age
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import kept_date
@@ -45,11 +45,14 @@ def requested_torch(arguments: Sequence[str]) -> str | None:
     return None
 
 
-def selection(matrix: Matrix, layout: Layout, *, full: bool = False, torch: str | None = None) -> tuple[Cell, ...]:
+def selection(
+    matrix: Matrix, layout: Layout, *, full: bool = False, pairwise: int = 0, torch: str | None = None
+) -> tuple[Cell, ...]:
     """The cells of a sweep.
 
     Args:
         full: the full selection instead of the default cells.
+        pairwise: the cells of covering arrays of this strength instead of them, or after the full selection.
         torch: :data:`DATED` gives each cell the torch of its date, and adds the cells with that tag; a version gives
             every cell that one; ``None`` keeps the default pin.
 
@@ -59,10 +62,12 @@ def selection(matrix: Matrix, layout: Layout, *, full: bool = False, torch: str 
     Raises:
         MatrixError: see :func:`with_torch`.
     """
-    cells = matrix.full() if full else matrix.default()
+    cells = matrix.full() if full else () if pairwise else matrix.default()
+    if pairwise:
+        cells = (*cells, *sorted(matrix.pairwise(pairwise), key=age))
     if torch is None:
         return cells
-    if torch == DATED:
+    if torch == DATED and not pairwise:
         cells = tuple({cell.id: cell for cell in (*cells, *matrix.tagged_dated())}.values())
     changed = {cell.id: cell for cell in (with_torch(matrix, layout, cell, torch) for cell in cells)}
     return tuple(sorted(changed.values(), key=lambda cell: (Version(matrix.all_pins(cell)["torch"]), age(cell))))
@@ -115,14 +120,16 @@ def find(matrix: Matrix, layout: Layout, cell_id: str) -> Cell:
 def cells_with_kept_locks(matrix: Matrix, layout: Layout) -> list[Cell]:
     """The cells whose locks belong in the repository: those of the matrix, and those of ``--torch dated``.
 
-    Of the latter only those with a known date: a cell that was never locked has none.
+    Of the latter only those with a known date: a cell that was never locked has none. Those of
+    ``--pairwise-strength 2`` alone are too many: they have a date, and are resolved when they run.
     """
     dated = [
         with_torch(matrix, layout, cell, DATED)
         for cell in (*matrix.default(), *matrix.tagged_dated())
         if matrix.torch and (cell.date or kept_date(cell, layout))
     ]
-    return list({cell.id: cell for cell in (*matrix.cells, *dated)}.values())
+    kept = [cell for cell in matrix.cells if PAIRS_TAG not in cell.tags]
+    return list({cell.id: cell for cell in (*kept, *dated)}.values())
 
 
 def _pinned(matrix: Matrix, cell: Cell, torch: str, day: datetime.date | None) -> Cell:

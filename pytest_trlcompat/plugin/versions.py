@@ -40,7 +40,7 @@ class VersionMatrix:
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
-        """All cells of ``fixtures/matrix.toml``."""
+        """All cells of ``fixtures/matrix.toml`` and ``fixtures/pairwise.toml``."""
         from pytest_trlcompat import _data
         from pytest_trlcompat.matrix.parsing import read_matrix
 

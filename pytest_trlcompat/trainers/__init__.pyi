@@ -41,6 +41,7 @@ from .ppo_newer_trainer import PPONewerTrainerMixin as PPONewerTrainerMixin
 from .ppo_save import PPOSaveMixin as PPOSaveMixin
 from .resuming import ResumingMixin as ResumingMixin
 from .sampling import SamplingMixin as SamplingMixin
+from .scale_rewards import ScaleRewardsMixin as ScaleRewardsMixin
 from .token_normalizer import TokenNormalizerMixin as TokenNormalizerMixin
 from .train_sampler import TrainSamplerMixin as TrainSamplerMixin
 from .warnings_issued import WarningsIssuedMixin as WarningsIssuedMixin

@@ -35,6 +35,7 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "GradientAccumulationMixin",
             "DeepSpeedAccumulationMixin",
             "TokenNormalizerMixin",
+            "ScaleRewardsMixin",
             "SamplingMixin",
             "CheckpointedGenerationMixin",
             "PlainLogProbsMixin",

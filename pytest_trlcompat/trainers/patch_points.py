@@ -171,6 +171,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "PlainLogProbsMixin": (_grpo("GRPOTrainer._get_per_token_logps_and_entropies", ">=0.20"),),
     "ResumingMixin": (_trainer("_load_rng_state"),),
     "SamplingMixin": (GENERATION,),
+    "ScaleRewardsMixin": (_grpo("GRPOTrainer._generate_and_score_completions", ">=0.16"),),
     "TokenNormalizerMixin": (
         _grpo("GRPOTrainer._compute_loss", ">=0.17"),
         _grpo("GRPOTrainer._generate_and_score_completions", ">=0.16"),

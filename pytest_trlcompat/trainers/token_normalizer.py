@@ -37,8 +37,9 @@ class TokenNormalizerMixin(Cure):
     def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
         batch = upstream._generate_and_score_completions(*args, **kwargs)
-        masks = self.args.mask_truncated_completions and not _masks_before_it_counts(type(self))
-        if "num_items_in_batch" in batch and masks:
+        # In this order: releases that count no tokens may not have the argument either.
+        counts = "num_items_in_batch" in batch
+        if counts and self.args.mask_truncated_completions and not _masks_before_it_counts(type(self)):
             mask = batch["completion_mask"]
             if "tool_mask" in batch:
                 mask = mask * batch["tool_mask"]

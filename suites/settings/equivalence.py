@@ -72,10 +72,10 @@ def judge_setting(issue: str, ranks: Sequence[Mapping[str, Any]], truths: Sequen
     for key, values in wanted.items():
         unrounded = "losses" if key == "loss" else key
         spread = max((_apart(each[unrounded], wanted[unrounded]) for each in near), default=0.0)
-        off = _apart(numbers[key], values)
+        off = _apart(numbers.get(key, []), values)  # none of what a training does not log
         allowed = NUMBER_TOLERANCE * max(1.0, *map(abs, values)) + FACTOR * spread
         allowed += LOSS_ROUNDING if key == "loss" else 0.0
-        evidence[key], evidence[f"{key}_single"] = numbers[key], values
+        evidence[key], evidence[f"{key}_single"] = numbers.get(key, []), values
         if not off <= allowed:
             wrong[key] = {"off": off, "allowed": allowed}
     moved, true_moves = _movements(ranks[0]), _movements(truth)

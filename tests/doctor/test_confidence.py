@@ -61,6 +61,25 @@ def test_between_means_in_every_package_that_decides() -> None:
     assert across.cells == ("trl0.15.2-tf4.50.3", "trl0.17.0-tf4.48.3")
 
 
+def test_cells_that_gave_the_verdict_for_another_reason_do_not_support_it() -> None:
+    """As those of releases before and after one that has a fault of its own."""
+    entry = issue(
+        predict("silent", trl=">=0.16,<0.16.2"),
+        predict("silent", transformers="<4.40"),
+        predict("ok"),
+        strategies=("single",),
+    )
+    around = [cell("0.15.2", "4.39.3", single="silent"), cell("0.17.0", "4.39.3", single="silent")]
+    (effect,) = only(ask("trl==0.16.1", "transformers==4.39.3", issues=[entry], cells=around)).effects
+    assert (
+        effect.confidence.describe()
+        == "outside the measured range; the nearest cell with this verdict is trl0.17.0-tf4.39.3"
+    )
+    itself = [*around, cell("0.16.1", "4.39.3", single="silent")]
+    (effect,) = only(ask("trl==0.16.1", "transformers==4.39.3", issues=[entry], cells=itself)).effects
+    assert effect.confidence.describe() == "measured on trl0.16.1-tf4.39.3"
+
+
 def test_a_strategy_that_was_not_measured_rests_on_one_that_was() -> None:
     (effect,) = only(ask("trl==0.15.2", cells=[cell("0.15.2", zero3="broken")])).effects
     assert effect.strategies == ("single", "zero3")

@@ -159,3 +159,10 @@ def test_what_trl_masks_before_it_counts_is_not_counted_again() -> None:
         trainer.accelerator.gather = gather
         batch = trainer._generate_and_score_completions(torch.tensor(MASK))
         assert (batch["num_items_in_batch"].item(), gathered) == (5, gathers)
+
+
+def test_a_release_without_truncated_completions_is_left_alone() -> None:
+    """Releases 0.16 have the method, and neither a number of tokens nor the argument."""
+    trainer = corrected(Trl021)
+    trainer.args = SimpleNamespace()
+    assert list(trainer._generate_and_score_completions(torch.tensor(MASK))) == ["completion_mask"]

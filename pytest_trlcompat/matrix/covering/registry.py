@@ -1,0 +1,94 @@
+"""Asks the registry for releases: their days, whether they were yanked, and what they declare to require.
+
+``pypi_simple`` speaks to the index that pip uses; ``remotezip`` reads the metadata within a wheel and downloads no more
+of it, since not every index serves metadata apart.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterable, Iterator
+
+from packaging.metadata import parse_email
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+from pypi_simple import PYPI_SIMPLE_ENDPOINT, DistributionPackage, PyPISimple
+from remotezip import RemoteZip
+
+from pytest_trlcompat.matrix.covering.releases import PACKAGES, Listing, Release, counts
+from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.uv import settings
+
+__all__ = ["ask"]
+
+Files = list[DistributionPackage]
+
+
+def ask(first: str, python: str) -> Listing:
+    """Every release of TRL from ``first`` on, and of the others the newest patch of each minor release since its day.
+
+    Pre-releases, yanked ones and those for other Pythons are left out.
+
+    Raises:
+        MatrixError: the registry does not have ``first``, or does not say when something was uploaded.
+    """
+    endpoint = settings(os.environ).get("UV_DEFAULT_INDEX", PYPI_SIMPLE_ENDPOINT)
+    with PyPISimple(endpoint) as client:
+        files = {package: _files(client.get_project_page(package).packages, python) for package in PACKAGES}
+        if Version(first) not in files["trl"]:
+            raise MatrixError(f"the registry has no trl {first}")
+        since = _day(files["trl"][Version(first)])
+        found = {}
+        for package in PACKAGES:
+            versions = [version for version in files[package] if version >= Version(first)]
+            if package != "trl":
+                versions = [each for each in _newest_patches(files[package]) if _day(files[package][each]) >= since]
+            found[package] = tuple(_release(package, each, files[package][each], python) for each in sorted(versions))
+    return Listing(datetime.datetime.now(datetime.timezone.utc).date(), found)
+
+
+def _files(packages: Iterable[DistributionPackage], python: str) -> dict[Version, Files]:
+    found: dict[Version, Files] = {}
+    for file in packages:
+        try:
+            version = Version(file.version or "")
+        except InvalidVersion:
+            continue
+        runs = file.requires_python is None or python in SpecifierSet(file.requires_python)
+        if not version.is_prerelease and not file.is_yanked and runs:
+            found.setdefault(version, []).append(file)
+    return found
+
+
+def _newest_patches(versions: Iterable[Version]) -> Iterator[Version]:
+    newest: dict[tuple[int, ...], Version] = {}
+    for version in versions:
+        newest[version.release[:2]] = max(version, newest.get(version.release[:2], version))
+    yield from newest.values()
+
+
+def _release(package: str, version: Version, files: Files, python: str) -> Release:
+    return Release(package, str(version), _day(files), tuple(_requires(files, python)))
+
+
+def _day(files: Files) -> datetime.date:
+    days = [file.upload_time.date() for file in files if file.upload_time is not None]
+    if not days:
+        raise MatrixError(f"the package index does not say when {files[0].filename} was uploaded")
+    return min(days)
+
+
+def _requires(files: Files, python: str) -> Iterator[str]:
+    """The requirements on other packages of a cell."""
+    wheel = next((file for file in files if file.package_type == "wheel"), None)
+    if wheel is None:
+        return
+    with RemoteZip(wheel.url) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata, _ = parse_email(archive.read(name))
+    for requirement in map(Requirement, metadata.get("requires_dist", [])):
+        if canonicalize_name(requirement.name) in PACKAGES and requirement.specifier and counts(requirement, python):
+            yield str(requirement)
