@@ -154,7 +154,7 @@ class _Learner:
         settings = self.settings
         tokens = self._tokens(episodes)
         mask = tokens.completion_mask
-        steps = ppo_rewards.step_mask(mask, settings.has_own_score_step)
+        steps = ppo_rewards.step_mask(mask, settings.has_own_score_step, settings.world_size)
         with torch.no_grad():
             sampled = self._score(self.trained.policy, tokens)
             reference = self._score(self.reference_model, tokens).logprobs

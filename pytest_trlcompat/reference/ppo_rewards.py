@@ -39,14 +39,18 @@ def divergence(logprobs: Tensor, reference_logprobs: Tensor, estimator: str) -> 
     return logprobs - reference_logprobs if estimator == "k1" else kl_estimate(logprobs, reference_logprobs)
 
 
-def step_mask(mask: Tensor, own_score_step: bool) -> Tensor:
+def step_mask(mask: Tensor, own_score_step: bool, ranks: int = 1) -> Tensor:
     """Steps that have a reward and a value: tokens that count, and the one after them where there is place.
 
     Args:
         mask: ``(R, C)``, true for the first tokens of each row.
         own_score_step: see ``score_at`` of :class:`~pytest_trlcompat.reference.PPOUndecided`.
+        ranks: how many share the rows; the longest response of each has no place.
     """
-    return mask | torch.cat([mask[:, :1], mask[:, :-1]], 1) if own_score_step else mask
+    if not own_score_step:
+        return mask
+    parts = mask.chunk(ranks)
+    return torch.cat([(each | each.roll(1, 1).index_fill(1, torch.tensor([0]), True)) & each.any(0) for each in parts])
 
 
 def rewards_of(kl: Tensor, scores: Tensor, steps: Tensor, kl_coef: float) -> Tensor:

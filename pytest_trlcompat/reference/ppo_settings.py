@@ -30,7 +30,7 @@ class PPOUndecided:
         score_at: where the score, which is "only given at the end of episode" (Huang et al.), is a reward: at the
             ``"last_token"``, as in their example, with nothing after it; or at a step of its own
             ``"after_last_token"``, whose state is the whole response, and which has a value, too. A response as long as
-            the longest of its batch has no place for such a step, and has its score at its last token.
+            the longest one of its batch on its rank has no place for such a step, and has its score at its last token.
         whiten_over: the values that are whitened together: those of the whole ``"batch"``, or of each ``"rank"``.
             Huang et al. whiten by mini-batch, where each has rewards and advantages of its own; with one mini-batch
             this is the same, and with several it is no choice here, since the documentation of TRL knows one reward and

@@ -116,6 +116,14 @@ def test_a_score_after_the_last_token_by_hand() -> None:
     assert made.advantages[1, 1] == 0
 
 
+def test_a_score_has_a_step_of_its_own_where_its_rank_has_place() -> None:
+    lengths = torch.tensor([1, 2, 4, 3])
+    mask = torch.arange(4)[None] < lengths[:, None]
+    assert reference.step_mask(mask, False).sum(1).tolist() == [1, 2, 4, 3]
+    assert reference.step_mask(mask, True).sum(1).tolist() == [2, 3, 4, 4]
+    assert reference.step_mask(mask, True, ranks=2).sum(1).tolist() == [2, 2, 4, 4]
+
+
 def test_estimators_of_the_divergence() -> None:
     policy, other = torch.tensor([[math.log(0.2)]]), torch.tensor([[math.log(0.5)]])
     assert float(reference.divergence(policy, other, "k1")) == pytest.approx(math.log(0.4))
@@ -189,12 +197,12 @@ def test_clipping_of_the_policy_is_that_of_the_papers_first_figure(
     ],
 )
 def test_clipping_of_the_value_function(value: float, target: float, loss: float, is_clipped: bool) -> None:
-    tensors = [torch.tensor([[each]]) for each in (value, 1.0, target)]
-    found, clipped = reference.clipped_value_losses(*tensors, 0.2)
+    new, old, returns = (torch.tensor([[each]]) for each in (value, 1.0, target))
+    found, clipped = reference.clipped_value_losses(new, old, returns, 0.2)
     assert float(found) == pytest.approx(loss)
     assert bool(clipped) == is_clipped
-    assert float(reference.clipped_value_losses(*tensors, 0.2, scale=1.0)[0]) == pytest.approx(2 * loss)
-    assert bool(reference.clipped_value_losses(*tensors, 0.2, clipped_by="range")[1]) == (abs(value - 1) > 0.2)
+    assert float(reference.clipped_value_losses(new, old, returns, 0.2, scale=1.0)[0]) == pytest.approx(2 * loss)
+    assert bool(reference.clipped_value_losses(new, old, returns, 0.2, clipped_by="range")[1]) == (abs(value - 1) > 0.2)
 
 
 def test_scores_and_penalties() -> None:

@@ -55,6 +55,8 @@ def test_epochs_and_mini_batches_are_optimizer_steps_on_one_experience() -> None
     assert step.logs["policy/approxkl_avg"] == pytest.approx(float(k2.mean()))
     losses = [float(each.policy_loss) for each in step.optimizer_steps]
     assert step.logs["loss/policy_avg"] == pytest.approx(sum(losses) / 4)
+    losses = [float(each.value_loss) for each in step.optimizer_steps]
+    assert step.logs["loss/value_avg"] == pytest.approx(sum(losses) / 4)
     by_micro = step_of(
         num_ppo_epochs=2,
         num_mini_batches=2,
@@ -113,6 +115,8 @@ def test_whitening_over_a_batch_or_over_each_rank() -> None:
     assert float(batch.advantages[mask].var(correction=0)) == pytest.approx(1)
     assert float(batch.whitened_rewards[mask].mean()) == pytest.approx(float(batch.rewards[mask].mean()))
     assert float(batch.whitened_rewards[mask].var(correction=0)) == pytest.approx(1)
+    estimates = reference.advantage_estimates(batch.whitened_rewards, batch.values, mask, gamma=1.0, lam=0.95)
+    assert torch.equal(batch.returns, estimates + batch.values)
     rank = step_of(world_size=2, undecided=PPOUndecided(whiten_over="rank")).experience
     for rows in (slice(0, 2), slice(2, 4)):
         own = rank.advantages[rows][mask[rows]]
