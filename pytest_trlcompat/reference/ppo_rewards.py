@@ -49,8 +49,8 @@ def step_mask(mask: Tensor, own_score_step: bool, ranks: int = 1) -> Tensor:
     """
     if not own_score_step:
         return mask
-    parts = mask.chunk(ranks)
-    return torch.cat([(each | each.roll(1, 1).index_fill(1, torch.tensor([0]), True)) & each.any(0) for each in parts])
+    # Where a row fills the width, its last token comes round to its first, which counts anyway.
+    return torch.cat([(each | each.roll(1, 1)) & each.any(0) for each in mask.chunk(ranks)])
 
 
 def rewards_of(kl: Tensor, scores: Tensor, steps: Tensor, kl_coef: float) -> Tensor:

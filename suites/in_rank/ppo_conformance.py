@@ -64,7 +64,7 @@ def hold(
     Returns:
         By setting: ``failure``, what the training ended in; ``differences``, each with ``stage``, ``where``,
         ``expected``, ``found``, ``off`` and ``allowed``, the first one first; ``compared``, how many quantities; and
-        ``unknown``, what of the setting this release does not know.
+        ``unknown``, what of the setting this release does not know. The first rank alone compares, for all ranks.
     """
     return {name: _held(subject, model, setting, seed) for name, setting in settings.items()}
 
@@ -80,7 +80,8 @@ def _held(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int)
         recorded, before = ppo_recording.record(subject, model, setting, seed)
     if training:
         return {**found, "failure": training["text"]}
-    return {**found, **_compared(_of_all_ranks(recorded), before)}
+    every = _of_all_ranks(recorded)
+    return {**found, **_compared(every, before)} if recorded.rank == 0 else found
 
 
 def _of_all_ranks(recorded: Recording) -> list[Recording]:

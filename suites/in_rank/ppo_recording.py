@@ -67,12 +67,14 @@ class Recording:
 
     Attributes:
         arguments: fields of the config as the trainer has them.
+        rank: whose.
         rows: query and response of each row, without padding, in the order of batches.
         seen: by quantity, what passed by in each batch: ``(batch, tensor)``.
         micro_batches: batch, and the tokens of each row without padding.
     """
 
     arguments: dict[str, Any]
+    rank: int = 0
     rows: list[tuple[list[int], list[int]]] = field(default_factory=list)
     seen: dict[str, list[tuple[int, torch.Tensor]]] = field(default_factory=dict)
     micro_batches: list[tuple[int, list[list[int]]]] = field(default_factory=list)
@@ -131,6 +133,7 @@ def record(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int
     )
     trained = trainer.accelerator.unwrap_model(trainer.model)
     reference_model = getattr(trainer, "ref_model", None) or trainer.ref_policy
+    _move(reference_model, seed=3)
     models = (trained.policy, reference_model, trainer.reward_model, trained.value_model)
     before = ppo.Models(*(copy.deepcopy(each).cpu() for each in models))
     found = Recording(
@@ -138,7 +141,8 @@ def record(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int
             name: value
             for name, value in vars(trainer.args).items()
             if isinstance(value, (int, float, str, bool, type(None)))
-        }
+        },
+        rank=int(os.environ.get("RANK", "0")),
     )
     found.arguments["stop_token_id"] = getattr(trainer, "stop_token_id", found.arguments.get("stop_token_id"))
     with (
@@ -149,6 +153,17 @@ def record(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int
         trainer.train()
     found.logs = ppo.logged(trainer)
     return found, before
+
+
+def _move(model: Any, seed: int) -> None:
+    """Other weights, so that there is a divergence from the first batch on."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+            parameter.add_(0.1 * parameter.std() * noise)
 
 
 def _queries(words: int, rows: int, seed: int) -> Any:

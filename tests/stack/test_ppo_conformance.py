@@ -18,9 +18,9 @@ pytestmark = pytest.mark.skipif(
     not stack.satisfied({"trl": ">=0.9.6,<1.13"}, INSTALLED), reason=f"trl {INSTALLED['trl']} has no PPO trainer"
 )
 PADDED = {"logs[policy/approxkl_avg]", "logs[policy/entropy_avg]", "logs[val/ratio]", "logs[val/ratio_var]"}
-"""TRL averages them over padding, too, where responses have unequal lengths."""
-if stack.satisfied({"trl": "<0.22"}, INSTALLED):
-    PADDED |= {"logs[objective/entropy]"}
+"""TRL averages them over padding, too, where responses have unequal lengths (trl 6809)."""
+if stack.satisfied({"trl": "<1.10"}, INSTALLED):
+    PADDED |= {"logs[objective/entropy]"}  # trl 6121
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,26 @@ def test_trl_and_the_reference_agree_on_every_number_that_no_padding_counts_in(
     stages = {name: {each["stage"] for each in one["differences"]} for name, one in found.items()}
     assert stages == {"no padding": set(), "ends": PADDED, "all terms": PADDED}
     assert all(one["compared"] > 600 for one in found.values())
+
+
+def test_what_is_known_to_part_is_found_where_it_does(launch: Launcher, model: tiny.TinyModel) -> None:
+    settings: dict[str, dict[str, Any]] = {
+        "clipping": {"max_grad_norm": 0.1},
+        "accumulation": {"gradient_accumulation_steps": 2},
+        "mini-batches": {"gradient_accumulation_steps": 2, "num_mini_batches": 2},
+    }
+    (found,) = launch(ppo_conformance.hold, "upstream", model, settings, strategy="single").values
+    firsts = {
+        name: next(each for each in one["differences"] if not each["stage"].startswith("logs["))
+        for name, one in found.items()
+    }
+    assert {name: (each["stage"].partition("[")[0], each["where"]) for name, each in firsts.items()} == {
+        "clipping": ("gradients", "batch 0, step 0"),
+        # The data loader has two batches, and with its last one Accelerate steps after each micro-batch.
+        "accumulation": ("steps", "batch 1"),
+        "mini-batches": ("steps", "batch 0" if stack.satisfied({"trl": ">=0.17"}, INSTALLED) else "batch 1"),
+    }
+    assert (firsts["accumulation"]["expected"], firsts["accumulation"]["found"]) == ([2.0], [4.0])
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,14 @@ def test_whitening_over_a_batch_or_over_each_rank() -> None:
         assert float(own.var(correction=0)) == pytest.approx(1)
 
 
+def test_a_score_has_a_step_of_its_own_by_the_longest_response_of_its_rank() -> None:
+    undecided = PPOUndecided(score_at="after_last_token")
+    for ranks, expected in ((1, [3, 2, 4, 3]), (2, [2, 2, 4, 3])):
+        settings = ppo_settings_of(world_size=ranks, undecided=undecided)
+        made = reference.ppo_step(random_bigrams(), random_values(), OTHER, settings).experience
+        assert made.step_mask.sum(1).tolist() == expected
+
+
 def test_a_training_is_pytorchs_optimizer_on_its_clipped_gradients() -> None:
     settings = ppo_settings_of(
         optim="adamw_torch",
