@@ -238,6 +238,7 @@ def _expected(steps: Sequence[reference.PPOStep]) -> Iterator[Quantity]:
                 count = counts[one.rank] = counts.get(one.rank, -1) + 1
                 yield Quantity("new_logprobs", f"{place}, rank {one.rank}, micro-batch {count}", one.logprobs, one.mask)
             where = f"{place}, step {number}"
+            yield Quantity("learning_rate", where, torch.tensor([update.learning_rate], dtype=torch.float64))
             for name, tensors in (("gradients", update.clipped_gradients), ("weights", update.weights)):
                 for key, values in tensors.items():
                     yield Quantity(f"{name}[{key.replace('.inner.', '.')}]", where, values)
@@ -267,9 +268,11 @@ def _recorded(recordings: Sequence[Recording]) -> dict[tuple[str, str], torch.Te
         steps = [each for each in main.steps if start < each.micro_batches <= ends[batch]]
         found["steps", place] = torch.tensor([float(len(steps))])
         for number, step in enumerate(steps):
+            where = f"{place}, step {number}"
+            found["learning_rate", where] = torch.tensor([step.learning_rate], dtype=torch.float64)
             for name, tensors in (("gradients", step.gradients), ("weights", step.weights)):
                 for key, values in tensors.items():
-                    found[f"{name}[{key}]", f"{place}, step {number}"] = values
+                    found[f"{name}[{key}]", where] = values
         for name, value in main.logs[batch].items():
             found[f"logs[{name}]", place] = torch.tensor([value], dtype=torch.float64)
     return found

@@ -57,6 +57,7 @@ class StepRecord:
     """
 
     micro_batches: int
+    learning_rate: float
     gradients: dict[str, torch.Tensor]
     weights: dict[str, torch.Tensor]
 
@@ -268,9 +269,13 @@ def _watched_functions(trainer: Any, found: Recording) -> Iterator[None]:
 
     def whiten(values: torch.Tensor, mask: torch.Tensor, shift_mean: bool = True) -> torch.Tensor:
         given: torch.Tensor = originals["masked_whiten"](values, mask, shift_mean)
-        found.see("estimates" if shift_mean else "rewards", values)
-        found.see("advantages" if shift_mean else "whitened_rewards", given)
-        if shift_mean:
+        # The first call of a batch is for rewards, where these are whitened.
+        if trainer.args.whiten_rewards and found.of_batch("rewards", found.batch) is None:
+            found.see("rewards", values)
+            found.see("whitened_rewards", given)
+        else:
+            found.see("estimates", values)
+            found.see("advantages", given)
             found.see("mask", mask)
         return given
 
@@ -300,7 +305,8 @@ def _watched_training(trainer: Any, trained: Any, found: Recording) -> Iterator[
         }
 
     def before(*_: Any) -> None:
-        found.steps.append(StepRecord(len(found.micro_batches), tensors(gradients=True), {}))
+        rate = float(inner.param_groups[0]["lr"])
+        found.steps.append(StepRecord(len(found.micro_batches), rate, tensors(gradients=True), {}))
 
     def after(*_: Any) -> None:
         found.steps[-1].weights = tensors(gradients=False)
