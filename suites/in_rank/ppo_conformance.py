@@ -170,11 +170,12 @@ def _layout(
         for start in range(0, len(own), minis * micros):
             unused: list[Any] = [*sampled]
             for rows in own[start : start + minis * micros]:
-                if any(row not in unused for row in rows):
-                    raise OutOfStep(f"batch {batch}: a micro-batch has rows that were not sampled or were used: {rows}")
-                places = [unused.index(row) for row in rows]
-                for place in places:
-                    unused[place] = None
+                places = []
+                for row in rows:
+                    if row not in unused:
+                        raise OutOfStep(f"batch {batch}: a micro-batch has a row that was not sampled or used: {row}")
+                    places.append(unused.index(row))
+                    unused[places[-1]] = None
                 placed.append([rank * size + place for place in places])
         ranks.append(placed)
     numbers = iter(range(epochs * minis * micros))

@@ -32,6 +32,7 @@ def planted(fault: str, model: tiny.TinyModel, setting: Mapping[str, Any]) -> di
     """Hold the trainer with a fault in one of the functions that its module calls."""
     import inspect
     import sys
+    from types import SimpleNamespace
     from unittest import mock
 
     import torch
@@ -47,6 +48,7 @@ def planted(fault: str, model: tiny.TinyModel, setting: Mapping[str, Any]) -> di
 
     faults = {
         "values a step late": {"get_reward": late},
+        "one row for all": {"np": SimpleNamespace(random=SimpleNamespace(permutation=lambda rows: [0] * rows))},
         "advantages as they are": {"masked_whiten": lambda values, mask, shift_mean=True: values},
         "means over padding": {"masked_mean": lambda values, mask, axis=None: mean(values, torch.ones_like(mask))},
         "whitened with a shifted mean": {
@@ -90,6 +92,14 @@ def test_what_is_known_to_part_is_found_where_it_does(launch: Launcher, model: t
         "mini-batches": ("steps", "batch 0" if stack.satisfied({"trl": ">=0.17"}, INSTALLED) else "batch 1"),
     }
     assert (firsts["accumulation"]["expected"], firsts["accumulation"]["found"]) == ([2.0], [4.0])
+
+
+def test_a_batch_that_is_not_trained_on_as_it_was_sampled_is_found(launch: Launcher, model: tiny.TinyModel) -> None:
+    (found,) = launch(planted, "one row for all", model, {}, strategy="single").values
+    assert found["failure"] is None
+    (first,) = found["differences"]
+    assert first["stage"] == "updates"
+    assert first["said"].startswith("batch 0: a micro-batch has a row that was not sampled or used: [")
 
 
 @pytest.mark.parametrize(
