@@ -49,8 +49,9 @@ class PPOUndecided:
         non_score_reward_sign: of ``objective/non_score_reward``: -1 for a reward, as its name says, 1 for
             "basically ``beta * kl.sum(1)``", as its explanation says. ``objective/rlhf_reward`` is the mean of what is
             optimized, with either.
-        objective_entropy: ``objective/entropy``, by response: the sum of the ``"exact"`` entropies of its tokens'
-            distributions, or of the estimates ``-log pi`` of the tokens that were ``"sampled"``.
+        objective_entropy: ``objective/entropy``, by response: the sum of the estimates ``-log pi`` of the tokens that
+            were ``"sampled"``, as the documentation says since https://github.com/huggingface/trl/pull/5289, or of the
+            ``"exact"`` entropies of their distributions, as "the mean entropy of the policy" before.
         clipped_by: what is clipped: where clipping changes the ``"objective"``, or where a ratio or a value is out of
             ``"range"``.
         metrics_mean: averages over tokens that are logged: over all ``"tokens"`` of a batch's updates, or the mean over
@@ -71,7 +72,7 @@ class PPOUndecided:
     eos_must_end: bool = False
     eos_counted_in: str = "kept"
     non_score_reward_sign: int = -1
-    objective_entropy: str = "exact"
+    objective_entropy: str = "sampled"
     clipped_by: str = "objective"
     metrics_mean: str = "tokens"
     ratio_var_over: str = "tokens"

@@ -31,7 +31,6 @@ CONVENTIONS: Mapping[str, Any] = {
     "whiten_correction": 1,
     "loss_mean": "micro_batches",
     "eos_counted_in": "sampled",
-    "objective_entropy": "sampled",
     "metrics_mean": "micro_batches",
     "ratio_var_over": "micro_batches",
     "schedule_steps": "batches",

@@ -248,7 +248,7 @@ def test_rows_alone_and_padded_batches_agree_on_a_real_model() -> None:
         ({"learning_rate": 0.2}, "optimizer_steps[0].learning_rate"),
         ({"undecided": PPOUndecided(schedule_steps="batches")}, "optimizer_steps[1].learning_rate"),
         ({"optim": "adamw_torch"}, "optimizer_steps[0].weights[policy.table]"),
-        ({"undecided": PPOUndecided(objective_entropy="sampled")}, "logs[objective/entropy]"),
+        ({"undecided": PPOUndecided(objective_entropy="exact")}, "logs[objective/entropy]"),
         ({"undecided": PPOUndecided(non_score_reward_sign=1)}, "logs[objective/non_score_reward]"),
         ({"undecided": PPOUndecided(learning_rate_logged="next")}, "logs[lr]"),
     ],
