@@ -27,7 +27,7 @@ __all__ = ["Recording", "StepRecord", "record"]
 RESPONSE_LENGTH = 6
 BATCHES = 3
 EPOCH = 2
-"""Batches of the data set: the third one is of its second epoch."""
+"""Batches of the data set: the third one is of its second epoch, unless there are several mini-batches."""
 ROWS = 8
 """Rows of a batch on each rank: whitening of rewards asks for as many."""
 STOP_WORD = 5
@@ -129,9 +129,10 @@ def record(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int
     if values.get("stop_token_id") is not None:
         values["stop_token"] = None
     torch.manual_seed(0)
-    trainer = ppo.build_trainer(
-        subject, model, arguments={"train_dataset": _queries(model.words, ROWS * ranks * EPOCH, seed)}, **values
-    )
+    # Releases before 0.17 have num_mini_batches times as many rows in a batch.
+    rows = ROWS * ranks * EPOCH * values.get("num_mini_batches", 1)
+    arguments = {"train_dataset": _queries(model.words, rows, seed)}
+    trainer = ppo.build_trainer(subject, model, arguments=arguments, **values)
     trained = trainer.accelerator.unwrap_model(trainer.model)
     reference_model = getattr(trainer, "ref_model", None) or trainer.ref_policy
     _move(reference_model, seed=3)
