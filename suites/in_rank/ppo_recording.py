@@ -39,12 +39,14 @@ BASE: Mapping[str, Any] = {
     "num_ppo_epochs": 2,
     "local_rollout_forward_batch_size": ROWS,
     "optim": "sgd",
-    "learning_rate": 0.05,
+    "learning_rate": 0.01,
     "max_grad_norm": 0.0,
     "adam_epsilon": 1e-5,
     "stop_token": "eos",
 }
-"""SGD, since it hides no factor of a gradient; with AdamW ``adam_epsilon`` keeps rounding from becoming a step."""
+"""SGD, since it hides no factor of a gradient, at a rate at which no training diverges: those that do make any rounding
+large. With AdamW ``adam_epsilon`` keeps rounding from becoming a step.
+"""
 
 
 @dataclass
