@@ -193,7 +193,8 @@ class _Learner:
             episodes.queries,
             episodes.responses,
             pad_token_id=settings.pad_token_id,
-            eos_token_id=settings.stop_token_id,
+            # No token has a negative id: without a stop token a response ends where it was given.
+            eos_token_id=-1 if settings.stop_token_id is None else settings.stop_token_id,
         )
 
     def _has_eos(self, tokens: Tokens) -> Tensor:

@@ -93,6 +93,8 @@ class PPOSettings(OptimizerSettings):
     https://huggingface.co/docs/transformers/main_classes/trainer.
 
     Attributes:
+        world_size: how many ranks share each batch; they are simulated.
+        pad_token_id, eos_token_id: of the tokenizer.
         response_length: "Length of the response", the most tokens that one has.
         stop_token_id: a response ends with its first one; ``None``: "No stop token is applied". ``stop_token="eos"`` is
             that of the tokenizer's end of sequence.
@@ -108,6 +110,9 @@ class PPOSettings(OptimizerSettings):
         ValueError: for a value that the documentation does not name, and for values that contradict each other.
     """
 
+    world_size: int = 1
+    pad_token_id: int = 0
+    eos_token_id: int = 1
     learning_rate: float = 3e-6
 
     response_length: int = 53

@@ -90,23 +90,17 @@ class Undecided:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
-    """What the settings of every trainer have: ranks, special tokens, and the arguments of the optimizer.
+    """What the settings of every trainer have: the arguments of the optimizer.
 
     Names and defaults are those of ``TrainingArguments`` in Transformers 5:
     https://huggingface.co/docs/transformers/main_classes/trainer.
 
     Attributes:
-        world_size: how many ranks share each batch; they are simulated.
-        pad_token_id, eos_token_id: of the tokenizer.
         warmup_steps: a number of steps of the schedule, or below 1 a part of them.
         max_grad_norm: 0 or ``None`` for no clipping.
     """
 
-    world_size: int = 1
-    pad_token_id: int = 0
-    eos_token_id: int = 1
     gradient_accumulation_steps: int = 1
-
     optim: str = "adamw_torch"
     learning_rate: float = 5e-5
     weight_decay: float = 0.0
@@ -132,6 +126,8 @@ class GRPOSettings(OptimizerSettings):
     off and ``max_completion_length`` 256 until 1.9.
 
     Attributes:
+        world_size: how many ranks share each batch; they are simulated.
+        pad_token_id, eos_token_id: of the tokenizer.
         max_prompt_length: of releases until 0.27.
         max_steps: of the whole training, for the learning rate's schedule; ``None``: the steps that are run.
         reward_std_over: the logged ``reward_std``: over the full ``"batch"``, as is documented from 1.0 on, or the mean
@@ -143,6 +139,9 @@ class GRPOSettings(OptimizerSettings):
         ValueError: for a value that the documentation does not name, and for values that contradict each other.
     """
 
+    world_size: int = 1
+    pad_token_id: int = 0
+    eos_token_id: int = 1
     pad_to_multiple_of: int | None = None
 
     num_generations: int = 8

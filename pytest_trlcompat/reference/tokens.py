@@ -79,7 +79,7 @@ def tokens_of(
     completions: Sequence[Sequence[int]],
     *,
     pad_token_id: int,
-    eos_token_id: int | None,
+    eos_token_id: int,
     mask_truncated_completions: bool = False,
     max_prompt_length: int | None = None,
     pad_to_multiple_of: int | None = None,
@@ -94,7 +94,7 @@ def tokens_of(
         prompts: ``R`` rows of token ids without padding.
         completions: ``R`` rows of token ids; what a batched generation appended after the end of sequence may be there.
         pad_token_id: fills both tensors.
-        eos_token_id: ends a completion; ``None`` where each ends as it was given.
+        eos_token_id: ends a completion.
         mask_truncated_completions: exclude completions without an end of sequence from the loss ("Overlong
             Filtering", DAPO, section 3.4).
         max_prompt_length: "If the prompt is longer than this value, it will be truncated left", until 0.27.
@@ -134,8 +134,6 @@ def tokens_of(
     )
 
 
-def _first_end(ids: Sequence[int], eos_token_id: int | None) -> int:
+def _first_end(ids: Sequence[int], eos_token_id: int) -> int:
     """How many tokens there are up to and including the first end of sequence."""
-    if eos_token_id is None or eos_token_id not in ids:
-        return len(ids)
-    return list(ids).index(eos_token_id) + 1
+    return list(ids).index(eos_token_id) + 1 if eos_token_id in ids else len(ids)
