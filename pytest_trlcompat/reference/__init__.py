@@ -11,10 +11,12 @@ and a model is anything that returns logits::
     for name, value in reference.quantities(step):  # in the order in which a step makes them
         ...
 
-Where the documentation does not decide, a docstring says ``undecided by the documentation``, and
-:class:`Undecided` takes the choice. It covers text completions with rewards that are given: no generation, no tools, no
-images, no corrections for another inference engine, no auxiliary loss of a mixture of experts. It is written to be
-read, not to be fast: the graphs of all micro-batches of a step are kept at once.
+:func:`ppo_step` does the same for a batch of PPO, with a value model and a reward model beside the policy.
+
+Where the documentation does not decide, a docstring says ``undecided by the documentation``, and :class:`Undecided`
+or :class:`PPOUndecided` takes the choice. It covers text completions with rewards that are given: no generation, no
+tools, no images, no corrections for another inference engine, no auxiliary loss of a mixture of experts. It is written
+to be read, not to be fast: the graphs of all micro-batches of a step are kept at once.
 
 Importing this package imports torch; nothing else of the stack, of the harness, or of pytest.
 """
@@ -44,6 +46,28 @@ from pytest_trlcompat.reference.optimizer import (
     sgd_step,
 )
 from pytest_trlcompat.reference.policy import Scores, kl_estimate, score_tokens
+from pytest_trlcompat.reference.ppo import ppo_step, ppo_train
+from pytest_trlcompat.reference.ppo_losses import clipped_policy_losses, clipped_value_losses
+from pytest_trlcompat.reference.ppo_metrics import episode_metrics, update_metrics
+from pytest_trlcompat.reference.ppo_models import response_scores, state_values
+from pytest_trlcompat.reference.ppo_records import (
+    Episodes,
+    Experience,
+    PPOLayout,
+    PPOMicroBatch,
+    PPOOptimizerStep,
+    PPOStep,
+    unshuffled_layout,
+)
+from pytest_trlcompat.reference.ppo_rewards import (
+    advantage_estimates,
+    divergence,
+    penalised_scores,
+    rewards_of,
+    step_mask,
+    whiten,
+)
+from pytest_trlcompat.reference.ppo_settings import PPOSettings, PPOUndecided
 from pytest_trlcompat.reference.records import (
     Evaluation,
     Generation,
@@ -61,30 +85,44 @@ from pytest_trlcompat.reference.rewards import (
     std_of_present,
     total_rewards,
 )
-from pytest_trlcompat.reference.settings import GRPOSettings, Undecided
+from pytest_trlcompat.reference.settings import GRPOSettings, OptimizerSettings, Undecided
 from pytest_trlcompat.reference.tokens import Tokens, pad, tokens_of
 
 __all__ = [
     "AdamWState",
     "Advantages",
+    "Episodes",
     "Evaluation",
+    "Experience",
     "GRPOSettings",
     "GRPOStep",
     "Generation",
     "Layout",
     "MicroBatch",
+    "OptimizerSettings",
+    "PPOLayout",
+    "PPOMicroBatch",
+    "PPOOptimizerStep",
+    "PPOSettings",
+    "PPOStep",
+    "PPOUndecided",
     "Rollout",
     "Scores",
     "Tokens",
     "Undecided",
     "adamw_step",
+    "advantage_estimates",
     "advantages_of",
     "average_logs",
     "clip_gradients",
     "clipped",
+    "clipped_policy_losses",
+    "clipped_value_losses",
     "contiguous_layout",
     "decayed_parameters",
+    "divergence",
     "entropy_control",
+    "episode_metrics",
     "generation_metrics",
     "gradient_norm",
     "grpo_evaluate",
@@ -99,14 +137,24 @@ __all__ = [
     "mix_weights",
     "on_policy_mask",
     "pad",
+    "penalised_scores",
     "policy_losses",
+    "ppo_step",
+    "ppo_train",
     "quantities",
+    "response_scores",
+    "rewards_of",
     "score_tokens",
     "sgd_step",
+    "state_values",
     "std_of_present",
+    "step_mask",
     "token_shares",
     "tokens_of",
     "total_rewards",
     "training_metrics",
     "trajectory_weights",
+    "unshuffled_layout",
+    "update_metrics",
+    "whiten",
 ]

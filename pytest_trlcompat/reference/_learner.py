@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pytest_trlcompat.reference import metrics, optimizer
+from pytest_trlcompat.reference._stepping import Stepper
 from pytest_trlcompat.reference.normalisation import token_shares
 from pytest_trlcompat.reference.objective import (
     entropy_control,
@@ -39,9 +39,7 @@ class Learner:
         self.settings, self.padded = settings, padded
         self.model = copy.deepcopy(model)
         self.reference_model = copy.deepcopy(model if reference_model is None else reference_model)
-        self.decayed = optimizer.decayed_parameters(model)
-        self.state = optimizer.AdamWState()
-        self.steps = 0
+        self.stepper = Stepper(self.model, settings)
         self.tokens = 0
         self.entropy_coef = settings.entropy_coef
         self.previous_entropy: float | None = None
@@ -176,19 +174,7 @@ class Learner:
         if settings.has_entropy_bonus:
             bonus, coefficient = self._entropy_bonus(batches)
             loss = loss - bonus
-        trained = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
-        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-        gradients = {
-            name: torch.zeros_like(parameter) if gradient is None else gradient
-            for (name, parameter), gradient in zip(trained.items(), found, strict=True)
-        }
-        clipped = optimizer.clip_gradients(gradients, settings.max_grad_norm)
-        rate = self._learning_rate(self.steps, total)
-        weights = self._updated({name: each.detach() for name, each in trained.items()}, clipped, rate)
-        with torch.no_grad():
-            for name, parameter in trained.items():
-                parameter.copy_(weights[name])
-        self.steps += 1
+        stepped = self.stepper.step(loss, self.stepper.learning_rate(self.stepper.steps, total))
         self._synchronise_reference()
         step = GRPOStep(
             generations=tuple(_without_repeats([part[0] for part in parts])),
@@ -196,11 +182,7 @@ class Learner:
             policy_loss=policy_loss.detach(),
             entropy_coef=coefficient,
             loss=loss.detach(),
-            gradients=gradients,
-            grad_norm=optimizer.gradient_norm(gradients),
-            clipped_gradients=clipped,
-            learning_rate=rate,
-            weights=weights,
+            **vars(stepped),
             logs={},
         )
         return replace(step, logs=self._logs(step, parts, total))
@@ -227,33 +209,9 @@ class Learner:
                 applied = 0.0 if known is None else entropy_control(known, coefficient, settings)[0]
         return applied * entropy, coefficient
 
-    def _learning_rate(self, step: int, total: int) -> float:
-        settings = self.settings
-        given = settings.warmup_steps
-        warmup = math.ceil(given * total) if given < 1 else int(given)
-        factor = optimizer.learning_rate_factor(settings.lr_scheduler_type, step, total=total, warmup=warmup)
-        return settings.learning_rate * factor
-
-    def _updated(self, weights: dict[str, Tensor], gradients: dict[str, Tensor], rate: float) -> dict[str, Tensor]:
-        settings = self.settings
-        if settings.optim == "sgd":
-            decay = settings.weight_decay
-            return optimizer.sgd_step(weights, gradients, lr=rate, weight_decay=decay, decayed=self.decayed)
-        after, self.state = optimizer.adamw_step(
-            weights,
-            gradients,
-            self.state,
-            lr=rate,
-            betas=(settings.adam_beta1, settings.adam_beta2),
-            eps=settings.adam_epsilon,
-            weight_decay=settings.weight_decay,
-            decayed=self.decayed,
-        )
-        return after
-
     def _synchronise_reference(self) -> None:
         settings = self.settings
-        if not settings.sync_ref_model or self.steps % settings.ref_model_sync_steps:
+        if not settings.sync_ref_model or self.stepper.steps % settings.ref_model_sync_steps:
             return
         policy, reference = dict(self.model.named_parameters()), dict(self.reference_model.named_parameters())
         with torch.no_grad():
@@ -276,7 +234,7 @@ class Learner:
         logs = {
             "loss": float(step.loss),
             "grad_norm": float(step.grad_norm),
-            "learning_rate": self._learning_rate(self.steps, total) if of_next else step.learning_rate,
+            "learning_rate": self.stepper.learning_rate(self.stepper.steps, total) if of_next else step.learning_rate,
             "num_tokens": float(self.tokens),
             **metrics.average_logs(found),
             **metrics.training_metrics(step.micro_batches, step.generations, settings),

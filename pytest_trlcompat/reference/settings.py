@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["GRPOSettings", "Undecided"]
+__all__ = ["GRPOSettings", "OptimizerSettings", "Undecided", "check_choices"]
 
 _CHOICES: dict[str, tuple[object, ...]] = {
     "importance_sampling_level": ("token", "sequence"),
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"),
-    "lr_scheduler_type": ("constant", "constant_with_warmup", "linear", "cosine"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
-    "optim": ("adamw_torch", "sgd"),
     "reward_std_over": ("batch", "groups"),
     "scale_rewards": ("group", "batch", "none", True, False),
+}
+_OPTIMIZER_CHOICES: dict[str, tuple[object, ...]] = {
+    "lr_scheduler_type": ("constant", "constant_with_warmup", "linear", "cosine"),
+    "optim": ("adamw_torch", "sgd"),
 }
 _UNDECIDED: dict[str, tuple[object, ...]] = {
     "clip_extremes_of": ("completions", "micro_batches"),
@@ -95,11 +97,38 @@ class Undecided:
     no_terminated_length: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_choices(self, _UNDECIDED)
+        check_choices(self, _UNDECIDED)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GRPOSettings:
+class OptimizerSettings:
+    """What the settings of every trainer have: the arguments of the optimizer.
+
+    Names and defaults are those of ``TrainingArguments`` in Transformers 5:
+    https://huggingface.co/docs/transformers/main_classes/trainer.
+
+    Attributes:
+        warmup_steps: a number of steps of the schedule, or below 1 a part of them.
+        max_grad_norm: 0 or ``None`` for no clipping.
+    """
+
+    gradient_accumulation_steps: int = 1
+    optim: str = "adamw_torch"
+    learning_rate: float = 5e-5
+    weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
+    max_grad_norm: float | None = 1.0
+    lr_scheduler_type: str = "linear"
+    warmup_steps: float = 0
+
+    def __post_init__(self) -> None:
+        check_choices(self, _OPTIMIZER_CHOICES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPOSettings(OptimizerSettings):
     """The arguments of ``GRPOConfig`` and ``TrainingArguments`` that decide what a step gives.
 
     Names and defaults are those of TRL 1.16.0 and Transformers 5, whose documentation says what they mean:
@@ -113,8 +142,6 @@ class GRPOSettings:
         pad_token_id, eos_token_id: of the tokenizer; of several ends of sequence each ends a completion.
         max_prompt_length: of releases until 0.27.
         max_steps: of the whole training, for the learning rate's schedule; ``None``: the steps that are run.
-        warmup_steps: a number of steps, or below 1 a part of ``max_steps``.
-        max_grad_norm: 0 or ``None`` for no clipping.
         reward_std_over: the logged ``reward_std``: over the full ``"batch"``, as is documented from 1.0 on, or the mean
             of the standard deviations of the ``"groups"``, as is documented until 0.16, and from 0.22 to 0.26 unless
             ``scale_rewards="batch"``.
@@ -170,22 +197,14 @@ class GRPOSettings:
     ref_model_mixup_alpha: float = 0.6
     ref_model_sync_steps: int = 512
 
-    gradient_accumulation_steps: int = 1
     max_steps: int | None = None
-    optim: str = "adamw_torch"
     learning_rate: float = 1e-6
-    weight_decay: float = 0.0
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.999
-    adam_epsilon: float = 1e-8
-    max_grad_norm: float | None = 1.0
-    lr_scheduler_type: str = "linear"
-    warmup_steps: float = 0
 
     undecided: Undecided = field(default_factory=Undecided)
 
     def __post_init__(self) -> None:
-        _check_choices(self, _CHOICES)
+        super().__post_init__()
+        check_choices(self, _CHOICES)
         if self.loss_type == "luspo" and self.importance_sampling_level != "sequence":
             raise ValueError("loss_type='luspo' requires importance_sampling_level='sequence'")
         if self.num_generations < 2:
@@ -216,7 +235,8 @@ class GRPOSettings:
         return self.use_adaptive_entropy or self.entropy_coef != 0.0
 
 
-def _check_choices(settings: object, choices: dict[str, tuple[object, ...]]) -> None:
+def check_choices(settings: object, choices: dict[str, tuple[object, ...]]) -> None:
+    """Raise :class:`ValueError` for an attribute whose value is none of its ``choices``."""
     for name, allowed in choices.items():
         value = getattr(settings, name)
         if value not in allowed:

@@ -27,7 +27,7 @@ def tried(trainer: str, name: str) -> Tried:
     return one
 
 
-SETTINGS = {"grpo": "GRPOSettings"}
+SETTINGS = {"grpo": "GRPOSettings", "ppo": "PPOSettings"}
 """The reference's settings of those trainers that it has."""
 
 

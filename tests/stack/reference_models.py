@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_trlcompat.reference import GRPOSettings, Rollout, Undecided
+from pytest_trlcompat.reference import Episodes, GRPOSettings, PPOSettings, Rollout, Undecided
 
 EXACT = Undecided(std_epsilon=0.0)
 ROWS = Rollout(
@@ -47,3 +47,32 @@ def settings_of(**settings: Any) -> GRPOSettings:
     level = {"importance_sampling_level": "sequence"} if settings.get("loss_type") == "luspo" else {}
     base = {"num_generations": 4, "max_completion_length": 4, "optim": "sgd", "learning_rate": 0.1}
     return GRPOSettings(**{**base, **level, **settings})
+
+
+class Values(torch.nn.Module):
+    """The value of a state, or the score of a response, depends on its last token alone."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(table.clone())
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        assert input_ids.shape == attention_mask.shape
+        return self.table[input_ids][..., None]
+
+
+def random_values(words: int = 8, seed: int = 0) -> Values:
+    generator = torch.Generator().manual_seed(seed)
+    return Values(torch.randn(words, dtype=torch.float64, generator=generator))
+
+
+EPISODES = Episodes(
+    queries=[[2, 3], [4], [2, 5], [6, 3, 4]],
+    responses=[[5, 6, 1, 3], [7, 3], [3, 4, 5, 6], [1]],
+    scores=[1.0, 0.5, -2.0, 0.25],
+)
+
+
+def ppo_settings_of(**settings: Any) -> PPOSettings:
+    base = {"response_length": 4, "temperature": 1.0, "optim": "sgd", "learning_rate": 0.1, "num_ppo_epochs": 1}
+    return PPOSettings(**{**base, **settings})

@@ -1,0 +1,96 @@
+"""What PPO logs for a batch, over all ranks.
+
+https://huggingface.co/docs/trl/v1.12.0/ppo_trainer#explanation-of-the-logged-metrics
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from pytest_trlcompat.reference.metrics import mean_over_tokens
+from pytest_trlcompat.reference.ppo_records import Episodes, Experience, PPOMicroBatch, PPOOptimizerStep
+from pytest_trlcompat.reference.ppo_settings import PPOSettings
+
+__all__ = ["episode_metrics", "update_metrics"]
+
+
+def episode_metrics(experience: Experience, episodes: Episodes, settings: PPOSettings) -> dict[str, float]:
+    """What is logged of responses and rewards.
+
+    - ``objective/kl``: mean over responses of the sum over tokens, as in ``objective/non_score_reward``, whose
+      explanation sums over them.
+    - ``objective/entropy``: likewise, see ``objective_entropy`` of
+      :class:`~pytest_trlcompat.reference.PPOUndecided`.
+    - ``objective/non_score_reward``: ``kl_coef`` times the first, see ``non_score_reward_sign``.
+    - ``objective/rlhf_reward``: mean of the score less the penalty for the divergence.
+    - ``objective/scores``: mean score, with ``missing_eos_penalty``, which is "applied to the score".
+    - ``val/num_eos_tokens``: ends of sequence in all responses.
+    """
+    mask, undecided = experience.tokens.completion_mask, settings.undecided
+    surprise = experience.entropies if undecided.objective_entropy == "exact" else -experience.logprobs
+    kl = _by_response(experience.kl, mask)
+    penalty = settings.kl_coef * kl
+    ends = [list(row).count(settings.eos_token_id) for row in episodes.responses]
+    if undecided.eos_counted_in == "kept":
+        is_end = (experience.tokens.completion_ids == settings.eos_token_id) & mask
+        ends = is_end.sum(1).tolist()
+    return {
+        "objective/kl": float(kl.mean()),
+        "objective/entropy": float(_by_response(surprise, mask).mean()),
+        "objective/non_score_reward": undecided.non_score_reward_sign * float(penalty.mean()),
+        "objective/rlhf_reward": float((experience.penalised_scores - penalty).mean()),
+        "objective/scores": float(experience.penalised_scores.mean()),
+        "val/num_eos_tokens": float(sum(ends)),
+    }
+
+
+def _by_response(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, values, 0.0).sum(1)
+
+
+def update_metrics(
+    steps: Sequence[PPOOptimizerStep], experience: Experience, settings: PPOSettings
+) -> dict[str, float]:
+    """What is logged of all updates of a batch, all epochs and mini-batches together.
+
+    - ``policy/approxkl_avg``: k2 of http://joschu.net/blog/kl-approx.html, ``(log r)^2 / 2``, of the policy and the one
+      that sampled; the documentation of ``kl_estimator`` says that k2 "is used for logging purposes".
+    - ``policy/clipfrac_avg``, ``val/clipfrac_avg``: the part of the tokens, of the steps, that is clipped.
+    - ``policy/entropy_avg``: mean entropy of the policy while it is trained, by token.
+    - ``val/ratio``, ``val/ratio_var``: mean and variance of the ratio.
+    - ``loss/policy_avg``, ``loss/value_avg``: means over the optimizer steps.
+    """
+    batches = [one for step in steps for one in step.micro_batches]
+    over_all = settings.undecided.metrics_mean == "tokens"
+
+    def mean(values: Callable[[PPOMicroBatch], Tensor], mask: Callable[[PPOMicroBatch], Tensor] = _mask) -> float:
+        return float(mean_over_tokens([(values(one), mask(one)) for one in batches], over_all))
+
+    def approximate_kl(one: PPOMicroBatch) -> Tensor:
+        return 0.5 * (one.logprobs - experience.logprobs[list(one.rows)]) ** 2
+
+    return {
+        "policy/approxkl_avg": mean(approximate_kl),
+        "policy/clipfrac_avg": mean(lambda one: one.policy_clipped.double()),
+        "loss/policy_avg": float(torch.stack([step.policy_loss for step in steps]).mean()),
+        "loss/value_avg": float(torch.stack([step.value_loss for step in steps]).mean()),
+        "val/clipfrac_avg": mean(lambda one: one.value_clipped.double(), lambda one: one.step_mask),
+        "policy/entropy_avg": mean(lambda one: one.entropies),
+        "val/ratio": mean(lambda one: one.ratios),
+        "val/ratio_var": _ratio_variance(batches, settings),
+    }
+
+
+def _mask(one: PPOMicroBatch) -> Tensor:
+    return one.mask
+
+
+def _ratio_variance(batches: Sequence[PPOMicroBatch], settings: PPOSettings) -> float:
+    if settings.undecided.ratio_var_over == "tokens":
+        ratios = torch.cat([one.ratios[one.mask] for one in batches])
+    else:
+        ratios = torch.stack([one.ratios[one.mask].mean() for one in batches])
+    return float(((ratios - ratios.mean()) ** 2).sum() / (len(ratios) - 1)) if len(ratios) > 1 else float("nan")

@@ -1,0 +1,125 @@
+"""TRL's PPO held against the reference: what agrees, what is known to part, and that a planted fault is found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from pytest_trlcompat import stack, tiny
+from pytest_trlcompat.launch import Launcher
+from suites.in_rank import ppo_conformance
+
+pytest.importorskip("trl")
+
+INSTALLED = stack.installed()
+pytestmark = pytest.mark.skipif(
+    not stack.satisfied({"trl": ">=0.9.6,<1.13"}, INSTALLED), reason=f"trl {INSTALLED['trl']} has no PPO trainer"
+)
+PADDED = {"logs[policy/approxkl_avg]", "logs[policy/entropy_avg]", "logs[val/ratio]", "logs[val/ratio_var]"}
+"""TRL averages them over padding, too, where responses have unequal lengths (trl 6809)."""
+if stack.satisfied({"trl": "<1.10"}, INSTALLED):
+    PADDED |= {"logs[objective/entropy]"}  # trl 6121
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tiny.TinyModel:
+    return tiny.qwen2(directory=tmp_path_factory.mktemp("models"), initializer_range=0.3)
+
+
+def planted(fault: str, model: tiny.TinyModel, setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Hold the trainer with a fault in one of the functions that its module calls."""
+    import inspect
+    import sys
+    from types import SimpleNamespace
+    from unittest import mock
+
+    import torch
+
+    from pytest_trlcompat.trainers._ppo import ppo_trainer_class
+
+    module = sys.modules[inspect.unwrap(ppo_trainer_class().train).__module__]
+    whiten, reward, mean = module.masked_whiten, module.get_reward, module.masked_mean
+
+    def late(model: Any, ids: torch.Tensor, pad: int, context_length: int) -> Any:
+        full, score, ends = reward(model, ids, pad, context_length)
+        return full.roll(-1, 1), score, ends
+
+    def over_all(values: torch.Tensor, mask: torch.Tensor, axis: Any = None) -> torch.Tensor:
+        averaged: torch.Tensor = mean(values, torch.ones_like(mask) if torch.is_grad_enabled() else mask)
+        return averaged  # of losses alone: whitening calls it without gradients
+
+    faults = {
+        "values a step late": {"get_reward": late},
+        "one row for all": {"np": SimpleNamespace(random=SimpleNamespace(permutation=lambda rows: [0] * rows))},
+        "advantages as they are": {"masked_whiten": lambda values, mask, shift_mean=True: values},
+        "means over padding": {"masked_mean": over_all},
+        "whitened with a shifted mean": {
+            "masked_whiten": lambda values, mask, shift_mean=True: whiten(values, mask, True)
+        },
+    }
+    with mock.patch.dict(vars(module), faults[fault]):
+        return ppo_conformance.hold("upstream", model, {fault: setting})[fault]
+
+
+def test_trl_and_the_reference_agree_on_every_number_that_no_padding_counts_in(
+    launch: Launcher, model: tiny.TinyModel
+) -> None:
+    settings = {
+        "no padding": {"stop_token": None},
+        "ends": {},
+        "all terms": {"kl_estimator": "k3", "gamma": 0.9, "cliprange": 0.01, "whiten_rewards": True},
+    }
+    (found,) = launch(ppo_conformance.hold, "upstream", model, settings, strategy="single").values
+    assert [one["failure"] for one in found.values()] == [None] * 3
+    stages = {name: {each["stage"] for each in one["differences"]} for name, one in found.items()}
+    assert stages == {"no padding": set(), "ends": PADDED, "all terms": PADDED}
+    assert all(one["compared"] > 600 for one in found.values())
+
+
+def test_what_is_known_to_part_is_found_where_it_does(launch: Launcher, model: tiny.TinyModel) -> None:
+    settings: dict[str, dict[str, Any]] = {
+        "clipping": {"max_grad_norm": 0.1},
+        "accumulation": {"gradient_accumulation_steps": 2},
+        "mini-batches": {"gradient_accumulation_steps": 2, "num_mini_batches": 2},
+    }
+    (found,) = launch(ppo_conformance.hold, "upstream", model, settings, strategy="single").values
+    firsts = {
+        name: next(each for each in one["differences"] if not each["stage"].startswith("logs["))
+        for name, one in found.items()
+    }
+    assert {name: (each["stage"].partition("[")[0], each["where"]) for name, each in firsts.items()} == {
+        "clipping": ("gradients", "batch 0, step 0"),
+        # The data loader has two batches, and with its last one Accelerate steps after each micro-batch.
+        "accumulation": ("steps", "batch 1"),
+        "mini-batches": ("steps", "batch 0" if stack.satisfied({"trl": ">=0.17"}, INSTALLED) else "batch 1"),
+    }
+    assert (firsts["accumulation"]["expected"], firsts["accumulation"]["found"]) == ([2.0], [4.0])
+
+
+def test_a_batch_that_is_not_trained_on_as_it_was_sampled_is_found(launch: Launcher, model: tiny.TinyModel) -> None:
+    (found,) = launch(planted, "one row for all", model, {}, strategy="single").values
+    assert found["failure"] is None
+    (first,) = found["differences"]
+    assert first["stage"] == "updates"
+    assert first["said"].startswith("batch 0: a micro-batch has a row that was not sampled or used: [")
+
+
+@pytest.mark.parametrize(
+    "fault, setting, stage",
+    [
+        ("values a step late", {}, "values"),
+        ("advantages as they are", {}, "advantages"),
+        ("whitened with a shifted mean", {"whiten_rewards": True}, "whitened_rewards"),
+        ("means over padding", {}, "gradients[policy.model.embed_tokens.weight]"),
+    ],
+)
+def test_a_planted_fault_is_found_where_it_is(
+    fault: str, setting: Mapping[str, Any], stage: str, launch: Launcher, model: tiny.TinyModel
+) -> None:
+    (found,) = launch(planted, fault, model, setting, strategy="single").values
+    assert found["failure"] is None
+    first = found["differences"][0]
+    assert (first["stage"], first["where"].partition(",")[0]) == (stage, "batch 0")
+    assert first["off"] > 10 * first["allowed"]
