@@ -13,7 +13,7 @@ from importlib import metadata
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-__all__ = ["PACKAGES", "RangeError", "check_ranges", "describe", "installed", "satisfied"]
+__all__ = ["PACKAGES", "RangeError", "check_ranges", "describe", "holds", "installed", "satisfied"]
 
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "deepspeed", "peft", "datasets")
 
@@ -75,7 +75,15 @@ def satisfied(ranges: Mapping[str, str], versions: Mapping[str, str]) -> bool:
         RangeError: as :func:`check_ranges`, also when an installed version cannot be parsed.
     """
     check_ranges(ranges)
-    return all(_contains(package, text, versions.get(package)) for package, text in ranges.items())
+    return holds(ranges, versions)
+
+
+def holds(ranges: Mapping[str, str], versions: Mapping[str, str]) -> bool:
+    """:func:`satisfied`, for ranges that were checked before."""
+    for package, text in ranges.items():
+        if not _contains(package, text, versions.get(package)):
+            return False
+    return True
 
 
 @functools.cache

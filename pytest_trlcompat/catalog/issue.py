@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat import stack
@@ -100,12 +100,10 @@ class Prediction:
 
     def concerns(self, subject: str, strategy: str) -> bool:
         """Whether it speaks of this subject and strategy, for some versions."""
-        return self.subject == subject and (
-            not self.strategies or any(fnmatchcase(strategy, pattern) for pattern in self.strategies)
-        )
+        return self.subject == subject and (not self.strategies or _matches(self.strategies, strategy))
 
     def applies(self, subject: str, strategy: str, versions: Mapping[str, str]) -> bool:
-        return self.concerns(subject, strategy) and stack.satisfied(self.when, versions)
+        return self.concerns(subject, strategy) and stack.holds(self.when, versions)
 
     @cached_property
     def ranges(self) -> Mapping[str, Range]:
@@ -173,6 +171,10 @@ class KnownIssue:
         return tuple(package for package in stack.PACKAGES if package in named)
 
     @cached_property
+    def _of_subject(self) -> Mapping[str, tuple[Prediction, ...]]:
+        return {subject: tuple(each for each in self.predictions if each.subject == subject) for subject in SUBJECTS}
+
+    @cached_property
     def is_problem_somewhere(self) -> bool:
         """Whether it is predicted to be a problem with TRL's trainer, on some stack."""
         return any(each.subject == "upstream" and each.verdict.is_problem for each in self.predictions)
@@ -196,7 +198,7 @@ class KnownIssue:
 
     def predict(self, subject: str, strategy: str, versions: Mapping[str, str]) -> Prediction | None:
         """The first prediction that applies; for ``corrected`` it is ``ok`` unless one says otherwise."""
-        for prediction in self.predictions:
+        for prediction in self._of_subject.get(subject, ()):
             if prediction.applies(subject, strategy, versions):
                 return prediction
         if subject == "corrected":
@@ -246,6 +248,11 @@ WILDCARD = re.compile(r"[*?\[]")
 def kind(strategy: str) -> str:
     """The strategy without its variant: ``fsdp1`` of ``fsdp1-no_shard``."""
     return strategy.partition("-")[0]
+
+
+@lru_cache(maxsize=None)
+def _matches(patterns: tuple[str, ...], strategy: str) -> bool:
+    return any(fnmatchcase(strategy, pattern) for pattern in patterns)
 
 
 def _trainer_of(issue_id: str) -> str:
