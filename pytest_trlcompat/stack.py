@@ -80,10 +80,7 @@ def satisfied(ranges: Mapping[str, str], versions: Mapping[str, str]) -> bool:
 
 def holds(ranges: Mapping[str, str], versions: Mapping[str, str]) -> bool:
     """:func:`satisfied`, for ranges that were checked before."""
-    for package, text in ranges.items():
-        if not _contains(package, text, versions.get(package)):
-            return False
-    return True
+    return all(_contains(package, text, versions.get(package)) for package, text in ranges.items())
 
 
 @functools.cache

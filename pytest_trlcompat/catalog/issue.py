@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat import stack
@@ -250,7 +250,7 @@ def kind(strategy: str) -> str:
     return strategy.partition("-")[0]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _matches(patterns: tuple[str, ...], strategy: str) -> bool:
     return any(fnmatchcase(strategy, pattern) for pattern in patterns)
 
