@@ -6,6 +6,7 @@ Runs inside a rank; imports the stack only inside functions.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import re
 import tempfile
@@ -100,6 +101,9 @@ def config_of(trl: Any, setting: Mapping[str, Any]) -> Any:
     }
     if "num_train_epochs" not in given:
         values["max_steps"] = steps_of(given, is_known(trl, "num_iterations", 1))
+    if world_size() > 1 and hasattr(importlib.import_module("trl.trainer.utils"), "create_model_from_path"):
+        # These releases load the reference model onto device 0 on every rank, as under FSDP; see OneDevicePerRankMixin.
+        values["model_init_kwargs"] = {"device_map": None}
     if setting.get("evaluation") == "during":
         name = "eval_strategy" if is_known(trl, "eval_strategy", "") else "evaluation_strategy"
         values |= {name: "steps", "eval_steps": 1}

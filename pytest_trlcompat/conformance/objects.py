@@ -77,7 +77,7 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
     if setting.get("model") == "changed":
         with torch.no_grad():
             for parameter in found.parameters():
-                parameter.mul_(1.25)
+                getattr(parameter, "ds_tensor", parameter).mul_(1.25)  # ZeRO-3 has partitioned what it read
     elif setting.get("model") == "generation_settings":
         found.generation_config.update(temperature=0.3, top_k=7, top_p=0.8, repetition_penalty=1.3, do_sample=True)
     elif setting.get("model") == "two_ends":

@@ -39,6 +39,7 @@ from .ppo_adapter_reference import PPOAdapterReferenceMixin as PPOAdapterReferen
 from .ppo_fsdp import PPOFSDPMixin as PPOFSDPMixin
 from .ppo_newer_trainer import PPONewerTrainerMixin as PPONewerTrainerMixin
 from .ppo_save import PPOSaveMixin as PPOSaveMixin
+from .reference_of_policy import ReferenceOfPolicyMixin as ReferenceOfPolicyMixin
 from .resuming import ResumingMixin as ResumingMixin
 from .sampling import SamplingMixin as SamplingMixin
 from .scale_rewards import ScaleRewardsMixin as ScaleRewardsMixin

@@ -43,6 +43,7 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "Float32LogProbsMixin",
             "FSDPSyncRefModelMixin",
             "FSDP2OutputsMixin",
+            "ReferenceOfPolicyMixin",
             "FSDPReferenceModelMixin",
             "FSDPGenerationMixin",
             "FSDPAdapterGenerationMixin",

@@ -1,7 +1,7 @@
 """Known issues that the conformance suite found: each is one or a few of its settings, and what differs with them.
 
 What is measured, and what shows the issue, stands in the catalogue: ``settings``, ``[[issue.difference]]`` and
-``[[issue.symptom]]``.
+``[[issue.symptom]]``. Strategies with ranks are part of a full sweep.
 """
 
 from __future__ import annotations
@@ -14,10 +14,20 @@ from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.plugin.judging import Judge
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytest_trlcompat.catalog.issue import KnownIssue
+
     from .trainings import ConformanceTrainings
 
+
+def marks_of(issue: KnownIssue, label: str) -> Sequence[pytest.MarkDecorator]:
+    named = pytest.mark.known_issue(issue.id)
+    return (named,) if label.startswith("single-") else (named, pytest.mark.every_pair)
+
+
 CASES = [
-    pytest.param(label, marks=pytest.mark.known_issue(issue.id), id=f"{issue.id}-{label}")
+    pytest.param(label, marks=marks_of(issue, label), id=f"{issue.id}-{label}")
     for issue in known_issues.load().values()
     if issue.suite == "conformance/test_findings.py"
     for label in issue.strategies

@@ -1,0 +1,78 @@
+"""Cure of ``grpo-reference-by-name``: a reference model that is the policy as it was given.
+
+GRPO holds the policy to the model that it was before the training. Where the policy is given as an object, TRL reads
+the reference model once more from the folder or the hub that the policy's config names. A policy whose weights were
+changed since, by merging an adapter, say, or by resizing its embeddings, is then held to another model. The cure gives
+the reference model the policy's weights as soon as the trainer has it, before it is wrapped for a strategy.
+
+Imports torch, and of this package ``_cure``, ``_upstream`` and ``errors``.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers.errors import CureError, leaving_out
+
+__all__ = ["ReferenceOfPolicyMixin"]
+
+
+class ReferenceOfPolicyMixin(Cure):
+    """Gives the reference model of a subclass of ``trl.GRPOTrainer`` the weights of the policy.
+
+    One that was given as a name, and one with an adapter, are left as they are: there upstream is right, or has no
+    reference model. Of another size, the reference model becomes a copy of the policy.
+
+    Raises:
+        CureError: under ZeRO-3, where the reference model is of another size: partitioned weights cannot be copied.
+    """
+
+    _policy_as_given: Any = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        policy = args[0] if args else kwargs.get("model")
+        self._policy_as_given = policy if isinstance(policy, torch.nn.Module) else None
+        try:
+            super().__init__(*args, **kwargs)
+        finally:
+            self._policy_as_given = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "ref_model" and isinstance(value, torch.nn.Module) and self._policy_as_given is not None:
+            # Upstream sets it again when it is wrapped, and then it has these weights already.
+            policy, self._policy_as_given = self._policy_as_given, None
+            value = _with_weights_of(policy, value)
+        super().__setattr__(name, value)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        return Activity(None, "changes something where the policy is an object that differs from what it was read from")
+
+
+def _with_weights_of(policy: torch.nn.Module, reference: torch.nn.Module) -> torch.nn.Module:
+    """The reference model, or a copy of the policy where it is of another size."""
+    given = {**dict(policy.named_parameters()), **dict(policy.named_buffers())}
+    own = {**dict(reference.named_parameters()), **dict(reference.named_buffers())}
+    partitioned = [name for name, each in given.items() if hasattr(each, "ds_tensor")]
+    given |= {name: given[name].ds_tensor for name in partitioned}
+    own |= {name: each.ds_tensor for name, each in own.items() if hasattr(each, "ds_tensor")}
+    if {name: each.shape for name, each in given.items()} != {name: each.shape for name, each in own.items()}:
+        if partitioned:
+            raise CureError(
+                "ReferenceOfPolicyMixin",
+                wanted="a reference model with the parameters of the policy",
+                found="what the policy's config names has others, and ZeRO-3 has partitioned both",
+                packages=("trl", "deepspeed"),
+                remedy="Save the policy to a folder and load it from there" + leaving_out("ReferenceOfPolicyMixin"),
+            )
+        return copy.deepcopy(policy)
+    with torch.no_grad():
+        for name, parameter in own.items():
+            if parameter.is_meta or given[name].is_meta:
+                continue  # another rank has it, and gives it to this one
+            parameter.copy_(given[name])
+    return reference

@@ -1,0 +1,77 @@
+"""The cure of ``grpo-reference-by-name``: which reference model a trainer has, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from pytest_trlcompat.trainers import CureError  # noqa: E402
+from pytest_trlcompat.trainers.reference_of_policy import ReferenceOfPolicyMixin  # noqa: E402
+
+READ = torch.nn.Linear(3, 2)
+
+
+class Upstream:
+    """The part of TRL's trainer that matters: it reads the reference model once more, and wraps it."""
+
+    def __init__(self, model: Any, read: Any = READ) -> None:
+        self.model = READ if isinstance(model, str) else model
+        self.ref_model: Any = None
+        self.ref_model = copy.deepcopy(read) if read is READ else read
+        self.first = self.ref_model
+        self.ref_model = torch.nn.Sequential(self.ref_model)
+
+
+class Corrected(ReferenceOfPolicyMixin, Upstream):
+    pass
+
+
+def changed(rows: int = 2) -> Any:
+    policy = torch.nn.Linear(3, rows)
+    with torch.no_grad():
+        policy.weight.fill_(7.0)
+    return policy
+
+
+def test_the_reference_model_has_the_weights_of_the_policy_that_was_given() -> None:
+    policy = changed()
+    trainer = Corrected(policy)
+    assert torch.equal(trainer.first.weight, policy.weight)
+    assert trainer.ref_model[0] is trainer.first  # what it is wrapped in is upstream's
+    assert trainer.first.weight is not policy.weight
+    assert not torch.equal(Upstream(policy).first.weight, policy.weight)
+
+
+def test_a_policy_by_name_is_left_to_upstream() -> None:
+    assert torch.equal(Corrected("somewhere").first.weight, READ.weight)
+
+
+def test_of_another_size_the_reference_model_is_a_copy_of_the_policy() -> None:
+    policy = changed(rows=5)
+    first = Corrected(policy).first
+    assert first is not policy
+    assert torch.equal(first.weight, policy.weight)
+
+
+def test_partitioned_weights_are_copied_shard_by_shard_and_another_size_is_refused() -> None:
+    policy, read = changed(), copy.deepcopy(READ)
+    for model in (policy, read):
+        for parameter in model.parameters():
+            parameter.ds_tensor = parameter.detach().clone().flatten()
+            parameter.data = torch.empty(0)
+    trainer = Corrected(policy, read)
+    assert torch.equal(trainer.first.weight.ds_tensor, policy.weight.ds_tensor)
+    policy.weight.ds_tensor = torch.zeros(9)
+    with pytest.raises(CureError, match="ZeRO-3 has partitioned both. Save the policy to a folder"):
+        Corrected(policy, read)
+
+
+def test_a_reference_model_that_is_set_later_is_left_alone() -> None:
+    trainer = Corrected(changed())
+    trainer.ref_model = other = torch.nn.Linear(3, 2)
+    assert trainer.ref_model is other
+    assert not torch.equal(other.weight, trainer.model.weight)
