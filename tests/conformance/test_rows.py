@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +62,16 @@ def test_axes_have_the_values_that_rows_choose() -> None:
         if name in AXES and value not in AXES[name]
     ]
     assert unknown == []
+
+
+def test_the_page_has_the_numbers() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "conformance.md").read_text().replace("\n", " ")
+    alone, together = (len(list(array.space(part).pairs())) for part in ("grpo", "ranks"))
+    made = [
+        len([row for row in ROWS.values() if re.fullmatch(rf"{prefix}_\d+", row.name)]) for prefix in ("pair", "ranks")
+    ]
+    assert f"has {len(ROWS)} rows" in page
+    assert f"{made[0]} rows for {alone:,} pairs in one process, {made[1]} rows for {together} pairs" in page
 
 
 def test_labels_are_read_without_the_settings() -> None:
