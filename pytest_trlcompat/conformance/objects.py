@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.configs import AXES
-from pytest_trlcompat.conformance.sampling import Data, target_of
+from pytest_trlcompat.conformance.sampling import COMPLETION_LENGTH, Data, target_of
 
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
@@ -38,7 +38,7 @@ def data_of(model: TinyModel, setting: Mapping[str, Any], seed: int, length: int
         model.words,
         conversational=conversational,
         assistant_last=setting.get("data") == "assistant_last",
-        length=length,
+        length=min(length, COMPLETION_LENGTH),
         ends=ends,
     )
 

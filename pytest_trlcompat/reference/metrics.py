@@ -29,7 +29,7 @@ def generation_metrics(
     - ``rewards/{name}/mean``, ``std``: of one function, over the completions for which it gave a reward.
     - ``reward``: mean of the totals.
     - ``reward_std``: see ``reward_std_over`` of :class:`~pytest_trlcompat.reference.GRPOSettings`.
-    - ``frac_reward_zero_std``: the part of the completions in whose group all totals are equal.
+    - ``frac_reward_zero_std``: the part of the completions in whose group all totals are equal, of two at least.
 
     The documentation until 0.16 has ``completion_length`` for the first, and that until 1.0 ``reward/{name}``.
     """
@@ -50,7 +50,9 @@ def generation_metrics(
     found["reward_std"] = float(given.group_stds.mean() if in_groups else given.batch_std)
     size = (settings.num_generations_eval or settings.num_generations) if evaluation else settings.num_generations
     groups = given.totals.reshape(-1, size)
-    found["frac_reward_zero_std"] = float((groups == groups[:, :1]).all(1).double().mean())
+    present = ~groups.isnan()
+    equal = ((groups - mean_of_present(groups, 1)).where(present, 0.0) == 0).all(1)
+    found["frac_reward_zero_std"] = float((equal & (present.sum(1) > 1)).double().mean())
     return found
 
 

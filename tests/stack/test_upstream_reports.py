@@ -22,10 +22,13 @@ NUMBERS = {
     ),
     "fsdp-sharded-save": ("[]", "['model.safetensors']"),
     "fsdp2-rounded-outputs": ("0.0069", "0.0013"),
+    "grpo-assistant-prefix": ("'w5 w6 w7 w1 w8 w9 w1'", "'w5 w6 w7 w1 w8 w9'"),
     "grpo-eval-remainder": ("1.2727", "1.3333"),
     "grpo-fsdp-compiled-generation": ("'weight' must be 2-D", "torch.Size([1, 7])"),
     "grpo-fsdp-no-shard-gradients": ("12.2398", "13.6768"),
     "grpo-fsdp-sync-ref-model": ("4.1424", "0.0000"),
+    "grpo-policy-loss-log": ("-0.1936", "-0.3873"),
+    "grpo-reference-by-name": ("1.0344", "0.0000"),
     "lora-fsdp-bf16-generation": (
         "mat1 and mat2 must have the same dtype, but got Float and BFloat16",
         "torch.Size([1, 7])",
