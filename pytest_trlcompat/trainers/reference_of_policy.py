@@ -35,7 +35,9 @@ class ReferenceOfPolicyMixin(Cure):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         policy = args[0] if args else kwargs.get("model")
-        self._policy_as_given = policy if isinstance(policy, torch.nn.Module) else None
+        given = isinstance(policy, torch.nn.Module) and not hasattr(policy, "peft_config")
+        # By their names as they are now: an adapter that the trainer adds gives them others.
+        self._policy_as_given = (policy, _tensors(policy)) if given else None
         try:
             super().__init__(*args, **kwargs)
         finally:
@@ -44,8 +46,8 @@ class ReferenceOfPolicyMixin(Cure):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "ref_model" and isinstance(value, torch.nn.Module) and self._policy_as_given is not None:
             # Upstream sets it again when it is wrapped, and then it has these weights already.
-            policy, self._policy_as_given = self._policy_as_given, None
-            value = _with_weights_of(policy, value)
+            (policy, given), self._policy_as_given = self._policy_as_given, None
+            value = _with_weights_of(policy, given, value)
         super().__setattr__(name, value)
 
     @classmethod
@@ -53,12 +55,17 @@ class ReferenceOfPolicyMixin(Cure):
         return Activity(None, "changes something where the policy is an object that differs from what it was read from")
 
 
-def _with_weights_of(policy: torch.nn.Module, reference: torch.nn.Module) -> torch.nn.Module:
+def _tensors(model: Any) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _with_weights_of(
+    policy: torch.nn.Module, given: dict[str, torch.Tensor], reference: torch.nn.Module
+) -> torch.nn.Module:
     """The reference model, or a copy of the policy where it is of another size."""
-    given = {**dict(policy.named_parameters()), **dict(policy.named_buffers())}
-    own = {**dict(reference.named_parameters()), **dict(reference.named_buffers())}
-    partitioned = [name for name, each in given.items() if hasattr(each, "ds_tensor")]
-    given |= {name: given[name].ds_tensor for name in partitioned}
+    own = _tensors(reference)
+    partitioned = {name: each.ds_tensor for name, each in given.items() if hasattr(each, "ds_tensor")}
+    given = given | partitioned
     own |= {name: each.ds_tensor for name, each in own.items() if hasattr(each, "ds_tensor")}
     if {name: each.shape for name, each in given.items()} != {name: each.shape for name, each in own.items()}:
         if partitioned:

@@ -70,6 +70,30 @@ def test_partitioned_weights_are_copied_shard_by_shard_and_another_size_is_refus
         Corrected(policy, read)
 
 
+class WithAdapter(Upstream):
+    """As TRL does with an adapter under ZeRO-3: the policy's layers are replaced, and get other names."""
+
+    def __init__(self, model: Any) -> None:
+        weight = model.weight
+        del model.weight
+        model.base_layer = torch.nn.Module()
+        model.base_layer.weight = weight
+        super().__init__(model)
+
+
+def test_weights_are_known_by_their_names_before_the_trainer_adds_an_adapter() -> None:
+    policy = changed()
+    trainer = type("Corrected", (ReferenceOfPolicyMixin, WithAdapter), {})(policy)
+    assert torch.equal(trainer.first.weight, policy.base_layer.weight)
+    assert isinstance(trainer.first, torch.nn.Linear)
+
+
+def test_a_policy_that_comes_with_an_adapter_is_left_to_upstream() -> None:
+    policy = changed()
+    policy.peft_config = {}
+    assert torch.equal(Corrected(policy).first.weight, READ.weight)
+
+
 def test_a_reference_model_that_is_set_later_is_left_alone() -> None:
     trainer = Corrected(changed())
     trainer.ref_model = other = torch.nn.Linear(3, 2)
