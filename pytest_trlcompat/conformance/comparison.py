@@ -1,32 +1,37 @@
-"""Which quantity of a recorded training differs first from what the reference gives.
+"""Which quantities of a recorded training differ from what the reference gives, the first one first.
 
 Tolerances are measured: the reference computes the same training with weights that are changed by one unit in the last
-place, and a quantity may differ :data:`FACTOR` times as far as that changes it.
+place, and a quantity may differ :data:`FACTOR` times as far as that changes it. Which quantities there are, and in which
+order a step makes them, is said for each trainer by :mod:`~pytest_trlcompat.conformance.grpo_quantities` and
+:mod:`~pytest_trlcompat.conformance.ppo_quantities`.
 
 Runs inside a rank, or wherever torch is.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from pytest_trlcompat.conformance.records import Recording
-from pytest_trlcompat.conformance.sampling import target_of
-from pytest_trlcompat.conformance.truth import Truth, targets_of
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Difference", "Quantity", "differences", "expected_quantities"]
+__all__ = ["Difference", "OutOfStep", "Quantity", "differing", "neighbours"]
 
 FACTOR = 30.0
 FLOOR = 2e-5
 """Of the largest number of a quantity; what summing in another order leaves."""
 SMALLEST = 0.05
 """Numbers below it are compared as it is: they are sums of larger ones."""
+_ULP, _BF16_ULP = 2.0**-23, 2.0**-8
+"""The distance of neighbouring numbers, relative to them: at most this, at least half."""
+
+
+class OutOfStep(Exception):
+    """The trainer did not sample, or did not train on what it sampled, as its arguments say; says what it did."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +42,15 @@ class Quantity:
         stage: of the step, which the first difference names.
         where: which step, generation or micro-batch.
         values: its numbers.
+        mask: of a quantity of tokens ``(R, C)``, those that count: what a trainer has beyond a completion's end is no
+            number of anything. ``None``: all count.
+        rounding: how far it may be off beside, because it is rounded where it is shown.
     """
 
     stage: str
     where: str
     values: torch.Tensor
+    mask: torch.Tensor | None = None
     rounding: float = 0.0
 
 
@@ -63,321 +72,81 @@ class Difference:
         return f"{self.stage} ({self.where}): {self.found} instead of {self.expected}"
 
 
-def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> Iterator[Quantity]:
-    """Everything that a recording can show, in the order in which steps make it."""
-    import torch
-
-    from pytest_trlcompat import reference
-
-    seen: list[Any] = []
-    pending: list[Mapping[str, float]] = []
-    micro_batch = 0
-    for number, step in enumerate(truth.steps):
-        for generation in step.generations:
-            if any(generation is each for each in seen):
-                continue
-            place = f"generation {len(seen)}"
-            seen.append(generation)
-            yield Quantity("completion_mask", place, generation.tokens.loss_mask.double())
-            yield Quantity("advantages", place, generation.advantages.advantages)
-            yield Quantity("old_logprobs", place, generation.old_logprobs)
-            if generation.reference_logprobs is not None:
-                yield Quantity("reference_logprobs", place, generation.reference_logprobs)
-        for batch in step.micro_batches:
-            place = f"step {number}, rank {batch.rank}, micro-batch {micro_batch // truth.settings.world_size}"
-            micro_batch += 1
-            yield Quantity("logprobs", place, batch.logprobs)
-            yield Quantity("entropies", place, batch.entropies)
-        place = f"step {number}"
-        if logging_steps == 1:
-            yield Quantity("logs[grad_norm]", place, step.grad_norm.reshape(1))
-        for name, gradient in step.clipped_gradients.items():
-            yield Quantity(f"gradients[{name}]", place, gradient)
-        for name, weight in step.weights.items():
-            yield Quantity(f"weights[{name}]", place, weight)
-        pending.append(step.logs)
-        if (number + 1) % logging_steps == 0:
-            for name, value in reference.average_logs(pending).items():
-                if name == "grad_norm" and logging_steps == 1:
-                    continue
-                rounding = 1e-4 if name == "loss" and transformers < 5 else 0.0
-                yield Quantity(f"logs[{name}]", place, torch.tensor([value], dtype=torch.float64), rounding)
-            pending = []
-    for number, evaluation in enumerate(truth.evaluations):
-        for name, value in evaluation.logs.items():
-            yield Quantity(f"evaluation[{name}]", f"evaluation {number}", torch.tensor([value], dtype=torch.float64))
-
-
-def recorded_quantities(recordings: Sequence[Recording], truth: Truth) -> Mapping[tuple[str, str], torch.Tensor]:
-    """The same of a recording, as far as it shows them, by stage and place."""
-    import torch
-
-    found: dict[tuple[str, str], torch.Tensor] = {}
-    main = recordings[0]
-    settings = truth.settings
-    per_generation = settings.micro_batches_per_generation * settings.num_iterations
-    for index, layout in enumerate(truth.layouts):
-        rows: dict[str, dict[int, Any]] = {}
-        for rank, one in enumerate(recordings):
-            batches = [each for each in one.micro_batches if not each.evaluation]
-            batches = batches[index * per_generation : (index + 1) * per_generation]
-            for batch, places in zip(batches, layout, strict=False):  # the first iteration shows them all
-                for name, values in batch.values.items():
-                    if name not in ("logprobs", "entropies"):
-                        rows.setdefault(name, {}).update(zip(places[rank], values, strict=True))
-        for name, by_row in rows.items():
-            if len(by_row) == len(truth.rollouts[index].prompts):
-                ordered = [by_row[row] for row in range(len(by_row))]
-                found[name, f"generation {index}"] = _padded(ordered)
-    for rank, one in enumerate(recordings):
-        batches = [each for each in one.micro_batches if not each.evaluation]
-        for number, batch in enumerate(batches):
-            step = number // settings.gradient_accumulation_steps
-            place = f"step {step}, rank {rank}, micro-batch {number}"
-            for name in ("logprobs", "entropies"):
-                if batch.values.get(name):
-                    found[name, place] = _padded(batch.values[name])
-    for number, step in enumerate(main.steps):
-        place = f"step {number}"
-        for name, gradient in step.gradients.items():
-            found[f"gradients[{name}]", place] = gradient
-        for name, weight in step.weights.items():
-            found[f"weights[{name}]", place] = weight
-    every = int(main.arguments["logging_steps"])
-    for number, entry in enumerate(main.logs):
-        for name, value in entry.items():
-            found[f"logs[{name}]", f"step {(number + 1) * every - 1}"] = torch.tensor([value], dtype=torch.float64)
-    for number, (_, entry) in enumerate(main.evaluations):
-        for name, value in entry.items():
-            if isinstance(value, (int, float)):
-                found[f"evaluation[{name}]", f"evaluation {number}"] = torch.tensor([value], dtype=torch.float64)
-    return found
-
-
-def _padded(rows: Sequence[Any]) -> torch.Tensor:
-    import torch
-
-    if not isinstance(rows[0], list):
-        return torch.tensor(rows, dtype=torch.float64)
-    width = max(map(len, rows))
-    return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=torch.float64)
-
-
-def _sampling(recordings: Sequence[Recording], truth: Truth) -> Iterator[Difference]:
-    """What differs before a model has computed anything: prompts, how tokens are drawn, what reward functions get."""
-    main = recordings[0]
-    ends = truth.settings.eos_token_id
-    for index in range(len(truth.rollouts)):
-        place = f"generation {index}"
-        calls = [[each for each in one.generated if not each.evaluation][index] for one in recordings]
-        yield from _drawn(calls[0].arguments, main.arguments, ends, place)
-        yield from _prompts(calls, targets_of(main, "training"), truth, place)
-        for call in calls:
-            yield from _rewarded(call, place)
-    if main.prompts_before_resuming:
-        found = [each.prompts for each in main.generated if not each.evaluation]
-        if found != main.prompts_before_resuming:
-            yield Difference("prompts", "after resuming", main.prompts_before_resuming, found, math.inf, 0.0)
-    if main.seeded:
-        yield Difference("seed", "built", [], main.seeded[:4], math.inf, 0.0)
-    if main.arguments.get("shuffle_dataset") is False:
-        yield from _in_order(calls_of(recordings), [ids for ids, _ in main.asked["training"]], truth)
-    if main.tables:
-        yield from _tables(main, truth)
-    for name, (before, after) in main.changed.items():
-        yield Difference(f"config[{name}]", "built", [str(before)], [str(after)], math.inf, 0.0)
-    for call in (each for one in recordings for each in one.generated if each.evaluation):
-        yield from _drawn(call.arguments, main.arguments, ends, "evaluation")
-        yield from _rewarded(call, "evaluation")
-
-
-def _drawn(
-    found: Mapping[str, Any], arguments: Mapping[str, Any], ends: Sequence[int], place: str
-) -> Iterator[Difference]:
-    """The arguments of generation, against those of the config: "``None``" for ``top_k`` and ``min_p`` is no choice."""
-    wanted: dict[str, Any] = {"do_sample": True, "max_new_tokens": arguments["max_completion_length"]}
-    for name, off in _SWITCHED_OFF.items():
-        if name in arguments:
-            wanted[name] = off if arguments[name] is None else arguments[name]
-    wanted |= arguments.get("generation_kwargs") or {}
-    for name, value in wanted.items():
-        seen = _SWITCHED_OFF.get(name) if found[name] is None else found[name]
-        if seen is None or abs(float(seen) - float(value)) > 1e-9:
-            yield Difference(f"generation[{name}]", place, [value], [found[name]], math.inf, 0.0)
-    named = found["eos_token_id"]
-    declared = {int(each) for each in (named if isinstance(named, list) else [] if named is None else [named])}
-    if not set(ends) <= declared:
-        yield Difference("generation[eos_token_id]", place, list(ends), sorted(declared), math.inf, 0.0)
-
-
-_SWITCHED_OFF = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-"""What is the same as no such argument; "If `None`, top-k-filtering is disabled", says its documentation."""
-
-
-def _prompts(
-    calls: Sequence[Any], known: Mapping[tuple[int, ...], int], truth: Truth, place: str
-) -> Iterator[Difference]:
-    """Each group has a prompt of the dataset, "truncated left" to ``max_prompt_length``, and each has another one."""
-    rows = [tuple(prompt) for call in calls for prompt in call.prompts]
-    size = truth.settings.num_generations
-    for row, prompt in enumerate(rows):
-        if prompt not in known or prompt != rows[row - row % size]:
-            first = list(rows[row - row % size])
-            yield Difference("prompts", f"{place}, row {row}", first, list(prompt), math.inf, 0.0)
-    groups = rows[::size]
-    if len(set(groups)) != len(groups):
-        yield Difference("prompts", place, [len(groups)], [len(set(groups))], math.inf, 0.0)
-
-
-def calls_of(recordings: Sequence[Recording]) -> list[list[Any]]:
-    """Calls of ``generate`` in training, by generation, of each rank."""
-    each = [[call for call in one.generated if not call.evaluation] for one in recordings]
-    return [list(together) for together in zip(*each, strict=True)]
-
-
-def _in_order(calls: Sequence[Sequence[Any]], asked: Sequence[tuple[int, ...]], truth: Truth) -> Iterator[Difference]:
-    """Without shuffling the prompts are drawn as the dataset has them."""
-    size = truth.settings.num_generations
-    drawn = [tuple(prompt) for together in calls for prompt in [p for call in together for p in call.prompts][::size]]
-    wanted = [asked[number % len(asked)] for number in range(len(drawn))]
-    if drawn != wanted:
-        yield Difference("prompts", "order", wanted, drawn, math.inf, 0.0)
-
-
-def _tables(main: Recording, truth: Truth) -> Iterator[Difference]:
-    """One table for every logging step, with every completion since the last one; a repetition at the end is none."""
-    steps = len(truth.steps) // int(main.arguments["logging_steps"])
-    tables = [each for number, each in enumerate(main.tables) if not number or each != main.tables[number - 1]]
-    if len(tables) != steps:
-        yield Difference("table", "number of tables", [steps], [len(tables)], math.inf, 0.0)
-    rows = sum(len(rollout.prompts) for rollout in truth.rollouts)
-    shown = sum(len(prompts) for prompts, _, _ in tables)
-    if shown != rows:
-        yield Difference("table", "number of completions", [rows], [shown], math.inf, 0.0)
-    for prompts, completions, rewards in tables:
-        counts = {len(prompts), len(completions), *map(len, rewards.values())}
-        if len(counts) != 1:
-            yield Difference("table", "lengths of columns", [], sorted(counts), math.inf, 0.0)
-
-
-def _rewarded(call: Any, place: str) -> Iterator[Difference]:
-    """Reward functions get each completion with its own prompt and columns."""
-    for name, given in call.rewarded.items():
-        wanted = [target_of(_words(text)) for text in given["prompts"]]
-        if "target" in given and given["target"] != wanted:
-            yield Difference(f"reward_arguments[{name}.target]", place, wanted, given["target"], math.inf, 0.0)
-        counts = [len(call.prompts), len(given["completions"])]
-        if counts[0] != counts[1]:
-            yield Difference(f"reward_arguments[{name}]", place, counts[:1], counts[1:], math.inf, 0.0)
-
-
-def _words(text: str) -> str:
-    return " ".join(word for word in text.split() if word.startswith("w"))
-
-
-def differences(
-    recordings: Sequence[Recording], truth: Truth, neighbour: Callable[[], Truth], transformers: int
+def differing(
+    expected: Sequence[Quantity],
+    found: Mapping[tuple[str, str], torch.Tensor],
+    neighbour: Callable[[], Sequence[Quantity]],
 ) -> list[Difference]:
-    """Every quantity that differs, the first one first.
+    """Every quantity that differs by more than rounding leaves, in the order of ``expected``.
 
     Args:
-        neighbour: the truth with weights changed by one unit in the last place; computed where :data:`FLOOR` is not
-            enough.
+        found: by stage and place; what is not there is not compared.
+        neighbour: what is expected with weights changed by one unit in the last place; computed where :data:`FLOOR` is
+            not enough.
     """
-    every = int(recordings[0].arguments["logging_steps"])
-    found = recorded_quantities(recordings, truth)
-    near: list[Quantity] = []
-    differing = list(_sampling(recordings, truth))
-    for number, quantity in enumerate(expected_quantities(truth, every, transformers)):
-        values = found.get((quantity.stage, quantity.where))
-        if values is None:
+    near: Sequence[Quantity] = []
+    differences = []
+    for number, quantity in enumerate(expected):
+        seen = found.get((quantity.stage, quantity.where))
+        if seen is None:
             continue
-        wanted = quantity.values.double()
-        masked = _masked(truth, quantity)
-        if masked is not None:
-            wanted = wanted.where(masked, 0.0)
-            wanted, values = _same_width(wanted, values, masked)
+        wanted, values = _aligned(quantity, seen)
         if wanted.shape != values.shape:
-            differing.append(
-                Difference(
-                    quantity.stage,
-                    quantity.where,
-                    [*map(float, wanted.shape)],
-                    [*map(float, values.shape)],
-                    math.inf,
-                    0.0,
-                )
-            )
+            shapes = [[*map(float, each.shape)] for each in (wanted, values)]
+            differences.append(Difference(quantity.stage, quantity.where, *shapes, math.inf, 0.0))
             continue
-        off = _apart(wanted, values.double())
+        off = _apart(wanted, values)
         largest = float(wanted.abs().nan_to_num(nan=0.0).max()) if wanted.numel() else 0.0
         allowed = FLOOR * max(largest, SMALLEST) + quantity.rounding
         if off > allowed:
-            near = near or list(expected_quantities(neighbour(), every, transformers))
-            other = near[number].values.double()
-            allowed += FACTOR * _apart(wanted, other if masked is None else other.where(masked, 0.0))
+            near = near or neighbour()
+            allowed += FACTOR * _apart(wanted, _aligned(near[number], seen)[0])
         if not off <= allowed:
-            differing.append(
-                Difference(quantity.stage, quantity.where, *_most_off(wanted, values.double()), off, allowed)
+            differences.append(
+                Difference(quantity.stage, quantity.where, *_most_off(wanted, values), off, allowed)
             )
-    return [*differing, *_missing(recordings[0])]
+    return differences
 
 
-def _missing(recording: Recording) -> Iterator[Difference]:
-    """What is logged of training, and of no evaluation."""
-    logged = {name for entry in recording.logs for name in entry} - _OF_TRAINING
-    for kind, entries in (
-        ("evaluation", [each for _, each in recording.evaluations]),
-        ("evaluate()", recording.returned),
-    ):
-        for number, entry in enumerate(entries):
-            for name in sorted(logged):
-                if f"eval_{name}" not in entry:
-                    yield Difference(f"{kind}[eval_{name}]", f"evaluation {number}", [name], [], math.inf, 0.0)
-
-
-_OF_TRAINING = {"entropy_coef", "epoch", "grad_norm", "learning_rate", "loss", "step", "step_time", "num_tokens"}
-
-
-def _masked(truth: Truth, quantity: Quantity) -> torch.Tensor | None:
-    """Where a quantity of tokens counts: what the trainer has beyond a completion's end is no number of anything."""
-    if quantity.stage in ("old_logprobs", "reference_logprobs"):
-        generations: list[Any] = []
-        for step in truth.steps:
-            generations += [each for each in step.generations if not any(each is one for one in generations)]
-        return generations[int(quantity.where.split()[1])].tokens.loss_mask
-    if quantity.stage in ("logprobs", "entropies"):
-        number = int(quantity.where.rsplit(" ", 1)[1])
-        rank = int(quantity.where.split("rank ")[1].split(",")[0])
-        accumulated = truth.settings.gradient_accumulation_steps
-        step = truth.steps[number // accumulated]
-        batch = [each for each in step.micro_batches if each.rank == rank][number % accumulated]
-        return step.generations[batch.generation].tokens.of_rows(batch.rows).loss_mask
-    return None
-
-
-def _same_width(wanted: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def neighbours(*models: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
+    """Copies of models with each weight changed by -1, 0 or 1 unit in its last place."""
     import torch
 
-    gap = mask.shape[1] - values.shape[1]
-    if gap > 0:
-        values = torch.nn.functional.pad(values, (0, gap))
-    values = values[:, : mask.shape[1]]
-    return wanted.where(mask, 0.0), values.where(mask, 0.0) if values.shape == mask.shape else values
+    changed = copy.deepcopy(models)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for model in changed:
+            for parameter in model.parameters():
+                units = torch.randint(-1, 2, parameter.shape, generator=generator)
+                size = _ULP if parameter.dtype is torch.float32 else _BF16_ULP
+                parameter.mul_((1 + units * size).to(parameter))
+    return changed
+
+
+def _aligned(quantity: Quantity, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both sides in double precision; of tokens those that count, as wide as the wider one."""
+    import torch
+
+    wanted, values = quantity.values.double(), seen.double()
+    if quantity.mask is None:
+        return wanted, values
+    width = max(wanted.shape[1], values.shape[1])
+    mask, wanted, values = (
+        torch.nn.functional.pad(each, (0, width - each.shape[1])) for each in (quantity.mask, wanted, values)
+    )
+    if values.shape != wanted.shape:
+        return wanted, values
+    return wanted.where(mask, 0.0), values.where(mask, 0.0)
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
-    if not one.numel():
-        return 0.0
-    apart = float((one - other).abs().nan_to_num(nan=math.inf).max())
+    """The largest difference; what is no number on both sides does not differ."""
     both = one.isnan() & other.isnan()
-    if both.any():
-        apart = float((one - other).where(~both, 0.0).abs().nan_to_num(nan=math.inf).max())
-    return apart
+    return float((one - other).where(~both, 0.0).abs().nan_to_num(nan=math.inf).max()) if one.numel() else 0.0
 
 
 def _most_off(wanted: torch.Tensor, values: torch.Tensor, count: int = 4) -> tuple[list[float], list[float]]:
     """The numbers that differ most."""
-    off = (wanted - values).abs().flatten()
+    off = (wanted - values).abs().nan_to_num(nan=math.inf).flatten()
     places = off.topk(min(count, off.numel())).indices
     return wanted.flatten()[places].tolist(), values.flatten()[places].tolist()

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.conformance.comparison import OutOfStep
 from pytest_trlcompat.conformance.conventions import Conventions
 from pytest_trlcompat.conformance.records import Generated, Recording
 from pytest_trlcompat.conformance.sampling import name_of, reward_functions
@@ -21,11 +22,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat import reference
     from pytest_trlcompat.reference import Rollout
 
-__all__ = ["OutOfStep", "Truth", "computed"]
-
-
-class OutOfStep(Exception):
-    """The trainer did not sample, or did not train on what it sampled, as its arguments say; says what it did."""
+__all__ = ["Truth", "computed"]
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,15 @@ Imports the stack only inside functions.
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance import comparison, configs, conventions, objects, recording, truth
+from pytest_trlcompat.conformance import comparison, configs, conventions, grpo_quantities, objects, recording, truth
 
 from . import grpo
 from .grpo_steps import of_all_ranks
-from .settings import BF16_ULP, bare_name, whole
+from .settings import bare_name, whole
 from .sharding import failure
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ __all__ = ["hold"]
 
 _SHOWN = 40
 """Differences that are returned: those of the first step say enough."""
-_ULP = 2.0**-23
 
 
 def hold(
@@ -91,29 +89,15 @@ def _compared(recordings: list[Recording], model: TinyModel, setting: Mapping[st
         return truth.computed(recordings, policy, model.tokenizer, rewards, known, ends, reference_model)
 
     def neighbour() -> truth.Truth:
-        return computed(_neighbour(policy), _neighbour(reference_model))
+        return computed(*(comparison.neighbours(each)[0] for each in (policy, reference_model)))
 
     try:
         expected = computed(policy, reference_model)
-    except truth.OutOfStep as error:
+    except comparison.OutOfStep as error:
         return {"differences": [{"stage": "sampling", "where": "", "said": str(error)}]}
     major = int(transformers.__version__.partition(".")[0])
-    differences = comparison.differences(recordings, expected, neighbour, major)
+    differences = grpo_quantities.differences(recordings, expected, neighbour, major)
     return {
         "differences": [vars(each) for each in differences[:_SHOWN]],
-        "compared": len(comparison.recorded_quantities(recordings, expected)),
+        "compared": len(grpo_quantities.recorded_quantities(recordings, expected)),
     }
-
-
-def _neighbour(model: torch.nn.Module) -> torch.nn.Module:
-    """The model with each weight changed by -1, 0 or 1 unit in its last place."""
-    import torch
-
-    changed = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in changed.parameters():
-            units = torch.randint(-1, 2, parameter.shape, generator=generator)
-            size = _ULP if parameter.dtype is torch.float32 else BF16_ULP
-            parameter.mul_((1 + units * size).to(parameter))
-    return changed

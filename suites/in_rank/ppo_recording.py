@@ -12,8 +12,10 @@ import contextlib
 import copy
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat.conformance.ppo_records import PPORecording, PPOStepRecord
+from pytest_trlcompat.conformance.ppo_truth import Untrained
 
 from . import ppo
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["Recording", "StepRecord", "record"]
+__all__ = ["record"]
 
 RESPONSE_LENGTH = 6
 BATCHES = 3
@@ -49,63 +51,7 @@ large. With AdamW ``adam_epsilon`` keeps rounding from becoming a step.
 """
 
 
-@dataclass
-class StepRecord:
-    """One step of the optimizer.
-
-    Attributes:
-        micro_batches: how many there were until now.
-        gradients: what the optimizer got; weights: after the step.
-    """
-
-    micro_batches: int
-    learning_rate: float
-    gradients: dict[str, torch.Tensor]
-    weights: dict[str, torch.Tensor]
-
-
-@dataclass
-class Recording:
-    """A training on one rank.
-
-    Attributes:
-        arguments: fields of the config as the trainer has them.
-        rank: whose.
-        rows: query and response of each row, without padding, in the order of batches.
-        seen: by quantity, what passed by in each batch: ``(batch, tensor)``.
-        micro_batches: batch, and the tokens of each row without padding.
-    """
-
-    arguments: dict[str, Any]
-    rank: int = 0
-    rows: list[tuple[list[int], list[int]]] = field(default_factory=list)
-    seen: dict[str, list[tuple[int, torch.Tensor]]] = field(default_factory=dict)
-    micro_batches: list[tuple[int, list[list[int]]]] = field(default_factory=list)
-    steps: list[StepRecord] = field(default_factory=list)
-    logs: list[dict[str, float]] = field(default_factory=list)
-
-    @property
-    def batch(self) -> int:
-        """The current one."""
-        return (len(self.rows) - 1) // int(self.arguments["local_batch_size"])
-
-    def see(self, name: str, values: torch.Tensor) -> None:
-        self.seen.setdefault(name, []).append((self.batch, values.detach().cpu().clone()))
-
-    def of_batch(self, name: str, batch: int) -> torch.Tensor | None:
-        """All rows of a batch, or ``None`` where this release does not show it."""
-        import torch
-
-        parts = [each for number, each in self.seen.get(name, []) if number == batch]
-        if not parts:
-            return None
-        if parts[0].dim() == 1:
-            return torch.cat(parts)
-        width = max(each.shape[-1] for each in parts)
-        return torch.cat([torch.nn.functional.pad(each, (0, width - each.shape[-1])) for each in parts])
-
-
-def record(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int = 0) -> tuple[Recording, ppo.Models]:
+def record(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int = 0) -> tuple[PPORecording, Untrained]:
     """Train.
 
     Args:
@@ -138,9 +84,9 @@ def record(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int
     trained = trainer.accelerator.unwrap_model(trainer.model)
     reference_model = getattr(trainer, "ref_model", None) or trainer.ref_policy
     _move(reference_model, seed=3)
-    models = (trained.policy, reference_model, trainer.reward_model, trained.value_model)
-    before = ppo.Models(*(copy.deepcopy(each).cpu() for each in models))
-    found = Recording(
+    models = (trained.policy, trained.value_model, trainer.reward_model, reference_model)
+    before = Untrained(*(copy.deepcopy(each).cpu() for each in models))
+    found = PPORecording(
         {
             name: value
             for name, value in vars(trainer.args).items()
@@ -196,7 +142,7 @@ def _response(query: list[int], call: int, words: int, seed: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def _fixed_responses(words: int, found: Recording, seed: int) -> Iterator[None]:
+def _fixed_responses(words: int, found: PPORecording, seed: int) -> Iterator[None]:
     """Let generation run, and draw the fixed tokens."""
     import torch
     from transformers.generation import GenerationMixin
@@ -239,7 +185,7 @@ def _fixed_responses(words: int, found: Recording, seed: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watched_functions(trainer: Any, found: Recording) -> Iterator[None]:
+def _watched_functions(trainer: Any, found: PPORecording) -> Iterator[None]:
     """Keep what the functions give that the trainer's module calls by a name of its own."""
     import inspect
     import sys
@@ -289,7 +235,7 @@ def _watched_functions(trainer: Any, found: Recording) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watched_training(trainer: Any, trained: Any, found: Recording) -> Iterator[None]:
+def _watched_training(trainer: Any, trained: Any, found: PPORecording) -> Iterator[None]:
     """Keep the tokens of each micro-batch, and gradients and weights around each step of the optimizer."""
     import torch
 
@@ -309,7 +255,7 @@ def _watched_training(trainer: Any, trained: Any, found: Recording) -> Iterator[
 
     def before(*_: Any) -> None:
         rate = float(inner.param_groups[0]["lr"])
-        found.steps.append(StepRecord(len(found.micro_batches), rate, tensors(gradients=True), {}))
+        found.steps.append(PPOStepRecord(len(found.micro_batches), rate, tensors(gradients=True), {}))
 
     def after(*_: Any) -> None:
         found.steps[-1].weights = tensors(gradients=False)

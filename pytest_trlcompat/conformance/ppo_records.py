@@ -1,0 +1,67 @@
+"""What is kept of a conformance training with PPO. Imports nothing of the stack at its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["PPORecording", "PPOStepRecord"]
+
+
+@dataclass
+class PPOStepRecord:
+    """One step of the optimizer.
+
+    Attributes:
+        micro_batches: how many there were until now.
+        gradients: what the optimizer got; weights: after the step.
+    """
+
+    micro_batches: int
+    learning_rate: float
+    gradients: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]
+
+
+@dataclass
+class PPORecording:
+    """A training on one rank.
+
+    Attributes:
+        arguments: fields of the config as the trainer has them.
+        rank: whose.
+        rows: query and response of each row, without padding, in the order of batches.
+        seen: by quantity, what passed by in each batch: ``(batch, tensor)``.
+        micro_batches: batch, and the tokens of each row without padding.
+    """
+
+    arguments: dict[str, Any]
+    rank: int = 0
+    rows: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    seen: dict[str, list[tuple[int, torch.Tensor]]] = field(default_factory=dict)
+    micro_batches: list[tuple[int, list[list[int]]]] = field(default_factory=list)
+    steps: list[PPOStepRecord] = field(default_factory=list)
+    logs: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def batch(self) -> int:
+        """The current one."""
+        return (len(self.rows) - 1) // int(self.arguments["local_batch_size"])
+
+    def see(self, name: str, values: torch.Tensor) -> None:
+        self.seen.setdefault(name, []).append((self.batch, values.detach().cpu().clone()))
+
+    def of_batch(self, name: str, batch: int) -> torch.Tensor | None:
+        """All rows of a batch, or ``None`` where this release does not show it."""
+        import torch
+
+        parts = [each for number, each in self.seen.get(name, []) if number == batch]
+        if not parts:
+            return None
+        if parts[0].dim() == 1:
+            return torch.cat(parts)
+        width = max(each.shape[-1] for each in parts)
+        return torch.cat([torch.nn.functional.pad(each, (0, width - each.shape[-1])) for each in parts])
