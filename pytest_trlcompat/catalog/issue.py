@@ -35,7 +35,7 @@ SUBJECTS = ("upstream", "corrected")
 """Whose trainer a suite runs: TRL's own, or ours."""
 
 TRAINERS = ("grpo", "ppo")
-"""Trainers that issues of their own begin with in their ids."""
+"""Trainers that issues of their own begin with in their ids, or end with after ``conformance``."""
 
 STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
 """The strategies; a verdict's may carry a variant after a dash, like ``fsdp1-no_shard``."""
@@ -69,16 +69,19 @@ class ShownDifference:
     Attributes:
         quantity: a pattern that the quantity's name matches as a whole, ``logs\\[kl\\]``.
         setting: values of the setting without which it does not show; of a list one.
+        where: for a quantity that differs elsewhere for another reason, a pattern that begins its place:
+            ``batch 0``.
     """
 
     quantity: re.Pattern[str]
     setting: Mapping[str, Any]
+    where: re.Pattern[str] = re.compile("")
 
-    def matches(self, quantity: str, setting: Mapping[str, Any]) -> bool:
+    def matches(self, quantity: str, setting: Mapping[str, Any], where: str = "") -> bool:
         has = all(
             setting.get(name) in (value if isinstance(value, list) else [value]) for name, value in self.setting.items()
         )
-        return has and self.quantity.fullmatch(quantity) is not None
+        return has and self.quantity.fullmatch(quantity) is not None and self.where.match(where) is not None
 
 
 @dataclass(frozen=True)
@@ -256,7 +259,7 @@ def _matches(patterns: tuple[str, ...], strategy: str) -> bool:
 
 
 def _trainer_of(issue_id: str) -> str:
-    prefix = issue_id.partition("-")[0]
+    prefix = issue_id.removeprefix("conformance-").partition("-")[0]
     return prefix if prefix in TRAINERS else ""
 
 

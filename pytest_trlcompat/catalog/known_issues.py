@@ -190,8 +190,9 @@ def _labels_of_settings(raw: Mapping[str, Any]) -> list[str]:
 
 
 def _difference(raw: Mapping[str, Any]) -> ShownDifference:
-    _known_keys(raw, {"quantity", "setting"})
-    return ShownDifference(re.compile(_line(raw, "quantity")), dict(raw.get("setting", {})))
+    _known_keys(raw, {"quantity", "setting", "where"})
+    where = re.compile(_line(raw, "where")) if "where" in raw else re.compile("")
+    return ShownDifference(re.compile(_line(raw, "quantity")), dict(raw.get("setting", {})), where)
 
 
 def _symptom(raw: Mapping[str, Any]) -> Symptom:

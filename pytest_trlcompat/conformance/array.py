@@ -25,11 +25,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Space", "held_pairs", "main", "space"]
+__all__ = ["Space", "held_pairs", "main", "space", "with_made_rows"]
 
 _FILE = Path(__file__).with_name("space.toml")
 _ROWS = Path(__file__).with_name("rows.toml")
-_MADE = "# Made by pytest_trlcompat.conformance.array; what stands below is overwritten.\n"
+_MADE = "# Made by pytest_trlcompat.conformance.array; what stands below of this trainer is overwritten.\n"
+_PARTS = {"grpo": {"grpo": "pair", "ranks": "ranks"}, "ppo": {"ppo": "pair"}}
+"""By trainer, the parts of the space and what names of their rows begin with."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def space(part: str) -> Space:
-    """``grpo``: in one process; ``ranks``: with several."""
+    """``grpo`` and ``ppo``: in one process; ``ranks``: GRPO with several."""
     raw = tomllib.loads(_FILE.read_text(encoding="utf-8"))[part]
     return Space(raw["factors"], [each["values"] for each in raw.get("never", [])], raw.get("also", {}))
 
@@ -105,15 +107,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pytest_trlcompat.conformance.array", description=__doc__)
     parser.add_argument("--strength", type=int, default=2, help="values that stand together (2)")
     chosen = parser.parse_args(arguments)
-    before = _ROWS.read_text(encoding="utf-8").partition(_MADE)[0].rstrip("\n")
-    lines = []
-    for part, prefix in (("grpo", "pair"), ("ranks", "ranks")):
-        known = space(part)
-        rows = [known.setting(row) for row in known.rows(chosen.strength)]
-        lines += [f"{prefix}_{number:02} = {_toml(row)}" for number, row in enumerate(rows, 1)]
-        print(f"{len(rows)} rows hold {len(list(known.pairs()))} pairs of values of {part}")
-    _ROWS.write_text("\n".join([before, "", _MADE + "\n".join(lines)]) + "\n", encoding="utf-8")
+    text = _ROWS.read_text(encoding="utf-8")
+    for trainer, parts in _PARTS.items():
+        lines = []
+        for part, prefix in parts.items():
+            known = space(part)
+            rows = [known.setting(row) for row in known.rows(chosen.strength)]
+            lines += [f"{prefix}_{number:02} = {_toml(row)}" for number, row in enumerate(rows, 1)]
+            print(f"{len(rows)} rows hold {len(list(known.pairs()))} pairs of values of {part}")
+        text = with_made_rows(text, trainer, lines)
+    _ROWS.write_text(text, encoding="utf-8")
     return 0
+
+
+def with_made_rows(text: str, trainer: str, lines: Sequence[str]) -> str:
+    """The text of ``rows.toml`` with these rows behind those that people wrote for the trainer."""
+    before, head, rest = text.partition(f"[{trainer}]\n")
+    own, next_trainer, after = rest.partition("\n[")
+    written = own.partition(_MADE)[0].rstrip("\n")
+    made = "\n".join([written, "", _MADE + "\n".join(lines)]) + "\n"
+    return before + head + made + next_trainer + after
 
 
 def _toml(value: Any) -> str:

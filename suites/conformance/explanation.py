@@ -29,8 +29,8 @@ def explained(
     possible = [each for each in catalog.values() if each.differences and _is_predicted(each, subject, label, versions)]
     by: list[str] = []
     for difference in differences:
-        stage = str(difference["stage"])
-        ids = [each.id for each in possible if any(one.matches(stage, setting) for one in each.differences)]
+        stage, where = str(difference["stage"]), str(difference.get("where", ""))
+        ids = [each.id for each in possible if any(one.matches(stage, setting, where) for one in each.differences)]
         if not ids:
             return by, difference
         by += [each for each in ids if each not in by]

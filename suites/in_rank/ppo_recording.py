@@ -55,7 +55,7 @@ def record(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int
     """Train.
 
     Args:
-        setting: fields of the config.
+        setting: fields of the config; ``stop_token="none"`` stands for none.
         seed: of queries and responses.
 
     Returns:
@@ -63,6 +63,7 @@ def record(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int
     """
     import os
 
+    import numpy
     import torch
 
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
@@ -74,9 +75,10 @@ def record(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int
         "seed": 7,
         **setting,
     }
-    if values.get("stop_token_id") is not None:
+    if values.get("stop_token_id") is not None or values["stop_token"] == "none":
         values["stop_token"] = None
     torch.manual_seed(0)
+    numpy.random.seed(0)  # it deals rows to mini-batches, and TRL does not seed it
     # Releases before 0.17 have num_mini_batches times as many rows in a batch.
     rows = ROWS * ranks * EPOCH * values.get("num_mini_batches", 1)
     arguments = {"train_dataset": _queries(model.words, rows, seed)}
@@ -99,10 +101,23 @@ def record(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int
         _fixed_responses(model.words, found, seed),
         _watched_functions(trainer, found),
         _watched_training(trainer, trained, found),
+        _few_objects(),
     ):
         trainer.train()
     found.logs = ppo.logged(trainer)
     return found, before
+
+
+@contextlib.contextmanager
+def _few_objects() -> Iterator[None]:
+    """Let the garbage collector, which TRL calls several times a batch, pass over what was there before."""
+    import gc
+
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _move(model: Any, seed: int) -> None:
