@@ -36,8 +36,11 @@ from .ppo import PPOTrainer as PPOTrainer
 from .ppo_accelerator import PPOAcceleratorMixin as PPOAcceleratorMixin
 from .ppo_accumulation import PPOAccumulationMixin as PPOAccumulationMixin
 from .ppo_adapter_reference import PPOAdapterReferenceMixin as PPOAdapterReferenceMixin
+from .ppo_eos_count import PPOEosCountMixin as PPOEosCountMixin
 from .ppo_fsdp import PPOFSDPMixin as PPOFSDPMixin
+from .ppo_grad_norm import PPOGradNormMixin as PPOGradNormMixin
 from .ppo_newer_trainer import PPONewerTrainerMixin as PPONewerTrainerMixin
+from .ppo_optimizer_steps import PPOOptimizerStepsMixin as PPOOptimizerStepsMixin
 from .ppo_save import PPOSaveMixin as PPOSaveMixin
 from .reference_of_policy import ReferenceOfPolicyMixin as ReferenceOfPolicyMixin
 from .resuming import ResumingMixin as ResumingMixin

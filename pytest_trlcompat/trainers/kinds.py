@@ -72,7 +72,10 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "WarningsIssuedMixin",
         ),
         "ppo": (
+            "PPOOptimizerStepsMixin",
             "PPOAccumulationMixin",
+            "PPOGradNormMixin",
+            "PPOEosCountMixin",
             "PPOSaveMixin",
             "PPOFSDPMixin",
             "PPOAdapterReferenceMixin",

@@ -152,6 +152,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         *_of_ppo_trainer("train"),
         *_of_ppo_trainer("generate_completions"),
     ),
+    "PPOEosCountMixin": (_trainer("log"),),
     "PPOFSDPMixin": (
         *_of_ppo("PolicyAndValueWrapper.__init__"),
         *_of_ppo("unwrap_model_for_generation"),
@@ -160,7 +161,9 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         *_of_ppo_trainer("generate_completions"),
         *_FSDP1_ROOT,
     ),
+    "PPOGradNormMixin": _of_ppo_trainer("train"),
     "PPONewerTrainerMixin": (_SAVE_CHECKPOINT,),
+    "PPOOptimizerStepsMixin": (*_of_ppo_trainer("train"), _trainer("log")),
     "PPOSaveMixin": (
         *_of_ppo_trainer("save_model"),
         _SAVE_MODEL,

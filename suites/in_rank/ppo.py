@@ -127,6 +127,7 @@ def config(cls: Any = None, /, **settings: Any) -> Any:
         "temperature": 1.0,
         "kl_coef": 0.1,
         "learning_rate": 2e-2,
+        "max_grad_norm": 0.0,  # TRL's trainer clips nothing (ppo-max-grad-norm), and numbers of both are compared
         "lr_scheduler_type": "constant",
         "logging_steps": 1,
         "save_strategy": "no",

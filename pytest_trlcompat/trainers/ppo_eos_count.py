@@ -1,0 +1,39 @@
+"""Cure of ``ppo-eos-count``: PPO logs the ends of sequence of all ranks.
+
+TRL's PPO trainer gathers each number that it logs, but ``val/num_eos_tokens``, which is that of the first rank. No
+release of TRL gathers it: from 1.13 on there is no PPO. The cure adds up the counts of all ranks, all of which log.
+
+Imports torch, and of this package ``_conditions`` and ``_cure``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from pytest_trlcompat.trainers._conditions import SEVERAL_RANKS, under
+from pytest_trlcompat.trainers._cure import Activity, Cure
+
+__all__ = ["PPOEosCountMixin"]
+
+_COUNT = "val/num_eos_tokens"
+
+
+class PPOEosCountMixin(Cure):
+    """Lets a subclass of TRL's PPO trainer log ``val/num_eos_tokens`` of all ranks; does nothing in one process."""
+
+    _needed: ClassVar = (SEVERAL_RANKS,)
+    accelerator: Any
+
+    def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """As ``Trainer.log``; collective where ``logs`` has the count, as upstream's gathering before it is."""
+        upstream: Any = super()
+        if _COUNT in logs and SEVERAL_RANKS.holds(self):
+            own = torch.tensor(logs[_COUNT], device=self.accelerator.device)
+            logs = {**logs, _COUNT: int(self.accelerator.reduce(own, "sum"))}
+        upstream.log(logs, *args, **kwargs)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        return under(trainer, "TRL does not gather val/num_eos_tokens", *cls._needed)
