@@ -1,8 +1,8 @@
 """Which quantities of a recorded training differ from what the reference gives, the first one first.
 
 Tolerances are measured: the reference computes the same training with weights that are changed by one unit in the last
-place, and a quantity may differ :data:`FACTOR` times as far as that changes it. Which quantities there are, and in which
-order a step makes them, is said for each trainer by :mod:`~pytest_trlcompat.conformance.grpo_quantities` and
+place, and a quantity may differ :data:`FACTOR` times as far as that changes it. Which quantities a trainer has, and in
+which order a step makes them, say :mod:`~pytest_trlcompat.conformance.grpo_quantities` and
 :mod:`~pytest_trlcompat.conformance.ppo_quantities`.
 
 Runs inside a rank, or wherever torch is.
@@ -92,7 +92,7 @@ def differing(
             continue
         wanted, values = _aligned(quantity, seen)
         if wanted.shape != values.shape:
-            shapes = [[*map(float, each.shape)] for each in (wanted, values)]
+            shapes = _shape(wanted), _shape(values)
             differences.append(Difference(quantity.stage, quantity.where, *shapes, math.inf, 0.0))
             continue
         off = _apart(wanted, values)
@@ -102,9 +102,7 @@ def differing(
             near = near or neighbour()
             allowed += FACTOR * _apart(wanted, _aligned(near[number], seen)[0])
         if not off <= allowed:
-            differences.append(
-                Difference(quantity.stage, quantity.where, *_most_off(wanted, values), off, allowed)
-            )
+            differences.append(Difference(quantity.stage, quantity.where, *_most_off(wanted, values), off, allowed))
     return differences
 
 
@@ -137,6 +135,10 @@ def _aligned(quantity: Quantity, seen: torch.Tensor) -> tuple[torch.Tensor, torc
     if values.shape != wanted.shape:
         return wanted, values
     return wanted.where(mask, 0.0), values.where(mask, 0.0)
+
+
+def _shape(values: torch.Tensor) -> list[float]:
+    return [*map(float, values.shape)]
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor) -> float:

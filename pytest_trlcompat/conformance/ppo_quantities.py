@@ -5,7 +5,7 @@ Runs inside a rank, or wherever torch is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_trlcompat.conformance.comparison import Quantity

@@ -68,9 +68,7 @@ def computed(
     )
 
 
-def _settings(
-    arguments: Mapping[str, Any], conventions: Conventions, world_size: int
-) -> reference.PPOSettings:
+def _settings(arguments: Mapping[str, Any], conventions: Conventions, world_size: int) -> reference.PPOSettings:
     from pytest_trlcompat import reference
 
     names = {each.name for each in fields(reference.PPOSettings)}

@@ -22,7 +22,9 @@ _NOT_DEEPSPEED = Condition(
     "DeepSpeed clips, by its own configuration",
     lambda trainer: not DEEPSPEED.holds(trainer),
 )
-_LIMITED = Condition("where max_grad_norm is set", "max_grad_norm is 0", lambda trainer: bool(trainer.args.max_grad_norm))
+_LIMITED = Condition(
+    "where max_grad_norm is set", "max_grad_norm is 0", lambda trainer: bool(trainer.args.max_grad_norm)
+)
 
 
 class PPOGradNormMixin(Cure):
