@@ -2,8 +2,8 @@
 
     python -m pytest_trlcompat.conformance.array [--strength 3]
 
-It writes ``rows.toml`` anew from its first rows, each value alone, which people write, and the rows of the array behind
-them. The same space gives the same rows. ``covertable`` is needed to make rows, not to try them. It takes what excludes
+It writes ``rows.toml`` anew: for each trainer its first rows, each value alone, which people write, and the rows of the
+array behind them. The same space gives the same rows. ``covertable`` is needed to make rows, not to try them. It takes what excludes
 each other as conditions; ``allpairspy``, which can only refuse rows that it has begun, left out 47 of 2,263 pairs here.
 
 Imports nothing of the stack.
@@ -25,11 +25,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Space", "held_pairs", "main", "space", "with_made_rows"]
+__all__ = ["MADE", "Space", "held_pairs", "main", "space", "with_made_rows"]
 
 _FILE = Path(__file__).with_name("space.toml")
 _ROWS = Path(__file__).with_name("rows.toml")
-_MADE = "# Made by pytest_trlcompat.conformance.array; what stands below of this trainer is overwritten.\n"
+MADE = "# Made by pytest_trlcompat.conformance.array; what stands below of this trainer is overwritten.\n"
+"""Between rows that people write, and rows of the array."""
 _PARTS = {"grpo": {"grpo": "pair", "ranks": "ranks"}, "ppo": {"ppo": "pair"}}
 """By trainer, the parts of the space and what names of their rows begin with."""
 
@@ -124,8 +125,8 @@ def with_made_rows(text: str, trainer: str, lines: Sequence[str]) -> str:
     """The text of ``rows.toml`` with these rows behind those that people wrote for the trainer."""
     before, head, rest = text.partition(f"[{trainer}]\n")
     own, next_trainer, after = rest.partition("\n[")
-    written = own.partition(_MADE)[0].rstrip("\n")
-    made = "\n".join([written, "", _MADE + "\n".join(lines)]) + "\n"
+    written = own.partition(MADE)[0].rstrip("\n")
+    made = "\n".join([written, "", MADE + "\n".join(lines)]) + "\n"
     return before + head + made + next_trainer + after
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_trlcompat import _data
 from pytest_trlcompat.catalog import known_issues, remedies
-from pytest_trlcompat.catalog.issue import STRATEGIES
+from pytest_trlcompat.catalog.issue import STRATEGIES, measured_with
 from pytest_trlcompat.catalog.regions import unreachable
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.launch.strategy import NAMES
@@ -175,6 +175,15 @@ def test_every_entry_bites_somewhere() -> None:
             continue  # what it finds are other entries
         verdicts = [prediction.verdict for prediction in issue.predictions if prediction.subject == "upstream"]
         assert any(verdict.is_problem for verdict in verdicts), issue.id
+
+
+def test_a_conformance_suite_measures_with_the_trainer_that_its_id_ends_with() -> None:
+    known = known_issues.load()
+    found = {issue.id: (issue.trainer, measured_with(issue.id)) for issue in known.values() if "conformance" in issue.id}
+    assert found == {"conformance-grpo": ("grpo", "grpo"), "conformance-ppo": ("ppo", "ppo")}
+    old = known["conformance-ppo"].predict("upstream", "single-default", {"trl": "0.12.2"})
+    assert old is not None
+    assert old.verdict is Verdict.OK, "it is absent where there is no PPO, not where there is no GRPO"
 
 
 def test_links_are_whole_and_named_once() -> None:

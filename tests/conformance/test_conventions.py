@@ -30,7 +30,16 @@ def test_what_transformers_logs_depends_on_its_release() -> None:
     assert [each.get("learning_rate_logged") for each in found] == ["next", None]
 
 
+def test_ppo_has_conventions_of_its_own() -> None:
+    found = conventions.of_release("ppo", "1.12.0", "5.0.0")
+    assert (found.undecided["score_at"], found.undecided["whiten_correction"]) == ("after_last_token", 1)
+    assert "no_reward" not in found.undecided
+    assert found.absent == {}
+
+
 def test_no_entry_has_a_key_that_nobody_reads() -> None:
-    entries = tomllib.loads(FILE.read_text())["grpo"]
+    raw = tomllib.loads(FILE.read_text())
+    assert set(raw) == {"grpo", "ppo"}
+    entries = [entry for each in raw.values() for entry in each]
     assert {key for entry in entries for key in entry} <= {"field", "value", "absent", "trl", "transformers"}
     assert [each.name for each in fields(conventions.Conventions)] == ["undecided", "absent"]

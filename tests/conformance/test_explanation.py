@@ -44,6 +44,10 @@ strategies = ["single", "ddp"]
 [[issue.difference]]
 quantity = 'gradients\\[.*\\]'
 
+[[issue.difference]]
+quantity = 'steps'
+where = 'batch 1'
+
 [[issue.prediction]]
 verdict = "silent"
 subject = "upstream"
@@ -96,6 +100,14 @@ def test_wrong_gradients_explain_all_that_follows(catalog: known_issues.Catalog)
 
 def test_what_comes_before_is_not_explained(catalog: known_issues.Catalog) -> None:
     assert of(catalog, WEIGHT, GRADIENT) == ([], WEIGHT)
+
+
+@pytest.mark.parametrize("where, explains", [("batch 1", True), ("batch 1, step 0", True), ("batch 0", False)])
+def test_a_difference_is_explained_in_the_place_that_the_entry_names(
+    where: str, explains: bool, catalog: known_issues.Catalog
+) -> None:
+    steps = {"stage": "steps", "where": where}
+    assert of(catalog, steps) == ((["grpo-gradients"], None) if explains else ([], steps))
 
 
 def test_an_issue_of_another_strategy_explains_nothing(catalog: known_issues.Catalog) -> None:

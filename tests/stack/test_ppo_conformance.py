@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat import stack, tiny
+from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.launch import Launcher
-from suites.in_rank import ppo_conformance
+from suites.conformance.trainings import ConformanceTrainings
+from suites.in_rank import models, ppo_conformance
+from suites.launches import LaunchCache
 
 pytest.importorskip("trl")
 
@@ -21,6 +24,11 @@ PADDED = {"logs[policy/approxkl_avg]", "logs[policy/entropy_avg]", "logs[val/rat
 """TRL averages them over padding, too, where responses have unequal lengths (trl 6809)."""
 if stack.satisfied({"trl": "<1.10"}, INSTALLED):
     PADDED |= {"logs[objective/entropy]"}  # trl 6121
+STEPS: dict[str, dict[str, Any]] = {
+    "clipping": {"max_grad_norm": 0.1},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "mini-batches": {"gradient_accumulation_steps": 2, "num_mini_batches": 2},
+}
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +87,10 @@ def test_trl_and_the_reference_agree_on_every_number_that_no_padding_counts_in(
 
 
 def test_what_is_known_to_part_is_found_where_it_does(launch: Launcher, model: tiny.TinyModel) -> None:
-    settings: dict[str, dict[str, Any]] = {
-        "clipping": {"max_grad_norm": 0.1},
-        "accumulation": {"gradient_accumulation_steps": 2},
-        "mini-batches": {"gradient_accumulation_steps": 2, "num_mini_batches": 2},
-    }
+    settings: dict[str, dict[str, Any]] = {**STEPS, "logging": {"logging_steps": 2}}
     (found,) = launch(ppo_conformance.hold, "upstream", model, settings, strategy="single").values
+    (lines,) = found.pop("logging")["differences"]
+    assert (lines["stage"], lines["expected"], lines["found"]) == ("logs[number of lines]", [1.0], [3.0])
     firsts = {
         name: next(each for each in one["differences"] if not each["stage"].startswith("logs["))
         for name, one in found.items()
@@ -96,6 +102,67 @@ def test_what_is_known_to_part_is_found_where_it_does(launch: Launcher, model: t
         "mini-batches": ("steps", "batch 0" if stack.satisfied({"trl": ">=0.17"}, INSTALLED) else "batch 1"),
     }
     assert (firsts["accumulation"]["expected"], firsts["accumulation"]["found"]) == ([2.0], [4.0])
+
+
+def test_the_corrected_trainer_clips_and_steps_as_its_arguments_say(launch: Launcher, model: tiny.TinyModel) -> None:
+    settings = {**STEPS, "uneven": {"gradient_accumulation_steps": 4, "num_mini_batches": 2, "max_grad_norm": 0.1}}
+    (found,) = launch(ppo_conformance.hold, "corrected", model, settings, strategy="single").values
+    assert {name: one["failure"] for name, one in found.items()} == dict.fromkeys(settings)
+    stages = {name: {each["stage"] for each in one["differences"]} - PADDED for name, one in found.items()}
+    assert stages == {name: set() for name in settings}
+
+
+def test_the_corrected_trainer_counts_ends_of_sequence_of_all_ranks(launch: Launcher, model: tiny.TinyModel) -> None:
+    launch(models.save_model, model, strategy="single")
+    settings = {"base": {"stop_token": "none"}, **STEPS}
+    upstream, corrected = (
+        launch(ppo_conformance.hold, subject, model, settings, strategy="ddp").values[0]
+        for subject in ("upstream", "corrected")
+    )
+    (first, *_) = upstream["base"]["differences"]
+    assert first["stage"] == "logs[val/num_eos_tokens]"
+    assert first["found"] < first["expected"]
+    stages = {name: {each["stage"] for each in one["differences"]} - PADDED for name, one in corrected.items()}
+    assert stages == {name: set() for name in settings}
+
+
+def settings_of_accelerator(model: tiny.TinyModel) -> list[Any]:
+    """Of a corrected trainer before and after a training, and the error of one under DeepSpeed."""
+    from suites.in_rank import ppo
+
+    arguments = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "num_mini_batches": 2}
+    trainer = ppo.build_trainer("corrected", model, **arguments)
+    counting = trainer.accelerator.gradient_state.plugin_kwargs
+    seen = [dict(counting)]
+    try:
+        trainer.train()
+    except RuntimeError as error:
+        seen.append(f"{type(error).__name__}: {error}")
+    return [*seen, dict(counting), "step" in vars(trainer.optimizer)]
+
+
+def test_the_accelerator_counts_as_before_when_a_training_has_ended(launch: Launcher, model: tiny.TinyModel) -> None:
+    (before, after, changed) = launch(settings_of_accelerator, model, strategy="single").values[0]
+    assert before == after
+    assert before["num_steps"] == 2
+    assert not changed
+
+
+@pytest.mark.skipif(not stack.satisfied({"trl": ">=0.17"}, INSTALLED), reason="DeepSpeed's engine counts right before")
+def test_an_engine_that_counts_otherwise_is_refused(launch: Launcher, model: tiny.TinyModel) -> None:
+    launch(models.save_model, model, strategy="single")
+    (_, error, *_) = launch(settings_of_accelerator, model, strategy="zero2", sharded=False).values[0]
+    assert error.startswith("CureError: PPOOptimizerStepsMixin with trl")
+    assert "after the 1 micro-batches of a mini-batch, but it steps after 2. Set num_mini_batches=1" in error
+
+
+def test_a_suite_reduces_what_nothing_explains(launch: Launcher, model: tiny.TinyModel) -> None:
+    trainings = ConformanceTrainings(LaunchCache(launch), model, catalog=Catalog())  # in which nothing is known
+    finding = trainings.judge("upstream", "single-logging_steps", "ppo")
+    assert (finding.verdict.value, finding.evidence["stage"]) == ("silent", "logs[number of lines]")
+    assert finding.evidence["fewest_settings"] == {"logging_steps": 2}
+    known = ConformanceTrainings(trainings.launches, model).judge("upstream", "single-logging_steps", "ppo")
+    assert (known.verdict.value, known.evidence["symptoms_of"]) == ("blocked", ["ppo-logging-steps"])
 
 
 def test_a_batch_that_is_not_trained_on_as_it_was_sampled_is_found(launch: Launcher, model: tiny.TinyModel) -> None:

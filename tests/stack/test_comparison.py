@@ -1,0 +1,97 @@
+"""What counts as a difference between a recording and the reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from pytest_trlcompat.conformance.comparison import FACTOR, FLOOR, Difference, Quantity, differing, neighbours
+
+PLACE = ("values", "batch 0")
+NAN = math.nan
+
+
+def quantity(
+    values: Sequence[float] | torch.Tensor, mask: torch.Tensor | None = None, rounding: float = 0.0
+) -> Quantity:
+    return Quantity(*PLACE, torch.as_tensor(values, dtype=torch.float64), mask, rounding)
+
+
+def compare(expected: Quantity, found: torch.Tensor, near: Quantity | None = None) -> list[Difference]:
+    return differing([expected], {PLACE: found}, lambda: [near or expected])
+
+
+def test_what_summing_in_another_order_leaves_is_no_difference() -> None:
+    expected = quantity([100.0, 1.0])
+    assert compare(expected, torch.tensor([100.0, 1.0 + 0.9 * 100 * FLOOR], dtype=torch.float64)) == []
+    (found,) = compare(expected, torch.tensor([100.0, 1.0 + 1.1 * 100 * FLOOR], dtype=torch.float64))
+    assert (found.stage, found.where, found.expected, found.allowed) == (*PLACE, [1.0, 100.0], 100 * FLOOR)
+    assert found.off == pytest.approx(1.1 * 100 * FLOOR)
+
+
+def test_as_much_is_allowed_as_one_unit_in_the_last_place_of_the_weights_changes_times_30() -> None:
+    expected, near = quantity([1.0]), quantity([1.001])
+    assert compare(expected, torch.tensor([1.0 + 0.99 * FACTOR * 0.001], dtype=torch.float64), near) == []
+    assert len(compare(expected, torch.tensor([1.0 + 1.01 * FACTOR * 0.001], dtype=torch.float64), near)) == 1
+
+
+def test_the_neighbour_is_computed_where_the_floor_is_not_enough_and_once() -> None:
+    asked: list[int] = []
+
+    def neighbour() -> list[Quantity]:
+        asked.append(1)
+        return expected
+
+    expected = [Quantity("a", "", torch.tensor([1.0])), Quantity("b", "", torch.tensor([1.0]))]
+    equal = {("a", ""): torch.tensor([1.0]), ("b", ""): torch.tensor([1.0])}
+    assert (differing(expected, equal, neighbour), asked) == ([], [])
+    other = {key: values + 1 for key, values in equal.items()}
+    assert [each.stage for each in differing(expected, other, neighbour)] == ["a", "b"]
+    assert asked == [1]
+
+
+def test_what_was_not_recorded_is_not_compared() -> None:
+    assert differing([quantity([1.0])], {("values", "batch 1"): torch.tensor([2.0])}, list) == []
+
+
+def test_of_tokens_those_count_that_the_mask_has_and_the_wider_side_decides_the_width() -> None:
+    mask = torch.tensor([[True, False], [True, True]])
+    expected = quantity(torch.tensor([[1.0, 5.0], [2.0, 3.0]]), mask)
+    assert compare(expected, torch.tensor([[1.0, 7.0, 9.0], [2.0, 3.0, 9.0]])) == []
+    (found,) = compare(expected, torch.tensor([[1.0], [2.0]]))
+    assert (found.expected[0], found.found[0], found.off) == (3.0, 0.0, 3.0)
+    narrow = quantity(torch.tensor([[1.0], [2.0]]), mask[:, :1])
+    assert compare(narrow, torch.tensor([[1.0, 8.0], [2.0, 8.0]])) == []
+
+
+def test_another_number_of_rows_is_a_difference_of_shapes() -> None:
+    (found,) = compare(quantity([1.0, 2.0]), torch.tensor([1.0, 2.0, 3.0]))
+    assert (found.expected, found.found, found.off, found.allowed) == ([2.0], [3.0], math.inf, 0.0)
+
+
+def test_what_is_no_number_on_both_sides_does_not_differ_and_on_one_side_does() -> None:
+    assert compare(quantity([NAN, 1.0]), torch.tensor([NAN, 1.0])) == []
+    (found,) = compare(quantity([NAN, 1.0]), torch.tensor([2.0, 1.0]))
+    assert (found.off, found.found[0]) == (math.inf, 2.0)
+
+
+def test_rounding_where_a_number_is_shown_is_allowed_beside() -> None:
+    shown = torch.tensor([1.0001], dtype=torch.float64)
+    assert len(compare(quantity([1.0]), shown)) == 1
+    assert compare(quantity([1.0], rounding=1e-4), shown) == []
+
+
+def test_neighbours_have_each_weight_at_most_one_unit_in_the_last_place_off() -> None:
+    model = torch.nn.Linear(50, 50)
+    (changed,) = neighbours(model)
+    moved = ((changed.weight - model.weight) / model.weight).detach().abs()
+    assert changed is not model
+    assert 0 < float(moved.max()) <= 2**-22
+    assert 0.2 < float((moved == 0).double().mean()) < 0.5
+    (again,) = neighbours(model)
+    assert torch.equal(again.weight, changed.weight)
+    (rounded,) = neighbours(torch.nn.Linear(50, 50).bfloat16())
+    assert rounded.weight.dtype is torch.bfloat16
