@@ -60,6 +60,7 @@ def build(subject: str, model: tiny.TinyModel, folder: Path, cls: type | None = 
         "local_rollout_forward_batch_size": rows,
         "num_sample_generations": 0,
         "learning_rate": 1e-2,
+        "max_grad_norm": 0.0,  # TRL's trainer clips nothing
         "save_strategy": "no",
         "report_to": [],
         "bf16": False,
@@ -258,14 +259,23 @@ def test_numbers_equal_trls_bitwise_in_one_process(launch: Launcher, model: tiny
 
 @needs_ppo
 @pytest.mark.parametrize("version", [1, 2])
-def test_fsdp_numbers_equal_those_of_ddp(version: int, launch: Launcher, model: tiny.TinyModel, tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [{}, {"optim": "sgd", "learning_rate": 5.0, "max_grad_norm": 0.02}], ids=len)
+def test_fsdp_numbers_equal_those_of_ddp(
+    settings: dict[str, Any], version: int, launch: Launcher, model: tiny.TinyModel, tmp_path: Path
+) -> None:
+    """Also those of gradients that are clipped, by the norm of all of them."""
     options = {"transformer_cls_to_wrap": model.decoder_layer} if version == 1 else {}  # once named, once found
+    asked: dict[str, Any] = {"stop_token": "eos", **settings}
     sharded = launch(
-        two_batches, "corrected", model, tmp_path / "fsdp", stop_token="eos", strategy=f"fsdp{version}", options=options
+        two_batches, "corrected", model, tmp_path / "fsdp", **asked, strategy=f"fsdp{version}", options=options
     )
-    alike = launch(two_batches, "corrected", model, tmp_path / "ddp", stop_token="eos", strategy="ddp")
+    alike = launch(two_batches, "corrected", model, tmp_path / "ddp", **asked, strategy="ddp")
     assert len(alike.values[0]["log"]) == 2
     assert sharded.values[0]["log"] == pytest.approx(alike.values[0]["log"], rel=1e-5, abs=1e-6)
+    if settings:
+        unclipped = {**asked, "max_grad_norm": 1.0}
+        other = launch(two_batches, "corrected", model, tmp_path / "ddp", **unclipped, strategy="ddp").values[0]
+        assert other["policy"] != alike.values[0]["policy"], "the bound is reached"
 
 
 @needs_ppo
