@@ -1,7 +1,8 @@
 """Cure of ``ppo-eos-count``: PPO logs the ends of sequence of all ranks.
 
-TRL's PPO trainer gathers each number that it logs, but ``val/num_eos_tokens``, which is that of the first rank. No
-release of TRL gathers it: from 1.13 on there is no PPO. The cure adds up the counts of all ranks, all of which log.
+TRL's PPO trainer gathers each number that it logs, but ``val/num_eos_tokens``, which is that of the first rank. The
+cure adds up the counts of all ranks, all of which log. It does not look whether upstream gathers it: no release did
+until PPO was removed from TRL.
 
 Imports torch, and of this package ``_conditions`` and ``_cure``.
 """
