@@ -13,7 +13,7 @@ from pytest_trlcompat.conformance import comparison, configs, conventions, grpo_
 
 from . import grpo
 from .grpo_steps import of_all_ranks
-from .settings import bare_name, whole
+from .models import bare_name, whole
 from .sharding import failure
 
 if TYPE_CHECKING:
