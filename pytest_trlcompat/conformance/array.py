@@ -1,8 +1,9 @@
 """Rows that hold every two values of ``space.toml`` together, made with ``covertable``: ``nox -s rows``.
 
 It writes ``rows.toml`` anew: for each trainer its first rows, each value alone, which people write, and the rows of the
-array behind them. The same space gives the same rows. ``covertable`` is needed to make rows, not to try them. It takes what excludes
-each other as conditions; ``allpairspy``, which can only refuse rows that it has begun, left out 47 of 2,263 pairs here.
+array behind them. The same space gives the same rows. ``covertable`` is needed to make rows, not to try them. It takes
+what excludes each other as conditions; ``allpairspy``, which can only refuse rows that it has begun, left out 47 of
+2,263 pairs here.
 
 Imports nothing of the stack.
 """
