@@ -40,6 +40,7 @@ from .ppo_eos_count import PPOEosCountMixin as PPOEosCountMixin
 from .ppo_fsdp import PPOFSDPMixin as PPOFSDPMixin
 from .ppo_grad_norm import PPOGradNormMixin as PPOGradNormMixin
 from .ppo_newer_trainer import PPONewerTrainerMixin as PPONewerTrainerMixin
+from .ppo_objective_entropy import PPOObjectiveEntropyMixin as PPOObjectiveEntropyMixin
 from .ppo_optimizer_steps import PPOOptimizerStepsMixin as PPOOptimizerStepsMixin
 from .ppo_save import PPOSaveMixin as PPOSaveMixin
 from .reference_of_policy import ReferenceOfPolicyMixin as ReferenceOfPolicyMixin

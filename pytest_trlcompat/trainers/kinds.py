@@ -76,6 +76,7 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "PPOAccumulationMixin",
             "PPOGradNormMixin",
             "PPOEosCountMixin",
+            "PPOObjectiveEntropyMixin",
             "PPOSaveMixin",
             "PPOFSDPMixin",
             "PPOAdapterReferenceMixin",

@@ -163,6 +163,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     ),
     "PPOGradNormMixin": _of_ppo_trainer("train"),
     "PPONewerTrainerMixin": (_SAVE_CHECKPOINT,),
+    "PPOObjectiveEntropyMixin": (*_of_ppo("masked_whiten"), *_of_ppo_trainer("train"), _trainer("log")),
     "PPOOptimizerStepsMixin": (*_of_ppo_trainer("train"), _trainer("log")),
     "PPOSaveMixin": (
         *_of_ppo_trainer("save_model"),

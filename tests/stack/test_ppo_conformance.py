@@ -20,10 +20,9 @@ INSTALLED = stack.installed()
 pytestmark = pytest.mark.skipif(
     not stack.satisfied({"trl": ">=0.9.6,<1.13"}, INSTALLED), reason=f"trl {INSTALLED['trl']} has no PPO trainer"
 )
-PADDED = {"logs[policy/approxkl_avg]", "logs[policy/entropy_avg]", "logs[val/ratio]", "logs[val/ratio_var]"}
+NOT_CURED = {"logs[policy/approxkl_avg]", "logs[policy/entropy_avg]", "logs[val/ratio]", "logs[val/ratio_var]"}
 """TRL averages them over padding, too, where responses have unequal lengths (trl 6809)."""
-if stack.satisfied({"trl": "<1.10"}, INSTALLED):
-    PADDED |= {"logs[objective/entropy]"}  # trl 6121
+PADDED = NOT_CURED | ({"logs[objective/entropy]"} if stack.satisfied({"trl": "<1.10"}, INSTALLED) else set())  # trl 6121
 STEPS: dict[str, dict[str, Any]] = {
     "clipping": {"max_grad_norm": 0.1},
     "accumulation": {"gradient_accumulation_steps": 2},
@@ -108,7 +107,7 @@ def test_the_corrected_trainer_clips_and_steps_as_its_arguments_say(launch: Laun
     settings = {**STEPS, "uneven": {"gradient_accumulation_steps": 4, "num_mini_batches": 2, "max_grad_norm": 0.1}}
     (found,) = launch(ppo_conformance.hold, "corrected", model, settings, strategy="single").values
     assert {name: one["failure"] for name, one in found.items()} == dict.fromkeys(settings)
-    stages = {name: {each["stage"] for each in one["differences"]} - PADDED for name, one in found.items()}
+    stages = {name: {each["stage"] for each in one["differences"]} - NOT_CURED for name, one in found.items()}
     assert stages == {name: set() for name in settings}
 
 
@@ -122,7 +121,7 @@ def test_the_corrected_trainer_counts_ends_of_sequence_of_all_ranks(launch: Laun
     (first, *_) = upstream["base"]["differences"]
     assert first["stage"] == "logs[val/num_eos_tokens]"
     assert first["found"] < first["expected"]
-    stages = {name: {each["stage"] for each in one["differences"]} - PADDED for name, one in corrected.items()}
+    stages = {name: {each["stage"] for each in one["differences"]} - NOT_CURED for name, one in corrected.items()}
     assert stages == {name: set() for name in settings}
 
 
@@ -130,10 +129,14 @@ def settings_of_accelerator(model: tiny.TinyModel) -> list[Any]:
     """Of a corrected trainer before and after a training, and the error of one under DeepSpeed."""
     from suites.in_rank import ppo
 
-    arguments = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "num_mini_batches": 2}
+    arguments: dict[str, Any] = {
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 2,
+        "num_mini_batches": 2,
+    }
     trainer = ppo.build_trainer("corrected", model, **arguments)
     counting = trainer.accelerator.gradient_state.plugin_kwargs
-    seen = [dict(counting)]
+    seen: list[Any] = [dict(counting)]
     try:
         trainer.train()
     except RuntimeError as error:
