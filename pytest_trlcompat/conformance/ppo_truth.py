@@ -45,7 +45,7 @@ def computed(
         conventions: of the trainer's release.
 
     Raises:
-        OutOfStep: the micro-batches of a batch are not its rows.
+        OutOfStep: there is no batch, or the micro-batches of one are not its rows.
     """
     from pytest_trlcompat import reference
 
@@ -53,6 +53,8 @@ def computed(
     size = int(arguments["local_batch_size"])
     settings = _settings(arguments, conventions, len(recordings))
     batches, layouts = [], []
+    if len(recordings[0].rows) < size:
+        raise OutOfStep("there was no batch")
     for batch in range(len(recordings[0].rows) // size):
         rows = [row for one in recordings for row in one.rows[batch * size : (batch + 1) * size]]
         batches.append(reference.Episodes([query for query, _ in rows], [response for _, response in rows]))

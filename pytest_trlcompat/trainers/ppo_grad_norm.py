@@ -30,8 +30,8 @@ _LIMITED = Condition(
 class PPOGradNormMixin(Cure):
     """Lets a subclass of TRL's PPO trainer clip gradients by ``max_grad_norm``.
 
-    As for ``Trainer``, it has a default, and 0 is no limit. Under DeepSpeed nothing is changed: its engine clips when it
-    steps.
+    As for ``Trainer``, it has a default, and 0 is no limit. Under DeepSpeed nothing is changed: its engine clips by its
+    own configuration.
     """
 
     _needed: ClassVar = (_NOT_DEEPSPEED, _LIMITED)

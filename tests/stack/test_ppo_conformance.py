@@ -22,7 +22,9 @@ pytestmark = pytest.mark.skipif(
 )
 NOT_CURED = {"logs[policy/approxkl_avg]", "logs[policy/entropy_avg]", "logs[val/ratio]", "logs[val/ratio_var]"}
 """TRL averages them over padding, too, where responses have unequal lengths (trl 6809)."""
-PADDED = NOT_CURED | ({"logs[objective/entropy]"} if stack.satisfied({"trl": "<1.10"}, INSTALLED) else set())  # trl 6121
+PADDED = NOT_CURED | (
+    {"logs[objective/entropy]"} if stack.satisfied({"trl": "<1.10"}, INSTALLED) else set()
+)  # trl 6121
 STEPS: dict[str, dict[str, Any]] = {
     "clipping": {"max_grad_norm": 0.1},
     "accumulation": {"gradient_accumulation_steps": 2},
