@@ -29,18 +29,20 @@ AXES: Mapping[str, tuple[Any, ...]] = {
         *("letters", "target", "two", "sometimes", "nowhere", "equal"),
         *("partial", "object", "one_number", "shared_class"),
     ),
-    "model": ("dense", "bfloat16", "changed", "generation_settings", "two_ends"),
+    "model": ("dense", "bfloat16", "changed", "generation_settings", "name", "two_ends"),
     "tokenizer": ("", "other_end", "no_padding", "tools_template"),
     "adapter": ("", "peft_config", "peft_model", "both", "mapping"),
     "evaluation": ("", "after", "before", "during"),
     "prompts_of_evaluation": (4, 5, 6),
     "seeds": ("", "twice"),
-    "refused": (False, True, "allowed"),
+    "refused": (False, True, "allowed", "0.28"),
     "resumed": ("", "between_generations", "within_generation"),
 }
 """What is chosen beside the fields of a config, with the default first; :mod:`~.objects` says what each means."""
 _SINCE = {("rewards", "sometimes"): "0.16", ("rewards", "nowhere"): "0.16"}
 """Releases whose documentation has a value of an axis first."""
+_RELEASES = tuple(each for each in AXES["refused"] if str(each)[0].isdigit())
+"""Values of ``refused`` that are releases: it is documented from that one on, and nothing wrong follows before."""
 _CHOICES = ("importance_sampling_level", "loss_type", "multi_objective_aggregation", "scale_rewards")
 """Fields whose values grew in number from release to release."""
 BASE: Mapping[str, Any] = {
@@ -76,7 +78,8 @@ def is_known(trl: Any, name: str, value: Any) -> bool:
         name: of a field, or of one of :data:`AXES`.
     """
     if name in AXES:
-        return Version(metadata.version("trl")) >= Version(_SINCE.get((name, value), "0"))
+        since = value if name == "refused" and value in _RELEASES else _SINCE.get((name, value), "0")
+        return Version(metadata.version("trl")) >= Version(since)
     described = {each.name: str(each.metadata.get("help", "")) for each in dataclasses.fields(trl.GRPOConfig)}
     if name in _CHOICES and isinstance(value, str):
         return re.search(f"['\"`]{re.escape(value)}['\"`]", described.get(name, "")) is not None

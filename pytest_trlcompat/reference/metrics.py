@@ -72,7 +72,7 @@ def training_metrics(
 
     Clip ratios are those of PPO's clipping: the documentation names none for ``cispo``, ``sapo`` and ``vespo``.
     Undecided by the documentation: ``metrics_mean``, ``clipped_by_sign``, ``clip_extremes_of``,
-    ``masked_completions_in_clip_ratios`` and ``kl_logged_with_weights``, see
+    ``masked_completions_in_clip_ratios``, ``kl_logged_over`` and ``kl_logged_with_weights``, see
     :class:`~pytest_trlcompat.reference.Undecided`.
     """
 
@@ -87,6 +87,9 @@ def training_metrics(
     found = {"entropy": mean(lambda one: one.entropies)}
     if micro_batches[0].kl is not None:
         found["kl"] = mean(kl)
+        if settings.undecided.kl_logged_over == "completions":
+            each = [_by_completion([(kl(one), one.mask)]) for one in micro_batches]
+            found["kl"] = sum(map(sum, each)) / max(1, sum(map(len, each)))
     if settings.loss_type in HARD_CLIPPED:
         found |= _clip_ratios(micro_batches, generations, settings)
     return found

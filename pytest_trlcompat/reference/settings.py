@@ -24,6 +24,7 @@ _UNDECIDED: dict[str, tuple[object, ...]] = {
     "entropy_coef_logged": ("used", "next"),
     "entropy_bonus_mean": ("step", "micro_batches"),
     "entropy_threshold_over": ("ranks", "rank"),
+    "kl_logged_over": ("tokens", "completions"),
     "learning_rate_logged": ("used", "next"),
     "metrics_mean": ("tokens", "micro_batches", "ranks"),
     "no_reward": ("zero", "left_out"),
@@ -69,6 +70,8 @@ class Undecided:
             clip ratios of whole completions.
         clip_extremes_of: the smallest and the largest clip ratio of any of the ``"completions"``, or of any rank's
             ``"micro_batches"``.
+        kl_logged_over: the KL that is logged is a mean over ``"tokens"``, or over ``"completions"`` of the mean over the
+            tokens of each.
         kl_logged_with_weights: whether the KL that is logged has the weights of ``use_bias_correction_kl``, where that
             is set.
         learning_rate_logged: that which the step ``"used"``, or the ``"next"`` one's.
@@ -91,6 +94,7 @@ class Undecided:
     clip_extremes_of: str = "completions"
     masked_completions_in_clip_ratios: bool = False
     metrics_mean: str = "tokens"
+    kl_logged_over: str = "tokens"
     kl_logged_with_weights: bool = False
     learning_rate_logged: str = "used"
     num_tokens_each_iteration: bool = False

@@ -18,7 +18,7 @@ from ..in_rank import conformance, models
 from ..launches import distinct
 from ..sharding.trainings import WORLD_SIZE
 from . import reduction
-from .explanation import explained
+from .explanation import changes_what_follows, explained, failed_by
 
 if TYPE_CHECKING:
     from pytest_trlcompat.catalog.issue import KnownIssue
@@ -50,6 +50,7 @@ class ConformanceTrainings:
             label: strategy and name of a setting.
 
         Raises:
+            Absent: this release does not know the setting.
             LaunchError: the ranks ended without an answer.
         """
         row = rows.load("grpo")[label]
@@ -57,7 +58,11 @@ class ConformanceTrainings:
         start = of_strategy.index(row) // _TOGETHER * _TOGETHER
         setting, found, evidence = self._held(subject, row, of_strategy[start : start + _TOGETHER])
         if found["failure"]:
-            return Finding(Verdict.ERROR, {**evidence, "failure": found["failure"]})
+            evidence |= {"failure": found["failure"], "differing": ["training"]}
+            ids = failed_by(next(failures_in(found["failure"])), subject, label, stack.installed(), self.catalog)
+            if ids:
+                return Finding(Verdict.BLOCKED, {"blocked_by": ids[0], "symptoms_of": ids, **evidence})
+            return Finding(Verdict.ERROR, evidence)
         if not found["differences"]:
             return Finding(Verdict.OK, evidence)
         by, first = explained(found["differences"], setting, subject, label, stack.installed(), self.catalog)
@@ -77,8 +82,6 @@ class ConformanceTrainings:
         labels = [each for one in self.catalog.values() if one.suite == issue.suite for each in one.strategies]
         asked = [rows.load("grpo")[each] for each in dict.fromkeys(labels)]
         setting, found, evidence = self._held(subject, row, [each for each in asked if each.strategy == row.strategy])
-        if "not_in_this_release" in evidence:
-            raise Absent(f"this release knows no {', '.join(evidence['not_in_this_release'])}")
         if found["failure"]:
             failure = next(failures_in(found["failure"]))
             shown = issue.shows(failure.classes, failure.message, failure.location)
@@ -89,7 +92,7 @@ class ConformanceTrainings:
                 return Finding(Verdict.SILENT, {**evidence, **difference})
             before = found["differences"][: number + 1]
             by, _ = explained(before, setting, subject, label, stack.installed(), others)
-            if by and not difference["stage"].startswith(("logs[", "evaluation")):
+            if by and changes_what_follows(difference["stage"]):
                 return Finding(Verdict.BLOCKED, {"blocked_by": by[-1], "symptoms_of": by, **evidence})
         return Finding(Verdict.OK, evidence)
 
@@ -100,8 +103,15 @@ class ConformanceTrainings:
 
         Args:
             together: rows of one launch, this one among them.
+
+        Raises:
+            Absent: this release does not know the setting.
         """
-        found = self._launched(subject, row.strategy, {each.name: each.setting for each in together})[row.name]
+        settings = {each.name: each.setting for each in together}
+        partly = [each.name for each in together if each.is_of_array]
+        found = self._launched(subject, row.strategy, settings, partly)[row.name]
+        if found["unknown"] and not row.is_of_array:
+            raise Absent(f"this release knows no {', '.join(found['unknown'])} as the setting has it")
         evidence: dict[str, Any] = {"setting": dict(row.setting), "compared": found["compared"]}
         if found["unknown"]:
             evidence["not_in_this_release"] = found["unknown"]
@@ -110,18 +120,21 @@ class ConformanceTrainings:
         return row.setting, found, evidence
 
     def _launched(
-        self, subject: str, strategy: str, settings: Mapping[str, Mapping[str, Any]]
+        self, subject: str, strategy: str, settings: Mapping[str, Mapping[str, Any]], partly: Sequence[str]
     ) -> Mapping[str, dict[str, Any]]:
         """By name, what rank 0 found; a failure of any rank."""
         self.launches(models.save_model, self.model, strategy="single")
         size = 1 if strategy == "single" else WORLD_SIZE
         ranks = self.launches(
-            conformance.hold, subject, self.model, settings, strategy=strategy, world_size=size, sharded=False
+            *(conformance.hold, subject, self.model, settings, 0, partly),
+            strategy=strategy,
+            world_size=size,
+            sharded=False,
         ).values
         failures = {name: distinct(rank[name]["failure"] for rank in ranks) for name in settings}
         return {name: {**ranks[0][name], "failure": failures[name][0] if failures[name] else None} for name in settings}
 
     def _shows(self, subject: str, label: str, setting: Mapping[str, Any], stage: str) -> bool:
         strategy = rows.load("grpo")[label].strategy
-        found = self._launched(subject, strategy, {"part": setting})["part"]
+        found = self._launched(subject, strategy, {"part": setting}, ["part"])["part"]
         return any(each["stage"] == stage for each in found["differences"])
