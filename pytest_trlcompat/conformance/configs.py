@@ -16,7 +16,7 @@ from typing import Any
 
 from packaging.version import Version
 
-__all__ = ["AXES", "BASE", "ROWS", "config_of", "is_known", "known_part", "world_size"]
+__all__ = ["AXES", "BASE", "ROWS", "calls_of_a_generation", "config_of", "is_known", "known_part", "world_size"]
 
 ROWS = 8
 """Completions of a micro-batch over all ranks."""
@@ -114,6 +114,14 @@ def config_of(trl: Any, setting: Mapping[str, Any]) -> Any:
     if setting.get("resumed"):
         values |= {"save_strategy": "steps", "save_steps": _steps_before(setting, values)}
     return trl.GRPOConfig(**known_part(trl, values))
+
+
+def calls_of_a_generation(trl: Any, accumulated: int) -> int:
+    """How often TRL samples on a rank before it trains on the completions.
+
+    0.16 samples for each micro-batch of an optimizer step by itself, and ``num_iterations`` goes over the step's.
+    """
+    return accumulated if is_known(trl, "num_iterations", 1) and Version(metadata.version("trl")) < Version("0.17") else 1
 
 
 def steps_of(given: Mapping[str, Any], has_iterations: bool) -> int:

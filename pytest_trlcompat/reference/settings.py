@@ -28,6 +28,7 @@ _UNDECIDED: dict[str, tuple[object, ...]] = {
     "learning_rate_logged": ("used", "next"),
     "metrics_mean": ("tokens", "micro_batches", "ranks"),
     "no_reward": ("zero", "left_out"),
+    "reference_scored_at": ("generation", "step"),
     "vespo_mean": ("sequences", "tokens"),
 }
 
@@ -58,6 +59,8 @@ class Undecided:
             of that at temperature 1.
         no_reward: a completion for which every function gave ``None`` has a total of ``"zero"``, or is
             ``"left_out"`` of means and standard deviations and has no advantage.
+        reference_scored_at: whether the reference model scores the tokens of a ``"generation"`` once, or anew at each
+            optimizer ``"step"``. They differ where ``sync_ref_model`` changes it between.
         vespo_mean: the paper's expectation over trajectories: a mean over ``"sequences"``, or over the active
             ``"tokens"`` of the accumulated batch, as for ``cispo``.
         clipped_by_sign: whether a token counts as clipped only where clipping changes the objective, that is below the
@@ -76,6 +79,8 @@ class Undecided:
             is set.
         learning_rate_logged: that which the step ``"used"``, or the ``"next"`` one's.
         num_tokens_each_iteration: whether tokens count again each time that ``num_iterations`` trains on them.
+        lone_completion_has_zero_std: whether a group of one completion, as ``num_generations_eval=1`` makes it, counts
+            in ``frac_reward_zero_std``.
         no_terminated_length: the terminated lengths where no completion terminates.
     """
 
@@ -89,6 +94,7 @@ class Undecided:
     entropy_coef_logged: str = "used"
     entropy_at_temperature: bool = True
     no_reward: str = "zero"
+    reference_scored_at: str = "generation"
     vespo_mean: str = "sequences"
     clipped_by_sign: bool = True
     clip_extremes_of: str = "completions"
@@ -98,6 +104,7 @@ class Undecided:
     kl_logged_with_weights: bool = False
     learning_rate_logged: str = "used"
     num_tokens_each_iteration: bool = False
+    lone_completion_has_zero_std: bool = False
     no_terminated_length: float = 0.0
 
     def __post_init__(self) -> None:

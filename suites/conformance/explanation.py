@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.catalog.verdict import Verdict
@@ -29,11 +29,22 @@ def explained(
     subject with these versions and strategy. One that changes what follows explains that as well, see
     :func:`changes_what_follows`.
     """
-    possible = [each for each in catalog.values() if each.differences and _is_predicted(each, Verdict.SILENT, subject, label, versions)]
+    possible = [
+        each
+        for each in catalog.values()
+        if each.differences and _is_predicted(each, {Verdict.SILENT}, subject, label, versions)
+    ]
+    sharded = not label.startswith(("single-", "ddp-"))
     by: list[str] = []
     for difference in differences:
         stage = str(difference["stage"])
-        ids = [each.id for each in possible if any(one.matches(stage, setting) for one in each.differences)]
+        # Under a strategy that shards gradients, weights are the first that is seen of them.
+        names = [stage, stage.replace("weights[", "gradients[")] if sharded else [stage]
+        ids = [
+            each.id
+            for each in possible
+            if any(one.matches(name, setting) for one in each.differences for name in names)
+        ]
         if not ids:
             return by, difference
         by += [each for each in ids if each not in by]
@@ -52,19 +63,29 @@ _ALONE = ("config[", "evaluate()[", "evaluation[", "generation[", "logs[", "rewa
 
 
 def failed_by(
-    failure: Failed, subject: str, label: str, versions: Mapping[str, str], catalog: Catalog
+    failure: Failed, subject: str, label: str, versions: Mapping[str, str], catalog: Catalog, trainer: str = "grpo"
 ) -> list[str]:
-    """The known issues whose symptom an exception is, and which the catalogue predicts to be ``broken``."""
+    """The known issues whose symptom an exception is, and which the catalogue predicts to be ``broken``, or whose own
+    suite is stopped before by another one that need not meet this training.
+
+    Args:
+        trainer: whose training it ended, ``grpo`` or ``ppo``.
+    """
     return [
         each.id
         for each in catalog.values()
-        if each.shows(failure.classes, failure.message, failure.location)
-        and _is_predicted(each, Verdict.BROKEN, subject, label, versions)
+        if each.trainer in ("", trainer)
+        and each.shows(failure.classes, failure.message, failure.location)
+        and _is_predicted(each, {Verdict.BROKEN, Verdict.BLOCKED}, subject, label, versions)
     ]
 
 
-def _is_predicted(issue: KnownIssue, verdict: Verdict, subject: str, label: str, versions: Mapping[str, str]) -> bool:
+def _is_predicted(
+    issue: KnownIssue, verdicts: Set[Verdict], subject: str, label: str, versions: Mapping[str, str]
+) -> bool:
+    """Under the strategy of a label, or, where no suite measures the issue there, in one process."""
     strategy = label.partition("-")[0]
     labels = [each for each in issue.labels() if each.partition("-")[0] == strategy]
+    labels = labels or [each for each in issue.labels() if each.partition("-")[0] == "single"]
     predictions = (issue.predict(subject, each, versions) for each in labels)
-    return any(each is not None and each.verdict is verdict for each in predictions)
+    return any(each is not None and each.verdict in verdicts for each in predictions)

@@ -16,7 +16,7 @@ from pytest_trlcompat.plugin.judging import Absent, Finding
 
 from ..in_rank import conformance, models
 from ..launches import distinct
-from ..sharding.trainings import WORLD_SIZE
+from ..sharding.trainings import WORLD_SIZE, built_as_asked
 from . import reduction
 from .explanation import changes_what_follows, explained, failed_by
 
@@ -57,9 +57,9 @@ class ConformanceTrainings:
         of_strategy = [each for each in rows.load("grpo").values() if each.strategy == row.strategy]
         start = of_strategy.index(row) // _TOGETHER * _TOGETHER
         setting, found, evidence = self._held(subject, row, of_strategy[start : start + _TOGETHER])
-        if found["failure"]:
-            evidence |= {"failure": found["failure"], "differing": ["training"]}
-            ids = failed_by(next(failures_in(found["failure"])), subject, label, stack.installed(), self.catalog)
+        failure, ids = self._failure(found, subject, label)
+        if failure:
+            evidence |= {"failure": failure, "differing": ["training"]}
             if ids:
                 return Finding(Verdict.BLOCKED, {"blocked_by": ids[0], "symptoms_of": ids, **evidence})
             return Finding(Verdict.ERROR, evidence)
@@ -75,17 +75,18 @@ class ConformanceTrainings:
         """Whether a setting shows one known issue.
 
         Raises:
-            Absent: this release does not know the setting.
+            Absent: this release does not know the setting, or this stack not the strategy.
             LaunchError: the ranks ended without an answer.
         """
         row = rows.load("grpo")[label]
         labels = [each for one in self.catalog.values() if one.suite == issue.suite for each in one.strategies]
         asked = [rows.load("grpo")[each] for each in dict.fromkeys(labels)]
         setting, found, evidence = self._held(subject, row, [each for each in asked if each.strategy == row.strategy])
-        if found["failure"]:
-            failure = next(failures_in(found["failure"]))
+        text, _ = self._failure(found, subject, label)
+        if text:
+            failure = next(failures_in(text))
             shown = issue.shows(failure.classes, failure.message, failure.location)
-            return Finding(Verdict.BROKEN if shown else Verdict.ERROR, {**evidence, "failure": found["failure"]})
+            return Finding(Verdict.BROKEN if shown else Verdict.ERROR, {**evidence, "failure": text})
         others = Catalog((each.id, each) for each in self.catalog.values() if each.id != issue.id)
         for number, difference in enumerate(found["differences"]):
             if any(one.matches(difference["stage"], setting) for one in issue.differences):
@@ -95,6 +96,16 @@ class ConformanceTrainings:
             if by and changes_what_follows(difference["stage"]):
                 return Finding(Verdict.BLOCKED, {"blocked_by": by[-1], "symptoms_of": by, **evidence})
         return Finding(Verdict.OK, evidence)
+
+    def _failure(self, found: Mapping[str, Any], subject: str, label: str) -> tuple[str, list[str]]:
+        """What a training ended in, and the known issues that it shows.
+
+        An error that one of them explains is no refusal of a setting.
+        """
+        text = str(found["failure"] or found.get("refused_with") or "")
+        failures = list(failures_in(text))
+        ids = failed_by(failures[0], subject, label, stack.installed(), self.catalog) if failures else []
+        return text if found["failure"] or ids else "", ids
 
     def _held(
         self, subject: str, row: rows.Row, together: Sequence[rows.Row]
@@ -122,16 +133,24 @@ class ConformanceTrainings:
     def _launched(
         self, subject: str, strategy: str, settings: Mapping[str, Mapping[str, Any]], partly: Sequence[str]
     ) -> Mapping[str, dict[str, Any]]:
-        """By name, what rank 0 found; a failure of any rank."""
+        """By name, what rank 0 found; a failure of any rank.
+
+        Raises:
+            Absent: this stack has no FSDP2.
+        """
         self.launches(models.save_model, self.model, strategy="single")
         size = 1 if strategy == "single" else WORLD_SIZE
-        ranks = self.launches(
+        result = self.launches(
             *(conformance.hold, subject, self.model, settings, 0, partly),
             strategy=strategy,
             world_size=size,
             sharded=False,
-        ).values
+        )
+        ranks = result.values
         failures = {name: distinct(rank[name]["failure"] for rank in ranks) for name in settings}
+        if strategy == "fsdp2":
+            said = next((each[0] for each in failures.values() if each), None)
+            built_as_asked(strategy, result.ranks[0].proof["engines"], said)
         return {name: {**ranks[0][name], "failure": failures[name][0] if failures[name] else None} for name in settings}
 
     def _shows(self, subject: str, label: str, setting: Mapping[str, Any], stage: str) -> bool:
