@@ -90,7 +90,7 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
             yield Quantity("entropies", place, batch.entropies)
         place = f"step {number}"
         if logging_steps == 1:
-            yield Quantity("logs[grad_norm]", place, step.grad_norm.reshape(1), _last_place(step.grad_norm))
+            yield Quantity("logs[grad_norm]", place, step.grad_norm.reshape(1))
         for name, gradient in step.clipped_gradients.items():
             yield Quantity(f"gradients[{name}]", place, gradient)
         for name, weight in step.weights.items():
@@ -152,14 +152,6 @@ def recorded_quantities(recordings: Sequence[Recording], truth: Truth) -> Mappin
             if isinstance(value, (int, float)):
                 found[f"evaluation[{name}]", f"evaluation {number}"] = torch.tensor([value], dtype=torch.float64)
     return found
-
-
-def _last_place(number: torch.Tensor) -> float:
-    """One unit in the last place of a number of 16 bits: it was rounded after it was summed, in whatever order."""
-    import torch
-
-    kind = torch.finfo(number.dtype)
-    return 0.0 if kind.bits > 16 else float(number.abs()) * kind.eps
 
 
 def _padded(rows: Sequence[Any]) -> torch.Tensor:

@@ -75,6 +75,7 @@ def computed(
     conventions: Conventions,
     ends: tuple[int, ...],
     reference_model: Any = None,
+    padded: bool = False,
 ) -> Truth:
     """
     Args:
@@ -83,6 +84,7 @@ def computed(
         rewards: value of that axis.
         ends: token ids that end a completion.
         reference_model: the policy by default.
+        padded: whether models see whole padded batches, as a trainer's do, instead of one row after the other.
 
     Raises:
         OutOfStep: the micro-batches of a generation are not the rows that were sampled.
@@ -100,7 +102,9 @@ def computed(
         rollouts.append(rollout)
         batches = [_of_generation(one, index) for one in recordings]
         layouts.append(_layout(rollout, batches, settings.micro_batches_per_generation, settings.num_iterations, index))
-    steps = reference.grpo_train(policy, rollouts, settings, layouts=layouts, reference_model=reference_model)
+    steps = reference.grpo_train(
+        policy, rollouts, settings, layouts=layouts, reference_model=reference_model, padded=padded
+    )
     evaluations = tuple(
         _evaluation(recordings, number, policy, steps, tokenizer, rewards, settings, reference_model)
         for number in range(len(recordings[0].evaluations))
