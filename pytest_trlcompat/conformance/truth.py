@@ -106,7 +106,7 @@ def computed(
         policy, rollouts, settings, layouts=layouts, reference_model=reference_model, padded=padded
     )
     evaluations = tuple(
-        _evaluation(recordings, number, policy, steps, tokenizer, rewards, settings, reference_model)
+        _evaluation(recordings, number, policy, steps, tokenizer, rewards, settings, reference_model, padded)
         for number in range(len(recordings[0].evaluations))
     )
     return Truth(steps, evaluations, layouts, rollouts, settings)
@@ -203,6 +203,7 @@ def _evaluation(
     rewards: str,
     settings: Any,
     reference_model: Any,
+    padded: bool,
 ) -> Any:
     """What an evaluation must give, with the weights that the reference has then."""
     import torch
@@ -222,7 +223,7 @@ def _evaluation(
     compared = copy.deepcopy(policy if reference_model is None else reference_model)
     if settings.sync_ref_model:
         _synchronise(compared, steps[:after], settings)
-    return reference.grpo_evaluate(then, rollouts, settings, reference_model=compared)
+    return reference.grpo_evaluate(then, rollouts, settings, reference_model=compared, padded=padded)
 
 
 def _synchronise(model: torch.nn.Module, steps: Sequence[Any], settings: Any) -> None:

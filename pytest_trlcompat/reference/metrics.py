@@ -47,7 +47,8 @@ def generation_metrics(
     for name, mean, std in zip(names, means.tolist(), stds.tolist(), strict=True):
         found[f"rewards/{name}/mean"], found[f"rewards/{name}/std"] = mean, std
     found["reward"] = float(mean_of_present(given.totals, 0))
-    in_groups = settings.reward_std_over == "groups"
+    of_batch = settings.reward_std_over == "as_scaled" and settings.scale_rewards == "batch"
+    in_groups = settings.reward_std_over != "batch" and not of_batch
     found["reward_std"] = float(given.group_stds.mean() if in_groups else given.batch_std)
     size = (settings.num_generations_eval or settings.num_generations) if evaluation else settings.num_generations
     groups = given.totals.reshape(-1, size)

@@ -10,7 +10,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "importance_sampling_level": ("token", "sequence"),
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
-    "reward_std_over": ("batch", "groups"),
+    "reward_std_over": ("as_scaled", "batch", "groups"),
     "scale_rewards": ("group", "batch", "none", True, False),
 }
 _OPTIMIZER_CHOICES: dict[str, tuple[object, ...]] = {
@@ -154,8 +154,8 @@ class GRPOSettings(OptimizerSettings):
         max_prompt_length: of releases until 0.27.
         max_steps: of the whole training, for the learning rate's schedule; ``None``: the steps that are run.
         reward_std_over: the logged ``reward_std``: over the full ``"batch"``, as is documented from 1.0 on, or the mean
-            of the standard deviations of the ``"groups"``, as is documented until 0.16, and from 0.22 to 0.26 unless
-            ``scale_rewards="batch"``.
+            of the standard deviations of the ``"groups"``, as is documented until 0.16; ``"as_scaled"``, from 0.22 to
+            0.26: of the groups, unless ``scale_rewards="batch"``.
         undecided: what the documentation leaves open.
 
     Raises:

@@ -59,6 +59,10 @@ def test_rewards() -> None:
         FOUR, ["first", "second"], GRPOSettings(num_generations=2, reward_std_over="groups")
     )
     assert groups["reward_std"] == pytest.approx((math.sqrt(2) + 0) / 2)
+    for scaled, of in (("group", groups), ("batch", found)):
+        settings = GRPOSettings(num_generations=2, reward_std_over="as_scaled", scale_rewards=scaled)
+        either = reference.generation_metrics(FOUR, ["first", "second"], settings)
+        assert either["reward_std"] == of["reward_std"]
 
 
 def test_no_completion_that_terminates() -> None:
