@@ -16,8 +16,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from pytest_trlcompat.catalog import known_issues
-from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
 from pytest_trlcompat.catalog.cures_page import short_link
+from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
 from pytest_trlcompat.conformance import rows
 
 if sys.version_info >= (3, 11):
@@ -32,12 +32,13 @@ SUITE = "conformance/test_findings.py"
 _HEAD = """\
 # What conformance found
 
-<!-- Made by `python -m pytest_trlcompat.catalog.findings_page docs/explanation/findings.md fixtures/releases.toml`; do not
-edit. -->
+<!-- Made by `python -m pytest_trlcompat.catalog.findings_page docs/explanation/findings.md fixtures/releases.toml`;
+do not edit. -->
 
-Every known issue that [the conformance suite](conformance.md) has found, newest releases first: what a training differs
-in from [the reference](../reference/reference.md), or ends in. "Reported" is what upstream's threads say of it; where
-there is none, no report was found. Releases are those of TRL from {oldest} on, the first that has GRPO, to {newest}.
+Every known issue that [the conformance suite](conformance.md) has found, newest releases first. It is `silent` where a
+training differs from [the reference](../reference/reference.md), and `broken` where it ends in an error. "Reported" are
+upstream's threads and notes about it; where there are none, no report was found. Releases are those of TRL from {oldest}
+on, the first that has GRPO, to {newest}.
 
 """
 _COLUMNS = ("finding", "shows", "in releases", "only with", "setting", "reported", "cured")

@@ -121,7 +121,9 @@ def calls_of_a_generation(trl: Any, accumulated: int) -> int:
 
     0.16 samples for each micro-batch of an optimizer step by itself, and ``num_iterations`` goes over the step's.
     """
-    return accumulated if is_known(trl, "num_iterations", 1) and Version(metadata.version("trl")) < Version("0.17") else 1
+    return (
+        accumulated if is_known(trl, "num_iterations", 1) and Version(metadata.version("trl")) < Version("0.17") else 1
+    )
 
 
 def steps_of(given: Mapping[str, Any], has_iterations: bool) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance import objects
@@ -91,7 +92,7 @@ def joined(found: Recording, calls: int) -> Recording:
         batch.generation = place_of[batch.generation]
     before = found.prompts_before_resuming
     starts = range(0, len(before), calls)
-    found.prompts_before_resuming = [sum(before[start : start + calls], []) for start in starts]
+    found.prompts_before_resuming = [list(chain(*before[start : start + calls])) for start in starts]
     return found
 
 

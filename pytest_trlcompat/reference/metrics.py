@@ -29,8 +29,8 @@ def generation_metrics(
     - ``rewards/{name}/mean``, ``std``: of one function, over the completions for which it gave a reward.
     - ``reward``: mean of the totals.
     - ``reward_std``: see ``reward_std_over`` of :class:`~pytest_trlcompat.reference.GRPOSettings`.
-    - ``frac_reward_zero_std``: the part of the completions in whose group all totals are equal, of two at least; undecided by
-      the documentation: ``lone_completion_has_zero_std``.
+    - ``frac_reward_zero_std``: the part of the completions in whose group all totals are equal, of two at least;
+      undecided by the documentation: ``lone_completion_has_zero_std``.
 
     The documentation until 0.16 has ``completion_length`` for the first, and that until 1.0 ``reward/{name}``.
     """

@@ -73,8 +73,8 @@ class Undecided:
             clip ratios of whole completions.
         clip_extremes_of: the smallest and the largest clip ratio of any of the ``"completions"``, or of any rank's
             ``"micro_batches"``.
-        kl_logged_over: the KL that is logged is a mean over ``"tokens"``, or over ``"completions"`` of the mean over the
-            tokens of each.
+        kl_logged_over: the KL that is logged is a mean over ``"tokens"``, or over ``"completions"`` of the mean over
+            the tokens of each.
         kl_logged_with_weights: whether the KL that is logged has the weights of ``use_bias_correction_kl``, where that
             is set.
         learning_rate_logged: that which the step ``"used"``, or the ``"next"`` one's.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["ConformanceTrainings"]
 
 _TOGETHER = 8
-"""Settings of one launch: they share its start, and only they are lost with it."""
+"""Settings of one launch, the same for whoever asks for one: they share its start, and only they are lost with it."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,7 @@ class ConformanceTrainings:
             LaunchError: the ranks ended without an answer.
         """
         row = rows.load("grpo")[label]
-        of_strategy = [each for each in rows.load("grpo").values() if each.strategy == row.strategy]
-        start = of_strategy.index(row) // _TOGETHER * _TOGETHER
-        setting, found, evidence = self._held(subject, row, of_strategy[start : start + _TOGETHER])
+        setting, found, evidence = self._held(subject, row)
         failure, ids = self._failure(found, subject, label)
         if failure:
             evidence |= {"failure": failure, "differing": ["training"]}
@@ -79,9 +77,7 @@ class ConformanceTrainings:
             LaunchError: the ranks ended without an answer.
         """
         row = rows.load("grpo")[label]
-        labels = [each for one in self.catalog.values() if one.suite == issue.suite for each in one.strategies]
-        asked = [rows.load("grpo")[each] for each in dict.fromkeys(labels)]
-        setting, found, evidence = self._held(subject, row, [each for each in asked if each.strategy == row.strategy])
+        setting, found, evidence = self._held(subject, row)
         text, _ = self._failure(found, subject, label)
         if text:
             failure = next(failures_in(text))
@@ -107,17 +103,15 @@ class ConformanceTrainings:
         ids = failed_by(failures[0], subject, label, stack.installed(), self.catalog) if failures else []
         return text if found["failure"] or ids else "", ids
 
-    def _held(
-        self, subject: str, row: rows.Row, together: Sequence[rows.Row]
-    ) -> tuple[Mapping[str, Any], Mapping[str, Any], dict[str, Any]]:
+    def _held(self, subject: str, row: rows.Row) -> tuple[Mapping[str, Any], Mapping[str, Any], dict[str, Any]]:
         """The setting, what a rank found, and the evidence that does not depend on a verdict.
 
-        Args:
-            together: rows of one launch, this one among them.
-
         Raises:
-            Absent: this release does not know the setting.
+            Absent: this release does not know the setting, or this stack not the strategy.
         """
+        of_strategy = [each for each in rows.load("grpo").values() if each.strategy == row.strategy]
+        start = of_strategy.index(row) // _TOGETHER * _TOGETHER
+        together = of_strategy[start : start + _TOGETHER]
         settings = {each.name: each.setting for each in together}
         partly = [each.name for each in together if each.is_of_array]
         found = self._launched(subject, row.strategy, settings, partly)[row.name]
