@@ -50,11 +50,13 @@ class ConformanceTrainings:
             label: strategy and name of a setting.
 
         Raises:
-            Absent: this release does not know the setting.
+            Absent: this stack does not have the strategy.
             LaunchError: the ranks ended without an answer.
         """
         row = rows.load("grpo")[label]
         setting, found, evidence = self._held(subject, row)
+        if found["unknown"] and not row.is_of_array:
+            return Finding(Verdict.ABSENT, {"reason": _unknown(found), **evidence})
         failure, ids = self._failure(found, subject, label)
         if failure:
             evidence |= {"failure": failure, "differing": ["training"]}
@@ -78,6 +80,8 @@ class ConformanceTrainings:
         """
         row = rows.load("grpo")[label]
         setting, found, evidence = self._held(subject, row)
+        if found["unknown"] and not row.is_of_array:
+            raise Absent(_unknown(found))
         text, _ = self._failure(found, subject, label)
         if text:
             failure = next(failures_in(text))
@@ -107,7 +111,7 @@ class ConformanceTrainings:
         """The setting, what a rank found, and the evidence that does not depend on a verdict.
 
         Raises:
-            Absent: this release does not know the setting, or this stack not the strategy.
+            Absent: this stack does not have the strategy.
         """
         of_strategy = [each for each in rows.load("grpo").values() if each.strategy == row.strategy]
         start = of_strategy.index(row) // _TOGETHER * _TOGETHER
@@ -115,8 +119,6 @@ class ConformanceTrainings:
         settings = {each.name: each.setting for each in together}
         partly = [each.name for each in together if each.is_of_array]
         found = self._launched(subject, row.strategy, settings, partly)[row.name]
-        if found["unknown"] and not row.is_of_array:
-            raise Absent(f"this release knows no {', '.join(found['unknown'])} as the setting has it")
         evidence: dict[str, Any] = {"setting": dict(row.setting), "compared": found["compared"]}
         if found["unknown"]:
             evidence["not_in_this_release"] = found["unknown"]
@@ -151,3 +153,7 @@ class ConformanceTrainings:
         strategy = rows.load("grpo")[label].strategy
         found = self._launched(subject, strategy, {"part": setting}, ["part"])["part"]
         return any(each["stage"] == stage for each in found["differences"])
+
+
+def _unknown(found: Mapping[str, Any]) -> str:
+    return f"this release knows no {', '.join(found['unknown'])} as the setting has it"
