@@ -23,7 +23,7 @@ from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.trainers.known import FILE as KNOWN
 from pytest_trlcompat.trainers.names import names_of
 
-__all__ = ["known", "main", "page"]
+__all__ = ["known", "main", "page", "short_link"]
 
 _HEAD = """\
 # Cures
@@ -95,7 +95,7 @@ def _table(issues: Iterable[KnownIssue], kind: str) -> Iterator[str]:
             _strategies(issue),
             cured_in(issue) or "no release yet",
             ", ".join(f"`{name}`" for name in by),
-            ", ".join(_short(link) for link in issue.upstream) or "not reported",
+            ", ".join(short_link(link) for link in issue.upstream) or "not reported",
         )
         yield f"| {' | '.join(_escape(cell) for cell in cells)} |"
 
@@ -112,7 +112,7 @@ def _escape(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _short(link: str) -> str:
+def short_link(link: str) -> str:
     return _LINK.sub(r"[\1 \2](\g<0>)", link)
 
 

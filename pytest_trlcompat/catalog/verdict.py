@@ -90,11 +90,14 @@ class Record:
 
         A corrected trainer may be absent wherever TRL's own is. What could not be tested speaks for nothing and
         against nothing; see :attr:`untested`. ``blocked`` must be so by the known issue that was expected. What a
-        conformance suite found, and other known issues predict, is as they predict it.
+        conformance suite found, and other known issues predict, is as they predict it; and a setting that a release
+        does not have says nothing of it.
         """
         if self.evidence.get("blocked_by_expected", "") and self.verdict is Verdict.BLOCKED:
             return False
-        absent = self.subject == "corrected" and self.verdict is Verdict.ABSENT
+        absent = self.verdict is Verdict.ABSENT and (
+            self.subject == "corrected" or ("not_in_this_release" in self.evidence and self.expected is Verdict.OK)
+        )
         unattributed = self.expected is Verdict.BLOCKED and self.unattributed
         explained = self.verdict is Verdict.BLOCKED and "differing" in self.evidence
         fits = self.verdict is self.expected or absent or unattributed or explained

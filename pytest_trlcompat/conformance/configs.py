@@ -16,7 +16,7 @@ from typing import Any
 
 from packaging.version import Version
 
-__all__ = ["AXES", "BASE", "ROWS", "config_of", "is_known", "known_part", "world_size"]
+__all__ = ["AXES", "BASE", "ROWS", "calls_of_a_generation", "config_of", "is_known", "known_part", "world_size"]
 
 ROWS = 8
 """Completions of a micro-batch over all ranks."""
@@ -29,18 +29,20 @@ AXES: Mapping[str, tuple[Any, ...]] = {
         *("letters", "target", "two", "sometimes", "nowhere", "equal"),
         *("partial", "object", "one_number", "shared_class"),
     ),
-    "model": ("dense", "bfloat16", "changed", "generation_settings", "two_ends"),
+    "model": ("dense", "bfloat16", "changed", "generation_settings", "name", "two_ends"),
     "tokenizer": ("", "other_end", "no_padding", "tools_template"),
     "adapter": ("", "peft_config", "peft_model", "both", "mapping"),
     "evaluation": ("", "after", "before", "during"),
     "prompts_of_evaluation": (4, 5, 6),
     "seeds": ("", "twice"),
-    "refused": (False, True, "allowed"),
+    "refused": (False, True, "allowed", "0.28"),
     "resumed": ("", "between_generations", "within_generation"),
 }
 """What is chosen beside the fields of a config, with the default first; :mod:`~.objects` says what each means."""
 _SINCE = {("rewards", "sometimes"): "0.16", ("rewards", "nowhere"): "0.16"}
 """Releases whose documentation has a value of an axis first."""
+_RELEASES = tuple(each for each in AXES["refused"] if str(each)[0].isdigit())
+"""Values of ``refused`` that are releases: it is documented from that one on, and nothing wrong follows before."""
 _CHOICES = ("importance_sampling_level", "loss_type", "multi_objective_aggregation", "scale_rewards")
 """Fields whose values grew in number from release to release."""
 BASE: Mapping[str, Any] = {
@@ -76,7 +78,8 @@ def is_known(trl: Any, name: str, value: Any) -> bool:
         name: of a field, or of one of :data:`AXES`.
     """
     if name in AXES:
-        return Version(metadata.version("trl")) >= Version(_SINCE.get((name, value), "0"))
+        since = value if name == "refused" and value in _RELEASES else _SINCE.get((name, value), "0")
+        return Version(metadata.version("trl")) >= Version(since)
     described = {each.name: str(each.metadata.get("help", "")) for each in dataclasses.fields(trl.GRPOConfig)}
     if name in _CHOICES and isinstance(value, str):
         return re.search(f"['\"`]{re.escape(value)}['\"`]", described.get(name, "")) is not None
@@ -111,6 +114,16 @@ def config_of(trl: Any, setting: Mapping[str, Any]) -> Any:
     if setting.get("resumed"):
         values |= {"save_strategy": "steps", "save_steps": _steps_before(setting, values)}
     return trl.GRPOConfig(**known_part(trl, values))
+
+
+def calls_of_a_generation(trl: Any, accumulated: int) -> int:
+    """How often TRL samples on a rank before it trains on the completions.
+
+    0.16 samples for each micro-batch of an optimizer step by itself, and ``num_iterations`` goes over the step's.
+    """
+    return (
+        accumulated if is_known(trl, "num_iterations", 1) and Version(metadata.version("trl")) < Version("0.17") else 1
+    )
 
 
 def steps_of(given: Mapping[str, Any], has_iterations: bool) -> int:

@@ -49,7 +49,7 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
             yield Quantity("entropies", place, batch.entropies, mask)
         place = f"step {number}"
         if logging_steps == 1:
-            yield Quantity("logs[grad_norm]", place, step.grad_norm.reshape(1))
+            yield Quantity("logs[grad_norm]", place, step.grad_norm.reshape(1), rounding=_rounding(step.grad_norm))
         for name, gradient in step.clipped_gradients.items():
             yield Quantity(f"gradients[{name}]", place, gradient)
         for name, weight in step.weights.items():
@@ -112,6 +112,14 @@ def recorded_quantities(recordings: Sequence[Recording], truth: Truth) -> Mappin
             if isinstance(value, (int, float)):
                 found[f"evaluation[{name}]", f"evaluation {number}"] = torch.tensor([value], dtype=torch.float64)
     return found
+
+
+def _rounding(norm: torch.Tensor) -> float:
+    """Four units in the last place of a norm of 16 bits: gradients are rounded, their norms, and the norm of these."""
+    import torch
+
+    kind = torch.finfo(norm.dtype)
+    return 0.0 if kind.bits > 16 else 4 * float(norm.abs()) * kind.eps
 
 
 def _padded(rows: Sequence[Any]) -> torch.Tensor:

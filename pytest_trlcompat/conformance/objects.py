@@ -61,7 +61,8 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
 
     ``changed``: its weights are not those in the folder that it was read from. ``generation_settings``: its own
     generation config has a temperature and the like. ``two_ends``: that config names a second end of sequence.
-    ``peft_model`` and ``both``: an adapter that was trained before.
+    ``name``: the folder, from which the trainer loads it. ``peft_model`` and ``both``: an adapter that was trained
+    before.
 
     Args:
         whole: the same, built and not read from a folder: under ZeRO-3 what is read is partitioned.
@@ -69,6 +70,8 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
     import torch
     from transformers import AutoModelForCausalLM
 
+    if setting.get("model") == "name" and not whole:
+        return str(model.path)
     dtype = torch.bfloat16 if setting.get("model") == "bfloat16" else torch.float32
     if whole:
         found = model.new_model().to(dtype)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance import objects
-from pytest_trlcompat.conformance.configs import config_of, known_part
-from pytest_trlcompat.conformance.records import Recording, Whole
+from pytest_trlcompat.conformance.configs import calls_of_a_generation, config_of, known_part
+from pytest_trlcompat.conformance.records import Generated, Recording, Whole
 from pytest_trlcompat.conformance.sampling import Data, reward_functions
 from pytest_trlcompat.conformance.watching import (
     fixed_completions,
@@ -26,7 +27,7 @@ from pytest_trlcompat.conformance.watching import (
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["record"]
+__all__ = ["joined", "record"]
 
 
 def record(
@@ -66,6 +67,32 @@ def record(
             trainer.evaluate()
     if setting.get("resumed"):
         _resume(trainer_class, model, setting, config, data, found, whole)
+    return joined(found, calls_of_a_generation(trl, config.gradient_accumulation_steps))
+
+
+def joined(found: Recording, calls: int) -> Recording:
+    """The recording with every so many calls of ``generate`` in training as one, which they are for the reference."""
+    if calls == 1:
+        return found
+    place_of, generated, count = [], list[Generated](), 0
+    for each in found.generated:
+        if each.evaluation or count % calls == 0:
+            generated.append(each)
+        else:
+            first = next(one for one in reversed(generated) if not one.evaluation)
+            first.prompts += each.prompts
+            first.completions += each.completions
+            for name, given in each.rewarded.items():
+                for column, values in given.items():
+                    first.rewarded[name][column] += values
+        count += not each.evaluation
+        place_of.append(max(number for number, one in enumerate(generated) if one.evaluation == each.evaluation))
+    found.generated = generated
+    for batch in found.micro_batches:
+        batch.generation = place_of[batch.generation]
+    before = found.prompts_before_resuming
+    starts = range(0, len(before), calls)
+    found.prompts_before_resuming = [list(chain(*before[start : start + calls])) for start in starts]
     return found
 
 

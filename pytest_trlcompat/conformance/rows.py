@@ -22,6 +22,7 @@ __all__ = ["Row", "labels", "load"]
 
 _FILE = Path(__file__).with_name("rows.toml")
 _LINE = re.compile(r"(?P<name>\w+) = \{")
+_OF_ARRAY = re.compile(r"(pair|ranks)_\d+")
 _STRATEGY = re.compile(r'\bstrategy = "(?P<name>\w+)"')
 
 
@@ -42,12 +43,18 @@ class Row:
         """As verdicts name it."""
         return f"{self.strategy}-{self.name}"
 
+    @property
+    def is_of_array(self) -> bool:
+        """Whether it holds values together that have nothing to do with each other: it is tried with those of them
+        that a release knows, and any other row only in a release that knows all of it."""
+        return _OF_ARRAY.fullmatch(self.name) is not None
+
 
 @lru_cache
 def load(trainer: str) -> Mapping[str, Row]:
     """The rows for a trainer, ``grpo`` or ``ppo``, by their labels.
 
-    The same for all releases: what a release does not know of a setting is left out where it is tried.
+    The same for all releases, see :attr:`Row.is_of_array`.
     """
     raw = tomllib.loads(_FILE.read_text(encoding="utf-8"))[trainer]
     found = [

@@ -72,6 +72,7 @@ def computed(
     conventions: Conventions,
     ends: tuple[int, ...],
     reference_model: Any = None,
+    padded: bool = False,
 ) -> Truth:
     """
     Args:
@@ -80,6 +81,7 @@ def computed(
         rewards: value of that axis.
         ends: token ids that end a completion.
         reference_model: the policy by default.
+        padded: whether models see whole padded batches, as a trainer's do, instead of one row after the other.
 
     Raises:
         OutOfStep: the micro-batches of a generation are not the rows that were sampled.
@@ -97,9 +99,11 @@ def computed(
         rollouts.append(rollout)
         batches = [_of_generation(one, index) for one in recordings]
         layouts.append(_layout(rollout, batches, settings.micro_batches_per_generation, settings.num_iterations, index))
-    steps = reference.grpo_train(policy, rollouts, settings, layouts=layouts, reference_model=reference_model)
+    steps = reference.grpo_train(
+        policy, rollouts, settings, layouts=layouts, reference_model=reference_model, padded=padded
+    )
     evaluations = tuple(
-        _evaluation(recordings, number, policy, steps, tokenizer, rewards, settings, reference_model)
+        _evaluation(recordings, number, policy, steps, tokenizer, rewards, settings, reference_model, padded)
         for number in range(len(recordings[0].evaluations))
     )
     return Truth(steps, evaluations, layouts, rollouts, settings)
@@ -196,6 +200,7 @@ def _evaluation(
     rewards: str,
     settings: Any,
     reference_model: Any,
+    padded: bool,
 ) -> Any:
     """What an evaluation must give, with the weights that the reference has then."""
     import torch
@@ -215,7 +220,7 @@ def _evaluation(
     compared = copy.deepcopy(policy if reference_model is None else reference_model)
     if settings.sync_ref_model:
         _synchronise(compared, steps[:after], settings)
-    return reference.grpo_evaluate(then, rollouts, settings, reference_model=compared)
+    return reference.grpo_evaluate(then, rollouts, settings, reference_model=compared, padded=padded)
 
 
 def _synchronise(model: torch.nn.Module, steps: Sequence[Any], settings: Any) -> None:

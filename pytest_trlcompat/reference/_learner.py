@@ -144,6 +144,9 @@ class Learner:
         kl = None
         if generation.reference_logprobs is not None:
             reference = generation.reference_logprobs[own]
+            if settings.sync_ref_model and settings.undecided.reference_scored_at == "step":
+                with torch.no_grad():
+                    reference = self._score(self.reference_model, generation.tokens.of_rows(rows)).logprobs
             kl = kl_estimate(scores.logprobs, reference)
             corrected = kl_estimate(scores.logprobs, reference, weights) if settings.use_bias_correction_kl else kl
             per_token = per_token + settings.beta * torch.where(mask, corrected, 0.0)

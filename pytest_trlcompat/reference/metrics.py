@@ -29,7 +29,8 @@ def generation_metrics(
     - ``rewards/{name}/mean``, ``std``: of one function, over the completions for which it gave a reward.
     - ``reward``: mean of the totals.
     - ``reward_std``: see ``reward_std_over`` of :class:`~pytest_trlcompat.reference.GRPOSettings`.
-    - ``frac_reward_zero_std``: the part of the completions in whose group all totals are equal, of two at least.
+    - ``frac_reward_zero_std``: the part of the completions in whose group all totals are equal, of two at least;
+      undecided by the documentation: ``lone_completion_has_zero_std``.
 
     The documentation until 0.16 has ``completion_length`` for the first, and that until 1.0 ``reward/{name}``.
     """
@@ -46,13 +47,15 @@ def generation_metrics(
     for name, mean, std in zip(names, means.tolist(), stds.tolist(), strict=True):
         found[f"rewards/{name}/mean"], found[f"rewards/{name}/std"] = mean, std
     found["reward"] = float(mean_of_present(given.totals, 0))
-    in_groups = settings.reward_std_over == "groups"
+    of_batch = settings.reward_std_over == "as_scaled" and settings.scale_rewards == "batch"
+    in_groups = settings.reward_std_over != "batch" and not of_batch
     found["reward_std"] = float(given.group_stds.mean() if in_groups else given.batch_std)
     size = (settings.num_generations_eval or settings.num_generations) if evaluation else settings.num_generations
     groups = given.totals.reshape(-1, size)
     present = ~groups.isnan()
     equal = ((groups - mean_of_present(groups, 1)).where(present, 0.0) == 0).all(1)
-    found["frac_reward_zero_std"] = float((equal & (present.sum(1) > 1)).double().mean())
+    enough = (present.sum(1) > 1) | (size == 1 and settings.undecided.lone_completion_has_zero_std)
+    found["frac_reward_zero_std"] = float((equal & enough).double().mean())
     return found
 
 
@@ -72,7 +75,7 @@ def training_metrics(
 
     Clip ratios are those of PPO's clipping: the documentation names none for ``cispo``, ``sapo`` and ``vespo``.
     Undecided by the documentation: ``metrics_mean``, ``clipped_by_sign``, ``clip_extremes_of``,
-    ``masked_completions_in_clip_ratios`` and ``kl_logged_with_weights``, see
+    ``masked_completions_in_clip_ratios``, ``kl_logged_over`` and ``kl_logged_with_weights``, see
     :class:`~pytest_trlcompat.reference.Undecided`.
     """
 
@@ -87,6 +90,9 @@ def training_metrics(
     found = {"entropy": mean(lambda one: one.entropies)}
     if micro_batches[0].kl is not None:
         found["kl"] = mean(kl)
+        if settings.undecided.kl_logged_over == "completions":
+            each = [_by_completion([(kl(one), one.mask)]) for one in micro_batches]
+            found["kl"] = sum(map(sum, each)) / max(1, sum(map(len, each)))
     if settings.loss_type in HARD_CLIPPED:
         found |= _clip_ratios(micro_batches, generations, settings)
     return found

@@ -10,7 +10,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "importance_sampling_level": ("token", "sequence"),
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
-    "reward_std_over": ("batch", "groups"),
+    "reward_std_over": ("as_scaled", "batch", "groups"),
     "scale_rewards": ("group", "batch", "none", True, False),
 }
 _OPTIMIZER_CHOICES: dict[str, tuple[object, ...]] = {
@@ -24,9 +24,11 @@ _UNDECIDED: dict[str, tuple[object, ...]] = {
     "entropy_coef_logged": ("used", "next"),
     "entropy_bonus_mean": ("step", "micro_batches"),
     "entropy_threshold_over": ("ranks", "rank"),
+    "kl_logged_over": ("tokens", "completions"),
     "learning_rate_logged": ("used", "next"),
     "metrics_mean": ("tokens", "micro_batches", "ranks"),
     "no_reward": ("zero", "left_out"),
+    "reference_scored_at": ("generation", "step"),
     "vespo_mean": ("sequences", "tokens"),
 }
 
@@ -57,6 +59,8 @@ class Undecided:
             of that at temperature 1.
         no_reward: a completion for which every function gave ``None`` has a total of ``"zero"``, or is
             ``"left_out"`` of means and standard deviations and has no advantage.
+        reference_scored_at: whether the reference model scores the tokens of a ``"generation"`` once, or anew at each
+            optimizer ``"step"``. They differ where ``sync_ref_model`` changes it between.
         vespo_mean: the paper's expectation over trajectories: a mean over ``"sequences"``, or over the active
             ``"tokens"`` of the accumulated batch, as for ``cispo``.
         clipped_by_sign: whether a token counts as clipped only where clipping changes the objective, that is below the
@@ -69,10 +73,14 @@ class Undecided:
             clip ratios of whole completions.
         clip_extremes_of: the smallest and the largest clip ratio of any of the ``"completions"``, or of any rank's
             ``"micro_batches"``.
+        kl_logged_over: the KL that is logged is a mean over ``"tokens"``, or over ``"completions"`` of the mean over
+            the tokens of each.
         kl_logged_with_weights: whether the KL that is logged has the weights of ``use_bias_correction_kl``, where that
             is set.
         learning_rate_logged: that which the step ``"used"``, or the ``"next"`` one's.
         num_tokens_each_iteration: whether tokens count again each time that ``num_iterations`` trains on them.
+        lone_completion_has_zero_std: whether a group of one completion, as ``num_generations_eval=1`` makes it, counts
+            in ``frac_reward_zero_std``.
         no_terminated_length: the terminated lengths where no completion terminates.
     """
 
@@ -86,14 +94,17 @@ class Undecided:
     entropy_coef_logged: str = "used"
     entropy_at_temperature: bool = True
     no_reward: str = "zero"
+    reference_scored_at: str = "generation"
     vespo_mean: str = "sequences"
     clipped_by_sign: bool = True
     clip_extremes_of: str = "completions"
     masked_completions_in_clip_ratios: bool = False
     metrics_mean: str = "tokens"
+    kl_logged_over: str = "tokens"
     kl_logged_with_weights: bool = False
     learning_rate_logged: str = "used"
     num_tokens_each_iteration: bool = False
+    lone_completion_has_zero_std: bool = False
     no_terminated_length: float = 0.0
 
     def __post_init__(self) -> None:
@@ -143,8 +154,8 @@ class GRPOSettings(OptimizerSettings):
         max_prompt_length: of releases until 0.27.
         max_steps: of the whole training, for the learning rate's schedule; ``None``: the steps that are run.
         reward_std_over: the logged ``reward_std``: over the full ``"batch"``, as is documented from 1.0 on, or the mean
-            of the standard deviations of the ``"groups"``, as is documented until 0.16, and from 0.22 to 0.26 unless
-            ``scale_rewards="batch"``.
+            of the standard deviations of the ``"groups"``, as is documented until 0.16; ``"as_scaled"``, from 0.22 to
+            0.26: of the groups, unless ``scale_rewards="batch"``.
         undecided: what the documentation leaves open.
 
     Raises:

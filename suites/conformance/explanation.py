@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.catalog.verdict import Verdict
+
 if TYPE_CHECKING:
+    from pytest_trlcompat.catalog.attribution import Failed
     from pytest_trlcompat.catalog.issue import KnownIssue
     from pytest_trlcompat.catalog.known_issues import Catalog
 
-__all__ = ["explained"]
+__all__ = ["changes_what_follows", "explained", "failed_by"]
 
 
 def explained(
@@ -22,25 +25,67 @@ def explained(
 ) -> tuple[list[str], Mapping[str, Any] | None]:
     """The known issues that explain differences, and the first difference that none does.
 
-    An issue explains one where its entry names the quantity, and the catalogue predicts it to be a problem for the
-    subject with these versions and strategy. A difference in a log or an evaluation changes nothing after it; any other
-    one changes all that follows, which is explained with it.
+    An issue explains one where its entry names the quantity, and the catalogue predicts it to be ``silent`` for the
+    subject with these versions and strategy. One that changes what follows explains that as well, see
+    :func:`changes_what_follows`.
     """
-    possible = [each for each in catalog.values() if each.differences and _is_predicted(each, subject, label, versions)]
+    possible = [
+        each
+        for each in catalog.values()
+        if each.differences and _is_predicted(each, {Verdict.SILENT}, subject, label, versions)
+    ]
+    sharded = not label.startswith(("single-", "ddp-"))
     by: list[str] = []
     for difference in differences:
         stage, where = str(difference["stage"]), str(difference.get("where", ""))
-        ids = [each.id for each in possible if any(one.matches(stage, setting, where) for one in each.differences)]
+        # Under a strategy that shards gradients, weights are the first that is seen of them.
+        names = [stage, stage.replace("weights[", "gradients[")] if sharded else [stage]
+        ids = [
+            each.id
+            for each in possible
+            if any(one.matches(name, setting, where) for one in each.differences for name in names)
+        ]
         if not ids:
             return by, difference
         by += [each for each in ids if each not in by]
-        if not stage.startswith(("logs[", "evaluation[")):
+        if changes_what_follows(stage):
             break
     return by, None
 
 
-def _is_predicted(issue: KnownIssue, subject: str, label: str, versions: Mapping[str, str]) -> bool:
+def changes_what_follows(stage: str) -> bool:
+    """Whether quantities after it are others with it: not of a number that is only logged or returned, and not of how
+    tokens would have been drawn, since completions are given."""
+    return not stage.startswith(_ALONE)
+
+
+_ALONE = ("config[", "evaluate()[", "evaluation[", "generation[", "logs[", "reward_arguments[", "seed", "table")
+
+
+def failed_by(
+    failure: Failed, subject: str, label: str, versions: Mapping[str, str], catalog: Catalog, trainer: str = "grpo"
+) -> list[str]:
+    """The known issues whose symptom an exception is, and which the catalogue predicts to be ``broken``, or whose own
+    suite is stopped before by another one that need not meet this training.
+
+    Args:
+        trainer: whose training it ended, ``grpo`` or ``ppo``.
+    """
+    return [
+        each.id
+        for each in catalog.values()
+        if each.trainer in ("", trainer)
+        and each.shows(failure.classes, failure.message, failure.location)
+        and _is_predicted(each, {Verdict.BROKEN, Verdict.BLOCKED}, subject, label, versions)
+    ]
+
+
+def _is_predicted(
+    issue: KnownIssue, verdicts: Set[Verdict], subject: str, label: str, versions: Mapping[str, str]
+) -> bool:
+    """Under the strategy of a label, or, where no suite measures the issue there, in one process."""
     strategy = label.partition("-")[0]
     labels = [each for each in issue.labels() if each.partition("-")[0] == strategy]
+    labels = labels or [each for each in issue.labels() if each.partition("-")[0] == "single"]
     predictions = (issue.predict(subject, each, versions) for each in labels)
-    return any(each is not None and each.verdict.is_own_problem for each in predictions)
+    return any(each is not None and each.verdict in verdicts for each in predictions)

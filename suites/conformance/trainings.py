@@ -18,9 +18,9 @@ from pytest_trlcompat.plugin.judging import Absent, Finding
 from ..in_rank import conformance, models, ppo_conformance
 from ..launches import distinct
 from ..ppo.runs import require_ppo
-from ..sharding.trainings import WORLD_SIZE
+from ..sharding.trainings import WORLD_SIZE, built_as_asked
 from . import reduction
-from .explanation import explained
+from .explanation import changes_what_follows, explained, failed_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["ConformanceTrainings"]
 
 _TOGETHER = 8
-"""Settings of one launch: they share its start, and only they are lost with it."""
+"""Settings of one launch, the same for whoever asks for one: they share its start, and only they are lost with it."""
 _HOLD: Mapping[str, Callable[..., dict[str, dict[str, Any]]]] = {
     "grpo": conformance.hold,
     "ppo": ppo_conformance.hold,
@@ -59,15 +59,19 @@ class ConformanceTrainings:
             label: strategy and name of a setting.
 
         Raises:
-            Absent: this release has no such trainer.
+            Absent: this release has no such trainer, or this stack not the strategy.
             LaunchError: the ranks ended without an answer.
         """
         row = rows.load(trainer)[label]
-        of_strategy = [each for each in rows.load(trainer).values() if each.strategy == row.strategy]
-        start = of_strategy.index(row) // _TOGETHER * _TOGETHER
-        setting, found, evidence = self._held(trainer, subject, row, of_strategy[start : start + _TOGETHER])
-        if found["failure"]:
-            return Finding(Verdict.ERROR, {**evidence, "failure": found["failure"]})
+        setting, found, evidence = self._held(trainer, subject, row)
+        if found["unknown"] and not row.is_of_array:
+            return Finding(Verdict.ABSENT, {"reason": _unknown(found), **evidence})
+        failure, ids = self._failure(trainer, found, subject, label)
+        if failure:
+            evidence |= {"failure": failure, "differing": ["training"]}
+            if ids:
+                return Finding(Verdict.BLOCKED, {"blocked_by": ids[0], "symptoms_of": ids, **evidence})
+            return Finding(Verdict.ERROR, evidence)
         if not found["differences"]:
             return Finding(Verdict.OK, evidence)
         known = self._known(lambda issue: issue.trainer in ("", trainer))
@@ -81,22 +85,19 @@ class ConformanceTrainings:
         """Whether a setting shows one known issue.
 
         Raises:
-            Absent: this release has no such trainer, or does not know the setting.
+            Absent: this release has no such trainer or does not know the setting, or this stack not the strategy.
             LaunchError: the ranks ended without an answer.
         """
         trainer = measured_with(issue.id)
-        of_trainer = rows.load(trainer)
-        row = of_trainer[label]
-        beside = self._known(lambda one: one.suite == issue.suite and measured_with(one.id) == trainer)
-        labels = dict.fromkeys(each for one in beside.values() for each in one.strategies)
-        asked = [of_trainer[each] for each in labels if of_trainer[each].strategy == row.strategy]
-        setting, found, evidence = self._held(trainer, subject, row, asked)
-        if "not_in_this_release" in evidence:
-            raise Absent(f"this release knows no {', '.join(evidence['not_in_this_release'])}")
-        if found["failure"]:
-            failure = next(failures_in(found["failure"]))
+        row = rows.load(trainer)[label]
+        setting, found, evidence = self._held(trainer, subject, row)
+        if found["unknown"] and not row.is_of_array:
+            raise Absent(_unknown(found))
+        text, _ = self._failure(trainer, found, subject, label)
+        if text:
+            failure = next(failures_in(text))
             shown = issue.shows(failure.classes, failure.message, failure.location)
-            return Finding(Verdict.BROKEN if shown else Verdict.ERROR, {**evidence, "failure": found["failure"]})
+            return Finding(Verdict.BROKEN if shown else Verdict.ERROR, {**evidence, "failure": text})
         others = self._known(lambda one: one.id != issue.id and one.trainer in ("", trainer))
         for number, difference in enumerate(found["differences"]):
             stage, where = difference["stage"], difference["where"]
@@ -104,22 +105,37 @@ class ConformanceTrainings:
                 return Finding(Verdict.SILENT, {**evidence, **difference})
             before = found["differences"][: number + 1]
             by, _ = explained(before, setting, subject, label, stack.installed(), others)
-            if by and not stage.startswith(("logs[", "evaluation")):
+            if by and changes_what_follows(stage):
                 return Finding(Verdict.BLOCKED, {"blocked_by": by[-1], "symptoms_of": by, **evidence})
         return Finding(Verdict.OK, evidence)
 
     def _known(self, wanted: Callable[[KnownIssue], bool]) -> Catalog:
         return Catalog((each.id, each) for each in self.catalog.values() if wanted(each))
 
+    def _failure(self, trainer: str, found: Mapping[str, Any], subject: str, label: str) -> tuple[str, list[str]]:
+        """What a training ended in, and the known issues that it shows.
+
+        An error that one of them explains is no refusal of a setting.
+        """
+        text = str(found["failure"] or found.get("refused_with") or "")
+        failures = list(failures_in(text))
+        ids = failed_by(failures[0], subject, label, stack.installed(), self.catalog, trainer) if failures else []
+        return text if found["failure"] or ids else "", ids
+
     def _held(
-        self, trainer: str, subject: str, row: rows.Row, together: Sequence[rows.Row]
+        self, trainer: str, subject: str, row: rows.Row
     ) -> tuple[Mapping[str, Any], Mapping[str, Any], dict[str, Any]]:
         """The setting, what a rank found, and the evidence that does not depend on a verdict.
 
-        Args:
-            together: rows of one launch, this one among them.
+        Raises:
+            Absent: this release has no such trainer, or this stack not the strategy.
         """
-        found = self._launched(trainer, subject, row.strategy, {each.name: each.setting for each in together})[row.name]
+        of_strategy = [each for each in rows.load(trainer).values() if each.strategy == row.strategy]
+        start = of_strategy.index(row) // _TOGETHER * _TOGETHER
+        together = of_strategy[start : start + _TOGETHER]
+        settings = {each.name: each.setting for each in together}
+        partly = [each.name for each in together if each.is_of_array]
+        found = self._launched(trainer, subject, row.strategy, settings, partly)[row.name]
         evidence: dict[str, Any] = {"setting": dict(row.setting), "compared": found["compared"]}
         if found["unknown"]:
             evidence["not_in_this_release"] = found["unknown"]
@@ -128,19 +144,39 @@ class ConformanceTrainings:
         return row.setting, found, evidence
 
     def _launched(
-        self, trainer: str, subject: str, strategy: str, settings: Mapping[str, Mapping[str, Any]]
+        self,
+        trainer: str,
+        subject: str,
+        strategy: str,
+        settings: Mapping[str, Mapping[str, Any]],
+        partly: Sequence[str],
     ) -> Mapping[str, dict[str, Any]]:
-        """By name, what rank 0 found; a failure of any rank."""
+        """By name, what rank 0 found; a failure of any rank.
+
+        Raises:
+            Absent: this release has no such trainer, or this stack no FSDP2.
+        """
         if trainer == "ppo":
             require_ppo()
         self.launches(models.save_model, self.model, strategy="single")
         size = 1 if strategy == "single" else WORLD_SIZE
-        ranks = self.launches(
-            _HOLD[trainer], subject, self.model, settings, strategy=strategy, world_size=size, sharded=False
-        ).values
+        result = self.launches(
+            *(_HOLD[trainer], subject, self.model, settings, 0, partly),
+            strategy=strategy,
+            world_size=size,
+            sharded=False,
+        )
+        ranks = result.values
         failures = {name: distinct(rank[name]["failure"] for rank in ranks) for name in settings}
+        if strategy == "fsdp2":
+            said = next((each[0] for each in failures.values() if each), None)
+            built_as_asked(strategy, result.ranks[0].proof["engines"], said)
         return {name: {**ranks[0][name], "failure": failures[name][0] if failures[name] else None} for name in settings}
 
     def _shows(self, trainer: str, subject: str, row: rows.Row, setting: Mapping[str, Any], stage: str) -> bool:
-        found = self._launched(trainer, subject, row.strategy, {"part": setting})["part"]
+        found = self._launched(trainer, subject, row.strategy, {"part": setting}, ["part"])["part"]
         return any(each["stage"] == stage for each in found["differences"])
+
+
+def _unknown(found: Mapping[str, Any]) -> str:
+    return f"this release knows no {', '.join(found['unknown'])} as the setting has it"

@@ -48,7 +48,15 @@ def test_predictions_are_what_was_measured(issue: str, strategy: str, expected: 
     assert " ".join(str(one and one.verdict) for one in found) == expected
 
 
-@pytest.mark.parametrize("issue", [name for name in known_issues.load() if name.startswith(("grpo-e", "deepspeed-"))])
+@pytest.mark.parametrize(
+    "issue",
+    [
+        issue.id
+        for issue in known_issues.load().values()
+        if issue.id.startswith(("grpo-e", "deepspeed-"))
+        and (issue.cure or issue.suite != "conformance/test_findings.py")
+    ],
+)
 def test_the_corrected_trainer_is_predicted_to_be_right(issue: str) -> None:
     prediction = known_issues.load()[issue].predict("corrected", "zero3", OLDEST)
     assert prediction is not None

@@ -26,7 +26,7 @@ def test_a_release_has_the_first_entry_whose_range_holds() -> None:
 
 
 def test_what_transformers_logs_depends_on_its_release() -> None:
-    found = [conventions.of_release("grpo", "1.0.0", version).undecided for version in ("4.57.6", "5.0.0")]
+    found = [conventions.of_release("grpo", "1.0.0", version).undecided for version in ("4.50.3", "4.51.3")]
     assert [each.get("learning_rate_logged") for each in found] == ["next", None]
 
 
@@ -35,6 +35,14 @@ def test_ppo_has_conventions_of_its_own() -> None:
     assert (found.undecided["score_at"], found.undecided["whiten_correction"]) == ("after_last_token", 1)
     assert "no_reward" not in found.undecided
     assert found.absent == {}
+
+
+def test_what_is_logged_of_tokens_depends_on_the_release_of_trl() -> None:
+    found = {each: conventions.of_release("grpo", each, "4.50.0").undecided for each in ("0.15.2", "0.18.2", "1.9.0")}
+    assert [each.get("kl_logged_over") for each in found.values()] == ["completions", None, None]
+    assert [each["metrics_mean"] for each in found.values()] == ["ranks", "ranks", "micro_batches"]
+    assert [each.get("clip_extremes_of") for each in found.values()] == ["micro_batches", "micro_batches", None]
+    assert [each.get("reference_scored_at") for each in found.values()] == [None, "step", None]
 
 
 def test_no_entry_has_a_key_that_nobody_reads() -> None:

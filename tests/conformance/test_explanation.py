@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.attribution import Failed
 from suites.conformance import reduction
-from suites.conformance.explanation import explained
+from suites.conformance.explanation import changes_what_follows, explained, failed_by
 
 ENTRIES = """
 schema = 1
@@ -54,6 +55,47 @@ subject = "upstream"
 when = { trl = "<1" }
 strategies = ["single"]
 why = "y"
+
+[[issue]]
+id = "grpo-name"
+title = "t"
+wrong = "w"
+upstream = []
+suite = "conformance/test_findings.py"
+cure = ""
+strategies = ["single-partial"]
+
+[[issue.symptom]]
+type = "AttributeError"
+text = "has no attribute '__name__'"
+
+[[issue.difference]]
+quantity = 'prompts'
+
+[[issue.prediction]]
+verdict = "broken"
+subject = "upstream"
+when = { trl = "<1" }
+why = "y"
+
+[[issue]]
+id = "ppo-name"
+title = "t"
+wrong = "w"
+upstream = []
+suite = "ppo/test_ppo_x.py"
+cure = ""
+strategies = ["single"]
+
+[[issue.symptom]]
+type = "AttributeError"
+text = "has no attribute"
+
+[[issue.prediction]]
+verdict = "broken"
+subject = "upstream"
+when = { trl = "<1" }
+why = "y"
 """
 KL, GRADIENT, WEIGHT, LOSS = (
     {"stage": stage} for stage in ("logs[kl]", "gradients[lm_head.weight]", "weights[lm_head.weight]", "logs[loss]")
@@ -83,11 +125,51 @@ def test_a_difference_that_is_predicted_is_that_issues(catalog: known_issues.Cat
         {"subject": "corrected"},
         {"setting": {"beta": 0.3}},  # not with this setting
         {"setting": {}},
-        {"label": "ddp-beta"},
     ],
 )
 def test_a_difference_that_is_not_predicted_is_a_finding(changed: Any, catalog: known_issues.Catalog) -> None:
     assert of(catalog, KL, **changed) == ([], KL)
+
+
+def test_what_is_measured_in_one_process_alone_explains_the_same_under_a_strategy(
+    catalog: known_issues.Catalog,
+) -> None:
+    assert of(catalog, KL, label="ddp-beta") == (["grpo-kl-log"], None)
+
+
+def test_an_issue_that_raises_explains_no_difference(catalog: known_issues.Catalog) -> None:
+    prompts = {"stage": "prompts"}
+    assert of(catalog, prompts) == ([], prompts)
+
+
+def test_weights_show_wrong_gradients_where_a_strategy_shards_them(tmp_path: Any) -> None:
+    path = tmp_path / "catalog.toml"
+    path.write_text(ENTRIES.replace('strategies = ["single"]\nwhy', 'strategies = ["single", "zero2"]\nwhy'))
+    path.write_text(path.read_text().replace('strategies = ["single", "ddp"]', 'strategies = ["single", "zero2"]'))
+    catalog = known_issues.load(path)
+    assert of(catalog, WEIGHT, label="zero2-x") == (["grpo-gradients"], None)
+    assert of(catalog, WEIGHT) == ([], WEIGHT)
+
+
+@pytest.mark.parametrize(
+    "stage, changes",
+    [("prompts", True), ("advantages", True), ("gradients[w]", True), ("weights[w]", True), ("refusal", True)]
+    + [(each, False) for each in ("logs[kl]", "evaluation[eval_kl]", "evaluate()[eval_kl]", "generation[top_k]")]
+    + [(each, False) for each in ("config[model_init_kwargs]", "table", "seed")],
+)
+def test_a_number_that_is_only_shown_changes_nothing_after_it(stage: str, changes: bool) -> None:
+    assert changes_what_follows(stage) is changes
+
+
+def test_a_training_that_fails_shows_the_issues_whose_symptom_it_is(catalog: known_issues.Catalog) -> None:
+    failure = Failed(("AttributeError", "Exception"), "'functools.partial' object has no attribute '__name__'")
+    other = Failed(("TypeError", "Exception"), "has no attribute '__name__'")
+
+    def ids(failure: Failed, version: str = "0.20.0", subject: str = "upstream", label: str = "single-x") -> list[str]:
+        return failed_by(failure, subject, label, {"trl": version}, catalog)
+
+    assert ids(failure) == ids(failure, label="ddp-x") == ["grpo-name"]  # not that of the other trainer
+    assert ids(failure, version="1.0.0") == ids(failure, subject="corrected") == ids(other) == []
 
 
 def test_a_wrong_log_explains_nothing_that_follows(catalog: known_issues.Catalog) -> None:

@@ -59,6 +59,10 @@ def test_rewards() -> None:
         FOUR, ["first", "second"], GRPOSettings(num_generations=2, reward_std_over="groups")
     )
     assert groups["reward_std"] == pytest.approx((math.sqrt(2) + 0) / 2)
+    for scaled, of in (("group", groups), ("batch", found)):
+        settings = GRPOSettings(num_generations=2, reward_std_over="as_scaled", scale_rewards=scaled)
+        either = reference.generation_metrics(FOUR, ["first", "second"], settings)
+        assert either["reward_std"] == of["reward_std"]
 
 
 def test_no_completion_that_terminates() -> None:
@@ -68,6 +72,16 @@ def test_no_completion_that_terminates() -> None:
         found = reference.generation_metrics(none, ["only"], settings)
         assert found["completions/mean_terminated_length"] == found["completions/max_terminated_length"] == value
         assert found["completions/clipped_ratio"] == 1
+
+
+def test_a_lone_completion_has_no_spread_or_one_of_zero() -> None:
+    lone = generation([[8], [8]], [[0.0], [1.0]])
+    for value in (False, True):
+        settings = GRPOSettings(
+            num_generations=2, num_generations_eval=1, undecided=Undecided(lone_completion_has_zero_std=value)
+        )
+        found = reference.generation_metrics(lone, ["only"], settings, evaluation=True)
+        assert found["frac_reward_zero_std"] == float(value)
 
 
 def micro_batch(rows: tuple[int, ...], mask: list[list[int]], weights: list[list[float]], **values: Any) -> MicroBatch:
@@ -124,6 +138,8 @@ def test_averages_are_over_tokens_of_all_micro_batches_and_ranks() -> None:
     assert weighted["kl"] == pytest.approx((1.5 + 0.5 + 1 + 1.2 + 3) / 5)
     plain = metrics_of(use_bias_correction_kl=False, undecided=Undecided(kl_logged_with_weights=True))
     assert plain["kl"] == found["kl"]
+    by_completion = metrics_of(undecided=Undecided(kl_logged_over="completions"))
+    assert by_completion["kl"] == pytest.approx((1 + 2) / 2)
 
 
 def test_clip_ratios_of_tokens() -> None:

@@ -1,0 +1,124 @@
+"""The page ``docs/explanation/findings.md``: known issues that conformance found, made from the catalogue.
+
+    python -m pytest_trlcompat.catalog.findings_page docs/explanation/findings.md fixtures/releases.toml
+
+A test fails on drift. Imports no package of the stack.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.cures_page import short_link
+from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
+from pytest_trlcompat.conformance import rows
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["main", "page", "releases_in"]
+
+_FIRST = Version("0.14")
+SUITE = "conformance/test_findings.py"
+_HEAD = """\
+# What conformance found
+
+<!-- Made by `python -m pytest_trlcompat.catalog.findings_page docs/explanation/findings.md fixtures/releases.toml`;
+do not edit. -->
+
+Every known issue that [the conformance suite](conformance.md) has found, newest releases first. It is `silent` where a
+training differs from [the reference](../reference/reference.md), and `broken` where it ends in an error. "Reported" are
+upstream's threads and notes about it; where there are none, no report was found. Releases are those of TRL, from
+{oldest} on, the first that has GRPO, to {newest}.
+
+"""
+_COLUMNS = ("finding", "shows", "in releases", "only with", "setting", "reported", "cured")
+
+
+def page(issues: Iterable[KnownIssue], releases: Sequence[str]) -> str:
+    """The table as Markdown.
+
+    Args:
+        releases: all versions of TRL.
+    """
+    found = [each for each in issues if each.suite == SUITE]
+    lines = [f"| {' | '.join(_COLUMNS)} |", f"|{' --- |' * len(_COLUMNS)}"]
+    of_grpo = sorted((each for each in releases if Version(each) >= _FIRST), key=Version)
+    newest = of_grpo[-1]
+    for issue in sorted(found, key=lambda each: (Version(releases_in(each, of_grpo)[-1]), each.id), reverse=True):
+        lines.append(f"| {' | '.join(_cells(issue, of_grpo))} |")
+    reported = sum(bool(each.upstream) for each in found)
+    open_still = sum(releases_in(each, of_grpo)[-1] == newest for each in found)
+    total = f"{len(found)} findings: {reported} that upstream knows, {len(found) - reported} without a report; "
+    total += f"{open_still} in the newest release.\n"
+    return _HEAD.format(oldest=of_grpo[0], newest=newest) + total + "\n" + "\n".join(lines) + "\n"
+
+
+def _cells(issue: KnownIssue, releases: Sequence[str]) -> Iterator[str]:
+    shown = list(_problems(issue))
+    yield f"[{issue.id}](../issues/{issue.id}.md): {issue.title}".replace("|", "\\|")
+    yield ", ".join(dict.fromkeys(str(each.verdict) for each in shown))
+    yield _runs(releases_in(issue, releases), releases)
+    others = (
+        ", ".join(f"{package} {text}" for package, text in each.when.items() if package != "trl") for each in shown
+    )
+    yield " or ".join(dict.fromkeys(others))
+    yield "<br>".join(dict.fromkeys(_setting(each) for each in issue.strategies)).replace("|", "\\|")
+    yield ", ".join(short_link(link) for link in issue.upstream) or "no"
+    yield "yes" if issue.cure else "no"
+
+
+def _setting(label: str) -> str:
+    row = rows.load("grpo")[label]
+    strategy = "" if row.strategy == "single" else f"{row.strategy}: "
+    shown = ", ".join(f"{name}={value!r}" for name, value in row.setting.items() if name != "refused")
+    return f"{strategy}`{shown}`"
+
+
+def _problems(issue: KnownIssue) -> Iterator[Prediction]:
+    """Predictions for TRL's own trainer of a problem that is this issue's own."""
+    yield from (each for each in issue.predictions if each.subject == "upstream" and each.verdict.is_own_problem)
+
+
+def _runs(chosen: Sequence[str], releases: Sequence[str]) -> str:
+    """``0.14.0, 0.25.0 to 1.16.0``."""
+    runs: list[list[str]] = []
+    for number, each in enumerate(releases):
+        if each in chosen:
+            if number and releases[number - 1] in chosen:
+                runs[-1].append(each)
+            else:
+                runs.append([each])
+    return ", ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+
+
+def releases_in(issue: KnownIssue, releases: Iterable[str]) -> list[str]:
+    """The releases with which the issue shows, with some release of the other packages, the oldest first."""
+    ranges = [SpecifierSet(each.when.get("trl", "")) for each in _problems(issue)]
+    return sorted((each for each in releases if any(one.contains(each) for one in ranges)), key=Version)
+
+
+def main() -> None:
+    """The program."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pytest_trlcompat.catalog.findings_page",
+        description="Write the table of what conformance found, in Markdown.",
+    )
+    parser.add_argument("page", type=Path, metavar="FILE", help="docs/explanation/findings.md of the checkout")
+    parser.add_argument("releases", type=Path, metavar="RELEASES", help="its fixtures/releases.toml")
+    given = parser.parse_args()
+    releases = list(tomllib.loads(given.releases.read_text(encoding="utf-8"))["trl"])
+    given.page.write_text(page(known_issues.load().values(), releases), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

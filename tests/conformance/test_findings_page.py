@@ -1,0 +1,43 @@
+"""The page of what conformance found."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.findings_page import page, releases_in
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+RELEASES = list(tomllib.loads((ROOT / "fixtures" / "releases.toml").read_text(encoding="utf-8"))["trl"])
+ISSUES = known_issues.load()
+
+
+def test_the_page_is_made_from_the_catalogue() -> None:
+    written = (ROOT / "docs" / "explanation" / "findings.md").read_text(encoding="utf-8")
+    assert written == page(ISSUES.values(), RELEASES), (
+        "write it anew: python -m pytest_trlcompat.catalog.findings_page docs/explanation/findings.md "
+        "fixtures/releases.toml"
+    )
+
+
+def test_releases_are_those_of_which_a_problem_is_predicted() -> None:
+    assert releases_in(ISSUES["grpo-completions-table"], RELEASES) == ["0.16.0", "0.16.1"]
+    found = releases_in(ISSUES["grpo-assistant-prefix"], RELEASES)
+    assert (found[0], found[1], found[-1]) == ("0.14.0", "0.25.0", "1.16.0")
+
+
+def test_a_line_has_the_releases_the_setting_and_what_upstream_knows() -> None:
+    lines = page(ISSUES.values(), RELEASES).splitlines()
+    of = {line.split("]")[0].removeprefix("| ["): line for line in lines if line.startswith("| [")}
+    assert len(of) == sum(each.suite == "conformance/test_findings.py" for each in ISSUES.values())
+    cells = of["grpo-assistant-prefix"].split(" | ")
+    assert cells[1:6] == ["silent", "0.14.0, 0.25.0 to 1.16.0", "", "`data='assistant_last'`", "no"]
+    cells = of["grpo-completions-table"].split(" | ")
+    assert cells[2] == "0.16.0 to 0.16.1"
+    assert cells[5].startswith("[trl 3217](https://github.com/huggingface/trl/pull/3217)")
