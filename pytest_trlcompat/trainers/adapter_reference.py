@@ -1,0 +1,194 @@
+"""Cure of ``grpo-adapter-reference``: a trained adapter is held to itself as it was given.
+
+GRPO holds the policy to the model that it was before the training. Of a ``PeftModel`` older releases of TRL disable the
+adapter to compute that, which is right for an adapter that TRL adds itself, and wrong for one that was trained before.
+The cure keeps a copy of the adapter as it was given, frozen, as newer releases of TRL do, and computes the reference with
+that.
+
+Imports TRL when a trainer is built, and of this package ``_conditions``, ``_cure``, ``_patching``, ``_upstream``,
+``patch_points`` and ``errors``.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._conditions import ADAPTER, trains_adapters, under
+from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers._patching import replaced
+from pytest_trlcompat.trainers._upstream import definitions, function_uses
+from pytest_trlcompat.trainers.errors import CureError, leaving_out
+
+__all__ = ["AdapterReferenceMixin"]
+
+_NAME = "ref"
+"""What TRL calls the copy from 0.27 on, so that its checkpoints are the same."""
+
+
+class AdapterReferenceMixin(Cure):
+    """Computes the reference of a ``PeftModel`` that a subclass of ``trl.GRPOTrainer`` is given with its adapter.
+
+    The copy is an adapter called ``ref``. It is never trained, is saved beside the trained one, and read again when a
+    training is resumed. Without ``beta``, and with a ``peft_config``, nothing is changed.
+
+    Raises:
+        CureError: the adapter is of a kind of which PEFT has no second one, or which has no layers that can be switched,
+            such as prompts; or there is an adapter ``ref`` already; or the reference is computed otherwise.
+    """
+
+    _stands_before: ClassVar = {
+        "LogitsToKeepMixin": "that one computes log-probabilities without calling the next one",
+    }
+    accelerator: Any
+    ref_model: Any
+    _given: Any = None
+    _referred: int = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with replaced(patch_points.GRPO_CONSTRUCTOR, self._keeping, AdapterReferenceMixin.__name__):
+            super().__init__(*args, **kwargs)
+
+    def _keeping(self, upstream: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(upstream)  # with the parameters, which another cure may ask for
+        def __init__(instance: Any, *args: Any, **kwargs: Any) -> None:
+            if instance is self and _disables_adapters(type(self)):
+                import trl
+
+                given = inspect.signature(upstream).bind(instance, *args, **kwargs).arguments
+                policy, settings = given.get("model"), given.get("args") or trl.GRPOConfig
+                if trains_adapters(policy) and given.get("peft_config") is None and settings.beta:
+                    _add_copy(policy)
+                    self._given = policy
+            upstream(instance, *args, **kwargs)
+            if instance is self and self._given is not None:
+                self.ref_model = None  # under ZeRO-3 TRL has read one, which has no adapter either
+
+        return __init__
+
+    def _get_per_token_logps(self, *args: Any, **kwargs: Any) -> Any:
+        upstream: Any = super()
+        with self._as_given():
+            return upstream._get_per_token_logps(*args, **kwargs)
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        upstream: Any = super()
+        with self._as_given():
+            return upstream._get_per_token_logps_and_entropies(*args, **kwargs)
+
+    def _prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
+        upstream: Any = super()
+        prepared = upstream._prepare_inputs(*args, **kwargs)
+        has_reference = isinstance(prepared, Mapping) and prepared.get("ref_per_token_logps") is not None
+        if has_reference and self._given is not None and not self._referred:
+            raise _error(
+                "the call that computes the reference with adapters disabled",
+                "there is a reference, and no such call was seen",
+            )
+        return prepared
+
+    @contextmanager
+    def _as_given(self) -> Iterator[None]:
+        """Where adapters are disabled, have the copy at work instead."""
+        policy = self._given
+        if policy is None or not any(_disabled(policy)):
+            yield
+            return
+        self._referred += 1
+        trained, trainable = policy.active_adapter, [each for each in policy.parameters() if each.requires_grad]
+        policy.base_model.enable_adapter_layers()
+        policy.set_adapter(_NAME)
+        _train_only(policy, trainable)
+        try:
+            yield
+        finally:
+            policy.set_adapter(trained)
+            policy.base_model.disable_adapter_layers()
+            _train_only(policy, trainable)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if not _disables_adapters(trainer_class):
+            return Activity(False, "TRL disables no adapter where it prepares a step")
+        if trainer is not None and trainer._given is None and ADAPTER.holds(trainer):
+            return Activity(False, "no PeftModel was given, or beta is 0")
+        return under(trainer, "TRL computes the reference of a PeftModel without its adapter", ADAPTER)
+
+
+def _disables_adapters(cls: type) -> bool:
+    """Whether TRL's trainer computes its reference with adapters disabled, by a method of its own."""
+    return any(
+        function_uses(defined, "disable_adapter")
+        for method in ("_prepare_inputs", "_generate_and_score_completions")
+        for package, defined, _ in definitions(cls, method)
+        if package == "trl"
+    )
+
+
+def _disabled(policy: Any) -> list[bool]:
+    """Of each layer that has adapters whether they are disabled.
+
+    A model of Transformers has a method of the same name as such a layer's attribute.
+    """
+    found = (getattr(module, "disable_adapters", None) for module in policy.modules())
+    return [each for each in found if isinstance(each, bool)]
+
+
+def _add_copy(policy: Any) -> None:
+    """Give a ``PeftModel`` a frozen copy of its adapter.
+
+    Raises:
+        CureError: it cannot have one, or it could not be switched to.
+    """
+    trained = policy.active_adapter
+    wanted = "a second adapter with the weights of the first"
+    if _NAME in policy.peft_config:
+        raise _error(wanted, f"the policy has an adapter {_NAME!r} already", "Give yours another name")
+    if not _disabled(policy):
+        raise _error(wanted, f"{policy.peft_config[trained].peft_type} has no layers that can be switched")
+    trainable = [each for each in policy.parameters() if each.requires_grad]
+    try:
+        policy.add_adapter(_NAME, copy.deepcopy(policy.peft_config[trained]))
+    except (ValueError, TypeError) as error:
+        raise _error(wanted, f"PEFT refuses it: {error}") from error
+    named = dict(policy.named_parameters())
+    for name, parameter in named.items():
+        if f".{trained}." in f"{name}.":
+            _copy(parameter, named.get(f"{name}.".replace(f".{trained}.", f".{_NAME}.")[:-1]), name)
+    _train_only(policy, trainable)
+
+
+def _copy(parameter: Any, into: Any, name: str) -> None:
+    shards = [hasattr(each, "ds_tensor") for each in (parameter, into)]
+    shapes = None if into is None else [getattr(each, "ds_shape", each.shape) for each in (parameter, into)]
+    if shapes is None or shapes[0] != shapes[1] or shards[0] != shards[1]:
+        raise _error(f"a copy of {name}", "the second adapter has none, or one of another size")
+    if parameter.is_meta or into.is_meta:
+        return  # another rank has it, and gives it to this one
+    if shards[0]:
+        into.ds_tensor.copy_(parameter.ds_tensor)
+    else:
+        into.data = parameter.data.clone()
+
+
+def _train_only(policy: Any, trainable: list[Any]) -> None:
+    """PEFT trains whichever adapter it is switched to."""
+    kept = {id(each) for each in trainable}
+    for parameter in policy.parameters():
+        if parameter.requires_grad != (id(parameter) in kept):
+            parameter.requires_grad_(id(parameter) in kept)
+
+
+def _error(wanted: str, found: str, remedy: str = "Merge the adapter into the model, and pass peft_config") -> CureError:
+    return CureError(
+        "AdapterReferenceMixin",
+        wanted=wanted,
+        found=found,
+        packages=("trl", "peft"),
+        remedy=f"{remedy}, take trl >=0.27{leaving_out('AdapterReferenceMixin')}",
+    )
