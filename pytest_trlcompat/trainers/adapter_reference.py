@@ -3,7 +3,8 @@
 GRPO holds the policy to the model that it was before the training. Of a ``PeftModel`` older releases of TRL disable the
 adapter to compute that, which is right for an adapter that TRL adds itself, and wrong for one that was trained before.
 The cure keeps a copy of the adapter as it was given, frozen, as newer releases of TRL do, and computes the reference with
-that.
+that. PEFT's list of adapters does not have the copy, so that it is not saved: where a checkpoint has a second adapter,
+Transformers resumes from that one alone.
 
 Imports TRL when a trainer is built, and of this package ``_conditions``, ``_cure``, ``_patching``, ``_upstream``,
 ``patch_points`` and ``errors``.
@@ -27,19 +28,20 @@ from pytest_trlcompat.trainers.errors import CureError, leaving_out
 
 __all__ = ["AdapterReferenceMixin"]
 
-_NAME = "ref"
-"""What TRL calls the copy from 0.27 on, so that its checkpoints are the same."""
+_NAME = "trlcompat_as_given"
+"""Of the copy, in the layers of the policy."""
 
 
 class AdapterReferenceMixin(Cure):
     """Computes the reference of a ``PeftModel`` that a subclass of ``trl.GRPOTrainer`` is given with its adapter.
 
-    The copy is an adapter called ``ref``. It is never trained, is saved beside the trained one, and read again when a
-    training is resumed. Without ``beta``, and with a ``peft_config``, nothing is changed.
+    A training that is resumed must be given the same adapter as the one before: the copy is not saved. Without
+    ``beta``, and with a ``peft_config``, nothing is changed.
 
     Raises:
         CureError: the adapter is of a kind of which PEFT has no second one, or which has no layers that can be switched,
-            such as prompts; or there is an adapter ``ref`` already; or the reference is computed otherwise.
+            such as prompts; or it has whole modules, which TRL would send to vLLM twice; or the reference is computed
+            otherwise.
     """
 
     _stands_before: ClassVar = {
@@ -63,7 +65,7 @@ class AdapterReferenceMixin(Cure):
                 given = inspect.signature(upstream).bind(instance, *args, **kwargs).arguments
                 policy, settings = given.get("model"), given.get("args") or trl.GRPOConfig
                 if trains_adapters(policy) and given.get("peft_config") is None and settings.beta:
-                    _add_copy(policy)
+                    _add_copy(policy, to_vllm=bool(getattr(settings, "use_vllm", False)))
                     self._given = policy
             upstream(instance, *args, **kwargs)
             if instance is self and self._given is not None:
@@ -102,12 +104,12 @@ class AdapterReferenceMixin(Cure):
         self._referred += 1
         trained, trainable = policy.active_adapter, [each for each in policy.parameters() if each.requires_grad]
         policy.base_model.enable_adapter_layers()
-        policy.set_adapter(_NAME)
+        policy.base_model.set_adapter(_NAME)
         _train_only(policy, trainable)
         try:
             yield
         finally:
-            policy.set_adapter(trained)
+            policy.base_model.set_adapter(trained)
             policy.base_model.disable_adapter_layers()
             _train_only(policy, trainable)
 
@@ -139,23 +141,24 @@ def _disabled(policy: Any) -> list[bool]:
     return [each for each in found if isinstance(each, bool)]
 
 
-def _add_copy(policy: Any) -> None:
-    """Give a ``PeftModel`` a frozen copy of its adapter.
+def _add_copy(policy: Any, to_vllm: bool = False) -> None:
+    """Give the layers of a ``PeftModel`` a frozen copy of its adapter.
 
     Raises:
         CureError: it cannot have one, or it could not be switched to.
     """
     trained = policy.active_adapter
     wanted = "a second adapter with the weights of the first"
-    if _NAME in policy.peft_config:
-        raise _error(wanted, f"the policy has an adapter {_NAME!r} already", "Give yours another name")
     if not _disabled(policy):
         raise _error(wanted, f"{policy.peft_config[trained].peft_type} has no layers that can be switched")
+    if to_vllm and any(".modules_to_save." in name for name, _ in policy.named_parameters()):
+        raise _error(wanted, "TRL would send the copy of whole modules to vLLM")
     trainable = [each for each in policy.parameters() if each.requires_grad]
     try:
         policy.add_adapter(_NAME, copy.deepcopy(policy.peft_config[trained]))
     except (ValueError, TypeError) as error:
         raise _error(wanted, f"PEFT refuses it: {error}") from error
+    del policy.peft_config[_NAME]
     named = dict(policy.named_parameters())
     for name, parameter in named.items():
         if f".{trained}." in f"{name}.":
