@@ -207,6 +207,8 @@ def test_only_weights_are_shorter_under_each_strategy(
     launch: Launcher, strategy: str, adapter: bool, tmp_path: Path
 ) -> None:
     """Norms keep their length, whatever wraps them; weights have half of theirs."""
+    if strategy == "fsdp2" and Version(stack.installed()["transformers"]) < Version("4.52"):
+        pytest.skip("Transformers cannot train under FSDP2")
     options = {"state_dict_type": "SHARDED_STATE_DICT"} if strategy == "fsdp2" else {}
     size = 1 if strategy == "single" else 2
     for kept in launch(
@@ -214,10 +216,10 @@ def test_only_weights_are_shorter_under_each_strategy(
     ).values:
         trained = {name: each for name, each in kept.items() if not adapter or "lora_A" in name or "modules_to_save" in name}
         norms = {name for name in trained if "norm" in name}
-        assert len(norms) == (1 if adapter else 3)
-        assert {trained[name] for name in norms} == {pytest.approx(1.0, abs=1e-4)}
+        assert len(norms) == 3
+        assert [trained[name] for name in norms] == [pytest.approx(1.0, abs=1e-4)] * 3
         weights = [each for name, each in trained.items() if name not in norms and "bias" not in name]
-        assert len(weights) == (1 if adapter else 8)
+        assert len(weights) == (1 if adapter else 9)
         assert weights == [pytest.approx(0.5, abs=1e-4)] * len(weights)
 
 
