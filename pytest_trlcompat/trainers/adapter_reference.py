@@ -1,10 +1,10 @@
 """Cure of ``grpo-adapter-reference``: a trained adapter is held to itself as it was given.
 
-GRPO holds the policy to the model that it was before the training. Of a ``PeftModel`` older releases of TRL disable the
-adapter to compute that, which is right for an adapter that TRL adds itself, and wrong for one that was trained before.
-The cure keeps a copy of the adapter as it was given, frozen, as newer releases of TRL do, and computes the reference with
-that. PEFT's list of adapters does not have the copy, so that it is not saved: where a checkpoint has a second adapter,
-many releases of Transformers resume from that one alone.
+GRPO holds the policy to the model that it was before the training. Of a ``PeftModel`` older releases of TRL disable
+the adapter to compute that, which is right for an adapter that TRL adds itself, and wrong for one that was trained
+before. The cure keeps a copy of the adapter as it was given, frozen, as newer releases of TRL do, and computes the
+reference with that. PEFT's list of adapters does not have the copy, so that it is not saved: where a checkpoint has a
+second adapter, many releases of Transformers resume from that one alone.
 
 Imports TRL when a trainer is built, and of this package ``_conditions``, ``_cure``, ``_patching``, ``_upstream``,
 ``patch_points`` and ``errors``.
@@ -36,12 +36,12 @@ class AdapterReferenceMixin(Cure):
     """Computes the reference of a ``PeftModel`` that a subclass of ``trl.GRPOTrainer`` is given with its adapter.
 
     A training that is resumed must be given the same adapter as the one before: the copy is not saved. Without
-    ``beta``, and with a ``peft_config``, nothing is changed.
+    ``beta``, with a ``peft_config``, and with a LoRA that does nothing yet, nothing is changed.
 
     Raises:
-        CureError: the adapter is of a kind of which PEFT has no second one, or which has no layers that can be switched,
-            such as prompts; or it has whole modules, which TRL would send to vLLM twice; or the reference is computed
-            otherwise.
+        CureError: the adapter is of a kind of which PEFT has no second one, or which has no layers that can be
+            switched, such as prompts; or it has whole modules, which TRL would send to vLLM twice; or the reference is
+            computed otherwise.
     """
 
     _stands_before: ClassVar = {
@@ -58,13 +58,14 @@ class AdapterReferenceMixin(Cure):
 
     def _keeping(self, upstream: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(upstream)  # with the parameters, which another cure may ask for
-        def __init__(instance: Any, *args: Any, **kwargs: Any) -> None:
+        def __init__(instance: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it is one
             if instance is self and _disables_adapters(type(self)):
                 import trl
 
                 given = inspect.signature(upstream).bind(instance, *args, **kwargs).arguments
                 policy, settings = given.get("model"), given.get("args") or trl.GRPOConfig
-                if trains_adapters(policy) and given.get("peft_config") is None and settings.beta:
+                is_own = trains_adapters(policy) and given.get("peft_config") is None
+                if is_own and settings.beta and not _does_nothing(policy):
                     _add_copy(policy, to_vllm=bool(getattr(settings, "use_vllm", False)))
                     self._given = policy
             upstream(instance, *args, **kwargs)
@@ -118,7 +119,7 @@ class AdapterReferenceMixin(Cure):
         if not _disables_adapters(trainer_class):
             return Activity(False, "TRL disables no adapter where it prepares a step")
         if trainer is not None and trainer._given is None and ADAPTER.holds(trainer):
-            return Activity(False, "no PeftModel was given, or beta is 0")
+            return Activity(False, "no trained adapter was given, or beta is 0")
         return under(trainer, "TRL computes the reference of a PeftModel without its adapter", ADAPTER)
 
 
@@ -139,6 +140,16 @@ def _disabled(policy: Any) -> list[bool]:
     """
     found = (getattr(module, "disable_adapters", None) for module in policy.modules())
     return [each for each in found if isinstance(each, bool)]
+
+
+def _does_nothing(policy: Any) -> bool:
+    """Whether a ``PeftModel`` is the model without its adapter: a LoRA that nobody has trained yet."""
+    config = policy.peft_config[policy.active_adapter]
+    whole = (getattr(config, name, None) for name in ("modules_to_save", "trainable_token_indices"))
+    if config.peft_type != "LORA" or config.bias != "none" or any(whole):
+        return False
+    factors = [each for name, each in policy.named_parameters() if ".lora_B." in name or ".lora_embedding_B." in name]
+    return bool(factors) and not any(each.is_meta or not each.numel() or each.any() for each in factors)
 
 
 def _add_copy(policy: Any, to_vllm: bool = False) -> None:
@@ -187,7 +198,9 @@ def _train_only(policy: Any, trainable: list[Any]) -> None:
             parameter.requires_grad_(id(parameter) in kept)
 
 
-def _error(wanted: str, found: str, remedy: str = "Merge the adapter into the model, and pass peft_config") -> CureError:
+def _error(
+    wanted: str, found: str, remedy: str = "Merge the adapter into the model, and pass peft_config"
+) -> CureError:
     return CureError(
         "AdapterReferenceMixin",
         wanted=wanted,

@@ -1,7 +1,7 @@
 """Cure of ``grpo-adapter-seed``: an adapter that follows from the seed.
 
-Trainers of TRL make an adapter of their ``peft_config`` while they are built. Where they do so before they set the seed,
-two trainings with the same seed begin with different adapters. The cure sets the seed first.
+Trainers of TRL make an adapter of their ``peft_config`` while they are built. Where they do so before they set the
+seed, two trainings with the same seed begin with different adapters. The cure sets the seed first.
 
 Imports Transformers when a trainer is built.
 """
@@ -40,7 +40,7 @@ class AdapterSeedMixin(Cure):
 
     def _seeding_first(self, upstream: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(upstream)  # with the parameters, which another cure may ask for
-        def __init__(instance: Any, *args: Any, **kwargs: Any) -> None:
+        def __init__(instance: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it is one
             if instance is self:
                 from transformers import TrainingArguments, set_seed
 

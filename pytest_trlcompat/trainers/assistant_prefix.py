@@ -56,7 +56,7 @@ class AssistantPrefixMixin(Cure):
                 wanted="the call by which Transformers renders prompts that end with an assistant's message",
                 found="something else has rendered them",
                 packages=("trl", "transformers"),
-                remedy="Apply the chat template yourself, with continue_final_message=True, and give the texts as prompts"
+                remedy="Apply the chat template yourself, with continue_final_message=True, and give texts as prompts"
                 + leaving_out("AssistantPrefixMixin"),
             )
         return returned

@@ -11,9 +11,9 @@ from packaging.version import Version
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from pytest_trlcompat import stack, tiny  # noqa: E402 - needs the stack
-from pytest_trlcompat.trainers import CureError  # noqa: E402 - needs the stack
-from pytest_trlcompat.trainers.assistant_prefix import AssistantPrefixMixin  # noqa: E402 - needs the stack
+from pytest_trlcompat import stack, tiny
+from pytest_trlcompat.trainers import CureError
+from pytest_trlcompat.trainers.assistant_prefix import AssistantPrefixMixin
 
 needs_render = pytest.mark.skipif(
     Version(stack.installed().get("transformers", "0")) < Version("4.56"),
@@ -83,7 +83,9 @@ def expected(words: Any, prompt: Any) -> Any:
 
 
 @needs_render
-@pytest.mark.parametrize("prompts", [[BEGUN, BEGUN], [BEGUN, ASKED, BEGUN], [ASKED, ASKED]], ids=["all", "some", "none"])
+@pytest.mark.parametrize(
+    "prompts", [[BEGUN, BEGUN], [BEGUN, ASKED, BEGUN], [ASKED, ASKED]], ids=["all", "some", "none"]
+)
 def test_each_conversation_is_rendered_by_its_last_message(words: Any, prompts: Any) -> None:
     given = copy.deepcopy(prompts)
     trainer = corrected(Trl029, words)

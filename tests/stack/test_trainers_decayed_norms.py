@@ -80,7 +80,7 @@ def test_names_that_miss_some_norms_are_completed_and_those_that_name_all_are_le
     def get_parameter_names(model: Any, classes: Any, names: Any) -> list[str]:
         return ["layers.0.input_layernorm.weight", "norm.weight", "lm_head.weight"]
 
-    upstream = importlib.import_module("transformers.trainer")
+    upstream: Any = importlib.import_module("transformers.trainer")
     before = upstream.get_parameter_names
     upstream.get_parameter_names = get_parameter_names
     try:
@@ -135,7 +135,21 @@ def test_of_the_installed_release_it_says_whether_norms_decay() -> None:
     if Version(stack.installed()["transformers"]) >= Version("4.53"):
         assert (found.active, found.reason) == (False, "Transformers leaves norms out by their names")
     else:
-        assert (found.active, found.reason) == (None, "with weight_decay: Transformers knows norms by their class alone")
+        assert found.active is None
+        assert found.reason == "with weight_decay: Transformers knows norms by their class alone"
+
+
+def test_flat_parameters_of_fsdp1_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    flat = torch.nn.Module()
+    flat.register_parameter("_flat_param", torch.nn.Parameter(torch.ones(2)))
+    assert Corrected().get_decay_parameter_names(flat) == ["_flat_param"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "DecayedNormsMixin: FSDP1 with use_orig_params=False has made one parameter of norms and other weights, "
+        "which decays as a whole"
+    ]
+    caplog.clear()
+    Corrected().get_decay_parameter_names(model())
+    assert caplog.records == []
 
 
 # ---- in ranks
@@ -214,12 +228,11 @@ def test_only_weights_are_shorter_under_each_strategy(
     for kept in launch(
         decayed, str(tmp_path), adapter, strategy=strategy, options=options, world_size=size, sharded=not adapter
     ).values:
-        trained = {name: each for name, each in kept.items() if not adapter or "lora_A" in name or "modules_to_save" in name}
+        parts = ("lora_A", "modules_to_save") if adapter else ("",)
+        trained = {name: each for name, each in kept.items() if any(part in name for part in parts)}
         norms = {name for name in trained if "norm" in name}
         assert len(norms) == 3
         assert [trained[name] for name in norms] == [pytest.approx(1.0, abs=1e-4)] * 3
         weights = [each for name, each in trained.items() if name not in norms and "bias" not in name]
         assert len(weights) == (1 if adapter else 9)
         assert weights == [pytest.approx(0.5, abs=1e-4)] * len(weights)
-
-
