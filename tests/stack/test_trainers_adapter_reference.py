@@ -134,7 +134,7 @@ def test_upstreams_reference_is_the_model_without_the_adapter(tmp_path: Path) ->
 @pytest.mark.parametrize("case", ["beta", "config", "plain", "untrained"])
 def test_without_a_trained_adapter_or_a_reference_nothing_is_added(tmp_path: Path, case: str) -> None:
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM") if case == "config" else None
-    policy = adapted() if case in ("beta", "untrained") else tiny_model().new_model()
+    policy = adapted() if case in ("beta", "untrained") else tiny_model(str(tmp_path)).new_model()
     if case == "untrained":
         for name, parameter in policy.named_parameters():
             parameter.data.mul_("lora_B" not in name)
