@@ -16,13 +16,13 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._conditions import ADAPTER, trains_adapters, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
-from pytest_trlcompat.trainers._patching import replaced
+from pytest_trlcompat.trainers._patching import replaced_in
 from pytest_trlcompat.trainers._upstream import definitions, function_uses
 from pytest_trlcompat.trainers.errors import CureError, leaving_out
 
@@ -53,13 +53,14 @@ class AdapterReferenceMixin(Cure):
     _referred: int = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with replaced(patch_points.GRPO_CONSTRUCTOR, self._keeping, AdapterReferenceMixin.__name__):
+        needed = _disables_adapters(type(self), *_METHODS)
+        with replaced_in((patch_points.GRPO_CONSTRUCTOR,) * needed, self._keeping, AdapterReferenceMixin.__name__):
             super().__init__(*args, **kwargs)
 
     def _keeping(self, upstream: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(upstream)  # with the parameters, which another cure may ask for
         def __init__(instance: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it is one
-            if instance is self and _disables_adapters(type(self)):
+            if instance is self:
                 import trl
 
                 given = inspect.signature(upstream).bind(instance, *args, **kwargs).arguments
@@ -95,6 +96,26 @@ class AdapterReferenceMixin(Cure):
             )
         return prepared
 
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        upstream: Any = super()
+        in_loss = self._given is not None and _disables_adapters(type(self), "compute_loss")  # trl 0.14
+        points = (patch_points.DISABLE_ADAPTER,) * in_loss
+        with replaced_in(points, self._switching, AdapterReferenceMixin.__name__):
+            return upstream.compute_loss(*args, **kwargs)
+
+    def _switching(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
+        """``disable_adapter`` that has the copy at work where TRL calls it, which is before rewards are computed."""
+        asked: list[Any] = []
+
+        @contextmanager
+        def disable_adapter(policy: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+            is_trls = policy is self._given and not asked
+            asked.append(policy)
+            with upstream(policy, *args, **kwargs), self._as_given() if is_trls else nullcontext():
+                yield
+
+        return disable_adapter
+
     @contextmanager
     def _as_given(self) -> Iterator[None]:
         """Where adapters are disabled, have the copy at work instead."""
@@ -116,18 +137,22 @@ class AdapterReferenceMixin(Cure):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        if not _disables_adapters(trainer_class):
-            return Activity(False, "TRL disables no adapter where it prepares a step")
+        if not _disables_adapters(trainer_class, *_METHODS):
+            return Activity(False, "TRL disables no adapter to compute a reference")
         if trainer is not None and trainer._given is None and ADAPTER.holds(trainer):
             return Activity(False, "no trained adapter was given, or beta is 0")
         return under(trainer, "TRL computes the reference of a PeftModel without its adapter", ADAPTER)
 
 
-def _disables_adapters(cls: type) -> bool:
-    """Whether TRL's trainer computes its reference with adapters disabled, by a method of its own."""
+_METHODS = ("_prepare_inputs", "_generate_and_score_completions", "compute_loss")
+"""Where releases of TRL compute the reference."""
+
+
+def _disables_adapters(cls: type, *methods: str) -> bool:
+    """Whether TRL's trainer disables adapters in one of these methods."""
     return any(
         function_uses(defined, "disable_adapter")
-        for method in ("_prepare_inputs", "_generate_and_score_completions")
+        for method in methods
         for package, defined, _ in definitions(cls, method)
         if package == "trl"
     )
@@ -144,9 +169,10 @@ def _disabled(policy: Any) -> list[bool]:
 
 def _does_nothing(policy: Any) -> bool:
     """Whether a ``PeftModel`` is the model without its adapter: a LoRA that nobody has trained yet."""
-    config = policy.peft_config[policy.active_adapter]
-    whole = (getattr(config, name, None) for name in ("modules_to_save", "trainable_token_indices"))
-    if config.peft_type != "LORA" or config.bias != "none" or any(whole):
+    config = policy.peft_config.get(str(policy.active_adapter))
+    if config is None or config.peft_type != "LORA" or config.bias != "none":
+        return False
+    if any(getattr(config, name, None) for name in ("modules_to_save", "trainable_token_indices")):
         return False
     factors = [each for name, each in policy.named_parameters() if ".lora_B." in name or ".lora_embedding_B." in name]
     return bool(factors) and not any(each.is_meta or not each.numel() or each.any() for each in factors)
@@ -160,6 +186,8 @@ def _add_copy(policy: Any, to_vllm: bool = False) -> None:
     """
     trained = policy.active_adapter
     wanted = "a second adapter with the weights of the first"
+    if list(getattr(policy, "active_adapters", [trained])) != [trained]:
+        raise _error(wanted, f"several are active: {policy.active_adapters}")
     if not _disabled(policy):
         raise _error(wanted, f"{policy.peft_config[trained].peft_type} has no layers that can be switched")
     if to_vllm and any(".modules_to_save." in name for name, _ in policy.named_parameters()):

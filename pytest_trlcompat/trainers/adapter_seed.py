@@ -32,6 +32,8 @@ class AdapterSeedMixin(Cure):
     little later; nothing without a ``peft_config``. What a user's class draws before that call is left alone.
     """
 
+    _seeded: bool = False
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         with ExitStack() as seeding:
             for point in _makers(type(self)):
@@ -47,6 +49,7 @@ class AdapterSeedMixin(Cure):
                 given = inspect.signature(upstream).bind(instance, *args, **kwargs).arguments
                 if given.get("peft_config") is not None:
                     set_seed((given.get("args") or TrainingArguments).seed)
+                    self._seeded = True
             upstream(instance, *args, **kwargs)
 
         return __init__
@@ -55,6 +58,8 @@ class AdapterSeedMixin(Cure):
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
         if not any(_makers(trainer_class)):
             return Activity(False, "no adapter is made before the seed is set")
+        if trainer is not None and not trainer._seeded:
+            return Activity(False, "no adapter was made of a peft_config")
         return under(trainer, "TRL makes adapters before it sets the seed", ADAPTER)
 
 

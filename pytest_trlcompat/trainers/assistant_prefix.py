@@ -9,13 +9,14 @@ Imports of this package ``_cure``, ``_patching``, ``_upstream``, ``patch_points`
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._cure import Activity, Cure
-from pytest_trlcompat.trainers._patching import replaced_in
-from pytest_trlcompat.trainers._upstream import definitions, function_uses
+from pytest_trlcompat.trainers._patching import PatchPoint, original, replaced_in
+from pytest_trlcompat.trainers._upstream import codes_of, definitions, function_uses
 from pytest_trlcompat.trainers.errors import CureError, leaving_out
 
 __all__ = ["AssistantPrefixMixin"]
@@ -33,6 +34,7 @@ class AssistantPrefixMixin(Cure):
             own, or a vLLM server.
     """
 
+    processing_class: Any
     _seen: int = 0
     _continued: int = 0
 
@@ -43,6 +45,21 @@ class AssistantPrefixMixin(Cure):
     def _generate_single_turn(self, prompts: Any, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
         return self._rendering(upstream._generate_single_turn, prompts, *args, **kwargs)
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        upstream: Any = super()
+        with replaced_in(_points_of_trl(type(self)), self._continuing_each, AssistantPrefixMixin.__name__):
+            return upstream.compute_loss(*args, **kwargs)
+
+    def _continuing_each(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
+        def maybe_apply_chat_template(example: Any, words: Any, *args: Any, **kwargs: Any) -> Any:
+            if words is not self.processing_class or not _is_begun(example.get("prompt")):
+                return upstream(example, words, *args, **kwargs)
+            self._continued += 1
+            text = words.apply_chat_template(example["prompt"], tokenize=False, continue_final_message=True)
+            return {**example, "prompt": text}
+
+        return maybe_apply_chat_template
 
     def _rendering(self, upstream: Callable[..., Any], prompts: Any, *args: Any, **kwargs: Any) -> Any:
         if not _renders_all_alike(type(self)) or not any(_is_begun(each) for each in prompts):
@@ -82,7 +99,7 @@ class AssistantPrefixMixin(Cure):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        if not _renders_all_alike(trainer_class):
+        if not _renders_all_alike(trainer_class) and not _points_of_trl(trainer_class):
             return Activity(False, "TRL continues an assistant's message")
         if trainer is not None and trainer._continued:
             return Activity(True, f"{trainer._continued} prompts that end with an assistant's message were continued")
@@ -96,6 +113,17 @@ def _is_begun(prompt: Any) -> bool:
     """Whether a prompt is a conversation that ends with an assistant's message."""
     last = prompt[-1] if isinstance(prompt, Sequence) and not isinstance(prompt, str) and len(prompt) else None
     return isinstance(last, Mapping) and last.get("role") == "assistant"
+
+
+def _points_of_trl(cls: type) -> tuple[PatchPoint, ...]:
+    """Where trl 0.14 applies the chat template to one prompt after the other, and never continues one."""
+    if not any(base.__module__ == patch_points.CHAT_TEMPLATE.module for base in cls.__mro__):
+        return ()
+    upstream = original(patch_points.CHAT_TEMPLATE)
+    applied = None if upstream is None else getattr(sys.modules[upstream.__module__], "apply_chat_template", None)
+    if applied is None or any("continue_final_message" in code.co_varnames for code in codes_of(applied)):
+        return ()
+    return (patch_points.CHAT_TEMPLATE,)
 
 
 def _renders_all_alike(cls: type) -> bool:

@@ -45,7 +45,7 @@ class DecayedNormsMixin(Cure):
             found = upstream.get_decay_parameter_names(*args, **kwargs)
         if self._left_out is not None and any(name.rpartition(".")[2] == _FLAT for name in found):
             logging.getLogger(__name__).warning(
-                "DecayedNormsMixin: FSDP1 with use_orig_params=False has made one parameter of norms and other weights, "
+                "DecayedNormsMixin: FSDP1 with use_orig_params=False has made one parameter of norms and weights, "
                 "which decays as a whole"
             )
         return found

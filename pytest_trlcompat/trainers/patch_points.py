@@ -31,6 +31,7 @@ def _trainer(name: str) -> PatchPoint:
 GRPO_CONSTRUCTOR = _grpo("GRPOTrainer.__init__")
 GENERATION = _grpo("unwrap_model_for_generation")
 PREPARE_INPUTS = _grpo("GRPOTrainer._prepare_inputs")
+CHAT_TEMPLATE = _grpo("maybe_apply_chat_template", ">=0.14,<0.15")  # right from then on
 COMPUTE_LOSS = _grpo("GRPOTrainer.compute_loss")
 CREATE_MODEL = _grpo("create_model_from_path", ">=0.26")
 PREPARE_FSDP = _grpo("prepare_fsdp", ">=0.18")
@@ -58,6 +59,7 @@ NEW_REGISTER = PatchPoint(f"{_OFFLOAD}_register_deepspeed_module", ">=0.16.4")
 # Before 0.14 the wrapper gives away no attribute of what it wraps.
 PEFT_WRAPPER = PatchPoint("peft.utils.other:AuxiliaryTrainingWrapper.__getattr__", ">=0.15")
 PEFT_OLD_WRAPPER = PatchPoint("peft.utils.other:ModulesToSaveWrapper.__getattr__", ">=0.14,<0.15")
+DISABLE_ADAPTER = PatchPoint("peft.peft_model:PeftModel.disable_adapter")
 PEFT_SHARDING = PatchPoint("peft.utils.save_and_load:_maybe_shard_state_dict_for_tp", ">=0.19")
 
 # FSDP1 is frozen, and has no public way to free what it has gathered or to reach a shard.
@@ -106,6 +108,8 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "AdapterReferenceMixin": (
         GRPO_CONSTRUCTOR,
         PREPARE_INPUTS,
+        COMPUTE_LOSS,
+        DISABLE_ADAPTER,
         _grpo("GRPOTrainer._get_per_token_logps", ">=0.15,<0.20"),
         _grpo("GRPOTrainer._get_per_token_logps_and_entropies", ">=0.20"),
     ),
@@ -116,6 +120,8 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         _grpo("GRPOTrainer._tokenize_prompts", ">=0.29"),
         RENDER_OF_TOKENIZERS,
         RENDER_OF_PROCESSORS,
+        COMPUTE_LOSS,
+        CHAT_TEMPLATE,
     ),
     "CheckpointedGenerationMixin": (GENERATION,),
     "Cure": (_TRAIN,),

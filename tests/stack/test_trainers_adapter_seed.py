@@ -122,8 +122,8 @@ def test_it_says_what_it_does() -> None:
     assert of_the_class.active is None
     assert of_the_class.reason == "with an adapter: TRL makes adapters before it sets the seed"
     assert AdapterSeedMixin._activity(AdapterFirst, corrected(AdapterFirst)("model", None, CONFIG)).active is True
-    plain = SimpleNamespace(model=None)
-    assert AdapterSeedMixin._activity(AdapterFirst, plain).reason == "no adapter is trained"
+    plain = corrected(AdapterFirst)("model")
+    assert AdapterSeedMixin._activity(AdapterFirst, plain).reason == "no adapter was made of a peft_config"
 
 
 @pytest.mark.parametrize("name", ["SFT", "GRPO"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import sys
 from typing import Any
 
 import pytest
@@ -142,6 +144,49 @@ def test_what_transformers_does_not_render_is_refused(words: Any) -> None:
         trainer._tokenize_prompts([ASKED, BEGUN])
 
 
+class Trl014:
+    """The part of trl 0.14 that matters: it renders one prompt after the other within its loss."""
+
+    __module__ = "trl.trainer.grpo_trainer"
+
+    def __init__(self, words: Any) -> None:
+        self.processing_class = words
+
+    def compute_loss(self, inputs: Any) -> Any:
+        upstream: Any = sys.modules["trl.trainer.grpo_trainer"]
+        return [
+            upstream.maybe_apply_chat_template(example, words)["prompt"]
+            for words in (self.processing_class, tiny.qwen2().tokenizer)
+            for example in inputs
+        ]
+
+
+def test_trl_014_continues_what_it_renders_itself(monkeypatch: pytest.MonkeyPatch, words: Any) -> None:
+    upstream: Any = pytest.importorskip("trl.trainer.grpo_trainer")
+    data_utils: Any = importlib.import_module("trl.data_utils")
+
+    def apply_chat_template(example: Any, words: Any) -> Any:
+        return {"prompt": words.apply_chat_template(example["prompt"], tokenize=False, add_generation_prompt=True)}
+
+    def maybe_apply_chat_template(example: Any, words: Any) -> Any:
+        return data_utils.apply_chat_template(example, words)
+
+    maybe_apply_chat_template.__module__ = "trl.data_utils"
+    monkeypatch.setattr(data_utils, "apply_chat_template", apply_chat_template)
+    monkeypatch.setattr(upstream, "maybe_apply_chat_template", maybe_apply_chat_template, raising=False)
+    inputs = [{"prompt": ASKED}, {"prompt": BEGUN}]
+    asked, closed = (apply_chat_template(each, words)["prompt"] for each in inputs)
+    continued = words.apply_chat_template(BEGUN, tokenize=False, continue_final_message=True)
+    assert closed != continued
+    trainer = corrected(Trl014, words)
+    assert trainer.compute_loss(inputs) == [asked, continued, asked, closed]  # another tokenizer's are upstream's
+    assert Trl014(words).compute_loss(inputs) == [asked, closed, asked, closed]
+    assert AssistantPrefixMixin._activity(Trl014, trainer).active is True
+
+
+@pytest.mark.skipif(
+    Version(stack.installed().get("trl", "0")) < Version("0.15"), reason="trl 0.14 does not continue them"
+)
 def test_releases_that_continue_such_prompts_are_left_alone() -> None:
     assert corrected(Trl024)._generate_single_turn([BEGUN, ASKED], None) == [2, 1]
     found = AssistantPrefixMixin._activity(Trl024, None)

@@ -144,7 +144,7 @@ def test_flat_parameters_of_fsdp1_are_told(caplog: pytest.LogCaptureFixture) -> 
     flat.register_parameter("_flat_param", torch.nn.Parameter(torch.ones(2)))
     assert Corrected().get_decay_parameter_names(flat) == ["_flat_param"]
     assert [record.getMessage() for record in caplog.records] == [
-        "DecayedNormsMixin: FSDP1 with use_orig_params=False has made one parameter of norms and other weights, "
+        "DecayedNormsMixin: FSDP1 with use_orig_params=False has made one parameter of norms and weights, "
         "which decays as a whole"
     ]
     caplog.clear()
