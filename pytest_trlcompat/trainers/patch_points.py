@@ -116,8 +116,8 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "AdapterSeedMixin": (),
     "AroundGeneration": (PREPARE_INPUTS, COMPUTE_LOSS),
     "AssistantPrefixMixin": (
-        _grpo("GRPOTrainer._generate_single_turn", ">=0.25,<0.29"),
-        _grpo("GRPOTrainer._tokenize_prompts", ">=0.29"),
+        _grpo("GRPOTrainer._generate_single_turn", ">=0.25,<0.29.1"),
+        _grpo("GRPOTrainer._tokenize_prompts", ">=0.29.1"),
         RENDER_OF_TOKENIZERS,
         RENDER_OF_PROCESSORS,
         COMPUTE_LOSS,

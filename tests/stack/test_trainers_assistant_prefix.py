@@ -25,8 +25,8 @@ ASKED = [{"role": "user", "content": "w1 w2"}]
 BEGUN = [*ASKED, {"role": "assistant", "content": "w3 w4"}]
 
 
-class Trl029:
-    """The part of trl 0.29 that matters."""
+class Trl0291:
+    """The part of trl 0.29.1 that matters."""
 
     __module__ = "trl.trainer.grpo_trainer"
 
@@ -40,7 +40,7 @@ class Trl029:
         return found["input_ids"]
 
 
-class Trl025(Trl029):
+class Trl025(Trl0291):
     """That of trl 0.25, which pads."""
 
     __module__ = "trl.trainer.grpo_trainer"
@@ -90,12 +90,12 @@ def expected(words: Any, prompt: Any) -> Any:
 )
 def test_each_conversation_is_rendered_by_its_last_message(words: Any, prompts: Any) -> None:
     given = copy.deepcopy(prompts)
-    trainer = corrected(Trl029, words)
+    trainer = corrected(Trl0291, words)
     assert trainer._tokenize_prompts(prompts) == [expected(words, prompt) for prompt in prompts]
     assert prompts == given
     assert trainer._continued == prompts.count(BEGUN)
     if BEGUN in prompts:
-        assert Trl029(words)._tokenize_prompts(prompts) != trainer._tokenize_prompts(prompts)
+        assert Trl0291(words)._tokenize_prompts(prompts) != trainer._tokenize_prompts(prompts)
 
 
 @needs_render
@@ -111,17 +111,17 @@ def test_padding_is_upstreams(words: Any) -> None:
 
 @needs_render
 def test_nothing_else_is_rendered_otherwise(words: Any) -> None:
-    trainer = corrected(Trl029, words)
+    trainer = corrected(Trl0291, words)
     before = words.apply_chat_template([BEGUN], add_generation_prompt=True, tokenize=False)
     trainer._tokenize_prompts([BEGUN])
     assert words.apply_chat_template([BEGUN], add_generation_prompt=True, tokenize=False) == before
     tools = [*BEGUN, {"role": "user", "content": "w5"}]
-    assert trainer._tokenize_prompts([tools]) == Trl029(words)._tokenize_prompts([tools])
+    assert trainer._tokenize_prompts([tools]) == Trl0291(words)._tokenize_prompts([tools])
 
 
 @needs_render
 def test_a_users_method_that_goes_on_is_no_hindrance(words: Any) -> None:
-    class Mine(Trl029):
+    class Mine(Trl0291):
         __module__ = "mine"
 
         def _tokenize_prompts(self, prompts: Any) -> Any:
@@ -138,7 +138,7 @@ def test_what_transformers_does_not_render_is_refused(words: Any) -> None:
         def apply_chat_template(self, conversation: Any, **_: Any) -> Any:
             return {"input_ids": [[len(each)] for each in conversation]}
 
-    trainer = corrected(Trl029, Other())
+    trainer = corrected(Trl0291, Other())
     assert trainer._tokenize_prompts([ASKED]) == [[1]]
     with pytest.raises(CureError, match=r"something else has rendered them\. Apply the chat template yourself"):
         trainer._tokenize_prompts([ASKED, BEGUN])
@@ -195,9 +195,9 @@ def test_releases_that_continue_such_prompts_are_left_alone() -> None:
 
 @needs_render
 def test_it_says_what_it_does(words: Any) -> None:
-    trainer = corrected(Trl029, words)
-    found = AssistantPrefixMixin._activity(Trl029, trainer)
+    trainer = corrected(Trl0291, words)
+    found = AssistantPrefixMixin._activity(Trl0291, trainer)
     assert (found.active, found.reason) == (None, "where a prompt ends with an assistant's message")
     trainer._tokenize_prompts([BEGUN, ASKED])
-    found = AssistantPrefixMixin._activity(Trl029, trainer)
+    found = AssistantPrefixMixin._activity(Trl0291, trainer)
     assert (found.active, found.reason) == (True, "1 prompts that end with an assistant's message were continued")
