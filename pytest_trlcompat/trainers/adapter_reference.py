@@ -41,7 +41,7 @@ class AdapterReferenceMixin(Cure):
     Raises:
         CureError: the adapter is of a kind of which PEFT has no second one, or which has no layers that can be
             switched, such as prompts; or it has whole modules, which TRL would send to vLLM twice; or the reference is
-            computed otherwise.
+            to follow the policy; or it is computed otherwise.
     """
 
     _stands_before: ClassVar = {
@@ -67,7 +67,8 @@ class AdapterReferenceMixin(Cure):
                 policy, settings = given.get("model"), given.get("args") or trl.GRPOConfig
                 is_own = trains_adapters(policy) and given.get("peft_config") is None
                 if is_own and settings.beta and not _does_nothing(policy):
-                    _add_copy(policy, to_vllm=bool(getattr(settings, "use_vllm", False)))
+                    _refuse(policy, settings)
+                    _add_copy(policy)
                     self._given = policy
             upstream(instance, *args, **kwargs)
             if instance is self and self._given is not None:
@@ -178,25 +179,39 @@ def _does_nothing(policy: Any) -> bool:
     return bool(factors) and not any(each.is_meta or not each.numel() or each.any() for each in factors)
 
 
-def _add_copy(policy: Any, to_vllm: bool = False) -> None:
+_WANTED = "a second adapter with the weights of the first"
+
+
+def _refuse(policy: Any, settings: Any) -> None:
+    """What a copy does not serve.
+
+    Raises:
+        CureError: with the reason.
+    """
+    if getattr(settings, "sync_ref_model", False):
+        raise _error("a reference that follows the policy", "TRL syncs reference models, and no adapters")
+    if getattr(settings, "use_vllm", False) and any(
+        "modules_to_save." in name for name, _ in policy.named_parameters()
+    ):
+        raise _error(_WANTED, "TRL would send the copy of whole modules to vLLM")
+
+
+def _add_copy(policy: Any) -> None:
     """Give the layers of a ``PeftModel`` a frozen copy of its adapter.
 
     Raises:
         CureError: it cannot have one, or it could not be switched to.
     """
     trained = policy.active_adapter
-    wanted = "a second adapter with the weights of the first"
     if list(getattr(policy, "active_adapters", [trained])) != [trained]:
-        raise _error(wanted, f"several are active: {policy.active_adapters}")
+        raise _error(_WANTED, f"several are active: {policy.active_adapters}")
     if not _disabled(policy):
-        raise _error(wanted, f"{policy.peft_config[trained].peft_type} has no layers that can be switched")
-    if to_vllm and any(".modules_to_save." in name for name, _ in policy.named_parameters()):
-        raise _error(wanted, "TRL would send the copy of whole modules to vLLM")
+        raise _error(_WANTED, f"{policy.peft_config[trained].peft_type} has no layers that can be switched")
     trainable = [each for each in policy.parameters() if each.requires_grad]
     try:
         policy.add_adapter(_NAME, copy.deepcopy(policy.peft_config[trained]))
     except (ValueError, TypeError) as error:
-        raise _error(wanted, f"PEFT refuses it: {error}") from error
+        raise _error(_WANTED, f"PEFT refuses it: {error}") from error
     del policy.peft_config[_NAME]
     named = dict(policy.named_parameters())
     for name, parameter in named.items():

@@ -173,14 +173,41 @@ def test_a_copy_has_the_same_weights_and_dtypes_and_is_not_trained() -> None:
 def test_what_cannot_have_a_copy_is_refused() -> None:
     from pytest_trlcompat.trainers.adapter_reference import _add_copy
 
-    with pytest.raises(CureError, match="TRL would send the copy of whole modules to vLLM"):
-        _add_copy(adapted(modules_to_save=["norm"]), to_vllm=True)
+    several = adapted()
+    several.add_adapter("other", several.peft_config["default"])
+    several.base_model.set_adapter(["default", "other"])
+    with pytest.raises(CureError, match="several are active"):
+        _add_copy(several)
     with pytest.raises(CureError, match="PEFT refuses it: .*bias"):
         _add_copy(adapted(bias="all"))
     config = peft.PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
     prompts = peft.get_peft_model(tiny_model().new_model(), config)
     with pytest.raises(CureError, match="PROMPT_TUNING has no layers that can be switched. Merge the adapter"):
         _add_copy(prompts)
+
+
+def test_a_second_training_has_a_copy_of_what_the_first_one_made() -> None:
+    from pytest_trlcompat.trainers.adapter_reference import _add_copy
+
+    policy = adapted()
+    _add_copy(policy)
+    with torch.no_grad():
+        for value in adapters(policy)["default"].values():
+            value.fill_(0.7)
+    _add_copy(policy)
+    found = adapters(policy)
+    assert set(found) == {"default", COPY}
+    assert [value.unique().tolist() for value in found[COPY].values()] == [[pytest.approx(0.7)]] * 2
+
+
+@needs_cure
+def test_arguments_that_a_copy_does_not_serve_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CureError, match="TRL syncs reference models, and no adapters"):
+        built(tmp_path, adapted(), sync_ref_model=True)
+    policy = adapted(modules_to_save=["norm"])
+    with pytest.raises(CureError, match="TRL would send the copy of whole modules to vLLM"):
+        built(tmp_path, policy, use_vllm=True)
+    assert set(adapters(policy)) == {"default"}
 
 
 @needs_cure
