@@ -1,9 +1,13 @@
 """Made by `python -m pytest_trlcompat.trainers.stub` from what the modules export; do not edit."""
 
 from .adapter_loading import AdapterLoadingMixin as AdapterLoadingMixin
+from .adapter_reference import AdapterReferenceMixin as AdapterReferenceMixin
+from .adapter_seed import AdapterSeedMixin as AdapterSeedMixin
+from .assistant_prefix import AssistantPrefixMixin as AssistantPrefixMixin
 from .checkpointed_generation import CheckpointedGenerationMixin as CheckpointedGenerationMixin
 from .compose import cured as cured
 from .ddp_adapter_checkpointing import DDPAdapterCheckpointingMixin as DDPAdapterCheckpointingMixin
+from .decayed_norms import DecayedNormsMixin as DecayedNormsMixin
 from .deepspeed_accumulation import DeepSpeedAccumulationMixin as DeepSpeedAccumulationMixin
 from .deepspeed_evaluation import DeepSpeedEvaluationMixin as DeepSpeedEvaluationMixin
 from .deepspeed_hooks import DeepSpeedHooksMixin as DeepSpeedHooksMixin

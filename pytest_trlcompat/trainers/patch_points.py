@@ -28,11 +28,17 @@ def _trainer(name: str) -> PatchPoint:
     return PatchPoint(f"{_TRAINER}{name}")
 
 
+GRPO_CONSTRUCTOR = _grpo("GRPOTrainer.__init__")
 GENERATION = _grpo("unwrap_model_for_generation")
 PREPARE_INPUTS = _grpo("GRPOTrainer._prepare_inputs")
+CHAT_TEMPLATE = _grpo("maybe_apply_chat_template", ">=0.14,<0.15")  # right from then on
 COMPUTE_LOSS = _grpo("GRPOTrainer.compute_loss")
 CREATE_MODEL = _grpo("create_model_from_path", ">=0.26")
 PREPARE_FSDP = _grpo("prepare_fsdp", ">=0.18")
+# Beneath what tokenizers and processors call ``apply_chat_template``; TRL renders by it from 0.25 on.
+RENDER_OF_TOKENIZERS = PatchPoint("transformers.tokenization_utils_base:render_jinja_template", ">=4.56")
+RENDER_OF_PROCESSORS = PatchPoint("transformers.processing_utils:render_jinja_template", ">=4.56")
+PARAMETER_NAMES = PatchPoint("transformers.trainer:get_parameter_names", "<4.53")  # asked for norms' names from then on
 # TRL 1.15 has models return log-probabilities.
 SELECTIVE_LOG_SOFTMAX = _grpo("selective_log_softmax", ">=0.15,<1.15")
 SELECTIVE_LOG_SOFTMAX_OF_UTILS = PatchPoint("trl.trainer.utils:selective_log_softmax", ">=0.15,<1.15")
@@ -53,6 +59,7 @@ NEW_REGISTER = PatchPoint(f"{_OFFLOAD}_register_deepspeed_module", ">=0.16.4")
 # Before 0.14 the wrapper gives away no attribute of what it wraps.
 PEFT_WRAPPER = PatchPoint("peft.utils.other:AuxiliaryTrainingWrapper.__getattr__", ">=0.15")
 PEFT_OLD_WRAPPER = PatchPoint("peft.utils.other:ModulesToSaveWrapper.__getattr__", ">=0.14,<0.15")
+DISABLE_ADAPTER = PatchPoint("peft.peft_model:PeftModel.disable_adapter")
 PEFT_SHARDING = PatchPoint("peft.utils.save_and_load:_maybe_shard_state_dict_for_tp", ">=0.19")
 
 # FSDP1 is frozen, and has no public way to free what it has gathered or to reach a shard.
@@ -98,10 +105,28 @@ _NULL_REFERENCE = (  # without it, TRL asks for a reference model where it train
 
 POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "AdapterLoadingMixin": (_LOAD, PEFT_SHARDING),
+    "AdapterReferenceMixin": (
+        GRPO_CONSTRUCTOR,
+        PREPARE_INPUTS,
+        COMPUTE_LOSS,
+        DISABLE_ADAPTER,
+        _grpo("GRPOTrainer._get_per_token_logps", ">=0.15,<0.20"),
+        _grpo("GRPOTrainer._get_per_token_logps_and_entropies", ">=0.20"),
+    ),
+    "AdapterSeedMixin": (),
     "AroundGeneration": (PREPARE_INPUTS, COMPUTE_LOSS),
+    "AssistantPrefixMixin": (
+        _grpo("GRPOTrainer._generate_single_turn", ">=0.25,<0.29.1"),
+        _grpo("GRPOTrainer._tokenize_prompts", ">=0.29.1"),
+        RENDER_OF_TOKENIZERS,
+        RENDER_OF_PROCESSORS,
+        COMPUTE_LOSS,
+        CHAT_TEMPLATE,
+    ),
     "CheckpointedGenerationMixin": (GENERATION,),
     "Cure": (_TRAIN,),
     "DDPAdapterCheckpointingMixin": (_trainer("_wrap_model"),),
+    "DecayedNormsMixin": (_trainer("get_decay_parameter_names"), PARAMETER_NAMES),
     "DeepSpeedAccumulationMixin": (_TRAINING_STEP,),
     "DeepSpeedEvaluationMixin": (_trainer("evaluation_loop"), _TRAIN),
     "DeepSpeedHooksMixin": (ADD_HOOKS, OLD_REGISTER, NEW_REGISTER),
