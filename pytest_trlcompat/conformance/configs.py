@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 __all__ = ["AXES", "BASE", "ROWS", "calls_of_a_generation", "config_of", "is_known", "known_part", "world_size"]
@@ -27,9 +28,10 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "prompts": (24, 5),
     "rewards": (
         *("letters", "target", "two", "sometimes", "nowhere", "equal"),
-        *("partial", "object", "one_number", "shared_class"),
+        *("partial", "object", "async_object", "one_number", "shared_class"),
+        *("model", "compiled_model", "logging"),
     ),
-    "model": ("dense", "bfloat16", "changed", "generation_settings", "name", "two_ends"),
+    "model": ("dense", "bfloat16", "changed", "experts", "generation_settings", "name", "two_ends"),
     "tokenizer": ("", "other_end", "no_padding", "tools_template"),
     "adapter": ("", "peft_config", "peft_model", "both", "mapping"),
     "evaluation": ("", "after", "before", "during"),
@@ -39,8 +41,14 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "resumed": ("", "between_generations", "within_generation"),
 }
 """What is chosen beside the fields of a config, with the default first; :mod:`~.objects` says what each means."""
-_SINCE = {("rewards", "sometimes"): "0.16", ("rewards", "nowhere"): "0.16"}
-"""Releases whose documentation has a value of an axis first."""
+_SINCE = {
+    ("rewards", "sometimes"): "trl>=0.16",
+    ("rewards", "nowhere"): "trl>=0.16",
+    ("rewards", "async_object"): "trl>=1.9",
+    ("rewards", "logging"): "trl>=1",
+    ("model", "experts"): "transformers>=4.51",
+}
+"""Releases that have, or whose documentation has, a value of an axis first."""
 _RELEASES = tuple(each for each in AXES["refused"] if str(each)[0].isdigit())
 """Values of ``refused`` that are releases: it is documented from that one on, and nothing wrong follows before."""
 _CHOICES = ("importance_sampling_level", "loss_type", "multi_objective_aggregation", "scale_rewards")
@@ -78,8 +86,9 @@ def is_known(trl: Any, name: str, value: Any) -> bool:
         name: of a field, or of one of :data:`AXES`.
     """
     if name in AXES:
-        since = value if name == "refused" and value in _RELEASES else _SINCE.get((name, value), "0")
-        return Version(metadata.version("trl")) >= Version(since)
+        refused = f"trl>={value}" if name == "refused" and value in _RELEASES else "trl"
+        since = Requirement(_SINCE.get((name, value), refused))
+        return Version(metadata.version(since.name)) in since.specifier
     described = {each.name: str(each.metadata.get("help", "")) for each in dataclasses.fields(trl.GRPOConfig)}
     if name in _CHOICES and isinstance(value, str):
         return re.search(f"['\"`]{re.escape(value)}['\"`]", described.get(name, "")) is not None

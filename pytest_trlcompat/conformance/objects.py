@@ -5,20 +5,35 @@ Runs inside a rank; imports the stack only inside functions.
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.configs import AXES
-from pytest_trlcompat.conformance.sampling import COMPLETION_LENGTH, Data, target_of
+from pytest_trlcompat.conformance.sampling import COMPLETION_LENGTH, Data, name_of, reward_functions, target_of
 
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["adapter_config", "data_of", "fill_adapter", "policy", "prompts_asked", "tokenizer", "untrained"]
+__all__ = [
+    "adapter_config",
+    "data_of",
+    "fill_adapter",
+    "policy",
+    "prompts_asked",
+    "rewards_of_reference",
+    "rewards_of_trainer",
+    "tokenizer",
+    "untrained",
+]
 
 OTHER_END = 2
 """The token that ends a completion beside or instead of the model's own: ``<unk>``, which no word is."""
+_MODELS = ("model", "compiled_model")
+"""Values of the axis ``rewards`` that are a model."""
+_AUX_LOSS_COEF = 0.2
 _TOOLS_TEMPLATE = (
     "{% if tools is not none %}{{ 'w60 w60 ' }}{% endif %}"
     "{% for message in messages %}{{ message['content'] + ' ' + eos_token + ' ' }}{% endfor %}"
@@ -30,6 +45,7 @@ def data_of(model: TinyModel, setting: Mapping[str, Any], seed: int, length: int
     """Prompts and completions of a setting."""
     conversational = setting.get("data") in ("conversational", "assistant_last")
     conversational = conversational or setting.get("tokenizer") == "tools_template"
+    conversational = conversational or setting.get("rewards") in _MODELS  # a model reads a prompt and its answer
     ends: tuple[int, ...] = (OTHER_END,) if setting.get("tokenizer") == "other_end" else (1,)
     if setting.get("model") == "two_ends":
         ends = (1, OTHER_END)
@@ -62,7 +78,7 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
     ``changed``: its weights are not those in the folder that it was read from. ``generation_settings``: its own
     generation config has a temperature and the like. ``two_ends``: that config names a second end of sequence.
     ``name``: the folder, from which the trainer loads it. ``peft_model`` and ``both``: an adapter that was trained
-    before.
+    before. ``experts``: a mixture of experts whose config asks for its auxiliary loss.
 
     Args:
         whole: the same, built and not read from a folder: under ZeRO-3 what is read is partitioned.
@@ -73,6 +89,8 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
     if setting.get("model") == "name" and not whole:
         return str(model.path)
     dtype = torch.bfloat16 if setting.get("model") == "bfloat16" else torch.float32
+    if setting.get("model") == "experts":
+        model = _experts(model)
     if whole:
         found = model.new_model().to(dtype)
     else:
@@ -85,12 +103,82 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
         found.generation_config.update(temperature=0.3, top_k=7, top_p=0.8, repetition_penalty=1.3, do_sample=True)
     elif setting.get("model") == "two_ends":
         found.generation_config.eos_token_id = [1, OTHER_END]
+    elif setting.get("model") == "experts":
+        found.config.update({"output_router_logits": True, "router_aux_loss_coef": _AUX_LOSS_COEF})
     if setting.get("adapter") in ("peft_model", "both"):
         from peft import get_peft_model
 
         found = get_peft_model(found, _lora())
         fill_adapter(found)
     return found
+
+
+def _experts(model: TinyModel) -> TinyModel:
+    """A mixture of experts of the same words."""
+    from pytest_trlcompat import tiny
+
+    names = ("vocab_size", "initializer_range", "num_hidden_layers", "directory")
+    return tiny.moe(**{name: getattr(model, name) for name in names})
+
+
+def reward_model(model: TinyModel) -> Any:
+    """A model that gives a number for a conversation, at its last token."""
+    import torch
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
+    language_model = model.new_model()
+    config = copy.deepcopy(language_model.config)
+    config.num_labels = 1
+    found = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)](config)
+    found.model.load_state_dict(language_model.model.state_dict())
+    with torch.no_grad():
+        found.score.weight.uniform_(-0.5, 0.5, generator=torch.Generator().manual_seed(1))
+    return found.eval()
+
+
+def rewards_of_trainer(model: TinyModel, setting: Mapping[str, Any]) -> list[Any]:
+    """What a user passes as ``reward_funcs``."""
+    wanted = setting.get("rewards", "letters")
+    if wanted not in _MODELS:
+        return [*reward_functions(wanted)]
+    import torch
+
+    found = reward_model(model)
+    return [torch.compile(found, backend="eager") if wanted == "compiled_model" else found]
+
+
+def rewards_of_reference(model: TinyModel, setting: Mapping[str, Any]) -> list[Callable[..., list[float | None]]]:
+    """The same as functions, each called with ``completions``, texts, ``prompts``, texts, and ``target``."""
+    wanted = setting.get("rewards", "letters")
+    if wanted not in _MODELS:
+        return [_awaited(function) for function in reward_functions(wanted)]
+    import torch
+
+    scorer, words = reward_model(model), tokenizer(model, setting)
+
+    def scored(completions: Sequence[str], prompts: Sequence[str], **_: Any) -> list[float | None]:
+        found: list[float | None] = []
+        for prompt, completion in zip(prompts, completions, strict=True):
+            messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+            text = words.apply_chat_template(messages, tokenize=False)
+            ids = torch.tensor([words(text, add_special_tokens=False)["input_ids"]])
+            with torch.no_grad():
+                found.append(scorer(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.item())
+        return found
+
+    scored.__name__ = str(model.path).rpartition("/")[2]
+    return [scored]
+
+
+def _awaited(function: Callable[..., Any]) -> Callable[..., Any]:
+    if not inspect.iscoroutinefunction(getattr(type(function), "__call__", None)):
+        return function
+
+    def awaited(**kwargs: Any) -> Any:
+        return asyncio.run(function(**kwargs))
+
+    awaited.__name__ = name_of(function)
+    return awaited
 
 
 def adapter_config(setting: Mapping[str, Any]) -> Any:

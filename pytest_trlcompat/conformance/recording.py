@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_trlcompat.conformance import objects
 from pytest_trlcompat.conformance.configs import calls_of_a_generation, config_of, known_part
 from pytest_trlcompat.conformance.records import Generated, Recording, Whole
-from pytest_trlcompat.conformance.sampling import Data, reward_functions
+from pytest_trlcompat.conformance.sampling import Data
 from pytest_trlcompat.conformance.watching import (
     fixed_completions,
     watched_function,
@@ -118,10 +118,12 @@ def _build(
         extra["eval_dataset"] = data.dataset(objects.prompt_count(setting, "evaluation"), "evaluation")
     if setting.get("rewards") == "shared_class":
         extra["reward_processing_classes"] = words
+    elif setting.get("rewards") == "compiled_model":
+        extra["reward_processing_classes"] = [words]  # trainers load one for a class of Transformers alone
     dataset: Any = data.dataset(objects.prompt_count(setting, "training"))
     if setting.get("data") in ("iterable", "none"):
         dataset = dataset.to_iterable_dataset() if setting["data"] == "iterable" else None
-    functions = [watched_function(each, found) for each in reward_functions(setting.get("rewards", "letters"))]
+    functions = [watched_function(each, found) for each in objects.rewards_of_trainer(model, setting)]
     trainer = watched_trainer(trainer_class, found)(
         model=policy,
         reward_funcs=functions if len(functions) > 1 else functions[0],

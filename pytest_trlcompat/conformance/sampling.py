@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["COMPLETION_LENGTH", "Data", "content", "name_of", "reward_functions", "target_of"]
+__all__ = [
+    "COMPLETION_LENGTH",
+    "LOGGED",
+    "Data",
+    "content",
+    "logged_numbers",
+    "name_of",
+    "reward_functions",
+    "target_of",
+]
 
 COMPLETION_LENGTH = 5
 BEGUN = "w60 w60 w60"
@@ -142,8 +151,34 @@ class RewardObject:
         return reward_letters(completions)
 
 
+class RewardAsyncObject:
+    """A function that is an object and must be awaited."""
+
+    async def __call__(self, completions: Sequence[Any], **_: Any) -> list[float]:
+        return reward_letters(completions)
+
+
+LOGGED = "letters_of_odd_ones"
+"""What :func:`reward_logging` logs."""
+
+
+def reward_logging(
+    completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **_: Any
+) -> list[float]:
+    """Logs a number of some completions: unequally often on ranks, on one perhaps never."""
+    rewards = reward_letters(completions)
+    for number in logged_numbers(rewards) if log_metric else ():
+        log_metric(LOGGED, number)
+    return rewards
+
+
+def logged_numbers(rewards: Sequence[float]) -> list[float]:
+    """What :func:`reward_logging` logs for these rewards."""
+    return [each for each in rewards if each % 2]
+
+
 def reward_functions(name: str) -> tuple[Callable[..., Any], ...]:
-    """By the value of the axis ``rewards``.
+    """By the value of the axis ``rewards``, unless that is a model.
 
     Raises:
         ValueError: for an unknown name.
@@ -159,6 +194,8 @@ def reward_functions(name: str) -> tuple[Callable[..., Any], ...]:
         "one_number": (reward_one_number,),
         "partial": (functools.partial(reward_letters_plus, plus=1.0),),
         "object": (RewardObject(),),
+        "async_object": (RewardAsyncObject(),),
+        "logging": (reward_logging,),
     }
     if name not in known:
         raise ValueError(f"rewards={name!r}; choose one of {', '.join(known)}")

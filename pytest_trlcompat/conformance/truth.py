@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.comparison import OutOfStep
 from pytest_trlcompat.conformance.conventions import Conventions
 from pytest_trlcompat.conformance.records import Generated, Recording
-from pytest_trlcompat.conformance.sampling import name_of, reward_functions
+from pytest_trlcompat.conformance.sampling import LOGGED, logged_numbers, name_of
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +58,7 @@ def settings_of(arguments: Mapping[str, Any], conventions: Conventions, world_si
     chosen["lr_scheduler_type"] = str(getattr(chosen["lr_scheduler_type"], "value", chosen["lr_scheduler_type"]))
     chosen["optim"] = str(getattr(chosen["optim"], "value", chosen["optim"]))
     chosen.pop("max_prompt_length", None)  # prompts are what generation was given
+    chosen.pop("router_aux_loss_coef", None)  # the model has a say, see _aux_loss_coef
     if chosen.get("max_steps", -1) < 0:
         chosen["max_steps"] = None
     undecided = reference.Undecided(**conventions.undecided)
@@ -68,7 +69,7 @@ def computed(
     recordings: Sequence[Recording],
     policy: torch.nn.Module,
     tokenizer: Any,
-    rewards: str,
+    rewards: Sequence[Callable[..., Any]],
     conventions: Conventions,
     ends: tuple[int, ...],
     reference_model: Any = None,
@@ -78,7 +79,7 @@ def computed(
     Args:
         recordings: of all ranks.
         policy: as it was before training, in evaluation mode.
-        rewards: value of that axis.
+        rewards: functions, as :func:`~pytest_trlcompat.conformance.objects.rewards_of_reference` has them.
         ends: token ids that end a completion.
         reference_model: the policy by default.
         padded: whether models see whole padded batches, as a trainer's do, instead of one row after the other.
@@ -90,6 +91,7 @@ def computed(
 
     settings = settings_of(recordings[0].arguments, conventions, len(recordings))
     settings = dataclasses.replace(settings, eos_token_id=ends, pad_token_id=0)
+    settings = dataclasses.replace(settings, router_aux_loss_coef=_aux_loss_coef(recordings[0].arguments, policy))
     calls = [[each for each in one.generated if not each.evaluation] for one in recordings]
     if len({len(each) for each in calls}) != 1:
         raise OutOfStep(f"ranks sampled {[len(each) for each in calls]} times")
@@ -102,11 +104,35 @@ def computed(
     steps = reference.grpo_train(
         policy, rollouts, settings, layouts=layouts, reference_model=reference_model, padded=padded
     )
+    if any(name_of(each) == "reward_logging" for each in rewards):
+        steps = _with_logged(steps)
     evaluations = tuple(
         _evaluation(recordings, number, policy, steps, tokenizer, rewards, settings, reference_model, padded)
         for number in range(len(recordings[0].evaluations))
     )
     return Truth(steps, evaluations, layouts, rollouts, settings)
+
+
+def _aux_loss_coef(arguments: Mapping[str, Any], policy: torch.nn.Module) -> float:
+    """The weight of the auxiliary loss: the argument's, else the one of a model whose config asks for the loss."""
+    config: Any = policy.config
+    if not hasattr(config, "output_router_logits"):
+        return 0.0
+    given = arguments.get("router_aux_loss_coef")
+    return float(given if given is not None else config.router_aux_loss_coef if config.output_router_logits else 0.0)
+
+
+def _with_logged(steps: Sequence[Any]) -> tuple[Any, ...]:
+    """With what :func:`~pytest_trlcompat.conformance.sampling.reward_logging` logs: the mean over all ranks' calls."""
+    found, last = [], None
+    for step in steps:
+        if step.generations[-1] is not last:
+            last = step.generations[-1]
+            numbers = logged_numbers(last.advantages.rewards[:, 0].tolist())
+            if numbers:
+                step = dataclasses.replace(step, logs={**step.logs, LOGGED: sum(numbers) / len(numbers)})
+        found.append(step)
+    return tuple(found)
 
 
 def targets_of(recording: Recording, part: str) -> dict[tuple[int, ...], int]:
@@ -123,7 +149,9 @@ def _of_generation(recording: Recording, index: int) -> list[Any]:
     return [each for each in recording.micro_batches if not each.evaluation and start <= each.generation < end]
 
 
-def _rollout(together: Sequence[Generated], tokenizer: Any, rewards: str, known: Mapping[Any, int]) -> Rollout:
+def _rollout(
+    together: Sequence[Generated], tokenizer: Any, rewards: Sequence[Callable[..., Any]], known: Mapping[Any, int]
+) -> Rollout:
     """The rows of all ranks, with the rewards that the functions give them.
 
     Args:
@@ -135,10 +163,10 @@ def _rollout(together: Sequence[Generated], tokenizer: Any, rewards: str, known:
     completions = [completion for each in together for completion in each.completions]
     texts = [tokenizer.decode(each, skip_special_tokens=True) for each in completions]
     targets = [known.get(tuple(each), 0) for each in prompts]  # one that nobody asked for is found by what it is
-    functions = reward_functions(rewards)
-    given = [function(completions=texts, target=targets) for function in functions]
+    asked = [tokenizer.decode(each, skip_special_tokens=True) for each in prompts]
+    given = [function(completions=texts, prompts=asked, target=targets) for function in rewards]
     return reference.Rollout(
-        prompts, completions, list(zip(*given, strict=True)), [name_of(function) for function in functions]
+        prompts, completions, list(zip(*given, strict=True)), [name_of(function) for function in rewards]
     )
 
 
@@ -197,7 +225,7 @@ def _evaluation(
     policy: torch.nn.Module,
     steps: Sequence[Any],
     tokenizer: Any,
-    rewards: str,
+    rewards: Sequence[Callable[..., Any]],
     settings: Any,
     reference_model: Any,
     padded: bool,

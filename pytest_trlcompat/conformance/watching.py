@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -93,7 +94,9 @@ def _prepared_config() -> Iterator[list[Any]]:
 
 
 def watched_function(function: Callable[..., Any], found: Recording) -> Callable[..., Any]:
-    """The function, whose arguments are kept with the newest generation."""
+    """The function, whose arguments are kept with the newest generation; a model as it is."""
+    if hasattr(function, "forward"):
+        return function
 
     def keep(kwargs: Mapping[str, Any]) -> None:
         found.generated[-1].rewarded[name_of(function)] = {
@@ -123,7 +126,13 @@ def _watched_object(function: Callable[..., Any], keep: Callable[[Mapping[str, A
     if isinstance(function, functools.partial):
         call.__name__ = name_of(function)
         return functools.partial(call)
-    return type(type(function).__name__, (), {"__call__": lambda self, **kwargs: call(**kwargs)})()
+
+    async def awaited(self: Any, **kwargs: Any) -> Any:
+        return await call(**kwargs)
+
+    is_async = inspect.iscoroutinefunction(type(function).__call__)
+    caller = awaited if is_async else lambda self, **kwargs: call(**kwargs)
+    return type(type(function).__name__, (), {"__call__": caller})()
 
 
 @contextlib.contextmanager

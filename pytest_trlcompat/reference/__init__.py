@@ -15,14 +15,15 @@ and a model is anything that returns logits::
 
 Where the documentation does not decide, a docstring says ``undecided by the documentation``, and :class:`Undecided`
 or :class:`PPOUndecided` takes the choice. It covers text completions with rewards that are given: no generation, no
-tools, no images, no corrections for another inference engine, no auxiliary loss of a mixture of experts. It is written
-to be read, not to be fast: the graphs of all micro-batches of a step are kept at once.
+tools, no images, no corrections for another inference engine. It is written to be read, not to be fast: the graphs of
+all micro-batches of a step are kept at once.
 
 Importing this package imports torch; nothing else of the stack, of the harness, or of pytest.
 """
 
 from __future__ import annotations
 
+from pytest_trlcompat.reference.experts import load_balancing_loss, router_logits
 from pytest_trlcompat.reference.grpo import grpo_evaluate, grpo_step, grpo_train
 from pytest_trlcompat.reference.metrics import average_logs, generation_metrics, mean_over_tokens, training_metrics
 from pytest_trlcompat.reference.normalisation import token_shares
@@ -132,6 +133,7 @@ __all__ = [
     "importance_weights",
     "kl_estimate",
     "learning_rate_factor",
+    "load_balancing_loss",
     "mean_of_present",
     "mean_over_tokens",
     "mix_weights",
@@ -144,6 +146,7 @@ __all__ = [
     "quantities",
     "response_scores",
     "rewards_of",
+    "router_logits",
     "score_tokens",
     "sgd_step",
     "state_values",

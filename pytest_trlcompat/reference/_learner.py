@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pytest_trlcompat.reference import metrics, optimizer
 from pytest_trlcompat.reference._stepping import Stepper, detached
+from pytest_trlcompat.reference.experts import load_balancing_loss, router_logits
 from pytest_trlcompat.reference.normalisation import token_shares
 from pytest_trlcompat.reference.objective import (
     entropy_control,
@@ -164,7 +165,11 @@ class Learner:
             kl=kl,
             shares=shares,
             loss=(shares * per_token).sum(),
+            aux_loss=self._aux_loss(generation.tokens.of_rows(rows)) if settings.router_aux_loss_coef else None,
         )
+
+    def _aux_loss(self, tokens: Tokens) -> Tensor:
+        return load_balancing_loss(router_logits(self.model, tokens), self.model.config.num_experts_per_tok)
 
     def step(self, parts: Sequence[Part], *, total: int) -> GRPOStep:
         """One optimizer step of ``total``."""
@@ -175,6 +180,7 @@ class Learner:
         if settings.has_entropy_bonus:
             bonus, coefficient = self._entropy_bonus(batches)
             loss = loss - bonus
+        loss = loss + self.weighted_aux_loss(batches)
         stepped = self.stepper.step(loss, self.stepper.learning_rate(self.stepper.steps, total))
         self._synchronise_reference()
         step = GRPOStep(
@@ -187,6 +193,11 @@ class Learner:
             logs={},
         )
         return replace(step, logs=self._logs(step, parts, total))
+
+    def weighted_aux_loss(self, batches: Sequence[MicroBatch]) -> Tensor | float:
+        """What the loss gets from the experts: each micro-batch of each rank counts once."""
+        found = [one.aux_loss for one in batches if one.aux_loss is not None]
+        return self.settings.router_aux_loss_coef * torch.stack(found).mean() if found else 0.0
 
     def entropy_bonus(self, batches: Sequence[MicroBatch]) -> Tensor | float:
         """What the loss of an evaluation batch is reduced by."""

@@ -161,7 +161,8 @@ def grpo_evaluate(
         with torch.no_grad():
             batches = learner.forward([(generation, rollout, layout[0])])
         generations.append(generation)
-        losses.append(torch.stack([one.loss for one in batches]).sum() - learner.entropy_bonus(batches))
+        policy_loss = torch.stack([one.loss for one in batches]).sum()
+        losses.append(policy_loss - learner.entropy_bonus(batches) + learner.weighted_aux_loss(batches))
         entry = metrics.generation_metrics(generation, rollout.names, settings, evaluation=True)
         logs.append(entry | metrics.training_metrics(batches, [generation], settings))
         found += [replace(one, generation=index) for one in batches]

@@ -69,6 +69,7 @@ def training_metrics(
 
     - ``entropy``: mean over tokens; those of excluded completions are left out.
     - ``kl``: mean over the same tokens; where ``beta`` is not 0.
+    - ``aux_loss``: mean of the micro-batches' auxiliary losses; where ``router_aux_loss_coef`` is not 0.
     - ``clip_ratio/low_mean``, ``high_mean``, ``region_mean``: the part of the tokens (of the completions, for
       ``importance_sampling_level="sequence"``) that is clipped on the lower bound, the upper one, either.
     - ``clip_ratio/low_min``, ``high_max``: the smallest and the largest part of any completion.
@@ -93,6 +94,8 @@ def training_metrics(
         if settings.undecided.kl_logged_over == "completions":
             each = [_by_completion([(kl(one), one.mask)]) for one in micro_batches]
             found["kl"] = sum(map(sum, each)) / max(1, sum(map(len, each)))
+    if auxiliary := [float(one.aux_loss) for one in micro_batches if one.aux_loss is not None]:
+        found["aux_loss"] = sum(auxiliary) / len(auxiliary)
     if settings.loss_type in HARD_CLIPPED:
         found |= _clip_ratios(micro_batches, generations, settings)
     return found

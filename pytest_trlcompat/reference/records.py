@@ -100,7 +100,9 @@ class MicroBatch:
         policy_losses: ``(R, C)``, negative objective of each token.
         kl: ``(R, C)``, estimate of the divergence without weights; ``None`` where ``beta`` is 0.
         shares: ``(R, C)``, what each token's loss is multiplied by.
-        loss: a scalar, its part of the step's loss, without the entropy bonus.
+        loss: a scalar, its part of the step's loss, without the entropy bonus and the auxiliary loss.
+        aux_loss: a scalar, the auxiliary loss of a mixture of experts over its rows, prompts included; ``None`` where
+            ``router_aux_loss_coef`` is 0.
     """
 
     generation: int
@@ -116,6 +118,7 @@ class MicroBatch:
     kl: Tensor | None
     shares: Tensor
     loss: Tensor
+    aux_loss: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ class GRPOStep:
         micro_batches: by time, then by rank.
         policy_loss: a scalar, the sum of the micro-batches' losses.
         entropy_coef: coefficient of the entropy bonus in this step.
-        loss: a scalar, with the entropy bonus.
+        loss: a scalar, with the entropy bonus, and the mean of the micro-batches' auxiliary losses.
         gradients: of the loss, by the parameter's name, before clipping.
         grad_norm: a scalar, before clipping.
         clipped_gradients: by name.

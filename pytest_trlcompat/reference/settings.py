@@ -152,6 +152,8 @@ class GRPOSettings(OptimizerSettings):
         world_size: how many ranks share each batch; they are simulated.
         pad_token_id, eos_token_id: of the tokenizer; of several ends of sequence each ends a completion.
         max_prompt_length: of releases until 0.27.
+        router_aux_loss_coef: weight of the auxiliary loss of a mixture of experts. Give the model's own where the
+            argument is not set: "the value declared by the model config is used".
         max_steps: of the whole training, for the learning rate's schedule; ``None``: the steps that are run.
         reward_std_over: the logged ``reward_std``: over the full ``"batch"``, as is documented from 1.0 on, or the mean
             of the standard deviations of the ``"groups"``, as is documented until 0.16; ``"as_scaled"``, from 0.22 to
@@ -191,6 +193,7 @@ class GRPOSettings(OptimizerSettings):
     top_entropy_quantile: float = 1.0
     loss_type: str = "dapo"
     mask_truncated_completions: bool = False
+    router_aux_loss_coef: float = 0.0
 
     reward_weights: tuple[float, ...] | None = None
     multi_objective_aggregation: str = "sum_then_normalize"

@@ -92,7 +92,7 @@ def _compared(recordings: list[Recording], model: TinyModel, setting: Mapping[st
 
     known = conventions.of_release("grpo", metadata.version("trl"), transformers.__version__)
     policy, reference_model = objects.untrained(model, setting)
-    rewards = setting.get("rewards", "letters")
+    rewards = objects.rewards_of_reference(model, setting)
     ends = objects.data_of(model, setting, 0, 1).ends
 
     def computed(policy: torch.nn.Module, reference_model: torch.nn.Module, padded: bool = False) -> truth.Truth:
