@@ -171,7 +171,7 @@ def rewards_of_reference(model: TinyModel, setting: Mapping[str, Any]) -> list[C
 
 
 def _awaited(function: Callable[..., Any]) -> Callable[..., Any]:
-    if not inspect.iscoroutinefunction(getattr(type(function), "__call__", None)):
+    if not inspect.iscoroutinefunction(vars(type(function)).get("__call__")):
         return function
 
     def awaited(**kwargs: Any) -> Any:

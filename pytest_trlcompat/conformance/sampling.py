@@ -167,8 +167,9 @@ def reward_logging(
 ) -> list[float]:
     """Logs a number of some completions: unequally often on ranks, on one perhaps never."""
     rewards = reward_letters(completions)
-    for number in logged_numbers(rewards) if log_metric else ():
-        log_metric(LOGGED, number)
+    if log_metric is not None:
+        for number in logged_numbers(rewards):
+            log_metric(LOGGED, number)
     return rewards
 
 

@@ -26,7 +26,7 @@ from pytest_trlcompat.reference.policy import Scores, kl_estimate, score_tokens
 from pytest_trlcompat.reference.records import Generation, GRPOStep, MicroBatch, Rollout
 from pytest_trlcompat.reference.rewards import advantages_of
 from pytest_trlcompat.reference.settings import GRPOSettings
-from pytest_trlcompat.reference.tokens import tokens_of
+from pytest_trlcompat.reference.tokens import Tokens, tokens_of
 
 __all__ = ["Learner", "Part"]
 
@@ -147,7 +147,7 @@ class Learner:
             reference = generation.reference_logprobs[own]
             if settings.sync_ref_model and settings.undecided.reference_scored_at == "step":
                 with torch.no_grad():
-                    reference = self._score(self.reference_model, generation.tokens.of_rows(rows)).logprobs
+                    reference = self.score(self.reference_model, generation.tokens.of_rows(rows)).logprobs
             kl = kl_estimate(scores.logprobs, reference)
             corrected = kl_estimate(scores.logprobs, reference, weights) if settings.use_bias_correction_kl else kl
             per_token = per_token + settings.beta * torch.where(mask, corrected, 0.0)

@@ -101,8 +101,8 @@ def _compared(recordings: list[Recording], model: TinyModel, setting: Mapping[st
     def neighbour() -> truth.Truth:
         # Tokens with the same prefix have the same entropy, and which of them top_entropy_quantile takes, rounding
         # decides: changed weights leave them equal, another order of sums does not.
-        changed = (comparison.neighbours(each)[0] for each in (policy, reference_model))
-        return computed(*changed, padded=True)
+        (policy_beside,), (reference_beside,) = (comparison.neighbours(each) for each in (policy, reference_model))
+        return computed(policy_beside, reference_beside, padded=True)
 
     try:
         expected = computed(policy, reference_model)

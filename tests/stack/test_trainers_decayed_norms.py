@@ -165,7 +165,7 @@ def decayed(folder: str, adapter: bool) -> dict[str, Any]:
     from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
 
     from pytest_trlcompat.trainers import cured
-    from suites.in_rank.settings import whole
+    from suites.in_rank.models import whole
 
     class ByClass(Trainer):
         def get_decay_parameter_names(self, model: Any) -> Any:
