@@ -166,6 +166,9 @@ def test_a_suite_reduces_what_nothing_explains(launch: Launcher, model: tiny.Tin
     finding = trainings.judge("upstream", "single-logging_steps", "ppo")
     assert (finding.verdict.value, finding.evidence["stage"]) == ("silent", "logs[number of lines]")
     assert finding.evidence["fewest_settings"] == {"logging_steps": 2}
+    finding = trainings.judge("upstream", "single-adamw", "ppo")
+    assert finding.evidence["stage"] in PADDED
+    assert finding.evidence["fewest_settings"] == {}, "it shows without"
     known = ConformanceTrainings(trainings.launches, model).judge("upstream", "single-logging_steps", "ppo")
     assert (known.verdict.value, known.evidence["symptoms_of"]) == ("blocked", ["ppo-logging-steps"])
 
