@@ -72,7 +72,7 @@ class ConformanceTrainings:
         return Finding(Verdict.SILENT, {**evidence, **first, "explained_by": by, "fewest_settings": fewest})
 
     def judge_issue(self, issue: KnownIssue, subject: str, label: str) -> Finding:
-        """Whether a setting shows one known issue.
+        """Whether a setting shows one known issue. What another one explains, where it is predicted, is that one's.
 
         Raises:
             Absent: this release does not know the setting, or this stack not the strategy.
@@ -88,8 +88,13 @@ class ConformanceTrainings:
             shown = issue.shows(failure.classes, failure.message, failure.location)
             return Finding(Verdict.BROKEN if shown else Verdict.ERROR, {**evidence, "failure": text})
         others = Catalog((each.id, each) for each in self.catalog.values() if each.id != issue.id)
+        prediction = issue.predict(subject, label, stack.installed())
+        is_silent = prediction is not None and prediction.verdict is Verdict.SILENT
         for number, difference in enumerate(found["differences"]):
-            if any(one.matches(difference["stage"], setting) for one in issue.differences):
+            shown = any(one.matches(difference["stage"], setting) for one in issue.differences)
+            if shown and (
+                is_silent or not explained([difference], setting, subject, label, stack.installed(), others)[0]
+            ):
                 return Finding(Verdict.SILENT, {**evidence, **difference})
             before = found["differences"][: number + 1]
             by, _ = explained(before, setting, subject, label, stack.installed(), others)
