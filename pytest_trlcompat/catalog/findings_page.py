@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog import known_issues, ranges
 from pytest_trlcompat.catalog.cures_page import short_link
 from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
 from pytest_trlcompat.conformance import rows
@@ -44,30 +45,30 @@ upstream's threads and notes about it; where there are none, no report was found
 _COLUMNS = ("finding", "shows", "in releases", "only with", "setting", "reported", "cured")
 
 
-def page(issues: Iterable[KnownIssue], releases: Sequence[str]) -> str:
+def page(issues: Iterable[KnownIssue], releases: Mapping[str, Sequence[str]]) -> str:
     """The table as Markdown.
 
     Args:
-        releases: all versions of TRL.
+        releases: all versions of TRL, with what each requires.
     """
     found = [each for each in issues if each.suite == SUITE]
     lines = [f"| {' | '.join(_COLUMNS)} |", f"|{' --- |' * len(_COLUMNS)}"]
-    of_grpo = sorted((each for each in releases if Version(each) >= _FIRST), key=Version)
-    newest = of_grpo[-1]
+    of_grpo = {each: releases[each] for each in sorted(releases, key=Version) if Version(each) >= _FIRST}
+    oldest, *_, newest = of_grpo
     for issue in sorted(found, key=lambda each: (Version(releases_in(each, of_grpo)[-1]), each.id), reverse=True):
         lines.append(f"| {' | '.join(_cells(issue, of_grpo))} |")
     reported = sum(bool(each.upstream) for each in found)
     open_still = sum(releases_in(each, of_grpo)[-1] == newest for each in found)
     total = f"{len(found)} findings: {reported} that upstream knows, {len(found) - reported} without a report; "
     total += f"{open_still} in the newest release.\n"
-    return _HEAD.format(oldest=of_grpo[0], newest=newest) + total + "\n" + "\n".join(lines) + "\n"
+    return _HEAD.format(oldest=oldest, newest=newest) + total + "\n" + "\n".join(lines) + "\n"
 
 
-def _cells(issue: KnownIssue, releases: Sequence[str]) -> Iterator[str]:
+def _cells(issue: KnownIssue, releases: Mapping[str, Sequence[str]]) -> Iterator[str]:
     shown = list(_problems(issue))
     yield f"[{issue.id}](../issues/{issue.id}.md): {issue.title}".replace("|", "\\|")
     yield ", ".join(dict.fromkeys(str(each.verdict) for each in shown))
-    yield _runs(releases_in(issue, releases), releases)
+    yield _runs(releases_in(issue, releases), list(releases))
     others = (
         ", ".join(f"{package} {text}" for package, text in each.when.items() if package != "trl") for each in shown
     )
@@ -101,10 +102,28 @@ def _runs(chosen: Sequence[str], releases: Sequence[str]) -> str:
     return ", ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
 
-def releases_in(issue: KnownIssue, releases: Iterable[str]) -> list[str]:
-    """The releases with which the issue shows, with some release of the other packages, the oldest first."""
-    ranges = [SpecifierSet(each.when.get("trl", "")) for each in _problems(issue)]
-    return sorted((each for each in releases if any(one.contains(each) for one in ranges)), key=Version)
+def releases_in(issue: KnownIssue, releases: Mapping[str, Sequence[str]]) -> list[str]:
+    """The releases with which the issue shows, beside what they require, the oldest first.
+
+    Args:
+        releases: all versions of TRL, with what each requires.
+    """
+    problems = list(_problems(issue))
+    return sorted(
+        (each for each, required in releases.items() if any(_may_hold(one, each, required) for one in problems)),
+        key=Version,
+    )
+
+
+def _may_hold(prediction: Prediction, release: str, required: Iterable[str]) -> bool:
+    """Whether a release of TRL may stand beside what a prediction speaks of."""
+    if not SpecifierSet(prediction.when.get("trl", "")).contains(release):
+        return False
+    for each in map(Requirement, required):
+        named = prediction.when.get(each.name)
+        if named and each.marker is None and not ranges.parse(named) & ranges.parse(str(each.specifier)):
+            return False
+    return True
 
 
 def main() -> None:
@@ -116,7 +135,8 @@ def main() -> None:
     parser.add_argument("page", type=Path, metavar="FILE", help="docs/explanation/findings.md of the checkout")
     parser.add_argument("releases", type=Path, metavar="RELEASES", help="its fixtures/releases.toml")
     given = parser.parse_args()
-    releases = list(tomllib.loads(given.releases.read_text(encoding="utf-8"))["trl"])
+    listed = tomllib.loads(given.releases.read_text(encoding="utf-8"))["trl"]
+    releases = {version: entry["requires"] for version, entry in listed.items()}
     given.page.write_text(page(known_issues.load().values(), releases), encoding="utf-8")
 
 

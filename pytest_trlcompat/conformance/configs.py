@@ -37,7 +37,7 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "evaluation": ("", "after", "before", "during"),
     "prompts_of_evaluation": (4, 5, 6),
     "seeds": ("", "twice"),
-    "refused": (False, True, "allowed", "0.28"),
+    "refused": (False, True, "allowed", "0.15", "0.28"),
     "resumed": ("", "between_generations", "within_generation"),
 }
 """What is chosen beside the fields of a config, with the default first; :mod:`~.objects` says what each means."""

@@ -82,7 +82,7 @@ class ConformanceTrainings:
         return Finding(Verdict.SILENT, {**evidence, **first, "explained_by": by, "fewest_settings": fewest})
 
     def judge_issue(self, issue: KnownIssue, subject: str, label: str) -> Finding:
-        """Whether a setting shows one known issue.
+        """Whether a setting shows one known issue. What another one explains, where it is predicted, is that one's.
 
         Raises:
             Absent: this release has no such trainer or does not know the setting, or this stack not the strategy.
@@ -99,9 +99,14 @@ class ConformanceTrainings:
             shown = issue.shows(failure.classes, failure.message, failure.location)
             return Finding(Verdict.BROKEN if shown else Verdict.ERROR, {**evidence, "failure": text})
         others = self._known(lambda one: one.id != issue.id and one.trainer in ("", trainer))
+        prediction = issue.predict(subject, label, stack.installed())
+        is_silent = prediction is not None and prediction.verdict is Verdict.SILENT
         for number, difference in enumerate(found["differences"]):
             stage, where = difference["stage"], difference["where"]
-            if any(one.matches(stage, setting, where) for one in issue.differences):
+            shown = any(one.matches(stage, setting, where) for one in issue.differences)
+            if shown and (
+                is_silent or not explained([difference], setting, subject, label, stack.installed(), others)[0]
+            ):
                 return Finding(Verdict.SILENT, {**evidence, **difference})
             before = found["differences"][: number + 1]
             by, _ = explained(before, setting, subject, label, stack.installed(), others)

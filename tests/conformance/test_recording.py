@@ -14,16 +14,16 @@ def call(number: int, evaluation: bool = False) -> Generated:
 
 
 def test_calls_of_generate_for_the_micro_batches_of_one_step_become_one() -> None:
-    found = Recording({}, [call(0), call(1), call(7, evaluation=True), call(2), call(3)])
-    # Two iterations over the first two calls, an evaluation, and the first iteration over the others.
-    found.micro_batches = [MicroBatchRecord(each, []) for each in (0, 1, 1, 1)]
-    found.micro_batches += [MicroBatchRecord(2, [], evaluation=True), MicroBatchRecord(3, []), MicroBatchRecord(4, [])]
+    found = Recording({}, [call(0), call(7, evaluation=True), call(1), call(2), call(3)])
+    # An evaluation within the first of two iterations over the first two calls, and one iteration over the others.
+    found.micro_batches = [MicroBatchRecord(0, []), MicroBatchRecord(1, [], evaluation=True)]
+    found.micro_batches += [MicroBatchRecord(each, []) for each in (2, 2, 2, 3, 4)]
     found.prompts_before_resuming = [[[0]], [[1]], [[2]], [[3]]]
     together = joined(found, 2)
     assert [each.prompts for each in together.generated] == [[[0], [1]], [[7]], [[2], [3]]]
     assert [each.completions for each in together.generated] == [[[10], [11]], [[17]], [[12], [13]]]
     assert together.generated[0].rewarded == {"letters": {"target": [0, 1]}}
-    assert [each.generation for each in together.micro_batches] == [0, 0, 0, 0, 1, 2, 2]
+    assert [each.generation for each in together.micro_batches] == [0, 1, 0, 0, 0, 2, 2]
     assert together.prompts_before_resuming == [[[0], [1]], [[2], [3]]]
 
 
