@@ -14,6 +14,7 @@ from .deepspeed_hooks import DeepSpeedHooksMixin as DeepSpeedHooksMixin
 from .deepspeed_hooks import PPODeepSpeedHooksMixin as PPODeepSpeedHooksMixin
 from .device_map import OneDevicePerRankMixin as OneDevicePerRankMixin
 from .empty_param_groups import EmptyParamGroupsMixin as EmptyParamGroupsMixin
+from .entropy_bonus import EntropyBonusMixin as EntropyBonusMixin
 from .errors import CureError as CureError
 from .evaluation import EvaluationMixin as EvaluationMixin
 from .evaluation_remainder import EvaluationRemainderMixin as EvaluationRemainderMixin

@@ -32,16 +32,19 @@ class DecayedNormsMixin(Cure):
     """Leaves the norms of any ``transformers.Trainer``'s model without weight decay.
 
     It changes what Transformers' own ``get_decay_parameter_names`` finds, and that only where the real call asks for
-    classes alone, or for names that miss a norm's. What a user's method adds or leaves out stays. A training that began
-    without the cure has other groups of parameters: its optimizer's checkpoint cannot be loaded with it.
+    classes alone, or for names that miss a norm's. What a user's method adds or leaves out stays. With ``weight_decay``
+    a training that began without the cure has other groups of parameters, as one has with newer Transformers: torch
+    refuses to load its optimizer from a checkpoint.
     """
 
     args: Any
     _left_out: int | None = None
 
     def get_decay_parameter_names(self, *args: Any, **kwargs: Any) -> Any:
+        upstream: Any = super()
+        if not self.args.weight_decay:
+            return upstream.get_decay_parameter_names(*args, **kwargs)
         with replaced(patch_points.PARAMETER_NAMES, self._but_norms, DecayedNormsMixin.__name__):
-            upstream: Any = super()
             found = upstream.get_decay_parameter_names(*args, **kwargs)
         if self._left_out is not None and any(name.rpartition(".")[2] == _FLAT for name in found):
             logging.getLogger(__name__).warning(

@@ -37,6 +37,7 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "GradientAccumulationMixin",
             "DeepSpeedAccumulationMixin",
             "TokenNormalizerMixin",
+            "EntropyBonusMixin",
             "ScaleRewardsMixin",
             "AssistantPrefixMixin",
             "SamplingMixin",

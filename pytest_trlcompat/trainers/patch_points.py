@@ -33,6 +33,7 @@ GENERATION = _grpo("unwrap_model_for_generation")
 PREPARE_INPUTS = _grpo("GRPOTrainer._prepare_inputs")
 CHAT_TEMPLATE = _grpo("maybe_apply_chat_template", ">=0.14,<0.15")  # right from then on
 COMPUTE_LOSS = _grpo("GRPOTrainer.compute_loss")
+GRPO_LOSS = _grpo("GRPOTrainer._compute_loss", ">=0.17")
 CREATE_MODEL = _grpo("create_model_from_path", ">=0.26")
 PREPARE_FSDP = _grpo("prepare_fsdp", ">=0.18")
 # Beneath what tokenizers and processors call ``apply_chat_template``; TRL renders by it from 0.25 on.
@@ -44,6 +45,7 @@ SELECTIVE_LOG_SOFTMAX = _grpo("selective_log_softmax", ">=0.15,<1.15")
 SELECTIVE_LOG_SOFTMAX_OF_UTILS = PatchPoint("trl.trainer.utils:selective_log_softmax", ">=0.15,<1.15")
 ADD_HOOKS = PatchPoint("trl.models.utils:add_hooks")
 REMOVE_HOOKS = PatchPoint("trl.models.utils:remove_hooks")
+GATHER = PatchPoint("accelerate.accelerator:Accelerator.gather")
 CLIP = PatchPoint("accelerate.accelerator:Accelerator.clip_grad_norm_")
 ACCELERATOR = PatchPoint("accelerate.accelerator:Accelerator.__init__")
 GET_STATE_DICT = PatchPoint("accelerate.accelerator:Accelerator.get_state_dict")
@@ -131,6 +133,12 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "DeepSpeedEvaluationMixin": (_trainer("evaluation_loop"), _TRAIN),
     "DeepSpeedHooksMixin": (ADD_HOOKS, OLD_REGISTER, NEW_REGISTER),
     "EmptyParamGroupsMixin": (_CREATE_OPTIMIZER,),
+    "EntropyBonusMixin": (
+        COMPUTE_LOSS,
+        GRPO_LOSS,
+        GATHER,
+        _grpo("GRPOTrainer._get_per_token_logps_and_entropies", ">=0.20"),
+    ),
     "EvaluationMixin": (
         _EVALUATE,
         _trainer("prediction_step"),
@@ -203,7 +211,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "SamplingMixin": (GENERATION,),
     "ScaleRewardsMixin": (_grpo("GRPOTrainer._generate_and_score_completions", ">=0.16"),),
     "TokenNormalizerMixin": (
-        _grpo("GRPOTrainer._compute_loss", ">=0.17"),
+        GRPO_LOSS,
         _grpo("GRPOTrainer._generate_and_score_completions", ">=0.16"),
         COMPUTE_LOSS,
     ),

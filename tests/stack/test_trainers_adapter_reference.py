@@ -226,9 +226,12 @@ def resumed(folder: str) -> dict[str, Any]:
     """A training, another that resumes it after one step, and what the first saved."""
     from accelerate.utils import set_seed
 
+    from pytest_trlcompat.checks import CompatCallback
+
     def trained(more: str, **train: Any) -> Any:
         set_seed(0)
         trainer = built(f"{folder}/{more}", adapted(), save_strategy="steps", save_steps=1)
+        trainer.add_callback(CompatCallback(trainer, on_failure="raise"))  # which reads the checkpoint back
         trainer.train(**train)
         return trainer
 

@@ -58,6 +58,12 @@ def test_norms_do_not_decay_and_nothing_else_is_left_out() -> None:
     assert kinds(corrected) == {name.removesuffix(".weight") for name in (*WEIGHTS, *WEIGHTS_OF_THE_MLP)}
 
 
+def test_without_weight_decay_groups_are_upstreams_so_that_checkpoints_are() -> None:
+    trainer = Corrected()
+    trainer.args.weight_decay = 0.0
+    assert trainer.get_decay_parameter_names(model()) == ByClass().get_decay_parameter_names(model())
+
+
 def test_another_trainer_decays_what_it_decayed() -> None:
     upstream = ByClass().get_decay_parameter_names(model())
     Corrected().get_decay_parameter_names(model())

@@ -18,7 +18,7 @@ def declared(trainer: type) -> dict[str, dict[str, str]]:
 def test_mixins_of_grpo_stand_as_they_declare() -> None:
     names = [cls.__name__ for cls in trainers.GRPOTrainer.__mro__]
     found = declared(trainers.GRPOTrainer)
-    assert set(found) == {"FSDP2OutputsMixin", "PlainLogProbsMixin"}
+    assert set(found) == {"AdapterReferenceMixin", "FSDP2OutputsMixin", "PlainLogProbsMixin"}
     for mixin, others in found.items():
         for other in others:
             assert names.index(mixin) < names.index(other), (mixin, other)
@@ -38,6 +38,7 @@ def test_a_trainer_has_every_mixin_of_the_package_but_those_for_the_other() -> N
     if HAS_PPO:
         ppo = {cls.__name__ for cls in trainers.PPOTrainer.__mro__} & mixins
         assert ppo == {name for name in mixins if name.startswith("PPO")} | {
+            "DecayedNormsMixin",
             "EmptyParamGroupsMixin",
             "ZeRO3WholeModulesMixin",
         }
