@@ -18,7 +18,8 @@ from packaging.version import Version
 
 from pytest_trlcompat.catalog import known_issues, ranges
 from pytest_trlcompat.catalog.cures_page import short_link
-from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
+from pytest_trlcompat.catalog.issue import KnownIssue, Prediction, measured_with
+from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.conformance import rows
 
 if sys.version_info >= (3, 11):
@@ -38,8 +39,8 @@ do not edit. -->
 
 Every known issue that [the conformance suite](conformance.md) has found, newest releases first. It is `silent` where a
 training differs from [the reference](../reference/reference.md), and `broken` where it ends in an error. "Reported" are
-upstream's threads and notes about it; where there are none, no report was found. Releases are those of TRL, from
-{oldest} on, the first that has GRPO, to {newest}.
+upstream's threads and notes about it; where there are none, no report was found. Releases are those of TRL, for GRPO from
+{oldest} on, the first that has it, to {newest}.
 
 """
 _COLUMNS = ("finding", "shows", "in releases", "only with", "setting", "reported", "cured")
@@ -53,12 +54,15 @@ def page(issues: Iterable[KnownIssue], releases: Mapping[str, Sequence[str]]) ->
     """
     found = [each for each in issues if each.suite == SUITE]
     lines = [f"| {' | '.join(_COLUMNS)} |", f"|{' --- |' * len(_COLUMNS)}"]
-    of_grpo = {each: releases[each] for each in sorted(releases, key=Version) if Version(each) >= _FIRST}
+    in_order = {each: releases[each] for each in sorted(releases, key=Version)}
+    of_grpo = {each: required for each, required in in_order.items() if Version(each) >= _FIRST}
     oldest, *_, newest = of_grpo
-    for issue in sorted(found, key=lambda each: (Version(releases_in(each, of_grpo)[-1]), each.id), reverse=True):
-        lines.append(f"| {' | '.join(_cells(issue, of_grpo))} |")
+    known = {each.id: of_grpo if measured_with(each.id) == "grpo" else in_order for each in found}
+    newest_with = {each.id: releases_in(each, known[each.id])[-1] for each in found}
+    for issue in sorted(found, key=lambda each: (Version(newest_with[each.id]), each.id), reverse=True):
+        lines.append(f"| {' | '.join(_cells(issue, known[issue.id]))} |")
     reported = sum(bool(each.upstream) for each in found)
-    open_still = sum(releases_in(each, of_grpo)[-1] == newest for each in found)
+    open_still = sum(each == newest for each in newest_with.values())
     total = f"{len(found)} findings: {reported} that upstream knows, {len(found) - reported} without a report; "
     total += f"{open_still} in the newest release.\n"
     return _HEAD.format(oldest=oldest, newest=newest) + total + "\n" + "\n".join(lines) + "\n"
@@ -73,16 +77,16 @@ def _cells(issue: KnownIssue, releases: Mapping[str, Sequence[str]]) -> Iterator
         ", ".join(f"{package} {text}" for package, text in each.when.items() if package != "trl") for each in shown
     )
     yield " or ".join(dict.fromkeys(others))
-    yield "<br>".join(dict.fromkeys(_setting(each) for each in issue.strategies)).replace("|", "\\|")
+    settings = (_setting(rows.load(measured_with(issue.id))[each]) for each in issue.strategies)
+    yield "<br>".join(dict.fromkeys(settings)).replace("|", "\\|")
     yield ", ".join(short_link(link) for link in issue.upstream) or "no"
     yield "yes" if issue.cure else "no"
 
 
-def _setting(label: str) -> str:
-    row = rows.load("grpo")[label]
+def _setting(row: rows.Row) -> str:
     strategy = "" if row.strategy == "single" else f"{row.strategy}: "
     shown = ", ".join(f"{name}={value!r}" for name, value in row.setting.items() if name != "refused")
-    return f"{strategy}`{shown}`"
+    return strategy + (f"`{shown}`" if shown else "none")
 
 
 def _problems(issue: KnownIssue) -> Iterator[Prediction]:
@@ -108,11 +112,19 @@ def releases_in(issue: KnownIssue, releases: Mapping[str, Sequence[str]]) -> lis
     Args:
         releases: all versions of TRL, with what each requires.
     """
-    problems = list(_problems(issue))
-    return sorted(
-        (each for each, required in releases.items() if any(_may_hold(one, each, required) for one in problems)),
-        key=Version,
-    )
+    return sorted((each for each, required in releases.items() if _shows(issue, each, required)), key=Version)
+
+
+def _shows(issue: KnownIssue, release: str, required: Sequence[str]) -> bool:
+    """Whether a problem is predicted before something else is, whatever stands beside the release."""
+    for prediction in issue.predictions:
+        if prediction.subject == "upstream" and _may_hold(prediction, release, required):
+            if prediction.verdict.is_own_problem:
+                return True
+            decides = prediction.verdict in (Verdict.OK, Verdict.ABSENT) and not prediction.strategies
+            if decides and set(prediction.when) <= {"trl"}:
+                return False
+    return False
 
 
 def _may_hold(prediction: Prediction, release: str, required: Iterable[str]) -> bool:

@@ -48,3 +48,8 @@ def test_a_line_has_the_releases_the_setting_and_what_upstream_knows() -> None:
     cells = of["grpo-completions-table"].split(" | ")
     assert cells[2] == "0.16.0 to 0.16.1"
     assert cells[5].startswith("[trl 3217](https://github.com/huggingface/trl/pull/3217)")
+
+
+def test_a_release_without_the_trainer_has_no_part_in_it() -> None:
+    found = releases_in(ISSUES["ppo-max-grad-norm"], RELEASES)
+    assert (found[0], found[-1]) == ("0.9.6", "1.12.0")
