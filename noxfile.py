@@ -55,7 +55,7 @@ OTHER_PYTHONS = ["3.10", "3.12", "3.13"]
 FIRST_TRL = "0.9.6"
 """The first release of TRL whose config fields stand in the table, which is the matrix's."""
 
-LONG_BENCHMARKS = ("sweep", "launch", "soak", "training_cost")
+LONG_BENCHMARKS = ("conformance_faults", "sweep", "launch", "soak", "training_cost")
 
 try:
     PROJECT = Project(ROOT)
@@ -175,6 +175,14 @@ def pairwise(session: nox.Session) -> None:
     with errors_as_messages(session):
         environment = PROJECT.tools("covering", group("covering"), project=True)
         PROJECT.run_in(environment, ["python", "-m", "pytest_trlcompat.matrix.covering", *session.posargs])
+
+
+@nox.session(default=False)
+def rows(session: nox.Session) -> None:
+    """Make the rows of the conformance suites anew that hold every two values of their space [-- --strength 3]."""
+    with errors_as_messages(session):
+        environment = PROJECT.tools("covering", group("covering"), project=True)
+        PROJECT.run_in(environment, ["python", "-m", "pytest_trlcompat.conformance.array", *session.posargs])
 
 
 @nox.session(default=False)

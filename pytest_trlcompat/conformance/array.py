@@ -1,6 +1,4 @@
-"""Rows that hold every two values of ``space.toml`` together, made with ``covertable``::
-
-    python -m pytest_trlcompat.conformance.array [--strength 3]
+"""Rows that hold every two values of ``space.toml`` together, made with ``covertable``: ``nox -s rows``.
 
 It writes ``rows.toml`` anew from its first rows, each value alone, which people write, and the rows of the array behind
 them. The same space gives the same rows. ``covertable`` is needed to make rows, not to try them. It takes what excludes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pytest_trlcompat.reference import metrics, optimizer
-from pytest_trlcompat.reference._stepping import Stepper
+from pytest_trlcompat.reference._stepping import Stepper, detached
 from pytest_trlcompat.reference.normalisation import token_shares
 from pytest_trlcompat.reference.objective import (
     entropy_control,
@@ -24,7 +25,7 @@ from pytest_trlcompat.reference.policy import Scores, kl_estimate, score_tokens
 from pytest_trlcompat.reference.records import Generation, GRPOStep, MicroBatch, Rollout
 from pytest_trlcompat.reference.rewards import advantages_of
 from pytest_trlcompat.reference.settings import GRPOSettings
-from pytest_trlcompat.reference.tokens import Tokens, tokens_of
+from pytest_trlcompat.reference.tokens import tokens_of
 
 __all__ = ["Learner", "Part"]
 
@@ -36,9 +37,15 @@ class Learner:
     """A copy of a policy that is trained, with everything that lasts from one step to the next."""
 
     def __init__(self, model: Any, settings: GRPOSettings, reference_model: Any, padded: bool) -> None:
-        self.settings, self.padded = settings, padded
+        self.settings = settings
         self.model = copy.deepcopy(model)
         self.reference_model = copy.deepcopy(model if reference_model is None else reference_model)
+        self.score = functools.partial(
+            score_tokens,
+            temperature=settings.temperature,
+            entropy_at_temperature=settings.undecided.entropy_at_temperature,
+            padded=padded,
+        )
         self.stepper = Stepper(self.model, settings)
         self.tokens = 0
         self.entropy_coef = settings.entropy_coef
@@ -63,8 +70,8 @@ class Learner:
             pad_to_multiple_of=settings.pad_to_multiple_of,
         )
         with torch.no_grad():
-            old = self._score(self.model if old_model is None else old_model, tokens)
-            reference = self._score(self.reference_model, tokens) if settings.beta else None
+            old = self.score(self.model if old_model is None else old_model, tokens)
+            reference = self.score(self.reference_model, tokens) if settings.beta else None
         advantages = advantages_of(
             rollout.reward_tensor(old.logprobs.dtype),
             num_generations,
@@ -77,15 +84,6 @@ class Learner:
         )
         return Generation(tokens, advantages, old.logprobs, None if reference is None else reference.logprobs)
 
-    def _score(self, model: Any, tokens: Tokens) -> Scores:
-        return score_tokens(
-            model,
-            tokens,
-            temperature=self.settings.temperature,
-            entropy_at_temperature=self.settings.undecided.entropy_at_temperature,
-            padded=self.padded,
-        )
-
     def forward(self, parts: Sequence[Part]) -> list[MicroBatch]:
         """The micro-batches of a step, with gradients attached."""
         generations = _without_repeats([part[0] for part in parts])
@@ -95,7 +93,7 @@ class Learner:
         found = []
         for generation, _, ranks in parts:
             index = next(place for place, one in enumerate(generations) if one is generation)
-            scores = [self._score(self.model, generation.tokens.of_rows(rows)) for rows in ranks]
+            scores = [self.score(self.model, generation.tokens.of_rows(rows)) for rows in ranks]
             kept = self._kept_by_entropy([each.entropies for each in scores], generation, ranks)
             if own:
                 step_tokens = len(parts) * sum(self._active_tokens(generation, rows) for rows in ranks)
@@ -181,7 +179,7 @@ class Learner:
         self._synchronise_reference()
         step = GRPOStep(
             generations=tuple(_without_repeats([part[0] for part in parts])),
-            micro_batches=tuple(_detached(one) for one in batches),
+            micro_batches=tuple(detached(one) for one in batches),
             policy_loss=policy_loss.detach(),
             entropy_coef=coefficient,
             loss=loss.detach(),
@@ -251,8 +249,3 @@ class Learner:
 
 def _without_repeats(generations: Sequence[Generation]) -> list[Generation]:
     return list({id(one): one for one in generations}.values())
-
-
-def _detached(batch: MicroBatch) -> MicroBatch:
-    values = {name: value.detach() for name, value in vars(batch).items() if isinstance(value, Tensor)}
-    return replace(batch, **values)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,9 @@ from torch import Tensor
 from pytest_trlcompat.reference import optimizer
 from pytest_trlcompat.reference.settings import OptimizerSettings
 
-__all__ = ["Stepped", "Stepper"]
+__all__ = ["Stepped", "Stepper", "detached"]
+
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -83,3 +85,9 @@ class Stepper:
             decayed=self.decayed,
         )
         return after
+
+
+def detached(record: Record) -> Record:
+    """A dataclass instance with its tensors detached."""
+    values = {name: value.detach() for name, value in vars(record).items() if isinstance(value, Tensor)}
+    return replace(record, **values)  # type: ignore[type-var]

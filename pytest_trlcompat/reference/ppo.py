@@ -10,16 +10,16 @@ one optimizer step for each mini-batch.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytest_trlcompat.reference import ppo_metrics, ppo_models, ppo_rewards
-from pytest_trlcompat.reference._stepping import Stepper
-from pytest_trlcompat.reference.policy import Scores, score_tokens
+from pytest_trlcompat.reference._stepping import Stepper, detached
+from pytest_trlcompat.reference.policy import score_tokens
 from pytest_trlcompat.reference.ppo_losses import clipped_policy_losses, clipped_value_losses
 from pytest_trlcompat.reference.ppo_records import (
     Episodes,
@@ -125,6 +125,12 @@ class _Learner:
         self.trained = _Trained(policy, value_model)
         self.reward_model = reward_model
         self.reference_model = policy if reference_model is None else reference_model
+        self.score = functools.partial(
+            score_tokens,
+            temperature=settings.temperature,
+            entropy_at_temperature=settings.undecided.entropy_at_temperature,
+            padded=padded,
+        )
         self.stepper = Stepper(self.trained, settings)
         self.batches, self.episodes = 0, 0
 
@@ -156,8 +162,8 @@ class _Learner:
         mask = tokens.completion_mask
         steps = ppo_rewards.step_mask(mask, settings.has_own_score_step, settings.world_size)
         with torch.no_grad():
-            sampled = self._score(self.trained.policy, tokens)
-            reference = self._score(self.reference_model, tokens).logprobs
+            sampled = self.score(self.trained.policy, tokens)
+            reference = self.score(self.reference_model, tokens).logprobs
             values = ppo_models.state_values(self.trained.value_model, tokens, steps, padded=self.padded)
         scores = self._scores(episodes, tokens, values.dtype)
         has_eos = self._has_eos(tokens)
@@ -210,15 +216,6 @@ class _Learner:
             return torch.tensor(list(episodes.scores), dtype=dtype)
         return ppo_models.response_scores(self.reward_model, tokens)
 
-    def _score(self, model: Any, tokens: Tokens) -> Scores:
-        return score_tokens(
-            model,
-            tokens,
-            temperature=self.settings.temperature,
-            entropy_at_temperature=self.settings.undecided.entropy_at_temperature,
-            padded=self.padded,
-        )
-
     def _whiten(self, values: Tensor, mask: Tensor, *, shift_mean: bool) -> Tensor:
         undecided = self.settings.undecided
         parts = self.settings.world_size if undecided.whiten_over == "rank" else 1
@@ -241,7 +238,7 @@ class _Learner:
         loss = policy_loss + settings.vf_coef * value_loss
         stepped = self.stepper.step(loss, self._rate(total))
         return PPOOptimizerStep(
-            micro_batches=tuple(_detached(one) for one in batches),
+            micro_batches=tuple(detached(one) for one in batches),
             policy_loss=policy_loss.detach(),
             value_loss=value_loss.detach(),
             loss=loss.detach(),
@@ -254,7 +251,7 @@ class _Learner:
         """``shares`` are what the losses of tokens and of steps are multiplied by, of the whole batch."""
         settings, undecided = self.settings, self.settings.undecided
         tokens, steps = experience.tokens.of_rows(rows), experience.step_mask[rows]
-        scores = self._score(self.trained.policy, tokens)
+        scores = self.score(self.trained.policy, tokens)
         values = ppo_models.state_values(self.trained.value_model, tokens, steps, padded=self.padded)
         ratios = (scores.logprobs - experience.logprobs[rows]).exp()
         policy_losses, policy_clipped = clipped_policy_losses(
@@ -292,8 +289,3 @@ def _shares(mask: Tensor, groups: Sequence[list[int]]) -> Tensor:
     for rows in groups:
         shares[rows] = mask[rows] / (len(groups) * mask[rows].sum().double())
     return shares
-
-
-def _detached(batch: PPOMicroBatch) -> PPOMicroBatch:
-    values = {name: value.detach() for name, value in vars(batch).items() if isinstance(value, Tensor)}
-    return replace(batch, **values)

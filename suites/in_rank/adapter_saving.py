@@ -78,6 +78,6 @@ def _build(subject: str, model: TinyModel, folder: str, saving: bool) -> Any:
 
 def _adapter(trainer: Any) -> dict[str, bytes] | None:
     """The adapter's tensors under the names that PEFT saves them by; gathering them is collective."""
-    whole = sharding.whole(trainer.model_wrapped)
+    whole = models.whole(trainer.model_wrapped)
     adapter = {name.replace(".default", ""): tensor for name, tensor in whole.items() if "lora_" in name}
     return sharding.to_bytes(adapter) if trainer.is_world_process_zero() else None

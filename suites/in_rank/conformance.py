@@ -14,7 +14,8 @@ from pytest_trlcompat.conformance import comparison, configs, conventions, objec
 
 from . import grpo
 from .grpo_steps import of_all_ranks
-from .settings import BF16_ULP, bare_name, whole
+from .models import bare_name, whole
+from .settings import BF16_ULP
 from .sharding import failure
 
 if TYPE_CHECKING:

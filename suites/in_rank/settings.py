@@ -6,8 +6,7 @@ before and after, as plain numbers and bytes; a failure is returned, not raised,
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import grpo, models
@@ -25,11 +24,9 @@ __all__ = [
     "LEARNING_RATE_OF_BF16",
     "LOGGED",
     "STEPS",
-    "bare_name",
     "outputs_of_plain_training",
     "train",
     "trainings_of_neighbours",
-    "whole",
 ]
 
 STEPS = 2
@@ -38,7 +35,6 @@ LEARNING_RATE, LEARNING_RATE_OF_BF16 = 0.5, 2.0
 LOGGED = ("loss", "grad_norm", "kl", "reward", "learning_rate")
 BF16_ULP = 2.0**-8
 """The distance of neighbouring bfloat16 numbers, relative to them: at most this, at least half."""
-_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 def train(
@@ -71,11 +67,11 @@ def train(
     if building:
         return {"failure": building["text"], "gathering": None, "losses": [], "logs": {}}
     main = trainer.is_world_process_zero()
-    initial, trained = whole(trainer.model), {}
+    initial, trained = models.whole(trainer.model), {}
     with failure() as training:
         trainer.train()
     with failure() as gathering:
-        trained = whole(trainer.model_wrapped)
+        trained = models.whole(trainer.model_wrapped)
         _round(initial, trainer.model_wrapped)
     return {
         "failure": training.get("text"),
@@ -100,7 +96,7 @@ def _round(weights: dict[str, torch.Tensor], model: Any) -> None:
 
     for name, parameter in model.named_parameters():
         if parameter.dtype is torch.bfloat16:
-            weights[bare_name(name)] = weights[bare_name(name)].bfloat16().float()
+            weights[models.bare_name(name)] = weights[models.bare_name(name)].bfloat16().float()
 
 
 def outputs_of_plain_training(subject: str, model: TinyModel) -> dict[str, Any]:
@@ -267,49 +263,6 @@ def _recording(subject: str, losses: list[float], seen: dict[str, Any]) -> type:
     if method:
         setattr(Recording, method, recorded)
     return Recording
-
-
-def whole(model: Any) -> dict[str, torch.Tensor]:
-    """Every parameter, gathered, in float32 on the CPU, under its name in the bare model.
-
-    Of those that DeepSpeed trains in bfloat16 its float32 copy, which it steps.
-    """
-    with _summoned(model):
-        found = {}
-        for name, parameter in model.named_parameters():
-            with models.gathered([parameter]):  # DeepSpeed before 0.19.3 gathers one dtype at once
-                found[bare_name(name)] = _float32(parameter)
-        return found
-
-
-def _float32(parameter: torch.nn.Parameter) -> torch.Tensor:
-    import torch
-
-    if parameter.dtype is not torch.float32 and (hasattr(parameter, "_hp_mapping") or hasattr(parameter, "ds_id")):
-        from deepspeed.utils import safe_get_full_fp32_param
-
-        whole = safe_get_full_fp32_param(parameter)
-        if whole is not None:  # a frozen one has no such copy
-            return whole.detach().cpu().clone()
-    tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-    return tensor.detach().float().cpu().clone()
-
-
-@contextlib.contextmanager
-def _summoned(model: Any) -> Iterator[None]:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
-        with FullyShardedDataParallel.summon_full_params(model, writeback=False):
-            yield
-    else:
-        yield
-
-
-def bare_name(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name.removeprefix("module.")
 
 
 def _checkpointing(model: Any) -> list[str]:

@@ -33,7 +33,6 @@ __all__ = [
     "failure",
     "to_bytes",
     "train",
-    "whole",
 ]
 
 STEPS = 2
@@ -79,7 +78,7 @@ def train(
     with failure() as training:
         trainer.train()
     with failure() as gathering:
-        policy, ref_model = whole(trainer.model_wrapped), whole(trainer.ref_model)
+        policy, ref_model = models.whole(trainer.model_wrapped), models.whole(trainer.ref_model)
     with failure() as saving:
         if SAVING in measured:
             trainer.save_model(folder)
@@ -214,25 +213,6 @@ def _generate_greedily() -> list[torch.Tensor]:
 
     GenerationMixin.generate = greedy  # the rank is a process of its own and ends with the launch
     return tokens
-
-
-def whole(model: Any) -> dict[str, torch.Tensor]:
-    """Every parameter of a model, gathered, on the CPU, under the name that it has in the bare model."""
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    parameters = dict(model.named_parameters())
-    if isinstance(model, FullyShardedDataParallel):
-        with FullyShardedDataParallel.summon_full_params(model, writeback=False):
-            return {_bare(name): p.detach().cpu().clone() for name, p in model.named_parameters()}
-    with models.gathered(parameters.values()):
-        return {
-            _bare(name): (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().cpu().clone()
-            for name, p in parameters.items()
-        }
-
-
-def _bare(name: str) -> str:
-    return name.replace("_fsdp_wrapped_module.", "").replace("_checkpoint_wrapped_module.", "").removeprefix("module.")
 
 
 def to_bytes(tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:

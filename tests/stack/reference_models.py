@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,3 +78,35 @@ EPISODES = Episodes(
 def ppo_settings_of(**settings: Any) -> PPOSettings:
     base = {"response_length": 4, "temperature": 1.0, "optim": "sgd", "learning_rate": 0.1, "num_ppo_epochs": 1}
     return PPOSettings(**{**base, **settings})
+
+
+ADAMW = {
+    "optim": "adamw_torch",
+    "learning_rate": 0.3,
+    "adam_beta1": 0.5,
+    "adam_beta2": 0.7,
+    "adam_epsilon": 1e-3,
+    "weight_decay": 0.2,
+    "max_grad_norm": 0.1,
+    "lr_scheduler_type": "cosine",
+}
+
+
+def assert_pytorch_steps_so(parameters: Mapping[str, torch.nn.Parameter], steps: Sequence[Any]) -> None:
+    """Hold optimizer steps with the settings :data:`ADAMW` against PyTorch's optimizer on the same gradients.
+
+    Args:
+        parameters: as they were before the first step, by the names of the steps; changed in place.
+        steps: all of the schedule.
+    """
+    trained = list(parameters.values())
+    theirs = torch.optim.AdamW(trained, lr=0.3, betas=(0.5, 0.7), eps=1e-3, weight_decay=0.2)
+    for index, step in enumerate(steps):
+        for name, parameter in parameters.items():
+            parameter.grad = step.gradients[name].clone()
+        norm = torch.nn.utils.clip_grad_norm_(trained, 0.1)
+        assert torch.allclose(norm, step.grad_norm, rtol=1e-12)
+        theirs.param_groups[0]["lr"] = 0.3 * (1 + math.cos(math.pi * index / len(steps))) / 2
+        theirs.step()
+        for name, parameter in parameters.items():
+            assert torch.allclose(parameter, step.weights[name], rtol=1e-12)

@@ -11,7 +11,16 @@ import torch
 from pytest_trlcompat import reference, tiny
 from pytest_trlcompat.reference import Episodes, PPOSettings, PPOStep, PPOUndecided
 
-from .reference_models import EPISODES, Bigrams, ppo_settings_of, random_bigrams, random_values, uniform
+from .reference_models import (
+    ADAMW,
+    EPISODES,
+    Bigrams,
+    assert_pytorch_steps_so,
+    ppo_settings_of,
+    random_bigrams,
+    random_values,
+    uniform,
+)
 from .test_reference_training import is_equal
 
 OTHER = Episodes(queries=EPISODES.queries, responses=[[2, 1], [3], [7, 7, 7, 7], [4, 1]], scores=[0.0, 1.0, 2.0, -1.0])
@@ -133,32 +142,12 @@ def test_a_score_has_a_step_of_its_own_by_the_longest_response_of_its_rank() -> 
 
 
 def test_a_training_is_pytorchs_optimizer_on_its_clipped_gradients() -> None:
-    settings = ppo_settings_of(
-        optim="adamw_torch",
-        learning_rate=0.3,
-        adam_beta1=0.5,
-        adam_beta2=0.7,
-        adam_epsilon=1e-3,
-        weight_decay=0.2,
-        max_grad_norm=0.1,
-        lr_scheduler_type="cosine",
-        num_ppo_epochs=2,
-        num_mini_batches=2,
-    )
+    settings = ppo_settings_of(**ADAMW, num_ppo_epochs=2, num_mini_batches=2)
     policy, values = random_bigrams(), random_values()
     batches = reference.ppo_train(policy, values, [EPISODES, OTHER], settings)
     steps = [each for batch in batches for each in batch.optimizer_steps]
     assert len(steps) == 8
-    theirs = torch.optim.AdamW([policy.table, values.table], lr=0.3, betas=(0.5, 0.7), eps=1e-3, weight_decay=0.2)
-    for index, step in enumerate(steps):
-        policy.table.grad = step.gradients["policy.table"].clone()
-        values.table.grad = step.gradients["value_model.table"].clone()
-        norm = torch.nn.utils.clip_grad_norm_([policy.table, values.table], 0.1)
-        assert torch.allclose(norm, step.grad_norm, rtol=1e-12)
-        theirs.param_groups[0]["lr"] = 0.3 * (1 + math.cos(math.pi * index / 8)) / 2
-        theirs.step()
-        assert torch.allclose(policy.table, step.weights["policy.table"], rtol=1e-12)
-        assert torch.allclose(values.table, step.weights["value_model.table"], rtol=1e-12)
+    assert_pytorch_steps_so({"policy.table": policy.table, "value_model.table": values.table}, steps)
 
 
 def test_the_schedule_counts_optimizer_steps_or_batches() -> None:

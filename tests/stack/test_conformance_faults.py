@@ -1,0 +1,33 @@
+"""The faults of ``nox -s bench -- conformance_faults``: that each can still be planted, and how one is looked for."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from pytest_trlcompat.conformance import rows
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from conformance_faults import Fault, read_faults  # type: ignore[import-not-found]
+
+RELEASE, FAULTS = read_faults()
+
+
+@pytest.mark.parametrize("number", range(len(FAULTS)))
+def test_a_fault_can_be_planted(number: int) -> None:
+    fault = FAULTS[number]
+    assert rows.load("grpo")[f"single-{fault.row}"].strategy == "single"
+    assert all(fault.stages)
+    if metadata.version("trl") != RELEASE:
+        pytest.skip(f"the faults are for trl {RELEASE}")
+    source = Path(str(metadata.distribution("trl").locate_file("trl/trainer/grpo_trainer.py"))).read_text()
+    assert fault.plant(source) != source
+
+
+def test_a_fault_that_cannot_be_planted_ends_the_benchmark() -> None:
+    with pytest.raises(SystemExit, match="this release of trl has nowhere: 'a sign'"):
+        Fault("a sign", "another", "default", ["logs"]).plant("def compute_loss(): ...")
