@@ -146,7 +146,7 @@ class Learner:
             reference = generation.reference_logprobs[own]
             if settings.sync_ref_model and settings.undecided.reference_scored_at == "step":
                 with torch.no_grad():
-                    reference = self._score(self.reference_model, generation.tokens.of_rows(rows)).logprobs
+                    reference = self.score(self.reference_model, generation.tokens.of_rows(rows)).logprobs
             kl = kl_estimate(scores.logprobs, reference)
             corrected = kl_estimate(scores.logprobs, reference, weights) if settings.use_bias_correction_kl else kl
             per_token = per_token + settings.beta * torch.where(mask, corrected, 0.0)
