@@ -107,6 +107,23 @@ def test_the_reference_model_is_synchronised() -> None:
     assert [step.logs["kl"] > 0 for step in steps] == [False, True, False]
 
 
+@pytest.mark.parametrize("scored_at, apart", [("generation", True), ("step", False)])
+def test_a_synchronised_reference_model_scores_a_generation_once_or_at_each_step(scored_at: str, apart: bool) -> None:
+    undecided = Undecided(reference_scored_at=scored_at)
+    settings = settings_of(
+        beta=0.1,
+        num_iterations=2,
+        sync_ref_model=True,
+        ref_model_sync_steps=1,
+        ref_model_mixup_alpha=1.0,
+        learning_rate=1.0,
+        undecided=undecided,
+    )
+    first, second = reference.grpo_train(random_bigrams(), [ROWS], settings)
+    assert float(first.logs["kl"]) == pytest.approx(0, abs=1e-9)
+    assert (abs(second.logs["kl"]) > 1e-6) is apart  # the reference model is the policy of the first step's end
+
+
 def test_models_stay_as_they_are() -> None:
     policy, other = random_bigrams(), random_bigrams(seed=1)
     reference.grpo_train(policy, [ROWS] * 2, settings_of(beta=0.1), reference_model=other)
