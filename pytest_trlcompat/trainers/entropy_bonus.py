@@ -34,6 +34,7 @@ class EntropyBonusMixin(Cure):
     """
 
     accelerator: Any
+    current_gradient_accumulation_steps: int
     entropy_coef: float
     _metrics: Any
     _outputs: Any = None
@@ -70,7 +71,7 @@ class EntropyBonusMixin(Cure):
             weights = _weights(loss, outputs)
             if weights is None:
                 return loss
-            steps = float(instance.current_gradient_accumulation_steps)
+            steps = float(self.current_gradient_accumulation_steps)
             bonus = (weights * outputs[1]).sum()
             if len(logged) > before and steps > 1:
                 self._log_whole(logged, float((loss - bonus).detach() - self._aux(outputs, steps)), gathered, steps)

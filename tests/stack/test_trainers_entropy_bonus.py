@@ -17,7 +17,7 @@ MASK = [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
 COEFFICIENT, STEPS, TOKENS = 0.5, 2, 16.0
 
 
-class Accelerator(accelerate.Accelerator):  # type: ignore[misc] # of whichever release
+class Accelerator(accelerate.Accelerator):  # type: ignore[name-defined] # of whichever release
     """One that gathers from one process."""
 
     def __init__(self) -> None:
