@@ -16,6 +16,7 @@ from pytest_trlcompat import stack
 from pytest_trlcompat.catalog.verdict import Verdict
 
 if TYPE_CHECKING:
+    from pytest_trlcompat.catalog.fixed_releases import FixedReleases
     from pytest_trlcompat.catalog.ranges import Range
 
 __all__ = [
@@ -174,8 +175,16 @@ class KnownIssue:
         return tuple(package for package in stack.PACKAGES if package in named)
 
     @cached_property
-    def _of_subject(self) -> Mapping[str, tuple[Prediction, ...]]:
-        return {subject: tuple(each for each in self.predictions if each.subject == subject) for subject in SUBJECTS}
+    def _concerning(self) -> dict[tuple[str, str], tuple[Prediction, ...]]:
+        """By subject and strategy: the doctor asks again and again, for every cell."""
+        return {}
+
+    @cached_property
+    def fixed(self) -> tuple[FixedReleases, ...]:
+        """What is right where it shows, see :func:`~pytest_trlcompat.catalog.fixed_releases.fixed_releases`."""
+        from pytest_trlcompat.catalog.fixed_releases import fixed_releases  # which needs this module
+
+        return fixed_releases(self)
 
     @cached_property
     def is_problem_somewhere(self) -> bool:
@@ -201,8 +210,12 @@ class KnownIssue:
 
     def predict(self, subject: str, strategy: str, versions: Mapping[str, str]) -> Prediction | None:
         """The first prediction that applies; for ``corrected`` it is ``ok`` unless one says otherwise."""
-        for prediction in self._of_subject.get(subject, ()):
-            if prediction.applies(subject, strategy, versions):
+        concerning = self._concerning.get((subject, strategy))
+        if concerning is None:
+            concerning = tuple(each for each in self.predictions if each.concerns(subject, strategy))
+            self._concerning[subject, strategy] = concerning
+        for prediction in concerning:
+            if stack.holds(prediction.when, versions):
                 return prediction
         if subject == "corrected":
             return Prediction(Verdict.OK, subject, {}, (), "the corrected trainer is right everywhere")
