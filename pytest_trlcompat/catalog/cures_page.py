@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.fixed_releases import fixed_releases
 from pytest_trlcompat.catalog.issue import STRATEGIES, KnownIssue
 from pytest_trlcompat.catalog.remedies import cured_in, mixins, remedy
 from pytest_trlcompat.catalog.verdict import Verdict
@@ -101,7 +102,7 @@ def _table(issues: Iterable[KnownIssue], kind: str) -> Iterator[str]:
 
 def _strategies(issue: KnownIssue) -> str:
     """Under which it shows by itself."""
-    under = {strategy for fixed in issue.fixed for strategy in fixed.strategies}
+    under = {strategy for fixed in fixed_releases(issue) for strategy in fixed.strategies}
     if set(STRATEGIES) <= under:
         return "every strategy"
     return ", ".join(strategy for strategy in issue.labels() if strategy in under)

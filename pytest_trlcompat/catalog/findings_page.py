@@ -39,8 +39,8 @@ do not edit. -->
 
 Every known issue that [the conformance suite](conformance.md) has found, newest releases first. It is `silent` where a
 training differs from [the reference](../reference/reference.md), and `broken` where it ends in an error. "Reported" are
-upstream's threads and notes about it; where there are none, no report was found. Releases are those of TRL, for GRPO from
-{oldest} on, the first that has it, to {newest}.
+upstream's threads and notes about it; where there are none, no report was found. Releases are those of TRL, for GRPO
+from {oldest} on, the first that has it, to {newest}.
 
 """
 _COLUMNS = ("finding", "shows", "in releases", "only with", "setting", "reported", "cured")

@@ -8,6 +8,7 @@ also where another known issue causes it: nobody is sent to releases where it sh
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -67,6 +68,7 @@ class FixedReleases:
     alternatives: tuple[Alternative, ...]
 
 
+@functools.cache
 def fixed_releases(issue: KnownIssue) -> tuple[FixedReleases, ...]:
     """What is right under each strategy under which the issue shows; strategies with the same answer are together.
 

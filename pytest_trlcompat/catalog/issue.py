@@ -16,7 +16,6 @@ from pytest_trlcompat import stack
 from pytest_trlcompat.catalog.verdict import Verdict
 
 if TYPE_CHECKING:
-    from pytest_trlcompat.catalog.fixed_releases import FixedReleases
     from pytest_trlcompat.catalog.ranges import Range
 
 __all__ = [
@@ -123,7 +122,7 @@ class Prediction:
         return f"{self.verdict}{by} for {self.subject}{strategies} with {ranges} ({self.why})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KnownIssue:
     """A catalogue entry.
 
@@ -178,13 +177,6 @@ class KnownIssue:
     def _concerning(self) -> dict[tuple[str, str], tuple[Prediction, ...]]:
         """By subject and strategy: the doctor asks again and again, for every cell."""
         return {}
-
-    @cached_property
-    def fixed(self) -> tuple[FixedReleases, ...]:
-        """What is right where it shows, see :func:`~pytest_trlcompat.catalog.fixed_releases.fixed_releases`."""
-        from pytest_trlcompat.catalog.fixed_releases import fixed_releases  # which needs this module
-
-        return fixed_releases(self)
 
     @cached_property
     def is_problem_somewhere(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_trlcompat.catalog.evidence import MeasuredCell
-from pytest_trlcompat.catalog.fixed_releases import Alternative, FixedReleases
+from pytest_trlcompat.catalog.fixed_releases import Alternative, FixedReleases, fixed_releases
 from pytest_trlcompat.catalog.issue import STRATEGIES, KnownIssue
 from pytest_trlcompat.catalog.issue import TRAINERS as MEASURED
 from pytest_trlcompat.catalog.ranges import Range, at
@@ -42,7 +42,7 @@ def remedy(
         cells: measured ones, by which releases with which most suites fail for another reason are marked.
     """
     ways = [text] if issue.cure and (text := _training(issue, trainer)) else []
-    fixed = [each for each in issue.fixed if not strategies or set(strategies) & set(each.strategies)]
+    fixed = [each for each in fixed_releases(issue) if not strategies or set(strategies) & set(each.strategies)]
     right = []
     for each in fixed:
         under = [label for label in each.strategies if not strategies or label in strategies]
@@ -77,7 +77,7 @@ def _ranges(versions: Mapping[str, str], packages: Iterable[str]) -> dict[str, R
 def cured_in(issue: KnownIssue) -> str:
     """From which releases on its cure is not needed: ``trl 0.18 (fsdp1), trl 0.29 (fsdp2)``; empty where in none."""
     strategies: dict[str, list[str]] = {}
-    for each in issue.fixed:
+    for each in fixed_releases(issue):
         first = " or ".join(alternative.first() for alternative in each.alternatives if alternative.lasting)
         strategies.setdefault(first, []).extend(each.strategies)
     if len(strategies) == 1:
