@@ -284,17 +284,17 @@ def _words(text: str) -> str:
 
 
 def differences(
-    recordings: Sequence[Recording], truth: Truth, neighbour: Callable[[], Truth], transformers: int
+    recordings: Sequence[Recording], truth: Truth, neighbours: Callable[[], Sequence[Truth]], transformers: int
 ) -> list[Difference]:
     """Every quantity that differs, the first one first.
 
     Args:
-        neighbour: the truth with weights changed by one unit in the last place; computed where :data:`FLOOR` is not
-            enough.
+        neighbours: the truth with weights changed by one unit in the last place, in several ways; computed where
+            :data:`FLOOR` is not enough.
     """
     every = int(recordings[0].arguments["logging_steps"])
     found = recorded_quantities(recordings, truth)
-    near: list[Quantity] = []
+    near: list[list[Quantity]] = []
     differing = list(_sampling(recordings, truth))
     for number, quantity in enumerate(expected_quantities(truth, every, transformers)):
         values = found.get((quantity.stage, quantity.where))
@@ -321,9 +321,10 @@ def differences(
         largest = float(wanted.abs().nan_to_num(nan=0.0).max()) if wanted.numel() else 0.0
         allowed = FLOOR * max(largest, SMALLEST) + quantity.rounding
         if off > allowed:
-            near = near or list(expected_quantities(neighbour(), every, transformers))
-            other = near[number].values.double()
-            allowed += FACTOR * _apart(wanted, other if masked is None else other.where(masked, 0.0))
+            near = near or [list(expected_quantities(each, every, transformers)) for each in neighbours()]
+            others = [each[number].values.double() for each in near]
+            others = others if masked is None else [each.where(masked, 0.0) for each in others]
+            allowed += FACTOR * max(_apart(wanted, each) for each in others)
         if not off <= allowed:
             differing.append(
                 Difference(quantity.stage, quantity.where, *_most_off(wanted, values.double()), off, allowed)

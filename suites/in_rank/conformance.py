@@ -29,6 +29,8 @@ __all__ = ["hold"]
 _SHOWN = 40
 """Differences that are returned: those of the first step say enough."""
 _ULP = 2.0**-23
+_NEIGHBOURS = (1, 2, 3)
+"""Seeds of changes by rounding: where a training is about to diverge, a single one may by chance change little."""
 
 
 def hold(
@@ -101,29 +103,31 @@ def _compared(recordings: list[Recording], model: TinyModel, setting: Mapping[st
     def computed(policy: torch.nn.Module, reference_model: torch.nn.Module, padded: bool = False) -> truth.Truth:
         return truth.computed(recordings, policy, model.tokenizer, rewards, known, ends, reference_model, padded)
 
-    def neighbour() -> truth.Truth:
+    def neighbours() -> list[truth.Truth]:
         # Tokens with the same prefix have the same entropy, and which of them top_entropy_quantile takes, rounding
         # decides: changed weights leave them equal, another order of sums does not.
-        return computed(_neighbour(policy), _neighbour(reference_model), padded=True)
+        return [
+            computed(_neighbour(policy, seed), _neighbour(reference_model, seed), padded=True) for seed in _NEIGHBOURS
+        ]
 
     try:
         expected = computed(policy, reference_model)
     except truth.OutOfStep as error:
         return {"differences": [{"stage": "sampling", "where": "", "said": str(error)}]}
     major = int(transformers.__version__.partition(".")[0])
-    differences = comparison.differences(recordings, expected, neighbour, major)
+    differences = comparison.differences(recordings, expected, neighbours, major)
     return {
         "differences": [vars(each) for each in differences[:_SHOWN]],
         "compared": len(comparison.recorded_quantities(recordings, expected)),
     }
 
 
-def _neighbour(model: torch.nn.Module) -> torch.nn.Module:
+def _neighbour(model: torch.nn.Module, seed: int) -> torch.nn.Module:
     """The model with each weight changed by -1, 0 or 1 unit in its last place."""
     import torch
 
     changed = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in changed.parameters():
             units = torch.randint(-1, 2, parameter.shape, generator=generator)
