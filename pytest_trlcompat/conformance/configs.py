@@ -29,7 +29,7 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "rewards": (
         *("letters", "target", "two", "sometimes", "nowhere", "equal"),
         *("partial", "object", "async_object", "one_number", "shared_class"),
-        *("model", "compiled_model", "logging"),
+        *("model", "logging"),
     ),
     "model": ("dense", "bfloat16", "changed", "experts", "generation_settings", "name", "two_ends"),
     "tokenizer": ("", "other_end", "no_padding", "tools_template"),

@@ -244,12 +244,12 @@ def _words(text: str) -> str:
 
 
 def differences(
-    recordings: Sequence[Recording], truth: Truth, neighbour: Callable[[], Truth], transformers: int
+    recordings: Sequence[Recording], truth: Truth, neighbours: Callable[[], Sequence[Truth]], transformers: int
 ) -> list[Difference]:
     """Every quantity that differs, the first one first.
 
     Args:
-        neighbour: the truth with weights changed by one unit in the last place.
+        neighbours: the truth with weights changed by one unit in the last place, in several ways.
     """
     every = int(recordings[0].arguments["logging_steps"])
     found = recorded_quantities(recordings, truth)
@@ -257,7 +257,7 @@ def differences(
     def quantities(truth: Truth) -> list[Quantity]:
         return list(expected_quantities(truth, every, transformers))
 
-    compared = differing(quantities(truth), found, lambda: quantities(neighbour()))
+    compared = differing(quantities(truth), found, lambda: [quantities(each) for each in neighbours()])
     return [*_sampling(recordings, truth), *compared, *_missing(recordings[0])]
 
 

@@ -31,8 +31,6 @@ __all__ = [
 
 OTHER_END = 2
 """The token that ends a completion beside or instead of the model's own: ``<unk>``, which no word is."""
-_MODELS = ("model", "compiled_model")
-"""Values of the axis ``rewards`` that are a model."""
 _AUX_LOSS_COEF = 0.2
 _TOOLS_TEMPLATE = (
     "{% if tools is not none %}{{ 'w60 w60 ' }}{% endif %}"
@@ -45,7 +43,7 @@ def data_of(model: TinyModel, setting: Mapping[str, Any], seed: int, length: int
     """Prompts and completions of a setting."""
     conversational = setting.get("data") in ("conversational", "assistant_last")
     conversational = conversational or setting.get("tokenizer") == "tools_template"
-    conversational = conversational or setting.get("rewards") in _MODELS  # a model reads a prompt and its answer
+    conversational = conversational or setting.get("rewards") == "model"  # which reads a prompt and its answer
     ends: tuple[int, ...] = (OTHER_END,) if setting.get("tokenizer") == "other_end" else (1,)
     if setting.get("model") == "two_ends":
         ends = (1, OTHER_END)
@@ -139,18 +137,13 @@ def reward_model(model: TinyModel) -> Any:
 def rewards_of_trainer(model: TinyModel, setting: Mapping[str, Any]) -> list[Any]:
     """What a user passes as ``reward_funcs``."""
     wanted = setting.get("rewards", "letters")
-    if wanted not in _MODELS:
-        return [*reward_functions(wanted)]
-    import torch
-
-    found = reward_model(model)
-    return [torch.compile(found, backend="eager") if wanted == "compiled_model" else found]
+    return [reward_model(model)] if wanted == "model" else [*reward_functions(wanted)]
 
 
 def rewards_of_reference(model: TinyModel, setting: Mapping[str, Any]) -> list[Callable[..., list[float | None]]]:
     """The same as functions, each called with ``completions``, texts, ``prompts``, texts, and ``target``."""
     wanted = setting.get("rewards", "letters")
-    if wanted not in _MODELS:
+    if wanted != "model":
         return [_awaited(function) for function in reward_functions(wanted)]
     import torch
 

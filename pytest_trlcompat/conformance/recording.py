@@ -118,8 +118,6 @@ def _build(
         extra["eval_dataset"] = data.dataset(objects.prompt_count(setting, "evaluation"), "evaluation")
     if setting.get("rewards") == "shared_class":
         extra["reward_processing_classes"] = words
-    elif setting.get("rewards") == "compiled_model":
-        extra["reward_processing_classes"] = [words]  # trainers load one for a class of Transformers alone
     dataset: Any = data.dataset(objects.prompt_count(setting, "training"))
     if setting.get("data") in ("iterable", "none"):
         dataset = dataset.to_iterable_dataset() if setting["data"] == "iterable" else None

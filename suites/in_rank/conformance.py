@@ -98,18 +98,18 @@ def _compared(recordings: list[Recording], model: TinyModel, setting: Mapping[st
     def computed(policy: torch.nn.Module, reference_model: torch.nn.Module, padded: bool = False) -> truth.Truth:
         return truth.computed(recordings, policy, model.tokenizer, rewards, known, ends, reference_model, padded)
 
-    def neighbour() -> truth.Truth:
+    def neighbours() -> list[truth.Truth]:
         # Tokens with the same prefix have the same entropy, and which of them top_entropy_quantile takes, rounding
         # decides: changed weights leave them equal, another order of sums does not.
-        (policy_beside,), (reference_beside,) = (comparison.neighbours(each) for each in (policy, reference_model))
-        return computed(policy_beside, reference_beside, padded=True)
+        beside = comparison.neighbours(policy, reference_model)
+        return [computed(policy_beside, reference_beside, padded=True) for policy_beside, reference_beside in beside]
 
     try:
         expected = computed(policy, reference_model)
     except comparison.OutOfStep as error:
         return {"differences": [{"stage": "sampling", "where": "", "said": str(error)}]}
     major = int(transformers.__version__.partition(".")[0])
-    differences = grpo_quantities.differences(recordings, expected, neighbour, major)
+    differences = grpo_quantities.differences(recordings, expected, neighbours, major)
     return {
         "differences": [vars(each) for each in differences[:_SHOWN]],
         "compared": len(grpo_quantities.recorded_quantities(recordings, expected)),

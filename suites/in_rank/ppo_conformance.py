@@ -72,16 +72,18 @@ def _compared(recordings: list[PPORecording], before: ppo_truth.Untrained) -> di
     def expected(models: ppo_truth.Untrained) -> list[Quantity]:
         return list(ppo_quantities.expected_quantities(ppo_truth.computed(recordings, models, known), every))
 
-    def neighbour() -> list[Quantity]:
-        policy, value_model = comparison.neighbours(before.policy, before.value_model)
-        return expected(dataclasses.replace(before, policy=policy, value_model=value_model))
+    def neighbours() -> list[list[Quantity]]:
+        return [
+            expected(dataclasses.replace(before, policy=policy, value_model=value_model))
+            for policy, value_model in comparison.neighbours(before.policy, before.value_model)
+        ]
 
     try:
         wanted = expected(before)
     except comparison.OutOfStep as error:
         return {"differences": [{"stage": "updates", "where": "", "said": str(error)}]}
     found = ppo_quantities.recorded_quantities(recordings)
-    differences = comparison.differing(wanted, found, neighbour)
+    differences = comparison.differing(wanted, found, neighbours)
     return {
         "differences": [vars(each) for each in differences[:_SHOWN]],
         "compared": sum((one.stage, one.where) in found for one in wanted),

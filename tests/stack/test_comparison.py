@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -20,8 +21,8 @@ def quantity(
     return Quantity(*PLACE, torch.as_tensor(values, dtype=torch.float64), mask, rounding)
 
 
-def compare(expected: Quantity, found: torch.Tensor, near: Quantity | None = None) -> list[Difference]:
-    return differing([expected], {PLACE: found}, lambda: [near or expected])
+def compare(expected: Quantity, found: torch.Tensor, *near: Quantity) -> list[Difference]:
+    return differing([expected], {PLACE: found}, lambda: [[each] for each in near or [expected]])
 
 
 def test_what_summing_in_another_order_leaves_is_no_difference() -> None:
@@ -38,18 +39,24 @@ def test_as_much_is_allowed_as_one_unit_in_the_last_place_of_the_weights_changes
     assert len(compare(expected, torch.tensor([1.0 + 1.01 * 30 * 0.001], dtype=torch.float64), near)) == 1
 
 
-def test_the_neighbour_is_computed_where_the_floor_is_not_enough_and_once() -> None:
+def test_of_several_changes_the_largest_counts() -> None:
+    expected, near, nearer = quantity([1.0]), quantity([1.001]), quantity([1.0001])
+    assert compare(expected, torch.tensor([1.0 + 0.99 * 30 * 0.001], dtype=torch.float64), nearer, near, nearer) == []
+    assert len(compare(expected, torch.tensor([1.0 + 0.99 * 30 * 0.001], dtype=torch.float64), nearer, nearer)) == 1
+
+
+def test_neighbours_are_computed_where_the_floor_is_not_enough_and_once() -> None:
     asked: list[int] = []
 
-    def neighbour() -> list[Quantity]:
+    def near() -> list[list[Quantity]]:
         asked.append(1)
-        return expected
+        return [expected]
 
     expected = [Quantity("a", "", torch.tensor([1.0])), Quantity("b", "", torch.tensor([1.0]))]
     equal = {("a", ""): torch.tensor([1.0]), ("b", ""): torch.tensor([1.0])}
-    assert (differing(expected, equal, neighbour), asked) == ([], [])
+    assert (differing(expected, equal, near), asked) == ([], [])
     other = {key: values + 1 for key, values in equal.items()}
-    assert [each.stage for each in differing(expected, other, neighbour)] == ["a", "b"]
+    assert [each.stage for each in differing(expected, other, near)] == ["a", "b"]
     assert asked == [1]
 
 
@@ -86,12 +93,15 @@ def test_rounding_where_a_number_is_shown_is_allowed_beside() -> None:
 
 def test_neighbours_have_each_weight_at_most_one_unit_in_the_last_place_off() -> None:
     model = torch.nn.Linear(50, 50)
-    (changed,) = neighbours(model)
+    twin = copy.deepcopy(model)
+    (changed, changed_twin), *others = neighbours(model, twin)
     moved = ((changed.weight - model.weight) / model.weight).detach().abs()
     assert changed is not model
     assert 0 < float(moved.max()) <= 2**-22
     assert 0.2 < float((moved == 0).double().mean()) < 0.5
-    (again,) = neighbours(model)
+    assert torch.equal(changed.weight, changed_twin.weight)
+    assert [torch.equal(other.weight, changed.weight) for other, _ in others] == [False, False]
+    ((again, _), *_) = neighbours(model, twin)
     assert torch.equal(again.weight, changed.weight)
-    (rounded,) = neighbours(torch.nn.Linear(50, 50).bfloat16())
+    ((rounded,), *_) = neighbours(torch.nn.Linear(50, 50).bfloat16())
     assert rounded.weight.dtype is torch.bfloat16
