@@ -94,10 +94,11 @@ def attributed(
 ) -> Record:
     """The record, ``blocked`` where other known issues explain every failure in its evidence, ``error`` where not.
 
-    Other verdicts stay as they are, and so does a record whose evidence has no failure. The corrected trainer is
+    Other verdicts stay as they are, and so does a record whose evidence has no failure, and what a conformance suite
+    has explained: it looks at the setting, and at each trainer by what is predicted of it. The corrected trainer is
     ``blocked`` only where that is predicted: what stops it is a mistake of this project, until somebody says otherwise.
     """
-    if record.verdict not in (Verdict.ERROR, Verdict.BLOCKED):
+    if record.verdict not in (Verdict.ERROR, Verdict.BLOCKED) or record.explained:
         return record
     evidence = {name: value for name, value in record.evidence.items() if name not in _NAMED}
     failures = list(failures_in(evidence))

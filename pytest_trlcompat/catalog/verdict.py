@@ -99,9 +99,13 @@ class Record:
             self.subject == "corrected" or ("not_in_this_release" in self.evidence and self.expected is Verdict.OK)
         )
         unattributed = self.expected is Verdict.BLOCKED and self.unattributed
-        explained = self.verdict is Verdict.BLOCKED and "differing" in self.evidence
-        fits = self.verdict is self.expected or absent or unattributed or explained
+        fits = self.verdict is self.expected or absent or unattributed or self.explained
         return self.expected is None or fits or self.untested
+
+    @property
+    def explained(self) -> bool:
+        """Whether a conformance suite found it, and explained it by other known issues that it names."""
+        return self.verdict is Verdict.BLOCKED and "differing" in self.evidence
 
     @property
     def unattributed(self) -> bool:

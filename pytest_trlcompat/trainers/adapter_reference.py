@@ -53,7 +53,7 @@ class AdapterReferenceMixin(Cure):
     _referred: int = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        needed = _disables_adapters(type(self), *_METHODS)
+        needed = _disables_adapters(type(self), *_methods(type(self)))
         with replaced_in((patch_points.GRPO_CONSTRUCTOR,) * needed, self._keeping, AdapterReferenceMixin.__name__):
             super().__init__(*args, **kwargs)
 
@@ -138,15 +138,22 @@ class AdapterReferenceMixin(Cure):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        if not _disables_adapters(trainer_class, *_METHODS):
+        if not _disables_adapters(trainer_class, *_methods(trainer_class)):
             return Activity(False, "TRL disables no adapter to compute a reference")
         if trainer is not None and trainer._given is None and ADAPTER.holds(trainer):
             return Activity(False, "no trained adapter was given, or beta is 0")
         return under(trainer, "TRL computes the reference of a PeftModel without its adapter", ADAPTER)
 
 
-_METHODS = ("_prepare_inputs", "_generate_and_score_completions", "compute_loss")
-"""Where releases of TRL compute the reference."""
+def _methods(cls: type) -> set[str]:
+    """All of TRL's: releases compute the reference in one or another of them."""
+    return {
+        name
+        for base in cls.__mro__
+        if base.__module__.partition(".")[0] == "trl"
+        for name, member in vars(base).items()
+        if inspect.isfunction(member)
+    }
 
 
 def _disables_adapters(cls: type, *methods: str) -> bool:

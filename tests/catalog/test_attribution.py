@@ -353,3 +353,20 @@ def test_an_exception_is_known_by_its_class_and_text() -> None:
     (failed,) = failures_in("KeyError: True")
     assert failed == Failed(failed.classes, "True")
     assert known_issues.load()["grpo-fsdp-ref-model"].shows(failed.classes, failed.message)
+
+
+@pytest.mark.parametrize("subject", ["upstream", "corrected"])
+def test_what_a_conformance_suite_has_explained_stays_explained(subject: str) -> None:
+    catalog = known_issues.load()
+    evidence = {
+        "blocked_by": "grpo-nameless-reward",
+        "symptoms_of": ["grpo-nameless-reward"],
+        "failure": "AttributeError: 'functools.partial' object has no attribute '__name__'",
+        "differing": ["training"],
+    }
+    record = Record("conformance-grpo", subject, "single-rewards_partial", Verdict.BLOCKED, Verdict.OK, evidence)
+    versions = {"trl": "0.14.0", "transformers": "4.48.3"}
+    assert attributed(record, catalog["conformance-grpo"], versions, catalog) == record
+    assert record.as_predicted
+    unexplained = replace(record, verdict=Verdict.ERROR, evidence={"failure": evidence["failure"]})
+    assert not unexplained.as_predicted
