@@ -27,7 +27,7 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "data": ("plain", "conversational", "assistant_last", "iterable", "none"),
     "prompts": (24, 5),
     "rewards": (
-        *("letters", "target", "two", "sometimes", "nowhere", "equal"),
+        *("letters", "target", "prompt", "two", "sometimes", "nowhere", "equal"),
         *("partial", "object", "async_object", "one_number", "shared_class"),
         *("model", "logging"),
     ),

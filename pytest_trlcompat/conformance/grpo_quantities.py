@@ -5,6 +5,8 @@ Runs inside a rank, or wherever torch is.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from pytest_trlcompat.conformance.truth import Truth, targets_of
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["differences", "expected_quantities", "recorded_quantities"]
+__all__ = ["clipped_by_rounding", "differences", "expected_quantities", "recorded_quantities"]
 
 
 def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> Iterator[Quantity]:
@@ -28,6 +30,7 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
 
     seen: list[Any] = []
     pending: list[Mapping[str, float]] = []
+    near_bounds: list[Mapping[str, float]] = []
     micro_batch = 0
     for number, step in enumerate(truth.steps):
         for generation in step.generations:
@@ -55,17 +58,44 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
         for name, weight in step.weights.items():
             yield Quantity(f"weights[{name}]", place, weight)
         pending.append(step.logs)
+        near_bounds.append(clipped_by_rounding(step, truth.settings))
         if (number + 1) % logging_steps == 0:
+            by_rounding = reference.average_logs(near_bounds)
             for name, value in reference.average_logs(pending).items():
                 if name == "grad_norm" and logging_steps == 1:
                     continue
-                rounding = 1e-4 if name == "loss" and transformers < 5 else 0.0
+                rounding = 1e-4 if name == "loss" and transformers < 5 else by_rounding.get(name, 0.0)
                 values = torch.tensor([value], dtype=torch.float64)
                 yield Quantity(f"logs[{name}]", place, values, rounding=rounding)
-            pending = []
+            pending, near_bounds = [], []
     for number, evaluation in enumerate(truth.evaluations):
         for name, value in evaluation.logs.items():
             yield Quantity(f"evaluation[{name}]", f"evaluation {number}", torch.tensor([value], dtype=torch.float64))
+
+
+def clipped_by_rounding(step: Any, settings: Any) -> dict[str, float]:
+    """How far rounding may move each clip ratio of a step: it counts on which side of a bound a ratio is.
+
+    A ratio of policies is taken to be off by at most :data:`_RATIO_OFF` of itself, an advantage by
+    :data:`_ADVANTAGE_OFF`, which may give one that is 0 either sign.
+    """
+    from pytest_trlcompat import reference
+
+    found: dict[str, float] = {}
+    for ratio, advantage in itertools.product((1 - _RATIO_OFF, 1 + _RATIO_OFF), (-_ADVANTAGE_OFF, _ADVANTAGE_OFF)):
+        batches = [dataclasses.replace(one, weights=one.weights * ratio) for one in step.micro_batches]
+        generations = [_with_advantages(each, each.advantages.advantages + advantage) for each in step.generations]
+        for name, value in reference.training_metrics(batches, generations, settings).items():
+            if name.startswith("clip_ratio/"):
+                found[name] = max(found.get(name, 0.0), abs(value - step.logs[name]))
+    return found
+
+
+_RATIO_OFF, _ADVANTAGE_OFF = 1e-4, 1e-6
+
+
+def _with_advantages(generation: Any, values: torch.Tensor) -> Any:
+    return dataclasses.replace(generation, advantages=dataclasses.replace(generation.advantages, advantages=values))
 
 
 def recorded_quantities(recordings: Sequence[Recording], truth: Truth) -> Mapping[tuple[str, str], torch.Tensor]:

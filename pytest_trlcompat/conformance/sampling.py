@@ -140,6 +140,11 @@ def reward_equal(completions: Sequence[Any], **_: Any) -> list[float]:
     return [1.0 for _ in completions]
 
 
+def reward_prompt(completions: Sequence[Any], target: Sequence[int], **_: Any) -> list[float]:
+    """The same for all completions of a prompt: groups without any spread, and a batch with one."""
+    return [float(number) for number in target]
+
+
 def reward_letters_plus(completions: Sequence[Any], plus: float, **_: Any) -> list[float]:
     return [plus + each for each in reward_letters(completions)]
 
@@ -192,6 +197,7 @@ def reward_functions(name: str) -> tuple[Callable[..., Any], ...]:
         "sometimes": (reward_letters, reward_sometimes),
         "nowhere": (reward_sometimes,),
         "equal": (reward_equal,),
+        "prompt": (reward_prompt,),
         "one_number": (reward_one_number,),
         "partial": (functools.partial(reward_letters_plus, plus=1.0),),
         "object": (RewardObject(),),

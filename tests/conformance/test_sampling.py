@@ -36,7 +36,7 @@ def test_several_ends_are_used_by_turns() -> None:
     assert {1, 2} <= last
 
 
-@pytest.mark.parametrize("name", ["letters", "target", "two", "sometimes", "nowhere", "partial", "object"])
+@pytest.mark.parametrize("name", ["letters", "target", "prompt", "two", "sometimes", "nowhere", "partial", "object"])
 def test_rewards_depend_on_the_completion(name: str) -> None:
     texts = ["w1 w2", "w3", "w50 w7 w8"]
     for function in reward_functions(name):

@@ -29,6 +29,7 @@ NUMBERS = {
     "grpo-fsdp-sync-ref-model": ("4.1424", "0.0000"),
     "grpo-policy-loss-log": ("-0.1936", "-0.3873"),
     "grpo-reference-by-name": ("1.0344", "0.0000"),
+    "grpo-zero-std-log": ("0.0000", "1.0000"),
     "lora-fsdp-bf16-generation": (
         "mat1 and mat2 must have the same dtype, but got Float and BFloat16",
         "torch.Size([1, 7])",
