@@ -44,8 +44,11 @@ def generation_metrics(
 
     given, correction = generation.advantages, settings.undecided.std_correction
     means, stds = mean_of_present(given.rewards, 0)[0], std_of_present(given.rewards, 0, correction=correction)[0]
-    for name, mean, std in zip(names, means.tolist(), stds.tolist(), strict=True):
-        found[f"rewards/{name}/mean"], found[f"rewards/{name}/std"] = mean, std
+    counts = (~given.rewards.isnan()).sum(0)
+    for name, mean, std, count in zip(names, means.tolist(), stds.tolist(), counts.tolist(), strict=True):
+        found[f"rewards/{name}/mean"] = mean
+        if count > 1 or settings.undecided.lone_reward_std_logged:
+            found[f"rewards/{name}/std"] = std
     found["reward"] = float(mean_of_present(given.totals, 0))
     of_batch = settings.reward_std_over == "as_scaled" and settings.scale_rewards == "batch"
     in_groups = settings.reward_std_over != "batch" and not of_batch

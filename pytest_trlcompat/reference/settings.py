@@ -81,6 +81,8 @@ class Undecided:
         num_tokens_each_iteration: whether tokens count again each time that ``num_iterations`` trains on them.
         lone_completion_has_zero_std: whether a group of one completion, as ``num_generations_eval=1`` makes it, counts
             in ``frac_reward_zero_std``.
+        lone_reward_std_logged: whether ``rewards/{name}/std`` of one reward is logged, as 0, or left out, also of the
+            mean over several generations.
         no_terminated_length: the terminated lengths where no completion terminates.
     """
 
@@ -105,6 +107,7 @@ class Undecided:
     learning_rate_logged: str = "used"
     num_tokens_each_iteration: bool = False
     lone_completion_has_zero_std: bool = False
+    lone_reward_std_logged: bool = True
     no_terminated_length: float = 0.0
 
     def __post_init__(self) -> None:

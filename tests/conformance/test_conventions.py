@@ -42,6 +42,7 @@ def test_what_is_logged_of_tokens_depends_on_the_release_of_trl() -> None:
     assert [each.get("kl_logged_over") for each in found.values()] == ["completions", None, None]
     assert [each["metrics_mean"] for each in found.values()] == ["ranks", "ranks", "micro_batches"]
     assert [each.get("clip_extremes_of") for each in found.values()] == ["micro_batches", "micro_batches", None]
+    assert [each.get("lone_reward_std_logged") for each in found.values()] == [None, None, False]
     assert [each.get("reference_scored_at") for each in found.values()] == [None, "step", None]
 
 
