@@ -85,7 +85,7 @@ def test_a_lone_completion_has_no_spread_or_one_of_zero() -> None:
 
 
 def test_the_deviation_of_one_reward_is_zero_or_left_out_of_the_mean_over_generations() -> None:
-    several, one = (generation([[8], [8]], rewards) for rewards in ([[0.0], [1.0]], [[None], [1.0]]))
+    several, one = (generation([[8], [8]], rewards) for rewards in ([[0.0], [1.0]], [[float("nan")], [1.0]]))
     for logged, expected in ((True, math.sqrt(0.5) / 2), (False, math.sqrt(0.5))):
         settings = GRPOSettings(num_generations=2, undecided=Undecided(lone_reward_std_logged=logged))
         found = [reference.generation_metrics(each, ["only"], settings) for each in (several, one)]
