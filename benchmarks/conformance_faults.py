@@ -99,8 +99,8 @@ def main() -> int:
             return _alone(_train, model, name)
 
         results = [_look(number, faults[number], model, sound, options.all_rows) for number in chosen]
-    print(f"{sum(map(bool, results))} of {len(results)} faults found, {results.count('there')} of them where they are,")
-    print(f"{results.count('raised')} by an exception")
+    there, raised = results.count("there"), results.count("raised")
+    print(f"{sum(map(bool, results))} of {len(results)} faults found, {there} where they are, {raised} by an exception")
     return 0 if all(results) else 1
 
 

@@ -47,10 +47,10 @@ _SINCE = {
     ("rewards", "async_object"): "trl>=1.9",
     ("rewards", "logging"): "trl>=1",
     ("model", "experts"): "transformers>=4.51",
+    **{("refused", each): f"trl>={each}" for each in AXES["refused"] if str(each)[0].isdigit()},
 }
-"""Releases that have, or whose documentation has, a value of an axis first."""
-_RELEASES = tuple(each for each in AXES["refused"] if str(each)[0].isdigit())
-"""Values of ``refused`` that are releases: it is documented from that one on, and nothing wrong follows before."""
+"""Releases that have, or whose documentation has, a value of an axis first. A value of ``refused`` that is a release is
+documented from that one on, and nothing wrong follows before."""
 _CHOICES = ("importance_sampling_level", "loss_type", "multi_objective_aggregation", "scale_rewards")
 """Fields whose values grew in number from release to release."""
 BASE: Mapping[str, Any] = {
@@ -86,8 +86,7 @@ def is_known(trl: Any, name: str, value: Any) -> bool:
         name: of a field, or of one of :data:`AXES`.
     """
     if name in AXES:
-        refused = f"trl>={value}" if name == "refused" and value in _RELEASES else "trl"
-        since = Requirement(_SINCE.get((name, value), refused))
+        since = Requirement(_SINCE.get((name, value), "trl"))
         return Version(metadata.version(since.name)) in since.specifier
     described = {each.name: str(each.metadata.get("help", "")) for each in dataclasses.fields(trl.GRPOConfig)}
     if name in _CHOICES and isinstance(value, str):
