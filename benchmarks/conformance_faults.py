@@ -144,7 +144,7 @@ def _train(model: Any, name: str, fault: Fault | None = None) -> Shown:
         exec(compile(source, grpo_trainer.__file__, "exec"), vars(grpo_trainer))
         trl.GRPOTrainer = grpo_trainer.GRPOTrainer
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        found = conformance.hold("upstream", model, {name: _rows()[name].setting})[name]
+        found = conformance.hold("grpo", "upstream", model, {name: _rows()[name].setting})[name]
     return Shown(tuple(dict.fromkeys(each["stage"] for each in found["differences"])), found["failure"] or "")
 
 

@@ -185,7 +185,9 @@ def _labels_of_settings(raw: Mapping[str, Any]) -> list[str]:
     known = rows.labels(raw["trainer"])
     labels: list[str] = raw.get("labels", list(known))
     if unknown := sorted(set(labels) - set(known)):
-        raise ValueError(f"settings names {', '.join(unknown)}, which conformance/rows.toml does not have")
+        raise ValueError(
+            f"settings names {', '.join(unknown)}, which conformance/{raw['trainer']}/rows.toml does not have"
+        )
     return labels
 
 

@@ -1,6 +1,6 @@
-"""Rows that hold every two values of ``space.toml`` together, made with ``covertable``: ``nox -s rows``.
+"""Rows that hold every two values of a ``space.toml`` together, made with ``covertable``: ``nox -s rows``.
 
-It writes ``rows.toml`` anew: for each trainer its first rows, each value alone, which people write, and the rows of the
+It writes each trainer's ``rows.toml`` anew: the first rows, each value alone, which people write, and the rows of the
 array behind them. The same space gives the same rows. ``covertable`` is needed to make rows, not to try them. It takes
 what excludes each other as conditions; ``allpairspy``, which can only refuse rows that it has begun, left out 47 of
 2,263 pairs here.
@@ -24,14 +24,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["MADE", "Space", "held_pairs", "main", "space", "with_made_rows"]
+from pytest_trlcompat.conformance.rows import TRAINERS
 
-_FILE = Path(__file__).with_name("space.toml")
-_ROWS = Path(__file__).with_name("rows.toml")
-MADE = "# Made by pytest_trlcompat.conformance.array; what stands below of this trainer is overwritten.\n"
+__all__ = ["MADE", "Space", "held_pairs", "main", "spaces", "with_made_rows"]
+
+MADE = "# Made by pytest_trlcompat.conformance.array; what stands below is overwritten.\n"
 """Between rows that people write, and rows of the array."""
-_PARTS = {"grpo": {"grpo": "pair", "ranks": "ranks"}, "ppo": {"ppo": "pair"}}
-"""By trainer, the parts of the space and what names of their rows begin with."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +86,13 @@ def _same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def space(part: str) -> Space:
-    """``grpo`` and ``ppo``: in one process; ``ranks``: GRPO with several."""
-    raw = tomllib.loads(_FILE.read_text(encoding="utf-8"))[part]
-    return Space(raw["factors"], [each["values"] for each in raw.get("never", [])], raw.get("also", {}))
+def spaces(trainer: str) -> Mapping[str, Space]:
+    """By what names of their rows begin with: ``pair``, in one process; ``ranks``, with several."""
+    raw = tomllib.loads(Path(__file__).with_name(trainer).joinpath("space.toml").read_text(encoding="utf-8"))
+    return {
+        prefix: Space(part["factors"], [each["values"] for each in part.get("never", [])], part.get("also", {}))
+        for prefix, part in raw.items()
+    }
 
 
 def held_pairs(factors: Mapping[str, Sequence[Any]], rows: Sequence[Mapping[str, Any]]) -> set[Any]:
@@ -107,26 +108,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pytest_trlcompat.conformance.array", description=__doc__)
     parser.add_argument("--strength", type=int, default=2, help="values that stand together (2)")
     chosen = parser.parse_args(arguments)
-    text = _ROWS.read_text(encoding="utf-8")
-    for trainer, parts in _PARTS.items():
+    for trainer in TRAINERS:
+        path = Path(__file__).with_name(trainer) / "rows.toml"
         lines = []
-        for part, prefix in parts.items():
-            known = space(part)
+        for prefix, known in spaces(trainer).items():
             rows = [known.setting(row) for row in known.rows(chosen.strength)]
             lines += [f"{prefix}_{number:02} = {_toml(row)}" for number, row in enumerate(rows, 1)]
-            print(f"{len(rows)} rows hold {len(list(known.pairs()))} pairs of values of {part}")
-        text = with_made_rows(text, trainer, lines)
-    _ROWS.write_text(text, encoding="utf-8")
+            print(f"{trainer}: {len(rows)} rows named {prefix} hold {len(list(known.pairs()))} pairs of values")
+        path.write_text(with_made_rows(path.read_text(encoding="utf-8"), lines), encoding="utf-8")
     return 0
 
 
-def with_made_rows(text: str, trainer: str, lines: Sequence[str]) -> str:
-    """The text of ``rows.toml`` with these rows behind those that people wrote for the trainer."""
-    before, head, rest = text.partition(f"[{trainer}]\n")
-    own, next_trainer, after = rest.partition("\n[")
-    written = own.partition(MADE)[0].rstrip("\n")
-    made = "\n".join([written, "", MADE + "\n".join(lines)]) + "\n"
-    return before + head + made + next_trainer + after
+def with_made_rows(text: str, lines: Sequence[str]) -> str:
+    """The text of a ``rows.toml`` with these rows behind those that people wrote."""
+    return "\n".join([text.partition(MADE)[0].rstrip("\n"), "", MADE + "\n".join(lines)]) + "\n"
 
 
 def _toml(value: Any) -> str:

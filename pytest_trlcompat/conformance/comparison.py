@@ -3,7 +3,7 @@
 Tolerances are measured: the reference computes the same training with weights that are changed by one unit in the last
 place, in three ways, and a quantity may differ :data:`FACTOR` times as far as the most that these change it. Which
 quantities a trainer has, and in which order a step makes them, say
-:mod:`~pytest_trlcompat.conformance.grpo_quantities` and :mod:`~pytest_trlcompat.conformance.ppo_quantities`.
+:mod:`~pytest_trlcompat.conformance.grpo.quantities` and :mod:`~pytest_trlcompat.conformance.ppo.quantities`.
 
 Runs inside a rank, or wherever torch is.
 """

@@ -1,4 +1,4 @@
-"""What documentation leaves open, as a release of TRL does it; read from ``conventions.toml``.
+"""What documentation leaves open, as a release of TRL does it; read from each trainer's ``conventions.toml``.
 
 Imports nothing of the stack.
 """
@@ -38,10 +38,11 @@ class Conventions:
 def of_release(trainer: str, trl: str, transformers: str) -> Conventions:
     """
     Args:
-        trainer: ``grpo`` or ``ppo``.
+        trainer: one of :data:`~pytest_trlcompat.conformance.rows.TRAINERS`.
         trl, transformers: their versions.
     """
-    entries = tomllib.loads(Path(__file__).with_name("conventions.toml").read_text(encoding="utf-8"))[trainer]
+    text = Path(__file__).with_name(trainer).joinpath("conventions.toml").read_text(encoding="utf-8")
+    entries = tomllib.loads(text)["convention"]
     chosen: dict[str, Any] = {}
     for entry in entries:
         ranges = {"trl": trl, "transformers": transformers}

@@ -1,4 +1,4 @@
-"""Which settings are tried, by name; read from ``rows.toml``.
+"""Which settings are tried, by name; read from each trainer's ``rows.toml``.
 
 Imports nothing of the stack.
 """
@@ -18,9 +18,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Row", "labels", "load"]
+__all__ = ["TRAINERS", "Row", "labels", "load"]
 
-_FILE = Path(__file__).with_name("rows.toml")
+TRAINERS = tuple(sorted(each.parent.name for each in Path(__file__).parent.glob("*/rows.toml")))
+"""Trainers that have a conformance suite."""
 _LINE = re.compile(r"(?P<name>\w+) = \{")
 _OF_ARRAY = re.compile(r"(pair|ranks)_\d+")
 _STRATEGY = re.compile(r'\bstrategy = "(?P<name>\w+)"')
@@ -31,7 +32,7 @@ class Row:
     """
     Attributes:
         strategy: ``single``, or one of the launches with several ranks.
-        setting: fields of a config, and values of :data:`~pytest_trlcompat.conformance.configs.AXES`.
+        setting: fields of a config, and values of the axes that the trainer's room has.
     """
 
     name: str
@@ -52,11 +53,11 @@ class Row:
 
 @lru_cache
 def load(trainer: str) -> Mapping[str, Row]:
-    """The rows for a trainer, ``grpo`` or ``ppo``, by their labels.
+    """The rows for one of :data:`TRAINERS`, by their labels.
 
     The same for all releases, see :attr:`Row.is_of_array`.
     """
-    raw = tomllib.loads(_FILE.read_text(encoding="utf-8"))[trainer]
+    raw = tomllib.loads(_text(trainer))
     found = [
         Row(name, entry.get("strategy", "single"), {key: value for key, value in entry.items() if key != "strategy"})
         for name, entry in raw.items()
@@ -67,12 +68,14 @@ def load(trainer: str) -> Mapping[str, Row]:
 @lru_cache
 def labels(trainer: str) -> tuple[str, ...]:
     """The labels of :func:`load`, without reading settings, which costs a tenth of a doctor's answer."""
-    section = ""
     found = []
-    for line in _FILE.read_text(encoding="utf-8").splitlines():
-        section = line.strip("[]") if line.startswith("[") else section
-        named = _LINE.match(line) if section == trainer else None
+    for line in _text(trainer).splitlines():
+        named = _LINE.match(line)
         if named is not None:
             strategy = _STRATEGY.search(line)
             found.append(f"{strategy['name'] if strategy else 'single'}-{named['name']}")
     return tuple(found)
+
+
+def _text(trainer: str) -> str:
+    return Path(__file__).with_name(trainer).joinpath("rows.toml").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.conformance import rows
 from pytest_trlcompat.plugin.judging import Absent, Finding
 
-from ..in_rank import conformance, models, ppo_conformance
+from ..in_rank import conformance, models
 from ..launches import distinct
 from ..ppo.runs import require_ppo
 from ..sharding.trainings import WORLD_SIZE, built_as_asked
@@ -34,11 +34,6 @@ __all__ = ["ConformanceTrainings"]
 
 _TOGETHER = 8
 """Settings of one launch, the same for whoever asks for one: they share its start, and only they are lost with it."""
-_HOLD: Mapping[str, Callable[..., dict[str, dict[str, Any]]]] = {
-    "grpo": conformance.hold,
-    "ppo": ppo_conformance.hold,
-}
-"""By trainer, what trains with settings in the ranks, and compares."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class ConformanceTrainings:
     model: TinyModel
     catalog: Catalog = field(default_factory=known_issues.load)
 
-    def judge(self, subject: str, label: str, trainer: str = "grpo") -> Finding:
+    def judge(self, subject: str, label: str, trainer: str) -> Finding:
         """What a setting shows: nothing, other known issues, or a finding, which is reduced to its fewest settings.
 
         Args:
@@ -166,7 +161,7 @@ class ConformanceTrainings:
         self.launches(models.save_model, self.model, strategy="single")
         size = 1 if strategy == "single" else WORLD_SIZE
         result = self.launches(
-            *(_HOLD[trainer], subject, self.model, settings, 0, partly),
+            *(conformance.hold, trainer, subject, self.model, settings, 0, partly),
             strategy=strategy,
             world_size=size,
             sharded=False,

@@ -1,34 +1,31 @@
-"""GRPO trainings with settings, each held against the reference. Runs inside the ranks.
+"""Trainings with settings, each held against the reference. Runs inside the ranks.
 
 Imports the stack only inside functions.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance import comparison, configs, conventions, grpo_quantities, objects, recording, truth
-
-from . import grpo
-from .grpo_steps import of_all_ranks
-from .models import bare_name, whole
-from .sharding import failure
+from . import grpo_conformance, ppo_conformance
 
 if TYPE_CHECKING:
-    import torch
-
-    from pytest_trlcompat.conformance.records import Recording
     from pytest_trlcompat.tiny import TinyModel
 
 __all__ = ["hold"]
 
+_HELD: Mapping[str, Callable[[str, TinyModel, Mapping[str, Any], int, bool], dict[str, Any]]] = {
+    "grpo": grpo_conformance.held,
+    "ppo": ppo_conformance.held,
+}
+"""By trainer, what trains with one setting, and compares."""
 _SHOWN = 40
 """Differences that are returned: those of the first step say enough."""
 
 
 def hold(
+    trainer: str,
     subject: str,
     model: TinyModel,
     settings: Mapping[str, Mapping[str, Any]],
@@ -38,6 +35,8 @@ def hold(
     """Train with each setting, and compare.
 
     Args:
+        trainer: one of :data:`pytest_trlcompat.conformance.rows.TRAINERS`.
+        seed: of the data.
         partly: settings that are tried without what this release does not know; any other one then is not.
 
     Returns:
@@ -45,72 +44,8 @@ def hold(
         ``expected``, ``found``, ``off`` and ``allowed``, the first one first; ``compared``, how many quantities; and
         ``unknown``, what of the setting this release does not know.
     """
-    return {name: _held(subject, model, setting, seed, name in partly) for name, setting in settings.items()}
-
-
-def _held(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int, partly: bool) -> dict[str, Any]:
-    import trl
-
-    known = configs.known_part(trl, setting)
-    unknown = sorted(set(setting) - set(known))
-    found: dict[str, Any] = {"failure": None, "differences": [], "compared": 0, "unknown": unknown}
-    if unknown and not partly:
-        return found
-    with failure() as training:
-        recorded = recording.record(grpo.trainer_class(subject), model, setting, seed, whole=_gathering())
-    if setting.get("refused") == "allowed":
-        if training:
-            return {**found, "refused_with": training["text"]}
-    elif setting.get("refused"):
-        accepted = {"stage": "refusal", "where": "", "expected": ["an error"], "found": ["a training"]}
-        said = training.get("text")
-        return {**found, "compared": 1, "differences": [] if said else [accepted], "refused_with": said}
-    if training:
-        return {**found, "failure": training["text"]}
-    recordings = of_all_ranks(recorded)
-    if int(os.environ.get("RANK", "0")):
-        return found
-    return {**found, **_compared(recordings, model, known)}
-
-
-def _gathering() -> Any:
-    """How weights are gathered where the launch's strategy shards them, or keeps gradients to itself."""
-    sharded = any(os.environ.get(name) == "true" for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"))
-    return whole_weights if sharded else None
-
-
-def whole_weights(trainer: Any) -> dict[str, torch.Tensor]:
-    """Of the trained parameters, gathered, in float32."""
-    trained = {bare_name(name) for name, each in trainer.model.named_parameters() if each.requires_grad}
-    return {name: weight for name, weight in whole(trainer.model_wrapped).items() if name in trained}
-
-
-def _compared(recordings: list[Recording], model: TinyModel, setting: Mapping[str, Any]) -> dict[str, Any]:
-    from importlib import metadata
-
-    import transformers
-
-    known = conventions.of_release("grpo", metadata.version("trl"), transformers.__version__)
-    policy, reference_model = objects.untrained(model, setting)
-    rewards = objects.rewards_of_reference(model, setting)
-    ends = objects.data_of(model, setting, 0, 1).ends
-
-    def computed(policy: torch.nn.Module, reference_model: torch.nn.Module, padded: bool = False) -> truth.Truth:
-        return truth.computed(recordings, policy, model.tokenizer, rewards, known, ends, reference_model, padded)
-
-    def neighbours() -> list[truth.Truth]:
-        # Tokens with the same prefix have the same entropy, and which of them top_entropy_quantile takes, rounding
-        # decides: changed weights leave them equal, another order of sums does not.
-        beside = comparison.neighbours(policy, reference_model)
-        return [computed(policy_beside, reference_beside, padded=True) for policy_beside, reference_beside in beside]
-
-    try:
-        expected = computed(policy, reference_model)
-    except comparison.OutOfStep as error:
-        return {"differences": [{"stage": "sampling", "where": "", "said": str(error)}]}
-    major = int(transformers.__version__.partition(".")[0])
-    differences = grpo_quantities.differences(recordings, expected, neighbours, major)
-    return {
-        "differences": [vars(each) for each in differences[:_SHOWN]],
-        "compared": len(grpo_quantities.recorded_quantities(recordings, expected)),
-    }
+    every = {}
+    for name, setting in settings.items():
+        found = _HELD[trainer](subject, model, setting, seed, name in partly)
+        every[name] = {**found, "differences": found["differences"][:_SHOWN]}
+    return every

@@ -1,4 +1,4 @@
-"""PPO trainings with settings, each held against the reference. Runs inside the ranks.
+"""A PPO training with a setting, held against the reference. Runs inside the ranks.
 
 Imports the stack only inside functions.
 """
@@ -6,10 +6,11 @@ Imports the stack only inside functions.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance import comparison, conventions, ppo_quantities, ppo_truth
+from pytest_trlcompat.conformance import comparison, conventions
+from pytest_trlcompat.conformance.ppo import quantities, truth
 
 from . import ppo_recording
 from .grpo_steps import of_all_ranks
@@ -17,36 +18,14 @@ from .sharding import failure
 
 if TYPE_CHECKING:
     from pytest_trlcompat.conformance.comparison import Quantity
-    from pytest_trlcompat.conformance.ppo_records import PPORecording
+    from pytest_trlcompat.conformance.ppo.records import PPORecording
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["hold"]
-
-_SHOWN = 40
-"""Differences that are returned: those of the first batch say enough."""
+__all__ = ["held"]
 
 
-def hold(
-    subject: str,
-    model: TinyModel,
-    settings: Mapping[str, Mapping[str, Any]],
-    seed: int = 0,
-    partly: Collection[str] = (),
-) -> dict[str, dict[str, Any]]:
-    """Train with each setting, and compare.
-
-    Args:
-        partly: settings that are tried without what this release does not know; any other one then is not.
-
-    Returns:
-        By setting: ``failure``, what the training ended in; ``differences``, each with ``stage``, ``where``,
-        ``expected``, ``found``, ``off`` and ``allowed``, the first one first; ``compared``, how many quantities; and
-        ``unknown``, what of the setting this release does not know. The first rank alone compares, for all ranks.
-    """
-    return {name: _held(subject, model, setting, seed, name in partly) for name, setting in settings.items()}
-
-
-def _held(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int, partly: bool) -> dict[str, Any]:
+def held(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int, partly: bool) -> dict[str, Any]:
+    """As :func:`suites.in_rank.conformance.hold` says of each setting. The first rank alone compares, for all ranks."""
     from pytest_trlcompat.trainers import PPOConfig
 
     unknown = sorted(set(setting) - {each.name for each in dataclasses.fields(PPOConfig)})
@@ -61,7 +40,7 @@ def _held(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int,
     return {**found, **_compared(every, before)} if recorded.rank == 0 else found
 
 
-def _compared(recordings: list[PPORecording], before: ppo_truth.Untrained) -> dict[str, Any]:
+def _compared(recordings: list[PPORecording], before: truth.Untrained) -> dict[str, Any]:
     from importlib import metadata
 
     import transformers
@@ -69,8 +48,8 @@ def _compared(recordings: list[PPORecording], before: ppo_truth.Untrained) -> di
     known = conventions.of_release("ppo", metadata.version("trl"), transformers.__version__)
     every = int(recordings[0].arguments["logging_steps"])
 
-    def expected(models: ppo_truth.Untrained) -> list[Quantity]:
-        return list(ppo_quantities.expected_quantities(ppo_truth.computed(recordings, models, known), every))
+    def expected(models: truth.Untrained) -> list[Quantity]:
+        return list(quantities.expected_quantities(truth.computed(recordings, models, known), every))
 
     def neighbours() -> list[list[Quantity]]:
         return [
@@ -82,9 +61,9 @@ def _compared(recordings: list[PPORecording], before: ppo_truth.Untrained) -> di
         wanted = expected(before)
     except comparison.OutOfStep as error:
         return {"differences": [{"stage": "updates", "where": "", "said": str(error)}]}
-    found = ppo_quantities.recorded_quantities(recordings)
+    found = quantities.recorded_quantities(recordings)
     differences = comparison.differing(wanted, found, neighbours)
     return {
-        "differences": [vars(each) for each in differences[:_SHOWN]],
+        "differences": [vars(each) for each in differences],
         "compared": sum((one.stage, one.where) in found for one in wanted),
     }

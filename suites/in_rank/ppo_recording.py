@@ -14,8 +14,8 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance.ppo_records import PPORecording, PPOStepRecord
-from pytest_trlcompat.conformance.ppo_truth import Untrained
+from pytest_trlcompat.conformance.ppo.records import PPORecording, PPOStepRecord
+from pytest_trlcompat.conformance.ppo.truth import Untrained
 
 from . import ppo
 

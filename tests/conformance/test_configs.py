@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_trlcompat.conformance import configs, rows
+from pytest_trlcompat.conformance import rows
+from pytest_trlcompat.conformance.grpo import configs
 
 
 @dataclasses.dataclass

@@ -6,14 +6,12 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from pytest_trlcompat.conformance import conventions
+from pytest_trlcompat.conformance import conventions, rows
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-FILE = Path(conventions.__file__).with_name("conventions.toml")
 
 
 def test_a_release_has_the_first_entry_whose_range_holds() -> None:
@@ -47,8 +45,9 @@ def test_what_is_logged_of_tokens_depends_on_the_release_of_trl() -> None:
 
 
 def test_no_entry_has_a_key_that_nobody_reads() -> None:
-    raw = tomllib.loads(FILE.read_text())
-    assert set(raw) == {"grpo", "ppo"}
-    entries = [entry for each in raw.values() for entry in each]
+    files = [Path(conventions.__file__).with_name(each) / "conventions.toml" for each in rows.TRAINERS]
+    raw = [tomllib.loads(each.read_text()) for each in files]
+    assert {key for each in raw for key in each} == {"convention"}
+    entries = [entry for each in raw for entry in each["convention"]]
     assert {key for entry in entries for key in entry} <= {"field", "value", "absent", "trl", "transformers"}
     assert [each.name for each in fields(conventions.Conventions)] == ["undecided", "absent"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_trlcompat.conformance.recording import joined
-from pytest_trlcompat.conformance.records import Generated, MicroBatchRecord, Recording
+from pytest_trlcompat.conformance.grpo.recording import joined
+from pytest_trlcompat.conformance.grpo.records import Generated, MicroBatchRecord, Recording
 
 
 def call(number: int, evaluation: bool = False) -> Generated:

@@ -9,55 +9,53 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat.conformance import array, rows
-from pytest_trlcompat.conformance.configs import AXES
+from pytest_trlcompat.conformance.grpo.configs import AXES
 
 ROWS = rows.load("grpo")
-PPO_ROWS = rows.load("ppo")
+SPACES = {(trainer, prefix): known for trainer in rows.TRAINERS for prefix, known in array.spaces(trainer).items()}
 
 
 def of(prefix: str, trainer: str = "grpo") -> list[rows.Row]:
     return [row for row in rows.load(trainer).values() if row.name.startswith(prefix)]
 
 
-@pytest.mark.parametrize(
-    "part, trainer, prefix", [("grpo", "grpo", "pair_"), ("ranks", "grpo", "ranks_"), ("ppo", "ppo", "pair_")]
-)
-def test_the_rows_hold_every_two_values_that_may_stand_together(part: str, trainer: str, prefix: str) -> None:
-    known = array.space(part)
-    chosen = of(prefix, trainer)
-    settings = [{**row.setting, **({"strategy": row.strategy} if part == "ranks" else {})} for row in chosen]
+@pytest.mark.parametrize("trainer, prefix", SPACES)
+def test_the_rows_hold_every_two_values_that_may_stand_together(trainer: str, prefix: str) -> None:
+    known = SPACES[trainer, prefix]
+    chosen = of(f"{prefix}_", trainer)
+    settings = [{**row.setting, **({"strategy": row.strategy} if prefix == "ranks" else {})} for row in chosen]
     held = array.held_pairs(known.factors, settings)
     missing = [pair for pair in known.pairs() if tuple((name, json.dumps(value)) for name, value in pair) not in held]
     assert missing == []
 
 
 def test_a_pair_is_missing_without_a_row() -> None:
-    known = array.space("grpo")
+    known = SPACES["grpo", "pair"]
     held = array.held_pairs(known.factors, [row.setting for row in of("pair_")[1:]])
     wanted = {tuple((name, json.dumps(value)) for name, value in pair) for pair in known.pairs()}
     assert wanted - held
 
 
-@pytest.mark.parametrize("trainer", ["grpo", "ppo"])
+@pytest.mark.parametrize("trainer", rows.TRAINERS)
 def test_no_row_of_the_array_holds_values_that_exclude_each_other(trainer: str) -> None:
-    known = array.space(trainer)
+    known = SPACES[trainer, "pair"]
     defaults = {name: values[0] for name, values in known.factors.items()}
     assert [row.name for row in of("pair_", trainer) if not known.is_possible({**defaults, **row.setting})] == []
 
 
 def test_values_exclude_each_other() -> None:
-    assert not array.space("grpo").is_possible({"loss_type": "luspo", "importance_sampling_level": "token"})
-    assert not array.space("ppo").is_possible({"whiten_rewards": True, "num_mini_batches": 2})
+    assert not SPACES["grpo", "pair"].is_possible({"loss_type": "luspo", "importance_sampling_level": "token"})
+    assert not SPACES["ppo", "pair"].is_possible({"whiten_rewards": True, "num_mini_batches": 2})
 
 
-@pytest.mark.parametrize("trainer", ["grpo", "ppo"])
+@pytest.mark.parametrize("trainer", rows.TRAINERS)
 def test_each_value_that_the_array_holds_beside_the_first_is_one_of_a_row_that_stands_alone_too(trainer: str) -> None:
     """What fails in a row of many values is looked up where it stands with few."""
     written = rows.load(trainer).values()
     alone = [row.setting for row in written if not row.name.startswith(("pair_", "ranks_"))]
     missing = [
         f"{name}={value}"
-        for name, values in array.space(trainer).factors.items()
+        for name, values in SPACES[trainer, "pair"].factors.items()
         for value in values[1:]
         if not any(name in setting and setting[name] == value for setting in alone)
     ]
@@ -76,32 +74,29 @@ def test_axes_have_the_values_that_rows_choose() -> None:
 
 def test_the_page_has_the_numbers() -> None:
     page = (Path(__file__).parents[2] / "docs" / "explanation" / "conformance.md").read_text().replace("\n", " ")
-    alone, together = (len(list(array.space(part).pairs())) for part in ("grpo", "ranks"))
+    alone, together = (len(list(SPACES["grpo", part].pairs())) for part in ("pair", "ranks"))
     made = [
         len([row for row in ROWS.values() if re.fullmatch(rf"{prefix}_\d+", row.name)]) for prefix in ("pair", "ranks")
     ]
     assert f"has {len(ROWS)} rows" in page
     assert f"{made[0]} rows for {alone:,} pairs in one process, {made[1]} rows for {together} pairs" in page
-    of_ppo = len(list(array.space("ppo").pairs()))
-    assert f"PPO has {len(PPO_ROWS)} rows, {len(of('pair_', 'ppo'))} of them for {of_ppo} pairs" in page
+    of_ppo = len(list(SPACES["ppo", "pair"].pairs()))
+    assert f"PPO has {len(rows.load('ppo'))} rows, {len(of('pair_', 'ppo'))} of them for {of_ppo} pairs" in page
 
 
-@pytest.mark.parametrize("trainer", ["grpo", "ppo"])
+@pytest.mark.parametrize("trainer", rows.TRAINERS)
 def test_labels_are_read_without_the_settings(trainer: str) -> None:
     assert rows.labels(trainer) == tuple(rows.load(trainer))
 
 
-@pytest.mark.parametrize("trainer", ["grpo", "ppo"])
+@pytest.mark.parametrize("trainer", rows.TRAINERS)
 def test_the_settings_are_each_another(trainer: str) -> None:
     written = [json.dumps([row.strategy, row.setting], sort_keys=True) for row in rows.load(trainer).values()]
     assert len(set(written)) == len(written)
 
 
-def test_rows_are_made_anew_for_each_trainer() -> None:
-    before = "[grpo]\ndefault = {}\n\n" + array.MADE + "pair_01 = {}\n\n[ppo]\ndefault = {}\n"
-    after = array.with_made_rows(array.with_made_rows(before, "grpo", ["pair_02 = {}"]), "ppo", ["pair_03 = {}"])
-    assert after == (
-        "[grpo]\ndefault = {}\n\n" + array.MADE + "pair_02 = {}\n\n"
-        "[ppo]\ndefault = {}\n\n" + array.MADE + "pair_03 = {}\n"
-    )
-    assert array.with_made_rows(after, "ppo", ["pair_03 = {}"]) == after
+def test_rows_of_the_array_are_made_anew_behind_those_that_people_wrote() -> None:
+    before = "default = {}\n\n" + array.MADE + "pair_01 = {}\n"
+    after = array.with_made_rows(before, ["pair_02 = {}"])
+    assert after == "default = {}\n\n" + array.MADE + "pair_02 = {}\n"
+    assert array.with_made_rows(after, ["pair_02 = {}"]) == after

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_trlcompat.conformance.sampling import Data, content, name_of, reward_functions, target_of
+from pytest_trlcompat.conformance.grpo.sampling import Data, content, name_of, reward_functions, target_of
 
 DATA = Data(seed=3, words=61)
 

@@ -46,7 +46,7 @@ class Found:
             return None
         self.asked.append(args)
         nothing: dict[str, Any] = {"failure": None, "differences": [], "compared": 9, "unknown": []}
-        self.values = [{name: {**nothing, **self.of.get(name, {})} for name in args[2]}]
+        self.values = [{name: {**nothing, **self.of.get(name, {})} for name in args[3]}]
         return self
 
 
@@ -74,7 +74,7 @@ def entry(id: str, verdict: str, label: str = "single-beta", quantity: str = r"g
 
 
 def test_a_value_that_a_release_does_not_know_is_absent_and_speaks_against_nothing(trainings: Any) -> None:
-    finding = trainings({"delta": {"unknown": ["delta"]}}).judge("upstream", "single-delta")
+    finding = trainings({"delta": {"unknown": ["delta"]}}).judge("upstream", "single-delta", "grpo")
     assert finding.verdict is Verdict.ABSENT
     assert finding.evidence["reason"] == "this release knows no delta as the setting has it"
     record = Record("conformance-grpo", "upstream", "single-delta", Verdict.ABSENT, Verdict.OK, finding.evidence)
@@ -85,7 +85,7 @@ def test_a_value_that_a_release_does_not_know_is_absent_and_speaks_against_nothi
 
 def test_a_row_of_the_array_is_tried_with_what_a_release_knows(trainings: Any) -> None:
     made = trainings({"pair_01": {"unknown": ["delta"]}})
-    finding = made.judge("upstream", "single-pair_01")
+    finding = made.judge("upstream", "single-pair_01", "grpo")
     assert (finding.verdict, finding.evidence["not_in_this_release"]) == (Verdict.OK, ["delta"])
     *_, seed, partly = made.launches.asked[0]
     assert (seed, "pair_01" in partly, "resumed" in partly) == (0, True, False)
@@ -93,25 +93,25 @@ def test_a_row_of_the_array_is_tried_with_what_a_release_knows(trainings: Any) -
 
 def test_settings_are_tried_together_whoever_asks_for_one(trainings: Any) -> None:
     made = trainings({}, entry("grpo-one", "silent"))
-    made.judge("upstream", "single-rewards_two")
+    made.judge("upstream", "single-rewards_two", "grpo")
     made.judge_issue(made.catalog["grpo-one"], "upstream", "single-beta")
-    first, second = (each[2] for each in made.launches.asked)
+    first, second = (each[3] for each in made.launches.asked)
     assert len(first) == 8
     assert first == second
 
 
 def test_a_training_that_fails_is_blocked_by_the_issue_that_it_shows(trainings: Any) -> None:
     of = {"rewards_partial": {"failure": NAME_ERROR}}
-    finding = trainings(of, entry("grpo-name", "broken")).judge("upstream", "single-rewards_partial")
+    finding = trainings(of, entry("grpo-name", "broken")).judge("upstream", "single-rewards_partial", "grpo")
     assert (finding.verdict, finding.evidence["blocked_by"]) == (Verdict.BLOCKED, "grpo-name")
     assert "differing" in finding.evidence  # by which the verdict is as predicted
-    assert trainings(of).judge("upstream", "single-rewards_partial").verdict is Verdict.ERROR
+    assert trainings(of).judge("upstream", "single-rewards_partial", "grpo").verdict is Verdict.ERROR
 
 
 def test_an_error_that_a_known_issue_explains_is_no_refusal(trainings: Any) -> None:
     of = {"refused_mapping": {"refused_with": NAME_ERROR}}
-    assert trainings(of).judge("upstream", "single-refused_mapping").verdict is Verdict.OK
-    finding = trainings(of, entry("grpo-name", "broken")).judge("upstream", "single-refused_mapping")
+    assert trainings(of).judge("upstream", "single-refused_mapping", "grpo").verdict is Verdict.OK
+    finding = trainings(of, entry("grpo-name", "broken")).judge("upstream", "single-refused_mapping", "grpo")
     assert (finding.verdict, finding.evidence["blocked_by"]) == (Verdict.BLOCKED, "grpo-name")
 
 

@@ -48,7 +48,7 @@ def held(fault: str, setting: dict[str, Any], folder: str) -> dict[str, Any]:
     }
     if fault:
         setattr(trainer, *planted[fault])
-    return conformance.hold("upstream", model, {"one": setting})["one"]
+    return conformance.hold("grpo", "upstream", model, {"one": setting})["one"]
 
 
 @pytest.mark.parametrize("fault", ["", "logprobs", "entropies", "grad_norm"])
@@ -64,6 +64,6 @@ def test_a_finding_names_its_fewest_settings(launcher: Launcher, tmp_path: Path)
     """Of a message that ends with an assistant's, which the newest releases do not continue."""
     model = tiny.qwen2(initializer_range=0.3, num_hidden_layers=1, directory=tmp_path)
     trainings = ConformanceTrainings(LaunchCache(launcher), model, catalog=Catalog())  # in which nothing is known
-    finding = trainings.judge("upstream", "single-assistant_last")
+    finding = trainings.judge("upstream", "single-assistant_last", "grpo")
     assert finding.verdict.value == "silent"
     assert (finding.evidence["stage"], finding.evidence["fewest_settings"]) == ("prompts", {"data": "assistant_last"})

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pytest_trlcompat import reference
-from pytest_trlcompat.conformance.grpo_quantities import clipped_by_rounding
+from pytest_trlcompat.conformance.grpo.quantities import clipped_by_rounding
 
 from .reference_models import ROWS, random_bigrams, settings_of
 

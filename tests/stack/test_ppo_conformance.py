@@ -11,7 +11,7 @@ from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.launch import Launcher
 from suites.conformance.trainings import ConformanceTrainings
-from suites.in_rank import models, ppo_conformance
+from suites.in_rank import conformance, models
 from suites.launches import LaunchCache
 
 pytest.importorskip("trl")
@@ -69,7 +69,7 @@ def planted(fault: str, model: tiny.TinyModel, setting: Mapping[str, Any]) -> di
         },
     }
     with mock.patch.dict(vars(module), faults[fault]):
-        return ppo_conformance.hold("upstream", model, {fault: setting})[fault]
+        return conformance.hold("ppo", "upstream", model, {fault: setting})[fault]
 
 
 def test_trl_and_the_reference_agree_on_every_number_that_no_padding_counts_in(
@@ -80,7 +80,7 @@ def test_trl_and_the_reference_agree_on_every_number_that_no_padding_counts_in(
         "ends": {},
         "all terms": {"kl_estimator": "k3", "gamma": 0.9, "cliprange": 0.01, "whiten_rewards": True},
     }
-    (found,) = launch(ppo_conformance.hold, "upstream", model, settings, strategy="single").values
+    (found,) = launch(conformance.hold, "ppo", "upstream", model, settings, strategy="single").values
     assert [one["failure"] for one in found.values()] == [None] * 3
     stages = {name: {each["stage"] for each in one["differences"]} for name, one in found.items()}
     assert stages == {"no padding": set(), "ends": PADDED, "all terms": PADDED}
@@ -89,7 +89,7 @@ def test_trl_and_the_reference_agree_on_every_number_that_no_padding_counts_in(
 
 def test_what_is_known_to_part_is_found_where_it_does(launch: Launcher, model: tiny.TinyModel) -> None:
     settings: dict[str, dict[str, Any]] = {**STEPS, "logging": {"logging_steps": 2}}
-    (found,) = launch(ppo_conformance.hold, "upstream", model, settings, strategy="single").values
+    (found,) = launch(conformance.hold, "ppo", "upstream", model, settings, strategy="single").values
     (lines,) = found.pop("logging")["differences"]
     assert (lines["stage"], lines["expected"], lines["found"]) == ("logs[number of lines]", [1.0], [3.0])
     firsts = {
@@ -107,7 +107,7 @@ def test_what_is_known_to_part_is_found_where_it_does(launch: Launcher, model: t
 
 def test_the_corrected_trainer_clips_and_steps_as_its_arguments_say(launch: Launcher, model: tiny.TinyModel) -> None:
     settings = {**STEPS, "uneven": {"gradient_accumulation_steps": 4, "num_mini_batches": 2, "max_grad_norm": 0.1}}
-    (found,) = launch(ppo_conformance.hold, "corrected", model, settings, strategy="single").values
+    (found,) = launch(conformance.hold, "ppo", "corrected", model, settings, strategy="single").values
     assert {name: one["failure"] for name, one in found.items()} == dict.fromkeys(settings)
     stages = {name: {each["stage"] for each in one["differences"]} - NOT_CURED for name, one in found.items()}
     assert stages == {name: set() for name in settings}
@@ -117,7 +117,7 @@ def test_the_corrected_trainer_counts_ends_of_sequence_of_all_ranks(launch: Laun
     launch(models.save_model, model, strategy="single")
     settings = {"base": {"stop_token": "none"}, **STEPS}
     upstream, corrected = (
-        launch(ppo_conformance.hold, subject, model, settings, strategy="ddp").values[0]
+        launch(conformance.hold, "ppo", subject, model, settings, strategy="ddp").values[0]
         for subject in ("upstream", "corrected")
     )
     (first, *_) = upstream["base"]["differences"]

@@ -1,7 +1,7 @@
 """A short GRPO training with a setting, and everything of it that the reference computes too.
 
 Runs inside a rank; imports the stack only inside functions. What a trainer does not show from outside is looked at
-where it passes by, see :mod:`~pytest_trlcompat.conformance.watching`.
+where it passes by, see :mod:`~pytest_trlcompat.conformance.grpo.watching`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance import objects
-from pytest_trlcompat.conformance.configs import calls_of_a_generation, config_of, known_part
-from pytest_trlcompat.conformance.records import Generated, Recording, Whole
-from pytest_trlcompat.conformance.sampling import Data
-from pytest_trlcompat.conformance.watching import (
+from pytest_trlcompat.conformance.grpo import objects
+from pytest_trlcompat.conformance.grpo.configs import calls_of_a_generation, config_of, known_part
+from pytest_trlcompat.conformance.grpo.records import Generated, Recording, Whole
+from pytest_trlcompat.conformance.grpo.sampling import Data
+from pytest_trlcompat.conformance.grpo.watching import (
     fixed_completions,
     watched_function,
     watched_steps,
@@ -37,7 +37,7 @@ def record(
 
     Args:
         trainer_class: a subclass of TRL's ``GRPOTrainer``, or that.
-        setting: fields of the config, and values of :data:`~pytest_trlcompat.conformance.configs.AXES`.
+        setting: fields of the config, and values of :data:`~pytest_trlcompat.conformance.grpo.configs.AXES`.
         seed: of prompts and completions.
         whole: gathers the trained weights of a trainer, by their names in the bare model, where a strategy shards
             them; then no gradients are kept. Called on every rank.

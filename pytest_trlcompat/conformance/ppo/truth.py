@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.comparison import OutOfStep
 from pytest_trlcompat.conformance.conventions import Conventions
-from pytest_trlcompat.conformance.ppo_records import PPORecording
+from pytest_trlcompat.conformance.ppo.records import PPORecording
 
 if TYPE_CHECKING:
     import torch

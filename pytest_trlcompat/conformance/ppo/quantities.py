@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_trlcompat.conformance.comparison import Quantity
-from pytest_trlcompat.conformance.ppo_records import PPORecording
+from pytest_trlcompat.conformance.ppo.records import PPORecording
 
 if TYPE_CHECKING:
     import torch

@@ -16,8 +16,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance.records import Generated, MicroBatchRecord, Recording, StepRecord, Whole
-from pytest_trlcompat.conformance.sampling import Data, content, name_of
+from pytest_trlcompat.conformance.grpo.records import Generated, MicroBatchRecord, Recording, StepRecord, Whole
+from pytest_trlcompat.conformance.grpo.sampling import Data, content, name_of
 
 if TYPE_CHECKING:
     import torch

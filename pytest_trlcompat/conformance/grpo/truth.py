@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.comparison import OutOfStep
 from pytest_trlcompat.conformance.conventions import Conventions
-from pytest_trlcompat.conformance.records import Generated, Recording
-from pytest_trlcompat.conformance.sampling import LOGGED, logged_numbers, name_of
+from pytest_trlcompat.conformance.grpo.records import Generated, Recording
+from pytest_trlcompat.conformance.grpo.sampling import LOGGED, logged_numbers, name_of
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +79,7 @@ def computed(
     Args:
         recordings: of all ranks.
         policy: as it was before training, in evaluation mode.
-        rewards: functions, as :func:`~pytest_trlcompat.conformance.objects.rewards_of_reference` has them.
+        rewards: functions, as :func:`~pytest_trlcompat.conformance.grpo.objects.rewards_of_reference` has them.
         ends: token ids that end a completion.
         reference_model: the policy by default.
         padded: whether models see whole padded batches, as a trainer's do, instead of one row after the other.
@@ -123,7 +123,7 @@ def _aux_loss_coef(arguments: Mapping[str, Any], policy: torch.nn.Module) -> flo
 
 
 def _with_logged(steps: Sequence[Any]) -> tuple[Any, ...]:
-    """With what :func:`~pytest_trlcompat.conformance.sampling.reward_logging` logs: the mean over all ranks' calls."""
+    """With what :func:`~pytest_trlcompat.conformance.grpo.sampling.reward_logging` logs: the mean of all calls."""
     found, last = [], None
     for step in steps:
         if step.generations[-1] is not last:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.comparison import Difference, Quantity, differing
-from pytest_trlcompat.conformance.records import Recording
-from pytest_trlcompat.conformance.sampling import target_of
-from pytest_trlcompat.conformance.truth import Truth, targets_of
+from pytest_trlcompat.conformance.grpo.records import Recording
+from pytest_trlcompat.conformance.grpo.sampling import target_of
+from pytest_trlcompat.conformance.grpo.truth import Truth, targets_of
 
 if TYPE_CHECKING:
     import torch

@@ -11,8 +11,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance.configs import AXES
-from pytest_trlcompat.conformance.sampling import COMPLETION_LENGTH, Data, name_of, reward_functions, target_of
+from pytest_trlcompat.conformance.grpo.configs import AXES
+from pytest_trlcompat.conformance.grpo.sampling import COMPLETION_LENGTH, Data, name_of, reward_functions, target_of
 
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
