@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Difference", "OutOfStep", "Quantity", "differing", "neighbours"]
+__all__ = ["Difference", "OutOfStep", "Quantity", "Unsteady", "differing", "neighbours"]
 
 FACTOR = 30.0
 FLOOR = 2e-5
@@ -28,12 +29,22 @@ SMALLEST = 0.05
 """Numbers below it are compared as it is: they are sums of larger ones."""
 _ULP, _BF16_ULP = 2.0**-23, 2.0**-8
 """The distance of neighbouring numbers, relative to them: at most this, at least half."""
+_TOLD = 0.1
+"""Of the largest number of a quantity; one that is so far off in the first step cannot be told from a wrong one."""
+_FIRST = re.compile(r"(batch|generation|step) 0\b")
 _SEEDS = (1, 2, 3)
 """Of changes by rounding."""
 
 
 class OutOfStep(Exception):
     """The trainer did not sample, or did not train on what it sampled, as its arguments say; says what it did."""
+
+
+class Unsteady(Exception):
+    """The reference does not agree with itself: rounding changes the first step so much that nothing can be told.
+
+    Later steps of a training that diverges may do so.
+    """
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,9 @@ def differing(
         found: by stage and place; what is not there is not compared.
         neighbours: what is expected with weights changed by one unit in the last place, in several ways; computed
             where :data:`FLOOR` is not enough.
+
+    Raises:
+        Unsteady: a quantity of the first step is far off, and so are those with weights changed.
     """
     near: Sequence[Sequence[Quantity]] = []
     differences = []
@@ -103,6 +117,8 @@ def differing(
         if off > allowed:
             near = near or neighbours()
             allowed += FACTOR * max(_apart(wanted, _aligned(each[number], seen)[0]) for each in near)
+            if _TOLD * max(largest, SMALLEST) < off <= allowed and _FIRST.match(quantity.where):
+                raise Unsteady(f"{quantity.stage} ({quantity.where}) is off by {off:.3g}, and may be by {allowed:.3g}")
         if not off <= allowed:
             differences.append(Difference(quantity.stage, quantity.where, *_most_off(wanted, values), off, allowed))
     return differences

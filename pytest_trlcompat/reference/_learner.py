@@ -69,6 +69,7 @@ class Learner:
             mask_truncated_completions=settings.mask_truncated_completions,
             max_prompt_length=settings.max_prompt_length,
             pad_to_multiple_of=settings.pad_to_multiple_of,
+            sampled=rollout.sampled,
         )
         with torch.no_grad():
             old = self.score(self.model if old_model is None else old_model, tokens)

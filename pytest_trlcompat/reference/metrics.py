@@ -23,7 +23,7 @@ def generation_metrics(
     """What is logged of completions and rewards, all ranks together.
 
     - ``completions/mean_length``, ``min_length``, ``max_length``: tokens up to and including the end of sequence; of
-      the excluded ones, too ("generated completions").
+      the excluded ones, too ("generated completions"). "When using tools, only non-tool tokens are counted."
     - ``completions/mean_terminated_length``, ... : of those that have an end of sequence.
     - ``completions/clipped_ratio``: the part that has none.
     - ``rewards/{name}/mean``, ``std``: of one function, over the completions for which it gave a reward.
@@ -34,7 +34,7 @@ def generation_metrics(
 
     The documentation until 0.16 has ``completion_length`` for the first, and that until 1.0 ``reward/{name}``.
     """
-    lengths = generation.tokens.lengths.double()
+    lengths = generation.tokens.sampled_lengths.double()
     terminated = lengths[generation.tokens.terminated]
     found = {f"completions/{name}_length": float(take(lengths)) for name, take in _STATISTICS.items()}
     for name, take in _STATISTICS.items():

@@ -27,6 +27,8 @@ class Rollout:
         completions: ``R`` rows of token ids.
         rewards: ``R`` rows of a number from each reward function, or ``None`` where a function gave none.
         reward_names: of the functions, as the logs name them; ``reward_0``, ``reward_1``, ... where they are not given.
+        sampled: of each completion, which of its tokens the policy sampled, where others stand between them: the
+            results of tools. Then each completion is what it is to its end, whatever ends of sequence it has.
 
     Raises:
         ValueError: for unequal numbers of rows, or of rewards in a row.
@@ -36,6 +38,7 @@ class Rollout:
     completions: Sequence[Sequence[int]]
     rewards: Sequence[Sequence[float | None]]
     reward_names: Sequence[str] = ()
+    sampled: Sequence[Sequence[bool]] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.prompts) == len(self.completions) == len(self.rewards):

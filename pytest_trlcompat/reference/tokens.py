@@ -19,15 +19,18 @@ class Tokens:
         prompt_ids: ``(R, P)``, padded on the left.
         prompt_mask: ``(R, P)``, false on padding.
         completion_ids: ``(R, C)``, padded on the right; what follows the first end of sequence stays as it was given.
-        completion_mask: ``(R, C)``, true up to and including the first end of sequence.
+        completion_mask: ``(R, C)``, true up to and including the first end of sequence; with results of tools, to the
+            end of the last turn.
+        sampled_mask: ``(R, C)``, ``completion_mask`` without the results of tools.
         terminated: ``(R,)``, whether a completion has an end of sequence; one that has none was truncated.
-        loss_mask: ``(R, C)``, ``completion_mask`` without the completions that are excluded from the loss.
+        loss_mask: ``(R, C)``, ``sampled_mask`` without the completions that are excluded from the loss.
     """
 
     prompt_ids: Tensor
     prompt_mask: Tensor
     completion_ids: Tensor
     completion_mask: Tensor
+    sampled_mask: Tensor
     terminated: Tensor
     loss_mask: Tensor
 
@@ -36,9 +39,14 @@ class Tokens:
         """``(R,)``: tokens of each completion up to and including its end of sequence."""
         return self.completion_mask.sum(1)
 
+    @property
+    def sampled_lengths(self) -> Tensor:
+        """The same without results of tools."""
+        return self.sampled_mask.sum(1)
+
     def count(self) -> int:
-        """Tokens of all prompts and completions, of each completion's prompt anew."""
-        return int(self.prompt_mask.sum() + self.completion_mask.sum())
+        """Tokens of all prompts and completions, of each completion's prompt anew, without results of tools."""
+        return int(self.prompt_mask.sum() + self.sampled_mask.sum())
 
     def of_rows(self, rows: Sequence[int]) -> Tokens:
         """Some of the rows, as wide as before."""
@@ -83,6 +91,7 @@ def tokens_of(
     mask_truncated_completions: bool = False,
     max_prompt_length: int | None = None,
     pad_to_multiple_of: int | None = None,
+    sampled: Sequence[Sequence[bool]] | None = None,
 ) -> Tokens:
     """Prompts and their completions as a batch.
 
@@ -99,9 +108,12 @@ def tokens_of(
             Filtering", DAPO, section 3.4).
         max_prompt_length: "If the prompt is longer than this value, it will be truncated left", until 0.27.
         pad_to_multiple_of: of both widths.
+        sampled: of each completion, which of its tokens the policy sampled; the others are results of tools. A
+            completion of several turns has an end of sequence in each, and is terminated by one at its end.
 
     Raises:
-        ValueError: for unequal numbers of prompts and completions, and for an empty prompt or completion.
+        ValueError: for unequal numbers of prompts and completions, or of tokens and what is said of them, and for an
+            empty prompt or completion.
     """
     if len(prompts) != len(completions):
         raise ValueError(f"{len(prompts)} prompts have {len(completions)} completions")
@@ -117,21 +129,31 @@ def tokens_of(
         return pad([[1] * len(row) for row in rows], 0, side=side, multiple_of=pad_to_multiple_of).bool()
 
     ends = {eos_token_id} if isinstance(eos_token_id, int) else set(eos_token_id)
-    ended = [_first_end(ids, ends) for ids in completions]
+    if sampled is None:
+        ended = [_first_end(ids, ends) for ids in completions]
+        terminated = torch.tensor([not ends.isdisjoint(ids) for ids in completions])
+    else:
+        ended = [len(ids) for ids in completions]
+        terminated = torch.tensor([ids[-1] in ends for ids in completions])
+        if [len(each) for each in sampled] != ended:
+            raise ValueError(f"completions have {ended} tokens, sampled says of {[len(each) for each in sampled]}")
     completion_mask = present([ids[:end] for ids, end in zip(completions, ended, strict=True)], "right")
     completion_ids = pad(completions, pad_token_id, side="right", multiple_of=pad_to_multiple_of)
     # The longest completion may have lost what follows its end of sequence.
     missing = completion_ids.shape[1] - completion_mask.shape[1]
     completion_mask = torch.nn.functional.pad(completion_mask, (0, missing))
-    terminated = torch.tensor([not ends.isdisjoint(ids) for ids in completions])
+    sampled_mask = completion_mask
+    if sampled is not None:
+        sampled_mask = pad([*map(list, sampled)], 0, side="right", multiple_of=pad_to_multiple_of).bool()
     counted = terminated | (not mask_truncated_completions)
     return Tokens(
         prompt_ids=pad(prompts, pad_token_id, side="left", multiple_of=pad_to_multiple_of),
         prompt_mask=present(prompts, "left"),
         completion_ids=completion_ids,
         completion_mask=completion_mask,
+        sampled_mask=sampled_mask,
         terminated=terminated,
-        loss_mask=completion_mask & counted[:, None],
+        loss_mask=sampled_mask & counted[:, None],
     )
 
 

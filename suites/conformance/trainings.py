@@ -13,7 +13,7 @@ from pytest_trlcompat.catalog.issue import measured_with
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.conformance import rows
-from pytest_trlcompat.plugin.judging import Absent, Finding
+from pytest_trlcompat.plugin.judging import Absent, Finding, Untestable
 
 from ..in_rank import conformance, models
 from ..launches import distinct
@@ -56,6 +56,7 @@ class ConformanceTrainings:
         Raises:
             Absent: this release has no such trainer, or this stack not the strategy.
             LaunchError: the ranks ended without an answer.
+            Untestable: something that the setting needs is not installed.
         """
         row = rows.load(trainer)[label]
         setting, found, evidence = self._held(trainer, subject, row)
@@ -129,6 +130,7 @@ class ConformanceTrainings:
 
         Raises:
             Absent: this release has no such trainer, or this stack not the strategy.
+            Untestable: something that the setting needs is not installed.
         """
         of_strategy = [each for each in rows.load(trainer).values() if each.strategy == row.strategy]
         start = of_strategy.index(row) // _TOGETHER * _TOGETHER
@@ -136,6 +138,8 @@ class ConformanceTrainings:
         settings = {each.name: each.setting for each in together}
         partly = [each.name for each in together if each.is_of_array]
         found = self._launched(trainer, subject, row.strategy, settings, partly)[row.name]
+        if found.get("lacking"):
+            raise Untestable(found["lacking"])
         evidence: dict[str, Any] = {"setting": dict(row.setting), "compared": found["compared"]}
         if found["unknown"]:
             evidence["not_in_this_release"] = found["unknown"]

@@ -42,7 +42,8 @@ def hold(
     Returns:
         By setting: ``failure``, what the training ended in; ``differences``, each with ``stage``, ``where``,
         ``expected``, ``found``, ``off`` and ``allowed``, the first one first; ``compared``, how many quantities; and
-        ``unknown``, what of the setting this release does not know.
+        ``unknown``, what of the setting this release does not know; and, where something that it needs is not
+        installed, ``lacking``.
     """
     every = {}
     for name, setting in settings.items():

@@ -35,6 +35,8 @@ def held(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int, 
     found: dict[str, Any] = {"failure": None, "differences": [], "compared": 0, "unknown": unknown}
     if unknown and not partly:
         return found
+    if lacking := configs.lacking(known):
+        return {**found, "lacking": lacking}
     with failure() as training:
         recorded = recording.record(grpo.trainer_class(subject), model, setting, seed, whole=_gathering())
     if setting.get("refused") == "allowed":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
@@ -55,3 +56,35 @@ def test_one_release_samples_for_each_micro_batch(version: str, calls: int, rele
     fields = [("num_iterations", int, dataclasses.field(default=1, metadata={"help": ""}))]
     trl: Any = SimpleNamespace(GRPOConfig=dataclasses.make_dataclass("Iterating", fields))
     assert configs.calls_of_a_generation(trl if version != "0.15.2" else TRL, 3) == calls
+
+
+@pytest.mark.parametrize(
+    "versions, is_lacking",
+    [
+        ({"trl": "1.9.2", "transformers": "5.23.0"}, True),
+        ({"trl": "1.10.0", "transformers": "5.12.0"}, True),
+        ({"trl": "1.10.0", "transformers": "5.13.0"}, False),
+    ],
+)
+def test_tools_need_jmespath_in_some_releases(
+    versions: dict[str, str], is_lacking: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "version", versions.__getitem__)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    said = configs.lacking({"tools": "calls"})
+    assert bool(said) is is_lacking
+    assert not said or said == (
+        f"TRL {versions['trl']} with Transformers {versions['transformers']} needs jmespath for tools, which is not "
+        "installed here"
+    )
+    assert configs.lacking({"beta": 0.1}) == ""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert configs.lacking({"tools": "calls"}) == ""
+
+
+def test_tools_are_known_where_both_releases_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"trl": "0.26.0", "transformers": "4.57.0"}
+    monkeypatch.setattr(metadata, "version", versions.__getitem__)
+    assert not configs.is_known(TRL, "tools", "calls")
+    versions["transformers"] = "5.0.0"
+    assert configs.is_known(TRL, "tools", "calls")

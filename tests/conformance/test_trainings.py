@@ -11,7 +11,7 @@ import pytest
 from pytest_trlcompat import stack
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.verdict import Record, Verdict
-from pytest_trlcompat.plugin.judging import Absent
+from pytest_trlcompat.plugin.judging import Absent, Untestable
 from suites.conformance.trainings import ConformanceTrainings
 from suites.launches import LaunchCache
 
@@ -81,6 +81,12 @@ def test_a_value_that_a_release_does_not_know_is_absent_and_speaks_against_nothi
     assert record.as_predicted
     assert not Record("x", "upstream", "single", Verdict.ABSENT, Verdict.SILENT, finding.evidence).as_predicted
     assert not Record("x", "upstream", "single", Verdict.ABSENT, Verdict.OK, {"reason": "other"}).as_predicted
+
+
+def test_what_needs_something_that_is_not_installed_cannot_be_tested(trainings: Any) -> None:
+    made = trainings({"tools": {"lacking": "no jmespath"}})
+    with pytest.raises(Untestable, match="no jmespath"):
+        made.judge("upstream", "single-tools", "grpo")
 
 
 def test_a_row_of_the_array_is_tried_with_what_a_release_knows(trainings: Any) -> None:

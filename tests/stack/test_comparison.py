@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from pytest_trlcompat.conformance.comparison import Difference, Quantity, differing, neighbours
+from pytest_trlcompat.conformance.comparison import Difference, Quantity, Unsteady, differing, neighbours
 
 PLACE = ("values", "batch 0")
 NAN = math.nan
@@ -37,6 +37,15 @@ def test_as_much_is_allowed_as_one_unit_in_the_last_place_of_the_weights_changes
     expected, near = quantity([1.0]), quantity([1.001])
     assert compare(expected, torch.tensor([1.0 + 0.99 * 30 * 0.001], dtype=torch.float64), near) == []
     assert len(compare(expected, torch.tensor([1.0 + 1.01 * 30 * 0.001], dtype=torch.float64), near)) == 1
+
+
+def test_a_first_step_that_rounding_changes_much_tells_nothing() -> None:
+    expected, near = quantity([1.0]), quantity([1.01])
+    with pytest.raises(Unsteady, match=r"values \(batch 0\) is off by 0.2, and may be by 0.3"):
+        compare(expected, torch.tensor([1.2], dtype=torch.float64), near)
+    later = Quantity("values", "batch 1", torch.tensor([1.0]))
+    found = {("values", "batch 1"): torch.tensor([1.2])}
+    assert differing([later], found, lambda: [[Quantity("values", "batch 1", torch.tensor([1.01]))]]) == []
 
 
 def test_of_several_changes_the_largest_counts() -> None:

@@ -40,6 +40,35 @@ def test_truncated_completions_are_excluded_from_the_loss_alone() -> None:
     assert tokens.completion_mask.tolist() == [[True, True], [True, True]]
 
 
+def test_results_of_tools_are_seen_and_do_not_count() -> None:
+    """Of three turns with an end of sequence each; the second one is a tool's."""
+    sampled = [[True, True, False, False, True, True], [True]]
+    tokens = reference.tokens_of([[5], [5]], [[8, 1, 7, 1, 9, 1], [8]], pad_token_id=0, eos_token_id=1, sampled=sampled)
+    assert tokens.completion_mask.tolist() == [[True] * 6, [True, *[False] * 5]]
+    assert tokens.sampled_mask.tolist() == [sampled[0], [True, *[False] * 5]]
+    assert tokens.loss_mask.tolist() == tokens.sampled_mask.tolist()
+    assert (tokens.lengths.tolist(), tokens.sampled_lengths.tolist()) == ([6, 1], [4, 1])
+    assert tokens.terminated.tolist() == [True, False]
+    assert tokens.count() == 1 + 4 + 1 + 1
+
+
+def test_a_completion_that_breaks_off_behind_the_result_of_a_tool_is_truncated() -> None:
+    tokens = reference.tokens_of(
+        [[5]],
+        [[8, 1, 7, 9]],
+        pad_token_id=0,
+        eos_token_id=1,
+        mask_truncated_completions=True,
+        sampled=[[True, True, False, True]],
+    )
+    assert (tokens.terminated.tolist(), tokens.loss_mask.any().item()) == ([False], False)
+
+
+def test_each_token_is_sampled_or_not() -> None:
+    with pytest.raises(ValueError, match=r"completions have \[2\] tokens, sampled says of \[1\]"):
+        reference.tokens_of([[5]], [[8, 1]], pad_token_id=0, eos_token_id=1, sampled=[[True]])
+
+
 def test_widths_are_padded_to_a_multiple() -> None:
     tokens = reference.tokens_of([[5]], [[8, 9, 1]], pad_token_id=0, eos_token_id=1, pad_to_multiple_of=2)
     assert tokens.prompt_ids.tolist() == [[0, 5]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -184,10 +185,20 @@ def test_the_first_difference_can_be_found() -> None:
     assert names[-1].startswith("logs[")
 
 
-def test_rows_alone_and_padded_batches_agree_on_a_real_model() -> None:
+def with_tools(rows: reference.Rollout) -> reference.Rollout:
+    """Completions with the result of a tool, and a turn of another length behind it."""
+    completions = [[*each, 1, 9, 8, 1, *[7] * row, 1] for row, each in enumerate(rows.completions)]
+    sampled = [
+        [*[True] * (len(each) + 1), *[False] * 3, *[True] * (row + 1)] for row, each in enumerate(rows.completions)
+    ]
+    return dataclasses.replace(rows, completions=completions, sampled=sampled)
+
+
+@pytest.mark.parametrize("rows", [ROWS, with_tools(ROWS)], ids=["plain", "tools"])
+def test_rows_alone_and_padded_batches_agree_on_a_real_model(rows: reference.Rollout) -> None:
     model = tiny.qwen2(initializer_range=0.3).model
-    settings = settings_of(beta=0.1)
-    alone, padded = (reference.grpo_step(model, ROWS, settings, padded=each) for each in (False, True))
+    settings = settings_of(beta=0.1, max_completion_length=40)
+    alone, padded = (reference.grpo_step(model, rows, settings, padded=each) for each in (False, True))
     for (name, left), (other, right) in zip(reference.quantities(alone), reference.quantities(padded), strict=True):
         assert name == other
         torch.testing.assert_close(

@@ -6,7 +6,7 @@ Runs inside a rank; imports the stack only inside functions.
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import importlib.util
 import os
 import re
 import tempfile
@@ -17,7 +17,17 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-__all__ = ["AXES", "BASE", "ROWS", "calls_of_a_generation", "config_of", "is_known", "known_part", "world_size"]
+__all__ = [
+    "AXES",
+    "BASE",
+    "ROWS",
+    "calls_of_a_generation",
+    "config_of",
+    "is_known",
+    "known_part",
+    "lacking",
+    "world_size",
+]
 
 ROWS = 8
 """Completions of a micro-batch over all ranks."""
@@ -39,6 +49,7 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "seeds": ("", "twice"),
     "refused": (False, True, "allowed", "0.15", "0.28"),
     "resumed": ("", "between_generations", "within_generation"),
+    "tools": ("", "calls"),
 }
 """What is chosen beside the fields of a config, with the default first; :mod:`~.objects` says what each means."""
 _SINCE = {
@@ -47,6 +58,7 @@ _SINCE = {
     ("rewards", "async_object"): "trl>=1.9",
     ("rewards", "logging"): "trl>=1",
     ("model", "experts"): "transformers>=4.51",
+    ("tools", "calls"): "trl>=0.26 transformers>=5",
     **{("refused", each): f"trl>={each}" for each in AXES["refused"] if str(each)[0].isdigit()},
 }
 """Releases that have, or whose documentation has, a value of an axis first. A value of ``refused`` that is a release is
@@ -86,12 +98,22 @@ def is_known(trl: Any, name: str, value: Any) -> bool:
         name: of a field, or of one of :data:`AXES`.
     """
     if name in AXES:
-        since = Requirement(_SINCE.get((name, value), "trl"))
-        return Version(metadata.version(since.name)) in since.specifier
+        since = (Requirement(each) for each in _SINCE.get((name, value), "trl").split())
+        return all(Version(metadata.version(each.name)) in each.specifier for each in since)
     described = {each.name: str(each.metadata.get("help", "")) for each in dataclasses.fields(trl.GRPOConfig)}
     if name in _CHOICES and isinstance(value, str):
         return re.search(f"['\"`]{re.escape(value)}['\"`]", described.get(name, "")) is not None
     return name in described
+
+
+def lacking(setting: Mapping[str, Any]) -> str:
+    """What is not installed here that a setting needs with this release; empty where nothing is lacking."""
+    if not setting.get("tools") or importlib.util.find_spec("jmespath") is not None:
+        return ""
+    trl, transformers = (Version(metadata.version(name)) for name in ("trl", "transformers"))
+    if trl >= Version("1.10") and transformers >= Version("5.13"):
+        return ""
+    return f"TRL {trl} with Transformers {transformers} needs jmespath for tools, which is not installed here"
 
 
 def known_part(trl: Any, setting: Mapping[str, Any]) -> dict[str, Any]:

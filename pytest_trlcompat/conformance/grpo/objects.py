@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.conformance.grpo import tools
 from pytest_trlcompat.conformance.grpo.configs import AXES
 from pytest_trlcompat.conformance.grpo.sampling import COMPLETION_LENGTH, Data, name_of, reward_functions, target_of
 
@@ -42,18 +43,19 @@ _TOOLS_TEMPLATE = (
 def data_of(model: TinyModel, setting: Mapping[str, Any], seed: int, length: int) -> Data:
     """Prompts and completions of a setting."""
     conversational = setting.get("data") in ("conversational", "assistant_last")
-    conversational = conversational or setting.get("tokenizer") == "tools_template"
+    conversational = conversational or setting.get("tokenizer") == "tools_template" or bool(setting.get("tools"))
     conversational = conversational or setting.get("rewards") == "model"  # which reads a prompt and its answer
     ends: tuple[int, ...] = (OTHER_END,) if setting.get("tokenizer") == "other_end" else (1,)
     if setting.get("model") == "two_ends":
         ends = (1, OTHER_END)
     return Data(
         seed,
-        model.words,
+        tools.WORDS if setting.get("tools") else model.words,
         conversational=conversational,
         assistant_last=setting.get("data") == "assistant_last",
         length=min(length, COMPLETION_LENGTH),
         ends=ends,
+        tools=bool(setting.get("tools")),
     )
 
 
@@ -67,6 +69,9 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
         found.pad_token = None
     elif wanted == "tools_template":
         found.chat_template = _TOOLS_TEMPLATE
+    if setting.get("tools"):
+        found.chat_template = tools.CHAT_TEMPLATE
+        found.response_template, found.response_schema = tools.RESPONSE_TEMPLATE, tools.RESPONSE_SCHEMA
     return found
 
 
@@ -228,7 +233,11 @@ def prompts_asked(
     for text, prompt in zip(data.texts(rows, part), data.prompts(rows, part), strict=True):
         written = text
         if data.conversational:
-            how = {"continue_final_message": True} if data.assistant_last else {"add_generation_prompt": True}
+            how: dict[str, Any] = {"add_generation_prompt": True}
+            if data.assistant_last:
+                how = {"continue_final_message": True}
+            if data.tools:
+                how["tools"] = [tools.w51]
             written = words.apply_chat_template(prompt, tokenize=False, **how)
         found.append((tuple(words(written, add_special_tokens=False)["input_ids"]), target_of(text)))
     return found

@@ -8,10 +8,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.comparison import Difference, Quantity, differing
+from pytest_trlcompat.conformance.grpo import tools
 from pytest_trlcompat.conformance.grpo.records import Recording
 from pytest_trlcompat.conformance.grpo.sampling import target_of
 from pytest_trlcompat.conformance.grpo.truth import Truth, targets_of
@@ -172,6 +174,8 @@ def _sampling(recordings: Sequence[Recording], truth: Truth) -> Iterator[Differe
         yield from _prompts(calls, targets_of(main, "training"), truth, place)
         for call in calls:
             yield from _rewarded(call, place)
+            yield from _turns(call, main.arguments, place)
+    yield from _called(recordings)
     if main.prompts_before_resuming:
         found = [each.prompts for each in main.generated if not each.evaluation]
         if found != main.prompts_before_resuming:
@@ -267,6 +271,30 @@ def _rewarded(call: Any, place: str) -> Iterator[Difference]:
         counts = [len(call.prompts), len(given["completions"])]
         if counts[0] != counts[1]:
             yield Difference(f"reward_arguments[{name}]", place, counts[:1], counts[1:], math.inf, 0.0)
+
+
+def _turns(call: Any, arguments: Mapping[str, Any], place: str) -> Iterator[Difference]:
+    """What follows each turn that the model samples: the result of the tool that it calls, or nothing."""
+    limit, iterations = int(arguments["max_completion_length"]), arguments.get("max_tool_calling_iterations")
+    for row, (completion, sampled) in enumerate(zip(call.completions, call.sampled or [], strict=False)):
+        wrong = tools.differing(completion, sampled, limit, iterations)
+        if wrong is not None:
+            yield Difference("turns", f"{place}, row {row}", *wrong, math.inf, 0.0)
+
+
+def _called(recordings: Sequence[Recording]) -> Iterator[Difference]:
+    """The tool is called for each result that a completion has, and for nothing that no completion asks.
+
+    Whether it is called where its result has no room is not documented.
+    """
+    for rank, one in enumerate(recordings):
+        rows = [row for call in one.generated for row in zip(call.completions, call.sampled or [], strict=False)]
+        asked = Counter(number for row in rows for number in tools.called(*row))
+        answered = Counter(number for row in rows for number in tools.answered(*row))
+        found = Counter(one.tool_calls)
+        if found - asked or answered - found:
+            wanted = sorted(answered.elements())
+            yield Difference("tool_calls", f"rank {rank}", wanted, sorted(one.tool_calls), math.inf, 0.0)
 
 
 def _words(text: str) -> str:

@@ -24,6 +24,8 @@ class Generated:
         arguments: what decides how tokens are drawn, by name, as the call would have used it.
         rewarded: what each reward function was called with, by its name: completions, prompts, column.
         evaluation: whether it belongs to an evaluation.
+        sampled: with tools, of each completion which of its tokens the model sampled; then the calls of ``generate``
+            for further turns are part of this one.
     """
 
     prompts: list[list[int]]
@@ -31,6 +33,7 @@ class Generated:
     arguments: dict[str, Any]
     rewarded: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     evaluation: bool = False
+    sampled: list[list[bool]] | None = None
 
 
 @dataclass
@@ -76,6 +79,7 @@ class Recording:
         changed: dictionaries of the user's config that building the trainer changed: before and after.
         prompts_before_resuming: of each generation of a training that was resumed later.
         returned: by each evaluation.
+        tool_calls: with the numbers of which words the tool was called.
         asked: of the datasets of ``training`` and of ``evaluation``, token ids and ``target`` of each prompt.
     """
 
@@ -89,6 +93,7 @@ class Recording:
     returned: list[dict[str, float]] = field(default_factory=list)
     tables: list[tuple[list[Any], list[Any], dict[str, list[float]]]] = field(default_factory=list)
     seeded: list[str] = field(default_factory=list)
+    tool_calls: list[int] = field(default_factory=list)
     changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     prompts_before_resuming: list[list[list[int]]] = field(default_factory=list)
     in_evaluation: bool = False

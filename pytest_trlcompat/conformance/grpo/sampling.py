@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.conformance.grpo import tools
+
 if TYPE_CHECKING:
     from datasets import Dataset
 
@@ -45,6 +47,7 @@ class Data:
         assistant_last: the last message of a prompt is an assistant's beginning.
         length: of the longest completions.
         ends: token ids that end a completion.
+        tools: completions call a tool, see :mod:`~pytest_trlcompat.conformance.grpo.tools`.
     """
 
     seed: int
@@ -53,6 +56,7 @@ class Data:
     assistant_last: bool = False
     length: int = COMPLETION_LENGTH
     ends: tuple[int, ...] = (_EOS,)
+    tools: bool = False
 
     def texts(self, rows: int, part: str) -> list[str]:
         """Prompts of unequal lengths, each different from all others by its first two words."""
@@ -82,13 +86,15 @@ class Data:
     def completion(self, prompt: Sequence[int], member: int, call: int) -> list[int]:
         """Token ids of one completion; it ends with an end of sequence unless it is as long as it may be.
 
-        Of four of a group, one is an end of sequence alone, and one has none.
+        Of four of a group, one is an end of sequence alone, and one has none. With tools it is the first turn.
 
         Args:
             prompt: its token ids without padding.
             member: its place in its group.
             call: how often completions were sampled before.
         """
+        if self.tools:
+            return tools.turn(self.seed, prompt, member, call, 0)
         dice = random.Random(f"{self.seed}/{tuple(prompt)}/{call}")
         first = dice.sample(range(self.words), min(self.words, 64))
         lengths = [0, self.length, dice.randint(1, self.length), dice.randint(1, self.length)]
@@ -105,13 +111,19 @@ def target_of(text: str) -> int:
 
 
 def content(message: Any) -> str:
-    """The text of a prompt or completion, which is a string or a list of messages: of the first one.
+    """The text of a prompt or completion, which is a string or a list of messages: of a prompt the first one's, of a
+    completion the assistant's, without results of tools.
 
     A completion is told from the beginning of a message that it continues: releases of TRL give both, or the completion
     alone.
     """
-    text = message if isinstance(message, str) else str(message[0]["content"])
-    return text.removeprefix(BEGUN).strip()
+    if isinstance(message, str):
+        text = message
+    elif message[0]["role"] == "assistant":
+        text = " ".join(str(each["content"]) for each in message if each["role"] == "assistant")
+    else:
+        text = str(message[0]["content"])
+    return " ".join(text.removeprefix(BEGUN).split())
 
 
 def reward_letters(completions: Sequence[Any], **_: Any) -> list[float]:

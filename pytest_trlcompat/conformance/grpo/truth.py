@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.comparison import OutOfStep
 from pytest_trlcompat.conformance.conventions import Conventions
+from pytest_trlcompat.conformance.grpo import tools
 from pytest_trlcompat.conformance.grpo.records import Generated, Recording
 from pytest_trlcompat.conformance.grpo.sampling import LOGGED, logged_numbers, name_of
 
@@ -96,8 +97,9 @@ def computed(
     if len({len(each) for each in calls}) != 1:
         raise OutOfStep(f"ranks sampled {[len(each) for each in calls]} times")
     rollouts, layouts = [], []
+    longest = settings.max_completion_length
     for index, together in enumerate(zip(*calls, strict=True)):
-        rollout = _rollout(together, tokenizer, rewards, targets_of(recordings[0], "training"))
+        rollout = _rollout(together, tokenizer, rewards, targets_of(recordings[0], "training"), longest)
         rollouts.append(rollout)
         batches = [_of_generation(one, index) for one in recordings]
         layouts.append(_layout(rollout, batches, settings.micro_batches_per_generation, settings.num_iterations, index))
@@ -150,23 +152,33 @@ def _of_generation(recording: Recording, index: int) -> list[Any]:
 
 
 def _rollout(
-    together: Sequence[Generated], tokenizer: Any, rewards: Sequence[Callable[..., Any]], known: Mapping[Any, int]
+    together: Sequence[Generated],
+    tokenizer: Any,
+    rewards: Sequence[Callable[..., Any]],
+    known: Mapping[Any, int],
+    longest: int,
 ) -> Rollout:
     """The rows of all ranks, with the rewards that the functions give them.
 
     Args:
         known: the number in the column ``target`` of each prompt.
+        longest: completion, with results of tools.
     """
     from pytest_trlcompat import reference
 
     prompts = [prompt for each in together for prompt in each.prompts]
-    completions = [completion for each in together for completion in each.completions]
-    texts = [tokenizer.decode(each, skip_special_tokens=True) for each in completions]
+    completions = [completion[:longest] for each in together for completion in each.completions]
+    sampled = None
+    said = completions
+    if any(each.sampled is not None for each in together):
+        sampled = [row[:longest] for each in together for row in each.sampled or []]
+        said = [tools.words_of(*each) for each in zip(completions, sampled, strict=True)]
+    texts = [tokenizer.decode(each, skip_special_tokens=True) for each in said]
     targets = [known.get(tuple(each), 0) for each in prompts]  # one that nobody asked for is found by what it is
     asked = [tokenizer.decode(each, skip_special_tokens=True) for each in prompts]
     given = [function(completions=texts, prompts=asked, target=targets) for function in rewards]
     return reference.Rollout(
-        prompts, completions, list(zip(*given, strict=True)), [name_of(function) for function in rewards]
+        prompts, completions, list(zip(*given, strict=True)), [name_of(function) for function in rewards], sampled
     )
 
 
@@ -244,7 +256,10 @@ def _evaluation(
                 parameters[name].copy_(weight)
     calls = [list(_evaluation_calls(one, number)) for one in recordings]
     known = targets_of(recordings[0], "evaluation")
-    rollouts = [_rollout(together, tokenizer, rewards, known) for together in zip(*calls, strict=True)]
+    rollouts = [
+        _rollout(together, tokenizer, rewards, known, settings.max_completion_length)
+        for together in zip(*calls, strict=True)
+    ]
     compared = copy.deepcopy(policy if reference_model is None else reference_model)
     if settings.sync_ref_model:
         _synchronise(compared, steps[:after], settings)

@@ -16,6 +16,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.conformance.comparison import OutOfStep
+from pytest_trlcompat.conformance.grpo import tools
 from pytest_trlcompat.conformance.grpo.records import Generated, MicroBatchRecord, Recording, StepRecord, Whole
 from pytest_trlcompat.conformance.grpo.sampling import Data, content, name_of
 
@@ -51,17 +53,29 @@ def fixed_completions(data: Data, found: Recording, group: int) -> Iterator[None
         if found.in_evaluation:
             size = found.arguments.get("num_generations_eval") or group
         padding = config.pad_token_id or 0
+        taken: set[int] = set()
+        newest: list[list[int]] = []
         for row, ids in enumerate(drawn[:, :width].tolist()):
             if masks is not None:
                 mask = masks[row * len(masks) // len(drawn)].tolist()  # a prompt may come back as several rows
                 prompt = [token for token, real in zip(ids, mask, strict=True) if real]
             else:
                 prompt = [token for token in ids if token != padding]
+            if data.tools and tools.is_continued(prompt) and found.generated:
+                newest.append(_continued(data, found.generated[-1], prompt, taken, (rank, size, call - 1)))
+                continue
             one.prompts.append(prompt)
-            one.completions.append(data.completion(prompt, (rank * len(drawn) + row) % size, call))
-        found.generated.append(one)
-        longest = max(map(len, one.completions))
-        rows = [[*each, *[padding] * (longest - len(each))] for each in one.completions]
+            member = (rank * len(drawn) + row) % size
+            newest.append(
+                tools.turn(data.seed, prompt, member, call, 0) if data.tools else data.completion(prompt, member, call)
+            )
+        one.completions = [list(each) for each in newest]
+        if data.tools:
+            one.sampled = [[True] * len(each) for each in newest]
+        if one.prompts:
+            found.generated.append(one)
+        longest = max(map(len, newest))
+        rows = [[*each, *[padding] * (longest - len(each))] for each in newest]
         return torch.cat([drawn[:, :width], torch.tensor(rows, dtype=drawn.dtype, device=drawn.device)], 1)
 
     GenerationMixin.generate = fixed
@@ -69,6 +83,33 @@ def fixed_completions(data: Data, found: Recording, group: int) -> Iterator[None
         yield
     finally:
         GenerationMixin.generate = generate
+
+
+def _continued(
+    data: Data, one: Generated, prompt: Sequence[int], taken: set[int], place: tuple[int, int, int]
+) -> list[int]:
+    """The next turn of a completion, which is added to it, behind what the prompt has beyond it.
+
+    Args:
+        taken: rows that this call of ``generate`` has continued already.
+        place: rank, size of a group, and how often completions were sampled before.
+
+    Raises:
+        OutOfStep: no completion begins like this.
+    """
+    assert one.sampled is not None
+    rank, size, call = place
+    for row, (own, completion) in enumerate(zip(one.prompts, one.completions, strict=True)):
+        begun = [*own, *completion]
+        if row not in taken and list(prompt[: len(begun)]) == begun:
+            taken.add(row)
+            number = sum(is_sampled for is_sampled, _ in tools.turns(completion, one.sampled[row]))
+            between = list(prompt[len(begun) :])
+            new = tools.turn(data.seed, own, (rank * len(one.prompts) + row) % size, call, number)
+            completion += [*between, *new]
+            one.sampled[row] += [*[False] * len(between), *[True] * len(new)]
+            return new
+    raise OutOfStep(f"tokens are sampled behind {list(prompt)}, which begins like no completion")
 
 
 _GENERATION = ("do_sample", "eos_token_id", "min_p", "repetition_penalty", "temperature", "top_k", "top_p")
@@ -216,7 +257,10 @@ def _keep(inputs: Mapping[str, Any], batch: MicroBatchRecord) -> None:
     for name, quantity in _INPUTS.items():
         if inputs.get(name) is not None:
             batch.values[quantity] = inputs[name].detach().float().cpu().tolist()
-    batch.values["completion_mask"] = inputs["completion_mask"].long().cpu().tolist()
+    mask = inputs["completion_mask"].long()
+    if inputs.get("tool_mask") is not None:
+        mask = mask * inputs["tool_mask"].long()
+    batch.values["completion_mask"] = mask.cpu().tolist()
 
 
 @contextlib.contextmanager
