@@ -88,6 +88,17 @@ from pytest_trlcompat.reference.rewards import (
     total_rewards,
 )
 from pytest_trlcompat.reference.settings import GRPOSettings, OptimizerSettings, Undecided
+from pytest_trlcompat.reference.sft import (
+    IGNORED,
+    SFTSettings,
+    SFTUndecided,
+    best_fit_bins,
+    labels_of,
+    sft_objective,
+    split_rows,
+    truncated,
+    wrapped_blocks,
+)
 from pytest_trlcompat.reference.supervised import (
     Batch,
     Measured,
@@ -103,6 +114,7 @@ from pytest_trlcompat.reference.supervised import (
 from pytest_trlcompat.reference.tokens import Tokens, pad, tokens_of
 
 __all__ = [
+    "IGNORED",
     "AdamWState",
     "Advantages",
     "Batch",
@@ -124,6 +136,8 @@ __all__ = [
     "PPOStep",
     "PPOUndecided",
     "Rollout",
+    "SFTSettings",
+    "SFTUndecided",
     "Scores",
     "SupervisedEvaluation",
     "SupervisedSettings",
@@ -135,6 +149,7 @@ __all__ = [
     "advantage_estimates",
     "advantages_of",
     "average_logs",
+    "best_fit_bins",
     "clip_gradients",
     "clipped",
     "clipped_policy_losses",
@@ -152,6 +167,7 @@ __all__ = [
     "high_entropy_mask",
     "importance_weights",
     "kl_estimate",
+    "labels_of",
     "learning_rate_factor",
     "load_balancing_loss",
     "mean_of_present",
@@ -168,7 +184,9 @@ __all__ = [
     "rewards_of",
     "router_logits",
     "score_tokens",
+    "sft_objective",
     "sgd_step",
+    "split_rows",
     "state_values",
     "std_of_present",
     "step_mask",
@@ -180,7 +198,9 @@ __all__ = [
     "total_rewards",
     "training_metrics",
     "trajectory_weights",
+    "truncated",
     "unshuffled_layout",
     "update_metrics",
     "whiten",
+    "wrapped_blocks",
 ]
