@@ -38,7 +38,7 @@ __all__ = [
 
 IGNORED = -100
 """The label of a token that does not count."""
-_CHOICES: dict[str, tuple[object, ...]] = {"loss_type": ("nll", "dft")}
+_CHOICES: dict[str, tuple[object, ...]] = {"loss_type": ("nll", "dft", "chunked_nll")}
 _UNDECIDED: dict[str, tuple[object, ...]] = {
     "appended_eos": ("always", "unless_there", "never"),
     "entropy_over": ("labels", "tokens"),
@@ -86,6 +86,7 @@ class SFTSettings(SupervisedSettings):
     """The arguments of ``SFTConfig`` and ``TrainingArguments`` that decide what a step does with its rows.
 
     Attributes:
+        loss_type: ``"chunked_nll"`` is ``"nll"``, computed in parts.
         average_tokens_across_devices: whether means over tokens are over those of all ranks; otherwise each rank takes
             its own, and gradients are the mean of the ranks'.
         router_aux_loss_coef: weight of the auxiliary loss of a mixture of experts; ``None``: the model is none, or
