@@ -11,7 +11,8 @@ and a model is anything that returns logits::
     for name, value in reference.quantities(step):  # in the order in which a step makes them
         ...
 
-:func:`ppo_step` does the same for a batch of PPO, with a value model and a reward model beside the policy.
+:func:`ppo_step` does the same for a batch of PPO, with a value model and a reward model beside the policy, and
+:func:`supervised_train` for trainers whose batches are rows of a dataset, each with its own objective.
 
 Where the documentation does not decide, a docstring says ``undecided by the documentation``, and :class:`Undecided`
 or :class:`PPOUndecided` takes the choice. It covers text completions with rewards that are given: no generation, no
@@ -87,11 +88,36 @@ from pytest_trlcompat.reference.rewards import (
     total_rewards,
 )
 from pytest_trlcompat.reference.settings import GRPOSettings, OptimizerSettings, Undecided
+from pytest_trlcompat.reference.sft import (
+    IGNORED,
+    SFTSettings,
+    SFTUndecided,
+    best_fit_bins,
+    labels_of,
+    sft_objective,
+    split_rows,
+    truncated,
+    wrapped_blocks,
+)
+from pytest_trlcompat.reference.supervised import (
+    Batch,
+    Measured,
+    Objective,
+    SupervisedEvaluation,
+    SupervisedSettings,
+    SupervisedStep,
+    SupervisedUndecided,
+    supervised_evaluate,
+    supervised_logs,
+    supervised_train,
+)
 from pytest_trlcompat.reference.tokens import Tokens, pad, tokens_of
 
 __all__ = [
+    "IGNORED",
     "AdamWState",
     "Advantages",
+    "Batch",
     "Episodes",
     "Evaluation",
     "Experience",
@@ -99,7 +125,9 @@ __all__ = [
     "GRPOStep",
     "Generation",
     "Layout",
+    "Measured",
     "MicroBatch",
+    "Objective",
     "OptimizerSettings",
     "PPOLayout",
     "PPOMicroBatch",
@@ -108,13 +136,20 @@ __all__ = [
     "PPOStep",
     "PPOUndecided",
     "Rollout",
+    "SFTSettings",
+    "SFTUndecided",
     "Scores",
+    "SupervisedEvaluation",
+    "SupervisedSettings",
+    "SupervisedStep",
+    "SupervisedUndecided",
     "Tokens",
     "Undecided",
     "adamw_step",
     "advantage_estimates",
     "advantages_of",
     "average_logs",
+    "best_fit_bins",
     "clip_gradients",
     "clipped",
     "clipped_policy_losses",
@@ -132,6 +167,7 @@ __all__ = [
     "high_entropy_mask",
     "importance_weights",
     "kl_estimate",
+    "labels_of",
     "learning_rate_factor",
     "load_balancing_loss",
     "mean_of_present",
@@ -148,16 +184,23 @@ __all__ = [
     "rewards_of",
     "router_logits",
     "score_tokens",
+    "sft_objective",
     "sgd_step",
+    "split_rows",
     "state_values",
     "std_of_present",
     "step_mask",
+    "supervised_evaluate",
+    "supervised_logs",
+    "supervised_train",
     "token_shares",
     "tokens_of",
     "total_rewards",
     "training_metrics",
     "trajectory_weights",
+    "truncated",
     "unshuffled_layout",
     "update_metrics",
     "whiten",
+    "wrapped_blocks",
 ]

@@ -6,9 +6,12 @@ Imports the stack only inside functions.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import grpo_conformance, ppo_conformance
+from pytest_trlcompat.conformance.sft.room import ROOM as SFT
+
+from . import grpo_conformance, ppo_conformance, supervised_conformance
 
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
@@ -18,6 +21,7 @@ __all__ = ["hold"]
 _HELD: Mapping[str, Callable[[str, TinyModel, Mapping[str, Any], int, bool], dict[str, Any]]] = {
     "grpo": grpo_conformance.held,
     "ppo": ppo_conformance.held,
+    "sft": partial(supervised_conformance.held, SFT),
 }
 """By trainer, what trains with one setting, and compares."""
 _SHOWN = 40
