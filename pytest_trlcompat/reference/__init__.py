@@ -11,7 +11,8 @@ and a model is anything that returns logits::
     for name, value in reference.quantities(step):  # in the order in which a step makes them
         ...
 
-:func:`ppo_step` does the same for a batch of PPO, with a value model and a reward model beside the policy.
+:func:`ppo_step` does the same for a batch of PPO, with a value model and a reward model beside the policy, and
+:func:`supervised_train` for trainers whose batches are rows of a dataset, each with its own objective.
 
 Where the documentation does not decide, a docstring says ``undecided by the documentation``, and :class:`Undecided`
 or :class:`PPOUndecided` takes the choice. It covers text completions with rewards that are given: no generation, no
@@ -96,12 +97,25 @@ from pytest_trlcompat.reference.rewards import (
     total_rewards,
 )
 from pytest_trlcompat.reference.settings import GRPOSettings, OptimizerSettings, Undecided
+from pytest_trlcompat.reference.supervised import (
+    Batch,
+    Measured,
+    Objective,
+    SupervisedEvaluation,
+    SupervisedSettings,
+    SupervisedStep,
+    SupervisedUndecided,
+    supervised_evaluate,
+    supervised_logs,
+    supervised_train,
+)
 from pytest_trlcompat.reference.tokens import Tokens, pad, tokens_of
 
 __all__ = [
     "PAIR_LOSSES",
     "AdamWState",
     "Advantages",
+    "Batch",
     "CompletionScores",
     "Episodes",
     "Evaluation",
@@ -110,7 +124,9 @@ __all__ = [
     "GRPOStep",
     "Generation",
     "Layout",
+    "Measured",
     "MicroBatch",
+    "Objective",
     "OptimizerSettings",
     "PPOLayout",
     "PPOMicroBatch",
@@ -124,6 +140,10 @@ __all__ = [
     "PreferenceUndecided",
     "Rollout",
     "Scores",
+    "SupervisedEvaluation",
+    "SupervisedSettings",
+    "SupervisedStep",
+    "SupervisedUndecided",
     "Tokens",
     "Undecided",
     "adamw_step",
@@ -174,6 +194,9 @@ __all__ = [
     "state_values",
     "std_of_present",
     "step_mask",
+    "supervised_evaluate",
+    "supervised_logs",
+    "supervised_train",
     "synchronised",
     "token_shares",
     "tokens_of",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_trlcompat.reference._stepping import detached
 from pytest_trlcompat.reference.experts import load_balancing_loss
 from pytest_trlcompat.reference.optimizer import mix_weights
 from pytest_trlcompat.reference.preference_losses import PairScores, pair_losses, pair_weights
@@ -154,9 +155,7 @@ class PreferenceObjective:
         tokens = sum(len(row["chosen"]) + len(row["rejected"]) for row in batch)
         return chosen, rejected, PairScores(*sums, *reference, chosen.lengths, rejected.lengths), float(tokens)
 
-    def _sums(
-        self, chosen: CompletionScores, rejected: CompletionScores, desensitized: bool
-    ) -> tuple[Tensor, Tensor]:
+    def _sums(self, chosen: CompletionScores, rejected: CompletionScores, desensitized: bool) -> tuple[Tensor, Tensor]:
         """Log-probabilities of completions; with ``ld_alpha`` what is beyond the shorter one's length counts less.
 
         Source: Liu et al., LD-DPO, https://arxiv.org/abs/2409.06411.
@@ -207,14 +206,14 @@ class PreferenceObjective:
         if settings.rpo_alpha is not None:
             losses = losses + settings.rpo_alpha * nll
         loss = losses.mean()
-        metrics = self._metrics(chosen, rejected, pairs)
+        metrics = self._metrics(chosen, rejected, detached(pairs))
         if settings.rpo_alpha is not None or "sft" in settings.loss_type:
-            metrics["nll_loss"] = float(nll.mean()), 1.0
+            metrics["nll_loss"] = float(nll.detach().mean()), 1.0
         if settings.router_aux_loss_coef:
             routers = torch.cat([*chosen.router_logits, *rejected.router_logits])
             auxiliary = load_balancing_loss(routers, self.experts_per_token)
             loss = loss + settings.router_aux_loss_coef * auxiliary
-            metrics["aux_loss"] = float(auxiliary), 1.0
+            metrics["aux_loss"] = float(auxiliary.detach()), 1.0
         names = ("chosen", "rejected", "reference_chosen", "reference_rejected")
         values = {f"logps[{name}]": getattr(pairs, name) for name in names}
         return Measured(loss / count, loss, values, {}, metrics, {"num_tokens": tokens})
@@ -240,21 +239,21 @@ class PreferenceObjective:
         better, worse = settings.beta * pairs.chosen_ratios, settings.beta * pairs.rejected_ratios
         size = float(len(better))
         found: dict[str, tuple[Tensor | float, float]] = {
-            "rewards/chosen": (float(better.sum()), size),
-            "rewards/rejected": (float(worse.sum()), size),
-            "rewards/margins": (float((better - worse).sum()), size),
-            "rewards/accuracies": (float((better > worse).sum()), size),
-            "logps/chosen": (float(pairs.chosen.sum()), size),
-            "logps/rejected": (float(pairs.rejected.sum()), size),
+            "rewards/chosen": (better.sum(), size),
+            "rewards/rejected": (worse.sum(), size),
+            "rewards/margins": ((better - worse).sum(), size),
+            "rewards/accuracies": ((better > worse).sum(), size),
+            "logps/chosen": (pairs.chosen.sum(), size),
+            "logps/rejected": (pairs.rejected.sum(), size),
         }
         for name, one in (("chosen", chosen), ("rejected", rejected)):
-            over_tokens = float(one.logits.sum()), float(one.lengths.sum())
-            by_completion = float(one.means(one.logits).sum()), size
+            over_tokens = one.logits.detach().sum(), float(one.lengths.sum())
+            by_completion = one.means(one.logits.detach()).sum(), size
             found[f"logits/{name}"] = over_tokens if chose.logits_mean == "tokens" else by_completion
         both = [chosen, rejected] if chose.of_both == "both" else [chosen]
-        count = float(sum(one.lengths.sum() for one in both))
-        found["entropy"] = float(sum(one.entropies.sum() for one in both)), count
-        found["mean_token_accuracy"] = float(sum(one.hits.sum() for one in both)), count
+        count = float(sum(int(one.lengths.sum()) for one in both))
+        found["entropy"] = torch.stack([one.entropies.detach().sum() for one in both]).sum(), count
+        found["mean_token_accuracy"] = torch.stack([one.hits.sum() for one in both]).sum(), count
         return found
 
 

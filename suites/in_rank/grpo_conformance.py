@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.conformance.grpo.records import Recording
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["held"]
+__all__ = ["gathering", "held"]
 
 
 def held(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int, partly: bool) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def held(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int, 
     if unknown and not partly:
         return found
     with failure() as training:
-        recorded = recording.record(grpo.trainer_class(subject), model, setting, seed, whole=_gathering())
+        recorded = recording.record(grpo.trainer_class(subject), model, setting, seed, whole=gathering())
     if setting.get("refused") == "allowed":
         if training:
             return {**found, "refused_with": training["text"]}
@@ -52,7 +52,7 @@ def held(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int, 
     return {**found, **_compared(recordings, model, known)}
 
 
-def _gathering() -> Any:
+def gathering() -> Any:
     """How weights are gathered where the launch's strategy shards them, or keeps gradients to itself."""
     sharded = any(os.environ.get(name) == "true" for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"))
     return whole_weights if sharded else None
