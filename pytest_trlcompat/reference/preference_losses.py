@@ -56,8 +56,8 @@ class PairScores:
 def divergence_scores(log_ratios: Tensor, settings: PreferenceSettings) -> Tensor:
     """``f'(u)`` of ratios ``u`` of policy and reference model, up to a constant, which no difference shows.
 
-    ``log u`` for the reverse Kullback-Leibler divergence, ``-1/u`` for the forward one, ``log(2u / (1 + u))`` for that of
-    Jensen and Shannon, ``(1 - u^-a) / a`` for the alpha-divergence. Source: Wang et al., "Beyond Reverse KL",
+    ``log u`` for the reverse Kullback-Leibler divergence, ``-1/u`` for the forward one, ``log(2u / (1 + u))`` for that
+    of Jensen and Shannon, ``(1 - u^-a) / a`` for the alpha-divergence. Source: Wang et al., "Beyond Reverse KL",
     https://arxiv.org/abs/2309.16240, table 1.
     """
     kind, alpha = settings.f_divergence_type, settings.f_alpha_divergence_coef

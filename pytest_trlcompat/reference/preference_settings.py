@@ -23,7 +23,6 @@ _UNDECIDED: dict[str, tuple[object, ...]] = {
     "counted_logits": ("vocabulary", "tokens"),
     "logits_mean": ("completions", "tokens"),
     "nll_mean": ("completions", "tokens"),
-    "of_both": ("chosen", "both"),
     "reward_shift": ("batch", "running"),
 }
 
@@ -50,7 +49,6 @@ class PreferenceUndecided(SupervisedUndecided):
         counted_logits: the logits that are logged are averages over the whole ``"vocabulary"``, or those of the
             ``"tokens"`` that follow.
         logits_mean: those are means over all ``"tokens"`` of a micro-batch, or over ``"completions"``.
-        of_both: entropies and the accuracy of tokens are those of ``"chosen"`` completions, or of ``"both"``.
     """
 
     ipo_averaged: bool = False
@@ -63,7 +61,6 @@ class PreferenceUndecided(SupervisedUndecided):
     weight_at_most_one: bool = False
     counted_logits: str = "vocabulary"
     logits_mean: str = "completions"
-    of_both: str = "both"
 
     def __post_init__(self) -> None:
         super().__post_init__()

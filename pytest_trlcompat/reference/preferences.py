@@ -60,7 +60,7 @@ def score_completions(
     """Score the completion in each row. Each goes through the model alone and without padding.
 
     Args:
-        model: called with ``input_ids`` and ``attention_mask``, both ``(1, tokens)``; returns an object with ``logits``.
+        model: called with ``input_ids`` and ``attention_mask``, both ``(1, tokens)``; what it returns has ``logits``.
         rows: token ids of prompt and completion, and 1 for each that is the completion's.
         with_routers: ask for the logits of experts' routers, too.
     """
@@ -102,8 +102,8 @@ def _wide(values: Tensor, width: int) -> Tensor:
 class PreferenceObjective:
     """An objective of :func:`~pytest_trlcompat.reference.supervised_train` for pairs of completions.
 
-    A row has the columns ``chosen``, ``chosen_mask``, ``rejected`` and ``rejected_mask``: token ids of the prompt and the
-    completion, and 1 for each token that is the completion's. The loss of a micro-batch is the mean of its pairs, that
+    A row has the columns ``chosen``, ``chosen_mask``, ``rejected`` and ``rejected_mask``: token ids of the prompt and
+    the completion, and 1 for each token that is the completion's. The loss of a micro-batch is the mean of its pairs, that
     of a step the mean of its micro-batches on all ranks.
 
     ``values`` of what it gives are the log-probabilities of each completion, ``logps[chosen]`` and so on, and
@@ -114,7 +114,8 @@ class PreferenceObjective:
     - ``logps/chosen``, ``logps/rejected``: log-probabilities of completions.
     - ``logits/chosen``, ``logits/rejected``: see ``counted_logits`` and ``logits_mean`` of
       :class:`~pytest_trlcompat.reference.PreferenceUndecided`.
-    - ``entropy``, ``mean_token_accuracy``: see ``of_both``.
+    - ``entropy``: mean over the tokens of both completions; ``mean_token_accuracy``: how many tokens of the chosen one
+      are the likeliest.
     - ``num_tokens``: tokens of both sequences, prompts included.
     """
 
@@ -250,10 +251,9 @@ class PreferenceObjective:
             over_tokens = one.logits.detach().sum(), float(one.lengths.sum())
             by_completion = one.means(one.logits.detach()).sum(), size
             found[f"logits/{name}"] = over_tokens if chose.logits_mean == "tokens" else by_completion
-        both = [chosen, rejected] if chose.of_both == "both" else [chosen]
-        count = float(sum(int(one.lengths.sum()) for one in both))
-        found["entropy"] = torch.stack([one.entropies.detach().sum() for one in both]).sum(), count
-        found["mean_token_accuracy"] = torch.stack([one.hits.sum() for one in both]).sum(), count
+        entropies = chosen.entropies.detach().sum() + rejected.entropies.detach().sum()
+        found["entropy"] = entropies, float(chosen.lengths.sum() + rejected.lengths.sum())
+        found["mean_token_accuracy"] = chosen.hits.sum(), float(chosen.lengths.sum())
         return found
 
 

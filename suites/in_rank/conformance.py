@@ -5,10 +5,13 @@ Imports the stack only inside functions.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import grpo_conformance, ppo_conformance
+from pytest_trlcompat.conformance.dpo.room import DPORoom
+
+from . import grpo_conformance, ppo_conformance, supervised_conformance
 
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["hold"]
 
 _HELD: Mapping[str, Callable[[str, TinyModel, Mapping[str, Any], int, bool], dict[str, Any]]] = {
+    "dpo": functools.partial(supervised_conformance.held, DPORoom()),
     "grpo": grpo_conformance.held,
     "ppo": ppo_conformance.held,
 }

@@ -1,0 +1,293 @@
+"""DPO's room: how a trainer is built, how its batches are read, and what the reference is asked for.
+
+Runs inside a rank; imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from packaging.version import Version
+
+from pytest_trlcompat.conformance.conventions import Conventions
+from pytest_trlcompat.conformance.dpo import pairs
+from pytest_trlcompat.conformance.grpo import objects
+from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
+from pytest_trlcompat.conformance.supervised.room import Room
+from pytest_trlcompat.conformance.supervised.truth import settings_from
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat import reference
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["DPORoom"]
+
+_ROUTERS = "coefficient of routers in the model's config"
+"""Kept with a recording's arguments: documentation says "the value declared by the model config is used"."""
+
+
+class DPORoom(Room):
+    """``trl.DPOTrainer``.
+
+    Its axes: ``data`` and ``tokenizer``, see :mod:`~pytest_trlcompat.conformance.dpo.pairs`; ``template``: another chat
+    template; ``reference="model"``: a reference model of other weights is given.
+    """
+
+    trainer: ClassVar[str] = "dpo"
+    names: ClassVar[tuple[str, str]] = ("DPOTrainer", "DPOConfig")
+    axes: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "data": (
+            *("plain", "implicit", "ended", "zero", "empty", "iterable"),
+            *pairs.CONVERSATIONAL,
+        ),
+        "pairs": (16, 6),
+        "pairs_of_evaluation": (8, 6),
+        "tokenizer": ("", "no_padding", "eos_padding", "bos", "other_zero"),
+        "template": ("", "bos", "generation", "tools"),
+        "reference": ("", "model"),
+    }
+    since: ClassVar[Mapping[tuple[str, Any], str]] = {
+        ("model", "experts"): "transformers>=4.51",
+        ("data", "tools"): "trl>=0.29",
+        ("data", "implicit"): "trl>=0.12",
+        ("data", "conversational"): "trl>=0.12",
+        ("data", "conversational_implicit"): "trl>=0.12",
+        ("data", "turns"): "trl>=0.12",
+    }
+    choices: ClassVar[tuple[str, ...]] = ("loss_type", "f_divergence_type")
+    base: ClassVar[Mapping[str, Any]] = {"beta": 0.5, "remove_unused_columns": False, "max_length": 64}
+
+    def build(
+        self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool
+    ) -> Any:
+        import trl
+
+        adapter = objects.adapter_config(setting)
+        extra: dict[str, Any] = {} if adapter is None else {"peft_config": adapter}
+        if setting.get("evaluation"):
+            extra["eval_dataset"] = pairs.dataset(model, setting, seed, "evaluation")
+        if setting.get("reference"):
+            extra["ref_model"] = _other(model)
+        known = inspect.signature(trl.DPOTrainer.__init__).parameters
+        words = "processing_class" if "processing_class" in known else "tokenizer"
+        trainer = trainer_class(
+            model=objects.policy(model, setting),
+            args=config,
+            train_dataset=pairs.dataset(model, setting, seed, "training"),
+            **{words: pairs.tokenizer(model, setting)},
+            **extra,
+        )
+        if setting.get("adapter") == "peft_config" and fill:
+            objects.fill_adapter(trainer.model)
+        return trainer
+
+    def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
+        if "completion_mask" in inputs:
+            read = Read(_of_halves(inputs))
+        elif "prompt_input_ids" in inputs and "chosen_labels" not in inputs:
+            read = Read(_of_parts(inputs))
+        else:
+            read = Read(_of_labels(inputs))
+        for name in ("chosen", "rejected"):
+            for key in (f"ref_{name}_logps", f"reference_{name}_logps"):
+                if key in inputs:
+                    read.values[f"logps[reference_{name}]"] = [float(each) for each in inputs[key]]
+        return read
+
+    def expected_rows(
+        self, model: TinyModel, setting: Mapping[str, Any], arguments: Mapping[str, Any], seed: int, part: str
+    ) -> list[Row]:
+        from pytest_trlcompat import reference
+
+        words = pairs.tokenizer(model, setting)
+        names = ("max_length", "truncation_mode", "max_prompt_length", "max_completion_length")
+        limits = {name: arguments[name] for name in names if name in arguments}
+        return [
+            reference.preference_row(*pairs.sequences(words, row, _DATA), **limits)
+            for row in pairs.pairs(model, setting, seed, part)
+        ]
+
+    def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
+        policy, compared = objects.untrained(model, setting)
+        if setting.get("adapter") == "peft_model" and Version(metadata.version("trl")) < _OWN_STATE:
+            compared = objects.policy(model, {**setting, "adapter": ""}, whole=True).eval()
+        if setting.get("reference"):
+            compared = _other(model).eval()
+        return policy, compared
+
+    def settings(
+        self, arguments: Mapping[str, Any], conventions: Conventions, world_size: int
+    ) -> reference.PreferenceSettings:
+        from pytest_trlcompat import reference
+
+        kind = arguments["loss_type"]
+        weights = arguments.get("loss_weights")
+        divergence = arguments.get("f_divergence_type", "reverse_kl")
+        coefficient = arguments.get("router_aux_loss_coef")
+        return settings_from(
+            reference.PreferenceSettings,
+            reference.PreferenceUndecided,
+            arguments,
+            conventions,
+            world_size,
+            loss_type=(kind,) if isinstance(kind, str) else tuple(kind),
+            loss_weights=None if weights is None else tuple(weights),
+            f_divergence_type=str(getattr(divergence, "value", divergence)),
+            router_aux_loss_coef=float(arguments.get(_ROUTERS, 0.0) if coefficient is None else coefficient),
+        )
+
+    def objective(
+        self, models: tuple[torch.nn.Module, ...], settings: reference.SupervisedSettings
+    ) -> reference.Objective:
+        from pytest_trlcompat import reference
+
+        assert isinstance(settings, reference.PreferenceSettings)
+        return reference.PreferenceObjective(models[1], settings)
+
+    def after_step(
+        self, models: tuple[torch.nn.Module, ...], settings: reference.SupervisedSettings
+    ) -> Callable[[Any, int], None] | None:
+        from pytest_trlcompat import reference
+
+        assert isinstance(settings, reference.PreferenceSettings)
+        return reference.synchronised(models[1], settings)
+
+    def watched(self, trainer_class: type, found: Recording) -> type:
+        """Until 0.28 sequences are put together, and cut, in the method that scores them, which says log-probabilities,
+        too: of the policy first."""
+
+        class Watched(trainer_class):
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                config = self.model.config
+                if getattr(config, "output_router_logits", False):
+                    found.arguments[_ROUTERS] = config.router_aux_loss_coef
+
+        def concatenated_forward(self: Any, model: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            with _inputs_of(model) as seen:
+                scores = super(Watched, self).concatenated_forward(model, batch, *args, **kwargs)
+            if found.micro_batches:
+                _keep(found.micro_batches[-1], scores, seen)
+            return scores
+
+        if hasattr(trainer_class, "concatenated_forward"):
+            Watched.concatenated_forward = concatenated_forward  # type: ignore[attr-defined]
+        Watched.__name__ = trainer_class.__name__
+        return Watched
+
+
+_OWN_STATE = Version("0.29")
+"""From here on the reference is "the model state before DPO training starts", of an adapter too; until then "DPOTrainer
+will unload the adapter for reference inference"."""
+_DATA: Mapping[str, Any] = {}
+
+
+def _other(model: TinyModel) -> Any:
+    """A model of other weights."""
+    import torch
+
+    found = copy.deepcopy(model.new_model())
+    with torch.no_grad():
+        for parameter in found.parameters():
+            parameter.mul_(0.8)
+    return found
+
+
+def _of_halves(inputs: Mapping[str, Any]) -> list[Row]:
+    """From 0.29 on: both completions with their prompts, the chosen ones first."""
+    masks, counts = inputs["attention_mask"].tolist(), inputs["completion_mask"].tolist()
+    rows = list(zip(inputs["input_ids"].tolist(), masks, counts, strict=True))
+    size = len(rows) // 2
+    return [_pair(*rows[place], *rows[place + size]) for place in range(size)]
+
+
+def _of_labels(inputs: Mapping[str, Any]) -> list[Row]:
+    """Until 0.11: each completion with its prompt, and labels."""
+    found = []
+    for place in range(len(inputs["chosen_input_ids"])):
+        both: list[Sequence[float]] = []
+        for name in ("chosen", "rejected"):
+            both += [inputs[f"{name}_{each}"][place].tolist() for each in ("input_ids", "attention_mask")]
+            both.append([int(each != -100) for each in inputs[f"{name}_labels"][place].tolist()])
+        found.append(_pair(*both))
+    return found
+
+
+def _of_parts(inputs: Mapping[str, Any]) -> list[Row]:
+    """From 0.12 to 0.28: prompts and completions by themselves; what is cut from both together is cut later."""
+    found = []
+    for place in range(len(inputs["prompt_input_ids"])):
+        both: list[Sequence[float]] = []
+        prompt = _real(inputs["prompt_input_ids"][place], inputs["prompt_attention_mask"][place])
+        for name in ("chosen", "rejected"):
+            answer = _real(inputs[f"{name}_input_ids"][place], inputs[f"{name}_attention_mask"][place])
+            both += [prompt + answer, [1] * (len(prompt) + len(answer)), [0] * len(prompt) + [1] * len(answer)]
+        found.append(_pair(*both))
+    return found
+
+
+def _real(ids: torch.Tensor, mask: torch.Tensor) -> list[int]:
+    return [token for token, real in zip(ids.tolist(), mask.tolist(), strict=True) if real]
+
+
+def _pair(*both: Sequence[float]) -> Row:
+    """Ids, attention mask and which are the completion's, of the chosen, then of the rejected one, without padding."""
+    found: dict[str, tuple[float, ...]] = {}
+    for name, (ids, real, counts) in (("chosen", both[:3]), ("rejected", both[3:])):
+        kept = [place for place, each in enumerate(real) if each]
+        found[name] = tuple(float(ids[place]) for place in kept)
+        found[f"{name}_mask"] = tuple(float(counts[place]) for place in kept)
+    return found
+
+
+@contextlib.contextmanager
+def _inputs_of(model: Any) -> Iterator[list[list[list[int]]]]:
+    """Token ids without padding of each row that the model is given."""
+    found: list[list[list[int]]] = []
+
+    def keep(module: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+        ids = args[0] if args else kwargs["input_ids"]
+        mask, places = kwargs.get("attention_mask"), kwargs.get("position_ids")
+        if mask is None and places is not None:  # without padding: one row, each sequence of which begins at 0
+            starts = [place for place, each in enumerate(places[0].tolist()) if each == 0]
+            ends = [*starts[1:], ids.shape[1]]
+            found.append([ids[0, start:end].tolist() for start, end in zip(starts, ends, strict=True)])
+        else:
+            found.append([_real(*each) for each in zip(ids, mask, strict=True)])
+
+    handle = model.register_forward_pre_hook(keep, with_kwargs=True)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+def _keep(batch: Any, scores: Any, seen: Sequence[Sequence[Sequence[int]]]) -> None:
+    """Log-probabilities with a micro-batch; and its rows as the policy saw them."""
+    is_policy = "logps[chosen]" not in batch.values
+    both = (scores["chosen_logps"], scores["rejected_logps"]) if isinstance(scores, Mapping) else scores[:2]
+    for name, values in zip(("chosen", "rejected"), both, strict=True):
+        stage = f"logps[{name}]" if is_policy else f"logps[reference_{name}]"
+        batch.values.setdefault(stage, values.detach().float().cpu().tolist())
+    if is_policy and seen and len(seen[0]) == 2 * len(batch.rows):
+        size = len(batch.rows)
+        batch.rows = [
+            {**_cut(row, "chosen", seen[0][place]), **_cut(row, "rejected", seen[0][size + place])}
+            for place, row in enumerate(batch.rows)
+        ]
+
+
+def _cut(row: Row, name: str, ids: Sequence[int]) -> dict[str, tuple[float, ...]]:
+    """A sequence as the model saw it: which tokens are the completion's follows from where it was cut."""
+    whole, mask = row[name], row[f"{name}_mask"]
+    seen = tuple(map(float, ids))
+    if seen == whole[: len(seen)]:
+        return {name: seen, f"{name}_mask": mask[: len(seen)]}
+    return {name: seen, f"{name}_mask": mask[len(mask) - len(seen) :]}
