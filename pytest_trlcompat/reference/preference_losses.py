@@ -92,12 +92,9 @@ def pair_losses(scores: PairScores, loss_type: str, settings: PreferenceSettings
         shift: ``d`` of ``bco_pair``, a scalar.
     """
     beta, smoothing = settings.beta, settings.smoothing_of(loss_type)
-    if loss_type == "sigmoid_norm" or (loss_type == "ipo" and settings.undecided.ipo_averaged):
-        scores = scores.per_token()
-    chosen, rejected = scores.chosen_ratios, scores.rejected_ratios
     if loss_type in OF_MARGINS:
-        margins = divergence_scores(chosen, settings) - divergence_scores(rejected, settings)
-        return _of_margins(margins, loss_type, settings)
+        return _of_margins(_margins(scores, loss_type, settings), loss_type, settings)
+    chosen, rejected = scores.chosen_ratios, scores.rejected_ratios
     if loss_type == "aot":
         policy = (scores.chosen - scores.rejected).sort().values
         margins = policy - (scores.reference_chosen - scores.reference_rejected).sort().values
@@ -116,6 +113,18 @@ def pair_losses(scores: PairScores, loss_type: str, settings: PreferenceSettings
     if loss_type == "apo_down":
         return torch.sigmoid(better) + 1 - torch.sigmoid(better - worse)
     raise ValueError(f"loss_type={loss_type!r} is no loss of log-probabilities of whole completions")
+
+
+def _margins(scores: PairScores, loss_type: str, settings: PreferenceSettings) -> Tensor:
+    """The difference of both completions' scores, ``(B,)``."""
+    normalized = loss_type == "sigmoid_norm" or (loss_type == "ipo" and settings.undecided.ipo_averaged)
+    if not normalized:
+        return divergence_scores(scores.chosen_ratios, settings) - divergence_scores(scores.rejected_ratios, settings)
+    if settings.undecided.normalized == "ratios":
+        scores = scores.per_token()
+        return divergence_scores(scores.chosen_ratios, settings) - divergence_scores(scores.rejected_ratios, settings)
+    chosen = divergence_scores(scores.chosen_ratios, settings) / scores.chosen_lengths.clamp(min=1)
+    return chosen - divergence_scores(scores.rejected_ratios, settings) / scores.rejected_lengths.clamp(min=1)
 
 
 def _of_margins(margins: Tensor, loss_type: str, settings: PreferenceSettings) -> Tensor:

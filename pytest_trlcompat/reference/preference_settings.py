@@ -23,7 +23,8 @@ _UNDECIDED: dict[str, tuple[object, ...]] = {
     "counted_logits": ("vocabulary", "tokens"),
     "logits_mean": ("completions", "tokens"),
     "nll_mean": ("completions", "tokens"),
-    "reward_shift": ("batch", "running"),
+    "normalized": ("ratios", "scores"),
+    "reward_shift": ("batch", "none", "running"),
 }
 
 
@@ -42,8 +43,11 @@ class PreferenceUndecided(SupervisedUndecided):
         nll_mean: the negative log-likelihood of ``sft`` and ``rpo_alpha``: a mean over ``"completions"`` of the means
             over their tokens, as in the paper on iterative RPO, or a mean over all ``"tokens"`` of a micro-batch.
         nll_weighted: whether ``use_weighting`` weighs that likelihood, too.
-        reward_shift: the paper on BCO subtracts the mean reward, and says that a ``"running"`` mean may take its place:
-            of all batches until now, or of one ``"batch"``.
+        normalized: with another divergence, the lengths of completions divide log-``"ratios"``, or the ``"scores"`` that
+            the divergence makes of them.
+        reward_shift: the paper on BCO subtracts the mean reward: that of one ``"batch"`` on all ranks, or the
+            ``"running"`` mean of all until now; or ``"none"`` is subtracted: TRL's documentation names a "binary
+            classifier whose logit serves as a reward", and no shift.
         smoothed_aot: whether ``label_smoothing`` holds for ``aot`` and ``aot_pair``.
         weight_at_most_one: whether the product of both completions' weights of ``use_weighting`` is at most 1.
         counted_logits: the logits that are logged are averages over the whole ``"vocabulary"``, or those of the
@@ -56,6 +60,7 @@ class PreferenceUndecided(SupervisedUndecided):
     length_desensitized_reference: bool = False
     nll_mean: str = "completions"
     nll_weighted: bool = False
+    normalized: str = "ratios"
     reward_shift: str = "batch"
     smoothed_aot: bool = False
     weight_at_most_one: bool = False

@@ -174,6 +174,8 @@ class PreferenceObjective:
 
     def _shift(self, pairs: Sequence[PairScores]) -> Tensor:
         """The mean reward of both completions, over all ranks, without a gradient: ``d`` of ``bco_pair``."""
+        if self.settings.undecided.reward_shift == "none":
+            return torch.tensor(0.0)
         rewards = torch.cat([torch.cat([each.chosen_ratios, each.rejected_ratios]) for each in pairs]).detach()
         mean = self.settings.beta * rewards.mean()
         if self.settings.undecided.reward_shift == "batch":
@@ -216,8 +218,13 @@ class PreferenceObjective:
             loss = loss + settings.router_aux_loss_coef * auxiliary
             metrics["aux_loss"] = float(auxiliary.detach()), 1.0
         names = ("chosen", "rejected", "reference_chosen", "reference_rejected")
-        values = {f"logps[{name}]": getattr(pairs, name) for name in names}
+        shown = pairs.per_token() if self._logs_averages else pairs
+        values = {f"logps[{name}]": getattr(shown, name) for name in names}
         return Measured(loss / count, loss, values, {}, metrics, {"num_tokens": tokens})
+
+    @property
+    def _logs_averages(self) -> bool:
+        return "ipo" in self.settings.loss_type and self.settings.undecided.ipo_averages_logged
 
     @property
     def experts_per_token(self) -> int:
@@ -235,7 +242,7 @@ class PreferenceObjective:
     ) -> dict[str, tuple[Tensor | float, float]]:
         settings = self.settings
         chose = settings.undecided
-        if "ipo" in settings.loss_type and chose.ipo_averages_logged:
+        if self._logs_averages:
             pairs = pairs.per_token()
         better, worse = settings.beta * pairs.chosen_ratios, settings.beta * pairs.rejected_ratios
         size = float(len(better))

@@ -37,7 +37,8 @@ class DPORoom(Room):
     """``trl.DPOTrainer``.
 
     Its axes: ``data`` and ``tokenizer``, see :mod:`~pytest_trlcompat.conformance.dpo.pairs`; ``template``: another chat
-    template; ``reference="model"``: a reference model of other weights is given.
+    template; ``reference="model"``: a reference model of other weights is given; ``dropout``: the model's config, or that
+    of its adapter, asks for some, which ``disable_dropout`` says is not applied.
     """
 
     trainer: ClassVar[str] = "dpo"
@@ -52,10 +53,12 @@ class DPORoom(Room):
         "tokenizer": ("", "no_padding", "eos_padding", "bos", "other_zero"),
         "template": ("", "bos", "generation", "tools"),
         "reference": ("", "model"),
+        "dropout": ("", "attention", "adapter"),
     }
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
         ("model", "experts"): "transformers>=4.51",
         ("data", "tools"): "trl>=0.29",
+        ("padding_free", True): "trl>=0.29",
         ("data", "implicit"): "trl>=0.12",
         ("data", "conversational"): "trl>=0.12",
         ("data", "conversational_implicit"): "trl>=0.12",
@@ -69,7 +72,14 @@ class DPORoom(Room):
     ) -> Any:
         import trl
 
-        adapter = objects.adapter_config(setting)
+        policy, adapter = objects.policy(model, setting), objects.adapter_config(setting)
+        if setting.get("dropout") == "adapter":
+            adapter.lora_dropout = _DROPPED
+        elif setting.get("dropout"):
+            policy.config.attention_dropout = _DROPPED
+            for module in policy.modules():
+                if hasattr(module, "attention_dropout"):
+                    module.attention_dropout = _DROPPED
         extra: dict[str, Any] = {} if adapter is None else {"peft_config": adapter}
         if setting.get("evaluation"):
             extra["eval_dataset"] = pairs.dataset(model, setting, seed, "evaluation")
@@ -78,7 +88,7 @@ class DPORoom(Room):
         known = inspect.signature(trl.DPOTrainer.__init__).parameters
         words = "processing_class" if "processing_class" in known else "tokenizer"
         trainer = trainer_class(
-            model=objects.policy(model, setting),
+            model=policy,
             args=config,
             train_dataset=pairs.dataset(model, setting, seed, "training"),
             **{words: pairs.tokenizer(model, setting)},
@@ -186,6 +196,7 @@ class DPORoom(Room):
 _OWN_STATE = Version("0.29")
 """From here on the reference is "the model state before DPO training starts", of an adapter too; until then "DPOTrainer
 will unload the adapter for reference inference"."""
+_DROPPED = 0.5
 _DATA: Mapping[str, Any] = {}
 
 
