@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Conventions", "of_release"]
+__all__ = ["Conventions", "of_installed", "of_release"]
 
 
 @dataclass(frozen=True)
@@ -53,3 +54,8 @@ def of_release(trainer: str, trl: str, transformers: str) -> Conventions:
     absent = {name: entry["value"] for name, entry in chosen.items() if entry.get("absent")}
     undecided = {name: entry["value"] for name, entry in chosen.items() if not entry.get("absent")}
     return Conventions(undecided, absent)
+
+
+def of_installed(trainer: str) -> Conventions:
+    """Those of the releases that are installed here."""
+    return of_release(trainer, metadata.version("trl"), metadata.version("transformers"))

@@ -97,6 +97,17 @@ from pytest_trlcompat.reference.rewards import (
     total_rewards,
 )
 from pytest_trlcompat.reference.settings import GRPOSettings, OptimizerSettings, Undecided
+from pytest_trlcompat.reference.sft import (
+    IGNORED,
+    SFTSettings,
+    SFTUndecided,
+    best_fit_bins,
+    labels_of,
+    sft_objective,
+    split_rows,
+    truncated,
+    wrapped_blocks,
+)
 from pytest_trlcompat.reference.supervised import (
     Batch,
     Measured,
@@ -112,6 +123,7 @@ from pytest_trlcompat.reference.supervised import (
 from pytest_trlcompat.reference.tokens import Tokens, pad, tokens_of
 
 __all__ = [
+    "IGNORED",
     "PAIR_LOSSES",
     "AdamWState",
     "Advantages",
@@ -139,6 +151,8 @@ __all__ = [
     "PreferenceSettings",
     "PreferenceUndecided",
     "Rollout",
+    "SFTSettings",
+    "SFTUndecided",
     "Scores",
     "SupervisedEvaluation",
     "SupervisedSettings",
@@ -150,6 +164,7 @@ __all__ = [
     "advantage_estimates",
     "advantages_of",
     "average_logs",
+    "best_fit_bins",
     "clip_gradients",
     "clipped",
     "clipped_policy_losses",
@@ -169,6 +184,7 @@ __all__ = [
     "high_entropy_mask",
     "importance_weights",
     "kl_estimate",
+    "labels_of",
     "learning_rate_factor",
     "load_balancing_loss",
     "mean_of_present",
@@ -189,8 +205,10 @@ __all__ = [
     "router_logits",
     "score_completions",
     "score_tokens",
+    "sft_objective",
     "sgd_step",
     "shared_messages",
+    "split_rows",
     "state_values",
     "std_of_present",
     "step_mask",
@@ -203,7 +221,9 @@ __all__ = [
     "total_rewards",
     "training_metrics",
     "trajectory_weights",
+    "truncated",
     "unshuffled_layout",
     "update_metrics",
     "whiten",
+    "wrapped_blocks",
 ]

@@ -25,6 +25,7 @@ _UNDECIDED: dict[str, tuple[object, ...]] = {
     "nll_mean": ("completions", "tokens"),
     "normalized": ("ratios", "scores"),
     "reward_shift": ("batch", "none", "running"),
+    "text_end": ("always", "missing"),
 }
 
 
@@ -43,11 +44,16 @@ class PreferenceUndecided(SupervisedUndecided):
         nll_mean: the negative log-likelihood of ``sft`` and ``rpo_alpha``: a mean over ``"completions"`` of the means
             over their tokens, as in the paper on iterative RPO, or a mean over all ``"tokens"`` of a micro-batch.
         nll_weighted: whether ``use_weighting`` weighs that likelihood, too.
-        normalized: with another divergence, the lengths of completions divide log-``"ratios"``, or the ``"scores"`` that
-            the divergence makes of them.
+        normalized: with another divergence, the lengths of completions divide log-``"ratios"``, or the ``"scores"``
+            that the divergence makes of them.
         reward_shift: the paper on BCO subtracts the mean reward: that of one ``"batch"`` on all ranks, or the
             ``"running"`` mean of all until now; or ``"none"`` is subtracted: TRL's documentation names a "binary
             classifier whose logit serves as a reward", and no shift.
+        text_end: an end of sequence is added to a completion that is a text ``"always"``, as the documentation of
+            ``tokenize_row`` says from 0.12 to 0.28 ("In any case, the completion sequences will have an eos token
+            appended"), or where it is ``"missing"``.
+        text_start: whether a prompt that is a text has the special tokens that its tokenizer adds; from 0.12 to 0.28
+            ``add_special_tokens`` is documented as "typically used for encoder-decoder models".
         smoothed_aot: whether ``label_smoothing`` holds for ``aot`` and ``aot_pair``.
         weight_at_most_one: whether the product of both completions' weights of ``use_weighting`` is at most 1.
         counted_logits: the logits that are logged are averages over the whole ``"vocabulary"``, or those of the
@@ -63,6 +69,8 @@ class PreferenceUndecided(SupervisedUndecided):
     normalized: str = "ratios"
     reward_shift: str = "batch"
     smoothed_aot: bool = False
+    text_end: str = "missing"
+    text_start: bool = True
     weight_at_most_one: bool = False
     counted_logits: str = "vocabulary"
     logits_mean: str = "completions"

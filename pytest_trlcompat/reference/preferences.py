@@ -103,8 +103,8 @@ class PreferenceObjective:
     """An objective of :func:`~pytest_trlcompat.reference.supervised_train` for pairs of completions.
 
     A row has the columns ``chosen``, ``chosen_mask``, ``rejected`` and ``rejected_mask``: token ids of the prompt and
-    the completion, and 1 for each token that is the completion's. The loss of a micro-batch is the mean of its pairs, that
-    of a step the mean of its micro-batches on all ranks.
+    the completion, and 1 for each token that is the completion's. The loss of a micro-batch is the mean of its pairs,
+    that of a step the mean of its micro-batches on all ranks.
 
     ``values`` of what it gives are the log-probabilities of each completion, ``logps[chosen]`` and so on, and
     ``metrics`` what documentation says is logged:
@@ -217,7 +217,8 @@ class PreferenceObjective:
             auxiliary = load_balancing_loss(routers, self.experts_per_token)
             loss = loss + settings.router_aux_loss_coef * auxiliary
             metrics["aux_loss"] = float(auxiliary.detach()), 1.0
-        names = ("chosen", "rejected", "reference_chosen", "reference_rejected")
+        names = ["chosen", "rejected"]
+        names += [] if settings.reference_free else ["reference_chosen", "reference_rejected"]
         shown = pairs.per_token() if self._logs_averages else pairs
         values = {f"logps[{name}]": getattr(shown, name) for name in names}
         return Measured(loss / count, loss, values, {}, metrics, {"num_tokens": tokens})

@@ -5,11 +5,12 @@ Imports the stack only inside functions.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance.dpo.room import DPORoom
+from pytest_trlcompat.conformance.dpo.room import ROOM as DPO
+from pytest_trlcompat.conformance.sft.room import ROOM as SFT
 
 from . import grpo_conformance, ppo_conformance, supervised_conformance
 
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["hold"]
 
 _HELD: Mapping[str, Callable[[str, TinyModel, Mapping[str, Any], int, bool], dict[str, Any]]] = {
-    "dpo": functools.partial(supervised_conformance.held, DPORoom()),
+    "dpo": partial(supervised_conformance.held, DPO),
     "grpo": grpo_conformance.held,
     "ppo": ppo_conformance.held,
+    "sft": partial(supervised_conformance.held, SFT),
 }
 """By trainer, what trains with one setting, and compares."""
 _SHOWN = 40

@@ -68,18 +68,18 @@ def held(
 def _compared(
     room: Room, recordings: list[Recording], model: TinyModel, setting: Mapping[str, Any], seed: int
 ) -> dict[str, Any]:
-    from importlib import metadata
-
     import transformers
 
-    known = conventions.of_release(room.trainer, metadata.version("trl"), transformers.__version__)
+    known = conventions.of_installed(room.trainer)
     models = room.models(model, setting)
 
     def computed(models: tuple[torch.nn.Module, ...]) -> truth.Truth:
         return truth.computed(recordings, room, models, known)
 
-    def rows(part: str) -> Sequence[Row]:
-        return room.expected_rows(model, setting, recordings[0].arguments, seed, part)
+    def rows(part: str) -> tuple[Sequence[Row], int]:
+        arguments = recordings[0].arguments
+        found = room.expected_rows(model, setting, arguments, seed, part)
+        return found, room.expected_size(found, arguments, part)
 
     try:
         expected = computed(models)

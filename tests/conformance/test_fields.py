@@ -34,17 +34,19 @@ SETTINGS = {"grpo": "GRPOSettings", "ppo": "PPOSettings"}
 def reference_settings(name: str) -> tuple[set[str], dict[str, tuple[object, ...]]]:
     """Names of settings, and the values that the reference knows of some: by its sources, since it imports torch."""
     paths = (ROOT / "pytest_trlcompat" / "reference").glob("*.py")
-    body = [node for path in paths for node in ast.parse(path.read_text(encoding="utf-8")).body]
-    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+    bodies = [ast.parse(path.read_text(encoding="utf-8")).body for path in paths]
+    classes = {node.name: (node, body) for body in bodies for node in body if isinstance(node, ast.ClassDef)}
     names: set[str] = set()
+    beside: list[ast.stmt] = []
     pending = [name]
     while pending:
-        node = classes[pending.pop()]
+        node, body = classes[pending.pop()]
+        beside += body
         pending += [base.id for base in node.bases if isinstance(base, ast.Name)]
         annotated = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
         names |= {target.id for target in annotated if isinstance(target, ast.Name)}
     choices: dict[str, tuple[object, ...]] = {}
-    for each in body:
+    for each in beside:
         if (
             isinstance(each, ast.AnnAssign)
             and isinstance(each.target, ast.Name)

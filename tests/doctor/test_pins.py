@@ -8,6 +8,7 @@ import pytest
 
 from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.evidence import MeasuredCell
+from pytest_trlcompat.catalog.issue import TRAINERS
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.doctor.diagnosis import Diagnosis
@@ -64,17 +65,17 @@ def test_a_trainer_that_a_cell_lacks_is_missing_where_it_is_not_measured_too() -
 @pytest.mark.parametrize(
     ("pin", "trainers"),
     [
-        ("trl==0.13.0", ("ppo",)),
-        ("trl==0.15.2", ("grpo", "ppo")),
-        ("trl==1.13.0", ("grpo",)),
-        ("trl>=1.0", ("grpo", "ppo")),
-        ("transformers==5.0.0", ("grpo", "ppo")),
+        ("trl==0.13.0", ("dpo", "ppo", "sft")),
+        ("trl==0.15.2", ("dpo", "grpo", "ppo", "sft")),
+        ("trl==1.13.0", ("dpo", "grpo", "sft")),
+        ("trl>=1.0", ("dpo", "grpo", "ppo", "sft")),
+        ("transformers==5.0.0", ("dpo", "grpo", "ppo", "sft")),
     ],
 )
 def test_the_trainers_of_a_stack_are_those_that_are_not_predicted_absent(pin: str, trainers: tuple[str, ...]) -> None:
     spec = of_mentions(of_pins([pin]), "the command line", complete=False)
     assert trainers_in(spec, known_issues.load()) == trainers
-    assert trainers_in(spec, Catalog()) == ("grpo", "ppo")
+    assert trainers_in(spec, Catalog()) == TRAINERS
 
 
 @pytest.mark.parametrize(

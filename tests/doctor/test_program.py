@@ -311,9 +311,9 @@ def test_any_trainer_can_be_asked_about_and_none_that_was_not_measured_is_called
 
 def test_no_finding_for_a_trainer_that_was_not_measured_is_not_an_all_clear(doctor: Run) -> None:
     arguments = ("trl==1.16.0", "transformers==5.23.0", "torch==2.13.0", "peft==0.21.2", "--strategy", "single")
-    status, out, _ = doctor(*arguments, "--trainer", "sft")
+    status, out, _ = doctor(*arguments, "--trainer", "orpo")
     assert status == 0
-    assert "No known issue that was measured with GRPO and may meet SFTTrainer affects this stack" in " ".join(
+    assert "No known issue that was measured with GRPO and may meet ORPOTrainer affects this stack" in " ".join(
         out.split()
     )
     assert "No known issue affects this stack" not in out

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_trlcompat import reference
     from pytest_trlcompat.tiny import TinyModel
 
 __all__ = ["dataset", "pairs", "sequences", "tokenizer"]
 
 _OTHER = "<unk>"
 """A token that no word is: it begins rejected completions where the prompt is implicit, since all words begin with the
-same letter, which would be the prompt's, and it is the beginning of a sequence for a tokenizer that adds one."""
+same letter, which would be the prompt's; and a tokenizer that adds a beginning of sequence adds it."""
 _ROUNDS = {"turns": 2}
 _TOOLS = [{"type": "function", "function": {"name": "w61", "parameters": {"type": "object", "properties": {}}}}]
 _TEMPLATE = "{% for message in messages %}{{ message['content'] + ' ' + eos_token + ' ' }}{% endfor %}"
@@ -34,8 +35,8 @@ CONVERSATIONAL = ("conversational", "conversational_implicit", "turns", "tools")
 def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     """The processing class.
 
-    ``no_padding``: without a pad token; ``eos_padding``: it is the end of sequence; ``bos``: it adds a token before each
-    text; ``other_zero``: the pad token is not the one whose id is 0.
+    ``no_padding``: without a pad token; ``eos_padding``: it is the end of sequence; ``bos``: it adds a token before
+    each text; ``other_zero``: the pad token is not the one whose id is 0.
     """
     from tokenizers.processors import TemplateProcessing
 
@@ -108,17 +109,16 @@ def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) 
     return found.to_iterable_dataset() if setting.get("data") == "iterable" else found
 
 
-def sequences(words: Any, row: Mapping[str, Any], conventions: Mapping[str, Any]) -> tuple[list[int], ...]:
+def sequences(words: Any, row: Mapping[str, Any], undecided: reference.PreferenceUndecided) -> tuple[list[int], ...]:
     """Token ids of prompt, chosen and rejected completion.
 
-    A text has the special tokens that its tokenizer adds, and a conversation those of the chat template alone, each
-    once. Each completion ends with one end of sequence.
+    A text has the special tokens that its tokenizer adds, and ends with an end of sequence; a conversation has those of
+    the chat template alone.
 
     Args:
         words: of :func:`tokenizer`.
         row: of :func:`pairs`.
-        conventions: ``text_special_tokens``: whether the tokenizer's are added to texts; ``text_end``: whether an end of
-            sequence is added to one that has none.
+        undecided: see ``text_end`` and ``text_start``.
     """
     from pytest_trlcompat import reference
 
@@ -129,12 +129,12 @@ def sequences(words: Any, row: Mapping[str, Any], conventions: Mapping[str, Any]
     else:
         prompt, *completions = reference.shared_messages(row["chosen"], row["rejected"])
     if isinstance(prompt, str):
-        asked = words(prompt, add_special_tokens=conventions.get("text_special_tokens", True))["input_ids"]
+        asked = words(prompt, add_special_tokens=undecided.text_start)["input_ids"]
         answers = [words(each, add_special_tokens=False)["input_ids"] for each in completions]
-        if conventions.get("text_end", True):
-            answers = [each if each[-1:] == [words.eos_token_id] else [*each, words.eos_token_id] for each in answers]
-        return asked, *answers
-    tools = {"tools": row["tools"]} if row.get("tools") and conventions.get("tools", True) else {}
+        end = [words.eos_token_id]
+        always = undecided.text_end == "always"
+        return asked, *([*each, *end] if always or each[-1:] != end else each for each in answers)
+    tools = {"tools": row["tools"]} if row.get("tools") else {}
 
     def rendered(messages: Sequence[Any], **how: Any) -> list[int]:
         text = words.apply_chat_template(messages, tokenize=False, **how, **tools)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from packaging.version import Version
 
-from pytest_trlcompat.conformance.conventions import Conventions
+from pytest_trlcompat.conformance.conventions import Conventions, of_installed
 from pytest_trlcompat.conformance.dpo import pairs
 from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
@@ -27,18 +28,15 @@ if TYPE_CHECKING:
     from pytest_trlcompat import reference
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["DPORoom"]
-
-_ROUTERS = "coefficient of routers in the model's config"
-"""Kept with a recording's arguments: documentation says "the value declared by the model config is used"."""
+__all__ = ["ROOM", "DPORoom"]
 
 
 class DPORoom(Room):
     """``trl.DPOTrainer``.
 
     Its axes: ``data`` and ``tokenizer``, see :mod:`~pytest_trlcompat.conformance.dpo.pairs`; ``template``: another chat
-    template; ``reference="model"``: a reference model of other weights is given; ``dropout``: the model's config, or that
-    of its adapter, asks for some, which ``disable_dropout`` says is not applied.
+    template; ``reference="model"``: a reference model of other weights is given; ``dropout``: the model's config, or
+    that of its adapter, asks for some, which ``disable_dropout`` says is not applied.
     """
 
     trainer: ClassVar[str] = "dpo"
@@ -59,13 +57,28 @@ class DPORoom(Room):
         ("model", "experts"): "transformers>=4.51",
         ("data", "tools"): "trl>=0.29",
         ("padding_free", True): "trl>=0.29",
+        ("f_divergence_type", "forward_kl"): "trl>=0.29",
+        ("tokenizer", "no_padding"): "trl>=0.24",
         ("data", "implicit"): "trl>=0.12",
         ("data", "conversational"): "trl>=0.12",
         ("data", "conversational_implicit"): "trl>=0.12",
         ("data", "turns"): "trl>=0.12",
     }
-    choices: ClassVar[tuple[str, ...]] = ("loss_type", "f_divergence_type")
+    choices: ClassVar[tuple[str, ...]] = ("loss_type",)
     base: ClassVar[Mapping[str, Any]] = {"beta": 0.5, "remove_unused_columns": False, "max_length": 64}
+
+    def is_known(self, trl: Any, name: str, value: Any) -> bool:
+        if name == "loss_type" and isinstance(value, list):
+            known = super().is_known(trl, "loss_weights", "")
+            return known and all(super(DPORoom, self).is_known(trl, name, each) for each in value)
+        return super().is_known(trl, name, value)
+
+    def config(self, trl: Any, setting: Mapping[str, Any]) -> Any:
+        """Until 0.27 documentation names the members of an enumeration, and texts only later."""
+        kinds = getattr(importlib.import_module("trl.trainer.dpo_config"), "FDivergenceType", None)
+        if "f_divergence_type" in setting and kinds and Version(metadata.version("trl")) < Version("0.28"):
+            setting = {**setting, "f_divergence_type": kinds(setting["f_divergence_type"])}
+        return super().config(trl, setting)
 
     def build(
         self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool
@@ -117,10 +130,11 @@ class DPORoom(Room):
         from pytest_trlcompat import reference
 
         words = pairs.tokenizer(model, setting)
+        undecided = reference.PreferenceUndecided(**of_installed(self.trainer).undecided)
         names = ("max_length", "truncation_mode", "max_prompt_length", "max_completion_length")
         limits = {name: arguments[name] for name in names if name in arguments}
         return [
-            reference.preference_row(*pairs.sequences(words, row, _DATA), **limits)
+            reference.preference_row(*pairs.sequences(words, row, undecided), **limits)
             for row in pairs.pairs(model, setting, seed, part)
         ]
 
@@ -133,13 +147,19 @@ class DPORoom(Room):
         return policy, compared
 
     def settings(
-        self, arguments: Mapping[str, Any], conventions: Conventions, world_size: int
+        self,
+        arguments: Mapping[str, Any],
+        conventions: Conventions,
+        world_size: int,
+        models: tuple[torch.nn.Module, ...],
     ) -> reference.PreferenceSettings:
         from pytest_trlcompat import reference
 
+        config: Any = models[0].config
+        declared = config.router_aux_loss_coef if getattr(config, "output_router_logits", False) else 0.0
+
         kind = arguments["loss_type"]
         weights = arguments.get("loss_weights")
-        divergence = arguments.get("f_divergence_type", "reverse_kl")
         coefficient = arguments.get("router_aux_loss_coef")
         return settings_from(
             reference.PreferenceSettings,
@@ -149,8 +169,7 @@ class DPORoom(Room):
             world_size,
             loss_type=(kind,) if isinstance(kind, str) else tuple(kind),
             loss_weights=None if weights is None else tuple(weights),
-            f_divergence_type=str(getattr(divergence, "value", divergence)),
-            router_aux_loss_coef=float(arguments.get(_ROUTERS, 0.0) if coefficient is None else coefficient),
+            router_aux_loss_coef=float(declared if coefficient is None else coefficient),
         )
 
     def objective(
@@ -176,28 +195,29 @@ class DPORoom(Room):
         class Watched(trainer_class):
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, **kwargs)
-                config = self.model.config
-                if getattr(config, "output_router_logits", False):
-                    found.arguments[_ROUTERS] = config.router_aux_loss_coef
+                kind = getattr(self.args, "f_divergence_type", "")
+                found.arguments["f_divergence_type"] = str(getattr(kind, "value", kind)) or "reverse_kl"
+
+        score: Any = getattr(trainer_class, "concatenated_forward", None)
 
         def concatenated_forward(self: Any, model: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
             with _inputs_of(model) as seen:
-                scores = super(Watched, self).concatenated_forward(model, batch, *args, **kwargs)
+                scores = score(self, model, batch, *args, **kwargs)
             if found.micro_batches:
                 _keep(found.micro_batches[-1], scores, seen)
             return scores
 
-        if hasattr(trainer_class, "concatenated_forward"):
-            Watched.concatenated_forward = concatenated_forward  # type: ignore[attr-defined]
+        if score is not None:
+            Watched.concatenated_forward = concatenated_forward
         Watched.__name__ = trainer_class.__name__
         return Watched
 
 
+ROOM = DPORoom()
 _OWN_STATE = Version("0.29")
 """From here on the reference is "the model state before DPO training starts", of an adapter too; until then "DPOTrainer
 will unload the adapter for reference inference"."""
 _DROPPED = 0.5
-_DATA: Mapping[str, Any] = {}
 
 
 def _other(model: TinyModel) -> Any:
@@ -265,13 +285,7 @@ def _inputs_of(model: Any) -> Iterator[list[list[list[int]]]]:
 
     def keep(module: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         ids = args[0] if args else kwargs["input_ids"]
-        mask, places = kwargs.get("attention_mask"), kwargs.get("position_ids")
-        if mask is None and places is not None:  # without padding: one row, each sequence of which begins at 0
-            starts = [place for place, each in enumerate(places[0].tolist()) if each == 0]
-            ends = [*starts[1:], ids.shape[1]]
-            found.append([ids[0, start:end].tolist() for start, end in zip(starts, ends, strict=True)])
-        else:
-            found.append([_real(*each) for each in zip(ids, mask, strict=True)])
+        found.append([_real(*each) for each in zip(ids, kwargs["attention_mask"], strict=True)])
 
     handle = model.register_forward_pre_hook(keep, with_kwargs=True)
     try:

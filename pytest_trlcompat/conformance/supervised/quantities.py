@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["differences", "expected_quantities", "recorded_quantities", "rows_differing"]
 
-Expected = Callable[[str], "Sequence[Row]"]
-"""The rows that the dataset of ``training`` or ``evaluation`` must become."""
+Expected = Callable[[str], "tuple[Sequence[Row], int]"]
+"""The rows that the dataset of ``training`` or ``evaluation`` must become, and how many the trainer's dataset has."""
 
 
 def differences(
@@ -156,9 +156,9 @@ def rows_differing(recordings: Sequence[Recording], expected: Expected) -> Itera
     ):
         if not any(batches):
             continue
-        wanted = list(expected(part))
-        if part in main.sizes and main.sizes[part] != len(wanted):
-            yield _difference("data[size]", part, len(wanted), main.sizes[part])
+        wanted, size = expected(part)
+        if part in main.sizes and main.sizes[part] != size:
+            yield _difference("data[size]", part, size, main.sizes[part])
         for rank, own in enumerate(batches):
             for number, batch in enumerate(own):
                 for stage, right, seen in batch.problems:

@@ -122,9 +122,21 @@ class Room(abc.ABC):
 
     @abc.abstractmethod
     def settings(
-        self, arguments: Mapping[str, Any], conventions: Conventions, world_size: int
+        self,
+        arguments: Mapping[str, Any],
+        conventions: Conventions,
+        world_size: int,
+        models: tuple[torch.nn.Module, ...],
     ) -> reference.SupervisedSettings:
-        """The reference's, see :func:`~pytest_trlcompat.conformance.supervised.truth.settings_from`."""
+        """The reference's, see :func:`~pytest_trlcompat.conformance.supervised.truth.settings_from`.
+
+        Args:
+            models: of :meth:`models`, whose config may have a say.
+        """
+
+    def expected_size(self, rows: list[Row], arguments: Mapping[str, Any], part: str) -> int:
+        """How many rows the trainer's dataset has, of those of :meth:`expected_rows`: fewer where it packs them."""
+        return len(rows)
 
     @abc.abstractmethod
     def objective(
@@ -170,7 +182,7 @@ class Room(abc.ABC):
         return getattr(trl, self.names[1])
 
     def config(self, trl: Any, setting: Mapping[str, Any]) -> Any:
-        """The config of a setting; fields that this release does not know are left out."""
+        """The config of a setting; fields that this release does not know are left out; the text ``None`` is None."""
         rows = self.rows // world_size()
         values: dict[str, Any] = {
             "output_dir": tempfile.mkdtemp(prefix="trlcompat-"),
@@ -186,5 +198,6 @@ class Room(abc.ABC):
             values |= {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
         if setting.get("resumed"):
             values |= {"save_strategy": "steps", "save_steps": 1}
-        values |= {name: value for name, value in setting.items() if name not in AXES and name not in self.axes}
+        given = {name: value for name, value in setting.items() if name not in AXES and name not in self.axes}
+        values |= {name: None if value == "None" else value for name, value in given.items()}
         return self.config_class(trl)(**self.known_part(trl, values))

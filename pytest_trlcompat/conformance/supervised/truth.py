@@ -80,7 +80,7 @@ def computed(
     from pytest_trlcompat import reference
 
     models = copy.deepcopy(models)
-    settings = room.settings(recordings[0].arguments, conventions, len(recordings))
+    settings = room.settings(recordings[0].arguments, conventions, len(recordings), models)
     counts = {tuple(each.micro_batches for each in one.steps) for one in recordings}
     if len(counts) != 1 or not recordings[0].steps:
         raise OutOfStep(f"until each step, ranks had {sorted(counts)} micro-batches")

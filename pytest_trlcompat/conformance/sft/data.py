@@ -1,0 +1,250 @@
+"""The data of a conformance training with SFT, as a user gives it, and the rows that it must become by documentation.
+
+Runs inside a rank; imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.conformance.supervised.records import Row
+    from pytest_trlcompat.reference.sft import SFTUndecided
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["CONVERSATIONAL", "ROWS", "TEMPLATES", "dataset", "expected_rows", "expected_size", "formatted", "tokenizer"]
+
+ROWS: Mapping[str, int] = {"training": 24, "evaluation": 8}
+CONVERSATIONAL = ("messages", "turns", "system", "prompt_completion_messages")
+_USER, _ASSISTANT, _SYSTEM = "w50", "w51", "w52"
+_WRITTEN = (
+    "{% for message in messages %}{{ '' if loop.first else ' ' }}"
+    "{{ {'user': 'w50', 'assistant': 'w51', 'system': 'w52'}[message['role']] + ' ' }}"
+    "{% if message['role'] == 'assistant' %}%begin%{{ message['content'] + ' ' + eos_token }}%end%"
+    "{% else %}{{ message['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ ' w51' }}{% endif %}"
+)
+TEMPLATES: Mapping[str, str] = {
+    "": _WRITTEN.replace("%begin%", "").replace("%end%", ""),
+    "generation": _WRITTEN.replace("%begin%", "{% generation %}").replace("%end%", "{% endgeneration %}"),
+}
+"""Each message begins with a word for its role and ends with the end of sequence; ``generation`` says which parts an
+assistant has generated, its end among them."""
+BOS = "w59"
+"""The word that a tokenizer with a beginning of sequence puts before every text."""
+
+
+def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
+    """The processing class.
+
+    ``same_end``: its padding is its end of sequence. ``no_padding``: it has none. ``beginning``: it begins every text
+    with :data:`BOS`, as its chat template does. ``right``: it pads on the right. ``generation``: see :data:`TEMPLATES`.
+    """
+    import copy
+
+    found = copy.deepcopy(model.tokenizer)
+    wanted = setting.get("tokenizer", "")
+    found.eos_token = setting.get("eos_token") or found.eos_token
+    found.chat_template = TEMPLATES["generation" if wanted == "generation" else ""]
+    if wanted == "same_end":
+        found.pad_token = found.eos_token
+    elif wanted == "no_padding":
+        found.pad_token = None
+    elif wanted == "right":
+        found.padding_side = "right"
+    elif wanted == "beginning":
+        from tokenizers import processors
+
+        number = found.convert_tokens_to_ids(BOS)
+        found._tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, number)]
+        )
+        found.bos_token = BOS
+        found.chat_template = "{{ bos_token + ' ' }}" + found.chat_template
+    return found
+
+
+def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> list[dict[str, Any]]:
+    """As a user has them; of unequal lengths, each different from all others by its first two words."""
+    dice = random.Random(f"{seed}/{part}")
+    kind = setting.get("data", "text")
+    firsts = dice.sample(range(40**2), ROWS[part])
+
+    def words(least: int, most: int) -> str:
+        return " ".join(f"w{dice.randrange(40)}" for _ in range(dice.randint(least, most)))
+
+    def turn() -> list[dict[str, str]]:
+        return [{"role": "user", "content": words(1, 3)}, {"role": "assistant", "content": words(1, 4)}]
+
+    found: list[dict[str, Any]] = []
+    for number in firsts:
+        begun = " ".join(f"w{word}" for word in divmod(number, 40))
+        if kind == "messages":
+            asked = [{"role": "user", "content": begun}, {"role": "assistant", "content": words(1, 6)}]
+            found.append({"messages": asked})
+        elif kind == "turns":
+            first = [{"role": "user", "content": begun}, {"role": "assistant", "content": words(1, 3)}]
+            found.append({"messages": [*first, *turn(), *(turn() if dice.random() < 0.5 else [])]})
+        elif kind == "system":
+            found.append({"messages": [{"role": "system", "content": begun}, *turn()]})
+        elif kind == "prompt_completion_messages":
+            completion = [{"role": "assistant", "content": words(1, 6)}]
+            found.append(
+                {"prompt": [{"role": "user", "content": f"{begun} {words(0, 3)}".strip()}], "completion": completion}
+            )
+        elif kind in ("prompt_completion", "long_prompts"):
+            prompt = f"{begun} {words(8, 9) if kind == 'long_prompts' and dice.random() < 0.4 else words(0, 4)}".strip()
+            found.append({"prompt": prompt, "completion": f" {words(1, 6)}"})
+        elif kind == "other_field":
+            found.append({"body": f"{begun} {words(1, 8)}"})
+        elif kind == "questions":
+            found.append({"question": begun, "answer": words(1, 6)})
+        elif kind == "ended":
+            found.append({"text": f"{begun} {words(1, 8)}" + (" <eos>" if dice.random() < 0.5 else "")})
+        elif kind == "input_ids":
+            text = f"{begun} {words(1, 8)} <eos>"
+            found.append({"input_ids": model.tokenizer(text, add_special_tokens=False)["input_ids"]})
+        else:
+            found.append({"text": f"{begun} {words(1, 8)}"})
+    return found
+
+
+def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> Any:
+    from datasets import Dataset
+
+    found = Dataset.from_list(examples(model, setting, seed, part))
+    return found.to_iterable_dataset() if setting.get("stream") and part == "training" else found
+
+
+def formatted(example: Mapping[str, Any]) -> Any:
+    """What ``formatting_func`` makes of questions and answers, of one or of a batch."""
+    if isinstance(example["question"], list):
+        return [_formatted(*each) for each in zip(example["question"], example["answer"], strict=True)]
+    return _formatted(example["question"], example["answer"])
+
+
+def _formatted(question: str, answer: str) -> str:
+    return f"w55 {question} w56 {answer}"
+
+
+def expected_rows(
+    model: TinyModel,
+    setting: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    seed: int,
+    part: str,
+    undecided: SFTUndecided,
+) -> list[Row]:
+    """The rows by documentation; packed ones, which do not see each other, one by one."""
+    from pytest_trlcompat import reference
+
+    limit = arguments.get("max_length", arguments.get("max_seq_length"))
+    mode = arguments.get("truncation_mode") or "keep_start"
+    whole = [_row(each, model, setting, arguments, undecided) for each in examples(model, setting, seed, part)]
+    strategy = packing(arguments, part)
+    if strategy == "wrapped":
+        blocks = reference.wrapped_blocks(whole, limit, undecided.wrapped_remainder)
+        return [{**each, "labels": (reference.IGNORED, *each["labels"][1:])} for each in blocks]
+    found: list[Row] = []
+    for row in whole:
+        if strategy == "bfd_split":
+            pieces = {name: reference.split_rows(values, limit) for name, values in row.items()}
+        else:
+            pieces = {name: [reference.truncated(values, limit, mode)] for name, values in row.items()}
+        for ids, labels in zip(pieces["input_ids"], pieces["labels"], strict=True):
+            is_dropped = undecided.rows_without_labels == "dropped" and limit and strategy != "bfd_split"
+            if is_dropped and set(labels) <= {reference.IGNORED}:
+                continue
+            found.append({"input_ids": ids, "labels": (reference.IGNORED, *labels[1:])})
+    return found
+
+
+def packing(arguments: Mapping[str, Any], part: str) -> str:
+    """The strategy by which rows of a part are packed, or nothing."""
+    chosen = arguments.get("packing")
+    if part == "evaluation" and arguments.get("eval_packing") is not None:
+        chosen = arguments["eval_packing"]
+    return str(arguments.get("packing_strategy", "wrapped")) if chosen else ""
+
+
+def expected_size(rows: Sequence[Row], arguments: Mapping[str, Any], part: str) -> int:
+    """How many rows the trainer's dataset has: bins, where rows are packed."""
+    from pytest_trlcompat import reference
+
+    if packing(arguments, part) in ("", "wrapped"):
+        return len(rows)
+    limit = arguments.get("max_length", arguments.get("max_seq_length"))
+    return len(reference.best_fit_bins([len(row["input_ids"]) for row in rows], int(limit or 0)))
+
+
+def _row(
+    example: Mapping[str, Any],
+    model: TinyModel,
+    setting: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    undecided: SFTUndecided,
+) -> dict[str, Sequence[int]]:
+    """Token ids and labels of the whole example."""
+    words = tokenizer(model, setting)
+    ids, answered = _tokens(example, words, setting, undecided)
+    counts = [True] * len(ids)
+    wanted = arguments.get("completion_only_loss")
+    if "prompt" in example and wanted is not False and undecided.prompt_completion_as == "text":
+        counts = [place >= answered for place in range(len(ids))]
+    if arguments.get("assistant_only_loss"):
+        generated = _generated(example, words)
+        counts = [both and each for both, each in zip(counts, generated, strict=True)]
+    from pytest_trlcompat.reference import IGNORED
+
+    return {
+        "input_ids": ids,
+        "labels": [each if counted else IGNORED for each, counted in zip(ids, counts, strict=True)],
+    }
+
+
+def _tokens(
+    example: Mapping[str, Any], words: Any, setting: Mapping[str, Any], undecided: SFTUndecided
+) -> tuple[list[int], int]:
+    """Token ids, and how many of them are the prompt's."""
+    if "input_ids" in example:
+        return list(example["input_ids"]), 0
+    prompt, messages = example.get("prompt", ""), example.get("messages")
+    if isinstance(prompt, list):
+        messages = [*prompt, *example["completion"]]
+    elif prompt and undecided.prompt_completion_as == "conversation":
+        messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": example["completion"]}]
+    if messages:
+        ids = _encoded(words, words.apply_chat_template(messages, tokenize=False))
+        if not isinstance(prompt, list):
+            return ids, 0
+        before = words.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        return ids, len(_encoded(words, before))
+    if setting.get("data") == "questions":
+        text = _formatted(example["question"], example["answer"])
+    else:
+        text = prompt + example.get("completion", "") or example.get("text", example.get("body", ""))
+    beginning = [words.convert_tokens_to_ids(BOS)] if setting.get("tokenizer") == "beginning" else []
+    ids = [*beginning, *_encoded(words, text)]
+    is_ended = bool(ids) and ids[-1] == words.eos_token_id
+    if undecided.appended_eos == "always" or (undecided.appended_eos == "unless_there" and not is_ended):
+        ids.append(words.eos_token_id)
+    return ids, len(beginning) + len(_encoded(words, prompt))
+
+
+def _encoded(words: Any, text: str) -> list[int]:
+    """Of a text that a chat template has written its beginning of sequence already."""
+    return list(words(text, add_special_tokens=False)["input_ids"])
+
+
+def _generated(example: Mapping[str, Any], words: Any) -> list[bool]:
+    """Which tokens an assistant has generated: those behind the word for its role, until the end of the message."""
+    messages = example.get("messages") or [*example["prompt"], *example["completion"]]
+    found: list[bool] = []
+    if words.bos_token is not None and words.chat_template.startswith("{{ bos_token"):
+        found.append(False)
+    for message in messages:
+        size = len(_encoded(words, message["content"])) + 1
+        found += [False, *[message["role"] == "assistant"] * size]
+    return found

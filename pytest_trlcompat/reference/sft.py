@@ -1,0 +1,246 @@
+"""Supervised fine-tuning: the loss of rows whose labels are given, and what documentation says a row becomes.
+
+Source: https://huggingface.co/docs/trl/sft_trainer, and the documentation of ``SFTConfig``'s arguments; for
+``loss_type="dft"`` Wu et al., "On the Generalization of SFT", https://arxiv.org/abs/2508.05629.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_trlcompat.reference.experts import load_balancing_loss
+from pytest_trlcompat.reference.settings import check_choices
+from pytest_trlcompat.reference.supervised import (
+    Batch,
+    Measured,
+    Objective,
+    SupervisedSettings,
+    SupervisedUndecided,
+)
+
+__all__ = [
+    "IGNORED",
+    "SFTSettings",
+    "SFTUndecided",
+    "best_fit_bins",
+    "labels_of",
+    "sft_objective",
+    "split_rows",
+    "truncated",
+    "wrapped_blocks",
+]
+
+IGNORED = -100
+"""The label of a token that does not count."""
+_CHOICES: dict[str, tuple[object, ...]] = {"loss_type": ("nll", "dft")}
+_UNDECIDED: dict[str, tuple[object, ...]] = {
+    "appended_eos": ("always", "unless_there", "never"),
+    "entropy_over": ("labels", "tokens"),
+    "loss_mean": ("step", "micro_batches"),
+    "prompt_completion_as": ("text", "conversation"),
+    "rows_without_labels": ("kept", "dropped"),
+    "wrapped_remainder": ("kept", "dropped"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTUndecided(SupervisedUndecided):
+    """What documentation leaves open; each default is the simplest reading.
+
+    Attributes:
+        appended_eos: whether the end-of-sequence token is put behind a text that no chat template has written, or
+            behind a completion: ``"always"``, ``"unless_there"`` where it ends with one, or ``"never"``.
+        entropy_over: the "non-masked tokens" whose entropy is logged: those that are predicted as a ``"label"``, or
+            all but padding.
+        loss_mean: "the average cross-entropy loss computed over non-masked tokens": over those of a whole
+            ``"step"``, all its micro-batches, or the mean over ``"micro_batches"`` of their averages.
+        first_token_counts: whether the first token of a row counts among the non-masked tokens that the sum is divided
+            by, though nothing predicts it.
+        prompt_completion_as: a prompt and a completion that are texts are one ``"text"`` together, or the messages of a
+            ``"conversation"``.
+        rows_without_labels: rows of which truncation has left no token that counts.
+        wrapped_remainder: the last block of ``packing_strategy="wrapped"``, where it is shorter than the others.
+    """
+
+    appended_eos: str = "unless_there"
+    entropy_over: str = "labels"
+    loss_mean: str = "step"
+    first_token_counts: bool = False
+    prompt_completion_as: str = "text"
+    rows_without_labels: str = "kept"
+    wrapped_remainder: str = "kept"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choices(self, _UNDECIDED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTSettings(SupervisedSettings):
+    """The arguments of ``SFTConfig`` and ``TrainingArguments`` that decide what a step does with its rows.
+
+    Attributes:
+        average_tokens_across_devices: whether means over tokens are over those of all ranks; otherwise each rank takes
+            its own, and gradients are the mean of the ranks'.
+        router_aux_loss_coef: weight of the auxiliary loss of a mixture of experts; ``None``: the model is none, or
+            gives no such loss. Give the model's own where the argument is not set.
+        experts_per_token: of a mixture of experts.
+    """
+
+    loss_type: str = "nll"
+    average_tokens_across_devices: bool = True
+    router_aux_loss_coef: float | None = None
+    experts_per_token: int = 1
+    undecided: SFTUndecided = field(default_factory=SFTUndecided)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choices(self, _CHOICES)
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """The tokens of a batch that are predicted and count, one after the other; and the entropies of all but padding."""
+
+    logprobs: Tensor
+    is_first_choice: Tensor
+    entropies: Tensor
+    entropies_of_all: Tensor
+    tokens: int
+    firsts: int
+    router_logits: tuple[Tensor, ...]
+
+
+def sft_objective(settings: SFTSettings) -> Objective:
+    """The loss of batches of rows, each a mapping with ``input_ids`` and ``labels`` of equal lengths.
+
+    A token counts whose label is not :data:`IGNORED`; the first one of a row is predicted by nothing. Each row goes
+    through the model alone and without padding: rows that a trainer packs together do not see each other.
+
+    - ``loss``: the mean of ``-log p`` over tokens that count, for ``loss_type="dft"`` of ``-sg(p) log p``; with the
+      auxiliary loss of a mixture of experts, the mean over micro-batches and ranks.
+    - ``entropy``, ``mean_token_accuracy``: means over tokens, see :class:`SFTUndecided`.
+    - ``num_tokens``: of all ranks, without padding.
+    """
+    return functools.partial(_measured, settings)
+
+
+def _measured(settings: SFTSettings, model: Any, batches: Sequence[Sequence[Batch]]) -> list[Measured]:
+    scored = [[_scored(model, batch, settings) for batch in ranks] for ranks in batches]
+    ranks_totals = [sum(_counted(ranks[rank], settings) for ranks in scored) for rank in range(len(scored[0]))]
+    coefficient = settings.router_aux_loss_coef
+    found = []
+    for ranks in scored:
+        for rank, one in enumerate(ranks):
+            own = _counted(one, settings)
+            if settings.undecided.loss_mean == "micro_batches":
+                share = 1.0 / (max(1, own) * len(batches) * len(ranks))
+            elif settings.average_tokens_across_devices:
+                share = 1.0 / max(1, sum(ranks_totals))
+            else:
+                share = 1.0 / (max(1, ranks_totals[rank]) * len(ranks))
+            weights = one.logprobs.detach().exp() if settings.loss_type == "dft" else 1.0
+            total = -(weights * one.logprobs).sum()
+            loss, alone = total * share, total / max(1, own)
+            entropies = one.entropies if settings.undecided.entropy_over == "labels" else one.entropies_of_all
+            metrics: dict[str, tuple[Tensor | float, float]] = {
+                "entropy": (entropies.detach().sum(), float(len(entropies))),
+                "mean_token_accuracy": (one.is_first_choice.double().sum(), float(len(one.is_first_choice))),
+            }
+            if coefficient is not None:
+                auxiliary = load_balancing_loss(torch.cat(one.router_logits), settings.experts_per_token)
+                loss = loss + coefficient * auxiliary / (len(batches) * len(ranks))
+                alone = alone + coefficient * auxiliary
+                metrics["aux_loss"] = (auxiliary.detach(), 1.0)
+            found.append(Measured(loss, alone, metrics=metrics, counted={"num_tokens": float(one.tokens)}))
+    return found
+
+
+def _counted(scored: _Scored, settings: SFTSettings) -> int:
+    return len(scored.logprobs) + (scored.firsts if settings.undecided.first_token_counts else 0)
+
+
+def _scored(model: Any, rows: Batch, settings: SFTSettings) -> _Scored:
+    device = next(model.parameters()).device
+    logprobs, choices, entropies, every, routed = [], [], [], [], []
+    tokens = firsts = 0
+    for row in rows:
+        ids = torch.tensor([list(row["input_ids"])], device=device)
+        labels = torch.tensor(list(row["labels"]), device=device)
+        more = {} if settings.router_aux_loss_coef is None else {"output_router_logits": True}
+        output = model(input_ids=ids, attention_mask=torch.ones_like(ids), **more)
+        routed += [each.cpu() for each in output.router_logits] if more else []
+        whole = torch.log_softmax(getattr(output, "logits", output)[0].float(), -1)
+        entropy = -(whole.exp() * whole).sum(-1)
+        counts = labels[1:] != IGNORED
+        predicted = whole[:-1][counts]
+        wanted = labels[1:][counts].long()
+        logprobs.append(predicted.gather(-1, wanted[:, None])[:, 0])
+        choices.append(predicted.argmax(-1) == wanted)
+        entropies.append(entropy[:-1][counts])
+        every.append(entropy)
+        tokens += len(labels)
+        firsts += 1
+    joined = [torch.cat(each).cpu() for each in (logprobs, choices, entropies, every)]
+    return _Scored(joined[0], joined[1], joined[2], joined[3], tokens, firsts, tuple(routed))
+
+
+def labels_of(ids: Sequence[int], counts: Iterable[object]) -> tuple[int, ...]:
+    """The label of each token: itself where it counts, else :data:`IGNORED`; and of the first one, which nothing
+    predicts."""
+    found = [token if counted else IGNORED for token, counted in zip(ids, counts, strict=True)]
+    return (IGNORED, *found[1:])
+
+
+def truncated(values: Sequence[int], max_length: int | None, truncation_mode: str = "keep_start") -> tuple[int, ...]:
+    """At most ``max_length`` of a row's values, the first ones or, ``"keep_end"``, the last ones."""
+    if max_length is None or len(values) <= max_length:
+        return tuple(values)
+    return tuple(values[:max_length] if truncation_mode == "keep_start" else values[-max_length:])
+
+
+def best_fit_bins(lengths: Sequence[int], size: int) -> list[list[int]]:
+    """Best-fit decreasing: the longest first, each into the bin with the least room that it fits into; indices by bin.
+
+    Source: ``packing_strategy="bfd"``; https://arxiv.org/abs/2404.10830. Undecided by the documentation: which of equal
+    lengths comes first, on which the number of bins does not depend.
+
+    Raises:
+        ValueError: for a length above ``size``.
+    """
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda each: -lengths[each]):
+        if lengths[index] > size:
+            raise ValueError(f"a row of {lengths[index]} tokens fits into no bin of {size}")
+        fitting = [place for place, left in enumerate(room) if left >= lengths[index]]
+        if fitting:
+            place = min(fitting, key=room.__getitem__)
+        else:
+            place = len(bins)
+            bins.append([])
+            room.append(size)
+        bins[place].append(index)
+        room[place] -= lengths[index]
+    return bins
+
+
+def split_rows(values: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    """A row in pieces of at most ``size``, as ``packing_strategy="bfd_split"`` splits what is too long."""
+    return [tuple(values[start : start + size]) for start in range(0, len(values), size)]
+
+
+def wrapped_blocks(
+    rows: Sequence[Mapping[str, Sequence[int]]], size: int, remainder: str = "kept"
+) -> list[dict[str, tuple[int, ...]]]:
+    """All rows one after the other, cut into blocks of ``size``: ``packing_strategy="wrapped"``."""
+    streams = {name: [value for row in rows for value in row[name]] for name in rows[0]}
+    count = len(next(iter(streams.values())))
+    starts = range(0, count if remainder == "kept" else count - count % size, size)
+    return [{name: tuple(stream[start : start + size]) for name, stream in streams.items()} for start in starts]
