@@ -70,6 +70,15 @@ from pytest_trlcompat.reference.ppo_rewards import (
     whiten,
 )
 from pytest_trlcompat.reference.ppo_settings import PPOSettings, PPOUndecided
+from pytest_trlcompat.reference.preference_losses import PairScores, divergence_scores, pair_losses, pair_weights
+from pytest_trlcompat.reference.preference_settings import PAIR_LOSSES, PreferenceSettings, PreferenceUndecided
+from pytest_trlcompat.reference.preference_tokens import common_prompt, preference_row, shared_messages
+from pytest_trlcompat.reference.preferences import (
+    CompletionScores,
+    PreferenceObjective,
+    score_completions,
+    synchronised,
+)
 from pytest_trlcompat.reference.records import (
     Evaluation,
     Generation,
@@ -115,9 +124,11 @@ from pytest_trlcompat.reference.tokens import Tokens, pad, tokens_of
 
 __all__ = [
     "IGNORED",
+    "PAIR_LOSSES",
     "AdamWState",
     "Advantages",
     "Batch",
+    "CompletionScores",
     "Episodes",
     "Evaluation",
     "Experience",
@@ -135,6 +146,10 @@ __all__ = [
     "PPOSettings",
     "PPOStep",
     "PPOUndecided",
+    "PairScores",
+    "PreferenceObjective",
+    "PreferenceSettings",
+    "PreferenceUndecided",
     "Rollout",
     "SFTSettings",
     "SFTUndecided",
@@ -154,9 +169,11 @@ __all__ = [
     "clipped",
     "clipped_policy_losses",
     "clipped_value_losses",
+    "common_prompt",
     "contiguous_layout",
     "decayed_parameters",
     "divergence",
+    "divergence_scores",
     "entropy_control",
     "episode_metrics",
     "generation_metrics",
@@ -175,17 +192,22 @@ __all__ = [
     "mix_weights",
     "on_policy_mask",
     "pad",
+    "pair_losses",
+    "pair_weights",
     "penalised_scores",
     "policy_losses",
     "ppo_step",
     "ppo_train",
+    "preference_row",
     "quantities",
     "response_scores",
     "rewards_of",
     "router_logits",
+    "score_completions",
     "score_tokens",
     "sft_objective",
     "sgd_step",
+    "shared_messages",
     "split_rows",
     "state_values",
     "std_of_present",
@@ -193,6 +215,7 @@ __all__ = [
     "supervised_evaluate",
     "supervised_logs",
     "supervised_train",
+    "synchronised",
     "token_shares",
     "tokens_of",
     "total_rewards",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.conformance.dpo.room import ROOM as DPO
 from pytest_trlcompat.conformance.sft.room import ROOM as SFT
 
 from . import grpo_conformance, ppo_conformance, supervised_conformance
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["hold"]
 
 _HELD: Mapping[str, Callable[[str, TinyModel, Mapping[str, Any], int, bool], dict[str, Any]]] = {
+    "dpo": partial(supervised_conformance.held, DPO),
     "grpo": grpo_conformance.held,
     "ppo": ppo_conformance.held,
     "sft": partial(supervised_conformance.held, SFT),

@@ -1,0 +1,146 @@
+"""Pairs of completions to train on, and the token ids that they must become, by documentation alone.
+
+Runs inside a rank; imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_trlcompat import reference
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["dataset", "pairs", "sequences", "tokenizer"]
+
+_OTHER = "<unk>"
+"""A token that no word is: it begins rejected completions where the prompt is implicit, since all words begin with the
+same letter, which would be the prompt's; and a tokenizer that adds a beginning of sequence adds it."""
+_ROUNDS = {"turns": 2}
+_TOOLS = [{"type": "function", "function": {"name": "w61", "parameters": {"type": "object", "properties": {}}}}]
+_TEMPLATE = "{% for message in messages %}{{ message['content'] + ' ' + eos_token + ' ' }}{% endfor %}"
+_TEMPLATES = {
+    "bos": "{{ bos_token + ' ' }}" + _TEMPLATE,
+    "generation": _TEMPLATE + "{% if add_generation_prompt %}{{ 'w59 ' }}{% endif %}",
+    "tools": "{% if tools is not none %}{{ 'w60 w60 ' }}{% endif %}" + _TEMPLATE,
+}
+"""With a beginning of sequence of its own; with a token that asks for an answer, which stands before each answer; and,
+as Llama's, with instructions where it is given a list of tools, an empty one too."""
+CONVERSATIONAL = ("conversational", "conversational_implicit", "turns", "tools")
+
+
+def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
+    """The processing class.
+
+    ``no_padding``: without a pad token; ``eos_padding``: it is the end of sequence; ``bos``: it adds a token before
+    each text; ``other_zero``: the pad token is not the one whose id is 0.
+    """
+    from tokenizers.processors import TemplateProcessing
+
+    found = copy.deepcopy(model.tokenizer)
+    wanted = setting.get("tokenizer")
+    if wanted == "no_padding":
+        found.pad_token = None
+    elif wanted == "eos_padding":
+        found.pad_token = found.eos_token
+    elif wanted == "other_zero":
+        found.pad_token = _OTHER
+    elif wanted == "bos":
+        found.bos_token = _OTHER
+        added = [(_OTHER, found.convert_tokens_to_ids(_OTHER))]
+        found.backend_tokenizer.post_processor = TemplateProcessing(single=f"{_OTHER} $A", special_tokens=added)
+    template = setting.get("template") or ("tools" if setting.get("data") == "tools" else "")
+    if template:
+        found.chat_template = _TEMPLATES[template]
+        if template == "generation":  # an answer that is there has the same token before it
+            answer = "{% if message['role'] == 'assistant' %}{{ 'w59 ' }}{% endif %}"
+            found.chat_template = found.chat_template.replace(
+                "{% for message in messages %}", "{% for message in messages %}" + answer
+            )
+    return found
+
+
+def pairs(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> list[dict[str, Any]]:
+    """The rows as a user has them, of unequal lengths."""
+    counts = {"training": "pairs", "evaluation": "pairs_of_evaluation"}
+    defaults = {"training": 16, "evaluation": 8}
+    chosen = random.Random(f"{seed} {part}")
+    found = []
+    for _ in range(int(setting.get(counts[part], defaults[part]))):
+
+        def text(least: int, most: int) -> str:
+            return " ".join(f"w{chosen.randrange(model.words - 8)}" for _ in range(chosen.randint(least, most)))
+
+        found.append(_row(setting, text))
+    return found
+
+
+def _row(setting: Mapping[str, Any], text: Any) -> dict[str, Any]:
+    kind = setting.get("data", "plain")
+    prompt, better, worse = text(3, 6), text(2, 5), text(2, 5)
+    if kind in CONVERSATIONAL:
+        asked = [{"role": "user", "content": prompt}]
+        for _ in range(_ROUNDS.get(kind, 1) - 1):
+            asked += [{"role": "assistant", "content": text(2, 3)}, {"role": "user", "content": text(2, 3)}]
+        answers = [[{"role": "assistant", "content": each}] for each in (better, worse)]
+        if kind == "conversational_implicit":
+            return {"chosen": asked + answers[0], "rejected": asked + answers[1]}
+        row: dict[str, Any] = {"prompt": asked, "chosen": answers[0], "rejected": answers[1]}
+        return row | {"tools": _TOOLS} if kind == "tools" else row
+    if kind == "implicit":
+        return {"chosen": f"{prompt} {better}", "rejected": f"{prompt} {_OTHER} {worse}"}
+    if kind == "ended":
+        better, worse = f"{better} <eos>", f"{worse} <eos>"
+    elif kind == "zero":
+        better, worse = f"<pad> {better} <pad>", f"{worse} <pad>"
+    elif kind == "empty":
+        worse = ""
+    return {"prompt": prompt, "chosen": f" {better}", "rejected": f" {worse}" if worse else ""}
+
+
+def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> Any:
+    """The rows as a dataset."""
+    from datasets import Dataset
+
+    found: Any = Dataset.from_list(pairs(model, setting, seed, part))
+    return found.to_iterable_dataset() if setting.get("data") == "iterable" else found
+
+
+def sequences(words: Any, row: Mapping[str, Any], undecided: reference.PreferenceUndecided) -> tuple[list[int], ...]:
+    """Token ids of prompt, chosen and rejected completion.
+
+    A text has the special tokens that its tokenizer adds, and ends with an end of sequence; a conversation has those of
+    the chat template alone.
+
+    Args:
+        words: of :func:`tokenizer`.
+        row: of :func:`pairs`.
+        undecided: see ``text_end`` and ``text_start``.
+    """
+    from pytest_trlcompat import reference
+
+    if "prompt" in row:
+        prompt, completions = row["prompt"], [row["chosen"], row["rejected"]]
+    elif isinstance(row["chosen"], str):
+        prompt, *completions = reference.common_prompt(row["chosen"], row["rejected"])
+    else:
+        prompt, *completions = reference.shared_messages(row["chosen"], row["rejected"])
+    if isinstance(prompt, str):
+        asked = words(prompt, add_special_tokens=undecided.text_start)["input_ids"]
+        answers = [words(each, add_special_tokens=False)["input_ids"] for each in completions]
+        end = [words.eos_token_id]
+        always = undecided.text_end == "always"
+        return asked, *([*each, *end] if always or each[-1:] != end else each for each in answers)
+    tools = {"tools": row["tools"]} if row.get("tools") else {}
+
+    def rendered(messages: Sequence[Any], **how: Any) -> list[int]:
+        text = words.apply_chat_template(messages, tokenize=False, **how, **tools)
+        found: list[int] = words(text, add_special_tokens=False)["input_ids"]
+        return found
+
+    asked = rendered(prompt, add_generation_prompt=True)
+    whole = [rendered([*prompt, *each]) for each in completions]
+    return asked, *(each[len(asked) :] for each in whole)

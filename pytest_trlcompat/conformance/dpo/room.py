@@ -1,0 +1,318 @@
+"""DPO's room: how a trainer is built, how its batches are read, and what the reference is asked for.
+
+Runs inside a rank; imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from packaging.version import Version
+
+from pytest_trlcompat.conformance.conventions import Conventions, of_installed
+from pytest_trlcompat.conformance.dpo import pairs
+from pytest_trlcompat.conformance.grpo import objects
+from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
+from pytest_trlcompat.conformance.supervised.room import Room
+from pytest_trlcompat.conformance.supervised.truth import settings_from
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat import reference
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["ROOM", "DPORoom"]
+
+
+class DPORoom(Room):
+    """``trl.DPOTrainer``.
+
+    Its axes: ``data`` and ``tokenizer``, see :mod:`~pytest_trlcompat.conformance.dpo.pairs`; ``template``: another chat
+    template; ``reference="model"``: a reference model of other weights is given; ``dropout``: the model's config, or
+    that of its adapter, asks for some, which ``disable_dropout`` says is not applied.
+    """
+
+    trainer: ClassVar[str] = "dpo"
+    names: ClassVar[tuple[str, str]] = ("DPOTrainer", "DPOConfig")
+    axes: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "data": (
+            *("plain", "implicit", "ended", "zero", "empty", "iterable"),
+            *pairs.CONVERSATIONAL,
+        ),
+        "pairs": (16, 6),
+        "pairs_of_evaluation": (8, 6),
+        "tokenizer": ("", "no_padding", "eos_padding", "bos", "other_zero"),
+        "template": ("", "bos", "generation", "tools"),
+        "reference": ("", "model"),
+        "dropout": ("", "attention", "adapter"),
+    }
+    since: ClassVar[Mapping[tuple[str, Any], str]] = {
+        ("model", "experts"): "transformers>=4.51",
+        ("data", "tools"): "trl>=0.29",
+        ("padding_free", True): "trl>=0.29",
+        ("f_divergence_type", "forward_kl"): "trl>=0.29",
+        ("tokenizer", "no_padding"): "trl>=0.24",
+        ("data", "implicit"): "trl>=0.12",
+        ("data", "conversational"): "trl>=0.12",
+        ("data", "conversational_implicit"): "trl>=0.12",
+        ("data", "turns"): "trl>=0.12",
+    }
+    choices: ClassVar[tuple[str, ...]] = ("loss_type",)
+    base: ClassVar[Mapping[str, Any]] = {"beta": 0.5, "remove_unused_columns": False, "max_length": 64}
+
+    def is_known(self, trl: Any, name: str, value: Any) -> bool:
+        if name == "loss_type" and isinstance(value, list):
+            known = super().is_known(trl, "loss_weights", "")
+            return known and all(super(DPORoom, self).is_known(trl, name, each) for each in value)
+        return super().is_known(trl, name, value)
+
+    def config(self, trl: Any, setting: Mapping[str, Any]) -> Any:
+        """Until 0.27 documentation names the members of an enumeration, and texts only later."""
+        kinds = getattr(importlib.import_module("trl.trainer.dpo_config"), "FDivergenceType", None)
+        if "f_divergence_type" in setting and kinds and Version(metadata.version("trl")) < Version("0.28"):
+            setting = {**setting, "f_divergence_type": kinds(setting["f_divergence_type"])}
+        return super().config(trl, setting)
+
+    def build(
+        self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool
+    ) -> Any:
+        import trl
+
+        policy, adapter = objects.policy(model, setting), objects.adapter_config(setting)
+        if setting.get("dropout") == "adapter":
+            adapter.lora_dropout = _DROPPED
+        elif setting.get("dropout"):
+            policy.config.attention_dropout = _DROPPED
+            for module in policy.modules():
+                if hasattr(module, "attention_dropout"):
+                    module.attention_dropout = _DROPPED
+        extra: dict[str, Any] = {} if adapter is None else {"peft_config": adapter}
+        if setting.get("evaluation"):
+            extra["eval_dataset"] = pairs.dataset(model, setting, seed, "evaluation")
+        if setting.get("reference"):
+            extra["ref_model"] = _other(model)
+        known = inspect.signature(trl.DPOTrainer.__init__).parameters
+        words = "processing_class" if "processing_class" in known else "tokenizer"
+        trainer = trainer_class(
+            model=policy,
+            args=config,
+            train_dataset=pairs.dataset(model, setting, seed, "training"),
+            **{words: pairs.tokenizer(model, setting)},
+            **extra,
+        )
+        if setting.get("adapter") == "peft_config" and fill:
+            objects.fill_adapter(trainer.model)
+        return trainer
+
+    def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
+        if "completion_mask" in inputs:
+            read = Read(_of_halves(inputs))
+        elif "prompt_input_ids" in inputs and "chosen_labels" not in inputs:
+            read = Read(_of_parts(inputs))
+        else:
+            read = Read(_of_labels(inputs))
+        for name in ("chosen", "rejected"):
+            for key in (f"ref_{name}_logps", f"reference_{name}_logps"):
+                if key in inputs:
+                    read.values[f"logps[reference_{name}]"] = [float(each) for each in inputs[key]]
+        return read
+
+    def expected_rows(
+        self, model: TinyModel, setting: Mapping[str, Any], arguments: Mapping[str, Any], seed: int, part: str
+    ) -> list[Row]:
+        from pytest_trlcompat import reference
+
+        words = pairs.tokenizer(model, setting)
+        undecided = reference.PreferenceUndecided(**of_installed(self.trainer).undecided)
+        names = ("max_length", "truncation_mode", "max_prompt_length", "max_completion_length")
+        limits = {name: arguments[name] for name in names if name in arguments}
+        return [
+            reference.preference_row(*pairs.sequences(words, row, undecided), **limits)
+            for row in pairs.pairs(model, setting, seed, part)
+        ]
+
+    def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
+        policy, compared = objects.untrained(model, setting)
+        if setting.get("adapter") == "peft_model" and Version(metadata.version("trl")) < _OWN_STATE:
+            compared = objects.policy(model, {**setting, "adapter": ""}, whole=True).eval()
+        if setting.get("reference"):
+            compared = _other(model).eval()
+        return policy, compared
+
+    def settings(
+        self,
+        arguments: Mapping[str, Any],
+        conventions: Conventions,
+        world_size: int,
+        models: tuple[torch.nn.Module, ...],
+    ) -> reference.PreferenceSettings:
+        from pytest_trlcompat import reference
+
+        config: Any = models[0].config
+        declared = config.router_aux_loss_coef if getattr(config, "output_router_logits", False) else 0.0
+
+        kind = arguments["loss_type"]
+        weights = arguments.get("loss_weights")
+        coefficient = arguments.get("router_aux_loss_coef")
+        return settings_from(
+            reference.PreferenceSettings,
+            reference.PreferenceUndecided,
+            arguments,
+            conventions,
+            world_size,
+            loss_type=(kind,) if isinstance(kind, str) else tuple(kind),
+            loss_weights=None if weights is None else tuple(weights),
+            router_aux_loss_coef=float(declared if coefficient is None else coefficient),
+        )
+
+    def objective(
+        self, models: tuple[torch.nn.Module, ...], settings: reference.SupervisedSettings
+    ) -> reference.Objective:
+        from pytest_trlcompat import reference
+
+        assert isinstance(settings, reference.PreferenceSettings)
+        return reference.PreferenceObjective(models[1], settings)
+
+    def after_step(
+        self, models: tuple[torch.nn.Module, ...], settings: reference.SupervisedSettings
+    ) -> Callable[[Any, int], None] | None:
+        from pytest_trlcompat import reference
+
+        assert isinstance(settings, reference.PreferenceSettings)
+        return reference.synchronised(models[1], settings)
+
+    def watched(self, trainer_class: type, found: Recording) -> type:
+        """Until 0.28 sequences are put together, and cut, in the method that scores them, which says log-probabilities,
+        too: of the policy first."""
+
+        class Watched(trainer_class):
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                kind = getattr(self.args, "f_divergence_type", "")
+                found.arguments["f_divergence_type"] = str(getattr(kind, "value", kind)) or "reverse_kl"
+
+        score: Any = getattr(trainer_class, "concatenated_forward", None)
+
+        def concatenated_forward(self: Any, model: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            with _inputs_of(model) as seen:
+                scores = score(self, model, batch, *args, **kwargs)
+            if found.micro_batches:
+                _keep(found.micro_batches[-1], scores, seen)
+            return scores
+
+        if score is not None:
+            Watched.concatenated_forward = concatenated_forward
+        Watched.__name__ = trainer_class.__name__
+        return Watched
+
+
+ROOM = DPORoom()
+_OWN_STATE = Version("0.29")
+"""From here on the reference is "the model state before DPO training starts", of an adapter too; until then "DPOTrainer
+will unload the adapter for reference inference"."""
+_DROPPED = 0.5
+
+
+def _other(model: TinyModel) -> Any:
+    """A model of other weights."""
+    import torch
+
+    found = copy.deepcopy(model.new_model())
+    with torch.no_grad():
+        for parameter in found.parameters():
+            parameter.mul_(0.8)
+    return found
+
+
+def _of_halves(inputs: Mapping[str, Any]) -> list[Row]:
+    """From 0.29 on: both completions with their prompts, the chosen ones first."""
+    masks, counts = inputs["attention_mask"].tolist(), inputs["completion_mask"].tolist()
+    rows = list(zip(inputs["input_ids"].tolist(), masks, counts, strict=True))
+    size = len(rows) // 2
+    return [_pair(*rows[place], *rows[place + size]) for place in range(size)]
+
+
+def _of_labels(inputs: Mapping[str, Any]) -> list[Row]:
+    """Until 0.11: each completion with its prompt, and labels."""
+    found = []
+    for place in range(len(inputs["chosen_input_ids"])):
+        both: list[Sequence[float]] = []
+        for name in ("chosen", "rejected"):
+            both += [inputs[f"{name}_{each}"][place].tolist() for each in ("input_ids", "attention_mask")]
+            both.append([int(each != -100) for each in inputs[f"{name}_labels"][place].tolist()])
+        found.append(_pair(*both))
+    return found
+
+
+def _of_parts(inputs: Mapping[str, Any]) -> list[Row]:
+    """From 0.12 to 0.28: prompts and completions by themselves; what is cut from both together is cut later."""
+    found = []
+    for place in range(len(inputs["prompt_input_ids"])):
+        both: list[Sequence[float]] = []
+        prompt = _real(inputs["prompt_input_ids"][place], inputs["prompt_attention_mask"][place])
+        for name in ("chosen", "rejected"):
+            answer = _real(inputs[f"{name}_input_ids"][place], inputs[f"{name}_attention_mask"][place])
+            both += [prompt + answer, [1] * (len(prompt) + len(answer)), [0] * len(prompt) + [1] * len(answer)]
+        found.append(_pair(*both))
+    return found
+
+
+def _real(ids: torch.Tensor, mask: torch.Tensor) -> list[int]:
+    return [token for token, real in zip(ids.tolist(), mask.tolist(), strict=True) if real]
+
+
+def _pair(*both: Sequence[float]) -> Row:
+    """Ids, attention mask and which are the completion's, of the chosen, then of the rejected one, without padding."""
+    found: dict[str, tuple[float, ...]] = {}
+    for name, (ids, real, counts) in (("chosen", both[:3]), ("rejected", both[3:])):
+        kept = [place for place, each in enumerate(real) if each]
+        found[name] = tuple(float(ids[place]) for place in kept)
+        found[f"{name}_mask"] = tuple(float(counts[place]) for place in kept)
+    return found
+
+
+@contextlib.contextmanager
+def _inputs_of(model: Any) -> Iterator[list[list[list[int]]]]:
+    """Token ids without padding of each row that the model is given."""
+    found: list[list[list[int]]] = []
+
+    def keep(module: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+        ids = args[0] if args else kwargs["input_ids"]
+        found.append([_real(*each) for each in zip(ids, kwargs["attention_mask"], strict=True)])
+
+    handle = model.register_forward_pre_hook(keep, with_kwargs=True)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+def _keep(batch: Any, scores: Any, seen: Sequence[Sequence[Sequence[int]]]) -> None:
+    """Log-probabilities with a micro-batch; and its rows as the policy saw them."""
+    is_policy = "logps[chosen]" not in batch.values
+    both = (scores["chosen_logps"], scores["rejected_logps"]) if isinstance(scores, Mapping) else scores[:2]
+    for name, values in zip(("chosen", "rejected"), both, strict=True):
+        stage = f"logps[{name}]" if is_policy else f"logps[reference_{name}]"
+        batch.values.setdefault(stage, values.detach().float().cpu().tolist())
+    if is_policy and seen and len(seen[0]) == 2 * len(batch.rows):
+        size = len(batch.rows)
+        batch.rows = [
+            {**_cut(row, "chosen", seen[0][place]), **_cut(row, "rejected", seen[0][size + place])}
+            for place, row in enumerate(batch.rows)
+        ]
+
+
+def _cut(row: Row, name: str, ids: Sequence[int]) -> dict[str, tuple[float, ...]]:
+    """A sequence as the model saw it: which tokens are the completion's follows from where it was cut."""
+    whole, mask = row[name], row[f"{name}_mask"]
+    seen = tuple(map(float, ids))
+    if seen == whole[: len(seen)]:
+        return {name: seen, f"{name}_mask": mask[: len(seen)]}
+    return {name: seen, f"{name}_mask": mask[len(mask) - len(seen) :]}
