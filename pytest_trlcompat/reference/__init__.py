@@ -11,10 +11,11 @@ and a model is anything that returns logits::
     for name, value in reference.quantities(step):  # in the order in which a step makes them
         ...
 
-:func:`ppo_step` does the same for a batch of PPO, with a value model and a reward model beside the policy.
+:func:`rloo_step` does the same for RLOO, :func:`ppo_step` for a batch of PPO, with a value model and a reward model
+beside the policy.
 
-Where the documentation does not decide, a docstring says ``undecided by the documentation``, and :class:`Undecided`
-or :class:`PPOUndecided` takes the choice. It covers text completions with rewards that are given: no generation, no
+Where the documentation does not decide, a docstring says ``undecided by the documentation``, and :class:`Undecided`,
+:class:`RLOOUndecided` or :class:`PPOUndecided` takes the choice. It covers text completions with rewards that are given: no generation, no
 tools, no images, no corrections for another inference engine. It is written to be read, not to be fast: the graphs of
 all micro-batches of a step are kept at once.
 
@@ -25,7 +26,14 @@ from __future__ import annotations
 
 from pytest_trlcompat.reference.experts import load_balancing_loss, router_logits
 from pytest_trlcompat.reference.grpo import grpo_evaluate, grpo_step, grpo_train
-from pytest_trlcompat.reference.metrics import average_logs, generation_metrics, mean_over_tokens, training_metrics
+from pytest_trlcompat.reference.metrics import (
+    average_logs,
+    average_over_tokens,
+    clip_ratios,
+    generation_metrics,
+    mean_over_tokens,
+    training_metrics,
+)
 from pytest_trlcompat.reference.normalisation import token_shares
 from pytest_trlcompat.reference.objective import (
     clipped,
@@ -86,7 +94,29 @@ from pytest_trlcompat.reference.rewards import (
     std_of_present,
     total_rewards,
 )
-from pytest_trlcompat.reference.settings import GRPOSettings, OptimizerSettings, Undecided
+from pytest_trlcompat.reference.rloo import (
+    RLOOMicroBatch,
+    RLOOStep,
+    rloo_evaluate,
+    rloo_step,
+    rloo_train,
+    rloo_training_metrics,
+)
+from pytest_trlcompat.reference.rloo_objective import (
+    RLOOAdvantages,
+    leave_one_out_advantages,
+    sequence_log_ratios,
+    sequence_losses,
+)
+from pytest_trlcompat.reference.settings import (
+    GRPOSettings,
+    OptimizerSettings,
+    RLOOSettings,
+    RLOOUndecided,
+    SamplingSettings,
+    SamplingUndecided,
+    Undecided,
+)
 from pytest_trlcompat.reference.tokens import Tokens, pad, tokens_of
 
 __all__ = [
@@ -107,7 +137,14 @@ __all__ = [
     "PPOSettings",
     "PPOStep",
     "PPOUndecided",
+    "RLOOAdvantages",
+    "RLOOMicroBatch",
+    "RLOOSettings",
+    "RLOOStep",
+    "RLOOUndecided",
     "Rollout",
+    "SamplingSettings",
+    "SamplingUndecided",
     "Scores",
     "Tokens",
     "Undecided",
@@ -115,7 +152,9 @@ __all__ = [
     "advantage_estimates",
     "advantages_of",
     "average_logs",
+    "average_over_tokens",
     "clip_gradients",
+    "clip_ratios",
     "clipped",
     "clipped_policy_losses",
     "clipped_value_losses",
@@ -133,6 +172,7 @@ __all__ = [
     "importance_weights",
     "kl_estimate",
     "learning_rate_factor",
+    "leave_one_out_advantages",
     "load_balancing_loss",
     "mean_of_present",
     "mean_over_tokens",
@@ -146,8 +186,14 @@ __all__ = [
     "quantities",
     "response_scores",
     "rewards_of",
+    "rloo_evaluate",
+    "rloo_step",
+    "rloo_train",
+    "rloo_training_metrics",
     "router_logits",
     "score_tokens",
+    "sequence_log_ratios",
+    "sequence_losses",
     "sgd_step",
     "state_values",
     "std_of_present",

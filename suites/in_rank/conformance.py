@@ -5,8 +5,11 @@ Imports the stack only inside functions.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat.conformance.grpo.methods import RLOO
 
 from . import grpo_conformance, ppo_conformance
 
@@ -18,6 +21,7 @@ __all__ = ["hold"]
 _HELD: Mapping[str, Callable[[str, TinyModel, Mapping[str, Any], int, bool], dict[str, Any]]] = {
     "grpo": grpo_conformance.held,
     "ppo": ppo_conformance.held,
+    "rloo": functools.partial(grpo_conformance.held, method=RLOO),
 }
 """By trainer, what trains with one setting, and compares."""
 _SHOWN = 40
