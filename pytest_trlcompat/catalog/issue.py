@@ -34,7 +34,7 @@ __all__ = [
 SUBJECTS = ("upstream", "corrected")
 """Whose trainer a suite runs: TRL's own, or ours."""
 
-TRAINERS = ("grpo", "ppo")
+TRAINERS = ("grpo", "ppo", "reward", "rloo")
 """Trainers that issues of their own begin with in their ids, or end with after ``conformance``."""
 
 STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")

@@ -12,12 +12,13 @@ and a model is anything that returns logits::
         ...
 
 :func:`rloo_step` does the same for RLOO, :func:`ppo_step` for a batch of PPO, with a value model and a reward model
-beside the policy.
+beside the policy, and :func:`supervised_train` for trainers whose batches are rows of a dataset, each with its own
+objective.
 
 Where the documentation does not decide, a docstring says ``undecided by the documentation``, and :class:`Undecided`,
-:class:`RLOOUndecided` or :class:`PPOUndecided` takes the choice. It covers text completions with rewards that are given: no generation, no
-tools, no images, no corrections for another inference engine. It is written to be read, not to be fast: the graphs of
-all micro-batches of a step are kept at once.
+:class:`RLOOUndecided` or :class:`PPOUndecided` takes the choice. It covers text completions with rewards that are
+given: no generation, no tools, no images, no corrections for another inference engine. It is written to be read, not to
+be fast: the graphs of all micro-batches of a step are kept at once.
 
 Importing this package imports torch; nothing else of the stack, of the harness, or of pytest.
 """
@@ -117,11 +118,24 @@ from pytest_trlcompat.reference.settings import (
     SamplingUndecided,
     Undecided,
 )
+from pytest_trlcompat.reference.supervised import (
+    Batch,
+    Measured,
+    Objective,
+    SupervisedEvaluation,
+    SupervisedSettings,
+    SupervisedStep,
+    SupervisedUndecided,
+    supervised_evaluate,
+    supervised_logs,
+    supervised_train,
+)
 from pytest_trlcompat.reference.tokens import Tokens, pad, tokens_of
 
 __all__ = [
     "AdamWState",
     "Advantages",
+    "Batch",
     "Episodes",
     "Evaluation",
     "Experience",
@@ -129,7 +143,9 @@ __all__ = [
     "GRPOStep",
     "Generation",
     "Layout",
+    "Measured",
     "MicroBatch",
+    "Objective",
     "OptimizerSettings",
     "PPOLayout",
     "PPOMicroBatch",
@@ -146,6 +162,10 @@ __all__ = [
     "SamplingSettings",
     "SamplingUndecided",
     "Scores",
+    "SupervisedEvaluation",
+    "SupervisedSettings",
+    "SupervisedStep",
+    "SupervisedUndecided",
     "Tokens",
     "Undecided",
     "adamw_step",
@@ -198,6 +218,9 @@ __all__ = [
     "state_values",
     "std_of_present",
     "step_mask",
+    "supervised_evaluate",
+    "supervised_logs",
+    "supervised_train",
     "token_shares",
     "tokens_of",
     "total_rewards",

@@ -112,7 +112,7 @@ class _Learner(SamplingLearner[RLOOSettings, RLOOMicroBatch, RLOOStep]):
             weights=settings.reward_weights,
             clip_range=settings.reward_clip_range,
             clipped=settings.undecided.rewards_clipped,
-            logged_clipped=settings.undecided.rewards_logged_clipped,
+            logged=settings.undecided.rewards_logged,
             normalize=settings.normalize_advantages,
             std_correction=settings.undecided.std_correction,
             std_epsilon=settings.undecided.std_epsilon,
@@ -161,7 +161,9 @@ class _Learner(SamplingLearner[RLOOSettings, RLOOMicroBatch, RLOOStep]):
             found["kl"] = float(given.divergences.sum()) / (tokens if over_tokens else len(given.divergences))
         return found
 
-    def training_metrics(self, batches: Sequence[RLOOMicroBatch], generations: Sequence[Generation]) -> dict[str, float]:
+    def training_metrics(
+        self, batches: Sequence[RLOOMicroBatch], generations: Sequence[Generation]
+    ) -> dict[str, float]:
         return rloo_training_metrics(batches, generations, self.settings)
 
 
@@ -207,7 +209,8 @@ def rloo_step(
     The loss of a micro-batch is the mean over its completions, that of a step the mean over ranks and micro-batches.
 
     Args:
-        model, rollout, reference_model, old_model, layout, padded: as for :func:`~pytest_trlcompat.reference.grpo_step`.
+        model, rollout, reference_model, old_model, layout, padded: as for
+            :func:`~pytest_trlcompat.reference.grpo_step`.
 
     Returns:
         Everything that the step makes, without gradients attached.

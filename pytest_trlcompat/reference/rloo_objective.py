@@ -37,7 +37,7 @@ def leave_one_out_advantages(
     weights: Sequence[float] | None = None,
     clip_range: tuple[float, float] | None = None,
     clipped: str = "totals",
-    logged_clipped: bool = False,
+    logged: str = "totals",
     normalize: bool = False,
     std_correction: int = 1,
     std_epsilon: float = 1e-4,
@@ -50,16 +50,16 @@ def leave_one_out_advantages(
     https://huggingface.co/docs/trl/rloo_trainer). ``normalize``: less the mean and divided by the standard deviation
     of all advantages of the generation batch (``normalize_advantages``).
 
-    Undecided by the documentation: what is clipped, see ``rewards_clipped`` of
-    :class:`~pytest_trlcompat.reference.RLOOUndecided`; a completion without another one in its group, whose own reward
-    is its baseline here.
+    Undecided by the documentation: what is clipped and what is logged, see ``rewards_clipped`` and ``rewards_logged``
+    of :class:`~pytest_trlcompat.reference.RLOOUndecided`; a completion without another one in its group, whose own
+    reward is its baseline here.
 
     Args:
         rewards: ``(R, F)``, NaN for ``None``; rows of a group follow each other.
         divergences: ``(R,)``.
         clip_range: smallest and largest reward.
         clipped: what of it is clipped.
-        logged_clipped: whether totals are clipped ones where totals are clipped.
+        logged: which rewards are returned as totals, see ``rewards_logged``.
 
     Raises:
         ValueError: if the rows are no whole groups, and for a wrong number of weights.
@@ -78,10 +78,12 @@ def leave_one_out_advantages(
     if no_reward == "left_out":
         totals = totals.masked_fill(rewards.isnan().all(1), float("nan"))
     final = bounded(totals, "totals")
-    if logged_clipped:
+    if logged == "clipped":
         totals = final
     if divergences is not None:
         final = bounded(final - beta * divergences, "with_kl")
+    if logged == "final":
+        totals = final
     grouped = final.reshape(-1, num_generations)
     present = ~grouped.isnan()
     others = present.sum(1, keepdim=True) - 1

@@ -1,4 +1,4 @@
-"""The arguments that a step of GRPO or RLOO depends on, by their documented names, and what documentation leaves open."""
+"""The arguments that steps of GRPO and RLOO depend on, by their documented names, and what documentation leaves open."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ _SAMPLING_UNDECIDED: dict[str, tuple[object, ...]] = {
 }
 _RLOO_UNDECIDED: dict[str, tuple[object, ...]] = {
     "kl_logged_over": ("completions", "tokens"),
+    "rewards_logged": ("totals", "clipped", "final"),
     "rewards_clipped": ("totals", "functions", "with_kl"),
 }
 _UNDECIDED: dict[str, tuple[object, ...]] = {
@@ -153,12 +154,14 @@ class RLOOUndecided(SamplingUndecided):
         kl_logged_over: "the average KL divergence [...] calculated over generated completions": the mean over
             ``"completions"`` of the sum over the tokens of each, which the documentation calls the estimate for a
             sequence, or the mean over all ``"tokens"``.
-        rewards_logged_clipped: whether ``reward`` and ``reward_std`` are those of clipped totals.
+        rewards_logged: ``reward`` and ``reward_std``, "after applying reward weights", are those of the ``"totals"``,
+            of totals that are ``"clipped"``, or of the ``"final"`` rewards, with the KL penalty: "the reward consists
+            of two components".
     """
 
     rewards_clipped: str = "totals"
     kl_logged_over: str = "completions"
-    rewards_logged_clipped: bool = False
+    rewards_logged: str = "totals"
 
     def __post_init__(self) -> None:
         super().__post_init__()

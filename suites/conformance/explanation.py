@@ -55,11 +55,23 @@ def explained(
 
 def changes_what_follows(stage: str) -> bool:
     """Whether quantities after it are others with it: not of a number that is only logged or returned, and not of how
-    tokens would have been drawn, since completions are given."""
+    tokens would have been drawn, since completions are given;
+    nor of a row that was made wrong, since the reference then trains on that row."""
     return not stage.startswith(_ALONE)
 
 
-_ALONE = ("config[", "evaluate()[", "evaluation[", "generation[", "logs[", "reward_arguments[", "seed", "table")
+_ALONE = (
+    "best_model[",
+    "config[",
+    "data[",
+    "evaluate()[",
+    "evaluation[",
+    "generation[",
+    "logs[",
+    "reward_arguments[",
+    "seed",
+    "table",
+)
 
 
 def failed_by(

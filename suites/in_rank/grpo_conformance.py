@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.conformance.grpo.records import Recording
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["held"]
+__all__ = ["gathering", "held", "trainer_class"]
 
 
 def held(
@@ -39,7 +39,8 @@ def held(
     if unknown and not partly:
         return found
     with failure() as training:
-        recorded = recording.record(trainer_class(subject, method), model, setting, seed, _gathering(), method)
+        kind = trainer_class(subject, method.trainer_class)
+        recorded = recording.record(kind, model, setting, seed, gathering(), method)
     if setting.get("refused") == "allowed":
         if training:
             return {**found, "refused_with": training["text"]}
@@ -55,21 +56,19 @@ def held(
     return {**found, **_compared(recordings, model, known, method)}
 
 
-def trainer_class(subject: str, method: Method) -> type:
-    """TRL's trainer, or the corrected one."""
+def trainer_class(subject: str, name: str) -> type:
+    """TRL's trainer of that name, or the corrected one."""
     import trl
 
-    if method is GRPO:
+    from pytest_trlcompat import trainers
+
+    if name == GRPO.trainer_class:
         return grpo.trainer_class(subject)
-    upstream: type = getattr(trl, method.trainer_class)
-    if subject == "upstream":
-        return upstream
-    from pytest_trlcompat.trainers import cured
-
-    return cured(upstream)
+    chosen: type = getattr(trl, name)
+    return trainers.cured(chosen) if subject == "corrected" else chosen
 
 
-def _gathering() -> Any:
+def gathering() -> Any:
     """How weights are gathered where the launch's strategy shards them, or keeps gradients to itself."""
     sharded = any(os.environ.get(name) == "true" for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"))
     return whole_weights if sharded else None

@@ -155,7 +155,7 @@ def test_weights_show_wrong_gradients_where_a_strategy_shards_them(tmp_path: Any
     "stage, changes",
     [("prompts", True), ("advantages", True), ("gradients[w]", True), ("weights[w]", True), ("refusal", True)]
     + [(each, False) for each in ("logs[kl]", "evaluation[eval_kl]", "evaluate()[eval_kl]", "generation[top_k]")]
-    + [(each, False) for each in ("config[model_init_kwargs]", "table", "seed")],
+    + [(each, False) for each in ("config[model_init_kwargs]", "table", "seed", "data[labels]", "best_model[w]")],
 )
 def test_a_number_that_is_only_shown_changes_nothing_after_it(stage: str, changes: bool) -> None:
     assert changes_what_follows(stage) is changes

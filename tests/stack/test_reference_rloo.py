@@ -55,7 +55,8 @@ def test_the_kl_penalty_by_hand() -> None:
     settings = settings_of(num_generations=2, beta=0.3)
     step = reference.rloo_step(uniform(), PAIR, settings, reference_model=Bigrams(table))
     given = step.generations[0].advantages
-    assert isinstance(given, RLOOAdvantages) and given.divergences is not None
+    assert isinstance(given, RLOOAdvantages)
+    assert given.divergences is not None
     # log(1/4) - log(1/2) for the token 3, nothing for the end of sequence; log(1/4) - log(1/6) for the token 2.
     kl = [-math.log(2), math.log(1.5)]
     assert given.divergences.tolist() == pytest.approx(kl)
@@ -105,8 +106,9 @@ def test_what_is_clipped_where_there_is_a_penalty() -> None:
     assert before.totals.tolist() == [5, 2]
     after = advantages_of(rewards, 2, clip_range=(0.0, 3.0), clipped="with_kl", divergences=divergences, beta=2.0)
     assert after.final_rewards.tolist() == [3, 3]
-    logged = advantages_of(rewards, 2, clip_range=(0.0, 3.0), logged_clipped=True)
-    assert logged.totals.tolist() == [3, 2]
+    penalised = {"divergences": divergences, "beta": 2.0}
+    assert advantages_of(rewards, 2, clip_range=(0.0, 3.0), logged="clipped", **penalised).totals.tolist() == [3, 2]
+    assert advantages_of(rewards, 2, clip_range=(0.0, 3.0), logged="final", **penalised).totals.tolist() == [1, 4]
 
 
 def test_advantages_are_normalised_over_the_batch() -> None:
@@ -166,7 +168,8 @@ def test_iterations_keep_the_penalty_of_the_policy_that_sampled() -> None:
     assert first.generations[0] is second.generations[0]
     assert first.micro_batches[0].weights.tolist() == pytest.approx([1.0] * 8)
     assert max(abs(each - 1) for each in second.micro_batches[0].weights.tolist()) > 0.1
-    assert "kl" in first.logs and "kl" not in second.logs
+    assert "kl" in first.logs
+    assert "kl" not in second.logs
 
 
 def test_ranks_and_micro_batches_make_no_difference() -> None:

@@ -90,7 +90,9 @@ def is_known(trl: Any, name: str, value: Any, method: Method = GRPO) -> bool:
     if name in AXES:
         since = Requirement(_SINCE.get((name, value), "trl"))
         return Version(metadata.version(since.name)) in since.specifier
-    described = {each.name: str(each.metadata.get("help", "")) for each in dataclasses.fields(getattr(trl, method.config_class))}
+    described = {
+        each.name: str(each.metadata.get("help", "")) for each in dataclasses.fields(getattr(trl, method.config_class))
+    }
     if name in _CHOICES and isinstance(value, str):
         return re.search(f"['\"`]{re.escape(value)}['\"`]", described.get(name, "")) is not None
     return name in described

@@ -1,0 +1,287 @@
+"""What of a training on the rows of a dataset is compared, in the order in which its steps make it.
+
+Rows come first, before any loss: each that reached the model must be one of those that the dataset must become, and not
+oftener than it stands there. Then what the reference gives for the rows that the trainer had.
+
+Runs inside a rank, or wherever torch is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat.conformance.comparison import Difference, Quantity, differing
+from pytest_trlcompat.conformance.supervised.records import Recording, Row
+from pytest_trlcompat.conformance.supervised.truth import Truth
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["differences", "expected_quantities", "recorded_quantities", "rows_differing"]
+
+Expected = Callable[[str], "Sequence[Row]"]
+"""The rows that the dataset of ``training`` or ``evaluation`` must become."""
+
+
+def differences(
+    recordings: Sequence[Recording],
+    truth: Truth,
+    neighbours: Callable[[], Sequence[Truth]],
+    transformers: int,
+    expected: Expected,
+    only_in_training: frozenset[str],
+) -> list[Difference]:
+    """Every quantity that differs, the first one first.
+
+    Args:
+        neighbours: the truth with weights changed by one unit in the last place, in several ways.
+        transformers: its major version.
+        only_in_training: what an evaluation need not log.
+    """
+    found = recorded_quantities(recordings)
+    every = int(recordings[0].arguments["logging_steps"])
+
+    def quantities(truth: Truth) -> list[Quantity]:
+        return list(expected_quantities(truth, every, transformers))
+
+    return [
+        *rows_differing(recordings, expected),
+        *_updates(recordings[0]),
+        *differing(quantities(truth), found, lambda: [quantities(each) for each in neighbours()]),
+        *_best_model(recordings[0], truth),
+        *_missing(recordings[0], only_in_training),
+    ]
+
+
+def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> Iterator[Quantity]:
+    """Everything that a recording can show, in the order in which steps make it."""
+    import torch
+
+    from pytest_trlcompat import reference
+
+    logged = 0
+    ranks = truth.settings.world_size
+    for number, step in enumerate(truth.steps):
+        for index, one in enumerate(step.micro_batches):
+            place = f"step {number}, rank {index % ranks}, micro-batch {truth.starts[number] + index // ranks}"
+            for name, values in one.values.items():
+                yield Quantity(name, place, values, one.masks.get(name))
+        place = f"step {number}"
+        logs = None
+        if (number + 1) % logging_steps == 0:
+            logs = reference.supervised_logs(truth.steps[logged : number + 1], truth.settings, truth.steps[:logged])
+            logged = number + 1
+            yield Quantity("logs[grad_norm]", place, torch.tensor([logs.pop("grad_norm")], dtype=torch.float64))
+        for name, gradient in step.clipped_gradients.items():
+            yield Quantity(f"gradients[{name}]", place, gradient)
+        for name, weight in step.weights.items():
+            yield Quantity(f"weights[{name}]", place, weight)
+        for name, value in (logs or {}).items():
+            yield Quantity(
+                f"logs[{name}]",
+                place,
+                torch.tensor([value], dtype=torch.float64),
+                rounding=_rounding(name, transformers),
+            )
+    for number, evaluation in enumerate(truth.evaluations):
+        place = f"evaluation {number}"
+        for index, one in enumerate(evaluation.micro_batches):
+            for name, values in one.values.items():
+                where = f"{place}, rank {index % ranks}, batch {index // ranks}"
+                yield Quantity(f"evaluated[{name}]", where, values, one.masks.get(name))
+        for kind in ("evaluation", "evaluate()"):
+            for name, value in evaluation.logs.items():
+                yield Quantity(f"{kind}[{name}]", place, torch.tensor([value], dtype=torch.float64))
+
+
+def _rounding(name: str, transformers: int) -> float:
+    """Transformers rounded the loss to four digits until 5.0."""
+    return 1e-4 if name == "loss" and transformers < 5 else 0.0
+
+
+def recorded_quantities(recordings: Sequence[Recording]) -> Mapping[tuple[str, str], torch.Tensor]:
+    """The same of a recording, as far as it shows them, by stage and place."""
+    import torch
+
+    found: dict[tuple[str, str], torch.Tensor] = {}
+    main = recordings[0]
+    for rank, one in enumerate(recordings):
+        starts = (0, *(step.micro_batches for step in one.steps))
+        for step, (start, end) in enumerate(pairwise(starts)):
+            for number in range(start, end):
+                for name, values in one.training[number].values.items():
+                    found[name, f"step {step}, rank {rank}, micro-batch {number}"] = _padded(values)
+        counts: Counter[int] = Counter()
+        for batch in one.micro_batches:
+            if batch.evaluation is not None:
+                where = f"evaluation {batch.evaluation}, rank {rank}, batch {counts[batch.evaluation]}"
+                counts[batch.evaluation] += 1
+                for name, values in batch.values.items():
+                    found[f"evaluated[{name}]", where] = _padded(values)
+    for number, step_record in enumerate(main.steps):
+        for kind, tensors in (("gradients", step_record.gradients), ("weights", step_record.weights)):
+            for name, values in tensors.items():
+                found[f"{kind}[{name}]", f"step {number}"] = values
+    every = int(main.arguments["logging_steps"])
+    for number, entry in enumerate(main.logs):
+        for name, value in entry.items():
+            found[f"logs[{name}]", f"step {(number + 1) * every - 1}"] = torch.tensor([value], dtype=torch.float64)
+    for kind, entries in (("evaluation", [each for _, each in main.evaluations]), ("evaluate()", main.returned)):
+        for number, entry in enumerate(entries):
+            for name, value in entry.items():
+                if isinstance(value, (int, float)):
+                    found[f"{kind}[{name}]", f"evaluation {number}"] = torch.tensor([value], dtype=torch.float64)
+    return found
+
+
+def _padded(rows: Sequence[Any]) -> torch.Tensor:
+    import torch
+
+    if not rows or not isinstance(rows[0], (list, tuple)):
+        return torch.tensor(rows, dtype=torch.float64)
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=torch.float64)
+
+
+def rows_differing(recordings: Sequence[Recording], expected: Expected) -> Iterator[Difference]:
+    """What differs before a model has computed anything: how many rows there are, and each row's columns."""
+    main = recordings[0]
+    for part, batches in (
+        ("training", [one.training for one in recordings]),
+        ("evaluation", [[each for each in one.micro_batches if each.evaluation == 0] for one in recordings]),
+    ):
+        if not any(batches):
+            continue
+        wanted = list(expected(part))
+        if part in main.sizes and main.sizes[part] != len(wanted):
+            yield _difference("data[size]", part, len(wanted), main.sizes[part])
+        for rank, own in enumerate(batches):
+            for number, batch in enumerate(own):
+                for stage, right, seen in batch.problems:
+                    yield Difference(
+                        stage, f"{part}, rank {rank}, micro-batch {number}", [right], [seen], math.inf, 0.0
+                    )
+        yield from _against(wanted, _by_epoch(batches, len(wanted)), part)
+    if main.before_resuming != main.after_resuming:
+        places = zip(main.before_resuming, main.after_resuming, strict=False)
+        first = next((pair for pair in places if pair[0] != pair[1]), (main.before_resuming, main.after_resuming))
+        yield Difference("data[order]", "after resuming", [str(first[0])], [str(first[1])], math.inf, 0.0)
+    for name, (before, after) in main.changed.items():
+        yield Difference(f"config[{name}]", "built", [str(before)], [str(after)], math.inf, 0.0)
+
+
+def _by_epoch(batches: Sequence[Sequence[Any]], size: int) -> Iterator[list[tuple[str, Row]]]:
+    """The rows of all ranks with their places, one pass over the dataset after the other."""
+    rows: list[tuple[str, Row]] = []
+    for number in range(max(map(len, batches))):
+        together = [
+            (f"rank {rank}, micro-batch {number}, row {place}", row)
+            for rank, own in enumerate(batches)
+            for place, row in enumerate(own[number].rows if number < len(own) else [])
+        ]
+        if rows and len(rows) + len(together) > size:
+            yield rows
+            rows = []
+        rows += together
+    yield rows
+
+
+def _against(
+    wanted: Sequence[Row], epochs: Iterator[list[tuple[str, Row]]], part: str, most: int = 4
+) -> Iterator[Difference]:
+    shown = 0
+    for rows in epochs:
+        unused = Counter(map(_key, wanted))
+        wrong = []
+        for where, row in rows:
+            if unused[_key(row)]:
+                unused[_key(row)] -= 1
+            else:
+                wrong.append((where, row))
+        for where, row in wrong:
+            if shown == most:
+                return
+            shown += 1
+            yield from _nearest([dict(key) for key in unused.elements()], wanted, row, f"{part}, {where}")
+
+
+def _nearest(unused: Sequence[Row], wanted: Sequence[Row], row: Row, where: str) -> Iterator[Difference]:
+    """How a row differs from that of the expected ones which it is nearest to."""
+    if any(_key(row) == _key(each) for each in wanted):
+        yield Difference("data[order]", where, ["another row"], [str(dict(row))], math.inf, 0.0)
+        return
+    if not unused:
+        yield Difference("data[size]", where, ["no row"], [str(dict(row))], math.inf, 0.0)
+        return
+    near = max(unused, key=lambda each: _likeness(each, row))
+    for name in {**near, **row}:
+        if near.get(name) != row.get(name):
+            yield Difference(f"data[{name}]", where, list(near.get(name, ())), list(row.get(name, ())), math.inf, 0.0)
+
+
+def _likeness(one: Row, other: Row) -> tuple[int, float]:
+    """How many columns are equal, then how alike the others are."""
+    from difflib import SequenceMatcher
+
+    same = sum(one.get(name) == other.get(name) for name in {**one, **other})
+    alike = (SequenceMatcher(None, one[name], other[name], autojunk=False).ratio() for name in one if name in other)
+    return same, sum(alike)
+
+
+def _key(row: Row) -> tuple[tuple[str, tuple[float, ...]], ...]:
+    return tuple(sorted((name, tuple(values)) for name, values in row.items()))
+
+
+def _updates(main: Recording) -> Iterator[Difference]:
+    """Each step accumulates as many micro-batches as the config says; the last one of an epoch may have fewer."""
+    accumulated = int(main.arguments["gradient_accumulation_steps"])
+    starts = (0, *(step.micro_batches for step in main.steps))
+    counts = [end - start for start, end in pairwise(starts)]
+    size = int(main.arguments["per_device_train_batch_size"])
+    rows = main.sizes.get("training", 0)
+    ranks = int(main.arguments.get("world_size", 1))
+    of_epoch = -(-rows // (size * ranks)) if rows else 0
+    for number, (start, count) in enumerate(zip(starts, counts, strict=False)):
+        left = of_epoch - start % of_epoch if of_epoch else accumulated
+        if count != min(accumulated, left):
+            yield _difference("updates", f"step {number}", min(accumulated, left), count)
+
+
+def _best_model(main: Recording, truth: Truth) -> Iterator[Difference]:
+    """``load_best_model_at_end``: the weights at the end are those after which the loss of evaluation was smallest."""
+    import torch
+
+    if not main.final or not truth.evaluations:
+        return
+    losses = [each.logs["eval_loss"] for each in truth.evaluations]
+    best = main.evaluations[losses.index(min(losses))][0]
+    if not best:
+        return
+    weights = main.steps[best - 1].weights
+    for name, weight in main.final.items():
+        if name in weights and not torch.equal(weight, weights[name]):
+            yield Difference(
+                f"best_model[{name}]", f"step {best}", [], [], float((weight - weights[name]).abs().max()), 0.0
+            )
+            return
+
+
+def _missing(recording: Recording, only_in_training: frozenset[str]) -> Iterator[Difference]:
+    """What is logged of training, and of no evaluation."""
+    logged = {name for entry in recording.logs for name in entry} - only_in_training
+    for kind, entries in (
+        ("evaluation", [each for _, each in recording.evaluations]),
+        ("evaluate()", recording.returned),
+    ):
+        for number, entry in enumerate(entries):
+            for name in sorted(logged):
+                if f"eval_{name}" not in entry:
+                    yield Difference(f"{kind}[eval_{name}]", f"evaluation {number}", [name], [], math.inf, 0.0)
+
+
+def _difference(stage: str, where: str, expected: float, found: float) -> Difference:
+    return Difference(stage, where, [expected], [found], math.inf, 0.0)

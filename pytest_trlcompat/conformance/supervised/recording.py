@@ -1,0 +1,182 @@
+"""A short training on the rows of a dataset with a setting, and everything of it that the reference computes too.
+
+Runs inside a rank; imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from collections.abc import Iterator, Mapping, Sized
+from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat.conformance.supervised.records import MicroBatchRecord, Recording, StepRecord, Whole
+from pytest_trlcompat.conformance.supervised.room import Room
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["record"]
+
+
+def record(
+    room: Room,
+    trainer_class: type,
+    model: TinyModel,
+    setting: Mapping[str, Any],
+    seed: int = 0,
+    whole: Whole | None = None,
+) -> Recording:
+    """Train, and evaluate and resume where the setting says so.
+
+    Args:
+        trainer_class: the room's trainer, or a subclass of it.
+        setting: fields of the config, and values of axes.
+        seed: of the data.
+        whole: gathers the trained weights of a trainer, by their names in the bare model, where a strategy shards
+            them; then no gradients are kept. Called on every rank.
+    """
+    import trl
+
+    setting = room.known_part(trl, setting)
+    config = room.config(trl, setting)
+    found = Recording()
+    given = copy.deepcopy({name: value for name, value in vars(config).items() if isinstance(value, dict)})
+    trainer = _build(room, trainer_class, model, setting, config, seed, found)
+    found.changed = {name: (value, vars(config)[name]) for name, value in given.items() if vars(config)[name] != value}
+    if setting.get("evaluation") == "before":
+        trainer.evaluate()
+    with _watched_steps(trainer, found, whole):
+        trainer.train()
+    found.logs = _logs(trainer)
+    if setting.get("evaluation") == "best":
+        found.final = (whole or _trained_weights)(trainer)
+    if setting.get("evaluation") == "after":
+        trainer.evaluate()
+    if setting.get("resumed"):
+        _resume(room, trainer_class, model, setting, config, seed, found, whole)
+    return found
+
+
+def _logs(trainer: Any) -> list[dict[str, float]]:
+    return [dict(entry) for entry in trainer.state.log_history if "loss" in entry]
+
+
+def _build(
+    room: Room,
+    trainer_class: type,
+    model: TinyModel,
+    setting: Mapping[str, Any],
+    config: Any,
+    seed: int,
+    found: Recording,
+) -> Any:
+    import transformers
+
+    watched = _watched_trainer(room.watched(trainer_class, found), room, found)
+    trainer = room.build(watched, model, setting, config, seed, True)
+    trainer.remove_callback(transformers.PrinterCallback)
+    plain = (int, float, str, bool, list, tuple, dict, type(None))
+    found.arguments |= {name: value for name, value in vars(trainer.args).items() if isinstance(value, plain)}
+    for part, dataset in (("training", trainer.train_dataset), ("evaluation", trainer.eval_dataset)):
+        if isinstance(dataset, Sized) and not isinstance(dataset, dict):
+            found.sizes[part] = len(dataset)
+    return trainer
+
+
+def _watched_trainer(trainer_class: type, room: Room, found: Recording) -> type:
+    """The trainer, which keeps what its methods are given and return."""
+
+    class Recording(trainer_class):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if not found.in_evaluation:
+                self._trlcompat_keep(inputs, None)
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+        def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self._trlcompat_keep(self._prepare_inputs(inputs), len(found.evaluations))
+            return super().prediction_step(model, inputs, *args, **kwargs)
+
+        def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+            found.in_evaluation = True
+            try:
+                logs = super().evaluate(*args, **kwargs)
+            finally:
+                found.in_evaluation = False
+            logged = [entry for entry in self.state.log_history if "eval_loss" in entry]
+            found.evaluations.append((len(found.steps), dict(logged[-1]) if logged else dict(logs)))
+            found.returned.append(dict(logs))
+            return logs
+
+        def _trlcompat_keep(self, inputs: Any, evaluation: int | None) -> None:
+            read = room.read(inputs, vars(self.args))
+            found.micro_batches.append(MicroBatchRecord(read.rows, read.problems, read.values, evaluation))
+
+    Recording.__name__ = trainer_class.__name__
+    return Recording
+
+
+@contextlib.contextmanager
+def _watched_steps(trainer: Any, found: Recording, whole: Whole | None) -> Iterator[None]:
+    """Keep gradients before, and weights after each step of the optimizer."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+    from transformers import TrainerCallback
+
+    kept: dict[str, torch.Tensor] = {}
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        kept.clear()
+        for name, parameter in trainer.model.named_parameters() if whole is None else ():
+            if parameter.grad is not None:
+                kept[name] = parameter.grad.detach().float().cpu().clone()
+
+    class AfterSteps(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            weights = (whole or _trained_weights)(trainer)
+            found.steps.append(StepRecord(len(found.training), dict(kept), weights))
+
+    callback = AfterSteps()
+    trainer.callback_handler.callbacks.insert(0, callback)  # before one that changes or saves something
+    handle = register_optimizer_step_pre_hook(before)
+    try:
+        yield
+    finally:
+        handle.remove()
+        trainer.remove_callback(callback)
+
+
+def _trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
+    return {
+        name: parameter.detach().float().cpu().clone()
+        for name, parameter in trainer.model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def _resume(
+    room: Room,
+    trainer_class: type,
+    model: TinyModel,
+    setting: Mapping[str, Any],
+    config: Any,
+    seed: int,
+    found: Recording,
+    whole: Whole | None,
+) -> None:
+    """Train on from the first step's checkpoint; what happens takes the place of what happened then."""
+    steps = 1
+    again = Recording(arguments=found.arguments)
+    trainer = _build(room, trainer_class, model, setting, config, seed, again)
+    with _watched_steps(trainer, again, whole):
+        trainer.train(resume_from_checkpoint=os.path.join(config.output_dir, f"checkpoint-{steps}"))
+    kept = found.steps[steps - 1].micro_batches
+    for each in again.steps:
+        each.micro_batches += kept
+    found.before_resuming = [each.rows for each in found.training[kept:]]
+    found.after_resuming = [each.rows for each in again.training]
+    found.micro_batches = found.training[:kept] + again.training
+    found.steps = found.steps[:steps] + again.steps
+    found.logs = _logs(trainer)

@@ -1,0 +1,92 @@
+"""What is kept of a conformance training on the rows of a dataset. Imports nothing of the stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["MicroBatchRecord", "Read", "Recording", "Row", "StepRecord", "Whole"]
+
+Row = Mapping[str, "tuple[float, ...]"]
+"""A row as the loss sees it, without padding, by column: ``{"input_ids": (5, 6, 1), "labels": (-100, 6, 1)}``."""
+Whole = Callable[[Any], "dict[str, torch.Tensor]"]
+"""Gathers the trained weights of a trainer, by their names in the bare model. Called on every rank."""
+
+
+@dataclass
+class Read:
+    """What a batch of the collator is.
+
+    Attributes:
+        rows: as the loss sees them.
+        problems: what is wrong with the batch as a whole, and not with a row: stage, what was expected, what was found.
+        values: numbers that came with the rows, to be compared with the reference's, such as log-probabilities that
+            were computed before the training; by quantity, a list for each row.
+    """
+
+    rows: list[Row]
+    problems: list[tuple[str, Any, Any]] = field(default_factory=list)
+    values: dict[str, list[Any]] = field(default_factory=dict)
+
+
+@dataclass
+class MicroBatchRecord(Read):
+    """One micro-batch on one rank, as it came to ``compute_loss`` or to ``prediction_step``.
+
+    Attributes:
+        evaluation: the number of the evaluation that it belongs to; ``None`` in training.
+    """
+
+    evaluation: int | None = None
+
+
+@dataclass
+class StepRecord:
+    """One step of the optimizer.
+
+    Attributes:
+        micro_batches: how many there were until now.
+        gradients: of trained parameters, after clipping; weights: after the step; empty where they are sharded.
+    """
+
+    micro_batches: int
+    gradients: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]
+
+
+@dataclass
+class Recording:
+    """A training on one rank.
+
+    Attributes:
+        arguments: fields of the config as the trainer has them.
+        sizes: rows of the trainer's datasets, ``training`` and ``evaluation``, where they have a length.
+        evaluations: of each evaluation, what was logged and after how many steps.
+        returned: by each evaluation.
+        changed: dictionaries of the user's config that building the trainer changed: before and after.
+        before_resuming: rows of each micro-batch of a training that was resumed later, from the checkpoint on.
+        after_resuming: of the resumed training.
+        final: trained weights at the end, where the best model was to be loaded.
+    """
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    micro_batches: list[MicroBatchRecord] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+    logs: list[dict[str, float]] = field(default_factory=list)
+    evaluations: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    returned: list[dict[str, float]] = field(default_factory=list)
+    changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    before_resuming: list[list[Row]] = field(default_factory=list)
+    after_resuming: list[list[Row]] = field(default_factory=list)
+    final: dict[str, torch.Tensor] = field(default_factory=dict)
+    in_evaluation: bool = False
+
+    @property
+    def training(self) -> list[MicroBatchRecord]:
+        """Micro-batches that were trained on."""
+        return [each for each in self.micro_batches if each.evaluation is None]

@@ -1,0 +1,190 @@
+"""What a trainer's room says of its trainer; a subclass of :class:`Room` is all that the common part asks for.
+
+Runs inside a rank; imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from pytest_trlcompat.conformance.conventions import Conventions
+from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat import reference
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["AXES", "BASE", "Room", "world_size"]
+
+AXES: Mapping[str, tuple[Any, ...]] = {
+    "model": ("dense", "bfloat16", "changed", "experts", "name"),
+    "adapter": ("", "peft_config", "peft_model", "both"),
+    "evaluation": ("", "after", "before", "during", "best"),
+    "resumed": ("", "between_steps"),
+    "refused": (False, True, "allowed"),
+}
+"""What is chosen beside the fields of a config, with the default first, for every such trainer. A room has others
+beside. ``evaluation="best"``: an evaluation after each step, and at the end the best model is loaded; ``refused``: the
+training must end in an error, or, ``"allowed"``, may; a release: must from that one on."""
+BASE: Mapping[str, Any] = {
+    "max_steps": 2,
+    "gradient_accumulation_steps": 1,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "optim": "sgd",
+    "learning_rate": 0.1,
+    "lr_scheduler_type": "constant",
+    "adam_epsilon": 1e-5,
+    "max_grad_norm": 100.0,
+    "seed": 7,
+    "disable_tqdm": True,
+}
+"""SGD and a bound that no gradient reaches, since they hide no factor of a gradient; with AdamW ``adam_epsilon`` keeps
+rounding from becoming a step."""
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+class Room(abc.ABC):
+    """A trainer, seen from the common part.
+
+    Attributes:
+        trainer: as the folder of its rows is named, ``sft``.
+        names: of the trainer's class and of its config's in ``trl``.
+        axes: its own, beside :data:`AXES`.
+        since: requirements of the releases that have a value of an axis or of a field, ``("loss_type", "dft")``, or of
+            those whose documentation has it.
+        choices: fields whose values grew in number from release to release: their documentation must name a value.
+        base: fields of its config, beside :data:`BASE` or in place of what stands there.
+        rows: of a micro-batch over all ranks.
+        only_in_training: what is logged of training and, rightly, of no evaluation.
+    """
+
+    trainer: ClassVar[str]
+    names: ClassVar[tuple[str, str]]
+    axes: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    since: ClassVar[Mapping[tuple[str, Any], str]] = {}
+    choices: ClassVar[tuple[str, ...]] = ()
+    base: ClassVar[Mapping[str, Any]] = {}
+    rows: ClassVar[int] = 4
+    only_in_training: ClassVar[frozenset[str]] = frozenset(
+        {"epoch", "grad_norm", "learning_rate", "loss", "num_tokens", "step"}
+    )
+
+    @abc.abstractmethod
+    def build(
+        self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool
+    ) -> Any:
+        """The trainer, as a user would build it.
+
+        Args:
+            trainer_class: of this trainer, made to record.
+            config: of :meth:`config`.
+            seed: of the data.
+            fill: give an adapter that the trainer makes weights that do something.
+        """
+
+    @abc.abstractmethod
+    def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
+        """The rows of a batch as it reaches the loss, without padding, and what is wrong with its padding.
+
+        Args:
+            arguments: fields of the config as the trainer has them.
+        """
+
+    @abc.abstractmethod
+    def expected_rows(
+        self, model: TinyModel, setting: Mapping[str, Any], arguments: Mapping[str, Any], seed: int, part: str
+    ) -> list[Row]:
+        """What the dataset of ``training`` or ``evaluation`` must become, in its order, by documentation alone."""
+
+    @abc.abstractmethod
+    def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
+        """The policy as the trainer has it before training, adapters included, and what else the loss needs, such as
+        a reference model. In evaluation mode. What is tolerated is measured by changing the weights of all of them."""
+
+    @abc.abstractmethod
+    def settings(
+        self, arguments: Mapping[str, Any], conventions: Conventions, world_size: int
+    ) -> reference.SupervisedSettings:
+        """The reference's, see :func:`~pytest_trlcompat.conformance.supervised.truth.settings_from`."""
+
+    @abc.abstractmethod
+    def objective(
+        self, models: tuple[torch.nn.Module, ...], settings: reference.SupervisedSettings
+    ) -> reference.Objective:
+        """The loss of batches of rows as :meth:`read` gives them; it is called with a copy of the first model, trained
+        so far."""
+
+    def after_step(
+        self, models: tuple[torch.nn.Module, ...], settings: reference.SupervisedSettings
+    ) -> Callable[[Any, int], None] | None:
+        """What changes with each step beside the policy; see :func:`pytest_trlcompat.reference.supervised_train`."""
+        return None
+
+    def watched(self, trainer_class: type, found: Recording) -> type:
+        """The trainer, which keeps more of its training: in ``values`` of the newest micro-batch."""
+        return trainer_class
+
+    def is_known(self, trl: Any, name: str, value: Any) -> bool:
+        """Whether the release has the field, and, of a choice among names, whether its documentation has this one."""
+        since = self.since.get((name, value) if not isinstance(value, (list, dict)) else ("", ""))
+        if name == "refused" and str(value)[0].isdigit():
+            since = f"trl>={value}"
+        if since is not None:
+            wanted = Requirement(since)
+            if not wanted.specifier.contains(Version(metadata.version(wanted.name)), prereleases=True):
+                return False
+        if name in AXES or name in self.axes:
+            return True
+        described = {
+            each.name: str(each.metadata.get("help", "")) for each in dataclasses.fields(self.config_class(trl))
+        }
+        if name in self.choices and isinstance(value, str):
+            documented = described.get(name, "") + (self.config_class(trl).__doc__ or "")
+            return name in described and re.search(f"['\"`]{re.escape(value)}['\"`]", documented) is not None
+        return name in described
+
+    def known_part(self, trl: Any, setting: Mapping[str, Any]) -> dict[str, Any]:
+        """What of a setting this release knows."""
+        return {name: value for name, value in setting.items() if self.is_known(trl, name, value)}
+
+    def config_class(self, trl: Any) -> Any:
+        return getattr(trl, self.names[1])
+
+    def config(self, trl: Any, setting: Mapping[str, Any]) -> Any:
+        """The config of a setting; fields that this release does not know are left out."""
+        rows = self.rows // world_size()
+        values: dict[str, Any] = {
+            "output_dir": tempfile.mkdtemp(prefix="trlcompat-"),
+            "per_device_train_batch_size": rows,
+            "per_device_eval_batch_size": rows,
+            **BASE,
+            **self.base,
+        }
+        strategy = "eval_strategy" if self.is_known(trl, "eval_strategy", "") else "evaluation_strategy"
+        if setting.get("evaluation") in ("during", "best"):
+            values |= {strategy: "steps", "eval_steps": 1}
+        if setting.get("evaluation") == "best":
+            values |= {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
+        if setting.get("resumed"):
+            values |= {"save_strategy": "steps", "save_steps": 1}
+        values |= {name: value for name, value in setting.items() if name not in AXES and name not in self.axes}
+        return self.config_class(trl)(**self.known_part(trl, values))

@@ -1,0 +1,89 @@
+"""A training on the rows of a dataset with a setting, held against the reference. Runs inside the ranks.
+
+Imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat.conformance import comparison, conventions
+from pytest_trlcompat.conformance.supervised import quantities, recording, truth
+
+from .grpo_conformance import gathering, trainer_class
+from .grpo_steps import of_all_ranks
+from .sharding import failure
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat.conformance.supervised.records import Recording, Row
+    from pytest_trlcompat.conformance.supervised.room import Room
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["held"]
+
+
+def held(
+    room: Room, subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int, partly: bool
+) -> dict[str, Any]:
+    """As :func:`suites.in_rank.conformance.hold` says of each setting. The first rank alone compares, for all ranks."""
+    import trl
+
+    known = room.known_part(trl, setting)
+    unknown = sorted(set(setting) - set(known))
+    found: dict[str, Any] = {"failure": None, "differences": [], "compared": 0, "unknown": unknown}
+    if unknown and not partly:
+        return found
+    with failure() as training:
+        kind = trainer_class(subject, room.names[0])
+        recorded = recording.record(room, kind, model, setting, seed, whole=gathering())
+    if setting.get("refused") == "allowed":
+        if training:
+            return {**found, "refused_with": training["text"]}
+    elif setting.get("refused"):
+        accepted = {"stage": "refusal", "where": "", "expected": ["an error"], "found": ["a training"]}
+        said = training.get("text")
+        return {**found, "compared": 1, "differences": [] if said else [accepted], "refused_with": said}
+    if training:
+        return {**found, "failure": training["text"]}
+    recordings = of_all_ranks(recorded)
+    if int(os.environ.get("RANK", "0")):
+        return found
+    return {**found, **_compared(room, recordings, model, known, seed)}
+
+
+def _compared(
+    room: Room, recordings: list[Recording], model: TinyModel, setting: Mapping[str, Any], seed: int
+) -> dict[str, Any]:
+    from importlib import metadata
+
+    import transformers
+
+    known = conventions.of_release(room.trainer, metadata.version("trl"), transformers.__version__)
+    models = room.models(model, setting)
+
+    def computed(models: tuple[torch.nn.Module, ...]) -> truth.Truth:
+        return truth.computed(recordings, room, models, known)
+
+    def rows(part: str) -> Sequence[Row]:
+        return room.expected_rows(model, setting, recordings[0].arguments, seed, part)
+
+    try:
+        expected = computed(models)
+    except comparison.OutOfStep as error:
+        return {"differences": [{"stage": "updates", "where": "", "said": str(error)}]}
+    differences = quantities.differences(
+        recordings,
+        expected,
+        lambda: [computed(each) for each in comparison.neighbours(*models)],
+        int(transformers.__version__.partition(".")[0]),
+        rows,
+        room.only_in_training,
+    )
+    return {
+        "differences": [vars(each) for each in differences],
+        "compared": len(quantities.recorded_quantities(recordings)) + sum(len(one.micro_batches) for one in recordings),
+    }
