@@ -88,6 +88,13 @@ from pytest_trlcompat.reference.records import (
     contiguous_layout,
     quantities,
 )
+from pytest_trlcompat.reference.reward import (
+    RewardSettings,
+    RewardUndecided,
+    preference_losses,
+    reward_objective,
+    sequence_rewards,
+)
 from pytest_trlcompat.reference.rewards import (
     Advantages,
     advantages_of,
@@ -158,6 +165,8 @@ __all__ = [
     "RLOOSettings",
     "RLOOStep",
     "RLOOUndecided",
+    "RewardSettings",
+    "RewardUndecided",
     "Rollout",
     "SamplingSettings",
     "SamplingUndecided",
@@ -203,8 +212,10 @@ __all__ = [
     "policy_losses",
     "ppo_step",
     "ppo_train",
+    "preference_losses",
     "quantities",
     "response_scores",
+    "reward_objective",
     "rewards_of",
     "rloo_evaluate",
     "rloo_step",
@@ -214,6 +225,7 @@ __all__ = [
     "score_tokens",
     "sequence_log_ratios",
     "sequence_losses",
+    "sequence_rewards",
     "sgd_step",
     "state_values",
     "std_of_present",

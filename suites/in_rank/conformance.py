@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.grpo.methods import RLOO
+from pytest_trlcompat.conformance.reward.room import ROOM as REWARD
 
-from . import grpo_conformance, ppo_conformance
+from . import grpo_conformance, ppo_conformance, supervised_conformance
 
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
@@ -21,6 +22,7 @@ __all__ = ["hold"]
 _HELD: Mapping[str, Callable[[str, TinyModel, Mapping[str, Any], int, bool], dict[str, Any]]] = {
     "grpo": grpo_conformance.held,
     "ppo": ppo_conformance.held,
+    "reward": functools.partial(supervised_conformance.held, REWARD),
     "rloo": functools.partial(grpo_conformance.held, method=RLOO),
 }
 """By trainer, what trains with one setting, and compares."""
