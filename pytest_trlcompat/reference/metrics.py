@@ -152,7 +152,7 @@ def clip_ratios(
 
 
 def average_over_tokens(pairs: Sequence[tuple[Tensor, Tensor]], settings: SamplingSettings) -> float:
-    """By ``metrics_mean`` of :class:`~pytest_trlcompat.reference.SamplingUndecided`, of the values of all ranks' micro-batches: by time, then by rank."""
+    """By ``metrics_mean``, of the values of all ranks' micro-batches: by time, then by rank."""
     way = settings.undecided.metrics_mean
     if way == "micro_batches":
         size = settings.world_size

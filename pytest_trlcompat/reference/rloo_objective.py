@@ -84,6 +84,8 @@ def leave_one_out_advantages(
         final = bounded(final - beta * divergences, "with_kl")
     if logged == "final":
         totals = final
+    elif logged == "unweighted":
+        totals = total_rewards(rewards)
     grouped = final.reshape(-1, num_generations)
     present = ~grouped.isnan()
     others = present.sum(1, keepdim=True) - 1

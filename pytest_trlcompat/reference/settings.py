@@ -1,4 +1,4 @@
-"""The arguments that steps of GRPO and RLOO depend on, by their documented names, and what documentation leaves open."""
+"""The arguments that steps of GRPO and RLOO depend on, by their documented names, and what is left open."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SAMPLING_UNDECIDED: dict[str, tuple[object, ...]] = {
 }
 _RLOO_UNDECIDED: dict[str, tuple[object, ...]] = {
     "kl_logged_over": ("completions", "tokens"),
-    "rewards_logged": ("totals", "clipped", "final"),
+    "rewards_logged": ("totals", "clipped", "final", "unweighted"),
     "rewards_clipped": ("totals", "functions", "with_kl"),
 }
 _UNDECIDED: dict[str, tuple[object, ...]] = {
@@ -156,7 +156,8 @@ class RLOOUndecided(SamplingUndecided):
             sequence, or the mean over all ``"tokens"``.
         rewards_logged: ``reward`` and ``reward_std``, "after applying reward weights", are those of the ``"totals"``,
             of totals that are ``"clipped"``, or of the ``"final"`` rewards, with the KL penalty: "the reward consists
-            of two components".
+            of two components"; ``"unweighted"``, as is documented from 0.27 to 0.29: "after summing rewards across
+            functions (unweighted)".
     """
 
     rewards_clipped: str = "totals"

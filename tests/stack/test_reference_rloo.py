@@ -109,6 +109,9 @@ def test_what_is_clipped_where_there_is_a_penalty() -> None:
     penalised = {"divergences": divergences, "beta": 2.0}
     assert advantages_of(rewards, 2, clip_range=(0.0, 3.0), logged="clipped", **penalised).totals.tolist() == [3, 2]
     assert advantages_of(rewards, 2, clip_range=(0.0, 3.0), logged="final", **penalised).totals.tolist() == [1, 4]
+    both = [[5.0, 1.0], [2.0, 2.0]]
+    found = advantages_of(both, 2, weights=[1.0, 0.5], logged="unweighted")
+    assert (found.totals.tolist(), found.final_rewards.tolist()) == ([6, 4], [5.5, 3])
 
 
 def test_advantages_are_normalised_over_the_batch() -> None:

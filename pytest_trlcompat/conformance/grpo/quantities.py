@@ -1,4 +1,4 @@
-"""The quantities of a training of GRPO or RLOO, in the order in which its steps make them: of the reference and of a recording.
+"""The quantities of a training of GRPO or RLOO, in the order in which its steps make them: expected, and recorded.
 
 Runs inside a rank, or wherever torch is.
 """
