@@ -14,7 +14,11 @@ from pytest_trlcompat.reference.supervised import Batch, Measured, Objective, Su
 
 __all__ = ["RewardSettings", "RewardUndecided", "preference_losses", "reward_objective", "sequence_rewards"]
 
-_CHOICES: dict[str, tuple[object, ...]] = {"extremes_over": ("ranks", "rank"), "appended_eos": ("no", "missing", "yes")}
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "extremes_over": ("ranks", "rank"),
+    "appended_eos": ("no", "missing", "yes"),
+    "too_long": ("left_out", "kept"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +29,13 @@ class RewardUndecided(SupervisedUndecided):
         extremes_over: the smallest and the largest reward of a micro-batch: over all ``"ranks"``, or the mean of those
             of each ``"rank"``.
         appended_eos: whether an end of sequence is put behind a text: ``"no"``, where it is ``"missing"``, or always.
+        too_long: whether pairs with a sequence beyond ``max_length`` are ``"left_out"``, as is documented from 0.15 on,
+            or ``"kept"`` as they are: "maximum length of the sequences in the batch".
     """
 
     extremes_over: str = "ranks"
     appended_eos: str = "no"
+    too_long: str = "left_out"
 
     def __post_init__(self) -> None:
         super().__post_init__()

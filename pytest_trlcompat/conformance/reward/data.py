@@ -15,6 +15,7 @@ from packaging.version import Version
 
 if TYPE_CHECKING:
     from pytest_trlcompat.conformance.supervised.records import Row
+    from pytest_trlcompat.reference import RewardUndecided
     from pytest_trlcompat.tiny import TinyModel
 
 __all__ = ["BEGINNING", "KINDS", "ROWS", "dataset", "expected_rows", "kind_of", "padding_of", "tokenizer"]
@@ -127,13 +128,12 @@ def expected_rows(
     arguments: Mapping[str, Any],
     seed: int,
     part: str,
-    appended_eos: str,
+    undecided: RewardUndecided,
 ) -> list[Row]:
     """The rows by documentation: prompt and answer "are concatenated before tokenization", messages are written by the
     chat template, and pairs are left out whose "chosen or rejected sequence exceeds" ``max_length``.
 
-    Args:
-        appended_eos: of :class:`~pytest_trlcompat.reference.RewardUndecided`.
+    Undecided by the documentation: ``appended_eos`` and ``too_long``.
     """
     words, kind = tokenizer(model, setting), kind_of(setting)
     limit = arguments.get("max_length")
@@ -144,13 +144,14 @@ def expected_rows(
             ids = _tokens(example, name, kind, words, setting)
             is_ended = ids[-1] == words.eos_token_id
             if kind in ("implicit", "explicit", "ended") and (
-                appended_eos == "yes" or (appended_eos == "missing" and not is_ended)
+                undecided.appended_eos == "yes" or (undecided.appended_eos == "missing" and not is_ended)
             ):
                 ids.append(words.eos_token_id)
             row[column] = tuple(ids)
         if "margin" in example:
             row["margin"] = (example["margin"],)
-        if limit is None or max(len(row[column]) for _, column in _PAIRS) <= limit:
+        is_kept = limit is None or undecided.too_long == "kept"
+        if is_kept or max(len(row[column]) for _, column in _PAIRS) <= limit:
             found.append(row)
     return found
 

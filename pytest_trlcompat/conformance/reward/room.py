@@ -18,7 +18,7 @@ from pytest_trlcompat.conformance import conventions
 from pytest_trlcompat.conformance.conventions import Conventions
 from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.reward import data
-from pytest_trlcompat.conformance.supervised.records import Read, Row
+from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
 from pytest_trlcompat.conformance.supervised.room import Room
 from pytest_trlcompat.conformance.supervised.truth import settings_from
 
@@ -64,8 +64,8 @@ class RewardRoom(Room):
     def build(
         self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool
     ) -> Any:
-        taken = {name for each in trainer_class.__mro__ for name in inspect.signature(each.__init__).parameters}
-        words = "processing_class" if "processing_class" in taken else "tokenizer"
+        taken = [set(inspect.signature(each.__init__).parameters) for each in trainer_class.__mro__]
+        words = next(name for each in taken for name in ("processing_class", "tokenizer") if name in each)
         extra: dict[str, Any] = {words: data.tokenizer(model, setting)}
         if setting.get("adapter") in ("peft_config", "both"):
             extra["peft_config"] = _adapter(setting)
@@ -80,6 +80,16 @@ class RewardRoom(Room):
         if "peft_config" in extra and fill:
             objects.fill_adapter(trainer.model)
         return trainer
+
+    def watched(self, trainer_class: type, found: Recording) -> type:
+        """Without the table of samples that releases until 0.23 compute and print before each evaluation."""
+        if not hasattr(trainer_class, "visualize_samples"):
+            return trainer_class
+
+        def no_table(*args: Any, **kwargs: Any) -> None:
+            pass
+
+        return type(trainer_class.__name__, (trainer_class,), {"visualize_samples": no_table})
 
     def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
         found = Read([])
@@ -112,7 +122,7 @@ class RewardRoom(Room):
 
         known = conventions.of_release(self.trainer, metadata.version("trl"), metadata.version("transformers"))
         undecided = reference.RewardUndecided(**known.undecided)
-        return data.expected_rows(model, setting, arguments, seed, part, undecided.appended_eos)
+        return data.expected_rows(model, setting, arguments, seed, part, undecided)
 
     def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
         found = _policy(model, {**setting, "model": "" if setting.get("model") == "name" else setting.get("model")})
