@@ -34,7 +34,7 @@ __all__ = [
 SUBJECTS = ("upstream", "corrected")
 """Whose trainer a suite runs: TRL's own, or ours."""
 
-TRAINERS = ("dpo", "grpo", "ppo", "sft")
+TRAINERS = ("dpo", "grpo", "ppo", "reward", "rloo", "sft")
 """Trainers that issues of their own begin with in their ids, or end with after ``conformance``."""
 
 STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")

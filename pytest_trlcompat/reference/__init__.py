@@ -11,13 +11,14 @@ and a model is anything that returns logits::
     for name, value in reference.quantities(step):  # in the order in which a step makes them
         ...
 
-:func:`ppo_step` does the same for a batch of PPO, with a value model and a reward model beside the policy, and
-:func:`supervised_train` for trainers whose batches are rows of a dataset, each with its own objective.
+:func:`rloo_step` does the same for RLOO, :func:`ppo_step` for a batch of PPO, with a value model and a reward model
+beside the policy, and :func:`supervised_train` for trainers whose batches are rows of a dataset, each with its own
+objective.
 
-Where the documentation does not decide, a docstring says ``undecided by the documentation``, and :class:`Undecided`
-or :class:`PPOUndecided` takes the choice. It covers text completions with rewards that are given: no generation, no
-tools, no images, no corrections for another inference engine. It is written to be read, not to be fast: the graphs of
-all micro-batches of a step are kept at once.
+Where the documentation does not decide, a docstring says ``undecided by the documentation``, and :class:`Undecided`,
+:class:`RLOOUndecided` or :class:`PPOUndecided` takes the choice. It covers text completions with rewards that are
+given: no generation, no tools, no images, no corrections for another inference engine. It is written to be read, not to
+be fast: the graphs of all micro-batches of a step are kept at once.
 
 Importing this package imports torch; nothing else of the stack, of the harness, or of pytest.
 """
@@ -26,7 +27,14 @@ from __future__ import annotations
 
 from pytest_trlcompat.reference.experts import load_balancing_loss, router_logits
 from pytest_trlcompat.reference.grpo import grpo_evaluate, grpo_step, grpo_train
-from pytest_trlcompat.reference.metrics import average_logs, generation_metrics, mean_over_tokens, training_metrics
+from pytest_trlcompat.reference.metrics import (
+    average_logs,
+    average_over_tokens,
+    clip_ratios,
+    generation_metrics,
+    mean_over_tokens,
+    training_metrics,
+)
 from pytest_trlcompat.reference.normalisation import token_shares
 from pytest_trlcompat.reference.objective import (
     clipped,
@@ -89,6 +97,13 @@ from pytest_trlcompat.reference.records import (
     contiguous_layout,
     quantities,
 )
+from pytest_trlcompat.reference.reward import (
+    RewardSettings,
+    RewardUndecided,
+    preference_losses,
+    reward_objective,
+    sequence_rewards,
+)
 from pytest_trlcompat.reference.rewards import (
     Advantages,
     advantages_of,
@@ -96,7 +111,29 @@ from pytest_trlcompat.reference.rewards import (
     std_of_present,
     total_rewards,
 )
-from pytest_trlcompat.reference.settings import GRPOSettings, OptimizerSettings, Undecided
+from pytest_trlcompat.reference.rloo import (
+    RLOOMicroBatch,
+    RLOOStep,
+    rloo_evaluate,
+    rloo_step,
+    rloo_train,
+    rloo_training_metrics,
+)
+from pytest_trlcompat.reference.rloo_objective import (
+    RLOOAdvantages,
+    leave_one_out_advantages,
+    sequence_log_ratios,
+    sequence_losses,
+)
+from pytest_trlcompat.reference.settings import (
+    GRPOSettings,
+    OptimizerSettings,
+    RLOOSettings,
+    RLOOUndecided,
+    SamplingSettings,
+    SamplingUndecided,
+    Undecided,
+)
 from pytest_trlcompat.reference.sft import (
     IGNORED,
     SFTSettings,
@@ -150,9 +187,18 @@ __all__ = [
     "PreferenceObjective",
     "PreferenceSettings",
     "PreferenceUndecided",
+    "RLOOAdvantages",
+    "RLOOMicroBatch",
+    "RLOOSettings",
+    "RLOOStep",
+    "RLOOUndecided",
+    "RewardSettings",
+    "RewardUndecided",
     "Rollout",
     "SFTSettings",
     "SFTUndecided",
+    "SamplingSettings",
+    "SamplingUndecided",
     "Scores",
     "SupervisedEvaluation",
     "SupervisedSettings",
@@ -164,8 +210,10 @@ __all__ = [
     "advantage_estimates",
     "advantages_of",
     "average_logs",
+    "average_over_tokens",
     "best_fit_bins",
     "clip_gradients",
+    "clip_ratios",
     "clipped",
     "clipped_policy_losses",
     "clipped_value_losses",
@@ -186,6 +234,7 @@ __all__ = [
     "kl_estimate",
     "labels_of",
     "learning_rate_factor",
+    "leave_one_out_advantages",
     "load_balancing_loss",
     "mean_of_present",
     "mean_over_tokens",
@@ -198,13 +247,22 @@ __all__ = [
     "policy_losses",
     "ppo_step",
     "ppo_train",
+    "preference_losses",
     "preference_row",
     "quantities",
     "response_scores",
+    "reward_objective",
     "rewards_of",
+    "rloo_evaluate",
+    "rloo_step",
+    "rloo_train",
+    "rloo_training_metrics",
     "router_logits",
     "score_completions",
     "score_tokens",
+    "sequence_log_ratios",
+    "sequence_losses",
+    "sequence_rewards",
     "sft_objective",
     "sgd_step",
     "shared_messages",

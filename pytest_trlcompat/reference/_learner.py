@@ -1,19 +1,15 @@
-"""What lasts from one step of a training to the next, and how a step is put together from the other modules."""
+"""What lasts from one step of GRPO to the next, and how a step is put together from the other modules."""
 
 from __future__ import annotations
 
-import copy
-import functools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytest_trlcompat.reference import metrics, optimizer
-from pytest_trlcompat.reference._stepping import Stepper, detached
-from pytest_trlcompat.reference.experts import load_balancing_loss, router_logits
+from pytest_trlcompat.reference import metrics
+from pytest_trlcompat.reference._sampling import Part, SamplingLearner, without_repeats
 from pytest_trlcompat.reference.normalisation import token_shares
 from pytest_trlcompat.reference.objective import (
     entropy_control,
@@ -22,60 +18,36 @@ from pytest_trlcompat.reference.objective import (
     on_policy_mask,
     policy_losses,
 )
-from pytest_trlcompat.reference.policy import Scores, kl_estimate, score_tokens
+from pytest_trlcompat.reference.policy import Scores, kl_estimate
 from pytest_trlcompat.reference.records import Generation, GRPOStep, MicroBatch, Rollout
-from pytest_trlcompat.reference.rewards import advantages_of
+from pytest_trlcompat.reference.rewards import Advantages, advantages_of
 from pytest_trlcompat.reference.settings import GRPOSettings
-from pytest_trlcompat.reference.tokens import Tokens, tokens_of
+from pytest_trlcompat.reference.tokens import Tokens
 
-__all__ = ["Learner", "Part"]
-
-Part = tuple[Generation, Rollout, Sequence[Sequence[int]]]
-"""A micro-batch of all ranks: its generation, where that came from, and the rows of each rank."""
+__all__ = ["Learner"]
 
 
-class Learner:
+class Learner(SamplingLearner[GRPOSettings, MicroBatch, GRPOStep]):
     """A copy of a policy that is trained, with everything that lasts from one step to the next."""
 
+    step_record = GRPOStep
+
     def __init__(self, model: Any, settings: GRPOSettings, reference_model: Any, padded: bool) -> None:
-        self.settings = settings
-        self.model = copy.deepcopy(model)
-        self.reference_model = copy.deepcopy(model if reference_model is None else reference_model)
-        self.score = functools.partial(
-            score_tokens,
-            temperature=settings.temperature,
-            entropy_at_temperature=settings.undecided.entropy_at_temperature,
-            padded=padded,
-        )
-        self.stepper = Stepper(self.model, settings)
-        self.tokens = 0
+        super().__init__(model, settings, reference_model, padded)
         self.entropy_coef = settings.entropy_coef
         self.previous_entropy: float | None = None
-        self.last: Generation | None = None
 
-    def generate(self, rollout: Rollout, num_generations: int, old_model: Any = None) -> Generation:
+    def advantages(
+        self,
+        rollout: Rollout,
+        num_generations: int,
+        tokens: Tokens,
+        old_logprobs: Tensor,
+        reference_logprobs: Tensor | None,
+    ) -> Advantages:
         settings = self.settings
-        rollout.check_groups(num_generations)
-        longest = max(map(len, rollout.completions))
-        if longest > settings.max_completion_length:
-            raise ValueError(
-                f"a completion has {longest} tokens, max_completion_length={settings.max_completion_length}"
-            )
-        tokens = tokens_of(
-            rollout.prompts,
-            rollout.completions,
-            pad_token_id=settings.pad_token_id,
-            eos_token_id=settings.eos_token_id,
-            mask_truncated_completions=settings.mask_truncated_completions,
-            max_prompt_length=settings.max_prompt_length,
-            pad_to_multiple_of=settings.pad_to_multiple_of,
-            sampled=rollout.sampled,
-        )
-        with torch.no_grad():
-            old = self.score(self.model if old_model is None else old_model, tokens)
-            reference = self.score(self.reference_model, tokens) if settings.beta else None
-        advantages = advantages_of(
-            rollout.reward_tensor(old.logprobs.dtype),
+        return advantages_of(
+            rollout.reward_tensor(old_logprobs.dtype),
             num_generations,
             weights=settings.reward_weights,
             scale_rewards=settings.scale_rewards,
@@ -84,11 +56,10 @@ class Learner:
             std_epsilon=settings.undecided.std_epsilon,
             no_reward=settings.undecided.no_reward,
         )
-        return Generation(tokens, advantages, old.logprobs, None if reference is None else reference.logprobs)
 
     def forward(self, parts: Sequence[Part]) -> list[MicroBatch]:
         """The micro-batches of a step, with gradients attached."""
-        generations = _without_repeats([part[0] for part in parts])
+        generations = without_repeats([part[0] for part in parts])
         step_tokens = sum(self._active_tokens(part[0], rows) for part in parts for rows in part[2])
         own = self.settings.undecided.active_tokens_of == "own_generation"
         count = len(parts) * self.settings.world_size
@@ -166,39 +137,33 @@ class Learner:
             kl=kl,
             shares=shares,
             loss=(shares * per_token).sum(),
-            aux_loss=self._aux_loss(generation.tokens.of_rows(rows)) if settings.router_aux_loss_coef else None,
+            aux_loss=self.aux_loss(generation.tokens.of_rows(rows)),
         )
 
-    def _aux_loss(self, tokens: Tokens) -> Tensor:
-        return load_balancing_loss(router_logits(self.model, tokens), self.model.config.num_experts_per_tok)
+    def training_metrics(self, batches: Sequence[MicroBatch], generations: Sequence[Generation]) -> dict[str, float]:
+        return metrics.training_metrics(batches, generations, self.settings)
 
-    def step(self, parts: Sequence[Part], *, total: int) -> GRPOStep:
-        """One optimizer step of ``total``."""
-        settings = self.settings
-        batches = self.forward(parts)
+    def objective(self, batches: Sequence[MicroBatch]) -> tuple[Tensor, dict[str, Any]]:
         policy_loss = torch.stack([one.loss for one in batches]).sum()
         loss, coefficient = policy_loss, self.entropy_coef
-        if settings.has_entropy_bonus:
+        if self.settings.has_entropy_bonus:
             bonus, coefficient = self._entropy_bonus(batches)
             loss = loss - bonus
-        loss = loss + self.weighted_aux_loss(batches)
-        stepped = self.stepper.step(loss, self.stepper.learning_rate(self.stepper.steps, total))
-        self._synchronise_reference()
-        step = GRPOStep(
-            generations=tuple(_without_repeats([part[0] for part in parts])),
-            micro_batches=tuple(detached(one) for one in batches),
-            policy_loss=policy_loss.detach(),
-            entropy_coef=coefficient,
-            loss=loss.detach(),
-            **vars(stepped),
-            logs={},
-        )
-        return replace(step, logs=self._logs(step, parts, total))
+        beside = {"policy_loss": policy_loss.detach(), "entropy_coef": coefficient}
+        return loss + self.weighted_aux_loss(batches), beside
 
-    def weighted_aux_loss(self, batches: Sequence[MicroBatch]) -> Tensor | float:
-        """What the loss gets from the experts: each micro-batch of each rank counts once."""
-        found = [one.aux_loss for one in batches if one.aux_loss is not None]
-        return self.settings.router_aux_loss_coef * torch.stack(found).mean() if found else 0.0
+    def evaluation_loss(self, batches: Sequence[MicroBatch]) -> Tensor:
+        policy_loss = torch.stack([one.loss for one in batches]).sum()
+        return policy_loss - self.entropy_bonus(batches) + self.weighted_aux_loss(batches)
+
+    def step_metrics(self, step: GRPOStep) -> dict[str, float]:
+        if not self.settings.has_entropy_bonus:
+            return {}
+        is_used = self.settings.undecided.entropy_coef_logged == "used"
+        return {
+            "policy_loss": float(step.policy_loss),
+            "entropy_coef": step.entropy_coef if is_used else self.entropy_coef,
+        }
 
     def entropy_bonus(self, batches: Sequence[MicroBatch]) -> Tensor | float:
         """What the loss of an evaluation batch is reduced by."""
@@ -221,43 +186,3 @@ class Learner:
                 known, self.previous_entropy = self.previous_entropy, current
                 applied = 0.0 if known is None else entropy_control(known, coefficient, settings)[0]
         return applied * entropy, coefficient
-
-    def _synchronise_reference(self) -> None:
-        settings = self.settings
-        if not settings.sync_ref_model or self.stepper.steps % settings.ref_model_sync_steps:
-            return
-        policy, reference = dict(self.model.named_parameters()), dict(self.reference_model.named_parameters())
-        with torch.no_grad():
-            mixed = optimizer.mix_weights(policy, reference, settings.ref_model_mixup_alpha)
-            for name, parameter in reference.items():
-                parameter.copy_(mixed[name])
-
-    def _logs(self, step: GRPOStep, parts: Sequence[Part], total: int) -> dict[str, float]:
-        settings, found = self.settings, []
-        rollouts = {id(generation): rollout for generation, rollout, _ in parts}
-        for generation in step.generations:
-            if generation is not self.last:
-                self.last = generation
-                found.append(metrics.generation_metrics(generation, rollouts[id(generation)].names, settings))
-                if not settings.undecided.num_tokens_each_iteration:
-                    self.tokens += generation.tokens.count()
-        if settings.undecided.num_tokens_each_iteration:
-            self.tokens += sum(part[0].tokens.of_rows(rows).count() for part in parts for rows in part[2])
-        of_next = settings.undecided.learning_rate_logged == "next"
-        logs = {
-            "loss": float(step.loss),
-            "grad_norm": float(step.grad_norm),
-            "learning_rate": self.stepper.learning_rate(self.stepper.steps, total) if of_next else step.learning_rate,
-            "num_tokens": float(self.tokens),
-            **metrics.average_logs(found),
-            **metrics.training_metrics(step.micro_batches, step.generations, settings),
-        }
-        if settings.has_entropy_bonus:
-            is_used = settings.undecided.entropy_coef_logged == "used"
-            logs["policy_loss"] = float(step.policy_loss)
-            logs["entropy_coef"] = step.entropy_coef if is_used else self.entropy_coef
-        return logs
-
-
-def _without_repeats(generations: Sequence[Generation]) -> list[Generation]:
-    return list({id(one): one for one in generations}.values())

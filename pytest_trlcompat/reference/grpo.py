@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-import torch
-
-from pytest_trlcompat.reference import metrics
 from pytest_trlcompat.reference._learner import Learner
-from pytest_trlcompat.reference.records import (
-    Evaluation,
-    Generation,
-    GRPOStep,
-    Layout,
-    Rollout,
-    check_layout,
-    contiguous_layout,
-)
+from pytest_trlcompat.reference._sampling import evaluated, stepped, trained
+from pytest_trlcompat.reference.records import Evaluation, GRPOStep, Layout, Rollout
 from pytest_trlcompat.reference.settings import GRPOSettings
 
 __all__ = ["grpo_evaluate", "grpo_step", "grpo_train"]
@@ -54,14 +42,7 @@ def grpo_step(
     Raises:
         ValueError: for rows that are no whole groups or that ranks cannot share, and as the functions of this package.
     """
-    learner = Learner(model, settings, reference_model, padded)
-    generation = learner.generate(rollout, settings.num_generations, old_model)
-    if layout is None:
-        layout = contiguous_layout(
-            len(rollout.prompts), world_size=settings.world_size, micro_batches=settings.gradient_accumulation_steps
-        )
-    check_layout(layout, len(rollout.prompts), settings)
-    return learner.step([(generation, rollout, ranks) for ranks in layout], total=settings.max_steps or 1)
+    return stepped(Learner(model, settings, reference_model, padded), rollout, layout, old_model)
 
 
 def grpo_train(
@@ -93,39 +74,7 @@ def grpo_train(
     Raises:
         ValueError: as :func:`grpo_step`, and if the micro-batches are no whole number of optimizer steps.
     """
-    micro_batches = settings.micro_batches_per_generation
-    if layouts is None:
-        layouts = [
-            contiguous_layout(len(each.prompts), world_size=settings.world_size, micro_batches=micro_batches)
-            for each in rollouts
-        ]
-    for rollout, layout in zip(rollouts, layouts, strict=True):
-        check_layout(layout, len(rollout.prompts), settings)
-    count, rest = divmod(
-        sum(len(layout) for layout in layouts) * settings.num_iterations, settings.gradient_accumulation_steps
-    )
-    if rest or not count:
-        raise ValueError(
-            f"{len(rollouts)} rollouts of {micro_batches} micro-batches, {settings.num_iterations} times each, are no "
-            f"whole number of steps of {settings.gradient_accumulation_steps}"
-        )
-    learner = Learner(model, settings, reference_model, padded)
-    turns = (
-        (rollout, ranks, iteration == 0 and index == 0)
-        for rollout, layout in zip(rollouts, layouts, strict=True)
-        for iteration in range(settings.num_iterations)
-        for index, ranks in enumerate(layout)
-    )
-    steps = []
-    generation: Generation | None = None
-    for _ in range(count):
-        parts = []
-        for rollout, ranks, is_first in itertools.islice(turns, settings.gradient_accumulation_steps):
-            if is_first or generation is None:
-                generation = learner.generate(rollout, settings.num_generations)
-            parts.append((generation, rollout, ranks))
-        steps.append(learner.step(parts, total=settings.max_steps or count))
-    return tuple(steps)
+    return trained(Learner(model, settings, reference_model, padded), rollouts, layouts)
 
 
 def grpo_evaluate(
@@ -150,23 +99,4 @@ def grpo_evaluate(
     Raises:
         ValueError: for no rollout, and as :func:`grpo_step`.
     """
-    if not rollouts:
-        raise ValueError("there is nothing to evaluate")
-    learner = Learner(model, settings, reference_model, padded)
-    size = settings.num_generations_eval or settings.num_generations
-    generations, found, losses, logs = [], [], [], []
-    for index, rollout in enumerate(rollouts):
-        generation = learner.generate(rollout, size)
-        layout = contiguous_layout(len(rollout.prompts), world_size=settings.world_size, micro_batches=1)
-        with torch.no_grad():
-            batches = learner.forward([(generation, rollout, layout[0])])
-        generations.append(generation)
-        policy_loss = torch.stack([one.loss for one in batches]).sum()
-        losses.append(policy_loss - learner.entropy_bonus(batches) + learner.weighted_aux_loss(batches))
-        entry = metrics.generation_metrics(generation, rollout.names, settings, evaluation=True)
-        logs.append(entry | metrics.training_metrics(batches, [generation], settings))
-        found += [replace(one, generation=index) for one in batches]
-    weights = torch.tensor([float(len(each.prompts)) for each in rollouts], dtype=losses[0].dtype)
-    entry = {"loss": float((torch.stack(losses) * weights).sum() / weights.sum()), **metrics.average_logs(logs)}
-    named = {f"eval_{name}": value for name, value in entry.items()}
-    return Evaluation(tuple(generations), tuple(found), torch.stack(losses), named)
+    return evaluated(Learner(model, settings, reference_model, padded), rollouts)

@@ -1,4 +1,4 @@
-"""What a trainer logs, over all ranks: https://huggingface.co/docs/trl/grpo_trainer#logged-metrics."""
+"""What GRPO and RLOO log, over all ranks: https://huggingface.co/docs/trl/grpo_trainer#logged-metrics."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ from torch import Tensor
 from pytest_trlcompat.reference.objective import HARD_CLIPPED, clipped
 from pytest_trlcompat.reference.records import Generation, MicroBatch
 from pytest_trlcompat.reference.rewards import mean_of_present, std_of_present
-from pytest_trlcompat.reference.settings import GRPOSettings
+from pytest_trlcompat.reference.settings import GRPOSettings, SamplingSettings
 
-__all__ = ["average_logs", "generation_metrics", "mean_over_tokens", "training_metrics"]
+__all__ = [
+    "average_logs",
+    "average_over_tokens",
+    "clip_ratios",
+    "generation_metrics",
+    "mean_over_tokens",
+    "training_metrics",
+]
 
 _LAST = ("grad_norm", "learning_rate", "num_tokens", "entropy_coef")
 
 
 def generation_metrics(
-    generation: Generation, names: Sequence[str], settings: GRPOSettings, *, evaluation: bool = False
+    generation: Generation, names: Sequence[str], settings: SamplingSettings, *, evaluation: bool = False
 ) -> dict[str, float]:
     """What is logged of completions and rewards, all ranks together.
 
@@ -28,7 +35,7 @@ def generation_metrics(
     - ``completions/clipped_ratio``: the part that has none.
     - ``rewards/{name}/mean``, ``std``: of one function, over the completions for which it gave a reward.
     - ``reward``: mean of the totals.
-    - ``reward_std``: see ``reward_std_over`` of :class:`~pytest_trlcompat.reference.GRPOSettings`.
+    - ``reward_std``: see ``reward_std_over`` of :class:`~pytest_trlcompat.reference.SamplingSettings`.
     - ``frac_reward_zero_std``: the part of the completions in whose group all totals are equal, of two at least;
       undecided by the documentation: ``lone_completion_has_zero_std``.
 
@@ -50,9 +57,7 @@ def generation_metrics(
         if count > 1 or settings.undecided.lone_reward_std_logged:
             found[f"rewards/{name}/std"] = std
     found["reward"] = float(mean_of_present(given.totals, 0))
-    of_batch = settings.reward_std_over == "as_scaled" and settings.scale_rewards == "batch"
-    in_groups = settings.reward_std_over != "batch" and not of_batch
-    found["reward_std"] = float(given.group_stds.mean() if in_groups else given.batch_std)
+    found["reward_std"] = float(given.group_stds.mean() if settings.logs_std_of_groups else given.batch_std)
     size = (settings.num_generations_eval or settings.num_generations) if evaluation else settings.num_generations
     groups = given.totals.reshape(-1, size)
     present = ~groups.isnan()
@@ -84,7 +89,7 @@ def training_metrics(
     """
 
     def mean(values: Callable[[MicroBatch], Tensor]) -> float:
-        return _average([(values(one), one.mask) for one in micro_batches], settings)
+        return average_over_tokens([(values(one), one.mask) for one in micro_batches], settings)
 
     def kl(one: MicroBatch) -> Tensor:
         assert one.kl is not None
@@ -107,33 +112,46 @@ def training_metrics(
 def _clip_ratios(
     micro_batches: Sequence[MicroBatch], generations: Sequence[Generation], settings: GRPOSettings
 ) -> dict[str, float]:
-    lows: list[tuple[Tensor, Tensor]] = []
-    highs: list[tuple[Tensor, Tensor]] = []
+    sides, masks = [], []
     for one in micro_batches:
         advantages = generations[one.generation].advantages.advantages[list(one.rows)]
         by_sign = settings.undecided.clipped_by_sign
-        sides = clipped(one.weights, advantages, settings.epsilon, settings.upper_epsilon, by_sign=by_sign)
+        low, high = clipped(one.weights, advantages, settings.epsilon, settings.upper_epsilon, by_sign=by_sign)
         mask = one.mask
         if settings.importance_sampling_level == "sequence":  # each completion counts once
             mask = mask.any(1, keepdim=True) | settings.undecided.masked_completions_in_clip_ratios
-            sides = sides[0][:, :1], sides[1][:, :1]
-        for found, side in zip((lows, highs), sides, strict=True):
-            found.append((side.double(), mask))
+            low, high = low[:, :1], high[:, :1]
+        sides.append((low, high))
+        masks.append(mask)
+    return clip_ratios(sides, masks, settings)
+
+
+def clip_ratios(
+    sides: Sequence[tuple[Tensor, Tensor]], masks: Sequence[Tensor], settings: SamplingSettings
+) -> dict[str, float]:
+    """``clip_ratio/*`` of the micro-batches of all ranks, by time, then by rank.
+
+    Args:
+        sides: what is clipped on the lower and on the upper bound, ``(R, C)``, or ``(R, 1)`` of whole completions.
+        masks: what counts, of the same shapes.
+    """
+    lows = [(low.double(), mask) for (low, _), mask in zip(sides, masks, strict=True)]
+    highs = [(high.double(), mask) for (_, high), mask in zip(sides, masks, strict=True)]
     both = [(low + high, mask) for (low, mask), (high, _) in zip(lows, highs, strict=True)]
-    size = len(micro_batches) if settings.undecided.metrics_mean == "tokens" else settings.world_size
+    size = len(sides) if settings.undecided.metrics_mean == "tokens" else settings.world_size
     each = _by_completion if settings.undecided.clip_extremes_of == "completions" else _by_micro_batch
     smallest = [min(each(lows[start : start + size]), default=0.0) for start in range(0, len(lows), size)]
     largest = [max(each(highs[start : start + size]), default=0.0) for start in range(0, len(highs), size)]
     return {
-        "clip_ratio/low_mean": _average(lows, settings),
+        "clip_ratio/low_mean": average_over_tokens(lows, settings),
         "clip_ratio/low_min": sum(smallest) / len(smallest),
-        "clip_ratio/high_mean": _average(highs, settings),
+        "clip_ratio/high_mean": average_over_tokens(highs, settings),
         "clip_ratio/high_max": sum(largest) / len(largest),
-        "clip_ratio/region_mean": _average(both, settings),
+        "clip_ratio/region_mean": average_over_tokens(both, settings),
     }
 
 
-def _average(pairs: Sequence[tuple[Tensor, Tensor]], settings: GRPOSettings) -> float:
+def average_over_tokens(pairs: Sequence[tuple[Tensor, Tensor]], settings: SamplingSettings) -> float:
     """By ``metrics_mean``, of the values of all ranks' micro-batches: by time, then by rank."""
     way = settings.undecided.metrics_mean
     if way == "micro_batches":

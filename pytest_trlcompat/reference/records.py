@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pytest_trlcompat.reference.rewards import Advantages
-from pytest_trlcompat.reference.settings import GRPOSettings
+from pytest_trlcompat.reference.settings import SamplingSettings
 from pytest_trlcompat.reference.tokens import Tokens
 
 __all__ = ["Evaluation", "GRPOStep", "Generation", "Layout", "MicroBatch", "Rollout", "contiguous_layout", "quantities"]
@@ -189,7 +189,7 @@ def contiguous_layout(rows: int, *, world_size: int, micro_batches: int) -> list
     return [[list(range(start, start + size)) for start in ranks] for ranks in starts]
 
 
-def check_layout(layout: Layout, rows: int, settings: GRPOSettings) -> None:
+def check_layout(layout: Layout, rows: int, settings: SamplingSettings) -> None:
     """Raise :class:`ValueError` unless every row is in exactly one micro-batch of one of ``world_size`` ranks."""
     for micro, ranks in enumerate(layout):
         if len(ranks) != settings.world_size:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .trainings import ConformanceTrainings
 
-ON_DEMAND = ("dpo", "ppo", "sft")
+ON_DEMAND = ("dpo", "ppo", "reward", "rloo", "sft")
 """Trainers whose suite waits until what it finds in every release is in the catalogue."""
 
 

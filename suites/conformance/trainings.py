@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from packaging.version import Version
+
 from pytest_trlcompat import stack
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.attribution import failures_in
@@ -13,6 +15,7 @@ from pytest_trlcompat.catalog.issue import measured_with
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.conformance import rows
+from pytest_trlcompat.conformance.grpo.methods import METHODS
 from pytest_trlcompat.plugin.judging import Absent, Finding, Untestable
 
 from ..in_rank import conformance, models
@@ -162,6 +165,10 @@ class ConformanceTrainings:
         """
         if trainer == "ppo":
             require_ppo()
+        if trainer in METHODS and Version(stack.installed()["trl"]) < Version(METHODS[trainer].since):
+            raise Absent(
+                f"{METHODS[trainer].trainer_class} samples and trains in this way from {METHODS[trainer].since} on"
+            )
         self.launches(models.save_model, self.model, strategy="single")
         size = 1 if strategy == "single" else WORLD_SIZE
         result = self.launches(

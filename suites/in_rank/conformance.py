@@ -10,6 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.dpo.room import ROOM as DPO
+from pytest_trlcompat.conformance.grpo.methods import RLOO
+from pytest_trlcompat.conformance.reward.room import ROOM as REWARD
 from pytest_trlcompat.conformance.sft.room import ROOM as SFT
 
 from . import grpo_conformance, ppo_conformance, supervised_conformance
@@ -24,6 +26,8 @@ _HELD: Mapping[str, Callable[[str, TinyModel, Mapping[str, Any], int, bool], dic
     "grpo": grpo_conformance.held,
     "ppo": ppo_conformance.held,
     "sft": partial(supervised_conformance.held, SFT),
+    "reward": partial(supervised_conformance.held, REWARD),
+    "rloo": partial(grpo_conformance.held, method=RLOO),
 }
 """By trainer, what trains with one setting, and compares."""
 _SHOWN = 40

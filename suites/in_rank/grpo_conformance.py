@@ -1,4 +1,4 @@
-"""A GRPO training with a setting, held against the reference. Runs inside the ranks.
+"""A training of GRPO or RLOO with a setting, held against the reference. Runs inside the ranks.
 
 Imports the stack only inside functions.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance import comparison, conventions
 from pytest_trlcompat.conformance.grpo import configs, objects, quantities, recording, truth
+from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
 
 from . import grpo
 from .grpo_steps import of_all_ranks
@@ -23,14 +24,16 @@ if TYPE_CHECKING:
     from pytest_trlcompat.conformance.grpo.records import Recording
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["gathering", "held"]
+__all__ = ["gathering", "held", "trainer_class"]
 
 
-def held(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int, partly: bool) -> dict[str, Any]:
+def held(
+    subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int, partly: bool, method: Method = GRPO
+) -> dict[str, Any]:
     """As :func:`suites.in_rank.conformance.hold` says of each setting."""
     import trl
 
-    known = configs.known_part(trl, setting)
+    known = configs.known_part(trl, setting, method)
     unknown = sorted(set(setting) - set(known))
     found: dict[str, Any] = {"failure": None, "differences": [], "compared": 0, "unknown": unknown}
     if unknown and not partly:
@@ -38,7 +41,8 @@ def held(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int, 
     if lacking := configs.lacking(known):
         return {**found, "lacking": lacking}
     with failure() as training:
-        recorded = recording.record(grpo.trainer_class(subject), model, setting, seed, whole=gathering())
+        kind = trainer_class(subject, method.trainer_class)
+        recorded = recording.record(kind, model, setting, seed, gathering(), method)
     if setting.get("refused") == "allowed":
         if training:
             return {**found, "refused_with": training["text"]}
@@ -51,7 +55,19 @@ def held(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int, 
     recordings = of_all_ranks(recorded)
     if int(os.environ.get("RANK", "0")):
         return found
-    return {**found, **_compared(recordings, model, known)}
+    return {**found, **_compared(recordings, model, known, method)}
+
+
+def trainer_class(subject: str, name: str) -> type:
+    """TRL's trainer of that name, or the corrected one."""
+    import trl
+
+    from pytest_trlcompat import trainers
+
+    if name == GRPO.trainer_class:
+        return grpo.trainer_class(subject)
+    chosen: type = getattr(trl, name)
+    return trainers.cured(chosen) if subject == "corrected" else chosen
 
 
 def gathering() -> Any:
@@ -66,18 +82,22 @@ def whole_weights(trainer: Any) -> dict[str, torch.Tensor]:
     return {name: weight for name, weight in whole(trainer.model_wrapped).items() if name in trained}
 
 
-def _compared(recordings: list[Recording], model: TinyModel, setting: Mapping[str, Any]) -> dict[str, Any]:
+def _compared(
+    recordings: list[Recording], model: TinyModel, setting: Mapping[str, Any], method: Method
+) -> dict[str, Any]:
     from importlib import metadata
 
     import transformers
 
-    known = conventions.of_release("grpo", metadata.version("trl"), transformers.__version__)
+    known = conventions.of_release(method.trainer, metadata.version("trl"), transformers.__version__)
     policy, reference_model = objects.untrained(model, setting)
     rewards = objects.rewards_of_reference(model, setting)
     ends = objects.data_of(model, setting, 0, 1).ends
 
     def computed(policy: torch.nn.Module, reference_model: torch.nn.Module, padded: bool = False) -> truth.Truth:
-        return truth.computed(recordings, policy, model.tokenizer, rewards, known, ends, reference_model, padded)
+        return truth.computed(
+            recordings, policy, model.tokenizer, rewards, known, ends, reference_model, padded, method
+        )
 
     def neighbours() -> list[truth.Truth]:
         # Tokens with the same prefix have the same entropy, and which of them top_entropy_quantile takes, rounding

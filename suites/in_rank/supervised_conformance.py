@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_trlcompat.conformance import comparison, conventions
 from pytest_trlcompat.conformance.supervised import quantities, recording, truth
 
-from .grpo_conformance import gathering
+from .grpo_conformance import gathering, trainer_class
 from .grpo_steps import of_all_ranks
 from .sharding import failure
 
@@ -23,17 +23,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.conformance.supervised.room import Room
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["held", "trainer_class"]
-
-
-def trainer_class(subject: str, name: str) -> type:
-    """TRL's trainer of that name, or the corrected one."""
-    import trl
-
-    from pytest_trlcompat import trainers
-
-    chosen: type = getattr(trl, name)
-    return trainers.cured(chosen) if subject == "corrected" else chosen
+__all__ = ["held"]
 
 
 def held(

@@ -17,6 +17,8 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
+
 __all__ = [
     "AXES",
     "BASE",
@@ -91,7 +93,7 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def is_known(trl: Any, name: str, value: Any) -> bool:
+def is_known(trl: Any, name: str, value: Any, method: Method = GRPO) -> bool:
     """Whether the release has the field, and, of a choice among names, whether its documentation has this one.
 
     Args:
@@ -100,7 +102,9 @@ def is_known(trl: Any, name: str, value: Any) -> bool:
     if name in AXES:
         since = (Requirement(each) for each in _SINCE.get((name, value), "trl").split())
         return all(Version(metadata.version(each.name)) in each.specifier for each in since)
-    described = {each.name: str(each.metadata.get("help", "")) for each in dataclasses.fields(trl.GRPOConfig)}
+    described = {
+        each.name: str(each.metadata.get("help", "")) for each in dataclasses.fields(getattr(trl, method.config_class))
+    }
     if name in _CHOICES and isinstance(value, str):
         return re.search(f"['\"`]{re.escape(value)}['\"`]", described.get(name, "")) is not None
     return name in described
@@ -116,14 +120,14 @@ def lacking(setting: Mapping[str, Any]) -> str:
     return f"TRL {trl} with Transformers {transformers} needs jmespath for tools, which is not installed here"
 
 
-def known_part(trl: Any, setting: Mapping[str, Any]) -> dict[str, Any]:
+def known_part(trl: Any, setting: Mapping[str, Any], method: Method = GRPO) -> dict[str, Any]:
     """What of a setting this release knows."""
-    return {name: value for name, value in setting.items() if is_known(trl, name, value)}
+    return {name: value for name, value in setting.items() if is_known(trl, name, value, method)}
 
 
-def config_of(trl: Any, setting: Mapping[str, Any]) -> Any:
-    """The ``GRPOConfig`` of a setting; fields that this release does not know are left out."""
-    given = known_part(trl, {**BASE, **{name: value for name, value in setting.items() if name not in AXES}})
+def config_of(trl: Any, setting: Mapping[str, Any], method: Method = GRPO) -> Any:
+    """The ``GRPOConfig`` or ``RLOOConfig`` of a setting; fields that this release does not know are left out."""
+    given = known_part(trl, {**BASE, **{name: value for name, value in setting.items() if name not in AXES}}, method)
     rows = ROWS // world_size()
     if Version(metadata.version("trl")) < Version("0.15"):  # counts prompts
         rows = max(1, rows // given["num_generations"])
@@ -133,17 +137,17 @@ def config_of(trl: Any, setting: Mapping[str, Any]) -> Any:
         "per_device_eval_batch_size": rows,
     }
     if "num_train_epochs" not in given:
-        values["max_steps"] = steps_of(given, is_known(trl, "num_iterations", 1))
+        values["max_steps"] = steps_of(given, is_known(trl, "num_iterations", 1, method))
     if world_size() > 1 and hasattr(importlib.import_module("trl.trainer.utils"), "create_model_from_path"):
         # These releases load the reference model onto device 0 on every rank, as under FSDP; see OneDevicePerRankMixin.
         values["model_init_kwargs"] = {"device_map": None}
     if setting.get("evaluation") == "during":
-        name = "eval_strategy" if is_known(trl, "eval_strategy", "") else "evaluation_strategy"
+        name = "eval_strategy" if is_known(trl, "eval_strategy", "", method) else "evaluation_strategy"
         values |= {name: "steps", "eval_steps": 1}
     values |= given
     if setting.get("resumed"):
         values |= {"save_strategy": "steps", "save_steps": _steps_before(setting, values)}
-    return trl.GRPOConfig(**known_part(trl, values))
+    return getattr(trl, method.config_class)(**known_part(trl, values, method))
 
 
 def calls_of_a_generation(trl: Any, accumulated: int) -> int:

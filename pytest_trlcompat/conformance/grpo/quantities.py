@@ -1,4 +1,4 @@
-"""The quantities of a GRPO training, in the order in which its steps make them: of the reference and of a recording.
+"""The quantities of a training of GRPO or RLOO, in the order in which its steps make them: expected, and recorded.
 
 Runs inside a rank, or wherever torch is.
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.comparison import Difference, Quantity, differing
 from pytest_trlcompat.conformance.grpo import tools
+from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
 from pytest_trlcompat.conformance.grpo.records import Recording
 from pytest_trlcompat.conformance.grpo.sampling import target_of
 from pytest_trlcompat.conformance.grpo.truth import Truth, targets_of
@@ -43,7 +44,11 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
             yield Quantity("completion_mask", place, generation.tokens.loss_mask.double())
             yield Quantity("advantages", place, generation.advantages.advantages)
             mask = generation.tokens.loss_mask
-            yield Quantity("old_logprobs", place, generation.old_logprobs, mask)
+            if truth.method is GRPO:
+                yield Quantity("old_logprobs", place, generation.old_logprobs, mask)
+            else:  # of whole completions, those that are excluded from the loss left out
+                sums = generation.old_logprobs.where(mask, 0.0).sum(1, keepdim=True)
+                yield Quantity("old_sequence_logprobs", place, sums, mask.any(1, keepdim=True))
             if generation.reference_logprobs is not None:
                 yield Quantity("reference_logprobs", place, generation.reference_logprobs, mask)
         for batch in step.micro_batches:
@@ -60,7 +65,7 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
         for name, weight in step.weights.items():
             yield Quantity(f"weights[{name}]", place, weight)
         pending.append(step.logs)
-        near_bounds.append(clipped_by_rounding(step, truth.settings))
+        near_bounds.append(clipped_by_rounding(step, truth.settings, truth.method))
         if (number + 1) % logging_steps == 0:
             by_rounding = reference.average_logs(near_bounds)
             for name, value in reference.average_logs(pending).items():
@@ -75,19 +80,17 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
             yield Quantity(f"evaluation[{name}]", f"evaluation {number}", torch.tensor([value], dtype=torch.float64))
 
 
-def clipped_by_rounding(step: Any, settings: Any) -> dict[str, float]:
+def clipped_by_rounding(step: Any, settings: Any, method: Method = GRPO) -> dict[str, float]:
     """How far rounding may move each clip ratio of a step: it counts on which side of a bound a ratio is.
 
     A ratio of policies is taken to be off by at most :data:`_RATIO_OFF` of itself, an advantage by
     :data:`_ADVANTAGE_OFF`, which may give one that is 0 either sign.
     """
-    from pytest_trlcompat import reference
-
     found: dict[str, float] = {}
     for ratio, advantage in itertools.product((1 - _RATIO_OFF, 1 + _RATIO_OFF), (-_ADVANTAGE_OFF, _ADVANTAGE_OFF)):
         batches = [dataclasses.replace(one, weights=one.weights * ratio) for one in step.micro_batches]
         generations = [_with_advantages(each, each.advantages.advantages + advantage) for each in step.generations]
-        for name, value in reference.training_metrics(batches, generations, settings).items():
+        for name, value in method.training_metrics(batches, generations, settings).items():
             if name.startswith("clip_ratio/"):
                 found[name] = max(found.get(name, 0.0), abs(value - step.logs[name]))
     return found

@@ -1,4 +1,4 @@
-"""A short GRPO training with a setting, and everything of it that the reference computes too.
+"""A short training of GRPO or RLOO with a setting, and everything of it that the reference computes too.
 
 Runs inside a rank; imports the stack only inside functions. What a trainer does not show from outside is looked at
 where it passes by, see :mod:`~pytest_trlcompat.conformance.grpo.watching`.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.grpo import objects, tools
 from pytest_trlcompat.conformance.grpo.configs import calls_of_a_generation, config_of, known_part
+from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
 from pytest_trlcompat.conformance.grpo.records import Generated, Recording, Whole
 from pytest_trlcompat.conformance.grpo.sampling import Data
 from pytest_trlcompat.conformance.grpo.watching import (
@@ -31,12 +32,17 @@ __all__ = ["joined", "record"]
 
 
 def record(
-    trainer_class: type, model: TinyModel, setting: Mapping[str, Any], seed: int = 0, whole: Whole | None = None
+    trainer_class: type,
+    model: TinyModel,
+    setting: Mapping[str, Any],
+    seed: int = 0,
+    whole: Whole | None = None,
+    method: Method = GRPO,
 ) -> Recording:
     """Train, and evaluate and resume where the setting says so.
 
     Args:
-        trainer_class: a subclass of TRL's ``GRPOTrainer``, or that.
+        trainer_class: a subclass of TRL's ``GRPOTrainer`` or ``RLOOTrainer``, or that.
         setting: fields of the config, and values of :data:`~pytest_trlcompat.conformance.grpo.configs.AXES`.
         seed: of prompts and completions.
         whole: gathers the trained weights of a trainer, by their names in the bare model, where a strategy shards
@@ -44,15 +50,15 @@ def record(
     """
     import trl
 
-    setting = known_part(trl, setting)
-    config = config_of(trl, setting)
+    setting = known_part(trl, setting, method)
+    config = config_of(trl, setting, method)
     found = Recording({})
     data = objects.data_of(model, setting, seed, config.max_completion_length)
     for part in ("training", "evaluation"):
         found.asked[part] = objects.prompts_asked(model, data, setting, part)
     if setting.get("seeds") == "twice":
         found.seeded = _differing_by_seed(trainer_class, model, setting, config, data)
-    with fixed_completions(data, found, config.num_generations), watched_tables(found):
+    with fixed_completions(data, found, config.num_generations), watched_tables(found, method):
         given = copy.deepcopy({name: value for name, value in vars(config).items() if isinstance(value, dict)})
         trainer = _build(trainer_class, model, setting, config, data, found)
         found.changed = {

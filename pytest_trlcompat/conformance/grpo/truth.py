@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_trlcompat.conformance.comparison import OutOfStep
 from pytest_trlcompat.conformance.conventions import Conventions
 from pytest_trlcompat.conformance.grpo import tools
+from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
 from pytest_trlcompat.conformance.grpo.records import Generated, Recording
 from pytest_trlcompat.conformance.grpo.sampling import LOGGED, logged_numbers, name_of
 
@@ -41,17 +42,18 @@ class Truth:
     layouts: list[list[list[list[int]]]]
     rollouts: list[Any]
     settings: Any
+    method: Method = GRPO
 
 
-def settings_of(arguments: Mapping[str, Any], conventions: Conventions, world_size: int) -> reference.GRPOSettings:
+def settings_of(
+    arguments: Mapping[str, Any], conventions: Conventions, world_size: int, method: Method = GRPO
+) -> reference.SamplingSettings:
     """The reference's settings from the arguments that a trainer has, and from what holds for its release.
 
     Args:
         conventions: of the trainer's release.
     """
-    from pytest_trlcompat import reference
-
-    names = {each.name for each in fields(reference.GRPOSettings)}
+    names = {each.name for each in fields(method.settings)}
     chosen = dict(conventions.absent)
     chosen |= {name: value for name, value in arguments.items() if name in names}
     if chosen.get("reward_weights") is not None:
@@ -62,8 +64,13 @@ def settings_of(arguments: Mapping[str, Any], conventions: Conventions, world_si
     chosen.pop("router_aux_loss_coef", None)  # the model has a say, see _aux_loss_coef
     if chosen.get("max_steps", -1) < 0:
         chosen["max_steps"] = None
-    undecided = reference.Undecided(**conventions.undecided)
-    return reference.GRPOSettings(**{**chosen, "world_size": world_size, "undecided": undecided})
+    if chosen.get("reward_clip_range") is not None:
+        chosen["reward_clip_range"] = tuple(chosen["reward_clip_range"])
+    undecided = method.undecided(**conventions.undecided)
+    settings: reference.SamplingSettings = method.settings(
+        **{**chosen, "world_size": world_size, "undecided": undecided}
+    )
+    return settings
 
 
 def computed(
@@ -75,6 +82,7 @@ def computed(
     ends: tuple[int, ...],
     reference_model: Any = None,
     padded: bool = False,
+    method: Method = GRPO,
 ) -> Truth:
     """
     Args:
@@ -88,9 +96,7 @@ def computed(
     Raises:
         OutOfStep: the micro-batches of a generation are not the rows that were sampled.
     """
-    from pytest_trlcompat import reference
-
-    settings = settings_of(recordings[0].arguments, conventions, len(recordings))
+    settings = settings_of(recordings[0].arguments, conventions, len(recordings), method)
     settings = dataclasses.replace(settings, eos_token_id=ends, pad_token_id=0)
     settings = dataclasses.replace(settings, router_aux_loss_coef=_aux_loss_coef(recordings[0].arguments, policy))
     calls = [[each for each in one.generated if not each.evaluation] for one in recordings]
@@ -103,16 +109,14 @@ def computed(
         rollouts.append(rollout)
         batches = [_of_generation(one, index) for one in recordings]
         layouts.append(_layout(rollout, batches, settings.micro_batches_per_generation, settings.num_iterations, index))
-    steps = reference.grpo_train(
-        policy, rollouts, settings, layouts=layouts, reference_model=reference_model, padded=padded
-    )
+    steps = method.train(policy, rollouts, settings, layouts=layouts, reference_model=reference_model, padded=padded)
     if any(name_of(each) == "reward_logging" for each in rewards):
         steps = _with_logged(steps)
     evaluations = tuple(
-        _evaluation(recordings, number, policy, steps, tokenizer, rewards, settings, reference_model, padded)
+        _evaluation(method, recordings, number, policy, steps, tokenizer, rewards, settings, reference_model, padded)
         for number in range(len(recordings[0].evaluations))
     )
-    return Truth(steps, evaluations, layouts, rollouts, settings)
+    return Truth(steps, evaluations, layouts, rollouts, settings, method)
 
 
 def _aux_loss_coef(arguments: Mapping[str, Any], policy: torch.nn.Module) -> float:
@@ -232,6 +236,7 @@ def _is(row: tuple[tuple[int, ...], tuple[int, ...]], prompt: tuple[int, ...], c
 
 
 def _evaluation(
+    method: Method,
     recordings: Sequence[Recording],
     number: int,
     policy: torch.nn.Module,
@@ -244,8 +249,6 @@ def _evaluation(
 ) -> Any:
     """What an evaluation must give, with the weights that the reference has then."""
     import torch
-
-    from pytest_trlcompat import reference
 
     after = recordings[0].evaluations[number][0]
     then = copy.deepcopy(policy)
@@ -263,7 +266,7 @@ def _evaluation(
     compared = copy.deepcopy(policy if reference_model is None else reference_model)
     if settings.sync_ref_model:
         _synchronise(compared, steps[:after], settings)
-    return reference.grpo_evaluate(then, rollouts, settings, reference_model=compared, padded=padded)
+    return method.evaluate(then, rollouts, settings, reference_model=compared, padded=padded)
 
 
 def _synchronise(model: torch.nn.Module, steps: Sequence[Any], settings: Any) -> None:

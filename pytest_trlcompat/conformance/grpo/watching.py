@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import importlib
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.comparison import OutOfStep
 from pytest_trlcompat.conformance.grpo import tools
+from pytest_trlcompat.conformance.grpo.methods import Method
 from pytest_trlcompat.conformance.grpo.records import Generated, MicroBatchRecord, Recording, StepRecord, Whole
 from pytest_trlcompat.conformance.grpo.sampling import Data, content, name_of
 
@@ -177,25 +179,24 @@ def _watched_object(function: Callable[..., Any], keep: Callable[[Mapping[str, A
 
 
 @contextlib.contextmanager
-def watched_tables(found: Recording) -> Iterator[None]:
+def watched_tables(found: Recording, method: Method) -> Iterator[None]:
     """Keep what is given to the function that prints completions, instead of printing it."""
-    from trl.trainer import grpo_trainer
-
+    module = importlib.import_module(method.module)
     name = "print_prompt_completions_sample"
-    if not hasattr(grpo_trainer, name):
+    if not hasattr(module, name):
         yield
         return
-    printed = getattr(grpo_trainer, name)
+    printed = getattr(module, name)
 
     def keep(prompts: Any, completions: Any, rewards: Any, *args: Any, **kwargs: Any) -> None:
         by_function = {each: list(values) for each, values in rewards.items()} if isinstance(rewards, dict) else {}
         found.tables.append((list(prompts), list(completions), by_function))
 
-    setattr(grpo_trainer, name, keep)
+    setattr(module, name, keep)
     try:
         yield
     finally:
-        setattr(grpo_trainer, name, printed)
+        setattr(module, name, printed)
 
 
 def watched_trainer(trainer_class: type, found: Recording) -> type:
@@ -260,6 +261,8 @@ def _keep(inputs: Mapping[str, Any], batch: MicroBatchRecord) -> None:
     mask = inputs["completion_mask"].long()
     if inputs.get("tool_mask") is not None:
         mask = mask * inputs["tool_mask"].long()
+    if inputs.get("old_logps") is not None:
+        batch.values["old_sequence_logprobs"] = inputs["old_logps"].detach().float().cpu()[:, None].tolist()
     batch.values["completion_mask"] = mask.cpu().tolist()
 
 

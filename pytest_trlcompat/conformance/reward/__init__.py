@@ -1,0 +1,1 @@
+"""Reward models held against the reference: their rows of settings, and what documentation leaves open."""

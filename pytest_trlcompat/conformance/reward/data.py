@@ -1,0 +1,167 @@
+"""The data of a conformance training of a reward model, as a user gives it, and the rows that it must become.
+
+Runs inside a rank; imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from packaging.version import Version
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.conformance.supervised.records import Row
+    from pytest_trlcompat.reference import RewardUndecided
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["BEGINNING", "KINDS", "ROWS", "dataset", "expected_rows", "kind_of", "padding_of", "tokenizer"]
+
+ROWS: Mapping[str, int] = {"training": 24, "evaluation": 8}
+KINDS = ("implicit", "explicit", "conversational", "conversational_explicit", "pretokenised", "ended")
+"""Pairs with the prompt in both texts, or by itself; messages; token ids; texts, some with an end of sequence."""
+BEGINNING = "w59"
+"""The word that a tokenizer with a beginning of sequence puts before every text."""
+_WORDS = 40
+_PAIRS = (("chosen", "chosen_ids"), ("rejected", "rejected_ids"))
+
+
+def kind_of(setting: Mapping[str, Any]) -> str:
+    """The kind of data: where the setting names none, texts, or, of a trainer that reads none, token ids."""
+    reads_texts = Version(metadata.version("trl")) >= Version("0.12")
+    return str(setting.get("data") or ("implicit" if reads_texts else "pretokenised"))
+
+
+def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
+    """The processing class.
+
+    ``same_end``: its padding is its end of sequence. ``no_padding``: it has none. ``right``: it pads on the right.
+    ``beginning``: it begins every text with :data:`BEGINNING`, as its chat template does.
+    """
+    found = copy.deepcopy(model.tokenizer)
+    wanted = setting.get("tokenizer", "")
+    if wanted == "same_end":
+        found.pad_token = found.eos_token
+    elif wanted == "no_padding":
+        found.pad_token = None
+    elif wanted == "right":
+        found.padding_side = "right"
+    elif wanted == "beginning":
+        from tokenizers import processors
+
+        number = found.convert_tokens_to_ids(BEGINNING)
+        found._tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{BEGINNING} $A", pair=f"{BEGINNING} $A $B", special_tokens=[(BEGINNING, number)]
+        )
+        found.bos_token = BEGINNING
+        found.chat_template = "{{ bos_token + ' ' }}" + found.chat_template
+    return found
+
+
+def padding_of(model: TinyModel, setting: Mapping[str, Any]) -> int:
+    """The token that fills batches: "if the processing class has not set a padding token, `processing_class.eos_token`
+    will be used as the default"."""
+    words = tokenizer(model, setting)
+    return int(words.eos_token_id if words.pad_token_id is None else words.pad_token_id)
+
+
+def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> list[dict[str, Any]]:
+    """As a user has them; of unequal lengths, each different from all others by its first two words."""
+    dice = random.Random(f"{seed}/{part}")
+    kind = kind_of(setting)
+    found: list[dict[str, Any]] = []
+    for number in dice.sample(range(_WORDS**2), ROWS[part]):
+        prompt = " ".join(f"w{word}" for word in divmod(number, _WORDS))
+        answers = [" ".join(f"w{dice.randrange(_WORDS)}" for _ in range(dice.randint(1, 7))) for _ in _PAIRS]
+        example: dict[str, Any] = {}
+        for (name, _), answer in zip(_PAIRS, answers, strict=True):
+            asked, answered = [{"role": "user", "content": prompt}], [{"role": "assistant", "content": answer}]
+            if kind == "implicit":
+                example[name] = f"{prompt} {answer}"
+            elif kind == "ended":
+                example[name] = f"{prompt} {answer}" + (" <eos>" if dice.random() < 0.5 else "")
+            elif kind == "explicit":
+                example |= {"prompt": prompt, name: f" {answer}"}
+            elif kind == "conversational":
+                example[name] = asked + answered
+            elif kind == "conversational_explicit":
+                example |= {"prompt": asked, name: answered}
+            else:
+                example[name] = model.tokenizer(f"{prompt} {answer} <eos>", add_special_tokens=False)["input_ids"]
+        if setting.get("margins"):
+            example["margin"] = dice.choice([0.25, 1.0, 2.5])
+        found.append(example)
+    return found
+
+
+def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> Any:
+    from datasets import Dataset
+
+    rows = examples(model, setting, seed, part)
+    if kind_of(setting) == "pretokenised":
+        rows = [_tokenised(row) for row in rows]
+    found = Dataset.from_list(rows)
+    return found.to_iterable_dataset() if setting.get("stream") and part == "training" else found
+
+
+def _tokenised(row: Mapping[str, Any]) -> dict[str, Any]:
+    """With the names of columns that the release documents."""
+    import trl
+
+    documented = str(trl.RewardTrainer.__doc__)
+    beside = {name: value for name, value in row.items() if name == "margin"}
+    if "`chosen_ids`" in documented:
+        return {**beside, **{column: row[name] for name, column in _PAIRS}}
+    if "`chosen_input_ids`" in documented:
+        return {**beside, **{f"{name}_input_ids": row[name] for name, _ in _PAIRS}}
+    for name, _ in _PAIRS:
+        beside |= {f"input_ids_{name}": row[name], f"attention_mask_{name}": [1] * len(row[name])}
+    return beside
+
+
+def expected_rows(
+    model: TinyModel,
+    setting: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    seed: int,
+    part: str,
+    undecided: RewardUndecided,
+) -> list[Row]:
+    """The rows by documentation: prompt and answer "are concatenated before tokenization", messages are written by the
+    chat template, and pairs are left out whose "chosen or rejected sequence exceeds" ``max_length``.
+
+    Undecided by the documentation: ``appended_eos`` and ``too_long``.
+    """
+    words, kind = tokenizer(model, setting), kind_of(setting)
+    limit = arguments.get("max_length")
+    found: list[Row] = []
+    for example in examples(model, setting, seed, part):
+        row: dict[str, tuple[float, ...]] = {}
+        for name, column in _PAIRS:
+            ids = _tokens(example, name, kind, words, setting)
+            is_ended = ids[-1] == words.eos_token_id
+            if kind in ("implicit", "explicit", "ended") and (
+                undecided.appended_eos == "yes" or (undecided.appended_eos == "missing" and not is_ended)
+            ):
+                ids.append(words.eos_token_id)
+            row[column] = tuple(ids)
+        if "margin" in example:
+            row["margin"] = (example["margin"],)
+        is_kept = limit is None or undecided.too_long == "kept"
+        if is_kept or max(len(row[column]) for _, column in _PAIRS) <= limit:
+            found.append(row)
+    return found
+
+
+def _tokens(example: Mapping[str, Any], name: str, kind: str, words: Any, setting: Mapping[str, Any]) -> list[int]:
+    if kind == "pretokenised":
+        return list(example[name])
+    if kind.startswith("conversational"):
+        text = words.apply_chat_template([*example.get("prompt", []), *example[name]], tokenize=False)
+        return list(words(text, add_special_tokens=False)["input_ids"])  # the template has written its beginning
+    begun = [words.convert_tokens_to_ids(BEGINNING)] if setting.get("tokenizer") == "beginning" else []
+    text = example.get("prompt", "") + example[name]
+    return [*begun, *words(text, add_special_tokens=False)["input_ids"]]
