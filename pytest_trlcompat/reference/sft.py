@@ -38,7 +38,7 @@ __all__ = [
 
 IGNORED = -100
 """The label of a token that does not count."""
-_CHOICES: dict[str, tuple[object, ...]] = {"loss_type": ("nll", "dft")}
+_CHOICES: dict[str, tuple[object, ...]] = {"loss_type": ("nll", "dft", "chunked_nll")}
 _UNDECIDED: dict[str, tuple[object, ...]] = {
     "appended_eos": ("always", "unless_there", "never"),
     "entropy_over": ("labels", "tokens"),
@@ -60,8 +60,8 @@ class SFTUndecided(SupervisedUndecided):
             all but padding.
         loss_mean: "the average cross-entropy loss computed over non-masked tokens": over those of a whole
             ``"step"``, all its micro-batches, or the mean over ``"micro_batches"`` of their averages.
-        first_token_counts: whether the first token of a row counts among the non-masked tokens that the sum is divided
-            by, though nothing predicts it.
+        first_token_counts: whether the first token of a row, where its label is not masked, counts among the non-masked
+            tokens of a step that the sum is divided by, though nothing predicts it.
         prompt_completion_as: a prompt and a completion that are texts are one ``"text"`` together, or the messages of a
             ``"conversation"``.
         rows_without_labels: rows of which truncation has left no token that counts.
@@ -86,6 +86,7 @@ class SFTSettings(SupervisedSettings):
     """The arguments of ``SFTConfig`` and ``TrainingArguments`` that decide what a step does with its rows.
 
     Attributes:
+        loss_type: ``"chunked_nll"`` is ``"nll"``, computed in parts.
         average_tokens_across_devices: whether means over tokens are over those of all ranks; otherwise each rank takes
             its own, and gradients are the mean of the ranks'.
         router_aux_loss_coef: weight of the auxiliary loss of a mixture of experts; ``None``: the model is none, or
@@ -138,16 +139,16 @@ def _measured(settings: SFTSettings, model: Any, batches: Sequence[Sequence[Batc
     found = []
     for ranks in scored:
         for rank, one in enumerate(ranks):
-            own = _counted(one, settings)
+            own = max(1, len(one.logprobs))
             if settings.undecided.loss_mean == "micro_batches":
-                share = 1.0 / (max(1, own) * len(batches) * len(ranks))
+                share = 1.0 / (own * len(batches) * len(ranks))
             elif settings.average_tokens_across_devices:
                 share = 1.0 / max(1, sum(ranks_totals))
             else:
                 share = 1.0 / (max(1, ranks_totals[rank]) * len(ranks))
             weights = one.logprobs.detach().exp() if settings.loss_type == "dft" else 1.0
             total = -(weights * one.logprobs).sum()
-            loss, alone = total * share, total / max(1, own)
+            loss, alone = total * share, total / own
             entropies = one.entropies if settings.undecided.entropy_over == "labels" else one.entropies_of_all
             metrics: dict[str, tuple[Tensor | float, float]] = {
                 "entropy": (entropies.detach().sum(), float(len(entropies))),
@@ -186,7 +187,7 @@ def _scored(model: Any, rows: Batch, settings: SFTSettings) -> _Scored:
         entropies.append(entropy[:-1][counts])
         every.append(entropy)
         tokens += len(labels)
-        firsts += 1
+        firsts += int(labels[0] != IGNORED)
     joined = [torch.cat(each).cpu() for each in (logprobs, choices, entropies, every)]
     return _Scored(joined[0], joined[1], joined[2], joined[3], tokens, firsts, tuple(routed))
 

@@ -92,6 +92,7 @@ def _compared(
         int(transformers.__version__.partition(".")[0]),
         rows,
         room.only_in_training,
+        room.compared,
     )
     return {
         "differences": [vars(each) for each in differences],

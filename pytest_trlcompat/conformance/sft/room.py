@@ -42,13 +42,19 @@ class SFTRoom(Room):
     }
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
         ("model", "experts"): "transformers>=4.51",
+        **{("data", each): "trl>=0.15" for each in ("prompt_completion_messages",)},
+        ("tokenizer", "no_padding"): "trl>=0.16",
         # Until then padding-free rows are kept apart by flash attention alone, which is not on a CPU.
         ("padding_free", True): "transformers>=4.53",
         ("packing_strategy", "bfd"): "transformers>=4.53",
         ("packing_strategy", "bfd_split"): "transformers>=4.53",
     }
     choices = ("loss_type", "packing_strategy", "truncation_mode")
-    base: ClassVar[Mapping[str, Any]] = {"dataset_text_field": "text", "remove_unused_columns": True}
+
+    def config(self, trl: Any, setting: Mapping[str, Any]) -> Any:
+        """Before 0.12 the column of texts has no default, and is not named for data of other formats."""
+        is_text = setting.get("data", "text") in ("text", "ended")
+        return super().config(trl, {**({"dataset_text_field": "text"} if is_text else {}), **setting})
 
     def build(
         self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool
@@ -85,11 +91,13 @@ class SFTRoom(Room):
             kept = [number for number, there in enumerate(real) if there]
             if kept and kept != list(range(kept[0], kept[-1] + 1)):
                 found.problems.append(("data[attention_mask]", "padding on one side", str(real)))
-            found.rows += _pieces(
-                [row[each] for each in kept],
-                [label[each] for each in kept],
-                None if places is None else [places[each] for each in kept],
+            own = [label[each] for each in kept]
+            pieces = list(
+                _pieces([row[each] for each in kept], own, None if places is None else [places[each] for each in kept])
             )
+            found.rows += pieces
+            if any(each["labels"][0] != _IGNORED for each in pieces[1:]):
+                found.problems.append(("data[labels]", "none for the first token of a row behind another", str(own)))
         multiple = arguments.get("pad_to_multiple_of")
         if multiple and len(ids[0]) % int(multiple):
             found.problems.append(("data[width]", f"a multiple of {multiple}", len(ids[0])))
@@ -103,6 +111,10 @@ class SFTRoom(Room):
 
         undecided = SFTUndecided(**of_installed(self.trainer).undecided)
         return data.expected_rows(model, setting, arguments, seed, part, undecided)
+
+    def compared(self, row: Row) -> Row:
+        """Nothing predicts the first token, whatever its label."""
+        return {"input_ids": row["input_ids"], "labels": (_IGNORED, *row["labels"][1:])}
 
     def expected_size(self, rows: list[Row], arguments: Mapping[str, Any], part: str) -> int:
         return data.expected_size(rows, arguments, part)
@@ -142,11 +154,10 @@ class SFTRoom(Room):
 
 
 def _pieces(ids: list[int], labels: list[int], positions: list[int] | None) -> Iterator[Row]:
-    """The rows that stand behind each other in one, by their positions; only the very first label is nothing's."""
+    """The rows that stand behind each other in one, by their positions."""
     starts = [0] if positions is None else [number for number, each in enumerate(positions) if each == 0] or [0]
     for start, end in zip(starts, [*starts[1:], len(ids)], strict=True):
-        own = labels[start:end]
-        yield {"input_ids": tuple(ids[start:end]), "labels": tuple([_IGNORED, *own[1:]] if start == 0 else own)}
+        yield {"input_ids": tuple(ids[start:end]), "labels": tuple(labels[start:end])}
 
 
 ROOM = SFTRoom()

@@ -34,6 +34,7 @@ def differences(
     transformers: int,
     expected: Expected,
     only_in_training: frozenset[str],
+    compared: Callable[[Row], Row] = dict,
 ) -> list[Difference]:
     """Every quantity that differs, the first one first.
 
@@ -41,6 +42,7 @@ def differences(
         neighbours: the truth with weights changed by one unit in the last place, in several ways.
         transformers: its major version.
         only_in_training: what an evaluation need not log.
+        compared: what of a recorded row must be as expected.
     """
     found = recorded_quantities(recordings)
     every = int(recordings[0].arguments["logging_steps"])
@@ -49,7 +51,7 @@ def differences(
         return list(expected_quantities(truth, every, transformers))
 
     return [
-        *rows_differing(recordings, expected),
+        *rows_differing(recordings, expected, compared),
         *_updates(recordings[0]),
         *differing(quantities(truth), found, lambda: [quantities(each) for each in neighbours()]),
         *_best_model(recordings[0], truth),
@@ -147,7 +149,9 @@ def _padded(rows: Sequence[Any]) -> torch.Tensor:
     return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=torch.float64)
 
 
-def rows_differing(recordings: Sequence[Recording], expected: Expected) -> Iterator[Difference]:
+def rows_differing(
+    recordings: Sequence[Recording], expected: Expected, compared: Callable[[Row], Row] = dict
+) -> Iterator[Difference]:
     """What differs before a model has computed anything: how many rows there are, and each row's columns."""
     main = recordings[0]
     for part, batches in (
@@ -165,7 +169,7 @@ def rows_differing(recordings: Sequence[Recording], expected: Expected) -> Itera
                     yield Difference(
                         stage, f"{part}, rank {rank}, micro-batch {number}", [right], [seen], math.inf, 0.0
                     )
-        yield from _against(wanted, _by_epoch(batches, len(wanted)), part)
+        yield from _against(wanted, _by_epoch(batches, len(wanted), compared), part)
     if main.before_resuming != main.after_resuming:
         places = zip(main.before_resuming, main.after_resuming, strict=False)
         first = next((pair for pair in places if pair[0] != pair[1]), (main.before_resuming, main.after_resuming))
@@ -174,12 +178,14 @@ def rows_differing(recordings: Sequence[Recording], expected: Expected) -> Itera
         yield Difference(f"config[{name}]", "built", [str(before)], [str(after)], math.inf, 0.0)
 
 
-def _by_epoch(batches: Sequence[Sequence[Any]], size: int) -> Iterator[list[tuple[str, Row]]]:
+def _by_epoch(
+    batches: Sequence[Sequence[Any]], size: int, compared: Callable[[Row], Row]
+) -> Iterator[list[tuple[str, Row]]]:
     """The rows of all ranks with their places, one pass over the dataset after the other."""
     rows: list[tuple[str, Row]] = []
     for number in range(max(map(len, batches))):
         together = [
-            (f"rank {rank}, micro-batch {number}, row {place}", row)
+            (f"rank {rank}, micro-batch {number}, row {place}", compared(row))
             for rank, own in enumerate(batches)
             for place, row in enumerate(own[number].rows if number < len(own) else [])
         ]

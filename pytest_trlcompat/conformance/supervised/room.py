@@ -134,6 +134,10 @@ class Room(abc.ABC):
             models: of :meth:`models`, whose config may have a say.
         """
 
+    def compared(self, row: Row) -> Row:
+        """What of a row as :meth:`read` gives it must be one of :meth:`expected_rows`."""
+        return row
+
     def expected_size(self, rows: list[Row], arguments: Mapping[str, Any], part: str) -> int:
         """How many rows the trainer's dataset has, of those of :meth:`expected_rows`: fewer where it packs them."""
         return len(rows)
