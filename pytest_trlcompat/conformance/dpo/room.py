@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat import reference
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["ROOM", "DPORoom"]
+__all__ = ["ROOM", "DPORoom", "cut"]
 
 
 class DPORoom(Room):
@@ -304,12 +304,12 @@ def _keep(batch: Any, scores: Any, seen: Sequence[Sequence[Sequence[int]]]) -> N
     if is_policy and seen and len(seen[0]) == 2 * len(batch.rows):
         size = len(batch.rows)
         batch.rows = [
-            {**_cut(row, "chosen", seen[0][place]), **_cut(row, "rejected", seen[0][size + place])}
+            {**cut(row, "chosen", seen[0][place]), **cut(row, "rejected", seen[0][size + place])}
             for place, row in enumerate(batch.rows)
         ]
 
 
-def _cut(row: Row, name: str, ids: Sequence[int]) -> dict[str, tuple[float, ...]]:
+def cut(row: Row, name: str, ids: Sequence[int]) -> dict[str, tuple[float, ...]]:
     """A sequence as the model saw it: which tokens are the completion's follows from where it was cut."""
     whole, mask = row[name], row[f"{name}_mask"]
     seen = tuple(map(float, ids))
