@@ -62,6 +62,7 @@ def test_log_probabilities_that_were_computed_before_are_read(name: str) -> None
 
 def test_where_a_sequence_was_cut_follows_from_what_the_model_saw() -> None:
     assert cut(PAIR, "chosen", [7, 8, 9]) == {"chosen": (7, 8, 9), "chosen_mask": (0, 0, 1)}
+    assert cut(PAIR, "chosen", [8, 9]) == {"chosen": (8, 9), "chosen_mask": (0, 1)}
     assert cut(PAIR, "chosen", [8, 9, 1]) == {"chosen": (8, 9, 1), "chosen_mask": (0, 1, 1)}
 
 
