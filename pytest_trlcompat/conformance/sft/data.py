@@ -47,7 +47,6 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     found = copy.deepcopy(model.tokenizer)
     wanted = setting.get("tokenizer", "")
     found.padding_side = "left" if wanted == "left" else "right"  # old releases ask for the right side
-    found.eos_token = setting.get("eos_token") or found.eos_token
     found.chat_template = TEMPLATES["generation" if wanted == "generation" else ""]
     if wanted == "same_end":
         found.pad_token = found.eos_token
@@ -198,6 +197,7 @@ def _row(
 ) -> dict[str, Sequence[int]]:
     """Token ids and labels of the whole example."""
     words = tokenizer(model, setting)
+    words.eos_token = setting.get("eos_token") or words.eos_token
     if "labels" in example:
         return {name: example[name] for name in ("input_ids", "labels")}
     ids, answered = _tokens(example, words, setting, undecided)
