@@ -20,7 +20,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "f_divergence_type": ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"),
 }
 _UNDECIDED: dict[str, tuple[object, ...]] = {
-    "counted_logits": ("vocabulary", "tokens"),
+    "counted_logits": ("vocabulary", "tokens", "left_out"),
     "logits_mean": ("completions", "tokens"),
     "nll_mean": ("completions", "tokens"),
     "normalized": ("ratios", "scores"),
@@ -57,7 +57,7 @@ class PreferenceUndecided(SupervisedUndecided):
         smoothed_aot: whether ``label_smoothing`` holds for ``aot`` and ``aot_pair``.
         weight_at_most_one: whether the product of both completions' weights of ``use_weighting`` is at most 1.
         counted_logits: the logits that are logged are averages over the whole ``"vocabulary"``, or those of the
-            ``"tokens"`` that follow.
+            ``"tokens"`` that follow; or they are ``"left_out"``: until 0.28 they have no documentation.
         logits_mean: those are means over all ``"tokens"`` of a micro-batch, or over ``"completions"``.
     """
 

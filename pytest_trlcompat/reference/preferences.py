@@ -83,7 +83,7 @@ def score_completions(
             "logprobs": logprobs.gather(-1, following[:, None]).squeeze(-1),
             "entropies": -(logprobs.exp() * logprobs).sum(-1),
             "collisions": torch.logsumexp(2 * logprobs, -1),
-            "logits": logits.mean(-1) if counted_logits == "vocabulary" else own,
+            "logits": own if counted_logits == "tokens" else logits.mean(-1),
             "hits": (logits.argmax(-1) == following).to(logits.dtype),
         }
         for name, values in each.items():
@@ -256,6 +256,8 @@ class PreferenceObjective:
             "logps/rejected": (pairs.rejected.sum(), size),
         }
         for name, one in (("chosen", chosen), ("rejected", rejected)):
+            if chose.counted_logits == "left_out":
+                continue
             over_tokens = one.logits.detach().sum(), float(one.lengths.sum())
             by_completion = one.means(one.logits.detach()).sum(), size
             found[f"logits/{name}"] = over_tokens if chose.logits_mean == "tokens" else by_completion

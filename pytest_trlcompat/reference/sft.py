@@ -87,6 +87,9 @@ class SFTSettings(SupervisedSettings):
 
     Attributes:
         loss_type: ``"chunked_nll"`` is ``"nll"``, computed in parts.
+        label_smoothing_factor: "labels are changed from 0s and 1s to
+            ``label_smoothing_factor/num_labels`` and
+            ``1 - label_smoothing_factor + label_smoothing_factor/num_labels``".
         average_tokens_across_devices: whether means over tokens are over those of all ranks; otherwise each rank takes
             its own, and gradients are the mean of the ranks'.
         router_aux_loss_coef: weight of the auxiliary loss of a mixture of experts; ``None``: the model is none, or
@@ -95,6 +98,7 @@ class SFTSettings(SupervisedSettings):
     """
 
     loss_type: str = "nll"
+    label_smoothing_factor: float = 0.0
     average_tokens_across_devices: bool = True
     router_aux_loss_coef: float | None = None
     experts_per_token: int = 1
@@ -107,9 +111,11 @@ class SFTSettings(SupervisedSettings):
 
 @dataclass(frozen=True)
 class _Scored:
-    """The tokens of a batch that are predicted and count, one after the other; and the entropies of all but padding."""
+    """The tokens of a batch that are predicted and count, one after the other, with the means of the log-probabilities
+    of all words there; and the entropies of all but padding."""
 
     logprobs: Tensor
+    means: Tensor
     is_first_choice: Tensor
     entropies: Tensor
     entropies_of_all: Tensor
@@ -147,7 +153,8 @@ def _measured(settings: SFTSettings, model: Any, batches: Sequence[Sequence[Batc
             else:
                 share = 1.0 / (max(1, ranks_totals[rank]) * len(ranks))
             weights = one.logprobs.detach().exp() if settings.loss_type == "dft" else 1.0
-            total = -(weights * one.logprobs).sum()
+            smoothing = settings.label_smoothing_factor
+            total = -(weights * ((1 - smoothing) * one.logprobs + smoothing * one.means)).sum()
             loss, alone = total * share, total / own
             entropies = one.entropies if settings.undecided.entropy_over == "labels" else one.entropies_of_all
             metrics: dict[str, tuple[Tensor | float, float]] = {
@@ -169,7 +176,7 @@ def _counted(scored: _Scored, settings: SFTSettings) -> int:
 
 def _scored(model: Any, rows: Batch, settings: SFTSettings) -> _Scored:
     device = next(model.parameters()).device
-    logprobs, choices, entropies, every, routed = [], [], [], [], []
+    logprobs, means, choices, entropies, every, routed = [], [], [], [], [], []
     tokens = firsts = 0
     for row in rows:
         ids = torch.tensor([list(row["input_ids"])], device=device)
@@ -183,13 +190,14 @@ def _scored(model: Any, rows: Batch, settings: SFTSettings) -> _Scored:
         predicted = whole[:-1][counts]
         wanted = labels[1:][counts].long()
         logprobs.append(predicted.gather(-1, wanted[:, None])[:, 0])
+        means.append(predicted.mean(-1))
         choices.append(predicted.argmax(-1) == wanted)
         entropies.append(entropy[:-1][counts])
         every.append(entropy)
         tokens += len(labels)
         firsts += int(labels[0] != IGNORED)
-    joined = [torch.cat(each).cpu() for each in (logprobs, choices, entropies, every)]
-    return _Scored(joined[0], joined[1], joined[2], joined[3], tokens, firsts, tuple(routed))
+    joined = [torch.cat(each).cpu() for each in (logprobs, means, choices, entropies, every)]
+    return _Scored(joined[0], joined[1], joined[2], joined[3], joined[4], tokens, firsts, tuple(routed))
 
 
 def labels_of(ids: Sequence[int], counts: Iterable[object]) -> tuple[int, ...]:

@@ -189,6 +189,11 @@ def test_what_is_open_about_logged_tokens() -> None:
     assert float(metrics["logits/chosen"][0]) / metrics["logits/chosen"][1] == pytest.approx(math.log(1 / 8) / 2)
 
 
+def test_logits_without_documentation_are_left_out() -> None:
+    metrics = measured(PreferenceSettings(undecided=PreferenceUndecided(counted_logits="left_out"))).metrics
+    assert [name for name in metrics if name.startswith("logits/")] == []
+
+
 def test_supervised_terms_and_weights() -> None:
     nll = -math.log(1 / 8) / 2
     settings = PreferenceSettings(loss_type=("hinge", "sft"), loss_weights=(0.5, 2.0), beta=0.5)

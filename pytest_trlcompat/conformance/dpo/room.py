@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat import reference
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["ROOM", "DPORoom"]
+__all__ = ["ROOM", "DPORoom", "cut"]
 
 
 class DPORoom(Room):
@@ -58,6 +58,10 @@ class DPORoom(Room):
         ("data", "tools"): "trl>=0.29",
         ("padding_free", True): "trl>=0.29",
         ("f_divergence_type", "forward_kl"): "trl>=0.29",
+        # Until 0.11 it is not documented which of prompt and completions is cut.
+        ("max_length", 8): "trl>=0.12",
+        ("max_length", 4): "trl>=0.12",
+        ("max_completion_length", 3): "trl>=0.12",
         ("tokenizer", "no_padding"): "trl>=0.24",
         ("data", "implicit"): "trl>=0.12",
         ("data", "conversational"): "trl>=0.12",
@@ -189,8 +193,8 @@ class DPORoom(Room):
         return reference.synchronised(models[1], settings)
 
     def watched(self, trainer_class: type, found: Recording) -> type:
-        """Until 0.28 sequences are put together, and cut, in the method that scores them, which says log-probabilities,
-        too: of the policy first."""
+        """Sequences are cut after the collator in many releases, and until 0.28 put together then, in the method that
+        scores them, which says log-probabilities, too: of the policy first."""
 
         class Watched(trainer_class):
             def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -199,6 +203,7 @@ class DPORoom(Room):
                 found.arguments["f_divergence_type"] = str(getattr(kind, "value", kind)) or "reverse_kl"
 
         score: Any = getattr(trainer_class, "concatenated_forward", None)
+        compute: Any = getattr(trainer_class, "_compute_loss", None)
 
         def concatenated_forward(self: Any, model: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
             with _inputs_of(model) as seen:
@@ -207,8 +212,16 @@ class DPORoom(Room):
                 _keep(found.micro_batches[-1], scores, seen)
             return scores
 
+        def _compute_loss(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+            with _inputs_of(model) as seen:
+                loss = compute(self, model, *args, **kwargs)
+            _cut_rows(found.micro_batches[-1], seen)
+            return loss
+
         if score is not None:
             Watched.concatenated_forward = concatenated_forward
+        elif compute is not None:
+            Watched._compute_loss = _compute_loss
         Watched.__name__ = trainer_class.__name__
         return Watched
 
@@ -301,18 +314,24 @@ def _keep(batch: Any, scores: Any, seen: Sequence[Sequence[Sequence[int]]]) -> N
     for name, values in zip(("chosen", "rejected"), both, strict=True):
         stage = f"logps[{name}]" if is_policy else f"logps[reference_{name}]"
         batch.values.setdefault(stage, values.detach().float().cpu().tolist())
-    if is_policy and seen and len(seen[0]) == 2 * len(batch.rows):
-        size = len(batch.rows)
+    if is_policy:
+        _cut_rows(batch, seen)
+
+
+def _cut_rows(batch: Any, seen: Sequence[Sequence[Sequence[int]]]) -> None:
+    """The rows of a micro-batch as the policy saw them, which is called first."""
+    size = len(batch.rows)
+    if seen and len(seen[0]) == 2 * size:
         batch.rows = [
-            {**_cut(row, "chosen", seen[0][place]), **_cut(row, "rejected", seen[0][size + place])}
+            {**cut(row, "chosen", seen[0][place]), **cut(row, "rejected", seen[0][size + place])}
             for place, row in enumerate(batch.rows)
         ]
 
 
-def _cut(row: Row, name: str, ids: Sequence[int]) -> dict[str, tuple[float, ...]]:
+def cut(row: Row, name: str, ids: Sequence[int]) -> dict[str, tuple[float, ...]]:
     """A sequence as the model saw it: which tokens are the completion's follows from where it was cut."""
     whole, mask = row[name], row[f"{name}_mask"]
     seen = tuple(map(float, ids))
-    if seen == whole[: len(seen)]:
-        return {name: seen, f"{name}_mask": mask[: len(seen)]}
-    return {name: seen, f"{name}_mask": mask[len(mask) - len(seen) :]}
+    starts = range(len(whole) - len(seen) + 1)
+    start = next((each for each in starts if whole[each : each + len(seen)] == seen), max(0, len(whole) - len(seen)))
+    return {name: seen, f"{name}_mask": mask[start : start + len(seen)]}

@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from pytest_trlcompat.reference.sft import SFTUndecided
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["CONVERSATIONAL", "ROWS", "TEMPLATES", "dataset", "expected_rows", "expected_size", "formatted", "tokenizer"]
+__all__ = ["ROWS", "TEMPLATES", "dataset", "expected_rows", "expected_size", "formatted", "tokenizer"]
 
 ROWS: Mapping[str, int] = {"training": 24, "evaluation": 8}
-CONVERSATIONAL = ("messages", "turns", "system", "prompt_completion_messages")
 _USER, _ASSISTANT, _SYSTEM = "w50", "w51", "w52"
 _WRITTEN = (
     "{% for message in messages %}{{ '' if loop.first else ' ' }}"
@@ -32,6 +31,7 @@ TEMPLATES: Mapping[str, str] = {
 }
 """Each message begins with a word for its role and ends with the end of sequence; ``generation`` says which parts an
 assistant has generated, its end among them."""
+_IGNORED = -100
 BOS = "w59"
 """The word that a tokenizer with a beginning of sequence puts before every text."""
 
@@ -40,20 +40,18 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     """The processing class.
 
     ``same_end``: its padding is its end of sequence. ``no_padding``: it has none. ``beginning``: it begins every text
-    with :data:`BOS`, as its chat template does. ``right``: it pads on the right. ``generation``: see :data:`TEMPLATES`.
+    with :data:`BOS`, as its chat template does. ``left``: it pads on the left. ``generation``: see :data:`TEMPLATES`.
     """
     import copy
 
     found = copy.deepcopy(model.tokenizer)
     wanted = setting.get("tokenizer", "")
-    found.eos_token = setting.get("eos_token") or found.eos_token
+    found.padding_side = "left" if wanted == "left" else "right"  # old releases ask for the right side
     found.chat_template = TEMPLATES["generation" if wanted == "generation" else ""]
     if wanted == "same_end":
         found.pad_token = found.eos_token
     elif wanted == "no_padding":
         found.pad_token = None
-    elif wanted == "right":
-        found.padding_side = "right"
     elif wanted == "beginning":
         from tokenizers import processors
 
@@ -89,6 +87,16 @@ def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str)
             found.append({"messages": [*first, *turn(), *(turn() if dice.random() < 0.5 else [])]})
         elif kind == "system":
             found.append({"messages": [{"role": "system", "content": begun}, *turn()]})
+        elif kind == "prompt_turns_completion":
+            first = [{"role": "user", "content": begun}, {"role": "assistant", "content": words(1, 3)}]
+            completion = [{"role": "assistant", "content": words(1, 4)}]
+            found.append({"prompt": [*first, {"role": "user", "content": words(1, 2)}], "completion": completion})
+        elif kind == "conversations":
+            asked = [{"from": "user", "value": begun}, {"from": "assistant", "value": words(1, 6)}]
+            found.append({"conversations": asked})
+        elif kind == "labels":
+            ids = model.tokenizer(f"{begun} {words(2, 8)} <eos>", add_special_tokens=False)["input_ids"]
+            found.append({"input_ids": ids, "labels": [_IGNORED, _IGNORED, *ids[2:]]})
         elif kind == "prompt_completion_messages":
             completion = [{"role": "assistant", "content": words(1, 6)}]
             found.append(
@@ -142,8 +150,9 @@ def expected_rows(
 
     limit = arguments.get("max_length", arguments.get("max_seq_length"))
     mode = arguments.get("truncation_mode") or "keep_start"
-    whole = [_row(each, model, setting, arguments, undecided) for each in examples(model, setting, seed, part)]
     strategy = packing(arguments, part)
+    raw = examples(model, setting, seed, part)
+    whole = [_row(each, model, setting, arguments, undecided) for each in raw]
     if strategy == "wrapped":
         blocks = reference.wrapped_blocks(whole, limit, undecided.wrapped_remainder)
         return [{**each, "labels": (reference.IGNORED, *each["labels"][1:])} for each in blocks]
@@ -188,6 +197,9 @@ def _row(
 ) -> dict[str, Sequence[int]]:
     """Token ids and labels of the whole example."""
     words = tokenizer(model, setting)
+    words.eos_token = setting.get("eos_token") or words.eos_token
+    if "labels" in example:
+        return {name: example[name] for name in ("input_ids", "labels")}
     ids, answered = _tokens(example, words, setting, undecided)
     counts = [True] * len(ids)
     wanted = arguments.get("completion_only_loss")
@@ -211,6 +223,8 @@ def _tokens(
     if "input_ids" in example:
         return list(example["input_ids"]), 0
     prompt, messages = example.get("prompt", ""), example.get("messages")
+    if "conversations" in example:
+        messages = [{"role": each["from"], "content": each["value"]} for each in example["conversations"]]
     if isinstance(prompt, list):
         messages = [*prompt, *example["completion"]]
     elif prompt and undecided.prompt_completion_as == "conversation":

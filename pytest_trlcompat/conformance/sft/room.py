@@ -35,14 +35,16 @@ class SFTRoom(Room):
     axes: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "data": (
             *("text", "other_field", "ended", "messages", "turns", "system", "prompt_completion"),
-            *("prompt_completion_messages", "long_prompts", "questions", "input_ids"),
+            *("prompt_completion_messages", "prompt_turns_completion", "conversations", "long_prompts", "questions"),
+            *("input_ids", "labels"),
         ),
-        "tokenizer": ("", "same_end", "no_padding", "beginning", "right", "generation"),
+        "tokenizer": ("", "same_end", "no_padding", "beginning", "left", "generation"),
         "stream": (False, True),
     }
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
         ("model", "experts"): "transformers>=4.51",
-        **{("data", each): "trl>=0.15" for each in ("prompt_completion_messages",)},
+        ("data", "conversations"): "trl>=0.18",
+        **{("data", each): "trl>=0.15" for each in ("prompt_completion_messages", "prompt_turns_completion")},
         ("tokenizer", "no_padding"): "trl>=0.16",
         # Until then padding-free rows are kept apart by flash attention alone, which is not on a CPU.
         ("padding_free", True): "transformers>=4.53",
