@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .trainings import ConformanceTrainings
 
-ON_DEMAND = ("ppo", "rloo")
+ON_DEMAND = ("ppo", "reward", "rloo")
 """Trainers whose suite waits until what it finds in every release is in the catalogue."""
 
 

@@ -64,17 +64,17 @@ def test_a_trainer_that_a_cell_lacks_is_missing_where_it_is_not_measured_too() -
 @pytest.mark.parametrize(
     ("pin", "trainers"),
     [
-        ("trl==0.13.0", ("ppo",)),
-        ("trl==0.15.2", ("grpo", "ppo")),
-        ("trl==1.13.0", ("grpo",)),
-        ("trl>=1.0", ("grpo", "ppo")),
-        ("transformers==5.0.0", ("grpo", "ppo")),
+        ("trl==0.13.0", ("ppo", "reward")),
+        ("trl==0.15.2", ("grpo", "ppo", "reward")),
+        ("trl==1.13.0", ("grpo", "reward", "rloo")),
+        ("trl>=1.0", ("grpo", "ppo", "reward", "rloo")),
+        ("transformers==5.0.0", ("grpo", "ppo", "reward", "rloo")),
     ],
 )
 def test_the_trainers_of_a_stack_are_those_that_are_not_predicted_absent(pin: str, trainers: tuple[str, ...]) -> None:
     spec = of_mentions(of_pins([pin]), "the command line", complete=False)
     assert trainers_in(spec, known_issues.load()) == trainers
-    assert trainers_in(spec, Catalog()) == ("grpo", "ppo")
+    assert trainers_in(spec, Catalog()) == ("grpo", "ppo", "reward", "rloo")
 
 
 @pytest.mark.parametrize(

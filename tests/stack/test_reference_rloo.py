@@ -65,6 +65,11 @@ def test_the_kl_penalty_by_hand() -> None:
     assert given.advantages.tolist() == pytest.approx([final[0] - final[1], final[1] - final[0]])
     assert step.logs["kl"] == pytest.approx(sum(kl) / 2)
     assert step.logs["reward"] == 0.5  # without the penalty
+    equal = Rollout(PAIR.prompts, PAIR.completions, [[1.0], [1.0]])
+    assert reference.rloo_step(uniform(), equal, settings).logs["frac_reward_zero_std"] == 1
+    other = replace(settings, undecided=RLOOUndecided(zero_std_with_kl=True))
+    logs = reference.rloo_step(uniform(), equal, other, reference_model=Bigrams(table)).logs
+    assert logs["frac_reward_zero_std"] == 0
     over_tokens = replace(settings, undecided=RLOOUndecided(kl_logged_over="tokens"))
     logs = reference.rloo_step(uniform(), PAIR, over_tokens, reference_model=Bigrams(table)).logs
     assert logs["kl"] == pytest.approx(sum(kl) / 3)
