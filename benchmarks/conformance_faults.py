@@ -1,8 +1,8 @@
-"""Plant faults into TRL's GRPO trainer, one at a time, and look for them with rows of the conformance suite.
+"""Plant faults into one of TRL's trainers, one at a time, and look for them with rows of the conformance suite.
 
-``nox -s bench -- conformance_faults [--all-rows] [NUMBER ...]``, in the environment of the newest cell. Nothing on disk
-is changed: each fault is planted in a process of its own, into the module's source before it runs. A fault is found
-where a row has a difference, or an exception, that it does not have without the fault. It is found where it is if the
+``nox -s bench -- conformance_faults [--trainer rloo] [--all-rows] [NUMBER ...]``, in the newest cell's environment.
+Nothing on disk is changed: each fault is planted in a process of its own, into the module's source before it runs. A
+fault is found where a row has a difference, or an exception, that it does not have without the fault. It is found where it is if the
 first such difference is named as was written down before; an exception says where it comes from by itself.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import multiprocessing
 import os
 import sys
@@ -26,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from pytest_trlcompat import tiny  # noqa: E402
 from pytest_trlcompat.conformance import rows  # noqa: E402
+from pytest_trlcompat.conformance.grpo.methods import METHODS  # noqa: E402
 from suites.in_rank import conformance  # noqa: E402
 from suites.in_rank.models import save_model  # noqa: E402
 
@@ -34,7 +36,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-FAULTS = Path(__file__).with_suffix(".toml")
+TRAINERS = ("grpo", "reward", "rloo")
+"""Trainers that faults are written down for."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,10 @@ class Shown:
     failure: str = ""
 
 
-def read_faults() -> tuple[str, list[Fault]]:
+def read_faults(trainer: str) -> tuple[str, list[Fault]]:
     """The release of TRL that they are for, and the faults."""
-    with open(FAULTS, "rb") as file:
+    name = "conformance_faults" + ("" if trainer == "grpo" else f"_{trainer}")
+    with open(Path(__file__).with_name(f"{name}.toml"), "rb") as file:
         raw = tomllib.load(file)
     return raw["release"], [Fault(**entry) for entry in raw["fault"]]
 
@@ -79,12 +83,14 @@ def read_faults() -> tuple[str, list[Fault]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER", help="of faults; all by default")
+    parser.add_argument("--trainer", choices=TRAINERS, default="grpo", help="(grpo)")
     parser.add_argument("--all-rows", action="store_true", help="try the rows in their order, not the known one first")
     options = parser.parse_args()
     import torch
     import trl
 
-    release, faults = read_faults()
+    trainer = options.trainer
+    release, faults = read_faults(trainer)
     if trl.__version__ != release:
         print(f"the faults are for trl {release}, and this is {trl.__version__}", file=sys.stderr)
         return 2
@@ -96,21 +102,22 @@ def main() -> int:
 
         @cache
         def sound(name: str) -> Shown:
-            return _alone(_train, model, name)
+            return _alone(_train, trainer, model, name)
 
-        results = [_look(number, faults[number], model, sound, options.all_rows) for number in chosen]
+        results = [_look(trainer, number, faults[number], model, sound, options.all_rows) for number in chosen]
     there, raised = results.count("there"), results.count("raised")
     print(f"{sum(map(bool, results))} of {len(results)} faults found, {there} where they are, {raised} by an exception")
     return 0 if all(results) else 1
 
 
-def _look(number: int, fault: Fault, model: Any, sound: Callable[[str], Shown], in_order: bool) -> str:
+def _look(trainer: str, number: int, fault: Fault, model: Any, sound: Callable[[str], Shown], in_order: bool) -> str:
     """Empty for a survivor; ``there``, ``raised`` or ``elsewhere``."""
-    names = [name for name, row in _rows().items() if row.strategy == "single" and row.setting.get("refused") is None]
+    every = _rows(trainer).items()
+    names = [name for name, row in every if row.strategy == "single" and row.setting.get("refused") is None]
     if not in_order:
         names.sort(key=lambda name: name != fault.row)
     for name in names:
-        shown = _alone(_train, model, name, fault)
+        shown = _alone(_train, trainer, model, name, fault)
         if shown.failure and not sound(name).failure:
             return _said(number, name, "raised", shown.failure.splitlines()[0])
         first = next((stage for stage in shown.stages if stage not in sound(name).stages), None)
@@ -125,8 +132,8 @@ def _said(number: int, row: str, answer: str, what: str) -> str:
 
 
 @cache
-def _rows() -> Mapping[str, rows.Row]:
-    return {row.name: row for row in rows.load("grpo").values()}
+def _rows(trainer: str) -> Mapping[str, rows.Row]:
+    return {row.name: row for row in rows.load(trainer).values()}
 
 
 def _alone(function: Callable[..., Shown], *arguments: Any) -> Shown:
@@ -135,16 +142,17 @@ def _alone(function: Callable[..., Shown], *arguments: Any) -> Shown:
         return processes.submit(function, *arguments).result()
 
 
-def _train(model: Any, name: str, fault: Fault | None = None) -> Shown:
+def _train(trainer: str, model: Any, name: str, fault: Fault | None = None) -> Shown:
     import trl
-    from trl.trainer import grpo_trainer
 
     if fault is not None:
-        source = fault.plant(Path(grpo_trainer.__file__).read_text(encoding="utf-8"))
-        exec(compile(source, grpo_trainer.__file__, "exec"), vars(grpo_trainer))
-        trl.GRPOTrainer = grpo_trainer.GRPOTrainer
+        module = importlib.import_module(f"trl.trainer.{trainer}_trainer")
+        source = fault.plant(Path(str(module.__file__)).read_text(encoding="utf-8"))
+        exec(compile(source, str(module.__file__), "exec"), vars(module))
+        trainer_class = METHODS[trainer].trainer_class if trainer in METHODS else f"{trainer.title()}Trainer"
+        setattr(trl, trainer_class, getattr(module, trainer_class))
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        found = conformance.hold("grpo", "upstream", model, {name: _rows()[name].setting})[name]
+        found = conformance.hold(trainer, "upstream", model, {name: _rows(trainer)[name].setting})[name]
     return Shown(tuple(dict.fromkeys(each["stage"] for each in found["differences"])), found["failure"] or "")
 
 

@@ -158,13 +158,11 @@ class RLOOUndecided(SamplingUndecided):
             of totals that are ``"clipped"``, or of the ``"final"`` rewards, with the KL penalty: "the reward consists
             of two components"; ``"unweighted"``, as is documented from 0.27 to 0.29: "after summing rewards across
             functions (unweighted)".
-        zero_std_with_kl: whether ``frac_reward_zero_std``, "a reward std of zero", is that of the final rewards.
     """
 
     rewards_clipped: str = "totals"
     kl_logged_over: str = "completions"
     rewards_logged: str = "totals"
-    zero_std_with_kl: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,19 +12,20 @@ from pytest_trlcompat.conformance import rows
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from conformance_faults import Fault, read_faults  # type: ignore[import-not-found]
+from conformance_faults import TRAINERS, Fault, read_faults  # type: ignore[import-not-found]
 
-RELEASE, FAULTS = read_faults()
+FAULTS = [(trainer, number) for trainer in TRAINERS for number in range(len(read_faults(trainer)[1]))]
 
 
-@pytest.mark.parametrize("number", range(len(FAULTS)))
-def test_a_fault_can_be_planted(number: int) -> None:
-    fault = FAULTS[number]
-    assert rows.load("grpo")[f"single-{fault.row}"].strategy == "single"
+@pytest.mark.parametrize(("trainer", "number"), FAULTS)
+def test_a_fault_can_be_planted(trainer: str, number: int) -> None:
+    release, faults = read_faults(trainer)
+    fault = faults[number]
+    assert rows.load(trainer)[f"single-{fault.row}"].strategy == "single"
     assert all(fault.stages)
-    if metadata.version("trl") != RELEASE:
-        pytest.skip(f"the faults are for trl {RELEASE}")
-    source = Path(str(metadata.distribution("trl").locate_file("trl/trainer/grpo_trainer.py"))).read_text()
+    if metadata.version("trl") != release:
+        pytest.skip(f"the faults are for trl {release}")
+    source = Path(str(metadata.distribution("trl").locate_file(f"trl/trainer/{trainer}_trainer.py"))).read_text()
     assert fault.plant(source) != source
 
 
