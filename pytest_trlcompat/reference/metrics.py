@@ -18,6 +18,7 @@ __all__ = [
     "clip_ratios",
     "generation_metrics",
     "mean_over_tokens",
+    "part_without_spread",
     "training_metrics",
 ]
 
@@ -59,12 +60,21 @@ def generation_metrics(
     found["reward"] = float(mean_of_present(given.totals, 0))
     found["reward_std"] = float(given.group_stds.mean() if settings.logs_std_of_groups else given.batch_std)
     size = (settings.num_generations_eval or settings.num_generations) if evaluation else settings.num_generations
-    groups = given.totals.reshape(-1, size)
+    found["frac_reward_zero_std"] = part_without_spread(given.totals, size, settings)
+    return found
+
+
+def part_without_spread(rewards: Tensor, size: int, settings: SamplingSettings) -> float:
+    """The part of the groups whose rewards are all equal, of two at least.
+
+    Args:
+        rewards: ``(R,)``, in groups of ``size`` that follow each other; NaN is left out.
+    """
+    groups = rewards.reshape(-1, size)
     present = ~groups.isnan()
     equal = ((groups - mean_of_present(groups, 1)).where(present, 0.0) == 0).all(1)
     enough = (present.sum(1) > 1) | (size == 1 and settings.undecided.lone_completion_has_zero_std)
-    found["frac_reward_zero_std"] = float((equal & enough).double().mean())
-    return found
+    return float((equal & enough).double().mean())
 
 
 _STATISTICS: Mapping[str, Callable[[Tensor], Tensor]] = {"mean": torch.mean, "min": torch.min, "max": torch.max}

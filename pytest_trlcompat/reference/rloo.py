@@ -152,6 +152,7 @@ class _Learner(SamplingLearner[RLOOSettings, RLOOMicroBatch, RLOOStep]):
         return found
 
     def generation_metrics(self, generation: Generation, rollout: Rollout, evaluation: bool) -> dict[str, float]:
+        """As GRPO's, and ``kl``; ``frac_reward_zero_std``, "all answers are correct or incorrect", without the penalty."""
         found = super().generation_metrics(generation, rollout, evaluation)
         given = generation.advantages
         assert isinstance(given, RLOOAdvantages)
@@ -159,6 +160,9 @@ class _Learner(SamplingLearner[RLOOSettings, RLOOMicroBatch, RLOOStep]):
             tokens = int(generation.tokens.completion_mask.sum())
             over_tokens = self.settings.undecided.kl_logged_over == "tokens"
             found["kl"] = float(given.divergences.sum()) / (tokens if over_tokens else len(given.divergences))
+        settings = self.settings
+        size = (settings.num_generations_eval if evaluation else None) or settings.num_generations
+        found["frac_reward_zero_std"] = metrics.part_without_spread(given.scores, size, settings)
         return found
 
     def training_metrics(

@@ -18,11 +18,13 @@ class RLOOAdvantages(Advantages):
     """As :class:`~pytest_trlcompat.reference.Advantages`; totals and their statistics are those that are logged.
 
     Attributes:
+        scores: ``(R,)``, weighted sums of rewards, neither clipped nor penalised.
         divergences: ``(R,)``, the estimate of each completion's KL divergence; ``None`` where ``beta`` is 0.
         final_rewards: ``(R,)``, totals, clipped, less the KL penalty.
         baselines: ``(R,)``, mean of the final rewards of the other completions of the group.
     """
 
+    scores: Tensor
     divergences: Tensor | None
     final_rewards: Tensor
     baselines: Tensor
@@ -77,6 +79,7 @@ def leave_one_out_advantages(
     totals = total_rewards(bounded(rewards, "functions"), weights)
     if no_reward == "left_out":
         totals = totals.masked_fill(rewards.isnan().all(1), float("nan"))
+    scores = totals
     final = bounded(totals, "totals")
     if logged == "clipped":
         totals = final
@@ -103,6 +106,7 @@ def leave_one_out_advantages(
         group_stds=std(of_groups, 1).expand_as(of_groups).reshape(rows),
         batch_std=std(totals, 0).squeeze(),
         advantages=advantages.nan_to_num(nan=0.0),
+        scores=scores,
         divergences=divergences,
         final_rewards=final,
         baselines=baselines,

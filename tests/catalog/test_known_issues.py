@@ -12,6 +12,7 @@ from pytest_trlcompat.catalog import known_issues, remedies
 from pytest_trlcompat.catalog.issue import STRATEGIES, TRAINERS, measured_with
 from pytest_trlcompat.catalog.regions import unreachable
 from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.conformance import rows
 from pytest_trlcompat.launch.strategy import NAMES
 
 ENTRY = """
@@ -183,7 +184,7 @@ def test_a_conformance_suite_measures_with_the_trainer_that_its_id_ends_with() -
     known = known_issues.load()
     suites = [issue for issue in known.values() if issue.id.startswith("conformance-")]
     found = {issue.id: (issue.trainer, measured_with(issue.id)) for issue in suites}
-    assert found == {f"conformance-{name}": (name, name) for name in TRAINERS}
+    assert found == {f"conformance-{each}": (each, each) for each in rows.TRAINERS}
     old = known["conformance-ppo"].predict("upstream", "single-default", {"trl": "0.12.2"})
     assert old is not None
     assert old.verdict is Verdict.OK, "it is absent where there is no PPO, not where there is no GRPO"

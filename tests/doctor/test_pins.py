@@ -65,11 +65,11 @@ def test_a_trainer_that_a_cell_lacks_is_missing_where_it_is_not_measured_too() -
 @pytest.mark.parametrize(
     ("pin", "trainers"),
     [
-        ("trl==0.13.0", ("dpo", "ppo", "sft")),
-        ("trl==0.15.2", ("dpo", "grpo", "ppo", "sft")),
-        ("trl==1.13.0", ("dpo", "grpo", "sft")),
-        ("trl>=1.0", ("dpo", "grpo", "ppo", "sft")),
-        ("transformers==5.0.0", ("dpo", "grpo", "ppo", "sft")),
+        ("trl==0.13.0", ("dpo", "ppo", "reward", "sft")),
+        ("trl==0.15.2", ("dpo", "grpo", "ppo", "reward", "sft")),
+        ("trl==1.13.0", ("dpo", "grpo", "reward", "rloo", "sft")),
+        ("trl>=1.0", TRAINERS),
+        ("transformers==5.0.0", TRAINERS),
     ],
 )
 def test_the_trainers_of_a_stack_are_those_that_are_not_predicted_absent(pin: str, trainers: tuple[str, ...]) -> None:

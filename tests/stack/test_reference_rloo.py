@@ -65,6 +65,12 @@ def test_the_kl_penalty_by_hand() -> None:
     assert given.advantages.tolist() == pytest.approx([final[0] - final[1], final[1] - final[0]])
     assert step.logs["kl"] == pytest.approx(sum(kl) / 2)
     assert step.logs["reward"] == 0.5  # without the penalty
+    equal = Rollout(PAIR.prompts, PAIR.completions, [[1.0], [1.0]])
+    for logged in ("totals", "final"):
+        other = replace(settings, undecided=RLOOUndecided(rewards_logged=logged))
+        logs = reference.rloo_step(uniform(), equal, other, reference_model=Bigrams(table)).logs
+        assert logs["frac_reward_zero_std"] == 1  # all answers are equally good, whatever they are fined
+        assert (logs["reward_std"] > 0) is (logged == "final")
     over_tokens = replace(settings, undecided=RLOOUndecided(kl_logged_over="tokens"))
     logs = reference.rloo_step(uniform(), PAIR, over_tokens, reference_model=Bigrams(table)).logs
     assert logs["kl"] == pytest.approx(sum(kl) / 3)
