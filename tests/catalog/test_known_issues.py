@@ -9,7 +9,7 @@ import pytest
 
 from pytest_trlcompat import _data
 from pytest_trlcompat.catalog import known_issues, remedies
-from pytest_trlcompat.catalog.issue import STRATEGIES, TRAINERS, measured_with
+from pytest_trlcompat.catalog.issue import STRATEGIES, measured_with
 from pytest_trlcompat.catalog.regions import unreachable
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.conformance import rows

@@ -64,7 +64,11 @@ class RewardRoom(Room):
     def build(
         self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool
     ) -> Any:
-        taken = [set(inspect.signature(each.__init__).parameters) for each in trainer_class.__mro__]
+        taken = [
+            set(inspect.signature(vars(each)["__init__"]).parameters)
+            for each in trainer_class.__mro__
+            if "__init__" in vars(each)
+        ]
         words = next(name for each in taken for name in ("processing_class", "tokenizer") if name in each)
         extra: dict[str, Any] = {words: data.tokenizer(model, setting)}
         if setting.get("adapter") in ("peft_config", "both"):
@@ -136,7 +140,11 @@ class RewardRoom(Room):
         return (found.eval(),)
 
     def settings(
-        self, arguments: Mapping[str, Any], conventions: Conventions, world_size: int
+        self,
+        arguments: Mapping[str, Any],
+        conventions: Conventions,
+        world_size: int,
+        models: tuple[torch.nn.Module, ...],
     ) -> reference.RewardSettings:
         from pytest_trlcompat import reference
 
