@@ -119,14 +119,14 @@ def _blocked(issue: KnownIssue, blocked: list[Prediction]) -> KnownIssue:
 
 
 def _check_blockers(catalog: Catalog) -> None:
-    """Refuse a ``blocked`` prediction by an issue whose symptom cannot be what ended the suite."""
+    """Refuse a ``blocked`` prediction by an issue that cannot be what ended the suite, or what differs first."""
     for issue in catalog.values():
         for name in {prediction.by for prediction in issue.predictions if prediction.by}:
             if name not in catalog or name == issue.id:
                 raise ValueError(f"issue {issue.id}: blocked by {name!r}, which is no other issue")
             if not catalog[name].may_stop(issue):
                 raise ValueError(f"issue {issue.id}: blocked by {name!r}, which is of another trainer")
-            if not catalog[name].symptoms:
+            if not catalog[name].symptoms and not (catalog[name].differences and issue.suite == catalog[name].suite):
                 raise ValueError(f"issue {issue.id}: blocked by {name!r}, which has no [[issue.symptom]] to know it by")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.issue import measured_with
 from pytest_trlcompat.plugin.judging import Judge
 
 if TYPE_CHECKING:
@@ -21,8 +22,14 @@ if TYPE_CHECKING:
     from .trainings import ConformanceTrainings
 
 
+ON_DEMAND = ("dpo",)
+"""Trainers whose findings wait until every cell of the default sweep was measured."""
+
+
 def marks_of(issue: KnownIssue, label: str) -> Sequence[pytest.MarkDecorator]:
     named = pytest.mark.known_issue(issue.id)
+    if measured_with(issue.id) in ON_DEMAND:
+        return named, pytest.mark.on_demand
     return (named,) if label.startswith("single-") else (named, pytest.mark.every_pair)
 
 

@@ -206,7 +206,7 @@ def test_how_a_trainer_of_ones_own_gets_ppos_cures() -> None:
     [
         ("fsdp-sharded-save", "", f"{TRAIN}cured(YourTrainer) (FSDPSaveMixin), or "),
         ("fsdp-sharded-save", "trainer", f"{TRAIN}cured(YourTrainer) (FSDPSaveMixin), or "),
-        ("fsdp-sharded-save", "dpo", f"{TRAIN}cured(DPOTrainer) (FSDPSaveMixin), or "),
+        ("fsdp-sharded-save", "orpo", f"{TRAIN}cured(ORPOTrainer) (FSDPSaveMixin), or "),
         ("fsdp-sharded-save", "nash-md", f"{TRAIN}cured(NashMDTrainer) (FSDPSaveMixin), or "),
         ("fsdp-sharded-save", "grpo", f"{TRAIN}GRPOTrainer (FSDPSaveMixin), or "),
         ("lora-zero3-checkpointing", "", f"{TRAIN}GRPOTrainer (ZeRO3LoraCheckpointingMixin), or "),

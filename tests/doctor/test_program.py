@@ -282,25 +282,25 @@ def test_issues_of_other_trainers_can_be_left_out(doctor: Run, monkeypatch: pyte
     ]
 
 
-DPO = ("no sweep trains with DPOTrainer: what is said here was measured with GRPO alone, and an issue that only "
-       "DPOTrainer has is not known here")  # fmt: skip
+ORPO = ("no sweep trains with ORPOTrainer: what is said here was measured with GRPO alone, and an issue that only "
+       "ORPOTrainer has is not known here")  # fmt: skip
 
 
 def test_any_trainer_can_be_asked_about_and_none_that_was_not_measured_is_called_safe(doctor: Run) -> None:
     newest = ("trl==1.16.0", "transformers==5.23.0", "--strategy", "fsdp2", "--trainer")
-    status, out, _ = doctor(*newest, "dpo")
+    status, out, _ = doctor(*newest, "orpo")
     flat = " ".join(out.split())
     assert status == 1
     for text in (
-        f"note: {DPO}",
-        "but measured with GRPO alone, not with DPOTrainer symptom",
-        "cure train with pytest_trlcompat.trainers.cured(DPOTrainer) (FSDPSaveMixin), or call ",
-        "No measured pins are recommended, since no sweep trains with DPOTrainer.",
+        f"note: {ORPO}",
+        "but measured with GRPO alone, not with ORPOTrainer symptom",
+        "cure train with pytest_trlcompat.trainers.cured(ORPOTrainer) (FSDPSaveMixin), or call ",
+        "No measured pins are recommended, since no sweep trains with ORPOTrainer.",
     ):
         assert text in flat, text
     assert "grpo-" not in out
-    document = json.loads(doctor(*newest, "dpo", "--json")[1])
-    assert (document["trainer"], document["notes"][-1], document["ok_pins"]) == ("dpo", DPO, [])
+    document = json.loads(doctor(*newest, "orpo", "--json")[1])
+    assert (document["trainer"], document["notes"][-1], document["ok_pins"]) == ("orpo", ORPO, [])
     assert document["fewest_issues"] is None
     assert {each["measured_with"] for each in document["issues"]} == {"grpo"}
     assert "cured(YourTrainer)" in doctor(*newest, "trainer")[1]

@@ -161,6 +161,7 @@ class DPORoom(Room):
 
         config: Any = models[0].config
         declared = config.router_aux_loss_coef if getattr(config, "output_router_logits", False) else 0.0
+        has_experts = hasattr(config, "output_router_logits")
 
         kind = arguments["loss_type"]
         weights = arguments.get("loss_weights")
@@ -173,7 +174,7 @@ class DPORoom(Room):
             world_size,
             loss_type=(kind,) if isinstance(kind, str) else tuple(kind),
             loss_weights=None if weights is None else tuple(weights),
-            router_aux_loss_coef=float(declared if coefficient is None else coefficient),
+            router_aux_loss_coef=float(declared if coefficient is None else coefficient) if has_experts else 0.0,
         )
 
     def objective(
