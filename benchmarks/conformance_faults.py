@@ -2,8 +2,8 @@
 
 ``nox -s bench -- conformance_faults [--trainer rloo] [--all-rows] [NUMBER ...]``, in the newest cell's environment.
 Nothing on disk is changed: each fault is planted in a process of its own, into the module's source before it runs. A
-fault is found where a row has a difference, or an exception, that it does not have without the fault. It is found where it is if the
-first such difference is named as was written down before; an exception says where it comes from by itself.
+fault is found where a row has a difference, or an exception, that it does not have without the fault. It is found where
+it is if the first such difference is named as was written down before; an exception says where it comes from by itself.
 """
 
 from __future__ import annotations

@@ -14,8 +14,15 @@ from pytest_trlcompat.catalog.upstream_reports import commands, folder, output_o
 SCRIPTS = sorted(folder().glob("*.py"))
 IDS = [script.stem for script in SCRIPTS]
 LINES = 40
-WITHOUT_SCRIPT = {"grpo-zero3-no-gather", "grpo-fsdp2-offload-generation"}
+NOT_ON_CPU = {"grpo-zero3-no-gather", "grpo-fsdp2-offload-generation"}
 """None has been seen to run on plain CPU processes yet; there host and device are the same."""
+NOT_WRITTEN = {
+    *("reward-attention-dropout", "reward-resumed-tokens"),
+    *("rloo-assistant-prefix", "rloo-eval-remainder", "rloo-masked-loss", "rloo-masked-penalty"),
+    *("rloo-reference-by-name", "rloo-zero-std-log"),
+}
+"""Found by conformance; their scripts are still to be written."""
+WITHOUT_SCRIPT = NOT_ON_CPU | NOT_WRITTEN
 
 
 def test_each_issue_that_nobody_has_cured_and_the_newest_cell_shows_has_one() -> None:
@@ -30,7 +37,7 @@ def test_each_issue_that_nobody_has_cured_and_the_newest_cell_shows_has_one() ->
         if not remedies.cured_in(issue) and prediction is not None and prediction.verdict.is_problem
     }
     assert live - WITHOUT_SCRIPT == set(IDS)
-    assert len(live) == 15
+    assert len(live) == 15 + len(NOT_WRITTEN)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=IDS)
