@@ -152,7 +152,7 @@ class _Learner(SamplingLearner[RLOOSettings, RLOOMicroBatch, RLOOStep]):
         return found
 
     def generation_metrics(self, generation: Generation, rollout: Rollout, evaluation: bool) -> dict[str, float]:
-        """As GRPO's, and ``kl``; ``frac_reward_zero_std``, "all answers are correct or incorrect", without penalty."""
+        """As GRPO's, and ``kl``; ``frac_reward_zero_std``, "all answers are correct or incorrect", knows no penalty."""
         found = super().generation_metrics(generation, rollout, evaluation)
         given = generation.advantages
         assert isinstance(given, RLOOAdvantages)

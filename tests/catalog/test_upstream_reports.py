@@ -14,13 +14,17 @@ from pytest_trlcompat.catalog.upstream_reports import commands, folder, output_o
 SCRIPTS = sorted(folder().glob("*.py"))
 IDS = [script.stem for script in SCRIPTS]
 LINES = 40
-WITHOUT_SCRIPT = {"grpo-zero3-no-gather", "grpo-fsdp2-offload-generation"}
+NOT_ON_CPU = {"grpo-zero3-no-gather", "grpo-fsdp2-offload-generation"}
 """None has been seen to run on plain CPU processes yet; there host and device are the same."""
 NOT_WRITTEN = {
     *("dpo-alpha-exponent", "dpo-attention-dropout", "dpo-desensitization-range", "dpo-reference-by-name"),
     *("dpo-resumed-reference", "dpo-resumed-tokens", "dpo-robust-half", "dpo-weighted-likelihood"),
+    *("reward-attention-dropout", "reward-resumed-tokens"),
+    *("rloo-assistant-prefix", "rloo-eval-remainder", "rloo-masked-loss", "rloo-masked-penalty"),
+    *("rloo-reference-by-name", "rloo-zero-std-log"),
 }
-"""For which nobody has written one yet."""
+"""Found by conformance; their scripts are still to be written."""
+WITHOUT_SCRIPT = NOT_ON_CPU | NOT_WRITTEN
 
 
 def test_each_issue_that_nobody_has_cured_and_the_newest_cell_shows_has_one() -> None:
@@ -34,7 +38,7 @@ def test_each_issue_that_nobody_has_cured_and_the_newest_cell_shows_has_one() ->
         for prediction in [issue.predict("upstream", label, newest.versions)]
         if not remedies.cured_in(issue) and prediction is not None and prediction.verdict.is_problem
     }
-    assert live - WITHOUT_SCRIPT - NOT_WRITTEN == set(IDS)
+    assert live - WITHOUT_SCRIPT == set(IDS)
     assert len(live) == 15 + len(NOT_WRITTEN)
 
 
