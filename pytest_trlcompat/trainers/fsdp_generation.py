@@ -127,16 +127,16 @@ class FSDPGenerationMixin(AroundGeneration):
         return under(trainer, why, *cls._needed, _SUMMONED_WRONGLY)
 
 
-def _is_compiled(model: Any) -> bool:
-    return beneath_compile(model) is not model
+def _compiles(trainer: Any) -> bool:
+    """Whether the model is compiled, or will be when Accelerate prepares it."""
+    asked = trainer.accelerator.state.dynamo_plugin.backend.value != "NO"
+    return asked or beneath_compile(trainer.model_wrapped) is not trainer.model_wrapped
 
 
 _SUMMONED_WRONGLY = Condition(
     "in mixed precision or compiled",
     "upstream summons the root's parameters itself",
-    lambda trainer: (
-        trainer.accelerator.state.fsdp_plugin.mixed_precision_policy is not None or _is_compiled(trainer.model_wrapped)
-    ),
+    lambda trainer: trainer.accelerator.state.fsdp_plugin.mixed_precision_policy is not None or _compiles(trainer),
 )
 
 
