@@ -208,7 +208,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         _trainer("create_model_card"),
     ),
     "PlainLogProbsMixin": (_grpo("GRPOTrainer._get_per_token_logps_and_entropies", ">=0.20"),),
-    "ReferenceOfPolicyMixin": (),
+    "ReferenceOfPolicyMixin": (GRPO_CONSTRUCTOR,),
     "ResumingMixin": (_trainer("_load_rng_state"),),
     "SamplingMixin": (GENERATION,),
     "ScaleRewardsMixin": (_grpo("GRPOTrainer._generate_and_score_completions", ">=0.16"),),
