@@ -56,6 +56,7 @@ from .token_normalizer import TokenNormalizerMixin as TokenNormalizerMixin
 from .train_sampler import TrainSamplerMixin as TrainSamplerMixin
 from .warnings_issued import WarningsIssuedMixin as WarningsIssuedMixin
 from .zero3_biases import ZeRO3BiasesMixin as ZeRO3BiasesMixin
+from .zero3_fused_head import ZeRO3FusedHeadMixin as ZeRO3FusedHeadMixin
 from .zero3_generation import ZeRO3GenerationMixin as ZeRO3GenerationMixin
 from .zero3_lora_checkpointing import ZeRO3LoraCheckpointingMixin as ZeRO3LoraCheckpointingMixin
 from .zero3_mixed_dtypes import ZeRO3MixedDtypesMixin as ZeRO3MixedDtypesMixin

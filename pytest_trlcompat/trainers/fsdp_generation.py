@@ -1,11 +1,16 @@
-"""Cure of ``grpo-fsdp-generation`` and ``lora-fsdp-bf16-generation``: generation under FSDP1.
+"""Cure of ``grpo-fsdp-generation``, ``lora-fsdp-bf16-generation`` and ``grpo-fsdp-compiled-generation``.
 
-GRPO generates with the module beneath the wrapper. FSDP1 gathers the parameters of each layer when the layer is called,
-but those of the root (embeddings, final norm, output head) only when the wrapper is: ``'weight' must be 2-D``. Newer
-releases of TRL gather them, in full precision; in mixed precision an adapter beneath then meets what is not: ``mat1 and
-mat2 must have the same dtype``. The cure gathers them as a forward pass does. FSDP2 has no wrapper and needs no cure.
+Under FSDP1 GRPO generates with the module beneath the wrapper. FSDP1 gathers the parameters of each layer when the
+layer is called, but those of the root (embeddings, final norm, output head) only when the wrapper is: ``'weight' must
+be 2-D``. Newer releases of TRL gather them, in full precision; in mixed precision an adapter beneath then meets what is
+not: ``mat1 and mat2 must have the same dtype``. The cure gathers them as a forward pass does. FSDP2 has no wrapper and
+needs no cure.
 
-Imports torch, and of this package ``_upstream`` and ``fsdp_ref_model``.
+With ``torch_compile`` Accelerate, asked to unwrap the compiled module, leaves in it what is beneath FSDP's root, for
+good; nobody finds the root there any more, neither TRL, to gather its parameters, nor who saves the model. The
+accelerator still has it among the models that it trains: the cure puts it back.
+
+Imports torch, and of this package ``_upstream``, ``errors`` and ``fsdp_ref_model``.
 """
 
 from __future__ import annotations
@@ -22,9 +27,10 @@ from torch.distributed.fsdp._common_utils import HandleTrainingState
 from pytest_trlcompat.trainers._conditions import FSDP1, TRANSFORMERS_GENERATES, Condition, under
 from pytest_trlcompat.trainers._cure import Activity
 from pytest_trlcompat.trainers._upstream import AroundGeneration, class_uses
+from pytest_trlcompat.trainers.errors import CureError
 from pytest_trlcompat.trainers.fsdp_ref_model import beneath_compile
 
-__all__ = ["FSDPGenerationMixin", "root_parameters_gathered"]
+__all__ = ["FSDPGenerationMixin", "root_parameters_gathered", "root_put_back"]
 
 
 @contextmanager
@@ -61,12 +67,40 @@ def root_parameters_gathered(model: nn.Module) -> Iterator[None]:
         fsdp1._reshard(root, handle, free)
 
 
+def root_put_back(model: nn.Module, accelerator: Any) -> None:
+    """Put FSDP1's root back into a compiled ``model`` from which unwrapping has taken it.
+
+    Does nothing where it is there, and for any model that is not compiled.
+
+    Raises:
+        CureError: none of the models that ``accelerator`` trains wraps what is there instead.
+    """
+    inner = beneath_compile(model)
+    if inner is model or isinstance(inner, FullyShardedDataParallel):
+        return
+    root = next((one for one in map(beneath_compile, accelerator._models) if _beneath_fsdp(one) is inner), None)
+    if root is None:
+        raise CureError(
+            FSDPGenerationMixin.__name__,
+            wanted=f"FSDP1's root above the {type(inner).__name__} that is compiled",
+            found=f"it is none of the {len(accelerator._models)} models of the accelerator",
+            packages=("accelerate", "torch"),
+        )
+    model._orig_mod = root
+
+
+def _beneath_fsdp(model: Any) -> Any:
+    while isinstance(model, FullyShardedDataParallel):
+        model = model.module
+    return model
+
+
 class FSDPGenerationMixin(AroundGeneration):
-    """Lets a subclass of ``trl.GRPOTrainer`` generate under FSDP1 ``full_shard``.
+    """Lets a subclass of ``trl.GRPOTrainer`` generate under FSDP1 ``full_shard``, also with ``torch_compile``.
 
     Where TRL calls ``summon_full_params``, known by looking at the trainer's methods, it does something in mixed
-    precision alone: there TRL would gather in full precision what its layers compute in another. With vLLM, which
-    generates elsewhere, it does nothing.
+    precision, in which TRL would gather in full precision what its layers compute in another, and for a compiled model,
+    in which TRL finds no root to gather. With vLLM, which generates elsewhere, it does nothing.
     """
 
     _needed: ClassVar = (FSDP1, TRANSFORMERS_GENERATES)
@@ -89,14 +123,20 @@ class FSDPGenerationMixin(AroundGeneration):
             return known
         if not class_uses(trainer_class, "summon_full_params"):
             return under(trainer, "upstream generates beneath FSDP1's root", *cls._needed)
-        why = "upstream summons the root's parameters in full precision, which its layers are not"
-        return under(trainer, why, *cls._needed, _MIXED_PRECISION)
+        why = "upstream summons the root's parameters in full precision, or finds no root in a compiled model"
+        return under(trainer, why, *cls._needed, _SUMMONED_WRONGLY)
 
 
-_MIXED_PRECISION = Condition(
-    "in mixed precision",
+def _compiles(trainer: Any) -> bool:
+    """Whether the model is compiled, or will be when Accelerate prepares it."""
+    asked = trainer.accelerator.state.dynamo_plugin.backend.value != "NO"
+    return asked or beneath_compile(trainer.model_wrapped) is not trainer.model_wrapped
+
+
+_SUMMONED_WRONGLY = Condition(
+    "in mixed precision or compiled",
     "upstream summons the root's parameters itself",
-    lambda trainer: trainer.accelerator.state.fsdp_plugin.mixed_precision_policy is not None,
+    lambda trainer: trainer.accelerator.state.fsdp_plugin.mixed_precision_policy is not None or _compiles(trainer),
 )
 
 
@@ -105,11 +145,10 @@ def _gathering(unwrap: Callable[..., Any]) -> Callable[..., Any]:
     def unwrap_model_for_generation(model: nn.Module, accelerator: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
         # A ``PeftModel`` generates beneath the forward pass that Accelerate has put under autocast, and gives adapters
         # inputs of the dtype in which their shards are stored.
-        with (
-            unwrap(model, accelerator, *args, **kwargs) as unwrapped,
-            root_parameters_gathered(model),
-            accelerator.autocast(),
-        ):
-            yield unwrapped
+        root_put_back(model, accelerator)
+        with unwrap(model, accelerator, *args, **kwargs) as unwrapped:
+            root_put_back(model, accelerator)
+            with root_parameters_gathered(model), accelerator.autocast():
+                yield unwrapped
 
     return unwrap_model_for_generation

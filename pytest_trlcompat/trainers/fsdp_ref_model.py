@@ -6,7 +6,8 @@ True``. Where it knows FSDP2, it makes the whole reference model one unit, so th
 (``strategy-memory``); and it shards with ``cpu_ram_efficient_loading`` weights that rank 0 alone has loaded: the others
 keep what was in memory, and the loss becomes NaN, or merely wrong. Projects that have prepared the reference model with
 Accelerate's ``evaluation_mode=True`` have it whole on every rank. And an older Accelerate with mixed precision makes a
-frozen bf16 model fp32 under FSDP2.
+frozen bf16 model fp32 under FSDP2. With ``torch_compile``, what was prepared so is compiled around the whole model;
+compilation belongs around what is sharded, as for the policy.
 
 FSDP2 keeps what belongs to no layer gathered after a forward pass, for the backward pass that a reference model never
 has (an older torch the root, a newer Accelerate its unit for final norm and output head): embeddings and output head
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -66,8 +67,9 @@ def shard_reference_model(model: nn.Module, accelerator: Any) -> nn.Module:
 
     Args:
         model: whole, on any one device, with or without gradients; also one that Accelerate has prepared with
-            ``evaluation_mode=True``.
-        accelerator: the trainer's, configured for FSDP by arguments or by the environment.
+            ``evaluation_mode=True``, or that was compiled.
+        accelerator: the trainer's, configured for FSDP by arguments or by the environment, which also say whether the
+            result is compiled.
 
     Returns:
         The sharded model, in eval mode, none of its parameters requiring a gradient.
@@ -82,10 +84,11 @@ def shard_reference_model(model: nn.Module, accelerator: Any) -> nn.Module:
             f"asked to shard a reference model by FSDP, but the accelerator uses {accelerator.distributed_type}; "
             "configure FSDP (TrainingArguments(fsdp=...) or accelerate launch --use_fsdp) on a device it supports"
         )
+    compiled, model = model, beneath_compile(model)  # what is compiled is not sharded, nor compiled again
     model.requires_grad_(False)
     with _plugin_kept(accelerator.state.fsdp_plugin):
         sharded = (_shard_fsdp2 if version == 2 else _shard_fsdp1)(model, accelerator)
-    _forget(accelerator, model, sharded)
+    _forget(accelerator, compiled, model, beneath_compile(sharded), sharded)
     if not is_sharded(sharded):
         raise CureError(
             "FSDPReferenceModelMixin",
@@ -157,7 +160,10 @@ def _shard_fsdp2(model: nn.Module, accelerator: Any) -> nn.Module:
     from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
     sharded: nn.Module = fsdp2_prepare_model(_WithoutUpcast(accelerator), model)
-    return sharded
+    plugin = accelerator.state.dynamo_plugin
+    if plugin.backend.value == "NO":
+        return sharded
+    return cast(nn.Module, torch.compile(sharded, **plugin.to_kwargs()))  # as prepare_model does under FSDP1
 
 
 class _WithoutUpcast:

@@ -54,6 +54,7 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "FSDPAdapterGenerationMixin",
             "FSDPOffloadGenerationMixin",
             "ZeRO3GenerationMixin",
+            "ZeRO3FusedHeadMixin",
             "DeepSpeedHooksMixin",
             "DeepSpeedEvaluationMixin",
             "EmptyParamGroupsMixin",

@@ -35,6 +35,7 @@ CHAT_TEMPLATE = _grpo("maybe_apply_chat_template", ">=0.14,<0.15")  # right from
 COMPUTE_LOSS = _grpo("GRPOTrainer.compute_loss")
 GRPO_LOSS = _grpo("GRPOTrainer._compute_loss", ">=0.17")
 CREATE_MODEL = _grpo("create_model_from_path", ">=0.26")
+ADD_FUSED_HEAD = _grpo("add_fused_lm_head", ">=1.15")
 PREPARE_FSDP = _grpo("prepare_fsdp", ">=0.18")
 # Beneath what tokenizers and processors call ``apply_chat_template``; TRL renders by it from 0.25 on.
 RENDER_OF_TOKENIZERS = PatchPoint("transformers.tokenization_utils_base:render_jinja_template", ">=4.56")
@@ -56,6 +57,7 @@ ZERO3_LINEAR_BACKWARD = PatchPoint("deepspeed.runtime.zero.linear:LinearFunction
 ZERO3_GATHER = PatchPoint(  # right from 0.19.3 on
     "deepspeed.runtime.zero.partition_parameters:Init._allgather_params_coalesced", "<0.19.3"
 )
+REGISTER_EXTERNAL = PatchPoint("deepspeed.runtime.zero.partition_parameters:register_external_parameter")
 OLD_REGISTER = PatchPoint(f"{_OFFLOAD}_register_hooks_recursively", "<0.16.4")
 NEW_REGISTER = PatchPoint(f"{_OFFLOAD}_register_deepspeed_module", ">=0.16.4")
 # Before 0.14 the wrapper gives away no attribute of what it wraps.
@@ -206,7 +208,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         _trainer("create_model_card"),
     ),
     "PlainLogProbsMixin": (_grpo("GRPOTrainer._get_per_token_logps_and_entropies", ">=0.20"),),
-    "ReferenceOfPolicyMixin": (),
+    "ReferenceOfPolicyMixin": (GRPO_CONSTRUCTOR,),
     "ResumingMixin": (_trainer("_load_rng_state"),),
     "SamplingMixin": (GENERATION,),
     "ScaleRewardsMixin": (_grpo("GRPOTrainer._generate_and_score_completions", ">=0.16"),),
@@ -218,6 +220,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "TrainSamplerMixin": (_trainer("_get_train_sampler"),),
     "WarningsIssuedMixin": (),
     "ZeRO3BiasesMixin": (_TRAIN, ZERO3_LINEAR_BACKWARD),
+    "ZeRO3FusedHeadMixin": (ADD_FUSED_HEAD, REGISTER_EXTERNAL),
     "ZeRO3GenerationMixin": (GENERATION, ADD_HOOKS, REMOVE_HOOKS),
     "ZeRO3LoraCheckpointingMixin": (),
     "ZeRO3MixedDtypesMixin": (_TRAIN, _EVALUATE, ZERO3_GATHER),

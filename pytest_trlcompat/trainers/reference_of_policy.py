@@ -5,17 +5,22 @@ the reference model once more from the folder or the hub that the policy's confi
 changed since, by merging an adapter, say, or by resizing its embeddings, is then held to another model. The cure gives
 the reference model the policy's weights as soon as the trainer has it, before it is wrapped for a strategy.
 
-Imports torch, and of this package ``_cure``, ``_upstream`` and ``errors``.
+Imports torch, and of this package ``_cure``, ``_patching``, ``errors`` and ``patch_points``.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers._patching import replaced
 from pytest_trlcompat.trainers.errors import CureError, leaving_out
 
 __all__ = ["ReferenceOfPolicyMixin"]
@@ -24,8 +29,9 @@ __all__ = ["ReferenceOfPolicyMixin"]
 class ReferenceOfPolicyMixin(Cure):
     """Gives the reference model of a subclass of ``trl.GRPOTrainer`` the weights of the policy.
 
-    One that was given as a name, and one with an adapter, are left as they are: there upstream is right, or has no
-    reference model. Of another size, the reference model becomes a copy of the policy.
+    Of that which the real call of TRL's ``__init__`` has, whatever a user's class was given, and to the reference model
+    that this call makes. One that was given as a name, and one with an adapter, are left as they are: there upstream is
+    right, or has no reference model. Of another size, the reference model becomes a copy of the policy.
 
     Raises:
         CureError: under ZeRO-3, where the reference model is of another size: partitioned weights cannot be copied.
@@ -34,14 +40,25 @@ class ReferenceOfPolicyMixin(Cure):
     _policy_as_given: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        policy = args[0] if args else kwargs.get("model")
-        given = isinstance(policy, torch.nn.Module) and not hasattr(policy, "peft_config")
-        # By their names as they are now: an adapter that the trainer adds gives them others.
-        self._policy_as_given = (policy, _tensors(policy)) if given else None
-        try:
+        with replaced(patch_points.GRPO_CONSTRUCTOR, self._seeing_the_policy, ReferenceOfPolicyMixin.__name__):
             super().__init__(*args, **kwargs)
-        finally:
-            self._policy_as_given = None
+
+    def _seeing_the_policy(self, upstream: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(upstream)  # with the parameters, which another cure may ask for
+        def __init__(instance: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it is one
+            if instance is not self:
+                upstream(instance, *args, **kwargs)
+                return
+            policy = inspect.signature(upstream).bind(instance, *args, **kwargs).arguments.get("model")
+            given = isinstance(policy, torch.nn.Module) and not hasattr(policy, "peft_config")
+            # By their names as they are now: an adapter that the trainer adds gives them others.
+            self._policy_as_given = (policy, _tensors(policy)) if given else None
+            try:
+                upstream(instance, *args, **kwargs)
+            finally:
+                self._policy_as_given = None
+
+        return __init__
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "ref_model" and isinstance(value, torch.nn.Module) and self._policy_as_given is not None:

@@ -23,7 +23,7 @@ from . import grpo, models, sharding
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["PHASES", "train"]
+__all__ = ["PHASES", "Watch", "held", "train", "watch_engine", "watch_generation"]
 
 STEPS = 2
 ROWS_OF_A_RANK = 2
@@ -33,7 +33,7 @@ PHASES = ("generation", "reference", "training", "optimizer")
 
 
 @dataclass
-class _Watch:
+class Watch:
     """Reads the peak of a phase when the next one begins.
 
     Attributes:
@@ -75,14 +75,14 @@ def train(subject: str, model: TinyModel, **settings: Any) -> dict[str, Any]:
     Returns:
         ``failure``: a text, or ``None``. ``size`` and ``unit``: bytes of a whole model, and of one of its layers.
         ``policy`` and ``reference``: bytes of the parameters of each that this rank holds after training. And
-        ``grad_norm``, as logged. ``rest``, ``peaks`` and ``extra``: see :class:`_Watch`; after a failure, of what was
+        ``grad_norm``, as logged. ``rest``, ``peaks`` and ``extra``: see :class:`Watch`; after a failure, of what was
         done before.
     """
     import torch
 
-    watch: _Watch | None = None
+    watch: Watch | None = None
     whole = model.new_model()
-    found: dict[str, Any] = {"size": _held(whole), "unit": _held(whole.model.layers[0])}
+    found: dict[str, Any] = {"size": held(whole), "unit": held(whole.model.layers[0])}
     del whole
     with sharding.failure() as failed:
         trainer = grpo.build_trainer(
@@ -92,11 +92,11 @@ def train(subject: str, model: TinyModel, **settings: Any) -> dict[str, Any]:
             arguments={"train_dataset": _prompts()},
             **{**_settings(), **settings},
         )
-        watch = _Watch(getattr(torch, trainer.accelerator.device.type))
-        _watch_generation(watch)
+        watch = Watch(getattr(torch, trainer.accelerator.device.type))
+        watch_generation(watch)
         trainer.add_callback(_between_steps(watch))
         trainer.train()
-        found |= {"policy": _held(trainer.model), "reference": _held(trainer.ref_model)}
+        found |= {"policy": held(trainer.model), "reference": held(trainer.ref_model)}
         found["grad_norm"] = models.logged(trainer, "grad_norm")
     if watch is not None:
         found |= {"rest": watch.rest, "peaks": watch.peaks, "extra": watch.extra}
@@ -121,14 +121,14 @@ def _prompts() -> Any:
     return Dataset.from_dict({"prompt": texts})
 
 
-def _held(module: Any) -> int:
+def held(module: Any) -> int:
     """Bytes of the parameters that this rank holds."""
     shards = (getattr(parameter, "ds_tensor", parameter) for parameter in module.parameters())
     here = (shard.to_local() if hasattr(shard, "to_local") else shard for shard in shards)
     return sum(shard.numel() * shard.element_size() for shard in here)
 
 
-def _watching(subject: str, watched: Callable[[], _Watch | None]) -> type:
+def _watching(subject: str, watched: Callable[[], Watch | None]) -> type:
     """The subject's trainer, which tells the watch where a step and a forward pass begin and end."""
 
     class Watching(grpo.trainer_class(subject)):  # type: ignore[misc]
@@ -141,7 +141,7 @@ def _watching(subject: str, watched: Callable[[], _Watch | None]) -> type:
                 self._hooked = True
                 for module in {id(each): each for each in (self.model_wrapped, self.model)}.values():
                     module.register_forward_pre_hook(lambda *_: _policy_begins(watch), prepend=True)
-                _watch_engine(watch, self.model_wrapped)
+                watch_engine(watch, self.model_wrapped)
                 self.ref_model.register_forward_pre_hook(lambda *_: _reference_begins(watch), prepend=True)
                 self.ref_model.register_forward_hook(lambda *_: _reference_ends(watch))
             watch.enter("generation")
@@ -152,7 +152,7 @@ def _watching(subject: str, watched: Callable[[], _Watch | None]) -> type:
     return Watching
 
 
-def _watch_engine(watch: _Watch, model: Any) -> None:
+def watch_engine(watch: Watch, model: Any) -> None:
     """DeepSpeed's makes the optimizer's step within the backward pass that Accelerate calls."""
     if not hasattr(model, "zero_optimization_stage"):
         return
@@ -165,20 +165,20 @@ def _watch_engine(watch: _Watch, model: Any) -> None:
     model.step = watched
 
 
-def _policy_begins(watch: _Watch) -> None:
+def _policy_begins(watch: Watch) -> None:
     if watch.phase == "generation" and not watch.generating:
         watch.enter("training")
 
 
-def _reference_begins(watch: _Watch) -> None:
+def _reference_begins(watch: Watch) -> None:
     watch.enter("reference")
 
 
-def _reference_ends(watch: _Watch) -> None:
+def _reference_ends(watch: Watch) -> None:
     watch.enter("training")
 
 
-def _watch_generation(watch: _Watch) -> None:
+def watch_generation(watch: Watch) -> None:
     """Tell the forward passes of a generation from others."""
     from transformers.generation import GenerationMixin
 
@@ -194,7 +194,7 @@ def _watch_generation(watch: _Watch) -> None:
     GenerationMixin.generate = watched  # the rank is a process of its own and ends with the launch
 
 
-def _between_steps(watch: _Watch) -> Any:
+def _between_steps(watch: Watch) -> Any:
     from transformers import TrainerCallback
 
     class BetweenSteps(TrainerCallback):

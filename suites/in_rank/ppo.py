@@ -179,10 +179,10 @@ def logged(trainer: Any) -> list[dict[str, float]]:
     ]
 
 
-def queries(vocab_size: int, rows: int = 16) -> Any:
+def queries(vocab_size: int, rows: int = 16, length: int = PROMPT_LENGTH) -> Any:
     """Tokenised prompts of equal length; every word of them is known."""
     from datasets import Dataset
 
     words = vocab_size - 3
-    ids = [[3 + (row * 7 + column * 5) % words for column in range(PROMPT_LENGTH)] for row in range(rows)]
+    ids = [[3 + (row * 7 + column * 5) % words for column in range(length)] for row in range(rows)]
     return Dataset.from_dict({"input_ids": ids})

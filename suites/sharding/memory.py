@@ -15,6 +15,9 @@ Runs in the test process; imports nothing of the stack. What a strategy promises
 - GRPO under ZeRO-3 gathers the whole policy to generate where ``ds3_gather_for_generation`` says so, which is TRL's
   default: "disabling this option allows training models that exceed the VRAM capacity of a single GPU".
 - A reference model has parameters alone, and TRL prepares it as the policy is prepared: sharded under ZeRO-3 and FSDP.
+
+PPO trains a policy and a value model of its size, and has a reference and a reward model beside them: a model of PPO's
+is the first two together, its reference the other two.
 """
 
 from __future__ import annotations
@@ -163,27 +166,29 @@ def allowed(strategy: str, unit: float, bucket: float, ranks: int) -> dict[str, 
         "rest": rest,
         "generation": generation + ACTIVATIONS,
         "reference_forward": gathered + ACTIVATIONS,
+        "scoring": gathered + ACTIVATIONS,
         "training": gradients + gathered + ACTIVATIONS,
         "step": rest + max(_WITHIN_A_STEP[kind].share(ranks), generation) + ACTIVATIONS,
     }
 
 
-def judge_memory(strategy: str, ranks: Sequence[Mapping[str, Any]]) -> Finding:
+def judge_memory(strategy: str, ranks: Sequence[Mapping[str, Any]], *phases: str) -> Finding:
     """``wasteful`` where a rank holds more than its strategy promises, ``error`` where training fails.
 
     Args:
         ranks: as of :func:`train`.
+        phases: more of them than GRPO has.
 
     Returns:
         The evidence has ``shares`` of the model's bytes, on the rank that holds the most: ``policy`` and ``reference``,
-        the parameters of each; ``rest``, all that is allocated between steps; ``generation``, ``reference_forward`` and
-        ``training`` (the policy's forward and backward pass), what each adds to what there was when it began; ``step``,
-        the peak of a step. ``allowed``, by the same names; and ``exceeded``, those that are above it.
+        the parameters of each; ``rest``, all that is allocated between steps; ``generation``, ``reference_forward``,
+        ``training`` (the policy's forward and backward pass) and ``phases``, what each adds to what there was when it
+        began; ``step``, the peak of a step. ``allowed``, by the same names; and ``exceeded``, those that are above it.
     """
     failures = distinct(rank["failure"] for rank in ranks)
     if failures:
         return _failed(failures)
-    assert all(set(rank["peaks"]) == set(memory.PHASES) for rank in ranks), ranks
+    assert all(set(rank["peaks"]) == {*memory.PHASES, *phases} for rank in ranks), ranks
     size = ranks[0]["size"]
     found = {
         "policy": max(rank["policy"] for rank in ranks) / size,
@@ -191,6 +196,7 @@ def judge_memory(strategy: str, ranks: Sequence[Mapping[str, Any]]) -> Finding:
         "rest": max(rank["rest"] for rank in ranks) / size,
         "generation": _extra(ranks, "generation"),
         "reference_forward": _extra(ranks, "reference"),
+        **{phase: _extra(ranks, phase) for phase in phases},
         "training": _extra(ranks, "training"),
         "step": max(max(rank["peaks"].values()) for rank in ranks) / size,
     }

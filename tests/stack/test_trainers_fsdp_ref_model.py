@@ -23,29 +23,36 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tiny.TinyModel:
     return tiny.qwen2(directory=tmp_path_factory.mktemp("models"), initializer_range=0.1)
 
 
-def shard(model: tiny.TinyModel) -> dict[str, Any]:
-    """A reference model in train mode that requires gradients, sharded; and how far its logits are from the whole's."""
+def shard(model: tiny.TinyModel, compiled: bool = False) -> dict[str, Any]:
+    """A reference model in train mode that requires gradients, sharded; and how far its logits are from the whole's.
+
+    Args:
+        compiled: whether the accelerator compiles models, and this one was compiled while it was whole.
+    """
     import torch
     from accelerate import Accelerator
 
     from pytest_trlcompat.trainers.fsdp_ref_model import shard_reference_model
 
-    accelerator = Accelerator()
+    accelerator = Accelerator(**({"dynamo_backend": "aot_eager"} if compiled else {}))
     whole = model.new_model()
     ids = torch.randint(3, model.vocab_size, (2, 8), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = whole(input_ids=ids).logits
-        sharded = shard_reference_model(model.new_model().train(), accelerator)
+        made = model.new_model().train()
+        sharded = shard_reference_model(torch.compile(made, backend="aot_eager") if compiled else made, accelerator)
         found = sharded(input_ids=ids.to(accelerator.device)).logits
     trainer: Any = SimpleNamespace(ref_model=sharded, accelerator=accelerator)
     return {
         **describe(trainer),
         "counted": len(accelerator._models),
+        "compiled": "_orig_mod" in sharded._modules,
         "error": (found.cpu() - expected).abs().max().item(),
         "scale": expected.abs().max().item(),
     }
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [
@@ -55,12 +62,13 @@ def shard(model: tiny.TinyModel) -> dict[str, Any]:
     ],
 )
 def test_a_sharded_reference_model_computes_what_the_whole_one_does(
-    launch: Launcher, model: tiny.TinyModel, strategy: str, options: dict[str, Any]
+    launch: Launcher, model: tiny.TinyModel, strategy: str, options: dict[str, Any], compiled: bool
 ) -> None:
     if strategy == "fsdp2" and not stack.satisfied({"accelerate": ">=1.6"}, INSTALLED):
         pytest.skip("this Accelerate has no FSDP2")
     options = {**options, "transformer_cls_to_wrap": model.decoder_layer}
-    for rank in launch(shard, model, strategy=strategy, options=options).values:
+    for rank in launch(shard, model, compiled, strategy=strategy, options=options).values:
+        assert rank["compiled"] == compiled
         assert rank["sharded"]
         assert rank["on_own_device"]
         assert not rank["requires_grad"]

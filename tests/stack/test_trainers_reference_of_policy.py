@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("trl.trainer.grpo_trainer")
 
 from pytest_trlcompat.trainers import CureError  # noqa: E402
 from pytest_trlcompat.trainers.reference_of_policy import ReferenceOfPolicyMixin  # noqa: E402
@@ -23,11 +24,17 @@ class Upstream:
         self.ref_model: Any = None
         self.ref_model = copy.deepcopy(read) if read is READ else read
         self.first = self.ref_model
-        self.ref_model = torch.nn.Sequential(self.ref_model)
+        if read is not None:  # there is none where beta is 0
+            self.ref_model = torch.nn.Sequential(self.ref_model)
 
 
 class Corrected(ReferenceOfPolicyMixin, Upstream):
     pass
+
+
+@pytest.fixture(autouse=True)
+def _it_is_trls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trl.trainer.grpo_trainer.GRPOTrainer", Upstream)
 
 
 def changed(rows: int = 2) -> Any:
@@ -81,7 +88,8 @@ class WithAdapter(Upstream):
         super().__init__(model)
 
 
-def test_weights_are_known_by_their_names_before_the_trainer_adds_an_adapter() -> None:
+def test_weights_are_known_by_their_names_before_the_trainer_adds_an_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trl.trainer.grpo_trainer.GRPOTrainer", WithAdapter)
     policy = changed()
     trainer = type("Corrected", (ReferenceOfPolicyMixin, WithAdapter), {})(policy)
     assert torch.equal(trainer.first.weight, policy.base_layer.weight)
@@ -99,3 +107,31 @@ def test_a_reference_model_that_is_set_later_is_left_alone() -> None:
     trainer.ref_model = other = torch.nn.Linear(3, 2)
     assert trainer.ref_model is other
     assert not torch.equal(other.weight, trainer.model.weight)
+
+
+class MakingItsPolicy(Upstream):
+    """A user's class with arguments of its own."""
+
+    def __init__(self, settings: dict[str, int]) -> None:
+        super().__init__(changed(**settings))
+
+
+def test_a_policy_that_a_users_class_makes_itself_is_seen() -> None:
+    trainer: Any = type("Corrected", (ReferenceOfPolicyMixin, MakingItsPolicy), {})({"rows": 2})
+    assert torch.equal(trainer.first.weight, trainer.model.weight)
+
+
+class ChoosingItsReference(Upstream):
+    """A user's class that trains with beta=0, for which TRL has no reference model, and compares with another model."""
+
+    def __init__(self, model: Any, reference: Any) -> None:
+        super().__init__(model, read=None)
+        self.ref_model = reference
+
+
+def test_the_reference_that_a_users_class_chooses_is_left_alone() -> None:
+    chosen = torch.nn.Linear(3, 2)
+    before = chosen.weight.detach().clone()
+    trainer: Any = type("Corrected", (ReferenceOfPolicyMixin, ChoosingItsReference), {})(changed(), chosen)
+    assert trainer.ref_model is chosen
+    assert torch.equal(chosen.weight, before)

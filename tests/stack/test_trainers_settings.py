@@ -95,6 +95,7 @@ class Case:
     dtype: str = "float32"
 
 
+COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
 CASES = [
     Case(
         *("DDPAdapterCheckpointingMixin", "lora-ddp-checkpointing", "ddp", "mark a variable ready only once"),
@@ -119,11 +120,19 @@ CASES = [
         settings={"bf16": True},
         adapter=True,
     ),
+    Case(
+        *("FSDPGenerationMixin", "grpo-fsdp-compiled-generation", "fsdp1", "must be 2-D"),
+        settings=COMPILED,
+    ),
+    Case(
+        *("ZeRO3FusedHeadMixin", "grpo-zero3-no-gather", "zero3", "must match the size of tensor b"),
+        settings={"ds3_gather_for_generation": False},
+    ),
 ]
 ALREADY_NEEDED = (Verdict.BROKEN, Verdict.BLOCKED)
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.mixin for case in CASES])
+@pytest.mark.parametrize("case", CASES, ids=[case.issue for case in CASES])
 def test_one_cure_makes_it_train(launch: Launcher, model: tiny.TinyModel, case: Case) -> None:
     issue = known_issues.load()[case.issue]
     (label,) = issue.strategies
