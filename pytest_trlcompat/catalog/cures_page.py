@@ -20,6 +20,7 @@ from pytest_trlcompat.catalog.fixed_releases import fixed_releases
 from pytest_trlcompat.catalog.issue import STRATEGIES, KnownIssue
 from pytest_trlcompat.catalog.remedies import cured_in, mixins, remedy
 from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.trainers.kinds import kind_named
 from pytest_trlcompat.trainers.known import FILE as KNOWN
 from pytest_trlcompat.trainers.names import names_of
 
@@ -77,8 +78,8 @@ def page(issues: Iterable[KnownIssue]) -> str:
 
 
 def _is_of(issue: KnownIssue, kind: str) -> bool:
-    """Whether an issue stands in the section of a kind: its own, or cured there and not for any trainer."""
-    if not issue.cure or (issue.trainer and issue.trainer != kind):
+    """Whether an issue stands in the section of a kind: its trainer's, or cured there and not for any trainer."""
+    if not issue.cure or (issue.trainer and kind_named(issue.trainer) != kind):
         return False
     if kind == "grpo" and not issue.trainer and mixins(issue, "trainer"):
         return False

@@ -15,7 +15,7 @@ from pytest_trlcompat.catalog.ranges import Range, at
 from pytest_trlcompat.catalog.regions import Domain
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.trainers.kinds import KINDS, TRAINERS, kind_named
-from pytest_trlcompat.trainers.names import names_of
+from pytest_trlcompat.trainers.names import MODULES, names_of
 
 __all__ = ["CORRECTED", "cured_in", "mixins", "own_trainer", "remedy"]
 
@@ -132,7 +132,7 @@ def _named(issue: KnownIssue, trainer: str) -> tuple[str, ...]:
 
 def _corrected_trainer(trainer: str) -> str:
     name = TRAINERS[trainer]
-    return f"{CORRECTED}.{name if trainer in MEASURED else f'cured({name})'}"
+    return f"{CORRECTED}.{name if name in MODULES else f'cured({name})'}"
 
 
 def _under(fixed: FixedReleases, answers: int) -> str:

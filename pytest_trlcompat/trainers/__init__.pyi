@@ -13,6 +13,7 @@ from .deepspeed_evaluation import DeepSpeedEvaluationMixin as DeepSpeedEvaluatio
 from .deepspeed_hooks import DeepSpeedHooksMixin as DeepSpeedHooksMixin
 from .deepspeed_hooks import PPODeepSpeedHooksMixin as PPODeepSpeedHooksMixin
 from .device_map import OneDevicePerRankMixin as OneDevicePerRankMixin
+from .dpo import DPOTrainer as DPOTrainer
 from .empty_param_groups import EmptyParamGroupsMixin as EmptyParamGroupsMixin
 from .entropy_bonus import EntropyBonusMixin as EntropyBonusMixin
 from .errors import CureError as CureError
@@ -50,8 +51,11 @@ from .ppo_optimizer_steps import PPOOptimizerStepsMixin as PPOOptimizerStepsMixi
 from .ppo_save import PPOSaveMixin as PPOSaveMixin
 from .reference_of_policy import ReferenceOfPolicyMixin as ReferenceOfPolicyMixin
 from .resuming import ResumingMixin as ResumingMixin
+from .reward import RewardTrainer as RewardTrainer
+from .rloo import RLOOTrainer as RLOOTrainer
 from .sampling import SamplingMixin as SamplingMixin
 from .scale_rewards import ScaleRewardsMixin as ScaleRewardsMixin
+from .sft import SFTTrainer as SFTTrainer
 from .token_normalizer import TokenNormalizerMixin as TokenNormalizerMixin
 from .train_sampler import TrainSamplerMixin as TrainSamplerMixin
 from .warnings_issued import WarningsIssuedMixin as WarningsIssuedMixin

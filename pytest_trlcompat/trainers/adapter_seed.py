@@ -1,4 +1,4 @@
-"""Cure of ``grpo-adapter-seed``: an adapter that follows from the seed.
+"""Cure of ``grpo-adapter-seed`` and ``rloo-adapter-seed``: an adapter that follows from the seed.
 
 Trainers of TRL make an adapter of their ``peft_config`` while they are built. Where they do so before they set the
 seed, two trainings with the same seed begin with different adapters. The cure sets the seed first.

@@ -1,4 +1,4 @@
-"""Cure of ``grpo-eval-remainder``: the rows of the last batch that an evaluation leaves out.
+"""Cure of ``grpo-eval-remainder`` and ``rloo-eval-remainder``: the rows of the last batch that evaluations leave out.
 
 TRL's sampler repeats each prompt for its generations. Accelerate does not know: it takes the prompts for rows, works
 out from their number how many rows of the last batch are there only to fill it, and drops as many of the gathered

@@ -66,8 +66,8 @@ def trainer_class(subject: str, name: str) -> type:
 
     if name == GRPO.trainer_class:
         return grpo.trainer_class(subject)
-    chosen: type = getattr(trl, name)
-    return trainers.cured(chosen) if subject == "corrected" else chosen
+    chosen: type = getattr(trainers if subject == "corrected" else trl, name)
+    return chosen
 
 
 def gathering() -> Any:

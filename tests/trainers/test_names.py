@@ -36,9 +36,9 @@ def test_a_star_import_leaves_out_what_some_releases_of_trl_lack() -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="module 'pytest_trlcompat.trainers' has no attribute 'DPOTrainer'"):
+    with pytest.raises(AttributeError, match="module 'pytest_trlcompat.trainers' has no attribute 'ORPOTrainer'"):
         # mypy knows the names as well: it would refuse an ignored error that is none.
-        trainers.DPOTrainer  # type: ignore[attr-defined]  # noqa: B018
+        trainers.ORPOTrainer  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_importing_the_package_imports_nothing_of_the_stack() -> None:

@@ -1,0 +1,21 @@
+"""The corrected RLOO trainer: ``cured(trl.RLOOTrainer)`` with a name. Imports the stack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trl
+
+from pytest_trlcompat.trainers.compose import cured
+
+__all__ = ["RLOOTrainer"]
+
+_Cured: Any = cured(trl.RLOOTrainer)
+
+
+class RLOOTrainer(_Cured):
+    """``trl.RLOOTrainer`` of whichever release is installed, with the cures that any trainer gets.
+
+    Takes what ``trl.RLOOTrainer`` takes, is one, and behaves like it elsewhere. What is cured: ``docs/cures.md``;
+    what that comes to on the installed stack: ``RLOOTrainer.cures``.
+    """
