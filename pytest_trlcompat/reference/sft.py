@@ -61,7 +61,7 @@ class SFTUndecided(SupervisedUndecided):
         loss_mean: "the average cross-entropy loss computed over non-masked tokens": over those of a whole
             ``"step"``, all its micro-batches, or the mean over ``"micro_batches"`` of their averages.
         first_token_counts: whether the first token of a row, where its label is not masked, counts among the non-masked
-            tokens of a step that the sum is divided by, though nothing predicts it.
+            tokens of a step that the sum is divided by, though nothing predicts it. With label smoothing it does not.
         first_token_counts_in_evaluation: the same of a batch of an evaluation.
         prompt_completion_as: a prompt and a completion that are texts are one ``"text"`` together, or the messages of a
             ``"conversation"``.
@@ -147,7 +147,8 @@ def _measured(settings: SFTSettings, model: Any, batches: Sequence[Sequence[Batc
     found = []
     for ranks in scored:
         for rank, one in enumerate(ranks):
-            in_evaluation = one.firsts if settings.undecided.first_token_counts_in_evaluation else 0
+            is_counted = settings.undecided.first_token_counts_in_evaluation and not settings.label_smoothing_factor
+            in_evaluation = one.firsts if is_counted else 0
             own = max(1, len(one.logprobs))
             if settings.undecided.loss_mean == "micro_batches":
                 share = 1.0 / (own * len(batches) * len(ranks))
@@ -174,7 +175,8 @@ def _measured(settings: SFTSettings, model: Any, batches: Sequence[Sequence[Batc
 
 
 def _counted(scored: _Scored, settings: SFTSettings) -> int:
-    return len(scored.logprobs) + (scored.firsts if settings.undecided.first_token_counts else 0)
+    are_firsts = settings.undecided.first_token_counts and not settings.label_smoothing_factor
+    return len(scored.logprobs) + (scored.firsts if are_firsts else 0)
 
 
 def _scored(model: Any, rows: Batch, settings: SFTSettings) -> _Scored:
