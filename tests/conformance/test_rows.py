@@ -82,6 +82,9 @@ def test_the_page_has_the_numbers() -> None:
     assert f"{made[0]} rows for {alone:,} pairs in one process, {made[1]} rows for {together} pairs" in page
     of_ppo = len(list(SPACES["ppo", "pair"].pairs()))
     assert f"PPO has {len(rows.load('ppo'))} rows, {len(of('pair_', 'ppo'))} of them for {of_ppo} pairs" in page
+    of_dpo = len(list(SPACES["dpo", "pair"].pairs()))
+    assert f"DPO has {len(rows.load('dpo'))} rows" in page
+    assert f"{len(of('pair_', 'dpo'))} rows for {of_dpo:,} pairs" in page
 
 
 @pytest.mark.parametrize("trainer", rows.TRAINERS)

@@ -73,9 +73,9 @@ def test_the_binary_classifier_subtracts_the_shift() -> None:
 
 
 def test_the_discovered_loss_mixes_two() -> None:
-    mixture = 0.9  # sigmoid(log 9), from beta z = log 3 and tau = 1/2
-    expected = 0.1 * math.log(4 / 3) + mixture / 3
-    assert loss_of("discopop", LOG3, -LOG3, discopop_tau=0.5) == pytest.approx(expected)
+    mixture = 81 / 82  # sigmoid(4 log 3), from beta z = log 3 and tau = 1/4
+    expected = (1 - mixture) * math.log(4 / 3) + mixture / 3
+    assert loss_of("discopop", LOG3, -LOG3, discopop_tau=0.25) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
