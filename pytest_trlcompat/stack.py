@@ -80,7 +80,13 @@ def satisfied(ranges: Mapping[str, str], versions: Mapping[str, str]) -> bool:
 
 def holds(ranges: Mapping[str, str], versions: Mapping[str, str]) -> bool:
     """:func:`satisfied`, for ranges that were checked before."""
-    return all(_contains(package, text, versions.get(package)) for package, text in ranges.items())
+    for (
+        package,
+        text,
+    ) in ranges.items():  # the doctor asks a hundred thousand times, and a generator costs as much again
+        if not _contains(package, text, versions.get(package)):
+            return False
+    return True
 
 
 @functools.cache

@@ -72,6 +72,15 @@ class MeasuredCell:
     attributed: bool = True
     blocked_by: Mapping[Key, str] = field(default_factory=dict)
 
+    @functools.cached_property
+    def problems(self) -> Mapping[str, list[tuple[str, Verdict]]]:
+        """By known issue, under which strategies TRL's own trainer showed which problem."""
+        found: dict[str, list[tuple[str, Verdict]]] = {}
+        for (issue, subject, label), verdict in self.verdicts.items():
+            if subject == "upstream" and verdict.is_problem:
+                found.setdefault(issue, []).append((label, verdict))
+        return found
+
     def gave(self, key: Key, verdict: Verdict, by: str = "") -> bool:
         """Whether it measured this verdict, or what it was called before failures were attributed.
 

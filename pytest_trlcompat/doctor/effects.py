@@ -95,13 +95,12 @@ def _only_measured(
     known = {label for effect in predicted for label in effect.strategies}
     found: dict[str, Effect] = {}
     for cell in measured_here(issue, spec, evidence.cells):
-        for (issue_id, subject, label), verdict in cell.verdicts.items():
-            wanted = label in considered or kind(label) in considered
-            if issue_id != issue.id or subject != "upstream" or not wanted or not verdict.is_problem or label in known:
+        for label, verdict in cell.problems.get(issue.id, ()):
+            if label in known or not (label in considered or kind(label) in considered):
                 continue
             prediction = issue.predict("upstream", label, cell.versions)
             why, by, otherwise = _UNPREDICTED, "", ""
-            if prediction is not None and cell.gave((issue_id, subject, label), prediction.verdict, prediction.by):
+            if prediction is not None and cell.gave((issue.id, "upstream", label), prediction.verdict, prediction.by):
                 verdict, why, by = prediction.verdict, prediction.why, prediction.by
                 rest = without_blockers(issue).predict("upstream", label, cell.versions) if by else None
                 otherwise = f"{rest.verdict}: {rest.why}" if rest is not None and rest.verdict.is_problem else ""

@@ -45,6 +45,7 @@ class Scope:
     trainers: Collection[str] = TRAINERS
     foreign: Collection[str] = ()
     _upstream: dict[str, list[tuple[str, str, str, Verdict]]] = field(default_factory=dict)
+    _labels: dict[tuple[str, tuple[str, ...]], frozenset[str]] = field(default_factory=dict)
 
     @functools.cached_property
     def measured_with(self) -> dict[str, str]:
@@ -61,6 +62,13 @@ class Scope:
                 if subject == "upstream" and name in self.catalog
             ]
         return found
+
+    def labels(self, issue: KnownIssue, considered: Sequence[str]) -> frozenset[str]:
+        """The issue's strategies among some."""
+        key = issue.id, tuple(considered)
+        if key not in self._labels:
+            self._labels[key] = frozenset(labels(issue, considered))
+        return self._labels[key]
 
     def lacks_trainer(self, cell: MeasuredCell) -> bool:
         """Whether a cell measured one of the trainers, under whichever strategy, and it was always ``absent``."""
@@ -159,7 +167,7 @@ def _shown(cell: MeasuredCell, scope: Scope, considered: Sequence[str], limit: i
             return None
         if issue.id in shown or not issue.is_problem_somewhere:
             continue
-        unmeasured = {*labels(issue, considered)} - measured.get(issue.id, {}).keys()
+        unmeasured = scope.labels(issue, considered) - measured.get(issue.id, {}).keys()
         predicted = (issue.predict("upstream", label, cell.versions) for label in unmeasured)
         if any(each is not None and each.verdict.is_problem and each.by not in scope.foreign for each in predicted):
             shown.add(issue.id)
