@@ -61,7 +61,7 @@ def _no_second_gpu() -> Finding:
 
 @pytest.fixture
 def judge(judge: Judge, launcher: Launcher) -> Judge:
-    """The plugin's; where TRL has no GRPO, one that finds all suites absent that need it; and see :class:`_OnOneGPU`."""
+    """The plugin's; where TRL has no GRPO, one that finds suites absent that need it; and see :class:`_OnOneGPU`."""
     if measured_with(judge.issue.id) == "grpo" and not _has_grpo():
         return _WithoutGRPO(**vars(judge))
     if launcher.device == "cuda" and visible_gpus() < 2:
