@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_trlcompat._devices import visible_gpus
+from pytest_trlcompat.catalog.issue import measured_with
 from pytest_trlcompat.catalog.verdict import Record
 from pytest_trlcompat.plugin.judging import Absent, Finding, Judge, Untestable
 
@@ -60,8 +61,8 @@ def _no_second_gpu() -> Finding:
 
 @pytest.fixture
 def judge(judge: Judge, launcher: Launcher) -> Judge:
-    """The plugin's; where TRL has no GRPO, one that finds all suites but PPO's absent; and see :class:`_OnOneGPU`."""
-    if judge.issue.trainer != "ppo" and not _has_grpo():
+    """The plugin's; where TRL has no GRPO, one that finds suites absent that need it; and see :class:`_OnOneGPU`."""
+    if measured_with(judge.issue.id) == "grpo" and not _has_grpo():
         return _WithoutGRPO(**vars(judge))
     if launcher.device == "cuda" and visible_gpus() < 2:
         return _OnOneGPU(**vars(judge))

@@ -61,7 +61,8 @@ class SFTUndecided(SupervisedUndecided):
         loss_mean: "the average cross-entropy loss computed over non-masked tokens": over those of a whole
             ``"step"``, all its micro-batches, or the mean over ``"micro_batches"`` of their averages.
         first_token_counts: whether the first token of a row, where its label is not masked, counts among the non-masked
-            tokens of a step that the sum is divided by, though nothing predicts it.
+            tokens of a step that the sum is divided by, though nothing predicts it. With label smoothing it does not.
+        first_token_counts_in_evaluation: the same of a batch of an evaluation.
         prompt_completion_as: a prompt and a completion that are texts are one ``"text"`` together, or the messages of a
             ``"conversation"``.
         rows_without_labels: rows of which truncation has left no token that counts.
@@ -72,6 +73,7 @@ class SFTUndecided(SupervisedUndecided):
     entropy_over: str = "labels"
     loss_mean: str = "step"
     first_token_counts: bool = False
+    first_token_counts_in_evaluation: bool = False
     prompt_completion_as: str = "text"
     rows_without_labels: str = "kept"
     wrapped_remainder: str = "kept"
@@ -145,6 +147,8 @@ def _measured(settings: SFTSettings, model: Any, batches: Sequence[Sequence[Batc
     found = []
     for ranks in scored:
         for rank, one in enumerate(ranks):
+            is_counted = settings.undecided.first_token_counts_in_evaluation and not settings.label_smoothing_factor
+            in_evaluation = one.firsts if is_counted else 0
             own = max(1, len(one.logprobs))
             if settings.undecided.loss_mean == "micro_batches":
                 share = 1.0 / (own * len(batches) * len(ranks))
@@ -155,7 +159,7 @@ def _measured(settings: SFTSettings, model: Any, batches: Sequence[Sequence[Batc
             weights = one.logprobs.detach().exp() if settings.loss_type == "dft" else 1.0
             smoothing = settings.label_smoothing_factor
             total = -(weights * ((1 - smoothing) * one.logprobs + smoothing * one.means)).sum()
-            loss, alone = total * share, total / own
+            loss, alone = total * share, total / max(1, len(one.logprobs) + in_evaluation)
             entropies = one.entropies if settings.undecided.entropy_over == "labels" else one.entropies_of_all
             metrics: dict[str, tuple[Tensor | float, float]] = {
                 "entropy": (entropies.detach().sum(), float(len(entropies))),
@@ -171,7 +175,8 @@ def _measured(settings: SFTSettings, model: Any, batches: Sequence[Sequence[Batc
 
 
 def _counted(scored: _Scored, settings: SFTSettings) -> int:
-    return len(scored.logprobs) + (scored.firsts if settings.undecided.first_token_counts else 0)
+    are_firsts = settings.undecided.first_token_counts and not settings.label_smoothing_factor
+    return len(scored.logprobs) + (scored.firsts if are_firsts else 0)
 
 
 def _scored(model: Any, rows: Batch, settings: SFTSettings) -> _Scored:

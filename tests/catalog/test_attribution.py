@@ -370,3 +370,13 @@ def test_what_a_conformance_suite_has_explained_stays_explained(subject: str) ->
     assert record.as_predicted
     unexplained = replace(record, verdict=Verdict.ERROR, evidence={"failure": evidence["failure"]})
     assert not unexplained.as_predicted
+
+
+def test_what_conformance_found_may_stop_a_row_that_is_none_of_its_own() -> None:
+    catalog = known_issues.load()
+    smoothing, chunked = catalog["sft-label-smoothing-accumulation"], catalog["sft-label-smoothing-chunked"]
+    versions = {"trl": "1.7.1", "transformers": "5.23.0"}
+    (label,) = smoothing.strategies
+    assert chunked.may_stop_under(smoothing, label, versions)
+    assert not chunked.may_stop_under(smoothing, label, {**versions, "trl": "1.6.0"})
+    assert not chunked.may_stop_under(smoothing, label.replace("single", "ddp"), versions)

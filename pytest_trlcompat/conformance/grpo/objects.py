@@ -103,6 +103,7 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
         found.generation_config.eos_token_id = [1, OTHER_END]
     elif setting.get("model") == "experts":
         found.config.update({"output_router_logits": True, "router_aux_loss_coef": _AUX_LOSS_COEF})
+        found.router_aux_loss_coef = _AUX_LOSS_COEF  # a model has read its config when it was built
     if setting.get("adapter") in ("peft_model", "both"):
         from peft import get_peft_model
 

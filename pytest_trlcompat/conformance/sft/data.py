@@ -202,8 +202,9 @@ def _row(
         return {name: example[name] for name in ("input_ids", "labels")}
     ids, answered = _tokens(example, words, setting, undecided)
     counts = [True] * len(ids)
-    wanted = arguments.get("completion_only_loss")
-    if "prompt" in example and wanted is not False and undecided.prompt_completion_as == "text":
+    # Before this argument the loss is documented of whole sequences alone.
+    is_masked = "completion_only_loss" in arguments and arguments["completion_only_loss"] is not False
+    if "prompt" in example and is_masked:
         counts = [place >= answered for place in range(len(ids))]
     if arguments.get("assistant_only_loss"):
         generated = _generated(example, words)

@@ -46,10 +46,11 @@ class SFTRoom(Room):
         ("data", "conversations"): "trl>=0.18",
         **{("data", each): "trl>=0.15" for each in ("prompt_completion_messages", "prompt_turns_completion")},
         ("tokenizer", "no_padding"): "trl>=0.16",
-        # Until then padding-free rows are kept apart by flash attention alone, which is not on a CPU.
-        ("padding_free", True): "transformers>=4.53",
-        ("packing_strategy", "bfd"): "transformers>=4.53",
-        ("packing_strategy", "bfd_split"): "transformers>=4.53",
+        ("data", "labels"): "trl>=0.16",
+        # Until then rows that are not padded are kept apart by flash attention alone, which is not on a CPU.
+        ("padding_free", True): "trl>=0.24",
+        ("packing_strategy", "bfd"): "trl>=0.24",
+        ("packing_strategy", "bfd_split"): "trl>=0.24",
     }
     choices = ("loss_type", "packing_strategy", "truncation_mode")
 

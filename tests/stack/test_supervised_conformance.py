@@ -1,0 +1,110 @@
+"""Trainings on the rows of a dataset held against the reference: what is found where one of them is changed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_trlcompat import tiny
+from pytest_trlcompat.conformance.sft.room import ROOM
+from pytest_trlcompat.conformance.supervised import quantities, recording, truth
+from pytest_trlcompat.conformance.supervised.records import MicroBatchRecord, Recording
+
+trl = pytest.importorskip("trl")
+
+
+def arguments(**changed: Any) -> dict[str, Any]:
+    return {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 2, "logging_steps": 1, **changed}
+
+
+def recorded(*rows: tuple[int, ...], **changed: Any) -> Recording:
+    batch = MicroBatchRecord([{"input_ids": ids} for ids in rows])
+    return Recording(arguments(**changed), micro_batches=[batch])
+
+
+def stages(found: Recording, *wanted: tuple[int, ...], size: int | None = None) -> list[tuple[str, list[Any]]]:
+    rows = [{"input_ids": ids} for ids in wanted]
+    different = quantities.rows_differing([found], lambda part: (rows, len(rows) if size is None else size))
+    return [(each.stage, each.found) for each in different]
+
+
+def test_rows_in_any_order_are_those_of_the_dataset() -> None:
+    assert stages(recorded((7, 8), (5, 6)), (5, 6), (7, 8), (9, 9)) == []
+
+
+def test_a_row_that_is_not_there_is_compared_with_the_one_that_is_most_like_it() -> None:
+    rows = [{"input_ids": ids} for ids in ((5, 6), (7, 8))]
+    (found,) = quantities.rows_differing([recorded((5, 6, 1))], lambda part: (rows, 2))
+    assert (found.stage, found.expected, found.found) == ("data[input_ids]", [5, 6], [5, 6, 1])
+
+
+def test_a_row_that_comes_twice_in_an_epoch_is_a_matter_of_order() -> None:
+    (found,) = stages(recorded((5, 6), (5, 6)), (5, 6), (7, 8))
+    assert found[0] == "data[order]"
+
+
+def test_a_row_may_come_again_in_the_next_epoch() -> None:
+    found = recorded((5, 6), (7, 8))
+    found.micro_batches.append(MicroBatchRecord([{"input_ids": (7, 8)}, {"input_ids": (5, 6)}]))
+    assert stages(found, (5, 6), (7, 8)) == []
+
+
+def test_a_dataset_of_another_size_is_found() -> None:
+    found = recorded((5, 6))
+    found.sizes["training"] = 3
+    assert stages(found, (5, 6), (7, 8)) == [("data[size]", [3])]
+
+
+def test_what_is_wrong_with_a_batch_as_a_whole_is_found() -> None:
+    found = recorded((5, 6))
+    found.micro_batches[0].problems.append(("data[width]", "a multiple of 8", 3))
+    assert stages(found, (5, 6)) == [("data[width]", [3])]
+
+
+def test_a_resumed_training_must_go_on_with_the_rows_that_came_next() -> None:
+    found = recorded((5, 6))
+    found.before_resuming, found.after_resuming = [[{"input_ids": (7, 8)}]], [[{"input_ids": (5, 6)}]]
+    assert [stage for stage, _ in stages(found, (5, 6), (7, 8))] == ["data[order]"]
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recording, truth.Truth]:
+    folder: Path = tmp_path_factory.mktemp("tiny")
+    model = tiny.qwen2(initializer_range=0.3, num_hidden_layers=1, directory=folder)
+    setting = {"data": "prompt_completion", "gradient_accumulation_steps": 2, "evaluation": "after"}
+    found = recording.record(ROOM, trl.SFTTrainer, model, setting)
+    from pytest_trlcompat.conformance.conventions import of_installed
+
+    return found, truth.computed([found], ROOM, ROOM.models(model, setting), of_installed("sft"))
+
+
+def differing(found: Recording, expected: truth.Truth) -> list[str]:
+    import transformers
+
+    major = int(transformers.__version__.partition(".")[0])
+    wanted = list(quantities.expected_quantities(expected, 1, major))
+    from pytest_trlcompat.conformance.comparison import differing as compared
+
+    return [each.stage for each in compared(wanted, quantities.recorded_quantities([found]), lambda: [wanted] * 3)]
+
+
+def test_a_training_is_recorded_with_all_that_the_reference_computes(held: tuple[Recording, truth.Truth]) -> None:
+    found, expected = held
+    assert [step.micro_batches for step in found.steps] == [2, 4]
+    assert expected.starts == (0, 2)
+    assert len(found.training) == 4
+    assert {len(each.rows) for each in found.training} == {4}
+    assert len(expected.evaluations) == 1
+    assert set(found.steps[0].gradients) == set(found.steps[0].weights) == set(expected.steps[0].weights)
+    names = {stage for stage, _ in quantities.recorded_quantities([found])}
+    assert {"logs[loss]", "logs[grad_norm]", "logs[learning_rate]", "evaluation[eval_loss]"} <= names
+    assert differing(found, expected) == []
+
+
+def test_a_loss_that_is_off_by_a_hundredth_is_found(held: tuple[Recording, truth.Truth]) -> None:
+    found, expected = held
+    step = dataclasses.replace(expected.steps[0], loss=expected.steps[0].loss * 1.01)
+    assert differing(found, dataclasses.replace(expected, steps=(step, expected.steps[1]))) == ["logs[loss]"]
