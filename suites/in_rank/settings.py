@@ -44,19 +44,19 @@ def train(
 
     Args:
         setting: the chosen value by axis, of those that are chosen in Python: ``precision`` ``bf16`` or
-            ``bf16_weights``, ``adapter`` ``peft_config``, ``peft_model`` or ``qlora``, ``checkpointing`` ``model``,
-            ``compile`` ``compiled``.
+            ``bf16_weights``, ``adapter`` ``peft_config``, ``peft_model``, ``qlora`` (on a base in nf4) or
+            ``dequantised`` (on that base, dequantised), ``checkpointing`` ``model``, ``compile`` ``compiled``.
         learning_rate: of SGD.
         perturbed: how the weights are changed before: each by -1, 0 or 1 unit in the last place of bfloat16, by a dice
             with this seed; 0: not at all.
 
     Returns:
         ``losses`` of this rank; ``logs``, by key a list of one number per step; ``initial`` and ``trained``, by name
-        the bytes of whole float32 tensors, on rank 0 alone;
+        the bytes of whole float32 tensors, on rank 0 alone, and of a quantised base none;
         ``dtypes`` of the parameters; those of the trained model's outputs, by name, as it ``computed`` them and as it
         ``returned`` them when it was wrapped; ``rounded``, the share of its log-probabilities that bfloat16 can hold,
         ``None`` where this release has no method that computes them;
-        who recomputes activations (``checkpointing``); whether it is ``compiled``;
+        who recomputes activations (``checkpointing``); whether it is ``compiled``, and has a ``quantised`` base;
         ``failure`` and ``gathering``, what training and the gathering of weights ended in.
     """
     grpo.fix_completions(len(_SPECIAL) + model.words)
@@ -67,11 +67,12 @@ def train(
     if building:
         return {"failure": building["text"], "gathering": None, "losses": [], "logs": {}}
     main = trainer.is_world_process_zero()
-    initial, trained = models.whole(trainer.model), {}
+    compared = _compared(trainer.model, setting)
+    initial, trained = compared(models.whole(trainer.model)), {}
     with failure() as training:
         trainer.train()
     with failure() as gathering:
-        trained = models.whole(trainer.model_wrapped)
+        trained = compared(models.whole(trainer.model_wrapped))
         _round(initial, trainer.model_wrapped)
     return {
         "failure": training.get("text"),
@@ -82,9 +83,21 @@ def train(
         **seen,
         "checkpointing": _checkpointing(trainer.model_wrapped),
         "compiled": _is_compiled(trainer.model_wrapped),
+        "quantised": any(type(module).__name__ == "Linear4bit" for module in trainer.model.modules()),
         "initial": to_bytes(initial) if main else None,
         "trained": to_bytes(trained) if main and not gathering else None,
     }
+
+
+_QUANTISED = ("qlora", "dequantised")
+
+
+def _compared(model: Any, setting: Mapping[str, str]) -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    """Which weights are: all, or of a quantised base those of the adapter, since it has others than its dequantised."""
+    if setting.get("adapter") not in _QUANTISED:
+        return lambda weights: weights
+    adapter = {models.bare_name(name) for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return lambda weights: {name: weight for name, weight in weights.items() if name in adapter}
 
 
 _SPECIAL = ("<pad>", "<eos>", "<unk>")
@@ -195,13 +208,23 @@ def _build(
     trainer.model.register_forward_hook(looking(seen["computed"]))  # before a strategy has wrapped it
     if adapter is not None:
         fill_adapter(dict(trainer.model.named_parameters()))
+    if adapter in _QUANTISED:
+        _to_float32(trainer.model)
     return trainer
+
+
+def _to_float32(model: torch.nn.Module) -> None:
+    """TRL makes the adapter of a quantised base bfloat16, in which rounding is larger than what is looked for."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
 
 
 def _policy(model: TinyModel, setting: Mapping[str, str]) -> Any:
     """The model, read from its folder as a user does."""
     import torch
     import transformers
+    from accelerate import PartialState
 
     auto = transformers.AutoModelForCausalLM
     if model.architecture == "qwen2_vl":
@@ -209,9 +232,18 @@ def _policy(model: TinyModel, setting: Mapping[str, str]) -> Any:
     dtype = torch.bfloat16 if setting.get("precision") == "bf16_weights" else torch.float32
     name = "dtype" if int(transformers.__version__.partition(".")[0]) >= 5 else "torch_dtype"
     quantized = {}
-    if setting.get("adapter") == "qlora":
-        quantized["quantization_config"] = transformers.BitsAndBytesConfig(load_in_4bit=True)
-    return auto.from_pretrained(model.path, attn_implementation="eager", **{name: dtype}, **quantized)
+    if setting.get("adapter") in _QUANTISED:
+        torch.compiler.set_stance("force_eager")  # bitsandbytes compiles its operators, for minutes
+        quantized["quantization_config"] = transformers.BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_compute_dtype=dtype,
+            bnb_4bit_quant_storage=dtype,  # FSDP shards parameters of one dtype
+        )
+        device = PartialState().device  # as PEFT asks for, with the index that Accelerate 1.6 needs
+        quantized["device_map"] = {"": torch.device(device.type, device.index or 0)}
+    policy = auto.from_pretrained(model.path, attn_implementation="eager", **{name: dtype}, **quantized)
+    return policy.dequantize() if setting.get("adapter") == "dequantised" else policy
 
 
 def _perturb(policy: torch.nn.Module, seed: int) -> None:

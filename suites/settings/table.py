@@ -80,7 +80,8 @@ class Row:
     def setting(self) -> dict[str, str]:
         """What a rank chooses in Python; see :func:`suites.in_rank.settings.train`."""
         model = {"checkpointing": "model"} if self.values["checkpointing"] == "checkpointing" else {}
-        return {**self.truth, **model, **({"compile": "compiled"} if self.values["compile"] else {})}
+        adapter = {"adapter": self.values["adapter"]} if self.values["adapter"] else {}
+        return {**self.truth, **adapter, **model, **({"compile": "compiled"} if self.values["compile"] else {})}
 
     @property
     def checkpointing(self) -> tuple[str, ...]:
@@ -91,8 +92,12 @@ class Row:
 
     @property
     def truth(self) -> dict[str, str]:
-        """Of :attr:`setting` what changes numbers, for the training of one process: nothing else may."""
-        return {axis: self.values[axis] for axis in ("precision", "adapter") if self.values[axis]}
+        """Of :attr:`setting` what changes numbers, for the training of one process: nothing else may.
+
+        A quantised base must give what its weights give as they are when they are computed with.
+        """
+        chosen = {axis: self.values[axis] for axis in ("precision", "adapter") if self.values[axis]}
+        return {**chosen, "adapter": "dequantised"} if chosen.get("adapter") == "qlora" else chosen
 
 
 def row(label: str) -> Row:
