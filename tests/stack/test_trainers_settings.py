@@ -95,7 +95,6 @@ class Case:
     dtype: str = "float32"
 
 
-COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
 CASES = [
     Case(
         *("DDPAdapterCheckpointingMixin", "lora-ddp-checkpointing", "ddp", "mark a variable ready only once"),
@@ -119,10 +118,6 @@ CASES = [
         *("FSDPGenerationMixin", "lora-fsdp-bf16-generation", "fsdp1", "must have the same dtype|must be 2-D"),
         settings={"bf16": True},
         adapter=True,
-    ),
-    Case(
-        *("FSDPGenerationMixin", "grpo-fsdp-compiled-generation", "fsdp1", "must be 2-D"),
-        settings=COMPILED,
     ),
     Case(
         *("ZeRO3FusedHeadMixin", "grpo-zero3-no-gather", "zero3", "must match the size of tensor b"),
