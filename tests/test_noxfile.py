@@ -166,7 +166,7 @@ def test_a_malformed_matrix_is_one_clear_message(checkout: Path) -> None:
         (("trl=0.19.1", "--full"), "cell does not take --full; for all cells use: nox -s matrix -- --full"),
         (
             ("trl=0.19.1", "--issue", "grpo"),
-            "--issue: unknown issue 'grpo'; known are conformance-dpo, conformance-grpo, conformance-ppo, conformance-sft, ",
+            "--issue: unknown issue 'grpo'; known are conformance-dpo, conformance-grpo, ",
         ),
         (("trl=0.19.1", "--date", "soon"), "bad date 'soon'; write a day, for example 2025-02-28"),
         (
