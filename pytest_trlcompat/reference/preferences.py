@@ -67,8 +67,12 @@ def score_completions(
     device = next(model.parameters()).device
     found: dict[str, list[Tensor]] = {name: [] for name in _OF_TOKENS}
     routers = []
-    width = max(len(ids) for ids, _ in rows)
+    width = max(1, *(len(ids) for ids, _ in rows))
     for given, counts in rows:
+        if len(given) < 2:  # nothing has a token before it
+            for name in _OF_TOKENS:
+                found[name].append(_nothing(model, width - 1, is_mask=name == "mask"))
+            continue
         ids = torch.tensor([[int(each) for each in given]], device=device)
         asked = {"output_router_logits": True} if with_routers else {}
         output = model(input_ids=ids, attention_mask=torch.ones_like(ids), **asked)
@@ -93,6 +97,11 @@ def score_completions(
 
 
 _OF_TOKENS = ("mask", "logprobs", "entropies", "collisions", "logits", "hits")
+
+
+def _nothing(model: Any, width: int, *, is_mask: bool) -> Tensor:
+    kind = next(model.parameters()).dtype
+    return torch.zeros(width, dtype=torch.bool if is_mask else kind if kind is torch.float64 else torch.float32)
 
 
 def _wide(values: Tensor, width: int) -> Tensor:

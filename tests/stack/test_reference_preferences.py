@@ -279,3 +279,10 @@ def test_a_first_token_has_no_probability() -> None:
     row = reference.preference_row([0], [1, 2], [1, 0], max_length=2, truncation_mode="keep_end")
     found = measured(PreferenceSettings(), row)
     assert found.values["logps[chosen]"].tolist() == pytest.approx([math.log(1 / 4)])
+
+
+def test_a_sequence_of_which_nothing_is_left_has_no_log_probability() -> None:
+    row = {**reference.preference_row([0, 1], [1], [0]), "rejected": (), "rejected_mask": ()}
+    found = measured(PreferenceSettings(), row)
+    assert found.values["logps[chosen]"].tolist() == pytest.approx([math.log(1 / 2)])
+    assert found.values["logps[rejected]"].tolist() == [0.0]
