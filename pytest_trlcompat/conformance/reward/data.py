@@ -150,8 +150,8 @@ def expected_rows(
             row[column] = tuple(ids)
         if "margin" in example:
             row["margin"] = (example["margin"],)
-        is_kept = limit is None or undecided.too_long == "kept"
-        if is_kept or max(len(row[column]) for _, column in _PAIRS) <= limit:
+        longest = max(len(row[column]) for _, column in _PAIRS)
+        if undecided.too_long == "kept" or limit is None or longest <= limit:
             found.append(row)
     return found
 
