@@ -18,7 +18,7 @@ class RLOOAdvantages(Advantages):
     """As :class:`~pytest_trlcompat.reference.Advantages`; totals and their statistics are those that are logged.
 
     Attributes:
-        scores: ``(R,)``, weighted sums of rewards, neither clipped nor penalised.
+        scores: ``(R,)``, weighted sums of rewards, clipped, without the KL penalty.
         divergences: ``(R,)``, the estimate of each completion's KL divergence; ``None`` where ``beta`` is 0.
         final_rewards: ``(R,)``, totals, clipped, less the KL penalty.
         baselines: ``(R,)``, mean of the final rewards of the other completions of the group.
@@ -79,8 +79,7 @@ def leave_one_out_advantages(
     totals = total_rewards(bounded(rewards, "functions"), weights)
     if no_reward == "left_out":
         totals = totals.masked_fill(rewards.isnan().all(1), float("nan"))
-    scores = totals
-    final = bounded(totals, "totals")
+    scores = final = bounded(totals, "totals")
     if logged == "clipped":
         totals = final
     if divergences is not None:

@@ -151,7 +151,7 @@ def expected_rows(
         if "margin" in example:
             row["margin"] = (example["margin"],)
         longest = max(len(row[column]) for _, column in _PAIRS)
-        if limit is None or undecided.too_long == "kept" or longest <= limit:
+        if undecided.too_long == "kept" or limit is None or longest <= limit:
             found.append(row)
     return found
 

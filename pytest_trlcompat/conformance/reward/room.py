@@ -67,7 +67,7 @@ class RewardRoom(Room):
         taken = [
             set(inspect.signature(vars(each)["__init__"]).parameters)
             for each in trainer_class.__mro__
-            if "__init__" in vars(each)
+            if "__init__" in vars(each) and each is not object
         ]
         words = next(name for each in taken for name in ("processing_class", "tokenizer") if name in each)
         extra: dict[str, Any] = {words: data.tokenizer(model, setting)}
@@ -140,11 +140,7 @@ class RewardRoom(Room):
         return (found.eval(),)
 
     def settings(
-        self,
-        arguments: Mapping[str, Any],
-        conventions: Conventions,
-        world_size: int,
-        models: tuple[torch.nn.Module, ...],
+        self, arguments: Mapping[str, Any], conventions: Conventions, world_size: int
     ) -> reference.RewardSettings:
         from pytest_trlcompat import reference
 
