@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .trainings import ConformanceTrainings
 
 
-ON_DEMAND = ("dpo",)
+ON_DEMAND = ("dpo", "reward", "rloo")
 """Trainers whose findings wait until every cell of the default sweep was measured."""
 
 

@@ -140,7 +140,11 @@ class RewardRoom(Room):
         return (found.eval(),)
 
     def settings(
-        self, arguments: Mapping[str, Any], conventions: Conventions, world_size: int
+        self,
+        arguments: Mapping[str, Any],
+        conventions: Conventions,
+        world_size: int,
+        models: tuple[torch.nn.Module, ...],
     ) -> reference.RewardSettings:
         from pytest_trlcompat import reference
 
