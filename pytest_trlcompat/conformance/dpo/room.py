@@ -19,7 +19,7 @@ from pytest_trlcompat.conformance.conventions import Conventions, of_installed
 from pytest_trlcompat.conformance.dpo import pairs
 from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
-from pytest_trlcompat.conformance.supervised.room import Room
+from pytest_trlcompat.conformance.supervised.room import Room, world_size
 from pytest_trlcompat.conformance.supervised.truth import settings_from
 
 if TYPE_CHECKING:
@@ -82,6 +82,9 @@ class DPORoom(Room):
         kinds = getattr(importlib.import_module("trl.trainer.dpo_config"), "FDivergenceType", None)
         if "f_divergence_type" in setting and kinds and Version(metadata.version("trl")) < Version("0.28"):
             setting = {**setting, "f_divergence_type": kinds(setting["f_divergence_type"])}
+        if world_size() > 1 and hasattr(importlib.import_module("trl.trainer.utils"), "create_model_from_path"):
+            # These releases load the reference model onto device 0 on every rank; see OneDevicePerRankMixin.
+            setting = {"model_init_kwargs": {"device_map": None}, **setting}
         return super().config(trl, setting)
 
     def build(
