@@ -11,8 +11,10 @@ import pytest
 from pytest_trlcompat import stack
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.verdict import Record, Verdict
+from pytest_trlcompat.conformance import comparison
 from pytest_trlcompat.plugin.judging import Absent, Untestable
 from suites.conformance.trainings import ConformanceTrainings
+from suites.in_rank import conformance
 from suites.launches import LaunchCache
 
 NAME_ERROR = "AttributeError: 'functools.partial' object has no attribute '__name__'"
@@ -87,6 +89,18 @@ def test_what_needs_something_that_is_not_installed_cannot_be_tested(trainings: 
     made = trainings({"tools": {"lacking": "no jmespath"}})
     with pytest.raises(Untestable, match="no jmespath"):
         made.judge("upstream", "single-tools", "grpo")
+
+
+def test_a_setting_that_rounding_hides_costs_no_other_one_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def held(subject: str, model: Any, setting: dict[str, Any], seed: int, partly: bool) -> dict[str, Any]:
+        if setting:
+            raise comparison.Unsteady("logs[loss] (step 0) is off by 1, and may be by 2")
+        return {"failure": None, "differences": [], "compared": 7, "unknown": []}
+
+    monkeypatch.setattr(conformance, "_HELD", {"grpo": held})
+    found = conformance.hold("grpo", "upstream", cast(Any, None), {"one": {"beta": 0.1}, "other": {}})
+    assert found["one"]["lacking"].endswith("nothing can be told: logs[loss] (step 0) is off by 1, and may be by 2")
+    assert (found["other"]["compared"], "lacking" in found["other"]) == (7, False)
 
 
 def test_a_row_of_the_array_is_tried_with_what_a_release_knows(trainings: Any) -> None:
