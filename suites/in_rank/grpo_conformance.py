@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.conformance.grpo.records import Recording
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["gathering", "held", "trainer_class"]
+__all__ = ["gathering", "held", "trainer_class", "without_numbers"]
 
 
 def held(
@@ -43,19 +43,27 @@ def held(
     with failure() as training:
         kind = trainer_class(subject, method.trainer_class)
         recorded = recording.record(kind, model, setting, seed, gathering(), method)
-    if setting.get("refused") == "allowed":
-        if training:
-            return {**found, "refused_with": training["text"]}
-    elif setting.get("refused"):
-        accepted = {"stage": "refusal", "where": "", "expected": ["an error"], "found": ["a training"]}
-        said = training.get("text")
-        return {**found, "compared": 1, "differences": [] if said else [accepted], "refused_with": said}
-    if training:
-        return {**found, "failure": training["text"]}
+    if (ended := without_numbers(setting, training)) is not None:
+        return {**found, **ended}
     recordings = of_all_ranks(recorded)
     if int(os.environ.get("RANK", "0")):
         return found
     return {**found, **_compared(recordings, model, known, method)}
+
+
+def without_numbers(setting: Mapping[str, Any], training: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What is found of a training that ended in an error, or was to be refused; ``None``: there is one to compare.
+
+    Args:
+        training: the exception that it ended in, if it did.
+    """
+    said = training.get("text")
+    if setting.get("refused") == "allowed":
+        return {"refused_with": said} if said else None
+    if setting.get("refused"):
+        accepted = {"stage": "refusal", "where": "", "expected": ["an error"], "found": ["a training"]}
+        return {"compared": 1, "differences": [] if said else [accepted], "refused_with": said}
+    return {"failure": said} if said else None
 
 
 def trainer_class(subject: str, name: str) -> type:
@@ -85,11 +93,9 @@ def whole_weights(trainer: Any) -> dict[str, torch.Tensor]:
 def _compared(
     recordings: list[Recording], model: TinyModel, setting: Mapping[str, Any], method: Method
 ) -> dict[str, Any]:
-    from importlib import metadata
-
     import transformers
 
-    known = conventions.of_release(method.trainer, metadata.version("trl"), transformers.__version__)
+    known = conventions.of_installed(method.trainer)
     policy, reference_model = objects.untrained(model, setting)
     rewards = objects.rewards_of_reference(model, setting)
     ends = objects.data_of(model, setting, 0, 1).ends

@@ -41,11 +41,7 @@ def held(subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int, 
 
 
 def _compared(recordings: list[PPORecording], before: truth.Untrained) -> dict[str, Any]:
-    from importlib import metadata
-
-    import transformers
-
-    known = conventions.of_release("ppo", metadata.version("trl"), transformers.__version__)
+    known = conventions.of_installed("ppo")
     every = int(recordings[0].arguments["logging_steps"])
 
     def expected(models: truth.Untrained) -> list[Quantity]:

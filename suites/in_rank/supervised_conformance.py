@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_trlcompat.conformance import comparison, conventions
 from pytest_trlcompat.conformance.supervised import quantities, recording, truth
 
-from .grpo_conformance import gathering, trainer_class
+from .grpo_conformance import gathering, trainer_class, without_numbers
 from .grpo_steps import of_all_ranks
 from .sharding import failure
 
@@ -40,15 +40,8 @@ def held(
     with failure() as training:
         kind = trainer_class(subject, room.names[0])
         recorded = recording.record(room, kind, model, setting, seed, whole=gathering())
-    if setting.get("refused") == "allowed":
-        if training:
-            return {**found, "refused_with": training["text"]}
-    elif setting.get("refused"):
-        accepted = {"stage": "refusal", "where": "", "expected": ["an error"], "found": ["a training"]}
-        said = training.get("text")
-        return {**found, "compared": 1, "differences": [] if said else [accepted], "refused_with": said}
-    if training:
-        return {**found, "failure": training["text"]}
+    if (ended := without_numbers(setting, training)) is not None:
+        return {**found, **ended}
     recordings = of_all_ranks(recorded)
     if int(os.environ.get("RANK", "0")):
         return found

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from packaging.version import Version
 
-from pytest_trlcompat.conformance import conventions
-from pytest_trlcompat.conformance.conventions import Conventions
+from pytest_trlcompat.conformance.conventions import Conventions, of_installed
 from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.reward import data
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
@@ -124,8 +123,7 @@ class RewardRoom(Room):
     ) -> list[Row]:
         from pytest_trlcompat import reference
 
-        known = conventions.of_release(self.trainer, metadata.version("trl"), metadata.version("transformers"))
-        undecided = reference.RewardUndecided(**known.undecided)
+        undecided = reference.RewardUndecided(**of_installed(self.trainer).undecided)
         return data.expected_rows(model, setting, arguments, seed, part, undecided)
 
     def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
