@@ -19,8 +19,9 @@ from pytest_trlcompat.conformance.conventions import Conventions, of_installed
 from pytest_trlcompat.conformance.dpo import pairs
 from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
-from pytest_trlcompat.conformance.supervised.room import Room, world_size
+from pytest_trlcompat.conformance.supervised.room import Room
 from pytest_trlcompat.conformance.supervised.truth import settings_from
+from pytest_trlcompat.conformance.training import world_size
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import os
 import re
 import tempfile
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
+from pytest_trlcompat.conformance.training import PLAIN, world_size
 
 __all__ = [
     "AXES",
@@ -28,7 +28,6 @@ __all__ = [
     "is_known",
     "known_part",
     "lacking",
-    "world_size",
 ]
 
 ROWS = 8
@@ -67,30 +66,7 @@ _SINCE = {
 documented from that one on, and nothing wrong follows before."""
 _CHOICES = ("importance_sampling_level", "loss_type", "multi_objective_aggregation", "scale_rewards")
 """Fields whose values grew in number from release to release."""
-BASE: Mapping[str, Any] = {
-    "num_generations": 4,
-    "gradient_accumulation_steps": 1,
-    "temperature": 1.0,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "report_to": "none",
-    "bf16": False,
-    "gradient_checkpointing": False,
-    "optim": "sgd",
-    "learning_rate": 0.1,
-    "lr_scheduler_type": "constant",
-    "adam_epsilon": 1e-5,
-    "max_grad_norm": 100.0,
-    "max_completion_length": 5,
-    "seed": 7,
-    "disable_tqdm": True,
-}
-"""SGD and a bound that no gradient reaches, since they hide no factor of a gradient; with AdamW ``adam_epsilon`` keeps
-rounding from becoming a step."""
-
-
-def world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
+BASE: Mapping[str, Any] = {**PLAIN, "num_generations": 4, "temperature": 1.0, "max_completion_length": 5}
 
 
 def is_known(trl: Any, name: str, value: Any, method: Method = GRPO) -> bool:

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 from pytest_trlcompat.conformance.grpo import objects, tools
 from pytest_trlcompat.conformance.grpo.configs import calls_of_a_generation, config_of, known_part
 from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
-from pytest_trlcompat.conformance.grpo.records import Generated, Recording, Whole
+from pytest_trlcompat.conformance.grpo.records import Generated, Recording
 from pytest_trlcompat.conformance.grpo.sampling import Data
 from pytest_trlcompat.conformance.grpo.watching import (
     fixed_completions,
     watched_function,
-    watched_steps,
     watched_tables,
     watched_trainer,
 )
+from pytest_trlcompat.conformance.training import Whole, watched_steps
 
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
@@ -66,7 +66,7 @@ def record(
         }
         if setting.get("evaluation") == "before":
             trainer.evaluate()
-        with watched_steps(trainer, found, whole):
+        with watched_steps(trainer, found.steps, found.trained_on, whole):
             trainer.train()
         found.logs = [dict(entry) for entry in trainer.state.log_history if "loss" in entry]
         if setting.get("evaluation") == "after":
@@ -183,7 +183,7 @@ def _resume(
     again.generated = found.generated[:generations]
     with fixed_completions(data, again, config.num_generations):
         trainer = _build(trainer_class, model, setting, config, data, again)
-        with watched_steps(trainer, again, whole):
+        with watched_steps(trainer, again.steps, again.trained_on, whole):
             trainer.train(resume_from_checkpoint=os.path.join(config.output_dir, f"checkpoint-{steps}"))
     if setting["resumed"] != "between_generations":
         return

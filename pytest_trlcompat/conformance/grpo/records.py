@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.conformance.training import StepRecord
+
 if TYPE_CHECKING:
-    import torch
+    pass
 
-__all__ = ["Generated", "MicroBatchRecord", "Recording", "StepRecord", "Whole"]
-
-Whole = Callable[[Any], "dict[str, torch.Tensor]"]
-"""Gathers the trained weights of a trainer, by their names in the bare model. Called on every rank."""
+__all__ = ["Generated", "MicroBatchRecord", "Recording"]
 
 
 @dataclass
@@ -54,20 +52,6 @@ class MicroBatchRecord:
 
 
 @dataclass
-class StepRecord:
-    """One step of the optimizer.
-
-    Attributes:
-        micro_batches: how many there were until now.
-        gradients: of trained parameters, after clipping; weights: after the step; empty where they are sharded.
-    """
-
-    micro_batches: int
-    gradients: dict[str, torch.Tensor]
-    weights: dict[str, torch.Tensor]
-
-
-@dataclass
 class Recording:
     """A training on one rank.
 
@@ -97,3 +81,7 @@ class Recording:
     changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     prompts_before_resuming: list[list[list[int]]] = field(default_factory=list)
     in_evaluation: bool = False
+
+    def trained_on(self) -> int:
+        """How many micro-batches there were of training until now."""
+        return sum(not each.evaluation for each in self.micro_batches)

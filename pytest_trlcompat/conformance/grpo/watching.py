@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 from pytest_trlcompat.conformance.comparison import OutOfStep
 from pytest_trlcompat.conformance.grpo import tools
 from pytest_trlcompat.conformance.grpo.methods import Method
-from pytest_trlcompat.conformance.grpo.records import Generated, MicroBatchRecord, Recording, StepRecord, Whole
+from pytest_trlcompat.conformance.grpo.records import Generated, MicroBatchRecord, Recording
 from pytest_trlcompat.conformance.grpo.sampling import Data, content, name_of
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["fixed_completions", "watched_function", "watched_steps", "watched_tables", "watched_trainer"]
+__all__ = ["fixed_completions", "watched_function", "watched_tables", "watched_trainer"]
 
 
 @contextlib.contextmanager
@@ -264,41 +264,3 @@ def _keep(inputs: Mapping[str, Any], batch: MicroBatchRecord) -> None:
     if inputs.get("old_logps") is not None:
         batch.values["old_sequence_logprobs"] = inputs["old_logps"].detach().float().cpu()[:, None].tolist()
     batch.values["completion_mask"] = mask.cpu().tolist()
-
-
-@contextlib.contextmanager
-def watched_steps(trainer: Any, found: Recording, whole: Whole | None) -> Iterator[None]:
-    """Keep gradients before, and weights after each step of the optimizer."""
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
-    from transformers import TrainerCallback
-
-    kept: dict[str, torch.Tensor] = {}
-
-    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        kept.clear()
-        for name, parameter in trainer.model.named_parameters() if whole is None else ():
-            if parameter.grad is not None:
-                kept[name] = parameter.grad.detach().float().cpu().clone()
-
-    class AfterSteps(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            weights = _trained_weights(trainer) if whole is None else whole(trainer)
-            count = sum(not each.evaluation for each in found.micro_batches)
-            found.steps.append(StepRecord(count, dict(kept), weights))
-
-    callback = AfterSteps()
-    trainer.callback_handler.callbacks.insert(0, callback)  # before one that changes or saves something
-    handle = register_optimizer_step_pre_hook(before)
-    try:
-        yield
-    finally:
-        handle.remove()
-        trainer.remove_callback(callback)
-
-
-def _trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
-    return {
-        name: parameter.detach().float().cpu().clone()
-        for name, parameter in trainer.model.named_parameters()
-        if parameter.requires_grad
-    }

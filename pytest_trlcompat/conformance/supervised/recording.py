@@ -5,18 +5,16 @@ Runs inside a rank; imports the stack only inside functions.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Mapping, Sized
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance.supervised.records import MicroBatchRecord, Recording, StepRecord, Whole
+from pytest_trlcompat.conformance.supervised.records import MicroBatchRecord, Recording
 from pytest_trlcompat.conformance.supervised.room import Room
+from pytest_trlcompat.conformance.training import Whole, trained_weights, watched_steps
 
 if TYPE_CHECKING:
-    import torch
-
     from pytest_trlcompat.tiny import TinyModel
 
 __all__ = ["record"]
@@ -49,11 +47,11 @@ def record(
     found.changed = {name: (value, vars(config)[name]) for name, value in given.items() if vars(config)[name] != value}
     if setting.get("evaluation") == "before":
         trainer.evaluate()
-    with _watched_steps(trainer, found, whole):
+    with watched_steps(trainer, found.steps, lambda: len(found.training), whole):
         trainer.train()
     found.logs = _logs(trainer)
     if setting.get("evaluation") == "best":
-        found.final = (whole or _trained_weights)(trainer)
+        found.final = (whole or trained_weights)(trainer)
     if setting.get("evaluation") == "after":
         trainer.evaluate()
     if setting.get("resumed"):
@@ -119,43 +117,6 @@ def _watched_trainer(trainer_class: type, room: Room, found: Recording) -> type:
     return Recording
 
 
-@contextlib.contextmanager
-def _watched_steps(trainer: Any, found: Recording, whole: Whole | None) -> Iterator[None]:
-    """Keep gradients before, and weights after each step of the optimizer."""
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
-    from transformers import TrainerCallback
-
-    kept: dict[str, torch.Tensor] = {}
-
-    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        kept.clear()
-        for name, parameter in trainer.model.named_parameters() if whole is None else ():
-            if parameter.grad is not None:
-                kept[name] = parameter.grad.detach().float().cpu().clone()
-
-    class AfterSteps(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            weights = (whole or _trained_weights)(trainer)
-            found.steps.append(StepRecord(len(found.training), dict(kept), weights))
-
-    callback = AfterSteps()
-    trainer.callback_handler.callbacks.insert(0, callback)  # before one that changes or saves something
-    handle = register_optimizer_step_pre_hook(before)
-    try:
-        yield
-    finally:
-        handle.remove()
-        trainer.remove_callback(callback)
-
-
-def _trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
-    return {
-        name: parameter.detach().float().cpu().clone()
-        for name, parameter in trainer.model.named_parameters()
-        if parameter.requires_grad
-    }
-
-
 def _resume(
     room: Room,
     trainer_class: type,
@@ -170,7 +131,7 @@ def _resume(
     steps = 1
     again = Recording(arguments=found.arguments)
     trainer = _build(room, trainer_class, model, setting, config, seed, again)
-    with _watched_steps(trainer, again, whole):
+    with watched_steps(trainer, again.steps, lambda: len(again.training), whole):
         trainer.train(resume_from_checkpoint=os.path.join(config.output_dir, f"checkpoint-{steps}"))
     kept = found.steps[steps - 1].micro_batches
     for each in again.steps:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat.conformance.training import StepRecord
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MicroBatchRecord", "Read", "Recording", "Row", "StepRecord", "Whole"]
+__all__ = ["MicroBatchRecord", "Read", "Recording", "Row"]
 
 Row = Mapping[str, "tuple[float, ...]"]
 """A row as the loss sees it, without padding, by column: ``{"input_ids": (5, 6, 1), "labels": (-100, 6, 1)}``."""
-Whole = Callable[[Any], "dict[str, torch.Tensor]"]
-"""Gathers the trained weights of a trainer, by their names in the bare model. Called on every rank."""
 
 
 @dataclass
@@ -42,20 +42,6 @@ class MicroBatchRecord(Read):
     """
 
     evaluation: int | None = None
-
-
-@dataclass
-class StepRecord:
-    """One step of the optimizer.
-
-    Attributes:
-        micro_batches: how many there were until now.
-        gradients: of trained parameters, after clipping; weights: after the step; empty where they are sharded.
-    """
-
-    micro_batches: int
-    gradients: dict[str, torch.Tensor]
-    weights: dict[str, torch.Tensor]
 
 
 @dataclass

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from packaging.version import Version
 
 from pytest_trlcompat.conformance.conventions import Conventions
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
+from pytest_trlcompat.conformance.training import PLAIN, world_size
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat import reference
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["AXES", "BASE", "Room", "world_size"]
+__all__ = ["AXES", "BASE", "Room"]
 
 AXES: Mapping[str, tuple[Any, ...]] = {
     "model": ("dense", "bfloat16", "changed", "experts", "name"),
@@ -38,28 +38,7 @@ AXES: Mapping[str, tuple[Any, ...]] = {
 """What is chosen beside the fields of a config, with the default first, for every such trainer. A room has others
 beside. ``evaluation="best"``: an evaluation after each step, and at the end the best model is loaded; ``refused``: the
 training must end in an error, or, ``"allowed"``, may; a release: must from that one on."""
-BASE: Mapping[str, Any] = {
-    "max_steps": 2,
-    "gradient_accumulation_steps": 1,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "report_to": "none",
-    "bf16": False,
-    "gradient_checkpointing": False,
-    "optim": "sgd",
-    "learning_rate": 0.1,
-    "lr_scheduler_type": "constant",
-    "adam_epsilon": 1e-5,
-    "max_grad_norm": 100.0,
-    "seed": 7,
-    "disable_tqdm": True,
-}
-"""SGD and a bound that no gradient reaches, since they hide no factor of a gradient; with AdamW ``adam_epsilon`` keeps
-rounding from becoming a step."""
-
-
-def world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
+BASE: Mapping[str, Any] = {**PLAIN, "max_steps": 2}
 
 
 class Room(abc.ABC):

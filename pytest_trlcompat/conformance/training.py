@@ -1,0 +1,99 @@
+"""What conformance trainings of TRL's Trainers have in common: their plain settings, and how steps are watched.
+
+Runs inside a rank; imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["PLAIN", "StepRecord", "Whole", "trained_weights", "watched_steps", "world_size"]
+
+Whole = Callable[[Any], "dict[str, torch.Tensor]"]
+"""Gathers the trained weights of a trainer, by their names in the bare model. Called on every rank."""
+PLAIN: Mapping[str, Any] = {
+    "gradient_accumulation_steps": 1,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "optim": "sgd",
+    "learning_rate": 0.1,
+    "lr_scheduler_type": "constant",
+    "adam_epsilon": 1e-5,
+    "max_grad_norm": 100.0,
+    "seed": 7,
+    "disable_tqdm": True,
+}
+"""SGD and a bound that no gradient reaches, since they hide no factor of a gradient; with AdamW ``adam_epsilon`` keeps
+rounding from becoming a step."""
+
+
+@dataclass
+class StepRecord:
+    """One step of the optimizer.
+
+    Attributes:
+        micro_batches: how many there were until now.
+        gradients: of trained parameters, after clipping; weights: after the step; empty where they are sharded.
+    """
+
+    micro_batches: int
+    gradients: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+@contextlib.contextmanager
+def watched_steps(
+    trainer: Any, steps: list[StepRecord], micro_batches: Callable[[], int], whole: Whole | None
+) -> Iterator[None]:
+    """Keep gradients before, and weights after each step of the optimizer.
+
+    Args:
+        steps: where they are kept.
+        micro_batches: how many were trained on until now.
+        whole: then no gradients are kept.
+    """
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+    from transformers import TrainerCallback
+
+    kept: dict[str, torch.Tensor] = {}
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        kept.clear()
+        for name, parameter in trainer.model.named_parameters() if whole is None else ():
+            if parameter.grad is not None:
+                kept[name] = parameter.grad.detach().float().cpu().clone()
+
+    class AfterSteps(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            steps.append(StepRecord(micro_batches(), dict(kept), (whole or trained_weights)(trainer)))
+
+    callback = AfterSteps()
+    trainer.callback_handler.callbacks.insert(0, callback)  # before one that changes or saves something
+    handle = register_optimizer_step_pre_hook(before)
+    try:
+        yield
+    finally:
+        handle.remove()
+        trainer.remove_callback(callback)
+
+
+def trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
+    return {
+        name: parameter.detach().float().cpu().clone()
+        for name, parameter in trainer.model.named_parameters()
+        if parameter.requires_grad
+    }
