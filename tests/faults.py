@@ -11,6 +11,7 @@ documentation has the same table (``docs/_ext/faults_table.py``). Imports no tes
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,10 +113,10 @@ def _markers(tree: ast.AST) -> Iterator[ast.Call]:
 
 def _sentences(call: ast.Call, file: Path) -> tuple[str, str]:
     texts = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
-    sentences = [text for text in texts if isinstance(text, str) and text[:1].isupper() and text.endswith(".")]
+    sentences = [text for text in texts if isinstance(text, str) and re.fullmatch(r"(?s)[A-Z`].*\.", text)]
     if len(sentences) != 2 or len(call.args) != 2 or call.keywords:
         raise FaultError(
-            f"{file}:{call.lineno}: the marker `fault` takes two sentences, each with a capital letter and a full stop:"
+            f"{file}:{call.lineno}: the marker `fault` takes two sentences, with a capital letter and a full stop:"
             " what goes wrong, and what happens then"
         )
     return sentences[0], sentences[1]
