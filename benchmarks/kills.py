@@ -223,15 +223,19 @@ class Soak:
         if values is not None:
             self.counts["right, though hit" if killer.hit is not None else "right"] += 1
             if values != self._right(chosen):
-                self.problems.append(f"{chosen}: {values} instead of {self._right(chosen)}")
+                self._found(f"{chosen}: {values} instead of {self._right(chosen)}")
         elif killer.hit is None:
-            self.problems.append(f"{chosen}: failed though nothing was hit: {error}")
+            self._found(f"{chosen}: failed though nothing was hit: {error}")
         else:
             self.counts["failed, hit"] += 1
             whole = chosen.kind == "cold" or chosen.signal == signal.SIGSTOP
             if not re.search(_cause(chosen), str(error) if whole else str(error).partition("\n")[0]):
-                self.problems.append(f"{chosen}: the error does not name it: {error}")
+                self._found(f"{chosen}: the error does not name it: {error}")
         self._look_around(chosen)
+
+    def _found(self, problem: str) -> None:
+        self.problems.append(problem)
+        print(f"problem: {problem}", flush=True)
 
     def _call(self, chosen: Plan) -> list[Any]:
         settings: dict[str, Any] = {"timeout": chosen.timeout, "strategy": chosen.strategy}
@@ -252,14 +256,14 @@ class Soak:
         server = self.launch._servers.get("software")
         ours = {os.getpid(), server._process.pid if server else 0, self.launch._folder._cleaner.pid}  # type: ignore[union-attr]
         for pid in set(family(os.getpid())) - ours:
-            self.problems.append(f"{chosen}: process {pid} was left: {_command_line(pid)!r}")
+            self._found(f"{chosen}: process {pid} was left: {_command_line(pid)!r}")
         found = [path.name for path in self.launch._folder.path.iterdir()]  # type: ignore[union-attr]
         if found != ["tmp"]:
-            self.problems.append(f"{chosen}: files were left: {found}")
+            self._found(f"{chosen}: files were left: {found}")
 
 
 def _cause(chosen: Plan) -> str:
-    """What the error must say, in its first line; of a stopped rank anywhere, since those that wait time out with it."""
+    """What the error must say, in its first line; of a stopped rank anywhere, since others time out with it."""
     if chosen.victim == "rank" and chosen.signal == signal.SIGSTOP:
         return r"rank \d+ was ended by the launcher .*it was stopped by a signal"
     if chosen.victim == "rank":

@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pytest_trlcompat import _processes
 from pytest_trlcompat.launch import protocol
@@ -110,13 +110,16 @@ def launch(
         try:
             keepers.start()
         except _Ended as ended:
-            log.seek(0)
-            tail = log.read().decode(errors="replace")[-_LOG_TAIL:]
-            raise LaunchError(f"{command} {ended}; its output:\n{tail}") from None
+            raise LaunchError(f"{command} {ended}; its output:\n{_tail(log)}") from None
         timed_out = supervise(keepers, spec.timeout)
         if not timed_out:
             keepers.dismiss()
-        return LaunchReport(keepers.reports(), timed_out, time.monotonic() - started)
+        return LaunchReport(keepers.reports(_tail(log)), timed_out, time.monotonic() - started)
+
+
+def _tail(log: IO[bytes]) -> str:
+    log.seek(0)
+    return log.read().decode(errors="replace")[-_LOG_TAIL:]
 
 
 class _Ended(Exception):
@@ -134,6 +137,7 @@ class _Keepers:
         self._listener = listener
         self._command = command
         self._keepers: dict[int, _Keeper] = {}
+        self._ending = False
 
     def start(self) -> None:
         """Wait until the keepers of all ranks have connected, and send them the launch.
@@ -163,6 +167,9 @@ class _Keepers:
                 selector.register(keeper.channel, selectors.EVENT_READ, keeper)
             for key, _ in selector.select(limit):
                 self._receive(key.data)
+        if not self._ending and self.running() and self._process.poll() is not None:
+            # It waits for its ranks, so it has been killed, and they would not learn of it.
+            self.end(f"{self._command} {describe_exit(self._process.returncode)}")
 
     def first_failed(self) -> int | None:
         failed = [keeper for keeper in self._keepers.values() if keeper.failed]
@@ -175,6 +182,7 @@ class _Keepers:
 
     def end(self, reason: str) -> None:
         """End the running ranks, and receive their reports."""
+        self._ending = True
         self._send({"kind": "end", "reason": reason}, self._running())
         deadline = time.monotonic() + _END_TIMEOUT
         while self.running() and time.monotonic() < deadline:
@@ -184,11 +192,15 @@ class _Keepers:
         """Let the keepers exit. That of a failed rank waits, since its exit makes the command end the others."""
         self._send({"kind": "leave"}, self._keepers.values())
 
-    def reports(self) -> tuple[RankReport, ...]:
-        """The report of each rank, or that it was lost."""
-        lost = f"{self._command} ended it before it could report"
+    def reports(self, output: str) -> tuple[RankReport, ...]:
+        """The report of each rank, or that it was lost.
+
+        Args:
+            output: what the command printed, which is all that is known of a lost rank.
+        """
+        lost = f"{self._command} ended it, or the process that kept it ended, before it could report"
         return tuple(
-            keeper.report or RankReport(rank, exit_status=1, ended_by_launcher=lost)
+            keeper.report or RankReport(rank, exit_status=1, ended_by_launcher=lost, stderr=output)
             for rank, keeper in sorted(self._keepers.items())
         )
 
