@@ -20,7 +20,7 @@ from typing import Any
 from pytest_trlcompat import stack
 from pytest_trlcompat._devices import visible_gpus
 from pytest_trlcompat.launch import cold
-from pytest_trlcompat.launch.cluster import Cluster
+from pytest_trlcompat.launch.cluster import Cluster, ClusterError
 from pytest_trlcompat.launch.environment import base_environment, rank_environment
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankOutcome, RankReport
 from pytest_trlcompat.launch.payload import dump
@@ -108,7 +108,7 @@ class Launcher:
             world_size: number of ranks, 1 to 8 on each machine, and on CUDA at most the number of GPUs; by default
                 that of the configuration file, else 2 (1 with one GPU), and 1 for ``single``.
             options: the strategy's options, see :func:`pytest_trlcompat.launch.strategy.strategy`.
-            timeout: seconds, from the fork on.
+            timeout: seconds, from the fork on. The command of a cold launch has as long again to start the ranks.
             env: environment variables for the ranks, besides those of the test process and of the strategy.
             check: raise an error when any rank fails; with ``False`` the result is returned anyway.
             sharded: require that the function builds an engine of the strategy (DDP, FSDP, DeepSpeed).
@@ -178,6 +178,8 @@ class Launcher:
     def _launch(self, spec: LaunchSpec, chosen: Strategy, command: str | None, env: Mapping[str, str]) -> LaunchReport:
         with tempfile.TemporaryDirectory(prefix="launch-", dir=self._own_folder()) as folder:
             environment = self._environment(spec.device)
+            if spec.strategy != "single" and self.cluster.nnodes == 1:
+                spec = replace(spec, store=str(Path(folder) / "store"))
             if spec.mode == "cold":
                 return self._launch_cold(spec, chosen, command, {**environment, **env})
             settings = chosen.environment(Path(folder))
@@ -229,8 +231,13 @@ class Launcher:
         self, spec: LaunchSpec, chosen: Strategy, command: str | None, environment: dict[str, str]
     ) -> LaunchReport:
         program = _known("command", command or cold.default_command(chosen, spec.device), cold.COMMANDS)
-        if program == "deepspeed" and (chosen.config is None or self.cluster.nnodes > 1):
-            raise ValueError("command 'deepspeed' launches zero1, zero2 and zero3, on one machine")
+        if program == "deepspeed" and chosen.config is None:
+            raise ValueError("command 'deepspeed' launches zero1, zero2 and zero3")
+        if self.cluster.nnodes > 1:
+            raise ClusterError(
+                "cold launches run on one machine: the agents of torchrun and accelerate on several meet at a port "
+                "where they unpickle what anybody sends"
+            )
         path = [str(Path(__file__).parents[2]), *filter(None, [environment.get("PYTHONPATH")])]
         if spec.device == "software":
             from pytest_trlcompat import accelerator

@@ -37,7 +37,7 @@ def main(path: str) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.connect(path)
         rank = int(os.environ.get("LOCAL_RANK", "0"))
-        protocol.send(client, {"local_rank": rank})
+        protocol.send(client, {"local_rank": rank, "world_size": int(os.environ.get("WORLD_SIZE", "1"))})
         try:
             spec = protocol.receive(client)["spec"]
             report = _keep(spec, rank, client)
