@@ -24,6 +24,7 @@ class Listener:
         kind: ``tcp``, ``tcp6``, ``udp``, ``udp6`` or ``unix``.
         address: of an IP socket; of a Unix socket its path, which begins with ``@`` where it is abstract.
         program: the arguments of the process, for messages.
+        protected: whether nobody can connect who is on another machine or, to a Unix socket, another user.
     """
 
     kind: str
@@ -31,15 +32,7 @@ class Listener:
     port: int
     pid: int
     program: str = field(compare=False)
-
-    @property
-    def protected(self) -> bool:
-        """Whether nobody can connect who is on another machine or, to a Unix socket, another user."""
-        if self.kind == "unix":
-            return not self.address.startswith("@") and _only_owner_enters(Path(self.address).parent)
-        address = ipaddress.ip_address(self.address)
-        mapped = getattr(address, "ipv4_mapped", None)
-        return (mapped or address).is_loopback
+    protected: bool
 
     def __str__(self) -> str:
         where = self.address if self.kind == "unix" else f"{self.address}:{self.port}"
@@ -55,7 +48,7 @@ def listeners(pids: Sequence[int]) -> list[Listener]:
             program = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[-120:]
             for kind, inode, address, port in _open(pid):
                 if inode in owned:
-                    found.append(Listener(kind, address, port, pid, program))
+                    found.append(Listener(kind, address, port, pid, program, _protected(kind, address)))
     return found
 
 
@@ -120,6 +113,13 @@ def _sockets(pid: int) -> set[str]:
             if target.startswith("socket:["):
                 found.add(target[len("socket:[") : -1])
     return found
+
+
+def _protected(kind: str, address: str) -> bool:
+    if kind == "unix":
+        return not address.startswith("@") and _only_owner_enters(Path(address).parent)
+    ip = ipaddress.ip_address(address)
+    return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
 
 
 def _only_owner_enters(folder: Path) -> bool:
