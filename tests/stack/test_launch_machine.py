@@ -145,12 +145,15 @@ def test_ipv6_alone() -> None:
     assert output_of([*network, *program(SUMS)]) == "[3.0, 3.0]\n"
 
 
-@pytest.mark.fault("The loopback is down.", "The launch fails, and says that no address could be had.")
+@pytest.mark.fault("The loopback is down.", "A launch of one rank works; one of several fails, and names the loopback.")
 def test_no_loopback() -> None:
-    text = SUMS.replace("    print(", "    try:\n        launch(len, 'ab', strategy='single')\n        print(", 1)
-    text += "    except LaunchError as error:\n        print(str(error).partition(chr(10))[0])\n"
+    text = SUMS.replace(
+        "    print(", "    print(launch(len, 'ab', strategy='single').values)\n    try:\n        print(", 1
+    )
+    text += "    except LaunchError as error:\n        print(error)\n"
     printed = output_of([*permitted("unshare", "-n"), *program(text)])
-    assert printed.startswith("the launch could not begin: ")
+    assert printed.startswith("[2]\nlaunch of all_reduce under ddp on 2 rank(s), device software failed; ")
+    assert "Unable to find address for: lo\n" in printed
 
 
 @pytest.mark.fault(
