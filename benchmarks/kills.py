@@ -57,7 +57,7 @@ class Plan:
     """A launch, and what is done to it.
 
     Attributes:
-        victim: ``rank``, ``server`` or ``command``; empty where nothing is killed.
+        victim: ``rank``, ``server``, or of a cold launch ``command`` or ``keeper``; empty where nothing is killed.
         delay: seconds from the call to the kill.
     """
 
@@ -90,8 +90,8 @@ def plan(seed: int, number: int, usual: dict[str, float]) -> Plan:
     strategy = chance.choice(TRAINED_UNDER) if kind == "training" else "ddp"
     size = 1 if strategy == "single" else 4 if kind == "collective" and chance.random() < 0.1 else 2
     killed = chance.random() < (0.5 if cold else KILLED_SHARE)
-    victim = chance.choice(("command", "rank") if cold else ("rank",) * 5 + ("server",)) if killed else ""
-    number_of_signal = signal.SIGKILL if victim in ("server", "command") else chance.choice(SIGNALS)
+    victim = chance.choice(("command", "keeper", "rank") if cold else ("rank",) * 5 + ("server",)) if killed else ""
+    number_of_signal = chance.choice(SIGNALS) if victim == "rank" else signal.SIGKILL
     return Plan(number, kind, strategy, size, victim, number_of_signal, chance.uniform(0, usual[kind]))
 
 
@@ -159,11 +159,15 @@ def victims_of(launch: Launcher, what: str) -> list[int]:
     if what == "rank" and server is not None and (forked := _children(server._process.pid)):
         return forked
     commands = [pid for pid in _processes.children() if _is_command(pid)]
-    if what == "command":
-        return commands
-    # A keeper's children are the ranks.
-    keepers = [pid for command in commands for pid in family(command) if b"launch.keeper" in _command_line(pid)]
-    return [pid for keeper in keepers for pid in _children(keeper) if b"launch.keeper" in _command_line(pid)]
+    keepers = [pid for command in commands for pid in _kept(command)]
+    if what == "rank":
+        return [pid for keeper in keepers for pid in _kept(keeper)]
+    return commands if what == "command" else keepers
+
+
+def _kept(pid: int) -> list[int]:
+    """Its children that keep a rank, or have been forked by one that does."""
+    return [child for child in _children(pid) if b"launch.keeper" in _command_line(child)]
 
 
 def _is_command(pid: int) -> bool:
@@ -268,7 +272,11 @@ def _cause(chosen: Plan) -> str:
         return r"rank \d+ was ended by the launcher .*it was stopped by a signal"
     if chosen.victim == "rank":
         return rf"rank \d+ was killed by {chosen.signal.name}"
-    return r"launch server was killed by SIGKILL" if chosen.victim == "server" else r"torchrun"
+    if chosen.victim == "server":
+        return r"launch server was killed by SIGKILL"
+    if chosen.victim == "command":
+        return r"torchrun was killed by SIGKILL"
+    return r"the process that kept it ended, before it could report|torchrun exited with status"
 
 
 def sockets() -> int:
