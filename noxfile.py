@@ -55,7 +55,7 @@ OTHER_PYTHONS = ["3.10", "3.12", "3.13"]
 FIRST_TRL = "0.9.6"
 """The first release of TRL whose config fields stand in the table, which is the matrix's."""
 
-LONG_BENCHMARKS = ("conformance_faults", "sweep", "launch", "soak", "training_cost")
+LONG_BENCHMARKS = ("conformance_faults", "kills", "sweep", "launch", "soak", "training_cost")
 
 try:
     PROJECT = Project(ROOT)
@@ -227,6 +227,13 @@ def bench(session: nox.Session) -> None:
                 more = ["--extra-path", str(packages)]
             for cell in STACK_TESTS if stem == "training_cost" else STACK_TESTS[-1:]:
                 PROJECT.run_in(PROJECT.stack(cell), ["python", str(scripts[stem]), *more, *arguments])
+
+
+@nox.session(default=False)
+def soak(session: nox.Session) -> None:
+    """Launch a thousand times, and kill something at random at a tenth of them [-- --launches N, --seed N]."""
+    with errors_as_messages(session):
+        PROJECT.run_in(PROJECT.stack(STACK_TESTS[-1]), ["python", "benchmarks/kills.py", *session.posargs])
 
 
 @nox.session(default=False)

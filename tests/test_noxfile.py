@@ -132,7 +132,7 @@ def test_the_other_sessions_are_run_by_name() -> None:
     listed = nox(ROOT, "--list").stdout
     assert re.findall(r"^- (\w+) ->", listed, re.MULTILINE) == [
         *("browser", "coverage"),
-        *("cell", "lock", "pairwise", "rows", "clean", "report", "bisect", "bench", "mutations"),
+        *("cell", "lock", "pairwise", "rows", "clean", "report", "bisect", "bench", "soak", "mutations"),
         *("upstream_tests", "branches"),
         *("points", "fields", "lint", "docs", "examples"),
     ]

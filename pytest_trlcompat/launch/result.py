@@ -87,10 +87,15 @@ class RankResult:
         return self.returned and self.failure is None and self.exit_status == 0 and self.ended_by_launcher is None
 
     @property
+    def noticed(self) -> bool:
+        """Whether it failed with no more than that another rank had ended."""
+        return self.failure is not None and is_of_ended_peer(self.failure.message)
+
+    @property
     def was_in_collective(self) -> bool:
         """Whether this rank failed, or was ended, while it waited for other ranks."""
         if self.failure is not None:
-            return is_of_ended_peer(self.failure.message)
+            return self.noticed
         return any(_COLLECTIVES in frame.file for frame in last_stack(self.stderr)[:1])
 
     @property
@@ -141,9 +146,15 @@ class LaunchResult:
 
     @property
     def root_cause(self) -> RankResult | None:
-        """The first failure by time; ranks that the launcher ended come after those that failed by themselves."""
+        """The first failure by time.
+
+        Ranks that only noticed another one's end come after those that failed by themselves, and last come those that
+        the launcher ended: a killed rank may be seen by the others before its own end is.
+        """
         failed = [rank for rank in self.ranks if not rank.ok]
-        return min(failed, key=lambda rank: (rank.ended_by_launcher is not None, rank.ended_at), default=None)
+        return min(
+            failed, key=lambda rank: (rank.ended_by_launcher is not None, rank.noticed, rank.ended_at), default=None
+        )
 
     @property
     def failed_by_themselves(self) -> tuple[RankResult, ...]:
