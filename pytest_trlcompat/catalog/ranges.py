@@ -30,6 +30,8 @@ Cut = tuple[Any, ...]
 _NOT_INSTALLED: Cut = (-1,)
 _OLDEST: Cut = (0,)
 _NEWEST: Cut = (2,)
+_BEYOND: Cut = (3,)
+"""Behind every cut."""
 _BEFORE, _AFTER = 0, 1
 
 
@@ -63,9 +65,7 @@ class Range:
 
     def __sub__(self, other: Range) -> Range:
         """What of this range ``other`` does not hold."""
-        ends = [_NOT_INSTALLED, *(cut for interval in other.intervals for cut in interval), _NEWEST]
-        gaps = zip(ends[::2], ends[1::2], strict=True)
-        return self & Range(tuple((low, high) for low, high in gaps if low < high))
+        return self & other._gaps()
 
     def covers(self, other: Range) -> bool:
         """Whether every version of ``other`` lies in this range."""
@@ -73,16 +73,18 @@ class Range:
         if len(self.intervals) == len(other.intervals) == 1:  # asked tens of thousands of times
             (low, high), (other_low, other_high) = self.intervals[0], other.intervals[0]
             return low <= other_low and other_high <= high
-        left = iter(self.intervals)
-        low, high = next(left, (_NEWEST, _NOT_INSTALLED))
+        if len(other.intervals) > len(self.intervals):
+            return not other.meets(self._gaps())
         for other_low, other_high in other.intervals:
-            while high < other_high:
-                if (following := next(left, None)) is None:
-                    return False
-                low, high = following
-            if other_low < low:
+            before = bisect_right(self.intervals, (other_low, _BEYOND))
+            if not before or self.intervals[before - 1][1] < other_high:
                 return False
         return True
+
+    def _gaps(self) -> Range:
+        """What it does not hold."""
+        ends = [_NOT_INSTALLED, *(cut for interval in self.intervals for cut in interval), _NEWEST]
+        return Range(tuple((low, high) for low, high in zip(ends[::2], ends[1::2], strict=True) if low < high))
 
     def meets(self, other: Range) -> bool:
         """Whether some version lies in both."""
@@ -246,10 +248,16 @@ def pieces(domain: Range, ranges: Iterable[Range]) -> list[Range]:
     end of a range separates is one piece.
     """
     cuts = sorted({cut for each in ranges for interval in each.intervals for cut in interval})
-    found: list[list[tuple[Cut, Cut]]] = [[] for _ in range(len(cuts) + 1)]
-    for low, high in domain.intervals:
-        first = bisect_right(cuts, low)
-        inner = cuts[first : bisect_left(cuts, high)]
-        for number, interval in enumerate(zip([low, *inner], [*inner, high], strict=True), first):
-            found[number].append(interval)
-    return [Range(tuple(intervals)) for intervals in found if intervals]
+    intervals = domain.intervals
+    found = []
+    for low, high in zip([_NOT_INSTALLED, *cuts], [*cuts, _NEWEST], strict=True):
+        first = bisect_right(intervals, (low, _BEYOND)) - 1
+        first += first < 0 or intervals[first][1] <= low
+        inside = intervals[first : bisect_left(intervals, (high,))]
+        if inside and low < high:
+            start, end = max(low, inside[0][0]), min(high, inside[-1][1])
+            if len(inside) == 1:
+                found.append(Range(((start, end),)))
+            else:
+                found.append(Range(((start, inside[0][1]), *inside[1:-1], (inside[-1][0], end))))
+    return found
