@@ -109,18 +109,24 @@ class Range:
 
     def from_here(self) -> str:
         """Its older end as a range: ``>=0.18``."""
-        return _interval(self.intervals[0][0], _NEWEST, {_NOT_INSTALLED, _OLDEST, _NEWEST})
+        return _interval(self.intervals[0][0], _NEWEST, {_OLDEST, _NEWEST})
 
     def describe(self, within: Range | None = None) -> str:
         """``>=1.0,<1.9 or >=2.0``; ends that are those of ``within``, where nothing else is possible, are left out."""
-        ends = {end for interval in (within or ALL).intervals for end in interval} | {_OLDEST}
-        versions = (self & ALL).intervals
-        parts = [_interval(low, high, ends) for low, high in versions]
-        if len(versions) > _DESCRIBED:
-            parts[_DESCRIBED - 1 :] = [f"{len(versions) - _DESCRIBED + 1} more ranges"]
-        if self.meets(ABSENT):
-            parts.append("not installed")
-        return " or ".join(parts) or "no version"
+        first, rest = self.intervals[: _DESCRIBED + 1], len(self.intervals) - _DESCRIBED
+        absent = bool(first) and first[0][0] == _NOT_INSTALLED
+        if absent:  # a piece of its own in the text, and the versions behind it another
+            first = (*(((_OLDEST, first[0][1]),) if first[0][1] > _OLDEST else ()), *first[1:])
+        possible = within or ALL
+        parts = [_interval(low, high, {end for end in (low, high) if possible._ends_at(end)}) for low, high in first]
+        if rest > 0:
+            parts[_DESCRIBED:] = [f"{rest} more ranges"]
+        return " or ".join([*parts, *(["not installed"] if absent else [])]) or "no version"
+
+    def _ends_at(self, cut: Cut) -> bool:
+        """Whether one of its intervals begins or ends there; before the oldest version every range does."""
+        before = bisect_right(self.intervals, (cut, _BEYOND)) - 1
+        return cut == _OLDEST or (before >= 0 and cut in self.intervals[before])
 
 
 def _interval(low: Cut, high: Cut, ends: set[Cut]) -> str:

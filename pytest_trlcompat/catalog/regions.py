@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
-from pytest_trlcompat.catalog.ranges import ALL, Range, at, pieces
+from pytest_trlcompat.catalog.ranges import ALL, Range, at, either, pieces
 from pytest_trlcompat.stack import PACKAGES
 
 __all__ = ["Axis", "Domain", "Point", "Region", "Regions", "regions", "unreachable"]
@@ -40,9 +40,7 @@ class Axis:
         return next((number for number, piece in enumerate(self.pieces) if piece.covers(here)), None)
 
     def describe(self, chosen: Iterable[int]) -> str:
-        union = Range(())
-        for number in chosen:
-            union |= self.pieces[number]
+        union = either(self.pieces[number] for number in chosen)
         return f"{self.package} {union.describe(self.domain)}"
 
 

@@ -34,7 +34,7 @@ __all__ = ["looks_like_lock", "read_lock"]
 _BEGINNING = re.compile(
     rb"(?:\s|#[^\n]*(?:\n|$))*(?:\{|(?:version|lock-version|created-by|requires-python)\s*=|\[\[package)"
 )
-_DEEP_KEY = re.compile(r"(?:[\w\"'-]+[ \t]*\.[ \t]*){50}")
+_DEEP_KEY = re.compile(r"(?<![\w\"'-])(?:[\w\"'-]+[ \t]*\.[ \t]*){50}")
 _POSITION = re.compile(r"\(at [^()]*\)")
 _REQUIRED_BY_TRL = ("trl", "transformers", "torch", "accelerate", "datasets")
 """Where trl is installed, these are."""
