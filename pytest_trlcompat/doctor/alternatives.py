@@ -20,6 +20,7 @@ PLATFORMS = ("linux", "darwin", "win32")
 _MOST_TOGETHER = 32
 """Stacks that are looked at one by one; of more, every version is taken to go with every other."""
 _OR = " or "
+_MISSING = "not installed"
 _SHORT = 100
 """Characters of a marker in a text."""
 
@@ -148,12 +149,19 @@ def _one_of(mentions: list[Mention], source: str) -> Mention:
         return mentions[0]
     first = mentions[0]
     note = (
-        f"{source}: holds {first.package} {_OR.join(texts)} for different environments, and its markers do not say "
+        f"{source}: holds {first.package} {_either_text(texts)} for different environments, and its markers do not say "
         "which applies here"
     )
     note = "; ".join(dict.fromkeys([note, *(mention.note for mention in mentions if mention.note)]))
     versions = either(mention.versions for mention in mentions)
-    return dataclasses.replace(first, text=_OR.join(texts), versions=versions, pinned=False, note=note)
+    return dataclasses.replace(first, text=_either_text(texts), versions=versions, pinned=False, note=note)
+
+
+def _either_text(texts: Iterable[str]) -> str:
+    """Each of the versions that some texts name, once; that it may be missing at the end."""
+    parts = dict.fromkeys(part for text in texts for part in text.split(_OR))
+    last = [part for part in (_MISSING, "any version") if part in parts]
+    return _OR.join([*(part for part in parts if part not in last), *last])
 
 
 def _spec(
@@ -173,12 +181,8 @@ def _spec(
         union = either(stack[package].versions if package in stack else rest for stack in stacks)
         versions[package] = None if union == ABSENT else union
         if found:
-            # Each stack's text may be of several versions itself.
-            named = list(dict.fromkeys(part for mention in found for part in mention.text.split(_OR)))
-            missing = "not installed" if complete else "any version"
-            if len(found) < len(stacks) and missing not in named:
-                named.append(missing)
-            texts[package] = _OR.join(named)
+            missing = [] if len(found) == len(stacks) else [_MISSING if complete else "any version"]
+            texts[package] = _either_text([*(mention.text for mention in found), *missing])
             told = dict.fromkeys(mention.note for mention in found if mention.note)
             if len({mention.text for mention in found}) > 1 or len(found) < len(stacks):
                 told = {**dict.fromkeys([_told(package, mentions, source)]), **told}
