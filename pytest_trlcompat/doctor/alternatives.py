@@ -211,7 +211,7 @@ def _loose(mentions: Sequence[Mention], source: str, lock: bool, complete: bool,
         sometimes -= {"trl"}
         those = [
             dataclasses.replace(
-                each, versions=each.versions | ABSENT, text=f"{each.text} or not installed", pinned=False
+                each, versions=each.versions | ABSENT, text=_either_text([each.text, _MISSING]), pinned=False
             )
             if each.package in sometimes
             else each
