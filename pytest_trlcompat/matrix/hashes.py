@@ -1,8 +1,8 @@
 """The SHA-256 hashes of the files that environments are installed from; uv refuses a file that has another one.
 
 A hash belongs to a release and not to a lock, so those of all locks stand in one file for each Python, sorted, in the
-format of pip's requirements: a hash that changes is a changed line there, once. Only the files that the environments can
-use are kept: wheels for that Python on Linux, and the source distribution of what has no wheel.
+format of pip's requirements: a hash that changes is a changed line there, once. Only the files that the environments
+can use are kept: wheels for that Python on Linux, and the source distribution of what has no wheel.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ def _of_pylock(answer: str, requirements: Sequence[str], python: str) -> dict[st
     for requirement in requirements:
         if not digests.get(requirement):
             raise Untestable(
-                f"{requirement}: the package index states no SHA-256 hash of a wheel of it for Python {python} on Linux. "
-                f"Nothing is installed without one, and nothing but {', '.join(BUILT_FROM_SOURCE)} is built from source"
+                f"{requirement}: the package index states no SHA-256 hash of a wheel of it for Python {python} on "
+                f"Linux. Nothing is installed without one, and nothing but {', '.join(BUILT_FROM_SOURCE)} is built from source"
             )
     return {requirement: tuple(sorted(digests[requirement])) for requirement in requirements}
 
