@@ -20,8 +20,9 @@ ROOT = Path(__file__).resolve().parents[1]
 WITH_TORCH = {Path(__file__).resolve().with_name(name) for name in ("operators", "stack")}
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let child processes be interrupted, even if this one was started to ignore that, as with ``&``."""
+    config.addinivalue_line("markers", "fault(what, outcome): what goes wrong, and what happens; see tests/faults.py")
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -21,7 +21,7 @@ LAYERS = (
     {"checks", "doctor", "launch", "matrix"},
     {"accelerator", "catalog"},
     {"conformance"},
-    {"reference", "tiny", "trainers", "_location"},
+    {"reference", "tiny", "trainers", "_cleaner", "_location"},
     {"__init__", "_data", "_devices", "_processes", "stack"},
 )
 """The packages, and the modules that they share, from the top down: none imports another of its own layer."""

@@ -143,11 +143,22 @@ def child_variables(folder: Path, devices: int) -> dict[str, str]:
 
 
 def cache_folder() -> Path:
-    """``$TRLCOMPAT_CACHE``, else ``$XDG_CACHE_HOME/pytest-trlcompat``, else ``~/.cache/pytest-trlcompat``."""
+    """``$TRLCOMPAT_CACHE``, else ``$XDG_CACHE_HOME/pytest-trlcompat``, else ``~/.cache/pytest-trlcompat``.
+
+    Raises:
+        AcceleratorError: neither variable is set, and the user has no home directory.
+    """
     own = os.environ.get("TRLCOMPAT_CACHE")
     if own:
         return Path(own).expanduser().resolve()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "pytest-trlcompat"
+    try:
+        shared = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise AcceleratorError(
+            "there is no folder for what is compiled: HOME is not set, and the system knows no home directory of this "
+            "user; set TRLCOMPAT_CACHE to a folder"
+        ) from error
+    return Path(shared).resolve() / "pytest-trlcompat"
 
 
 def cache_key(torch: Torch) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import shutil
 import sys
 import tempfile
+import traceback
+import uuid
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,16 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat import stack
+from pytest_trlcompat._cleaner import OwnFolder
 from pytest_trlcompat._devices import visible_gpus
 from pytest_trlcompat.launch import cold
 from pytest_trlcompat.launch.cluster import Cluster
 from pytest_trlcompat.launch.environment import base_environment, rank_environment
+from pytest_trlcompat.launch.limits import explain
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankOutcome, RankReport
 from pytest_trlcompat.launch.payload import dump
 from pytest_trlcompat.launch.proof import expectation
-from pytest_trlcompat.launch.result import LaunchError, LaunchResult, LaunchWarning, RankResult
+from pytest_trlcompat.launch.result import Failure, LaunchError, LaunchResult, LaunchWarning, RankResult
 from pytest_trlcompat.launch.strategy import Strategy, accelerate_config, check_present, strategy
-from pytest_trlcompat.launch.warm import Server
+from pytest_trlcompat.launch.warm import Refused, Server
 
 __all__ = ["DEFAULT_TIMEOUT", "DEVICES", "MAX_WORLD_SIZE", "MODES", "Launcher"]
 
@@ -37,6 +40,9 @@ MAX_WORLD_SIZE = 8
 """The most ranks on one machine."""
 DEVICES = ("software", "cuda", "cpu")
 MODES = ("warm", "cold")
+
+_LAUNCHER = "TRLCOMPAT_LAUNCHER"
+"""The variable that identifies all processes of a launcher."""
 
 
 class Launcher:
@@ -58,7 +64,8 @@ class Launcher:
         self.timeout = timeout
         self.cluster = cluster or Cluster()
         self._servers: dict[str, Server] = {}
-        self._folder: Path | None = None
+        self._folder: OwnFolder | None = None
+        self._mark = uuid.uuid4().hex
         self._launches = 0
 
     def __enter__(self) -> Launcher:
@@ -76,7 +83,7 @@ class Launcher:
         folder, self._folder = self._folder, None
         with contextlib.ExitStack() as exits:
             if folder is not None:
-                exits.callback(shutil.rmtree, folder, ignore_errors=True)
+                exits.callback(folder.remove)
             for server in servers.values():
                 exits.callback(server.stop)
 
@@ -118,7 +125,8 @@ class Launcher:
             command: for a cold launch: ``"accelerate"`` (``accelerate launch``), ``"torchrun"`` or ``"deepspeed"``.
 
         Raises:
-            LaunchError: a rank failed (root cause first), the launch timed out, or the server could not be started.
+            LaunchError: a rank failed (root cause first), the launch timed out, the server could not be started, or
+                the system refused something that a launch needs.
             StrategyError: the strategy or its options are invalid; StrategyAbsent: this stack does not have it.
             ClusterError: the ranks cannot be distributed evenly over the machines.
             ValueError: an invalid world size, or an unknown device, mode or command.
@@ -155,7 +163,7 @@ class Launcher:
             mode=mode,
             timeout=self.timeout if timeout is None else timeout,
             seed=seed,
-            cwd=os.getcwd(),
+            cwd=_working_directory(),
             sys_path=tuple(sys.path),
             rank_environment=self._rank_environment(chosen, size),
             expectation=expectation(chosen, size, device, sharded),
@@ -176,16 +184,23 @@ class Launcher:
         )
 
     def _launch(self, spec: LaunchSpec, chosen: Strategy, command: str | None, env: Mapping[str, str]) -> LaunchReport:
-        with tempfile.TemporaryDirectory(prefix="launch-", dir=self._own_folder()) as folder:
-            environment = self._environment(spec.device)
-            if spec.mode == "cold":
-                return self._launch_cold(spec, chosen, command, {**environment, **env})
-            settings = chosen.environment(Path(folder))
-            return self._launch_warm(replace(spec, environment={**environment, **settings, **env}))
+        try:
+            own = self._own_folder()
+            with tempfile.TemporaryDirectory(prefix="launch-", dir=own, ignore_cleanup_errors=True) as name:
+                folder, environment = Path(name), self._environment(spec.device)
+                spec = replace(spec, folder=name)
+                if spec.mode == "cold":
+                    return self._launch_cold(spec, chosen, command, {**environment, **env}, folder)
+                settings = chosen.environment(folder)
+                return self._launch_warm(replace(spec, environment={**environment, **settings, **env}))
+        except OSError as error:
+            raise LaunchError(f"the launch could not begin: {explain(error)}") from error
 
     def _launch_warm(self, spec: LaunchSpec) -> LaunchReport:
         try:
             return self._server(spec.device).launch(spec)
+        except Refused:
+            raise
         except BaseException:  # also on Ctrl-C: the next launch would otherwise receive the report of this one
             self._forget(spec.device)
             raise
@@ -226,7 +241,7 @@ class Launcher:
             server.stop()
 
     def _launch_cold(
-        self, spec: LaunchSpec, chosen: Strategy, command: str | None, environment: dict[str, str]
+        self, spec: LaunchSpec, chosen: Strategy, command: str | None, environment: dict[str, str], folder: Path
     ) -> LaunchReport:
         program = _known("command", command or cold.default_command(chosen, spec.device), cold.COMMANDS)
         if program == "deepspeed" and (chosen.config is None or self.cluster.nnodes > 1):
@@ -242,17 +257,28 @@ class Launcher:
             path.insert(0, standin)
             spec = replace(spec, extra_path=(standin,))
         environment["PYTHONPATH"] = os.pathsep.join(path)
-        return cold.launch(spec, chosen, program, environment)
+        return cold.launch(spec, chosen, program, environment, folder)
 
     def _environment(self, device: str) -> dict[str, str]:
-        return {**base_environment(device, self.cluster), "TMPDIR": str(self._own_folder() / "tmp")}
+        own = {"TMPDIR": str(self._own_folder() / "tmp"), _LAUNCHER: self._mark}
+        return {**base_environment(device, self.cluster), **own}
 
     def _own_folder(self) -> Path:
         """The folder for temporary files of this launcher and its ranks, until it is closed."""
+        if self._folder is not None and not self._folder.exists:
+            text = f"the folder for temporary files, {self._folder.path}, has vanished; a new one is made"
+            warnings.warn(text, LaunchWarning, 4)
+            self._folder.remove()
+            self._folder = None
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="trlcompat-"))
-            (self._folder / "tmp").mkdir()
-        return self._folder
+            path = Path(tempfile.mkdtemp(prefix="trlcompat-"))
+            try:
+                self._folder = OwnFolder(path, f"{_LAUNCHER}={self._mark}")
+            except BaseException:
+                path.rmdir()
+                raise
+        (self._folder.path / "tmp").mkdir(exist_ok=True)
+        return self._folder.path
 
 
 def _known(what: str, value: str, known: tuple[str, ...]) -> str:
@@ -269,6 +295,13 @@ def _build_accelerator(device: str) -> None:
         accelerator.build()
 
 
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        raise LaunchError("the test process's working directory does not exist any more; ranks start in it") from error
+
+
 def _choose(chosen: str | Strategy | os.PathLike[str], options: Mapping[str, Any] | None) -> Strategy:
     if isinstance(chosen, str):
         return strategy(chosen, options)
@@ -279,10 +312,15 @@ def _choose(chosen: str | Strategy | os.PathLike[str], options: Mapping[str, Any
 
 def _rank_result(report: RankReport, first: int) -> RankResult:
     outcome = report.outcome or RankOutcome(returned=False, ended_at=report.ended_at)
+    value, failure = None, outcome.failure
+    try:
+        value = None if outcome.value is None else pickle.loads(outcome.value)
+    except Exception as error:
+        failure = _unreadable(error)
     return RankResult(
         rank=first + report.rank,
-        value=None if outcome.value is None else pickle.loads(outcome.value),
-        failure=outcome.failure,
+        value=value,
+        failure=failure,
         exit_status=report.exit_status,
         ended_by_launcher=report.ended_by_launcher,
         stdout=report.stdout,
@@ -293,4 +331,12 @@ def _rank_result(report: RankReport, first: int) -> RankResult:
         peak_accelerator_bytes=outcome.peak_accelerator_bytes,
         returned=outcome.returned,
         proof=dict(outcome.proof),
+    )
+
+
+def _unreadable(error: Exception) -> Failure:
+    message = f"the function's result cannot be unpickled in the test process: {type(error).__name__}: {error}"
+    trace = "".join(traceback.format_exception(error))
+    return Failure(
+        type(error).__name__, message, f"{trace}{message}", tuple(base.__name__ for base in type(error).__mro__)
     )

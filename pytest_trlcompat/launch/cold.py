@@ -37,7 +37,7 @@ __all__ = ["COMMANDS", "accelerate_settings", "default_command", "launch"]
 
 COMMANDS = ("accelerate", "torchrun", "deepspeed")
 
-_SOCKET = "s"  # a short name: a socket's path may have a hundred characters
+_SOCKET = "s"
 _START_TIMEOUT = 300.0
 _DUMP_TIME, _END_TIMEOUT = 0.5, 5.0
 _POLL = 0.1
@@ -74,24 +74,27 @@ def default_command(strategy: Strategy, device: str) -> str:
     return "torchrun" if device == "cpu" and strategy.name != "single" else "accelerate"
 
 
-def launch(spec: LaunchSpec, strategy: Strategy, command: str, launcher_environment: Mapping[str, str]) -> LaunchReport:
+def launch(
+    spec: LaunchSpec, strategy: Strategy, command: str, launcher_environment: Mapping[str, str], folder: Path
+) -> LaunchReport:
     """Run ``spec`` under a real launcher's command.
 
     Args:
         spec: as for the warm server; only the caller's part of its environment is used.
         launcher_environment: the environment variables of the command itself.
+        folder: an empty one that only this user can enter.
 
     Raises:
         LaunchError: the command ended before every rank had started; with its output.
     """
     mark = uuid.uuid4().hex
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="trlcompat-") as name, contextlib.ExitStack() as stack:
-        folder = Path(name)
+    with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        listener.bind(str(folder / _SOCKET))
+        with protocol.short_path(folder / _SOCKET) as path:
+            listener.bind(path)
         listener.listen(spec.local_world_size)
-        log = stack.enter_context(tempfile.TemporaryFile())
+        log = stack.enter_context(tempfile.TemporaryFile(dir=folder))
         process = subprocess.Popen(
             _command(spec, strategy, command, folder),
             env={**launcher_environment, **_strategy_environment(strategy, command, folder), MARK: mark},

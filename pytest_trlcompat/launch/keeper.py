@@ -12,7 +12,7 @@ import selectors
 import signal
 import socket
 import sys
-import tempfile
+from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat import _processes
@@ -35,7 +35,8 @@ def main(path: str) -> int:
     _processes.adopt_orphans()
     signal.signal(signal.SIGTERM, _stop)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.connect(path)
+        with protocol.short_path(Path(path)) as short:
+            client.connect(short)
         rank = int(os.environ.get("LOCAL_RANK", "0"))
         protocol.send(client, {"local_rank": rank})
         try:
@@ -56,7 +57,7 @@ def _stop(number: int, frame: object) -> None:
 
 def _keep(spec: LaunchSpec, rank: int, client: socket.socket) -> RankReport:
     with contextlib.ExitStack() as stack:
-        output = (stack.enter_context(tempfile.TemporaryFile()), stack.enter_context(tempfile.TemporaryFile()))
+        output = (children.output_file(spec, stack), children.output_file(spec, stack))
         child = children.fork_rank(spec, rank, [client], output, stack)
         try:
             _attend(child, client)

@@ -23,6 +23,7 @@ class LaunchSpec:
     Attributes:
         payload: the function and its arguments, pickled.
         timeout: seconds, from the fork on.
+        folder: for files that the launch needs, which exists as long as it runs.
         number: the number of this launch in its launcher, which identifies it among several machines.
         environment: variables of every rank.
         rank_environment: the additional variables of each rank of this machine, such as ``RANK``.
@@ -42,6 +43,7 @@ class LaunchSpec:
     expectation: Expectation
     cluster: Cluster
     number: int
+    folder: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     extra_path: tuple[str, ...] = ()
     extra_environment: Mapping[str, str] = field(default_factory=dict)

@@ -38,14 +38,15 @@ def run(spec: LaunchSpec, rank: int, channel: socket.socket, parent: int, output
         parent: process id of the server or keeper that forked it; when that ends, so does the rank.
         output: descriptors of files for its stdout and stderr.
     """
-    status = 1
+    status, own = 1, os.getpid()
     try:
         _become_rank(spec, rank, parent, output)
         outcome = _call(spec, rank)
+        with contextlib.suppress(OSError):  # the disk is full, which the outcome says
+            _flush()
+        if os.getpid() == own:  # a process that the function forked and let return has nothing to report
+            protocol.send(channel, outcome)
         status = 0 if outcome.returned else 1
-        sys.stdout.flush()
-        sys.stderr.flush()
-        protocol.send(channel, outcome)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -127,6 +128,7 @@ def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
         seen = observer.seen()
         proof.check(spec.expectation, seen, rank)
         value = _dump(returned)
+        _flush()
     except BaseException as error:
         ended, failure, seen = time.monotonic(), _failure(error), _seen(observer)
     return RankOutcome(
@@ -137,6 +139,17 @@ def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
         proof=seen,
         peak_accelerator_bytes=_peak_accelerator_bytes(),
     )
+
+
+def _flush() -> None:
+    """Write what was printed; the function may have closed or replaced the streams.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(ValueError, AttributeError):
+            stream.flush()
 
 
 def _dump(value: Any) -> bytes:
