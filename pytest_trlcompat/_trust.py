@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import grp
 import os
 import pwd
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 __all__ = ["UntrustedError", "check_files", "check_folder", "make_folder"]
-
-_FOLDER, _FILE = 0o755, 0o644
 
 
 class UntrustedError(Exception):
@@ -34,15 +34,20 @@ def check_folder(folder: Path) -> None:
         _check(above, above.stat(), may_be_sticky=True)
 
 
-def check_files(folder: Path, files: list[Path]) -> None:
+def check_files(folder: Path, names: Iterable[str]) -> None:
     """Check files and the folders between them and ``folder`` in the same way.
+
+    Args:
+        names: of the files, relative to ``folder``, such as ``package/module.py``.
 
     Raises:
         UntrustedError: names the first of them.
     """
-    between = {above for file in files for above in file.parents if folder in above.parents}
-    for path in sorted({*files, *between}):
-        _check(path, path.lstat())
+    files = set(names)
+    between = {name[:end] for name in files for end, letter in enumerate(name) if letter == "/"}
+    for name in sorted(files | between):
+        path = os.path.join(folder, name)
+        _check(path, os.lstat(path))
 
 
 def make_folder(folder: Path) -> None:
@@ -52,11 +57,11 @@ def make_folder(folder: Path) -> None:
         UntrustedError: see :func:`check_folder`.
     """
     for path in (*reversed(folder.parents), folder):
-        path.mkdir(_FOLDER, exist_ok=True)
+        path.mkdir(0o755, exist_ok=True)
     check_folder(folder)
 
 
-def _check(path: Path, found: os.stat_result, *, may_be_sticky: bool = False) -> None:
+def _check(path: str | Path, found: os.stat_result, *, may_be_sticky: bool = False) -> None:
     if found.st_uid not in {0, os.geteuid(), *_unmapped_root()}:
         raise UntrustedError(f"{path} belongs to {_name(found.st_uid)}")
     if may_be_sticky and found.st_mode & stat.S_ISVTX:
@@ -68,15 +73,16 @@ def _check(path: Path, found: os.stat_result, *, may_be_sticky: bool = False) ->
         raise UntrustedError(f"the group {_group(found.st_gid)} can write to {mode}")
 
 
-def _unmapped_root() -> set[int]:
+@functools.cache
+def _unmapped_root() -> frozenset[int]:
     """As whom files of the real root appear in a user namespace, where that user is nobody whom one can become."""
     try:
         mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
         if all(int(outside) != 0 for _, outside, _ in mapped):
-            return {int(Path("/proc/sys/kernel/overflowuid").read_text())}
+            return frozenset({int(Path("/proc/sys/kernel/overflowuid").read_text())})
     except (OSError, ValueError):
         pass
-    return set()
+    return frozenset()
 
 
 def _is_own_group(gid: int) -> bool:

@@ -231,7 +231,7 @@ def _damage(target: Path) -> str | None:
     check_folder(target)
     damage = sums.damage(target)
     if damage is None:
-        check_files(target, sums.files(target))
+        check_files(target, sums.names(target))
     return damage
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-__all__ = ["FILE", "damage", "files", "write"]
+__all__ = ["FILE", "damage", "names", "write"]
 
 FILE = "SHA256SUMS"
 """The file in the folder of a build; it is written last, so a build that has it is whole."""
@@ -24,9 +24,9 @@ def write(folder: Path) -> None:
     (folder / FILE).chmod(0o644)
 
 
-def files(folder: Path) -> list[Path]:
-    """The files of a build, as its sums name them, and that of the sums."""
-    return [folder / FILE, *(folder / name for name, _ in _read(folder))]
+def names(folder: Path) -> list[str]:
+    """The files of a build, relative to its folder: those that have a sum, and that of the sums."""
+    return [FILE, *(name for name, _ in _read(folder))]
 
 
 def damage(folder: Path) -> str | None:
@@ -49,11 +49,12 @@ def _read(folder: Path) -> list[tuple[str, str]]:
     found = []
     for line in (folder / FILE).read_text(encoding="utf-8").splitlines():
         digest, sign, name = line.partition("  ")
-        if not sign or ".." in Path(name).parts or name.startswith("/"):
+        if not sign or ".." in name.split("/") or name.startswith("/"):
             raise ValueError(f"{line!r} is not a sum and a name")
         found.append((name, digest))
     return found
 
 
 def _sum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()

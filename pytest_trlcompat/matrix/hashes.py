@@ -166,7 +166,8 @@ def _of_pylock(answer: str, requirements: Sequence[str], python: str) -> dict[st
         if not digests.get(requirement):
             raise Untestable(
                 f"{requirement}: the package index states no SHA-256 hash of a wheel of it for Python {python} on "
-                f"Linux. Nothing is installed without one, and nothing but {', '.join(BUILT_FROM_SOURCE)} is built from source"
+                "Linux. Nothing is installed without one, and nothing but "
+                f"{', '.join(BUILT_FROM_SOURCE)} is built from source"
             )
     return {requirement: tuple(sorted(digests[requirement])) for requirement in requirements}
 
