@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import grp
 import os
 import pwd
 import shutil
@@ -13,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat import _trust
 from pytest_trlcompat.accelerator import AcceleratorError, build
 from pytest_trlcompat.launch.cluster import Cluster
 from pytest_trlcompat.launch.environment import base_environment
@@ -166,8 +166,8 @@ def test_a_group_counts_as_its_only_member(
 ) -> None:
     group = (site.root.stat().st_gid, "me", members)
     user = pwd.struct_passwd(("me", "x", os.geteuid(), group[0], "", "", ""))
-    monkeypatch.setattr(_trust.pwd, "getpwuid", lambda uid: user)
-    monkeypatch.setattr(_trust.grp, "getgrgid", lambda gid: _trust.grp.struct_group(("me", "x", gid, members)))
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: user)
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group(("me", "x", gid, members)))
     build()
     site.cache.chmod(0o775)
     if accepted:
