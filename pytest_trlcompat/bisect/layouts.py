@@ -66,7 +66,7 @@ def find_layout(package: Path = _PACKAGE) -> Layout:
 
 def state_folder(layout: Layout) -> Path:
     """Journals and reports."""
-    return layout.results.parent / "bisect"
+    return layout.bisections
 
 
 def _copy_package(package: Path, below: Path) -> Path:

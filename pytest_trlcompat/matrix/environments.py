@@ -21,7 +21,17 @@ from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.uv import BUILT_FROM_SOURCE, WHEELS_ONLY, uv, uv_cached_first
 
-__all__ = ["Environment", "drop_unused", "ensure", "ensure_tools", "existing", "install_hashed", "prune", "remove"]
+__all__ = [
+    "Environment",
+    "drop_unused",
+    "ensure",
+    "ensure_tools",
+    "existing",
+    "install_hashed",
+    "prune",
+    "remove",
+    "reserved",
+]
 
 _FORMAT = "1"
 """Part of every environment's key; change it when environments are built differently."""
@@ -101,6 +111,11 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
         _build(root, lock.python, fill, lambda: say(f"{lock.cell_id}: building its environment {root.name}"))
         _install_project(root, layout)
     return Environment(root)
+
+
+def reserved(lock: Lock, layout: Layout) -> contextlib.AbstractContextManager[None]:
+    """Prevent the removal of a lock's environment within the block, also before it has been built."""
+    return in_use(_users(_root(lock, layout)))
 
 
 def install_hashed(requirements: Sequence[str], python: str, interpreter: str, layout: Layout, *options: str) -> None:

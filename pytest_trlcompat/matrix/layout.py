@@ -60,6 +60,11 @@ class Layout:
         return self.root / "fixtures" / "locks"
 
     @property
+    def bisections(self) -> Path:
+        """Journals of bisections, with the locks of what they have tested."""
+        return self.results.parent / "bisect"
+
+    @property
     def hashes(self) -> Path:
         """A file for each Python of the locks: the hashes of what they name."""
         return self.locks.parent / "hashes"

@@ -206,13 +206,16 @@ class Project:
         return torch_axis.cells_with_kept_locks(self.matrix, self.layout)
 
     def clean(self) -> None:
-        """Remove the environments that belong to no lock, neither in the repository nor below ``build/compat``.
+        """Remove the environments that belong to no lock: of the repository, of a sweep, or of a bisection.
+
+        What is in use stays, so that sweeps and bisections may run meanwhile.
 
         Raises:
             MatrixError: when a lock cannot be read, or an environment cannot be removed.
         """
-        folders = (self.layout.locks, self.layout.resolved)
-        prune(self.layout, [locks.read_lock(path) for folder in folders for path in folder.glob("*.txt")], self.say)
+        layout = self.layout
+        paths = [*layout.locks.glob("*.txt"), *layout.resolved.glob("*.txt"), *layout.bisections.glob("*/locks/*.txt")]
+        prune(layout, [locks.read_lock(path) for path in paths], self.say)
 
     def report(self, arguments: Sequence[str] = ()) -> None:
         """Merge the results of sweeps into the report's files, and print its summary, with ``--tables`` its tables.
