@@ -118,9 +118,8 @@ class _Job:
         )
         if self._is_finished():
             assert self.before is not None
-            self.say(
-                f"{self.cell.id}: finished in an interrupted sweep; its verdicts are reused (not with '-- --fresh')"
-            )
+            which = "a sweep that still runs" if self.sweep.still_runs(self.before.sweep) else "an interrupted sweep"
+            self.say(f"{self.cell.id}: finished in {which}; its verdicts are reused (not with '-- --fresh')")
             self.sidecar = dataclasses.replace(self.before, sweep=self.sweep.name)
             write_whole(self.path, self.sidecar.to_json())
             return self._outcome(None)

@@ -51,7 +51,7 @@ def files_of_runs(state: Path) -> list[str]:
 
 
 @pytest.mark.fault(
-    "A bisect is killed by SIGKILL while its command runs, in the shell, in the background and in a session of its own.",
+    "A bisect is killed by SIGKILL while its command runs, also in the background and in another session.",
     "Within seconds nothing of it runs, and the files of commits and runs are gone; the clone knows no worktree.",
 )
 @pytest.mark.parametrize("jobs", ["1", "2"])
@@ -201,7 +201,8 @@ def test_a_full_disk_costs_no_step_that_was_written(
     words = ["commits", "--clone", "clone", "--good", shas[0], "--bad", shas[-1]]
     words += ["--command", f"{sys.executable} check.py"]
     lines: list[str] = []
-    for attempt in range(1, 9):
+    failures = 0
+    while failures < 9:
         status = bisect(*words)
         (journal,) = (tmp_path / "state").glob("command-*/steps.jsonl")
         now = journal.read_text().splitlines(keepends=True)
@@ -211,11 +212,12 @@ def test_a_full_disk_costs_no_step_that_was_written(
         if status == 0:
             break
         assert status == 2
+        failures += 1
         assert capsys.readouterr().err == (
             "trlcompat bisect: the disk is full: free some space and run the same command again; finished verdicts are "
             "kept, and the sweep continues after them\n"
         )
     assert status == 0
-    assert attempt > 1
+    assert failures > 0
     assert shas[5][:10] in capsys.readouterr().out
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

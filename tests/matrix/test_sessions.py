@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import shutil
@@ -220,6 +221,18 @@ def test_locks_of_dated_cells_and_cuda_libraries_are_renewed_with_the_others(
     resolved.clear()
     stage.project.renew_locks(["--missing"])
     assert resolved == torches
+
+
+def test_clean_keeps_the_environments_of_a_bisections_locks(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[Lock] = []
+    monkeypatch.setattr(sessions, "prune", lambda layout, found, say: wanted.extend(found))
+    layout = stage.project.layout
+    lock = Lock("transformers 4.51.0", datetime.date(2025, 5, 1), "3.11", {"transformers": "4.51.0"}, "bisect")
+    for folder in (layout.locks, layout.resolved, layout.root / "build" / "bisect" / "issue-a-1234" / "locks"):
+        folder.mkdir(parents=True)
+        (folder / "x.txt").write_text(dataclasses.replace(lock, cell_id=folder.parent.name).to_text())
+    stage.project.clean()
+    assert [each.cell_id for each in wanted] == ["fixtures", "compat", "issue-a-1234"]
 
 
 def test_coverage_is_reported_also_when_tests_fail_and_leaves_environments_as_they_were(
