@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pytest_trlcompat.bisect import leftovers
 from pytest_trlcompat.bisect.commands import Request, commits, days, releases, test
 from pytest_trlcompat.bisect.layouts import find_layout
 from pytest_trlcompat.matrix.errors import MatrixError
@@ -184,7 +185,8 @@ def _run(parsed: argparse.Namespace, words: Sequence[str]) -> int:
     try:
         with explained_os_errors(), signals_as_ctrl_c():
             request = Request(parsed, find_layout(), Path.cwd(), command, reproduce, partial(print, flush=True))
-            return _COMMANDS[parsed.kind](request)
+            with leftovers.removed(request.state, request.named_clones()):
+                return _COMMANDS[parsed.kind](request)
     except MatrixError as error:
         print(f"trlcompat bisect: {error}", file=sys.stderr)
         return _SKIP if parsed.kind == "test" else _FAILED

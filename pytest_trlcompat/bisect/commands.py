@@ -106,6 +106,13 @@ class Request:
             clone.check(may_be_dirty=self.options.allow_dirty)
         return clones
 
+    def named_clones(self) -> list[Clone]:
+        """Those that exist of ``--clone``, in either form, before anything about them is checked."""
+        named = getattr(self.options, "clone", [])
+        paths = [named] if isinstance(named, str) else [text.partition("=")[2] for text in named]
+        clones = [Clone((self.folder / Path(path).expanduser()).resolve()) for path in paths if path]
+        return [clone for clone in clones if clone.path.is_dir()]
+
     def clone(self) -> Clone:
         """Of ``--clone FOLDER``."""
         clone = Clone(Path(self.options.clone).expanduser().resolve())

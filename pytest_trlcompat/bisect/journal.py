@@ -7,17 +7,18 @@ Imports only the standard library and this package.
 from __future__ import annotations
 
 import datetime
-import fcntl
+import errno
 import json
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.observation import Observation
-from pytest_trlcompat.matrix.files import write_whole
+from pytest_trlcompat.matrix.files import locked, write_whole
 from pytest_trlcompat.matrix.locks import Lock, read_lock
 
 __all__ = ["Entry", "Journal"]
@@ -110,23 +111,29 @@ class Journal:
         self._identities[entry.candidate] = entry.identity
 
     def _append(self, raw: dict[str, Any]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         data = (json.dumps(raw) + "\n").encode()
-        with open(self._path, "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        with self._locked(), open(self._path, "ab", buffering=0) as file:
+            before = os.fstat(file.fileno()).st_size
+            try:
+                if file.write(data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+                os.fsync(file.fileno())
+            except OSError:
+                os.ftruncate(file.fileno(), before)  # half a step is none
+                raise
+
+    def _locked(self) -> AbstractContextManager[None]:
+        """Beside the journal, since a repaired journal is another file."""
+        return locked(self.folder / ".steps.lock")
 
     def _read(self) -> None:
-        try:
-            text = self._path.read_text(encoding="utf-8")
-        except FileNotFoundError:
+        if not self._path.is_file():
             return
-        whole, _, torn = text.rpartition("\n")
-        if torn:
-            # A command that was killed left half a line, which the next one must not be appended to.
-            write_whole(self._path, whole + "\n" if whole else "")
+        with self._locked():
+            whole, _, torn = self._path.read_text(encoding="utf-8").rpartition("\n")
+            if torn:
+                # A command that was killed left half a line, which the next one must not be appended to.
+                write_whole(self._path, whole + "\n" if whole else "")
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 raw = json.loads(line)

@@ -128,8 +128,19 @@ class Judge:
             record = attribution.attributed(record, self.issue, stack.installed(), self.catalog, prediction)
         record = attribution.expecting(record, prediction)
         if self.results is not None:
-            append_record(self.results, record)
+            self._write(self.results, record)
         return record
+
+    def _write(self, results: Path, record: Record) -> None:
+        """Where the verdict cannot be written, further ones could not be either: the session ends."""
+        try:
+            append_record(results, record)
+        except OSError as error:
+            pytest.exit(
+                f"the verdict of {record.issue} ({record.subject}, {record.strategy}) cannot be written to {results}: "
+                f"{error.strerror}. Those before it are kept; the same command goes on after them",
+                returncode=pytest.ExitCode.INTERNAL_ERROR,
+            )
 
     def _failed(self, error: LaunchError) -> Finding:
         failure = error.failure
