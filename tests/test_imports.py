@@ -22,7 +22,7 @@ LAYERS = (
     {"accelerator", "catalog"},
     {"conformance"},
     {"reference", "tiny", "trainers", "_location"},
-    {"__init__", "_data", "_devices", "_processes", "stack"},
+    {"__init__", "_data", "_devices", "_escaping", "_json_files", "_processes", "_secrets", "stack"},
 )
 """The packages, and the modules that they share, from the top down: none imports another of its own layer."""
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import jinja2
 
+from pytest_trlcompat._escaping import fenced, in_block, in_html, in_row, printable
 from pytest_trlcompat.catalog import known_issues, remedies
-from pytest_trlcompat.catalog.summary_parts import expected, measured, printable, sentence
+from pytest_trlcompat.catalog.summary_parts import expected, measured, sentence
 from pytest_trlcompat.catalog.verdict import is_wrong
 from pytest_trlcompat.matrix.report import texts
 from pytest_trlcompat.matrix.report.model import Report
@@ -27,7 +28,7 @@ def environment(*, html: bool) -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    found.filters.update(evidence=texts.evidence, fence=texts.fence, in_row=texts.in_row)
+    found.filters.update(evidence=texts.evidence, fenced=fenced, in_block=in_block, in_html=in_html, in_row=in_row)
     found.filters.update(expected=expected, measured=measured, sentence=sentence)
     found.filters["known"] = known_issues.load().get
     found.filters["cured_in"] = remedies.cured_in
