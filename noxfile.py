@@ -28,7 +28,9 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from pytest_trlcompat.bisect.candidates.releases import list_releases, releases_between  # noqa: E402 - needs sys.path
+from pytest_trlcompat._escaping import printable  # noqa: E402 - needs sys.path
+from pytest_trlcompat._secrets import redacted  # noqa: E402
+from pytest_trlcompat.bisect.candidates.releases import list_releases, releases_between  # noqa: E402
 from pytest_trlcompat.matrix.environments import Environment  # noqa: E402
 from pytest_trlcompat.matrix.errors import MatrixError  # noqa: E402
 from pytest_trlcompat.matrix.sessions import Project  # noqa: E402
@@ -70,7 +72,7 @@ def errors_as_messages(session: nox.Session) -> Iterator[None]:
     try:
         yield
     except MatrixError as error:
-        session.error(str(error))
+        session.error(printable(redacted(str(error))))
 
 
 def group(name: str) -> list[str]:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat import _processes
+from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.launch import protocol
 from pytest_trlcompat.launch.cluster import Cluster
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankReport
@@ -108,7 +109,7 @@ def launch(spec: LaunchSpec, strategy: Strategy, command: str, launcher_environm
             keepers.start()
         except _Ended as ended:
             log.seek(0)
-            tail = log.read().decode(errors="replace")[-_LOG_TAIL:]
+            tail = redacted(log.read().decode(errors="replace"))[-_LOG_TAIL:]
             raise LaunchError(f"{command} {ended}; its output:\n{tail}") from None
         timed_out = supervise(keepers, spec.timeout)
         if not timed_out:

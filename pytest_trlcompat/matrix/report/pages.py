@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import jinja2
@@ -18,8 +19,9 @@ from pytest_trlcompat.matrix.report.torch_comparison import compare
 __all__ = ["environment", "markdown"]
 
 
+@functools.cache
 def environment(*, html: bool) -> jinja2.Environment:
-    """Where the templates are found and what they may call."""
+    """Where the templates are found and what they may call. Kept, since it keeps the compiled templates."""
     found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=html,
@@ -30,7 +32,7 @@ def environment(*, html: bool) -> jinja2.Environment:
     )
     found.filters.update(evidence=texts.evidence, fenced=fenced, in_block=in_block, in_html=in_html, in_row=in_row)
     found.filters.update(expected=expected, measured=measured, sentence=sentence)
-    found.filters["known"] = known_issues.load().get
+    found.filters["known"] = lambda issue: known_issues.load().get(issue)
     found.filters["cured_in"] = remedies.cured_in
     found.tests["wrong"] = is_wrong
     return found
