@@ -9,6 +9,7 @@
     nox -s cell -- trl=0.19.1 transformers=4.53.3 [accelerate=...] [--issue ID ...] [--date DAY]
     nox -s bisect -- releases --package transformers --good 4.49.0 --bad 4.53.3 --with trl=0.14.0 --issue ID
     nox -s tests                           this project's own tests
+    nox -s fuzz                            those by chosen examples, with many others
     nox -s browser                         those of the report's page, in a real browser
     nox -s "unit(3.12)"                    the unit tests, which need no stack, on another Python
 
@@ -121,6 +122,15 @@ def browser(session: nox.Session) -> None:
     with errors_as_messages(session):
         environment = PROJECT.tools("browser", group("browser"), project=True)
         PROJECT.run_in(environment, ["python", "-m", "pytest", "tests/browser", *session.posargs])
+
+
+@nox.session(default=False)
+def fuzz(session: nox.Session) -> None:
+    """The tests by examples that hypothesis chooses, with many others of them [-- PYTEST ...]."""
+    with errors_as_messages(session):
+        environment = PROJECT.tools("unit", group("test"), project=True)
+        command = ["python", "-m", "pytest", "-m", "fuzz", "--hypothesis-profile=fuzz", *UNIT_TESTS, *session.posargs]
+        PROJECT.run_in(environment, command)
 
 
 @nox.session(default=False)

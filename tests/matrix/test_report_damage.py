@@ -21,7 +21,7 @@ from pytest_trlcompat.matrix.results import TESTED, Sidecar
 from pytest_trlcompat.matrix.sweep import Sweep
 from tests.hostile import EVIL
 
-from .made_up_report import FINE, NEW, OLD, PREDICTED
+from .made_up_report import CRASH, FINE, NEW, OLD, PREDICTED, UNBUILT
 
 OTHER = dataclasses.replace(NEW, id="trl0.15.2-tf4.48.3")
 ISSUE = "grpo-logits-to-keep"
@@ -305,6 +305,28 @@ def test_evidence_and_locks_that_no_file_can_hold_cost_no_report_and_break_out_o
     assert "[x](" not in markdown.replace(fenced, "")
     (written,) = (c for c in json.loads((folder / "compat.json").read_text())["cells"] if c["id"] == NEW.id)
     assert written["verdicts"][0]["evidence"]["text"] == EVIL
+
+
+@pytest.mark.fault(
+    "A resolver's reason, or evidence of another machine, holds a URL with a password.",
+    "The sidecar and the report have `[redacted]` in its place.",
+)
+def test_no_form_of_the_report_has_a_secret(
+    results: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_INDEX_X_PASSWORD", "q7Zp-11kd")
+    said = "401 for https://user:pass9word@host/simple, not q7Zp-11kd"
+    record = dataclasses.replace(CRASH, evidence={"failure": said})
+    unbuilt = dataclasses.replace(UNBUILT, reason=said)
+    folder = results((OLD, (record,)), (unbuilt, ()))
+    assert "pass9word" not in (folder / f"{UNBUILT.id}.cell.json").read_text()
+    assert main([str(folder)]) == 0
+    assert main([str(folder), "--tables"]) == 0
+    shown = [*(path.read_text(encoding="utf-8") for path in folder.glob("compat.*")), "".join(capsys.readouterr())]
+    (kept,) = gather(folder).cells[0].verdicts
+    assert kept.evidence == {"failure": "401 for https://[redacted]@host/simple, not [redacted]"}
+    assert [text for text in shown if "pass9word" in text or "q7Zp" in text] == []
+    assert sum("https://[redacted]@host" in text for text in shown) == 5
 
 
 def test_a_damaged_cell_costs_no_summary_at_the_end_of_a_sweep(results: Callable[..., Path]) -> None:
