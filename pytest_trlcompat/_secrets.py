@@ -21,7 +21,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-__all__ = ["REDACTED", "redacted", "redacted_values"]
+__all__ = ["REDACTED", "Redactor", "redacted", "redacted_values"]
 
 REDACTED = "[redacted]"
 
@@ -57,46 +57,52 @@ _FORMS = re.compile(
 """Of Hugging Face, GitHub, GitLab, PyPI, OpenAI, Slack and AWS, JSON web tokens (RFC 7519), private keys (RFC 7468)."""
 
 
-def redacted(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """``text`` with :data:`REDACTED` in place of each secret.
+class Redactor:
+    """Takes the same secrets out of many texts; :func:`redacted` looks for them anew each time.
 
     Args:
         environ: in which secrets are looked for by their names; by default this process's.
     """
-    return _redacted(text, _pattern(tuple((os.environ if environ is None else environ).items())))
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._named = _pattern(tuple((os.environ if environ is None else environ).items()))
+
+    def text(self, text: str) -> str:
+        """``text`` with :data:`REDACTED` in place of each secret."""
+        if self._named is not None:
+            text = self._named.sub(REDACTED, text)
+        if "://" in text:
+            text = _USER.sub(f"{REDACTED}@", text)
+        if "=" in text:
+            text = _PARAMETER.sub(rf"\g<1>{REDACTED}", text)
+            text = _ASSIGNMENT.sub(lambda found: found[1] + (REDACTED if _is_secret(found[2]) else found[2]), text)
+        if "uthorization" in text or "UTHORIZATION" in text:
+            text = _HEADER.sub(rf"\g<1>{REDACTED}", text)
+        return _FORMS.sub(REDACTED, text)
+
+    def values(self, document: Any, keep: Collection[str] = ()) -> Any:
+        """JSON values with redacted texts, keys included.
+
+        Args:
+            keep: keys of the outermost mapping whose values stay as they are.
+        """
+        if isinstance(document, str):
+            return self.text(document)
+        if isinstance(document, Mapping):
+            return {
+                self.values(name): value if name in keep else self.values(value) for name, value in document.items()
+            }
+        return [self.values(each) for each in document] if isinstance(document, (list, tuple)) else document
+
+
+def redacted(text: str, environ: Mapping[str, str] | None = None) -> str:
+    """:meth:`Redactor.text`, with the variables of ``environ`` or of this process."""
+    return Redactor(environ).text(text)
 
 
 def redacted_values(document: Any, environ: Mapping[str, str] | None = None, keep: Collection[str] = ()) -> Any:
-    """JSON values with :func:`redacted` texts, keys included.
-
-    Args:
-        keep: keys of the outermost mapping whose values stay as they are.
-    """
-    pattern = _pattern(tuple((os.environ if environ is None else environ).items()))
-
-    def of(value: Any) -> Any:
-        if isinstance(value, str):
-            return _redacted(value, pattern)
-        if isinstance(value, Mapping):
-            return {of(key): of(item) for key, item in value.items()}
-        return [of(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-    if keep and isinstance(document, Mapping):
-        return {of(name): value if name in keep else of(value) for name, value in document.items()}
-    return of(document)
-
-
-def _redacted(text: str, pattern: re.Pattern[str] | None) -> str:
-    if pattern is not None:
-        text = pattern.sub(REDACTED, text)
-    if "://" in text:
-        text = _USER.sub(f"{REDACTED}@", text)
-    if "=" in text:
-        text = _PARAMETER.sub(rf"\g<1>{REDACTED}", text)
-        text = _ASSIGNMENT.sub(lambda found: found[1] + (REDACTED if _is_secret(found[2]) else found[2]), text)
-    if "uthorization" in text or "UTHORIZATION" in text:
-        text = _HEADER.sub(rf"\g<1>{REDACTED}", text)
-    return _FORMS.sub(REDACTED, text)
+    """:meth:`Redactor.values`, with the variables of ``environ`` or of this process."""
+    return Redactor(environ).values(document, keep)
 
 
 @functools.lru_cache(maxsize=8)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat._json_files import Unreadable, lines_of, parse
-from pytest_trlcompat._secrets import redacted, redacted_values
+from pytest_trlcompat._secrets import Redactor, redacted
 
 __all__ = [
     "ATTRIBUTED",
@@ -202,9 +202,9 @@ class Record:
             shown = redacted(line[: 10 * _SHOWN])[:_SHOWN]
             raise RecordError(f"not a verdict line ({error}): {shown!r}") from error
 
-    def without_secrets(self) -> Record:
+    def without_secrets(self, redactor: Redactor | None = None) -> Record:
         """The record as it may be kept and shown, see :mod:`pytest_trlcompat._secrets`."""
-        return replace(self, evidence=redacted_values(self.evidence, keep=ATTRIBUTED))
+        return replace(self, evidence=(redactor or Redactor()).values(self.evidence, keep=ATTRIBUTED))
 
 
 _FIELDS = ("issue", "subject", "strategy", "verdict", "expected", "evidence", "seconds")

@@ -153,10 +153,8 @@ class Judge:
     def _compare(self, record: Record, prediction: Prediction | None) -> None:
         if record.untested:
             predicted = "nothing" if prediction is None else prediction.verdict
-            pytest.skip(
-                f"{record.issue}, {record.subject}, {record.strategy} could not be tested; predicted is {predicted}. "
-                f"{record.reason}"
-            )
+            what = f"{record.issue}, {record.subject}, {record.strategy}"
+            pytest.skip(printable(f"{what} could not be tested; predicted is {predicted}. {record.reason}"))
         if prediction is None:
             if record.verdict in (Verdict.ERROR, Verdict.HANG):
                 self._fail(record, "the catalogue predicts nothing here")

@@ -264,6 +264,23 @@ def test_a_torn_last_line_is_named_only_where_nothing_explains_it(
         assert (len(cell.verdicts), cell.sidecar.reason == "it was stopped") == (1, not message)
 
 
+@pytest.mark.fault(
+    "The name of a cell's file holds escape sequences, markup, a line break, and what is not UTF-8.",
+    "The report shows it as text in every form, and exits with 1.",
+)
+def test_the_name_of_a_file_is_text_too(results: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = results((OLD, (FINE,)))
+    (folder / os.fsdecode(b"\xff\x1b[2J<img src=x>\n| [b](c).cell.json")).write_bytes(b"x")
+    assert main([str(folder)]) == 1
+    assert main([str(folder), "--tables"]) == 1
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err
+    assert "\ufffd\ufffd[2J<img src=x> | [b](c)" in said.out
+    assert "<img" not in (folder / "compat.md").read_text() + (folder / "compat.html").read_text()
+    (error,) = ElementTree.parse(folder / "compat.xml").iter("error")
+    assert (error.get("message") or "").startswith("\ufffd\ufffd[2J<img src=x>")
+
+
 def test_of_many_bad_lines_the_first_are_named(
     results: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

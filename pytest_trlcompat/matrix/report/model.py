@@ -19,6 +19,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from pytest_trlcompat._secrets import Redactor
 from pytest_trlcompat.catalog.attribution import attributed, expecting
 from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
 from pytest_trlcompat.catalog.known_issues import Catalog
@@ -251,13 +252,14 @@ def gather(results: Path) -> Report:
     names |= {path.name.removesuffix(_RECORDS) for path in results.glob(f"*{_RECORDS}")}
     if not names:
         raise MatrixError(f"{results}: no cell has left results there; run one with: nox -s matrix")
-    return Report(tuple(sorted((_gathered(results, name) for name in names), key=_age)))
+    redactor = Redactor()
+    return Report(tuple(sorted((_gathered(results, name, redactor) for name in names), key=_age)))
 
 
 _SIDECAR, _RECORDS = ".cell.json", ".jsonl"
 
 
-def _gathered(results: Path, name: str) -> CellReport:
+def _gathered(results: Path, name: str, redactor: Redactor) -> CellReport:
     path, records = results / f"{name}{_SIDECAR}", results / f"{name}{_RECORDS}"
     try:
         sidecar, problems = scan_sidecar(path)
@@ -271,7 +273,9 @@ def _gathered(results: Path, name: str) -> CellReport:
         more = [f"and {len(problems) - _NAMED} more"] if len(problems) > _NAMED else []
         reason = f"{'; '.join([*problems[:_NAMED], *more])}; remove the file and run the cell again"
         sidecar = dataclasses.replace(sidecar, state=DAMAGED, reason=reason)
-    verdicts = () if sidecar.state == UNTESTABLE else tuple(record.without_secrets() for record in found.records)
+    verdicts = (
+        () if sidecar.state == UNTESTABLE else tuple(record.without_secrets(redactor) for record in found.records)
+    )
     return CellReport(sidecar, verdicts, versions_known)
 
 
