@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pytest_trlcompat import _processes
+from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.launch import protocol, store
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankReport
 from pytest_trlcompat.launch.result import LaunchError, describe_exit
@@ -132,7 +133,7 @@ def launch(
 
 def _tail(log: IO[bytes]) -> str:
     log.seek(0)
-    return log.read().decode(errors="replace")[-_LOG_TAIL:]
+    return redacted(log.read().decode(errors="replace"))[-_LOG_TAIL:]
 
 
 class _NotStarted(Exception):

@@ -10,6 +10,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.launch.stacks import innermost_frame, last_stack
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ class LaunchResult:
         return f", {before:.1f} s before that: it did not take part in the collective in which rank {cause.rank} waited"
 
     def describe(self) -> str:
-        """A full description of a failed launch: the root cause first, then the other ranks."""
+        """A full description of a failed launch, without secrets: the root cause first, then the other ranks."""
         what = f"{self.name} under {self.strategy} on {len(self.ranks)} rank(s), device {self.device}"
         cause = self.root_cause
         if cause is None:
@@ -214,7 +215,7 @@ class LaunchResult:
                 tail = getattr(rank, name).rstrip().splitlines()[-_OUTPUT_LINES:]
                 if tail:
                     lines += [f"--- {name} of rank {rank.rank}, last {len(tail)} line(s)", *tail]
-        return "\n".join(lines)
+        return redacted("\n".join(lines))
 
 
 class LaunchWarning(UserWarning):
@@ -222,10 +223,13 @@ class LaunchWarning(UserWarning):
 
 
 class LaunchError(Exception):
-    """A launch failed. ``result`` has the results of all ranks; ``None`` if no rank was started."""
+    """A launch failed. ``result`` has the results of all ranks; ``None`` if no rank was started.
+
+    The message is kept in evidence and in the logs of continuous integration, so it has no secrets.
+    """
 
     def __init__(self, message: str, result: LaunchResult | None = None) -> None:
-        super().__init__(message)
+        super().__init__(redacted(message))
         self.result = result
 
     @property
