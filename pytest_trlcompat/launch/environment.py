@@ -13,7 +13,7 @@ from pathlib import Path
 from pytest_trlcompat._devices import visible_gpus
 from pytest_trlcompat.accelerator.build import cache_folder
 from pytest_trlcompat.launch import store
-from pytest_trlcompat.launch.cluster import Cluster
+from pytest_trlcompat.launch.cluster import SECRET_VARIABLE, Cluster
 from pytest_trlcompat.launch.strategy import Strategy
 
 __all__ = ["base_environment", "rank_environment"]
@@ -36,11 +36,12 @@ _OTHER_LAUNCHERS = (
 
 
 def base_environment(device: str, cluster: Cluster) -> dict[str, str]:
-    """The test process's variables, without those of other launchers, and defaults that keep launches offline.
+    """The test process's variables, without those of other launchers and the secret of several machines, and defaults
+    that keep launches offline.
 
     Variables that the test process has set take precedence over these defaults.
     """
-    environment = {key: value for key, value in os.environ.items() if key not in _OTHER_LAUNCHERS}
+    environment = {key: value for key, value in os.environ.items() if key not in (*_OTHER_LAUNCHERS, SECRET_VARIABLE)}
     defaults = {
         "OMP_NUM_THREADS": "1",  # ranks share the cores, and a thread pool does not survive a fork
         "TOKENIZERS_PARALLELISM": "false",

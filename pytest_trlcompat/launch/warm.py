@@ -85,7 +85,8 @@ class Server:
             LaunchError: the server died, did not answer in time, or could not fork.
         """
         marked = replace(spec, environment={**spec.environment, MARK: self._mark})
-        report: LaunchReport = self._exchange(marked, spec.timeout + _ANSWER_MARGIN, "answer")["report"]
+        meeting = spec.timeout if spec.cluster.nnodes > 1 else 0.0  # which has as long again
+        report: LaunchReport = self._exchange(marked, meeting + spec.timeout + _ANSWER_MARGIN, "answer")["report"]
         return report
 
     def stop(self) -> None:
