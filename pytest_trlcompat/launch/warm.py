@@ -95,7 +95,8 @@ class Server:
             LaunchError: it died, or did not answer in time.
         """
         marked = replace(spec, environment={**spec.environment, MARK: self._mark})
-        limit, refused = spec.timeout + _ANSWER_MARGIN, "the launch could not begin"
+        meeting = spec.timeout if spec.cluster.nnodes > 1 else 0.0  # which has as long again
+        limit, refused = meeting + spec.timeout + _ANSWER_MARGIN, "the launch could not begin"
         report: LaunchReport = self._exchange(marked, limit, "answer", refused)["report"]
         return report
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,13 +125,15 @@ def launcher(pytestconfig: pytest.Config) -> Iterator[Launcher]:
     first launch of a session imports the stack, later ones take about a second.
     """
     from pytest_trlcompat.launch import Cluster, ClusterError, Launcher
+    from pytest_trlcompat.launch.cluster import SECRET_VARIABLE
 
     device = pytestconfig.stash[settings.DEVICE_KEY].name
     if device == "software":
         _build_accelerator(pytestconfig)
     values = pytestconfig.stash[settings.KEY]
     try:
-        cluster = Cluster(values.nnodes.value, values.node_rank.value, values.rdzv_endpoint.value)
+        secret = os.environ.get(SECRET_VARIABLE)
+        cluster = Cluster(values.nnodes.value, values.node_rank.value, values.rdzv_endpoint.value, secret)
     except ClusterError as error:
         raise pytest.UsageError(f"trlcompat: {error}") from error
     with Launcher(device=device, timeout=values.timeout.value, cluster=cluster) as launch:
