@@ -6,11 +6,14 @@ Runs in the test process and must import nothing of the stack.
 from __future__ import annotations
 
 import contextlib
+import inspect
+import operator
 import os
 import pickle
 import shutil
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,10 +26,10 @@ from pytest_trlcompat.launch import cold
 from pytest_trlcompat.launch.cluster import Cluster
 from pytest_trlcompat.launch.environment import base_environment, rank_environment
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankOutcome, RankReport
-from pytest_trlcompat.launch.payload import dump
+from pytest_trlcompat.launch.payload import arguments, dump
 from pytest_trlcompat.launch.proof import expectation
 from pytest_trlcompat.launch.result import LaunchError, LaunchResult, LaunchWarning, RankResult
-from pytest_trlcompat.launch.strategy import Strategy, accelerate_config, check_present, strategy
+from pytest_trlcompat.launch.strategy import Strategy, accelerate_config, check_present, is_file_name, strategy
 from pytest_trlcompat.launch.warm import Server
 
 __all__ = ["DEFAULT_TIMEOUT", "DEVICES", "MAX_WORLD_SIZE", "MODES", "Launcher"]
@@ -43,7 +46,8 @@ class Launcher:
     """Runs functions on N ranks under a strategy.
 
     The first launch starts a server, which imports the stack once (about ten seconds); every launch forks fresh ranks
-    from it (about a second). Use it as a context manager, or call :meth:`close`.
+    from it (about a second). Launches from several threads wait for each other, and their timeouts begin when their turn
+    comes. Use it as a context manager, or call :meth:`close`.
 
     Args:
         device: ``"software"`` (the software accelerator), ``"cuda"`` (one GPU per rank) or ``"cpu"``.
@@ -60,6 +64,7 @@ class Launcher:
         self._servers: dict[str, Server] = {}
         self._folder: Path | None = None
         self._launches = 0
+        self._one_at_a_time = threading.Lock()  # a server runs one launch, and answers in the order of requests
 
     def __enter__(self) -> Launcher:
         return self
@@ -96,7 +101,8 @@ class Launcher:
         device: str | None = None,
         mode: str = "warm",
         command: str | None = None,
-        **kwargs: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        **more: Any,
     ) -> LaunchResult:
         """Run ``function(*args, **kwargs)`` on every rank.
 
@@ -104,7 +110,7 @@ class Launcher:
             function: any function. It and its arguments are sent to the ranks by cloudpickle, functions of test
                 modules by value. Import the stack inside it, so that the test process does not.
             strategy: its name (see :data:`pytest_trlcompat.launch.strategy.NAMES`), a :class:`Strategy`, or the path
-                of an Accelerate configuration file.
+                of an Accelerate configuration file, as text or as a ``Path``.
             world_size: number of ranks, 1 to 8 on each machine, and on CUDA at most the number of GPUs; by default
                 that of the configuration file, else 2 (1 with one GPU), and 1 for ``single``.
             options: the strategy's options, see :func:`pytest_trlcompat.launch.strategy.strategy`.
@@ -116,22 +122,33 @@ class Launcher:
             device: instead of the launcher's.
             mode: ``"warm"``, or ``"cold"`` for new interpreters, started by a real launcher's command.
             command: for a cold launch: ``"accelerate"`` (``accelerate launch``), ``"torchrun"`` or ``"deepspeed"``.
+            kwargs: keyword arguments of the function, for those that have a name from this list: ``kwargs={"seed": 7}``.
+            more: its other keyword arguments.
 
         Raises:
             LaunchError: a rank failed (root cause first), the launch timed out, or the server could not be started.
             StrategyError: the strategy or its options are invalid; StrategyAbsent: this stack does not have it.
             ClusterError: the ranks cannot be distributed evenly over the machines.
             ValueError: an invalid world size, or an unknown device, mode or command.
+            TypeError: the function cannot be called with these arguments.
         """
+        own = locals()
+        taken = {name: own[name] for name, default in _OWN.items() if own[name] != default}
+        __tracebackhide__ = _HIDE
         chosen = _choose(strategy, options)
         check_present(chosen, stack.installed())
         if _known("mode", mode, MODES) == "warm" and command is not None:
             raise ValueError(f"command {command!r} is for cold launches; pass mode='cold' as well")
         device = _known("device", device or self.device, DEVICES)
         size = self._world_size(chosen, device, world_size)
-        spec = self._spec(dump(function, args, kwargs), chosen, size, device, mode, timeout, seed, sharded)
-        self._launches += 1
-        report = self._launch(spec, chosen, command, env or {})
+        named = arguments(function, args, kwargs or {}, more, taken)
+        try:
+            spec = self._spec(dump(function, args, named), chosen, size, device, mode, timeout, seed, sharded)
+            with self._one_at_a_time:
+                self._launches += 1
+                report = self._launch(replace(spec, number=self._launches), chosen, command, env or {})
+        except LaunchError as error:
+            raise error.with_traceback(None)  # its text says it all
         result = self._result(getattr(function, "__qualname__", repr(function)), spec, report)
         if check and not result.ok:
             raise LaunchError(result.describe(), result)
@@ -160,7 +177,7 @@ class Launcher:
             rank_environment=self._rank_environment(chosen, size),
             expectation=expectation(chosen, size, device, sharded),
             cluster=self.cluster,
-            number=self._launches,
+            number=0,  # until its turn comes
         )
 
     def _result(self, name: str, spec: LaunchSpec, report: LaunchReport) -> LaunchResult:
@@ -255,6 +272,16 @@ class Launcher:
         return self._folder
 
 
+_OWN = {
+    name: each.default
+    for name, each in inspect.signature(Launcher.__call__).parameters.items()
+    if each.kind is each.KEYWORD_ONLY and name not in ("strategy", "kwargs")
+}
+"""The arguments of a launch, with their defaults, that its function may have as well; those get them by ``kwargs``."""
+_HIDE = operator.methodcaller("errisinstance", (LaunchError, ValueError, TypeError))
+"""Whether pytest leaves out the launcher's frames: an error that is the caller's, or a rank's, is not explained here."""
+
+
 def _known(what: str, value: str, known: tuple[str, ...]) -> str:
     if value not in known:
         raise ValueError(f"unknown {what} {value!r}; known are {', '.join(known)}")
@@ -270,7 +297,7 @@ def _build_accelerator(device: str) -> None:
 
 
 def _choose(chosen: str | Strategy | os.PathLike[str], options: Mapping[str, Any] | None) -> Strategy:
-    if isinstance(chosen, str):
+    if isinstance(chosen, str) and not is_file_name(chosen):
         return strategy(chosen, options)
     if options:
         raise ValueError("options cannot be combined with a Strategy or a configuration file; add them to that")
