@@ -22,11 +22,23 @@ from typing import IO, Any
 
 from pytest_trlcompat import _processes
 from pytest_trlcompat.launch import protocol, rank
+from pytest_trlcompat.launch.live import file_of
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankOutcome, RankReport
 from pytest_trlcompat.launch.rendezvous import rendezvous, store_process
 from pytest_trlcompat.launch.supervise import supervise
 
-__all__ = ["Cancelled", "Child", "attend", "dump_stacks", "end_orphans", "fork_rank", "launch", "reap", "report"]
+__all__ = [
+    "Cancelled",
+    "Child",
+    "attend",
+    "dump_stacks",
+    "end_orphans",
+    "fork_rank",
+    "launch",
+    "output_files",
+    "reap",
+    "report",
+]
 
 _DUMP_TIME = 0.5
 _SHARED_MEMORY = Path("/dev/shm")
@@ -122,7 +134,7 @@ def _fork_all(spec: LaunchSpec, client: socket.socket, stack: contextlib.ExitSta
     children: list[Child] = []
     for number in range(spec.local_world_size):
         others = [client, *(child.channel for child in children)]
-        children.append(fork_rank(spec, number, others, (_output_file(stack), _output_file(stack)), stack))
+        children.append(fork_rank(spec, number, others, output_files(spec, number, stack), stack))
     return children
 
 
@@ -191,9 +203,16 @@ def end_orphans() -> None:
                 os.waitpid(pid, 0)
 
 
-def _output_file(stack: contextlib.ExitStack) -> IO[bytes]:
-    """A file without a name, which the kernel removes with its last descriptor."""
-    return stack.enter_context(tempfile.TemporaryFile())
+def output_files(spec: LaunchSpec, number: int, stack: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
+    """Files for a rank's stdout and stderr: without a name, which the kernel removes with their last descriptor, or
+    where the test process follows them."""
+
+    def new(stream: str) -> IO[bytes]:
+        if spec.output_folder is None:
+            return stack.enter_context(tempfile.TemporaryFile())
+        return stack.enter_context(file_of(spec.output_folder, number, stream).open("w+b"))
+
+    return new("stdout"), new("stderr")
 
 
 def attend(child: Child, source: Any) -> bool:

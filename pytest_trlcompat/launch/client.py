@@ -25,9 +25,12 @@ from pytest_trlcompat._devices import visible_gpus
 from pytest_trlcompat.launch import cold
 from pytest_trlcompat.launch.cluster import Cluster
 from pytest_trlcompat.launch.environment import base_environment, rank_environment
+from pytest_trlcompat.launch.live import followed
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankOutcome, RankReport
 from pytest_trlcompat.launch.payload import arguments, dump
 from pytest_trlcompat.launch.proof import expectation
+from pytest_trlcompat.launch.raising import RAISES, error_of
+from pytest_trlcompat.launch.relay import settings_of_this_process
 from pytest_trlcompat.launch.result import LaunchError, LaunchResult, LaunchWarning, RankResult
 from pytest_trlcompat.launch.strategy import Strategy, accelerate_config, check_present, is_file_name, strategy
 from pytest_trlcompat.launch.warm import Server
@@ -46,21 +49,31 @@ class Launcher:
     """Runs functions on N ranks under a strategy.
 
     The first launch starts a server, which imports the stack once (about ten seconds); every launch forks fresh ranks
-    from it (about a second). Launches from several threads wait for each other, and their timeouts begin when their turn
-    comes. Use it as a context manager, or call :meth:`close`.
+    from it (about a second). Launches from several threads wait for each other; a timeout begins when its launch does.
+    Use it as a context manager, or call :meth:`close`.
 
     Args:
         device: ``"software"`` (the software accelerator), ``"cuda"`` (one GPU per rank) or ``"cpu"``.
         timeout: seconds that a launch may take by default.
         cluster: which machine of several this is; by default a single one.
+        relay: called with the result of each launch, and with the error that it is about to raise, if any; ranks then
+            record their warnings and log records. Pytest's fixtures give them again in the test.
+        live: print what ranks print while they run, each line with its rank.
     """
 
     def __init__(
-        self, device: str = "software", timeout: float = DEFAULT_TIMEOUT, cluster: Cluster | None = None
+        self,
+        device: str = "software",
+        timeout: float = DEFAULT_TIMEOUT,
+        cluster: Cluster | None = None,
+        relay: Callable[[LaunchResult, BaseException | None], None] | None = None,
+        live: bool = False,
     ) -> None:
         self.device = _known("device", device, DEVICES)
         self.timeout = timeout
         self.cluster = cluster or Cluster()
+        self.relay = relay
+        self.live = live
         self._servers: dict[str, Server] = {}
         self._folder: Path | None = None
         self._launches = 0
@@ -96,6 +109,7 @@ class Launcher:
         timeout: float | None = None,
         env: Mapping[str, str] | None = None,
         check: bool = True,
+        raises: str = "launch",
         sharded: bool = True,
         seed: int = 0,
         device: str | None = None,
@@ -117,16 +131,20 @@ class Launcher:
             timeout: seconds, from the fork on.
             env: environment variables for the ranks, besides those of the test process and of the strategy.
             check: raise an error when any rank fails; with ``False`` the result is returned anyway.
+            raises: ``"launch"`` for a :class:`LaunchError` when a rank fails; ``"original"`` for the exception that the
+                first failed rank raised, with the :class:`LaunchError` as its cause.
             sharded: require that the function builds an engine of the strategy (DDP, FSDP, DeepSpeed).
             seed: random seed of Python, NumPy and torch in every rank.
             device: instead of the launcher's.
             mode: ``"warm"``, or ``"cold"`` for new interpreters, started by a real launcher's command.
             command: for a cold launch: ``"accelerate"`` (``accelerate launch``), ``"torchrun"`` or ``"deepspeed"``.
-            kwargs: keyword arguments of the function, for those that have a name from this list: ``kwargs={"seed": 7}``.
+            kwargs: keyword arguments of the function, for those with a name from this list: ``kwargs={"seed": 7}``.
             more: its other keyword arguments.
 
         Raises:
             LaunchError: a rank failed (root cause first), the launch timed out, or the server could not be started.
+            pytest.skip.Exception: a rank called ``pytest.skip``, and none failed for another reason; likewise of
+                ``pytest.xfail`` and ``pytest.fail``.
             StrategyError: the strategy or its options are invalid; StrategyAbsent: this stack does not have it.
             ClusterError: the ranks cannot be distributed evenly over the machines.
             ValueError: an invalid world size, or an unknown device, mode or command.
@@ -144,14 +162,20 @@ class Launcher:
         named = arguments(function, args, kwargs or {}, more, taken)
         try:
             spec = self._spec(dump(function, args, named), chosen, size, device, mode, timeout, seed, sharded)
+            spec = replace(spec, raises=_known("raises", raises, RAISES))
+            if self.relay is not None:
+                spec = replace(spec, relay=settings_of_this_process())
             with self._one_at_a_time:
                 self._launches += 1
                 report = self._launch(replace(spec, number=self._launches), chosen, command, env or {})
         except LaunchError as error:
-            raise error.with_traceback(None)  # its text says it all
+            raise error.with_traceback(None) from None  # its text says it all
         result = self._result(getattr(function, "__qualname__", repr(function)), spec, report)
-        if check and not result.ok:
-            raise LaunchError(result.describe(), result)
+        failed = error_of(result, raises) if check and not result.ok else None
+        if self.relay is not None:
+            self.relay(result, failed)
+        if failed is not None:
+            raise failed.with_traceback(None)
         return result
 
     def _spec(
@@ -181,7 +205,7 @@ class Launcher:
         )
 
     def _result(self, name: str, spec: LaunchSpec, report: LaunchReport) -> LaunchResult:
-        first = self.cluster.node_rank * len(report.ranks) if spec.strategy != "single" else 0
+        first = self._first_rank(spec)
         return LaunchResult(
             name=name,
             strategy=spec.strategy,
@@ -192,9 +216,16 @@ class Launcher:
             seconds=report.seconds,
         )
 
+    def _first_rank(self, spec: LaunchSpec) -> int:
+        return 0 if spec.strategy == "single" else self.cluster.node_rank * spec.local_world_size
+
     def _launch(self, spec: LaunchSpec, chosen: Strategy, command: str | None, env: Mapping[str, str]) -> LaunchReport:
-        with tempfile.TemporaryDirectory(prefix="launch-", dir=self._own_folder()) as folder:
+        with contextlib.ExitStack() as exits:
+            folder = exits.enter_context(tempfile.TemporaryDirectory(prefix="launch-", dir=self._own_folder()))
             environment = self._environment(spec.device)
+            if self.live:
+                spec = replace(spec, output_folder=folder)
+                exits.enter_context(followed(folder, self._first_rank(spec), spec.local_world_size))
             if spec.mode == "cold":
                 return self._launch_cold(spec, chosen, command, {**environment, **env})
             settings = chosen.environment(Path(folder))
@@ -279,7 +310,7 @@ _OWN = {
 }
 """The arguments of a launch, with their defaults, that its function may have as well; those get them by ``kwargs``."""
 _HIDE = operator.methodcaller("errisinstance", (LaunchError, ValueError, TypeError))
-"""Whether pytest leaves out the launcher's frames: an error that is the caller's, or a rank's, is not explained here."""
+"""Whether pytest leaves out the launcher's frames: they explain no error that is the caller's, or a rank's."""
 
 
 def _known(what: str, value: str, known: tuple[str, ...]) -> str:
@@ -320,4 +351,6 @@ def _rank_result(report: RankReport, first: int) -> RankResult:
         peak_accelerator_bytes=outcome.peak_accelerator_bytes,
         returned=outcome.returned,
         proof=dict(outcome.proof),
+        warned=outcome.warned,
+        records=tuple({**record, "rank": first + report.rank} for record in outcome.records),
     )

@@ -12,7 +12,6 @@ import selectors
 import signal
 import socket
 import sys
-import tempfile
 from typing import Any
 
 from pytest_trlcompat import _processes
@@ -56,8 +55,7 @@ def _stop(number: int, frame: object) -> None:
 
 def _keep(spec: LaunchSpec, rank: int, client: socket.socket) -> RankReport:
     with contextlib.ExitStack() as stack:
-        output = (stack.enter_context(tempfile.TemporaryFile()), stack.enter_context(tempfile.TemporaryFile()))
-        child = children.fork_rank(spec, rank, [client], output, stack)
+        child = children.fork_rank(spec, rank, [client], children.output_files(spec, rank, stack), stack)
         try:
             _attend(child, client)
         except _Stopped:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pytest_trlcompat.launch.cluster import Cluster
 from pytest_trlcompat.launch.proof import Expectation
+from pytest_trlcompat.launch.relay import Settings, Warned
 from pytest_trlcompat.launch.result import Failure
 
 __all__ = ["LaunchReport", "LaunchSpec", "RankOutcome", "RankReport"]
@@ -26,6 +27,9 @@ class LaunchSpec:
         number: the number of this launch in its launcher, which identifies it among several machines.
         environment: variables of every rank.
         rank_environment: the additional variables of each rank of this machine, such as ``RANK``.
+        raises: whether ranks send the exceptions themselves, see :data:`pytest_trlcompat.launch.raising.RAISES`.
+        relay: the settings of warnings and logging, if ranks record what they warn of and log.
+        output_folder: where the ranks' output is written to be followed; without, files that nobody else can open.
         extra_path: folders that the software accelerator puts before ``sys_path``.
         extra_environment: variables that importing the stack has set, which forked ranks need too.
     """
@@ -43,6 +47,9 @@ class LaunchSpec:
     cluster: Cluster
     number: int
     environment: Mapping[str, str] = field(default_factory=dict)
+    raises: str = "launch"
+    relay: Settings | None = None
+    output_folder: str | None = None
     extra_path: tuple[str, ...] = ()
     extra_environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -68,6 +75,8 @@ class RankOutcome:
     failure: Failure | None = None
     proof: Mapping[str, Any] = field(default_factory=dict)
     peak_accelerator_bytes: int = 0
+    warned: tuple[Warned, ...] = ()
+    records: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class Observer:
         @functools.wraps(destroy)
         def observed(group: Any = None) -> None:
             if distributed.is_initialized() and group in (None, distributed.GroupMember.WORLD):
-                with contextlib.suppress(Exception):  # it must not fail because of us; the end of the function looks again
+                with contextlib.suppress(Exception):  # the function must not fail because of us
                     self._while_live = self._look()
             destroy(group)
 

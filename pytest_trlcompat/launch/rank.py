@@ -21,7 +21,7 @@ import cloudpickle
 
 from pytest_trlcompat import _processes, accelerator
 from pytest_trlcompat.accelerator import artefacts
-from pytest_trlcompat.launch import proof, protocol
+from pytest_trlcompat.launch import proof, protocol, raising, relay
 from pytest_trlcompat.launch.messages import LaunchSpec, RankOutcome
 from pytest_trlcompat.launch.result import Failure
 
@@ -117,8 +117,10 @@ def _seed(seed: int) -> None:
 
 
 def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
-    observer = proof.Observer()
+    observer, recorder = proof.Observer(), relay.Recorder()
     value, failure = None, None
+    if spec.relay is not None:
+        recorder.install(spec.relay)
     try:
         function, args, kwargs = cloudpickle.loads(spec.payload)
         observer.install()
@@ -128,7 +130,7 @@ def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
         proof.check(spec.expectation, seen, rank)
         value = _dump(returned)
     except BaseException as error:
-        ended, failure, seen = time.monotonic(), _failure(error), _seen(observer)
+        ended, failure, seen = time.monotonic(), _failure(error, spec.raises), _seen(observer)
     return RankOutcome(
         returned=failure is None,
         ended_at=ended,
@@ -136,6 +138,8 @@ def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
         failure=failure,
         proof=seen,
         peak_accelerator_bytes=_peak_accelerator_bytes(),
+        warned=tuple(recorder.warned),
+        records=tuple(recorder.records),
     )
 
 
@@ -166,11 +170,20 @@ def _seen(observer: proof.Observer) -> dict[str, Any]:
         return {}
 
 
-def _failure(error: BaseException) -> Failure:
+def _failure(error: BaseException, raises: str) -> Failure:
     return Failure(
         type_name=type(error).__name__,
         message=artefacts.text_of(error),
         traceback="".join(traceback.format_exception(error)),
         mro=tuple(base.__name__ for base in type(error).__mro__),
         artefact=artefacts.of_exception(error),
+        outcome=raising.outcome_of(error),
+        pickled=_pickled(error) if raises == "original" else None,
     )
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    try:
+        return bytes(cloudpickle.dumps(error))
+    except Exception:
+        return None

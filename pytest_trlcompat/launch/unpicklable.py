@@ -69,7 +69,9 @@ def _parts_of_function(function: types.FunctionType) -> _Parts:
             yield f"the closure variable {name!r}", cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-    yield from ((f"the global {name!r}", function.__globals__[name]) for name in _globals_of(function.__code__, function))
+    yield from (
+        (f"the global {name!r}", function.__globals__[name]) for name in _globals_of(function.__code__, function)
+    )
     yield from (("a default", part) for part in function.__defaults__ or ())
     yield from ((f"the default of {name!r}", part) for name, part in (function.__kwdefaults__ or {}).items())
 

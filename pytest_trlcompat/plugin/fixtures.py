@@ -124,6 +124,7 @@ def launcher(pytestconfig: pytest.Config) -> Iterator[Launcher]:
     first launch of a session imports the stack, later ones take about a second.
     """
     from pytest_trlcompat.launch import Cluster, ClusterError, Launcher
+    from pytest_trlcompat.plugin.relaying import Relay, is_live
 
     device = pytestconfig.stash[settings.DEVICE_KEY].name
     if device == "software":
@@ -133,7 +134,8 @@ def launcher(pytestconfig: pytest.Config) -> Iterator[Launcher]:
         cluster = Cluster(values.nnodes.value, values.node_rank.value, values.rdzv_endpoint.value)
     except ClusterError as error:
         raise pytest.UsageError(f"trlcompat: {error}") from error
-    with Launcher(device=device, timeout=values.timeout.value, cluster=cluster) as launch:
+    live = is_live(pytestconfig)
+    with Launcher(device=device, timeout=values.timeout.value, cluster=cluster, relay=Relay(live), live=live) as launch:
         yield launch
 
 
@@ -157,6 +159,7 @@ def ddp_launcher(launcher: Launcher) -> Callable[..., LaunchResult]:
     """Runs a function under DistributedDataParallel: ``ddp_launcher(fn, *args, world_size=2, **kwargs)``."""
 
     def launch(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> LaunchResult:
+        __tracebackhide__ = True
         return launcher(function, *args, strategy="ddp", **kwargs)
 
     return launch
@@ -170,6 +173,7 @@ def deepspeed_launcher(launcher: Launcher) -> Callable[..., LaunchResult]:
     """
 
     def launch(function: Callable[..., Any], /, *args: Any, stage: int = 3, **kwargs: Any) -> LaunchResult:
+        __tracebackhide__ = True
         return launcher(function, *args, strategy=_numbered("zero", "stage", stage, (1, 2, 3)), **kwargs)
 
     return launch
@@ -183,6 +187,7 @@ def fsdp_launcher(launcher: Launcher) -> Callable[..., LaunchResult]:
     """
 
     def launch(function: Callable[..., Any], /, *args: Any, version: int = 1, **kwargs: Any) -> LaunchResult:
+        __tracebackhide__ = True
         return launcher(function, *args, strategy=_numbered("fsdp", "version", version, (1, 2)), **kwargs)
 
     return launch

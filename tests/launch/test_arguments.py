@@ -144,7 +144,9 @@ def test_what_cannot_be_sent_is_named(
 ) -> None:
     with pytest.raises(LaunchError) as caught:
         launch(function, *args, strategy="single")
-    assert f" cannot be sent to the ranks: {where}: TypeError: cannot pickle '_thread.lock' object. " in str(caught.value)
+    assert f" cannot be sent to the ranks: {where}: TypeError: cannot pickle '_thread.lock' object. " in str(
+        caught.value
+    )
 
 
 async def wait() -> None:

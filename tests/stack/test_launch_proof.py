@@ -26,7 +26,7 @@ def destroy_by_an_older_name() -> None:
     import torch
 
     train_step()
-    torch.distributed.destroy_process_group.__wrapped__()  # type: ignore[attr-defined]
+    torch.distributed.destroy_process_group.__wrapped__()
 
 
 def end_training_and_forget_everything() -> None:
@@ -81,7 +81,9 @@ def test_without_an_engine_the_processes_are_proved(launcher: Launcher, strategy
     assert (first.proof["initialized"], first.proof["world_size"]) == (True, 2)
 
 
-@pytest.mark.versions(transformers=">=5", reason="before, some releases fail here by themselves: trl-training-arguments")
+@pytest.mark.versions(
+    transformers=">=5", reason="before, some releases fail here by themselves: trl-training-arguments"
+)
 @pytest.mark.parametrize("strategy", ENGINES)
 def test_training_arguments_alone_are_no_downgrade(launcher: Launcher, strategy: str, tmp_path: Any) -> None:
     def make(folder: str) -> None:
