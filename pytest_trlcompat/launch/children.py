@@ -121,7 +121,7 @@ def launch(spec: LaunchSpec, client: socket.socket) -> LaunchReport:
         children = _fork_all(spec, client, stack)
         try:
             serve()
-            timed_out = supervise(_Children(children, client, stack), spec.timeout)
+            timed_out = supervise(_Children(children, client, stack), spec.timeout, spec.debugged)
         finally:
             for child in children:
                 child.end("the launch was cancelled")

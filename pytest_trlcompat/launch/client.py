@@ -24,6 +24,7 @@ from pytest_trlcompat import stack
 from pytest_trlcompat._devices import visible_gpus
 from pytest_trlcompat.launch import cold
 from pytest_trlcompat.launch.cluster import Cluster
+from pytest_trlcompat.launch.debugging import PATIENCE, Debug
 from pytest_trlcompat.launch.environment import base_environment, rank_environment
 from pytest_trlcompat.launch.live import followed
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankOutcome, RankReport
@@ -59,6 +60,7 @@ class Launcher:
         relay: called with the result of each launch, and with the error that it is about to raise, if any; ranks then
             record their warnings and log records. Pytest's fixtures give them again in the test.
         live: print what ranks print while they run, each line with its rank.
+        debug: a context for each launch that lends one rank a terminal; launches then have no timeout.
     """
 
     def __init__(
@@ -68,12 +70,14 @@ class Launcher:
         cluster: Cluster | None = None,
         relay: Callable[[LaunchResult, BaseException | None], None] | None = None,
         live: bool = False,
+        debug: Callable[[], contextlib.AbstractContextManager[Debug]] | None = None,
     ) -> None:
         self.device = _known("device", device, DEVICES)
         self.timeout = timeout
         self.cluster = cluster or Cluster()
         self.relay = relay
         self.live = live
+        self.debug = debug
         self._servers: dict[str, Server] = {}
         self._folder: Path | None = None
         self._launches = 0
@@ -223,6 +227,10 @@ class Launcher:
         with contextlib.ExitStack() as exits:
             folder = exits.enter_context(tempfile.TemporaryDirectory(prefix="launch-", dir=self._own_folder()))
             environment = self._environment(spec.device)
+            if self.debug is not None:
+                debug = exits.enter_context(self.debug())
+                if debug.rank < self._first_rank(spec) + spec.local_world_size:
+                    spec = replace(spec, debug=debug, timeout=PATIENCE)
             if self.live:
                 spec = replace(spec, output_folder=folder)
                 exits.enter_context(followed(folder, self._first_rank(spec), spec.local_world_size))

@@ -110,7 +110,7 @@ def launch(spec: LaunchSpec, strategy: Strategy, command: str, launcher_environm
             log.seek(0)
             tail = log.read().decode(errors="replace")[-_LOG_TAIL:]
             raise LaunchError(f"{command} {ended}; its output:\n{tail}") from None
-        timed_out = supervise(keepers, spec.timeout)
+        timed_out = supervise(keepers, spec.timeout, spec.debugged)
         if not timed_out:
             keepers.dismiss()
         return LaunchReport(keepers.reports(), timed_out, time.monotonic() - started)

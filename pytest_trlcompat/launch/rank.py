@@ -21,7 +21,7 @@ import cloudpickle
 
 from pytest_trlcompat import _processes, accelerator
 from pytest_trlcompat.accelerator import artefacts
-from pytest_trlcompat.launch import proof, protocol, raising, relay
+from pytest_trlcompat.launch import debugging, proof, protocol, raising, relay
 from pytest_trlcompat.launch.messages import LaunchSpec, RankOutcome
 from pytest_trlcompat.launch.result import Failure
 
@@ -63,6 +63,10 @@ def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, in
         os.dup2(ours, standard)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    if spec.debug is not None and rank == spec.debugged:
+        debugging.attach(spec.debug.terminal)
+    elif spec.debugged is not None:
+        debugging.ignore_breakpoints()
     _show_stacks()
     if spec.mode == "warm":  # a cold rank has its launcher's environment
         os.environ.clear()
@@ -80,6 +84,8 @@ def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, in
         accelerator.show_devices(spec.local_world_size)
     if "torch.distributed" in sys.modules:  # it read the variable when the server imported it
         sys.modules["torch.distributed"].set_debug_level_from_env()
+    if spec.debugged is not None:
+        debugging.wait_longer()
     _seed(spec.seed)
 
 
@@ -130,6 +136,8 @@ def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
         proof.check(spec.expectation, seen, rank)
         value = _dump(returned)
     except BaseException as error:
+        if spec.debug is not None and spec.debug.post_mortem and rank == spec.debugged:
+            debugging.post_mortem(error, spec.debug.rank)
         ended, failure, seen = time.monotonic(), _failure(error, spec.raises), _seen(observer)
     return RankOutcome(
         returned=failure is None,
@@ -174,7 +182,7 @@ def _failure(error: BaseException, raises: str) -> Failure:
     return Failure(
         type_name=type(error).__name__,
         message=artefacts.text_of(error),
-        traceback="".join(traceback.format_exception(error)),
+        traceback="".join([*traceback.format_exception(error), debugging.quit_reason(error)]),
         mro=tuple(base.__name__ for base in type(error).__mro__),
         artefact=artefacts.of_exception(error),
         outcome=raising.outcome_of(error),

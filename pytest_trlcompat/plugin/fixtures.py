@@ -124,6 +124,7 @@ def launcher(pytestconfig: pytest.Config) -> Iterator[Launcher]:
     first launch of a session imports the stack, later ones take about a second.
     """
     from pytest_trlcompat.launch import Cluster, ClusterError, Launcher
+    from pytest_trlcompat.plugin.debugging import lender
     from pytest_trlcompat.plugin.relaying import Relay, is_live
 
     device = pytestconfig.stash[settings.DEVICE_KEY].name
@@ -134,8 +135,15 @@ def launcher(pytestconfig: pytest.Config) -> Iterator[Launcher]:
         cluster = Cluster(values.nnodes.value, values.node_rank.value, values.rdzv_endpoint.value)
     except ClusterError as error:
         raise pytest.UsageError(f"trlcompat: {error}") from error
-    live = is_live(pytestconfig)
-    with Launcher(device=device, timeout=values.timeout.value, cluster=cluster, relay=Relay(live), live=live) as launch:
+    live, debugged = is_live(pytestconfig), values.debug_rank
+    with Launcher(
+        device=device,
+        timeout=values.timeout.value,
+        cluster=cluster,
+        relay=Relay(live),
+        live=live,
+        debug=None if debugged.value is None else lender(pytestconfig, debugged.value, debugged.where),
+    ) as launch:
         yield launch
 
 

@@ -111,6 +111,7 @@ class Settings:
         issue: ids of the known issues whose suites run; empty: all.
         subject: the one for which they run, ``upstream`` or ``corrected``; ``None``: both.
         timeout: seconds that a launch may take.
+        debug_rank: the rank that gets the terminal, for a debugger; ``None``: none.
         nnodes: number of machines that run these tests together.
         node_rank: number of this machine among them.
         rdzv_endpoint: address of their rendezvous, ``HOST:PORT`` of machine 0.
@@ -122,6 +123,7 @@ class Settings:
     issue: Setting[tuple[str, ...]]
     subject: Setting[str | None]
     timeout: Setting[float]
+    debug_rank: Setting[int | None]
     nnodes: Setting[int]
     node_rank: Setting[int]
     rdzv_endpoint: Setting[str | None]
@@ -235,6 +237,13 @@ SPECS: tuple[Spec, ...] = (
         help="run the suites of known issues only for TRL's own trainer (upstream), or only for the corrected one",
     ),
     Spec("timeout", parse=_seconds, default=120.0, metavar="SECONDS", help="seconds that a launch may take"),
+    Spec(
+        "debug_rank",
+        parse=_count,
+        default=None,
+        metavar="N",
+        help="lend rank N of each launch the terminal, for breakpoint() and --pdb, without timeouts",
+    ),
     Spec(
         "nnodes",
         parse=_count,
