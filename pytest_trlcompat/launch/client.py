@@ -27,6 +27,7 @@ from pytest_trlcompat.launch.cluster import Cluster
 from pytest_trlcompat.launch.debugging import PATIENCE, Debug
 from pytest_trlcompat.launch.environment import base_environment, rank_environment
 from pytest_trlcompat.launch.live import followed
+from pytest_trlcompat.launch.measuring import measurement, merge
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankOutcome, RankReport
 from pytest_trlcompat.launch.payload import arguments, dump
 from pytest_trlcompat.launch.proof import expectation
@@ -44,6 +45,7 @@ MAX_WORLD_SIZE = 8
 """The most ranks on one machine."""
 DEVICES = ("software", "cuda", "cpu")
 MODES = ("warm", "cold")
+_COVERAGE = "coverage"
 
 
 class Launcher:
@@ -99,6 +101,7 @@ class Launcher:
         with contextlib.ExitStack() as exits:
             if folder is not None:
                 exits.callback(shutil.rmtree, folder, ignore_errors=True)
+                exits.callback(merge, folder / _COVERAGE)
             for server in servers.values():
                 exits.callback(server.stop)
 
@@ -231,6 +234,7 @@ class Launcher:
                 debug = exits.enter_context(self.debug())
                 if debug.rank < self._first_rank(spec) + spec.local_world_size:
                     spec = replace(spec, debug=debug, timeout=PATIENCE)
+            spec = replace(spec, coverage=measurement(self._own_folder() / _COVERAGE))
             if self.live:
                 spec = replace(spec, output_folder=folder)
                 exits.enter_context(followed(folder, self._first_rank(spec), spec.local_world_size))

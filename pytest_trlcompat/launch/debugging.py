@@ -66,7 +66,8 @@ def wait_longer() -> None:
             kwargs["timeout"] = longer
         return init(*args, **kwargs)
 
-    for module in (distributed, distributed.distributed_c10d):
+    modules: tuple[Any, ...] = (distributed, distributed.distributed_c10d)
+    for module in modules:
         module.init_process_group = init_process_group
         module.default_pg_timeout = longer
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from pytest_trlcompat.launch.cluster import Cluster
 from pytest_trlcompat.launch.debugging import Debug
+from pytest_trlcompat.launch.measuring import Measurement
 from pytest_trlcompat.launch.proof import Expectation
 from pytest_trlcompat.launch.relay import Settings, Warned
 from pytest_trlcompat.launch.result import Failure
@@ -32,6 +33,7 @@ class LaunchSpec:
         relay: the settings of warnings and logging, if ranks record what they warn of and log.
         output_folder: where the ranks' output is written to be followed; without, files that nobody else can open.
         debug: which rank gets a terminal, if one does.
+        coverage: how ranks measure their coverage, if the test process is measured.
         extra_path: folders that the software accelerator puts before ``sys_path``.
         extra_environment: variables that importing the stack has set, which forked ranks need too.
     """
@@ -53,6 +55,7 @@ class LaunchSpec:
     relay: Settings | None = None
     output_folder: str | None = None
     debug: Debug | None = None
+    coverage: Measurement | None = None
     extra_path: tuple[str, ...] = ()
     extra_environment: Mapping[str, str] = field(default_factory=dict)
 

@@ -22,6 +22,7 @@ import cloudpickle
 from pytest_trlcompat import _processes, accelerator
 from pytest_trlcompat.accelerator import artefacts
 from pytest_trlcompat.launch import debugging, proof, protocol, raising, relay
+from pytest_trlcompat.launch.measuring import measured
 from pytest_trlcompat.launch.messages import LaunchSpec, RankOutcome
 from pytest_trlcompat.launch.result import Failure
 
@@ -128,9 +129,10 @@ def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
     if spec.relay is not None:
         recorder.install(spec.relay)
     try:
-        function, args, kwargs = cloudpickle.loads(spec.payload)
-        observer.install()
-        returned = function(*args, **kwargs)
+        with measured(spec.coverage, rank):
+            function, args, kwargs = cloudpickle.loads(spec.payload)
+            observer.install()
+            returned = function(*args, **kwargs)
         ended = time.monotonic()
         seen = observer.seen()
         proof.check(spec.expectation, seen, rank)

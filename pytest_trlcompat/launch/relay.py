@@ -19,6 +19,9 @@ _MOST_RECORDS = 10_000
 """Of one rank; further ones stand in its output alone."""
 _PLAIN = (str, int, float, bool, type(None))
 
+_registries: dict[str, dict[str | tuple[str, type[Warning], int], int]] = {}
+"""What was given already, by file, so that a filter like ``default`` shows it once, as it does in one process."""
+
 Names = tuple[tuple[str, str], ...]
 """Module and name of a class and of its bases, the class first."""
 Filter = tuple[str, str, Names, str, int]
@@ -120,7 +123,8 @@ def warn_again(warned: Iterable[Warned]) -> None:
     """
     for each in dict.fromkeys(warned):
         category = _category(each.category) or UserWarning
-        warnings.warn_explicit(each.text, category, each.filename, each.lineno)
+        registry = _registries.setdefault(each.filename, {})
+        warnings.warn_explicit(each.text, category, each.filename, each.lineno, registry=registry)
 
 
 def log_again(records: Iterable[Mapping[str, Any]]) -> None:
