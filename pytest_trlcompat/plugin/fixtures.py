@@ -11,6 +11,7 @@ import pytest
 
 from pytest_trlcompat import stack
 from pytest_trlcompat.plugin import selection, settings
+from pytest_trlcompat.plugin.strategies import StrategyLauncher, skip_reason
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -28,6 +29,7 @@ __all__ = [
     "judge",
     "launcher",
     "prompts",
+    "strategy_launcher",
     "tiny_gemma",
     "tiny_llama",
     "tiny_mistral",
@@ -199,6 +201,19 @@ def fsdp_launcher(launcher: Launcher) -> Callable[..., LaunchResult]:
         return launcher(function, *args, strategy=_numbered("fsdp", "version", version, (1, 2)), **kwargs)
 
     return launch
+
+
+@pytest.fixture
+def strategy_launcher(request: pytest.FixtureRequest) -> StrategyLauncher:
+    """Runs a function under each strategy of the marker ``strategies``: ``strategy_launcher(fn, *args, world_size=2)``.
+
+    Its ``.strategy`` is the name. The test is skipped, with the reason, under a strategy that the installed stack does
+    not have.
+    """
+    reason = skip_reason(request.param)
+    if reason is not None:
+        pytest.skip(reason)
+    return StrategyLauncher(request.getfixturevalue("launcher"), request.param)
 
 
 def _numbered(name: str, what: str, number: int, known: tuple[int, ...]) -> str:

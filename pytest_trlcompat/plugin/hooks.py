@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable
 import pytest
 
 from pytest_trlcompat import __version__, stack
-from pytest_trlcompat.plugin import markers, selection, settings
+from pytest_trlcompat.plugin import markers, selection, settings, strategies
 
 __all__ = [
     "pytest_addoption",
@@ -26,6 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", markers.LINE)
     config.addinivalue_line("markers", selection.LINE)
     config.addinivalue_line("markers", markers.GPU_LINE)
+    config.addinivalue_line("markers", strategies.LINE)
     try:
         config.stash[settings.KEY] = settings.read_settings(config)
         config.stash[settings.DEVICE_KEY] = settings.resolve_device(config.stash[settings.KEY].device)
@@ -105,11 +106,21 @@ def _marker_errors(items: Iterable[pytest.Item]) -> list[str]:
             for mark in item.iter_markers("versions"):
                 markers.parse_mark(mark)
             selection.issue_of(item)
+            _check_strategies(item)
         except markers.MarkerError as error:
             errors.append(f"{item.nodeid}: marker versions: {error}")
         except selection.IssueError as error:
             errors.append(str(error))
+        except strategies.StrategiesError as error:
+            errors.append(f"{item.nodeid}: marker strategies: {error}")
     return errors
+
+
+def _check_strategies(item: pytest.Item) -> None:
+    for mark in item.iter_markers("strategies"):
+        strategies.check_mark(mark)
+        if strategies.FIXTURE not in getattr(item, "fixturenames", ()):
+            raise strategies.StrategiesError(f"it does nothing, since the test does not use {strategies.FIXTURE}")
 
 
 def _text(value: object) -> str:

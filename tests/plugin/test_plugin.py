@@ -29,6 +29,7 @@ FIXTURES = (
     "ddp_launcher",
     "deepspeed_launcher",
     "fsdp_launcher",
+    "strategy_launcher",
     "version_matrix",
     "judge",
 )
