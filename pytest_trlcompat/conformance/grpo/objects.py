@@ -6,9 +6,10 @@ Runs inside a rank; imports the stack only inside functions.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.grpo import tools
@@ -133,11 +134,26 @@ def reward_model(model: TinyModel) -> Any:
     language_model = model.new_model()
     config = copy.deepcopy(language_model.config)
     config.num_labels = 1
-    found = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)](config)
+    with _not_partitioned():
+        found = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)](config)
     found.model.load_state_dict(language_model.model.state_dict())
     with torch.no_grad():
         found.score.weight.uniform_(-0.5, 0.5, generator=torch.Generator().manual_seed(1))
     return found.eval()
+
+
+@contextlib.contextmanager
+def _not_partitioned() -> Iterator[None]:
+    """Under ZeRO-3 too a model is made whole, as any of a class that is called is: what ``from_config`` makes within it
+    Transformers would partition over the ranks, of which one alone makes the reference's."""
+    from transformers.integrations import deepspeed
+
+    kept = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = kept
 
 
 def rewards_of_trainer(model: TinyModel, setting: Mapping[str, Any]) -> list[Any]:
