@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from pytest_trlcompat.launch.cluster import Cluster
 from pytest_trlcompat.launch.debugging import PATIENCE, Debug
 from pytest_trlcompat.launch.environment import base_environment, rank_environment
 from pytest_trlcompat.launch.live import followed
-from pytest_trlcompat.launch.measuring import measurement, merge
+from pytest_trlcompat.launch.measuring import is_measured, measurement, merge
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankOutcome, RankReport
 from pytest_trlcompat.launch.payload import arguments, dump
 from pytest_trlcompat.launch.proof import expectation
@@ -63,6 +63,10 @@ class Launcher:
             record their warnings and log records. Pytest's fixtures give them again in the test.
         live: print what ranks print while they run, each line with its rank.
         debug: a context for each launch that lends one rank a terminal; launches then have no timeout.
+        preload: modules that a server imports with the stack, so that ranks need not; those of a project under test.
+
+    Attributes:
+        preloaded: the seconds that importing each of them took, in the servers that were started.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Launcher:
         relay: Callable[[LaunchResult, BaseException | None], None] | None = None,
         live: bool = False,
         debug: Callable[[], contextlib.AbstractContextManager[Debug]] | None = None,
+        preload: Sequence[str] = (),
     ) -> None:
         self.device = _known("device", device, DEVICES)
         self.timeout = timeout
@@ -80,6 +85,8 @@ class Launcher:
         self.relay = relay
         self.live = live
         self.debug = debug
+        self.preload = tuple(preload)
+        self.preloaded: dict[str, float] = {}
         self._servers: dict[str, Server] = {}
         self._folder: Path | None = None
         self._launches = 0
@@ -277,7 +284,10 @@ class Launcher:
             self._forget(device)
         if device not in self._servers:
             _build_accelerator(device)
-            self._servers[device] = Server(device, MAX_WORLD_SIZE, self._environment(device))
+            # Lines that an import runs would not count as covered where it runs before ranks are measured.
+            own = ("coverage",) if is_measured() else self.preload
+            self._servers[device] = server = Server(device, MAX_WORLD_SIZE, self._environment(device), own)
+            self.preloaded |= {name: seconds for name, seconds in server.preloaded.items() if name in self.preload}
         return self._servers[device]
 
     def _forget(self, device: str) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Measurement", "measured", "measurement", "merge"]
+__all__ = ["Measurement", "is_measured", "measured", "measurement", "merge"]
 
 _OPTIONS = ("branch", "concurrency", "context", "core", "cover_pylib", "include", "omit", "relative_files", "source")
 _MORE_OPTIONS = ("dynamic_context", "plugins", "source_dirs", "source_pkgs", "timid")
@@ -38,6 +38,11 @@ class Measurement:
     base: str
     config_file: str | bool
     options: tuple[tuple[str, Any], ...]
+
+
+def is_measured() -> bool:
+    """Whether the lines that this process runs are counted."""
+    return _current() is not None
 
 
 def measurement(folder: Path) -> Measurement | None:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any
 
@@ -46,12 +46,16 @@ class Server:
         device: ``software``, ``cuda`` or ``cpu``.
         devices: the largest number of software accelerators that its ranks can see.
         environment: its environment variables.
+        own: packages of the project under test that it imports, too.
+
+    Attributes:
+        preloaded: those packages, and the seconds that each took.
 
     Raises:
         LaunchError: it could not be started; with its output.
     """
 
-    def __init__(self, device: str, devices: int, environment: Mapping[str, str]) -> None:
+    def __init__(self, device: str, devices: int, environment: Mapping[str, str], own: Sequence[str] = ()) -> None:
         self._mark = uuid.uuid4().hex
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in stop
         self._channel, theirs = socket.socketpair()
@@ -65,9 +69,9 @@ class Server:
                 stderr=self._log,
                 start_new_session=True,  # Ctrl-C reaches the test process, which ends the server
             )
-        hello = {"device": device, "devices": devices, "sys_path": list(sys.path)}
+        hello = {"device": device, "devices": devices, "sys_path": list(sys.path), "own": tuple(own)}
         try:
-            self._exchange(hello, _START_TIMEOUT, "start")
+            self.preloaded: dict[str, float] = self._exchange(hello, _START_TIMEOUT, "start")["preloaded"]
         except BaseException:
             self.stop()
             raise

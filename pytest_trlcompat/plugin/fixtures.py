@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_trlcompat import stack
-from pytest_trlcompat.plugin import selection, settings
+from pytest_trlcompat.plugin import preloading, selection, settings
 from pytest_trlcompat.plugin.strategies import StrategyLauncher, skip_reason
 
 if TYPE_CHECKING:
@@ -145,8 +145,11 @@ def launcher(pytestconfig: pytest.Config) -> Iterator[Launcher]:
         relay=Relay(live),
         live=live,
         debug=None if debugged.value is None else lender(pytestconfig, debugged.value, debugged.where),
+        preload=values.preload.value,
     ) as launch:
         yield launch
+        if values.preload.value:
+            preloading.remember(pytestconfig, launch.preloaded)
 
 
 def _build_accelerator(config: pytest.Config) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable
 import pytest
 
 from pytest_trlcompat import __version__, stack
-from pytest_trlcompat.plugin import markers, selection, settings, strategies
+from pytest_trlcompat.plugin import markers, preloading, selection, settings, strategies
 
 __all__ = [
     "pytest_addoption",
@@ -50,6 +50,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if changed:
         shown = (f"{name} {_text(setting.value)} ({setting.where})" for name, setting in changed.items())
         lines.append(f"trlcompat: settings {', '.join(shown)}")
+    lines += preloading.lines(config)
     issues = header.line_once(installed, getattr(config, "cache", None))
     if issues is not None:
         lines.append(f"trlcompat: {issues}")

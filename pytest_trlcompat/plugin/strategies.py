@@ -26,8 +26,8 @@ __all__ = [
 ]
 
 LINE = (
-    "strategies('ddp', 'zero3', ...): the test, which uses the fixture strategy_launcher, runs under each; it is skipped "
-    "under one that the installed stack does not have"
+    "strategies('ddp', 'zero3', ...): the test, which uses the fixture strategy_launcher, runs under each; "
+    "it is skipped under one that the installed stack does not have"
 )
 """The marker's registration, shown by ``pytest --markers``."""
 FIXTURE = "strategy_launcher"

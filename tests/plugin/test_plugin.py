@@ -106,7 +106,7 @@ def test_options_have_their_own_group(run: Run) -> None:
     shown = [match[1] for line in group if (match := re.match(r"  --trlcompat-([\w-]+)", line))]
     assert shown == [
         *("device", "results", "resume", "issue", "subject", "timeout"),
-        *("debug-rank", "nnodes", "node-rank", "rdzv-endpoint"),
+        *("preload", "debug-rank", "nnodes", "node-rank", "rdzv-endpoint"),
     ]
 
 
