@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "_trlcompat_folder",
+    "assert_equivalent",
     "ddp_launcher",
     "deepspeed_launcher",
     "fsdp_launcher",
@@ -217,6 +219,18 @@ def strategy_launcher(request: pytest.FixtureRequest) -> StrategyLauncher:
     if reason is not None:
         pytest.skip(reason)
     return StrategyLauncher(request.getfixturevalue("launcher"), request.param)
+
+
+@pytest.fixture
+def assert_equivalent(launcher: Launcher) -> Callable[..., None]:
+    """Asserts that a training is the same under strategies: ``assert_equivalent(train, *args, strategies=["zero3"])``.
+
+    Rows, losses, gradient norms and weights are compared with those in one process; the error names what differs first.
+    ``tolerance`` is measured unless it is given; ``world_size`` is 2.
+    """
+    from pytest_trlcompat import equivalence
+
+    return functools.partial(equivalence.assert_equivalent, launcher)
 
 
 def _numbered(name: str, what: str, number: int, known: tuple[int, ...]) -> str:

@@ -30,6 +30,7 @@ FIXTURES = (
     "deepspeed_launcher",
     "fsdp_launcher",
     "strategy_launcher",
+    "assert_equivalent",
     "version_matrix",
     "judge",
 )
