@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,7 @@ def measurement(folder: Path) -> Measurement | None:
 
 
 @contextlib.contextmanager
-def measured(how: Measurement | None, rank: int) -> Iterator[None]:
+def measured(how: Measurement | None) -> Iterator[None]:
     """Measure this process, a rank, as long as the block lasts."""
     if how is None or _current() is not None:
         yield
@@ -76,7 +77,7 @@ def measured(how: Measurement | None, rank: int) -> Iterator[None]:
     os.chdir(how.base)
     try:
         measuring = coverage.Coverage(
-            data_file=os.path.join(how.folder, f"{_DATA}.{rank}.{os.getpid()}"), config_file=how.config_file
+            data_file=os.path.join(how.folder, f"{_DATA}.{uuid.uuid4().hex}"), config_file=how.config_file
         )
         for name, value in how.options:
             measuring.set_option(name, value)

@@ -129,7 +129,7 @@ def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
     if spec.relay is not None:
         recorder.install(spec.relay)
     try:
-        with measured(spec.coverage, rank):
+        with measured(spec.coverage):
             function, args, kwargs = cloudpickle.loads(spec.payload)
             observer.install()
             returned = function(*args, **kwargs)

@@ -82,6 +82,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _select_issues(config, items)
     versions, device = stack.installed(), config.stash[settings.DEVICE_KEY]
     for item in items:
+        if item.get_closest_marker("known_issue"):
+            # What a suite measures must not depend on the filters of the project beside which it runs.
+            item.add_marker(pytest.mark.filterwarnings("default"), append=False)
         reason = markers.skip_reason(item.iter_markers("versions"), versions)
         if reason is None and device.name != "cuda" and item.get_closest_marker("gpu"):
             reason = f"needs a GPU, but launches use the device {device.name} ({device.why})"
@@ -120,7 +123,8 @@ def _marker_errors(items: Iterable[pytest.Item]) -> list[str]:
 def _check_strategies(item: pytest.Item) -> None:
     for mark in item.iter_markers("strategies"):
         strategies.check_mark(mark)
-        if strategies.FIXTURE not in getattr(item, "fixturenames", ()):
+        # At a class or a module it is for those of its tests that use the fixture.
+        if mark in item.own_markers and strategies.FIXTURE not in getattr(item, "fixturenames", ()):
             raise strategies.StrategiesError(f"it does nothing, since the test does not use {strategies.FIXTURE}")
 
 

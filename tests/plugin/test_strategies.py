@@ -30,12 +30,15 @@ def test_a_test_runs_under_each_strategy_and_is_skipped_under_an_absent_one(
             def test_closest(self, strategy_launcher):
                 strategy_launcher(print)
 
+            def test_without(self):
+                pass
+
         def test_all(strategy_launcher):
             strategy_launcher(print)
         """
     )
     result = run("--trlcompat-device=cpu", "-v", "-rs", "test_it.py")
-    result.assert_outcomes(passed=10, skipped=2)
+    result.assert_outcomes(passed=11, skipped=2)
     lines = result.outlines
     names = [line.split("[")[1].split("]")[0] for line in lines if line.startswith("test_it.py::test_some[")]
     assert names == ["ddp-1", "zero3-1", "fsdp1-1", "fsdp2-1"]
