@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pytest_trlcompat import stack
 from pytest_trlcompat._devices import visible_gpus
@@ -37,7 +37,7 @@ from pytest_trlcompat.launch.result import LaunchError, LaunchResult, LaunchWarn
 from pytest_trlcompat.launch.strategy import Strategy, accelerate_config, check_present, is_file_name, strategy
 from pytest_trlcompat.launch.warm import Server
 
-__all__ = ["DEFAULT_TIMEOUT", "DEVICES", "MAX_WORLD_SIZE", "MODES", "Launcher"]
+__all__ = ["DEFAULT_TIMEOUT", "DEVICES", "MAX_WORLD_SIZE", "MODES", "Launcher", "Relay"]
 
 DEFAULT_TIMEOUT = 120.0
 """Seconds that a launch may take, from the fork on."""
@@ -46,6 +46,17 @@ MAX_WORLD_SIZE = 8
 DEVICES = ("software", "cuda", "cpu")
 MODES = ("warm", "cold")
 _COVERAGE = "coverage"
+
+
+class Relay(Protocol):
+    """What a launcher calls after each launch."""
+
+    @property
+    def active(self) -> bool:
+        """Whether the next launch is one that it is called for."""
+
+    def __call__(self, result: LaunchResult, failed: BaseException | None) -> None:
+        """Take the result, and the error that the launch is about to raise, if there is one."""
 
 
 class Launcher:
@@ -59,8 +70,8 @@ class Launcher:
         device: ``"software"`` (the software accelerator), ``"cuda"`` (one GPU per rank) or ``"cpu"``.
         timeout: seconds that a launch may take by default.
         cluster: which machine of several this is; by default a single one.
-        relay: called with the result of each launch, and with the error that it is about to raise, if any; ranks then
-            record their warnings and log records. Pytest's fixtures give them again in the test.
+        relay: called with the result of each launch, and with the error that it is about to raise, if any, while it is
+            active; ranks then record their warnings and log records. Pytest's fixtures give them again in the test.
         live: print what ranks print while they run, each line with its rank.
         debug: a context for each launch that lends one rank a terminal; launches then have no timeout.
         preload: modules that a server imports with the stack, so that ranks need not; those of a project under test.
@@ -74,7 +85,7 @@ class Launcher:
         device: str = "software",
         timeout: float = DEFAULT_TIMEOUT,
         cluster: Cluster | None = None,
-        relay: Callable[[LaunchResult, BaseException | None], None] | None = None,
+        relay: Relay | None = None,
         live: bool = False,
         debug: Callable[[], contextlib.AbstractContextManager[Debug]] | None = None,
         preload: Sequence[str] = (),
@@ -177,7 +188,8 @@ class Launcher:
         try:
             spec = self._spec(dump(function, args, named), chosen, size, device, mode, timeout, seed, sharded)
             spec = replace(spec, raises=_known("raises", raises, RAISES))
-            if self.relay is not None:
+            relay = self.relay if self.relay is not None and self.relay.active else None
+            if relay is not None:
                 spec = replace(spec, relay=settings_of_this_process())
             with self._one_at_a_time:
                 self._launches += 1
@@ -186,8 +198,8 @@ class Launcher:
             raise error.with_traceback(None) from None  # its text says it all
         result = self._result(getattr(function, "__qualname__", repr(function)), spec, report)
         failed = error_of(result, raises) if check and not result.ok else None
-        if self.relay is not None:
-            self.relay(result, failed)
+        if relay is not None:
+            relay(result, failed)
         if failed is not None:
             raise failed.with_traceback(None)
         return result

@@ -144,7 +144,7 @@ def launcher(pytestconfig: pytest.Config) -> Iterator[Launcher]:
         device=device,
         timeout=values.timeout.value,
         cluster=cluster,
-        relay=Relay(live),
+        relay=Relay(pytestconfig, live),
         live=live,
         debug=None if debugged.value is None else lender(pytestconfig, debugged.value, debugged.where),
         preload=values.preload.value,

@@ -15,6 +15,7 @@ __all__ = [
     "pytest_configure",
     "pytest_make_collect_report",
     "pytest_report_header",
+    "pytest_runtest_setup",
 ]
 
 
@@ -82,14 +83,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _select_issues(config, items)
     versions, device = stack.installed(), config.stash[settings.DEVICE_KEY]
     for item in items:
-        if item.get_closest_marker("known_issue"):
-            # What a suite measures must not depend on the filters of the project beside which it runs.
-            item.add_marker(pytest.mark.filterwarnings("default"), append=False)
         reason = markers.skip_reason(item.iter_markers("versions"), versions)
         if reason is None and device.name != "cuda" and item.get_closest_marker("gpu"):
             reason = f"needs a GPU, but launches use the device {device.name} ({device.why})"
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures that launch something
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    # What a suite measures must not depend on the filters and levels of the project beside which it runs.
+    item.config.stash[settings.RELAYED_KEY] = item.get_closest_marker("known_issue") is None
 
 
 def _select_issues(config: pytest.Config, items: list[pytest.Item]) -> None:

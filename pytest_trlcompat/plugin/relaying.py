@@ -9,6 +9,7 @@ import pytest
 from pytest_trlcompat.launch import LaunchResult
 from pytest_trlcompat.launch.live import prefixed
 from pytest_trlcompat.launch.relay import log_again, warn_again
+from pytest_trlcompat.plugin import settings
 
 __all__ = ["Relay", "is_live"]
 
@@ -25,8 +26,13 @@ class Relay:
         live: the output has been printed already.
     """
 
-    def __init__(self, live: bool) -> None:
-        self._live = live
+    def __init__(self, config: pytest.Config, live: bool) -> None:
+        self._config, self._live = config, live
+
+    @property
+    def active(self) -> bool:
+        """Not in suites of known issues."""
+        return self._config.stash.get(settings.RELAYED_KEY, True)
 
     def __call__(self, result: LaunchResult, failed: BaseException | None) -> None:
         if not self._live:

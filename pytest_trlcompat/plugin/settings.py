@@ -23,6 +23,7 @@ __all__ = [
     "DEVICES",
     "DEVICE_KEY",
     "KEY",
+    "RELAYED_KEY",
     "SPECS",
     "Device",
     "Setting",
@@ -150,6 +151,9 @@ KEY = pytest.StashKey[Settings]()
 
 DEVICE_KEY = pytest.StashKey[Device]()
 """Key of the device in use."""
+
+RELAYED_KEY = pytest.StashKey[bool]()
+"""Key of whether the running test gets what its ranks print, warn of and log; unset before the first one."""
 
 
 def _device(text: str) -> str:

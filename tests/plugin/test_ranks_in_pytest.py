@@ -224,6 +224,35 @@ def test_log_records_of_ranks_are_the_tests(run: Run) -> None:
     result.assert_outcomes(passed=2)
 
 
+def test_suites_measure_whatever_the_project_has_set(run: Run) -> None:
+    result = run(
+        """
+        import logging, warnings
+        import pytest
+
+        def talk():
+            logging.getLogger("my").info("not asked for")
+            warnings.warn("old", DeprecationWarning)
+            warnings.warn("the stack says so")
+            print("printed")
+
+        @pytest.mark.known_issue("grpo-logits-to-keep")
+        def test_suite(launcher, caplog, capsys):
+            caplog.set_level(logging.INFO)
+            (rank,) = launcher(talk, strategy="single").ranks
+            assert (rank.warned, rank.records, caplog.records, capsys.readouterr().out) == ((), (), [], "")
+            assert "the stack says so" in rank.stderr
+            assert "old" not in rank.stderr
+
+        def test_other(launcher):
+            launcher(talk, strategy="single")
+        """,
+        *("-W", "error:the stack says so"),
+    )
+    result.assert_outcomes(passed=1, failed=1)
+    assert "FAILED test_it.py::test_other - UserWarning: the stack says so" in result.stdout.str()
+
+
 PRINTING = """
     import sys
 

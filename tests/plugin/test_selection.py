@@ -95,13 +95,6 @@ def test_a_wrong_verdict_fails_and_resuming_does_not_measure_again(pytester: pyt
     assert len((pytester.path / "out.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_suite_does_not_depend_on_the_filters_of_warnings(pytester: pytest.Pytester, run: Run) -> None:
-    warning = "    import warnings\n    warnings.warn('the stack says so')\n"
-    marker = "@pytest.mark.known_issue('grpo-logits-to-keep')\n"
-    pytester.makepyfile(f"import pytest\n{marker}def test_suite():\n{warning}\ndef test_other():\n{warning}")
-    run("-W", "error:the stack says so", "--trlcompat-device=cpu").assert_outcomes(passed=1, failed=1)
-
-
 def test_an_unknown_issue_is_refused(pytester: pytest.Pytester, run: Run) -> None:
     pytester.makepyfile(SUITE)
     result = run("--trlcompat-issue", "grpo")
