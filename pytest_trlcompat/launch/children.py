@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.process
 import os
+import select
 import selectors
 import signal
 import socket
@@ -43,6 +44,8 @@ __all__ = [
 ]
 
 _DUMP_TIME = 0.5
+_EXIT_TIME = 1.0
+"""Seconds that a rank gets to exit that has nothing else to do."""
 _SHARED_MEMORY = Path("/dev/shm")
 _OUTPUT_HEAD, _OUTPUT_TAIL = 1 << 16, 1 << 18
 
@@ -77,7 +80,22 @@ class Child:
     def failed(self) -> bool:
         return self.status is not None and (self.status != 0 or self.outcome is None)
 
+    @property
+    def returned(self) -> bool:
+        return self.outcome is not None and self.outcome.returned
+
+    def release(self) -> None:
+        """Let a rank that has returned exit; see ``rank.run``."""
+        with contextlib.suppress(OSError):
+            self.channel.shutdown(socket.SHUT_WR)
+
     def end(self, reason: str) -> None:
+        if self.returned:  # it only waits, and need not be killed
+            self.release()
+            exited = select.poll()
+            exited.register(self.pidfd, select.POLLIN)
+            if exited.poll(_EXIT_TIME * 1000):
+                reap(self, wait=False)
         if self.status is None:
             stopped = "; it was stopped by a signal" if _is_stopped(self.pid) else ""
             self.ended_by_launcher = self.ended_by_launcher or f"{reason}{stopped}"
@@ -104,6 +122,9 @@ class _Children:
                 raise Cancelled
             if not attend(key.data, key.fileobj):
                 self._selector.unregister(key.fileobj)
+        if all(child.outcome is not None or child.status is not None for child in self._children):
+            for child in self._children:
+                child.release()
 
     def first_failed(self) -> int | None:
         failed = [child for child in self._children if child.failed]

@@ -86,6 +86,8 @@ def _attend(child: children.Child, client: socket.socket) -> None:
                     _handle(child, protocol.receive(client))
                 elif not children.attend(child, key.fileobj):
                     selector.unregister(key.fileobj)
+            if child.outcome is not None:
+                child.release()
 
 
 def _handle(child: children.Child, message: dict[str, Any]) -> None:

@@ -45,14 +45,27 @@ def run(spec: LaunchSpec, rank: int, channel: socket.socket, parent: int, output
         outcome = _call(spec, rank)
         with contextlib.suppress(OSError):  # the disk is full, which the outcome says
             _flush()
+        status = 0 if outcome.returned else 1
         if os.getpid() == own:  # a process that the function forked and let return has nothing to report
             protocol.send(channel, outcome)
-        status = 0 if outcome.returned else 1
+            if outcome.returned:
+                _wait_for_the_others(channel)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
     finally:
         os._exit(status)
+
+
+def _wait_for_the_others(channel: socket.socket) -> None:
+    """Keep this process's connections open until every rank has returned or failed, which the other end says.
+
+    A process that ends right after a collective resets connections, from which another rank may still have to read what
+    the collective sent: gloo's "Connection reset by peer" there.
+    """
+    with contextlib.suppress(OSError):
+        channel.settimeout(None)
+        channel.recv(1)
 
 
 def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, int]) -> None:

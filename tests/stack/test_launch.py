@@ -5,15 +5,17 @@ The bodies are plain torch, Accelerate and DeepSpeed; those with TRL's trainers 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_trlcompat.launch import Launcher, LaunchError
 
-from .launch_bodies import ELEMENTS, train_step
+from .launch_bodies import ELEMENTS, meet, train_step
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +128,28 @@ def test_the_first_failure_comes_first_and_others_do_not_wait_for_ever(launcher:
     assert time.monotonic() - started < 30
     assert "first observed failure: rank 1 raised ArithmeticError" in str(caught.value)
     assert "rank 0" in str(caught.value)
+
+
+def test_a_rank_that_has_returned_keeps_its_connections_until_the_others_have(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """Otherwise another rank may fail in the collective that was the last of both."""
+
+    def state_of_the_first() -> str:
+        meet()
+        own = tmp_path / "pid"
+        if os.environ["RANK"] == "0":
+            own.with_suffix(".new").write_text(str(os.getpid()))
+            own.with_suffix(".new").rename(own)
+            return ""
+        while not own.exists():
+            time.sleep(0.01)
+        time.sleep(0.5)
+        return Path(f"/proc/{own.read_text()}/stat").read_text().rpartition(")")[2].split()[0]
+
+    found = launcher(state_of_the_first, strategy="ddp", sharded=False)
+    assert found.values[1] in ("S", "R")
+    assert [rank.exit_status for rank in found.ranks] == [0, 0]
 
 
 def test_a_hang_in_a_collective_shows_where(launcher: Launcher) -> None:
