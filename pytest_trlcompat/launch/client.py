@@ -288,7 +288,7 @@ def _rank_result(report: RankReport, first: int) -> RankResult:
     outcome = report.outcome or RankOutcome(returned=False, ended_at=report.ended_at)
     return RankResult(
         rank=first + report.rank,
-        value=None if outcome.value is None else pickle.loads(outcome.value),
+        value=None if outcome.value is None else pickle.loads(outcome.value),  # noqa: S301 - of a rank
         failure=outcome.failure,
         exit_status=report.exit_status,
         ended_by_launcher=report.ended_by_launcher,
