@@ -22,9 +22,10 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pytest_trlcompat import _processes
+from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.launch import protocol, store
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankReport
 from pytest_trlcompat.launch.result import LaunchError, describe_exit
@@ -36,7 +37,7 @@ __all__ = ["COMMANDS", "accelerate_settings", "default_command", "launch"]
 
 COMMANDS = ("accelerate", "torchrun", "deepspeed")
 
-_SOCKET = "s"  # a short name: a socket's path may have a hundred characters
+_SOCKET = "s"
 _AGENT_STORE = "agent"
 # The elastic agents of torchrun and accelerate otherwise host a store that listens on all interfaces, and unpickle what
 # is in it. Without an endpoint, for which accelerate has no option, its file is a temporary one of this user's.
@@ -81,12 +82,15 @@ def default_command(strategy: Strategy, device: str) -> str:
     return "torchrun" if device == "cpu" and strategy.name != "single" else "accelerate"
 
 
-def launch(spec: LaunchSpec, strategy: Strategy, command: str, launcher_environment: Mapping[str, str]) -> LaunchReport:
+def launch(
+    spec: LaunchSpec, strategy: Strategy, command: str, launcher_environment: Mapping[str, str], folder: Path
+) -> LaunchReport:
     """Run ``spec`` under a real launcher's command.
 
     Args:
         spec: as for the warm server; only the caller's part of its environment is used.
         launcher_environment: the environment variables of the command itself.
+        folder: an empty one that only this user can enter.
 
     Raises:
         LaunchError: the command ended before every rank had started, or started other ranks than were asked for, or
@@ -94,12 +98,12 @@ def launch(spec: LaunchSpec, strategy: Strategy, command: str, launcher_environm
     """
     mark = uuid.uuid4().hex
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="trlcompat-") as name, contextlib.ExitStack() as stack:
-        folder = Path(name)
+    with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        listener.bind(str(folder / _SOCKET))
+        with protocol.short_path(folder / _SOCKET) as path:
+            listener.bind(path)
         listener.listen(spec.local_world_size)
-        log = stack.enter_context(tempfile.TemporaryFile())
+        log = stack.enter_context(tempfile.TemporaryFile(dir=folder))
         process = subprocess.Popen(
             _command(spec, strategy, command, folder),
             env={
@@ -120,13 +124,16 @@ def launch(spec: LaunchSpec, strategy: Strategy, command: str, launcher_environm
         try:
             keepers.start()
         except _NotStarted as reason:
-            log.seek(0)
-            tail = log.read().decode(errors="replace")[-_LOG_TAIL:]
-            raise LaunchError(f"{command} {reason}; its output:\n{tail}") from None
-        timed_out = supervise(keepers, spec.timeout)
+            raise LaunchError(f"{command} {reason}; its output:\n{_tail(log)}") from None
+        timed_out = supervise(keepers, spec.timeout, spec.debugged)
         if not timed_out:
             keepers.dismiss()
-        return LaunchReport(keepers.reports(), timed_out, time.monotonic() - started)
+        return LaunchReport(keepers.reports(_tail(log)), timed_out, time.monotonic() - started)
+
+
+def _tail(log: IO[bytes]) -> str:
+    log.seek(0)
+    return redacted(log.read().decode(errors="replace"))[-_LOG_TAIL:]
 
 
 class _NotStarted(Exception):
@@ -144,6 +151,7 @@ class _Keepers:
         self._listener = listener
         self._command = command
         self._keepers: dict[int, _Keeper] = {}
+        self._ending = False
         self._silent: list[_Keeper] = []
         """Those that have connected and not told their rank."""
 
@@ -178,6 +186,9 @@ class _Keepers:
                 selector.register(keeper.channel, selectors.EVENT_READ, keeper)
             for key, _ in selector.select(limit):
                 self._receive(key.data)
+        if not self._ending and self.running() and self._process.poll() is not None:
+            # It waits for its ranks, so it has been killed, and they would not learn of it.
+            self.end(f"{self._command} {describe_exit(self._process.returncode)}")
 
     def first_failed(self) -> int | None:
         failed = [keeper for keeper in self._keepers.values() if keeper.failed]
@@ -190,6 +201,7 @@ class _Keepers:
 
     def end(self, reason: str) -> None:
         """End the running ranks, and receive their reports."""
+        self._ending = True
         self._send({"kind": "end", "reason": reason}, self._running())
         deadline = time.monotonic() + _END_TIMEOUT
         while self.running() and time.monotonic() < deadline:
@@ -199,11 +211,15 @@ class _Keepers:
         """Let the keepers exit. That of a failed rank waits, since its exit makes the command end the others."""
         self._send({"kind": "leave"}, self._keepers.values())
 
-    def reports(self) -> tuple[RankReport, ...]:
-        """The report of each rank, or that it was lost."""
-        lost = f"{self._command} ended it before it could report"
+    def reports(self, output: str) -> tuple[RankReport, ...]:
+        """The report of each rank, or that it was lost.
+
+        Args:
+            output: what the command printed, which is all that is known of a lost rank.
+        """
+        lost = f"{self._command} ended it, or the process that kept it ended, before it could report"
         return tuple(
-            keeper.report or RankReport(rank, exit_status=1, ended_by_launcher=lost)
+            keeper.report or RankReport(rank, exit_status=1, ended_by_launcher=lost, stderr=output)
             for rank, keeper in sorted(self._keepers.items())
         )
 

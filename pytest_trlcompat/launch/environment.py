@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 from pytest_trlcompat._devices import visible_gpus
-from pytest_trlcompat.accelerator.build import cache_folder
+from pytest_trlcompat._trust import UntrustedError, make_folder
+from pytest_trlcompat.accelerator.build import AcceleratorError, cache_folder
 from pytest_trlcompat.launch import store
 from pytest_trlcompat.launch.cluster import SECRET_VARIABLE, Cluster
 from pytest_trlcompat.launch.strategy import Strategy
@@ -40,6 +41,9 @@ def base_environment(device: str, cluster: Cluster) -> dict[str, str]:
     that keep launches offline.
 
     Variables that the test process has set take precedence over these defaults.
+
+    Raises:
+        AcceleratorError: another user could change the extensions that PyTorch compiles for this one.
     """
     environment = {key: value for key, value in os.environ.items() if key not in (*_OTHER_LAUNCHERS, SECRET_VARIABLE)}
     defaults = {
@@ -47,8 +51,9 @@ def base_environment(device: str, cluster: Cluster) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
-        "TORCH_EXTENSIONS_DIR": str(_extensions_folder()),
     }
+    if "TORCH_EXTENSIONS_DIR" not in environment and (extensions := _extensions_folder()) is not None:
+        defaults["TORCH_EXTENSIONS_DIR"] = str(extensions)
     if cluster.nnodes == 1:
         # Neither can then be reached from other machines. Other users of this one can connect to gloo; the software
         # accelerator looks whether they have before it is used.
@@ -83,7 +88,24 @@ def rank_environment(chosen: Strategy, local_rank: int, world_size: int, cluster
     }
 
 
-def _extensions_folder() -> Path:
-    """One folder per environment: an extension built for one torch and DeepSpeed must not be loaded by another."""
+def _extensions_folder() -> Path | None:
+    """One folder per environment: an extension built for one torch and DeepSpeed must not be loaded by another.
+
+    ``None`` without a home directory: PyTorch then chooses a folder itself.
+    """
     digest = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
-    return cache_folder() / "torch_extensions" / digest
+    try:
+        folder = cache_folder() / "torch_extensions" / digest
+    except AcceleratorError:
+        return None
+    try:
+        make_folder(folder)
+    except UntrustedError as error:
+        raise AcceleratorError(
+            f"{error}, so another user could change the extensions that PyTorch compiles into {folder}. Let "
+            "TRLCOMPAT_CACHE name a folder that, with all above it, only you and root can write to, or set "
+            "TORCH_EXTENSIONS_DIR."
+        ) from error
+    except OSError:
+        pass  # PyTorch says so itself if it compiles one
+    return folder

@@ -12,7 +12,7 @@ import selectors
 import signal
 import socket
 import sys
-import tempfile
+from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat import _processes
@@ -35,7 +35,8 @@ def main(path: str) -> int:
     _processes.adopt_orphans()
     signal.signal(signal.SIGTERM, _stop)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.connect(path)
+        with protocol.short_path(Path(path)) as short:
+            client.connect(short)
         rank = int(os.environ.get("LOCAL_RANK", "0"))
         protocol.send(client, {"local_rank": rank, "world_size": int(os.environ.get("WORLD_SIZE", "1"))})
         try:
@@ -56,8 +57,7 @@ def _stop(number: int, frame: object) -> None:
 
 def _keep(spec: LaunchSpec, rank: int, client: socket.socket) -> RankReport:
     with contextlib.ExitStack() as stack:
-        output = (stack.enter_context(tempfile.TemporaryFile()), stack.enter_context(tempfile.TemporaryFile()))
-        child = children.fork_rank(spec, rank, [client], output, stack)
+        child = children.fork_rank(spec, rank, [client], children.output_files(spec, rank, stack), stack)
         try:
             _attend(child, client)
         except _Stopped:

@@ -10,6 +10,8 @@ import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat._secrets import redacted
+from pytest_trlcompat.launch.relay import Warned
 from pytest_trlcompat.launch.stacks import innermost_frame, last_stack
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ class Failure:
         mro: the names of the class and of its bases.
         traceback: the whole formatted traceback, as text.
         artefact: the limit of the software accelerator that caused it, if any; it then says nothing about the library.
+        outcome: ``"skip"``, ``"xfail"`` or ``"fail"``, where it is pytest's exception of that function.
+        pickled: the exception itself, where the launch asked for it.
     """
 
     type_name: str
@@ -50,6 +54,8 @@ class Failure:
     traceback: str
     mro: tuple[str, ...] = ()
     artefact: Artefact | None = None
+    outcome: str | None = None
+    pickled: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,8 @@ class RankResult:
         peak_bytes: peak resident memory of the process, including what it shares with the warm server.
         peak_accelerator_bytes: peak of allocated memory on its accelerator; 0 without one.
         proof: the observed world size, device, distributed type and sharding.
+        warned: the warnings that it has shown, of a launch by pytest's fixtures.
+        records: the log records that reached its root logger, as plain values, of such a launch.
     """
 
     rank: int
@@ -81,16 +89,23 @@ class RankResult:
     peak_accelerator_bytes: int = 0
     returned: bool = False
     proof: dict[str, Any] = field(default_factory=dict)
+    warned: tuple[Warned, ...] = ()
+    records: tuple[dict[str, Any], ...] = field(default=(), repr=False)
 
     @property
     def ok(self) -> bool:
         return self.returned and self.failure is None and self.exit_status == 0 and self.ended_by_launcher is None
 
     @property
+    def noticed(self) -> bool:
+        """Whether it failed with no more than that another rank had ended."""
+        return self.failure is not None and is_of_ended_peer(self.failure.message)
+
+    @property
     def was_in_collective(self) -> bool:
         """Whether this rank failed, or was ended, while it waited for other ranks."""
         if self.failure is not None:
-            return is_of_ended_peer(self.failure.message)
+            return self.noticed
         return any(_COLLECTIVES in frame.file for frame in last_stack(self.stderr)[:1])
 
     @property
@@ -141,9 +156,15 @@ class LaunchResult:
 
     @property
     def root_cause(self) -> RankResult | None:
-        """The first failure by time; ranks that the launcher ended come after those that failed by themselves."""
+        """The first failure by time.
+
+        Ranks that only noticed another one's end come after those that failed by themselves, and last come those that
+        the launcher ended: a killed rank may be seen by the others before its own end is.
+        """
         failed = [rank for rank in self.ranks if not rank.ok]
-        return min(failed, key=lambda rank: (rank.ended_by_launcher is not None, rank.ended_at), default=None)
+        return min(
+            failed, key=lambda rank: (rank.ended_by_launcher is not None, rank.noticed, rank.ended_at), default=None
+        )
 
     @property
     def failed_by_themselves(self) -> tuple[RankResult, ...]:
@@ -181,7 +202,7 @@ class LaunchResult:
         return f", {before:.1f} s before that: it did not take part in the collective in which rank {cause.rank} waited"
 
     def describe(self) -> str:
-        """A full description of a failed launch: the root cause first, then the other ranks."""
+        """A full description of a failed launch, without secrets: the root cause first, then the other ranks."""
         what = f"{self.name} under {self.strategy} on {len(self.ranks)} rank(s), device {self.device}"
         cause = self.root_cause
         if cause is None:
@@ -203,7 +224,7 @@ class LaunchResult:
                 tail = getattr(rank, name).rstrip().splitlines()[-_OUTPUT_LINES:]
                 if tail:
                     lines += [f"--- {name} of rank {rank.rank}, last {len(tail)} line(s)", *tail]
-        return "\n".join(lines)
+        return redacted("\n".join(lines))
 
 
 class LaunchWarning(UserWarning):
@@ -211,10 +232,13 @@ class LaunchWarning(UserWarning):
 
 
 class LaunchError(Exception):
-    """A launch failed. ``result`` has the results of all ranks; ``None`` if no rank was started."""
+    """A launch failed. ``result`` has the results of all ranks; ``None`` if no rank was started.
+
+    The message is kept in evidence and in the logs of continuous integration, so it has no secrets.
+    """
 
     def __init__(self, message: str, result: LaunchResult | None = None) -> None:
-        super().__init__(message)
+        super().__init__(redacted(message))
         self.result = result
 
     @property

@@ -64,11 +64,11 @@ def test_another_user_reaches_no_store_and_no_keeper(launcher: Launcher, command
     result = launcher(be_attacked, os.getpid(), strategy="ddp", sharded=False, mode=mode, command=command)
     attempts = result.values[0]["attempts"]
     assert attempts.pop("connect to the store's port") == "ConnectionRefusedError"
-    counted = {name: int(attempts.pop(name)) for name in ("stores", "keepers", "ports")}
+    counted = {name: int(attempts.pop(name)) for name in ("files", "stores", "keepers", "ports")}
     assert counted["stores"] == 1
     assert counted["keepers"] == (0 if command is None else 1)
     assert counted["ports"] >= 2
-    assert len(attempts) == 1 + 2 + counted["keepers"]
+    assert len(attempts) == 1 + 2 * counted["files"] + counted["keepers"]
     assert set(attempts.values()) == {FORBIDDEN}, attempts
     assert [value["sum"] for value in result.values] == [3.0, 3.0]
 
