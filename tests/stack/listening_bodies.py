@@ -9,23 +9,34 @@ def train_and_list(root: int) -> dict[str, Any]:
     """A training step, then the sockets that ``root`` and its descendants listen on while all ranks are connected.
 
     Returns:
-        ``losses``, and on rank 0 ``listeners``: kind, whether others are kept out, and a text for messages.
+        ``losses``, and on rank 0 ``listeners``: kind, whether others are kept out, and a text for messages; and
+        ``keepers``: of each socket of keepers whether others are kept out of its folder.
     """
+    import tempfile
+    from pathlib import Path
+
     import torch
 
-    from tests.launch.listening import family, listeners
+    from tests.launch.listening import family, listeners, only_owner_enters
     from tests.stack.launch_bodies import train_step
 
     step = train_step()
     several = torch.distributed.is_initialized()
-    found = []
+    found, keepers = [], []
     if several:
         torch.distributed.barrier()
     if step["rank"] == 0:
         found = [(each.kind, each.protected, str(each)) for each in listeners(family(root))]
+        sockets = _sockets(Path(tempfile.gettempdir()).parent)
+        keepers = [only_owner_enters(Path(each).parent) for each in sockets]
     if several:
         torch.distributed.barrier()
-    return {"losses": step["losses"], "listeners": found}
+    return {"losses": step["losses"], "listeners": found, "keepers": keepers}
+
+
+def _sockets(folder: Any) -> list[str]:
+    """Paths of the sockets of a launcher's launches."""
+    return [str(path) for path in folder.glob("launch-*/*") if path.is_socket()]
 
 
 def be_attacked(root: int) -> dict[str, Any]:
@@ -56,8 +67,8 @@ def _attack(root: int) -> dict[str, str]:
     from tests.launch.listening import family, listeners
 
     found = listeners(family(root))
-    paths = [each.address for each in found if each.kind == "unix"]
     folder = Path(tempfile.gettempdir()).parent
+    paths = _sockets(folder)
     files = [str(path) for path in folder.glob("launch-*/*") if path.is_file()]
     address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     ports = [each.port for each in found if each.kind == "tcp"]
