@@ -148,7 +148,8 @@ def _train(trainer: str, model: Any, name: str, fault: Fault | None = None) -> S
     if fault is not None:
         module = import_module(f"trl.trainer.{trainer}_trainer")
         path = str(module.__file__)
-        exec(compile(fault.plant(Path(path).read_text(encoding="utf-8")), path, "exec"), vars(module))
+        planted = compile(fault.plant(Path(path).read_text(encoding="utf-8")), path, "exec")
+        exec(planted, vars(module))  # noqa: S102 - the installed module, with one fault
         setattr(trl, NAMES[trainer], getattr(module, NAMES[trainer]))
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         found = conformance.hold(trainer, "upstream", model, {name: _rows(trainer)[name].setting})[name]

@@ -55,7 +55,7 @@ def record(payload: bytes, path: str, accumulate: int = 1, seed: int | None = No
     """
     import torch
 
-    function, args, kwargs = cloudpickle.loads(payload)
+    function, args, kwargs = cloudpickle.loads(payload)  # noqa: TID251 - of the test process
     trainings: list[Training] = []
     with _watched(trainings, accumulate, seed):
         function(*args, **kwargs)

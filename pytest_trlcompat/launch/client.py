@@ -415,7 +415,7 @@ def _rank_result(report: RankReport, first: int) -> RankResult:
     outcome = report.outcome or RankOutcome(returned=False, ended_at=report.ended_at)
     value, failure = None, outcome.failure
     try:
-        value = None if outcome.value is None else pickle.loads(outcome.value)
+        value = None if outcome.value is None else pickle.loads(outcome.value)  # noqa: S301 - of a rank
     except Exception as error:
         failure = _unreadable(error)
     return RankResult(

@@ -65,7 +65,7 @@ def _original(cause: RankResult, error: LaunchError) -> BaseException:
     why = "it cannot be pickled"
     if cause.failure.pickled is not None:
         try:
-            original = pickle.loads(cause.failure.pickled)
+            original = pickle.loads(cause.failure.pickled)  # noqa: S301 - of a rank
         except Exception as problem:
             why = f"it cannot be unpickled: {type(problem).__name__}: {problem}"
         else:

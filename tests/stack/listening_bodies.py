@@ -9,23 +9,34 @@ def train_and_list(root: int) -> dict[str, Any]:
     """A training step, then the sockets that ``root`` and its descendants listen on while all ranks are connected.
 
     Returns:
-        ``losses``, and on rank 0 ``listeners``: kind, whether others are kept out, and a text for messages.
+        ``losses``, and on rank 0 ``listeners``: kind, whether others are kept out, and a text for messages; and
+        ``keepers``: of each socket of keepers whether others are kept out of its folder.
     """
+    import tempfile
+    from pathlib import Path
+
     import torch
 
-    from tests.launch.listening import family, listeners
+    from tests.launch.listening import family, listeners, only_owner_enters
     from tests.stack.launch_bodies import train_step
 
     step = train_step()
     several = torch.distributed.is_initialized()
-    found = []
+    found, keepers = [], []
     if several:
         torch.distributed.barrier()
     if step["rank"] == 0:
         found = [(each.kind, each.protected, str(each)) for each in listeners(family(root))]
+        sockets = _sockets(Path(tempfile.gettempdir()).parent)
+        keepers = [only_owner_enters(Path(each).parent) for each in sockets]
     if several:
         torch.distributed.barrier()
-    return {"losses": step["losses"], "listeners": found}
+    return {"losses": step["losses"], "listeners": found, "keepers": keepers}
+
+
+def _sockets(folder: Any) -> list[str]:
+    """Paths of the sockets of a launcher's launches."""
+    return [str(path) for path in folder.glob("launch-*/*") if path.is_socket()]
 
 
 def be_attacked(root: int) -> dict[str, Any]:
@@ -56,9 +67,9 @@ def _attack(root: int) -> dict[str, str]:
     from tests.launch.listening import family, listeners
 
     found = listeners(family(root))
-    paths = [each.address for each in found if each.kind == "unix"]
     folder = Path(tempfile.gettempdir()).parent
-    stores = [str(path) for path in folder.glob("launch-*/*")]
+    paths = _sockets(folder)
+    files = [str(path) for path in folder.glob("launch-*/*") if path.is_file()]
     address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     ports = [each.port for each in found if each.kind == "tcp"]
     nobody = pwd.getpwnam("nobody")
@@ -69,18 +80,25 @@ def _attack(root: int) -> dict[str, str]:
             os.setgroups([])
             os.setgid(nobody.pw_gid)
             os.setuid(nobody.pw_uid)
-            os.write(writing, json.dumps(_attempts(address, str(folder), stores, paths, ports)).encode())
+            os.write(writing, json.dumps(_attempts(address, str(folder), files, paths, ports)).encode())
         finally:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as stream:
         answer = stream.read()
     os.waitpid(pid, 0)
-    return {**json.loads(answer), "stores": str(len(stores)), "keepers": str(len(paths)), "ports": str(len(ports))}
+    counted = sum(Path(path).name.startswith("store-") for path in files)
+    return {
+        **json.loads(answer),
+        "files": str(len(files)),
+        "stores": str(counted),
+        "keepers": str(len(paths)),
+        "ports": str(len(ports)),
+    }
 
 
 def _attempts(
-    address: tuple[str, int], folder: str, stores: list[str], paths: list[str], ports: list[int]
+    address: tuple[str, int], folder: str, files: list[str], paths: list[str], ports: list[int]
 ) -> dict[str, str]:
     import os
     import socket
@@ -104,9 +122,9 @@ def _attempts(
         "connect to the store's port": attempt(partial(connect, socket.AF_INET, address)),
         "list the folder": attempt(partial(os.listdir, folder)),
     }
-    for at, path in enumerate(stores):
-        done[f"read store {at}"] = attempt(partial(os.open, path, os.O_RDONLY))
-        done[f"write store {at}"] = attempt(partial(os.open, path, os.O_WRONLY | os.O_APPEND))
+    for at, path in enumerate(files):
+        done[f"read file {at}"] = attempt(partial(os.open, path, os.O_RDONLY))
+        done[f"write file {at}"] = attempt(partial(os.open, path, os.O_WRONLY | os.O_APPEND))
     for at, path in enumerate(paths):
         done[f"connect to keeper {at}"] = attempt(partial(connect, socket.AF_UNIX, path))
     # gloo takes a connection of anybody; one that comes after the ranks' own must change nothing.

@@ -27,34 +27,36 @@ COLD = [
 FORBIDDEN = "PermissionError"
 
 
-def launch(launcher: Launcher, strategy: str, **arguments: Any) -> tuple[list[Any], set[Listener]]:
-    """What rank 0 saw listening in the middle, and what was seen from the beginning to the end."""
+def launch(launcher: Launcher, strategy: str, **arguments: Any) -> tuple[list[Any], list[bool], set[Listener]]:
+    """What rank 0 saw in the middle: sockets, and keepers' sockets; and what was seen from the beginning to the end."""
     options = {"auto_wrap_policy": "NO_WRAP"} if strategy.startswith("fsdp") else {}
     with watching(os.getpid()) as seen:
         result = launcher(train_and_list, os.getpid(), strategy=strategy, options=options, **arguments)
     losses = [value["losses"] for value in result.values]
     assert losses[0] == losses[-1]
-    return result.values[0]["listeners"], seen
+    return result.values[0]["listeners"], result.values[0]["keepers"], seen
 
 
 @pytest.mark.parametrize("strategy", NAMES)
 def test_a_warm_launch_listens_on_the_loopback_alone(launcher: Launcher, strategy: str) -> None:
-    found, seen = launch(launcher, strategy)
+    found, keepers, seen = launch(launcher, strategy)
     assert [text for _, protected, text in found if not protected] == []
     assert [str(each) for each in seen if not each.protected] == []
     kinds = [kind for kind, _, _ in found]
     assert ("tcp" in kinds) == (strategy != "single")  # gloo's connections; without several ranks there are none
     assert "unix" not in kinds
+    assert keepers == []
 
 
 @pytest.mark.parametrize(("strategy", "command"), COLD)
 def test_a_cold_launch_listens_on_the_loopback_alone(launcher: Launcher, strategy: str, command: str) -> None:
-    found, seen = launch(launcher, strategy, mode="cold", command=command)
+    found, keepers, seen = launch(launcher, strategy, mode="cold", command=command)
     assert [text for _, protected, text in found if not protected] == []
     assert [str(each) for each in seen if not each.protected] == []
     kinds = [kind for kind, _, _ in found]
     assert ("tcp" in kinds) == (strategy != "single")
     assert kinds.count("unix") == 1  # at which the ranks' keepers connect
+    assert keepers == [True]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can try as another user")
@@ -64,11 +66,11 @@ def test_another_user_reaches_no_store_and_no_keeper(launcher: Launcher, command
     result = launcher(be_attacked, os.getpid(), strategy="ddp", sharded=False, mode=mode, command=command)
     attempts = result.values[0]["attempts"]
     assert attempts.pop("connect to the store's port") == "ConnectionRefusedError"
-    counted = {name: int(attempts.pop(name)) for name in ("stores", "keepers", "ports")}
+    counted = {name: int(attempts.pop(name)) for name in ("files", "stores", "keepers", "ports")}
     assert counted["stores"] == 1
     assert counted["keepers"] == (0 if command is None else 1)
     assert counted["ports"] >= 2
-    assert len(attempts) == 1 + 2 + counted["keepers"]
+    assert len(attempts) == 1 + 2 * counted["files"] + counted["keepers"]
     assert set(attempts.values()) == {FORBIDDEN}, attempts
     assert [value["sum"] for value in result.values] == [3.0, 3.0]
 
