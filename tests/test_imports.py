@@ -22,7 +22,7 @@ LAYERS = (
     {"accelerator", "catalog"},
     {"conformance"},
     {"reference", "tiny", "trainers", "_cleaner", "_location"},
-    {"__init__", "_data", "_devices", "_processes", "_trust", "stack"},
+    {"__init__", "_data", "_devices", "_escaping", "_json_files", "_processes", "_secrets", "_trust", "stack"},
 )
 """The packages, and the modules that they share, from the top down: none imports another of its own layer."""
 

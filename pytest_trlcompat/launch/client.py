@@ -22,7 +22,7 @@ from pytest_trlcompat import stack
 from pytest_trlcompat._cleaner import OwnFolder
 from pytest_trlcompat._devices import visible_gpus
 from pytest_trlcompat.launch import cold
-from pytest_trlcompat.launch.cluster import Cluster
+from pytest_trlcompat.launch.cluster import Cluster, ClusterError
 from pytest_trlcompat.launch.environment import base_environment, rank_environment
 from pytest_trlcompat.launch.limits import explain
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankOutcome, RankReport
@@ -115,7 +115,7 @@ class Launcher:
             world_size: number of ranks, 1 to 8 on each machine, and on CUDA at most the number of GPUs; by default
                 that of the configuration file, else 2 (1 with one GPU), and 1 for ``single``.
             options: the strategy's options, see :func:`pytest_trlcompat.launch.strategy.strategy`.
-            timeout: seconds, from the fork on.
+            timeout: seconds, from the fork on. The command of a cold launch has as long again to start the ranks.
             env: environment variables for the ranks, besides those of the test process and of the strategy.
             check: raise an error when any rank fails; with ``False`` the result is returned anyway.
             sharded: require that the function builds an engine of the strategy (DDP, FSDP, DeepSpeed).
@@ -189,6 +189,8 @@ class Launcher:
             with tempfile.TemporaryDirectory(prefix="launch-", dir=own, ignore_cleanup_errors=True) as name:
                 folder, environment = Path(name), self._environment(spec.device)
                 spec = replace(spec, folder=name)
+                if spec.strategy != "single" and self.cluster.nnodes == 1:
+                    spec = replace(spec, store=str(folder / "store"))
                 if spec.mode == "cold":
                     return self._launch_cold(spec, chosen, command, {**environment, **env}, folder)
                 settings = chosen.environment(folder)
@@ -244,8 +246,13 @@ class Launcher:
         self, spec: LaunchSpec, chosen: Strategy, command: str | None, environment: dict[str, str], folder: Path
     ) -> LaunchReport:
         program = _known("command", command or cold.default_command(chosen, spec.device), cold.COMMANDS)
-        if program == "deepspeed" and (chosen.config is None or self.cluster.nnodes > 1):
-            raise ValueError("command 'deepspeed' launches zero1, zero2 and zero3, on one machine")
+        if program == "deepspeed" and chosen.config is None:
+            raise ValueError("command 'deepspeed' launches zero1, zero2 and zero3")
+        if self.cluster.nnodes > 1:
+            raise ClusterError(
+                "cold launches run on one machine: the agents of torchrun and accelerate on several meet at a port "
+                "where they unpickle what anybody sends"
+            )
         path = [str(Path(__file__).parents[2]), *filter(None, [environment.get("PYTHONPATH")])]
         if spec.device == "software":
             from pytest_trlcompat import accelerator

@@ -13,6 +13,7 @@ from pathlib import Path
 from pytest_trlcompat._devices import visible_gpus
 from pytest_trlcompat._trust import UntrustedError, make_folder
 from pytest_trlcompat.accelerator.build import AcceleratorError, cache_folder
+from pytest_trlcompat.launch import store
 from pytest_trlcompat.launch.cluster import Cluster
 from pytest_trlcompat.launch.strategy import Strategy
 
@@ -69,13 +70,16 @@ def rank_environment(chosen: Strategy, local_rank: int, world_size: int, cluster
     if chosen.name == "single":
         return {}
     local = cluster.local_world_size(world_size)
+    # On one machine the store is a file; of several the server adds its address.
+    address = {"MASTER_ADDR": store.ADDRESS, "MASTER_PORT": store.PORT} if cluster.nnodes == 1 else {}
     return {
+        **address,
         "RANK": str(cluster.node_rank * local + local_rank),
         "LOCAL_RANK": str(local_rank),
         "GROUP_RANK": str(cluster.node_rank),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(local),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is the server's; no rank hosts it
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # no rank hosts a store
         "TORCHELASTIC_RESTART_COUNT": "0",  # required together with it up to torch 2.5
     }
 

@@ -38,7 +38,7 @@ def main(path: str) -> int:
         with protocol.short_path(Path(path)) as short:
             client.connect(short)
         rank = int(os.environ.get("LOCAL_RANK", "0"))
-        protocol.send(client, {"local_rank": rank})
+        protocol.send(client, {"local_rank": rank, "world_size": int(os.environ.get("WORLD_SIZE", "1"))})
         try:
             spec = protocol.receive(client)["spec"]
             report = _keep(spec, rank, client)

@@ -25,6 +25,8 @@ class LaunchSpec:
         timeout: seconds, from the fork on.
         folder: for files that the launch needs, which exists as long as it runs.
         number: the number of this launch in its launcher, which identifies it among several machines.
+        store: where the ranks' store has its files, in a folder that only this user can enter; ``None`` for one rank
+            that needs none, and for several machines.
         environment: variables of every rank.
         rank_environment: the additional variables of each rank of this machine, such as ``RANK``.
         extra_path: folders that the software accelerator puts before ``sys_path``.
@@ -44,6 +46,7 @@ class LaunchSpec:
     cluster: Cluster
     number: int
     folder: str = ""
+    store: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     extra_path: tuple[str, ...] = ()
     extra_environment: Mapping[str, str] = field(default_factory=dict)

@@ -21,7 +21,7 @@ import cloudpickle
 
 from pytest_trlcompat import _processes, accelerator
 from pytest_trlcompat.accelerator import artefacts
-from pytest_trlcompat.launch import proof, protocol
+from pytest_trlcompat.launch import proof, protocol, store
 from pytest_trlcompat.launch.messages import LaunchSpec, RankOutcome
 from pytest_trlcompat.launch.result import Failure
 
@@ -79,6 +79,8 @@ def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, in
     elif spec.device == "software":
         # Code that distributes a model over all visible devices must see as many as there are ranks.
         accelerator.show_devices(spec.local_world_size)
+    if spec.store is not None:
+        store.use_file(spec.store)
     if "torch.distributed" in sys.modules:  # it read the variable when the server imported it
         sys.modules["torch.distributed"].set_debug_level_from_env()
     _seed(spec.seed)

@@ -1,6 +1,7 @@
-"""The rendezvous of a launch's ranks: a store that none of them hosts, so that it outlives each of them.
+"""The rendezvous of a launch's ranks on several machines: a store that none of them hosts, so that it outlives each.
 
-Runs in the warm server. Imports torch only inside functions.
+On one machine it is a file (:mod:`pytest_trlcompat.launch.store`). Runs in the warm server. Imports torch only
+inside functions.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from pytest_trlcompat.launch.messages import LaunchSpec
 
 __all__ = ["rendezvous", "store_process"]
 
-_LOOPBACK = "127.0.0.1"
 _BIND_TIMEOUT = 30.0
 _OTHERS_TIMEOUT = 10.0
 
@@ -32,14 +32,11 @@ _hosts: dict[tuple[str, int], int] = {}
 def rendezvous(spec: LaunchSpec) -> Iterator[tuple[LaunchSpec, Callable[[], None]]]:
     """Yield ``spec`` with the address of the ranks' store, and a function to call once they are forked.
 
-    Every launch has its own store, on a port that the system chose and that is bound already. On one machine it listens
-    on loopback; machine 0 of several listens where the others can reach it, and sends them the port.
+    Every launch has its own store, on a port that the system chose and that is bound already. Machine 0 listens where
+    the others can reach it, and sends them the port.
     """
-    if spec.strategy == "single":
+    if spec.strategy == "single" or spec.cluster.address is None:
         yield spec, lambda: None
-    elif spec.cluster.address is None:
-        with _store(spec, _LOOPBACK) as found:
-            yield found
     else:
         with _across_machines(spec, spec.cluster.address) as found:
             yield found

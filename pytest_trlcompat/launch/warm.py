@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import IO, Any
 
 from pytest_trlcompat import _processes
+from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.launch import protocol
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec
 from pytest_trlcompat.launch.result import LaunchError, describe_exit
@@ -146,7 +147,7 @@ class Server:
 
     def _log_tail(self) -> str:
         self._log.seek(0)
-        return self._log.read().decode(errors="replace")[-4000:]
+        return redacted(self._log.read().decode(errors="replace"))[-4000:]
 
 
 def _json_path() -> str:

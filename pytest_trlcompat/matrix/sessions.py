@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import functools
 import itertools
 import os
 import re
@@ -16,6 +15,8 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from pathlib import Path
 from typing import Any
 
+from pytest_trlcompat._escaping import printable
+from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.matrix import cuda, disk, hashes, locks, own_coverage, process, torch_axis
 from pytest_trlcompat.matrix.arguments import (
     EVERY_PAIR,
@@ -46,8 +47,11 @@ else:
 
 __all__ = ["Project"]
 
-_say = functools.partial(print, flush=True)
-"""Flushed, so that a line appears before the output of the child process that it announces."""
+
+def _say(text: str) -> None:
+    """Flushed, so that a line appears before the output of the child process that it announces."""
+    print(printable(redacted(text)), flush=True)
+
 
 MISSING = "--missing"
 """Option of the session ``lock``: only cells whose lock is missing or out of date."""
@@ -342,7 +346,7 @@ class Project:
             self.sweep.close()
             self.report(["--sweep", self.sweep.name, *([TABLES] if self._tables else [])])
         except (MatrixError, OSError) as error:
-            print(f"no summary: {error}", file=sys.stderr)
+            print(printable(redacted(f"no summary: {error}")), file=sys.stderr)
 
     def _announce(self, cells: Sequence[Cell]) -> None:
         if text := disk.announcement(self.matrix, cells, self.layout):
