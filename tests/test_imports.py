@@ -18,6 +18,7 @@ LAYERS = (
     {"__main__"},
     {"cli"},
     {"bisect", "plugin"},
+    {"equivalence"},
     {"checks", "doctor", "launch", "matrix"},
     {"accelerator", "catalog"},
     {"conformance"},

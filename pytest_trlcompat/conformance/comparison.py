@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Difference", "OutOfStep", "Quantity", "Unsteady", "differing", "neighbours"]
+__all__ = ["Difference", "OutOfStep", "Quantity", "Unsteady", "change", "differing", "neighbours"]
 
 FACTOR = 30.0
 FLOOR = 2e-5
@@ -89,6 +89,7 @@ def differing(
     expected: Sequence[Quantity],
     found: Mapping[tuple[str, str], torch.Tensor],
     neighbours: Callable[[], Sequence[Sequence[Quantity]]],
+    tolerance: float | None = None,
 ) -> list[Difference]:
     """Every quantity that differs by more than rounding leaves, in the order of ``expected``.
 
@@ -96,6 +97,7 @@ def differing(
         found: by stage and place; what is not there is not compared.
         neighbours: what is expected with weights changed by one unit in the last place, in several ways; computed
             where :data:`FLOOR` is not enough.
+        tolerance: of the largest number of a quantity, in place of what neighbours show, which are then not computed.
 
     Raises:
         Unsteady: a quantity of the first step is far off, and so are those with weights changed.
@@ -113,8 +115,8 @@ def differing(
             continue
         off = _apart(wanted, values)
         largest = float(wanted.abs().nan_to_num(nan=0.0).max()) if wanted.numel() else 0.0
-        allowed = FLOOR * max(largest, SMALLEST) + quantity.rounding
-        if off > allowed:
+        allowed = (FLOOR if tolerance is None else tolerance) * max(largest, SMALLEST) + quantity.rounding
+        if off > allowed and tolerance is None:
             near = near or neighbours()
             allowed += FACTOR * max(_apart(wanted, _aligned(each[number], seen)[0]) for each in near)
             if _TOLD * max(largest, SMALLEST) < off <= allowed and _FIRST.match(quantity.where):
@@ -129,18 +131,23 @@ def neighbours(*models: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, ...]
 
     Where a training is about to diverge, a single change may by chance change little, hence several.
     """
-    import torch
-
     for seed in _SEEDS:
         changed = copy.deepcopy(models)
-        with torch.no_grad():
-            for model in changed:
-                generator = torch.Generator().manual_seed(seed)
-                for parameter in model.parameters():
-                    units = torch.randint(-1, 2, parameter.shape, generator=generator)
-                    size = _ULP if parameter.dtype is torch.float32 else _BF16_ULP
-                    parameter.mul_((1 + units * size).to(parameter))
+        for model in changed:
+            change(model, seed)
         yield changed
+
+
+def change(model: torch.nn.Module, seed: int) -> None:
+    """Change each weight of a model by -1, 0 or 1 unit in its last place."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            units = torch.randint(-1, 2, parameter.shape, generator=generator)
+            size = _ULP if parameter.dtype is torch.float32 else _BF16_ULP
+            parameter.mul_((1 + units * size).to(parameter))
 
 
 def _aligned(quantity: Quantity, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -23,6 +23,7 @@ from typing import IO, Any
 from pytest_trlcompat import _processes
 from pytest_trlcompat.launch import protocol, rank
 from pytest_trlcompat.launch.limits import explain
+from pytest_trlcompat.launch.live import file_of
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankOutcome, RankReport
 from pytest_trlcompat.launch.rendezvous import rendezvous, store_process
 from pytest_trlcompat.launch.supervise import supervise
@@ -36,6 +37,7 @@ __all__ = [
     "end_orphans",
     "fork_rank",
     "launch",
+    "output_files",
     "reap",
     "report",
 ]
@@ -130,7 +132,7 @@ def launch(spec: LaunchSpec, client: socket.socket) -> LaunchReport:
                 for number in range(spec.local_world_size):
                     children.append(_fork_next(spec, number, children, client, stack))
                 _start_store(serve)
-                timed_out = supervise(_Children(children, client, stack), spec.timeout)
+                timed_out = supervise(_Children(children, client, stack), spec.timeout, spec.debugged)
             finally:
                 for child in children:
                     child.end("the launch was cancelled")
@@ -156,7 +158,7 @@ def _fork_next(
 ) -> Child:
     others = [client, *(child.channel for child in before)]
     try:
-        return fork_rank(spec, number, others, (output_file(spec, stack), output_file(spec, stack)), stack)
+        return fork_rank(spec, number, others, output_files(spec, number, stack), stack)
     except OSError as error:
         raise Refused(f"rank {number} of {spec.local_world_size} could not be started: {explain(error)}") from error
 
@@ -237,12 +239,19 @@ def end_orphans() -> None:
                 os.waitpid(pid, 0)
 
 
-def output_file(spec: LaunchSpec, stack: contextlib.ExitStack) -> IO[bytes]:
-    """A file without a name, which the kernel removes with its last descriptor.
+def output_files(spec: LaunchSpec, number: int, stack: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
+    """Files for a rank's stdout and stderr: without a name, which the kernel removes with their last descriptor, or
+    where the test process follows them.
 
-    It lies in the launcher's present folder: that with which the server started may have vanished.
+    They lie in the launcher's present folder: that with which the server started may have vanished.
     """
-    return stack.enter_context(tempfile.TemporaryFile(dir=spec.folder))
+
+    def new(stream: str) -> IO[bytes]:
+        if spec.output_folder is None:
+            return stack.enter_context(tempfile.TemporaryFile(dir=spec.folder))
+        return stack.enter_context(file_of(spec.output_folder, number, stream).open("w+b"))
+
+    return new("stdout"), new("stderr")
 
 
 def attend(child: Child, source: Any) -> bool:

@@ -6,33 +6,41 @@ Runs in the test process and must import nothing of the stack.
 from __future__ import annotations
 
 import contextlib
+import inspect
+import operator
 import os
 import pickle
 import sys
 import tempfile
+import threading
 import traceback
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pytest_trlcompat import stack
 from pytest_trlcompat._cleaner import OwnFolder
 from pytest_trlcompat._devices import visible_gpus
 from pytest_trlcompat.launch import cold
 from pytest_trlcompat.launch.cluster import Cluster, ClusterError
+from pytest_trlcompat.launch.debugging import PATIENCE, Debug
 from pytest_trlcompat.launch.environment import base_environment, rank_environment
 from pytest_trlcompat.launch.limits import explain
+from pytest_trlcompat.launch.live import followed
+from pytest_trlcompat.launch.measuring import is_measured, measurement, merge
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankOutcome, RankReport
-from pytest_trlcompat.launch.payload import dump
+from pytest_trlcompat.launch.payload import arguments, dump
 from pytest_trlcompat.launch.proof import expectation
+from pytest_trlcompat.launch.raising import RAISES, error_of
+from pytest_trlcompat.launch.relay import settings_of_this_process
 from pytest_trlcompat.launch.result import Failure, LaunchError, LaunchResult, LaunchWarning, RankResult
-from pytest_trlcompat.launch.strategy import Strategy, accelerate_config, check_present, strategy
+from pytest_trlcompat.launch.strategy import Strategy, accelerate_config, check_present, is_file_name, strategy
 from pytest_trlcompat.launch.warm import Refused, Server
 
-__all__ = ["DEFAULT_TIMEOUT", "DEVICES", "MAX_WORLD_SIZE", "MODES", "Launcher"]
+__all__ = ["DEFAULT_TIMEOUT", "DEVICES", "MAX_WORLD_SIZE", "MODES", "Launcher", "Relay"]
 
 DEFAULT_TIMEOUT = 120.0
 """Seconds that a launch may take, from the fork on."""
@@ -40,6 +48,19 @@ MAX_WORLD_SIZE = 8
 """The most ranks on one machine."""
 DEVICES = ("software", "cuda", "cpu")
 MODES = ("warm", "cold")
+_COVERAGE = "coverage"
+
+
+class Relay(Protocol):
+    """What a launcher calls after each launch."""
+
+    @property
+    def active(self) -> bool:
+        """Whether the next launch is one that it is called for."""
+
+    def __call__(self, result: LaunchResult, failed: BaseException | None) -> None:
+        """Take the result, and the error that the launch is about to raise, if there is one."""
+
 
 _LAUNCHER = "TRLCOMPAT_LAUNCHER"
 """The variable that identifies all processes of a launcher."""
@@ -49,24 +70,46 @@ class Launcher:
     """Runs functions on N ranks under a strategy.
 
     The first launch starts a server, which imports the stack once (about ten seconds); every launch forks fresh ranks
-    from it (about a second). Use it as a context manager, or call :meth:`close`.
+    from it (about a second). Launches from several threads wait for each other; a timeout begins when its launch does.
+    Use it as a context manager, or call :meth:`close`.
 
     Args:
         device: ``"software"`` (the software accelerator), ``"cuda"`` (one GPU per rank) or ``"cpu"``.
         timeout: seconds that a launch may take by default.
         cluster: which machine of several this is; by default a single one.
+        relay: called with the result of each launch, and with the error that it is about to raise, if any, while it is
+            active; ranks then record their warnings and log records. Pytest's fixtures give them again in the test.
+        live: print what ranks print while they run, each line with its rank.
+        debug: a context for each launch that lends one rank a terminal; launches then have no timeout.
+        preload: modules that a server imports with the stack, so that ranks need not; those of a project under test.
+
+    Attributes:
+        preloaded: the seconds that importing each of them took, in the servers that were started.
     """
 
     def __init__(
-        self, device: str = "software", timeout: float = DEFAULT_TIMEOUT, cluster: Cluster | None = None
+        self,
+        device: str = "software",
+        timeout: float = DEFAULT_TIMEOUT,
+        cluster: Cluster | None = None,
+        relay: Relay | None = None,
+        live: bool = False,
+        debug: Callable[[], contextlib.AbstractContextManager[Debug]] | None = None,
+        preload: Sequence[str] = (),
     ) -> None:
         self.device = _known("device", device, DEVICES)
         self.timeout = timeout
         self.cluster = cluster or Cluster()
+        self.relay = relay
+        self.live = live
+        self.debug = debug
+        self.preload = tuple(preload)
+        self.preloaded: dict[str, float] = {}
         self._servers: dict[str, Server] = {}
         self._folder: OwnFolder | None = None
         self._mark = uuid.uuid4().hex
         self._launches = 0
+        self._one_at_a_time = threading.Lock()  # a server runs one launch, and answers in the order of requests
 
     def __enter__(self) -> Launcher:
         return self
@@ -84,6 +127,7 @@ class Launcher:
         with contextlib.ExitStack() as exits:
             if folder is not None:
                 exits.callback(folder.remove)
+                exits.callback(merge, folder.path / _COVERAGE)
             for server in servers.values():
                 exits.callback(server.stop)
 
@@ -98,12 +142,14 @@ class Launcher:
         timeout: float | None = None,
         env: Mapping[str, str] | None = None,
         check: bool = True,
+        raises: str = "launch",
         sharded: bool = True,
         seed: int = 0,
         device: str | None = None,
         mode: str = "warm",
         command: str | None = None,
-        **kwargs: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        **more: Any,
     ) -> LaunchResult:
         """Run ``function(*args, **kwargs)`` on every rank.
 
@@ -111,38 +157,60 @@ class Launcher:
             function: any function. It and its arguments are sent to the ranks by cloudpickle, functions of test
                 modules by value. Import the stack inside it, so that the test process does not.
             strategy: its name (see :data:`pytest_trlcompat.launch.strategy.NAMES`), a :class:`Strategy`, or the path
-                of an Accelerate configuration file.
+                of an Accelerate configuration file, as text or as a ``Path``.
             world_size: number of ranks, 1 to 8 on each machine, and on CUDA at most the number of GPUs; by default
                 that of the configuration file, else 2 (1 with one GPU), and 1 for ``single``.
             options: the strategy's options, see :func:`pytest_trlcompat.launch.strategy.strategy`.
             timeout: seconds, from the fork on. The command of a cold launch has as long again to start the ranks.
             env: environment variables for the ranks, besides those of the test process and of the strategy.
             check: raise an error when any rank fails; with ``False`` the result is returned anyway.
+            raises: ``"launch"`` for a :class:`LaunchError` when a rank fails; ``"original"`` for the exception that the
+                first failed rank raised, with the :class:`LaunchError` as its cause.
             sharded: require that the function builds an engine of the strategy (DDP, FSDP, DeepSpeed).
             seed: random seed of Python, NumPy and torch in every rank.
             device: instead of the launcher's.
             mode: ``"warm"``, or ``"cold"`` for new interpreters, started by a real launcher's command.
             command: for a cold launch: ``"accelerate"`` (``accelerate launch``), ``"torchrun"`` or ``"deepspeed"``.
+            kwargs: keyword arguments of the function, for those with a name from this list: ``kwargs={"seed": 7}``.
+            more: its other keyword arguments.
 
         Raises:
             LaunchError: a rank failed (root cause first), the launch timed out, the server could not be started, or
                 the system refused something that a launch needs.
+            pytest.skip.Exception: a rank called ``pytest.skip``, and none failed for another reason; likewise of
+                ``pytest.xfail`` and ``pytest.fail``.
             StrategyError: the strategy or its options are invalid; StrategyAbsent: this stack does not have it.
             ClusterError: the ranks cannot be distributed evenly over the machines.
             ValueError: an invalid world size, or an unknown device, mode or command.
+            TypeError: the function cannot be called with these arguments.
         """
+        own = locals()
+        taken = {name: own[name] for name, default in _OWN.items() if own[name] != default}
+        __tracebackhide__ = _HIDE
         chosen = _choose(strategy, options)
         check_present(chosen, stack.installed())
         if _known("mode", mode, MODES) == "warm" and command is not None:
             raise ValueError(f"command {command!r} is for cold launches; pass mode='cold' as well")
         device = _known("device", device or self.device, DEVICES)
         size = self._world_size(chosen, device, world_size)
-        spec = self._spec(dump(function, args, kwargs), chosen, size, device, mode, timeout, seed, sharded)
-        self._launches += 1
-        report = self._launch(spec, chosen, command, env or {})
+        named = arguments(function, args, kwargs or {}, more, taken)
+        try:
+            spec = self._spec(dump(function, args, named), chosen, size, device, mode, timeout, seed, sharded)
+            spec = replace(spec, raises=_known("raises", raises, RAISES))
+            relay = self.relay if self.relay is not None and self.relay.active else None
+            if relay is not None:
+                spec = replace(spec, relay=settings_of_this_process())
+            with self._one_at_a_time:
+                self._launches += 1
+                report = self._launch(replace(spec, number=self._launches), chosen, command, env or {})
+        except LaunchError as error:
+            raise error.with_traceback(None) from None  # its text says it all
         result = self._result(getattr(function, "__qualname__", repr(function)), spec, report)
-        if check and not result.ok:
-            raise LaunchError(result.describe(), result)
+        failed = error_of(result, raises) if check and not result.ok else None
+        if relay is not None:
+            relay(result, failed)
+        if failed is not None:
+            raise failed.with_traceback(None)
         return result
 
     def _spec(
@@ -168,11 +236,11 @@ class Launcher:
             rank_environment=self._rank_environment(chosen, size),
             expectation=expectation(chosen, size, device, sharded),
             cluster=self.cluster,
-            number=self._launches,
+            number=0,  # until its turn comes
         )
 
     def _result(self, name: str, spec: LaunchSpec, report: LaunchReport) -> LaunchResult:
-        first = self.cluster.node_rank * len(report.ranks) if spec.strategy != "single" else 0
+        first = self._first_rank(spec)
         return LaunchResult(
             name=name,
             strategy=spec.strategy,
@@ -183,14 +251,27 @@ class Launcher:
             seconds=report.seconds,
         )
 
+    def _first_rank(self, spec: LaunchSpec) -> int:
+        return 0 if spec.strategy == "single" else self.cluster.node_rank * spec.local_world_size
+
     def _launch(self, spec: LaunchSpec, chosen: Strategy, command: str | None, env: Mapping[str, str]) -> LaunchReport:
         try:
-            own = self._own_folder()
-            with tempfile.TemporaryDirectory(prefix="launch-", dir=own, ignore_cleanup_errors=True) as name:
+            with contextlib.ExitStack() as exits:
+                own = self._own_folder()
+                name = exits.enter_context(
+                    tempfile.TemporaryDirectory(prefix="launch-", dir=own, ignore_cleanup_errors=True)
+                )
                 folder, environment = Path(name), self._environment(spec.device)
-                spec = replace(spec, folder=name)
+                spec = replace(spec, folder=name, coverage=measurement(own / _COVERAGE))
                 if spec.strategy != "single" and self.cluster.nnodes == 1:
                     spec = replace(spec, store=str(folder / "store"))
+                if self.debug is not None:
+                    debug = exits.enter_context(self.debug())
+                    if debug.rank < self._first_rank(spec) + spec.local_world_size:
+                        spec = replace(spec, debug=debug, timeout=PATIENCE)
+                if self.live:
+                    spec = replace(spec, output_folder=name)
+                    exits.enter_context(followed(name, self._first_rank(spec), spec.local_world_size))
                 if spec.mode == "cold":
                     return self._launch_cold(spec, chosen, command, {**environment, **env}, folder)
                 settings = chosen.environment(folder)
@@ -234,7 +315,10 @@ class Launcher:
             self._forget(device)
         if device not in self._servers:
             _build_accelerator(device)
-            self._servers[device] = Server(device, MAX_WORLD_SIZE, self._environment(device))
+            # Lines that an import runs would not count as covered where it runs before ranks are measured.
+            own = ("coverage",) if is_measured() else self.preload
+            self._servers[device] = server = Server(device, MAX_WORLD_SIZE, self._environment(device), own)
+            self.preloaded |= {name: seconds for name, seconds in server.preloaded.items() if name in self.preload}
         return self._servers[device]
 
     def _forget(self, device: str) -> None:
@@ -288,6 +372,16 @@ class Launcher:
         return self._folder.path
 
 
+_OWN = {
+    name: each.default
+    for name, each in inspect.signature(Launcher.__call__).parameters.items()
+    if each.kind is each.KEYWORD_ONLY and name not in ("strategy", "kwargs")
+}
+"""The arguments of a launch, with their defaults, that its function may have as well; those get them by ``kwargs``."""
+_HIDE = operator.methodcaller("errisinstance", (LaunchError, ValueError, TypeError))
+"""Whether pytest leaves out the launcher's frames: they explain no error that is the caller's, or a rank's."""
+
+
 def _known(what: str, value: str, known: tuple[str, ...]) -> str:
     if value not in known:
         raise ValueError(f"unknown {what} {value!r}; known are {', '.join(known)}")
@@ -310,7 +404,7 @@ def _working_directory() -> str:
 
 
 def _choose(chosen: str | Strategy | os.PathLike[str], options: Mapping[str, Any] | None) -> Strategy:
-    if isinstance(chosen, str):
+    if isinstance(chosen, str) and not is_file_name(chosen):
         return strategy(chosen, options)
     if options:
         raise ValueError("options cannot be combined with a Strategy or a configuration file; add them to that")
@@ -338,6 +432,8 @@ def _rank_result(report: RankReport, first: int) -> RankResult:
         peak_accelerator_bytes=outcome.peak_accelerator_bytes,
         returned=outcome.returned,
         proof=dict(outcome.proof),
+        warned=outcome.warned,
+        records=tuple({**record, "rank": first + report.rank} for record in outcome.records),
     )
 
 

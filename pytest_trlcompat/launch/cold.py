@@ -125,7 +125,7 @@ def launch(
             keepers.start()
         except _NotStarted as reason:
             raise LaunchError(f"{command} {reason}; its output:\n{_tail(log)}") from None
-        timed_out = supervise(keepers, spec.timeout)
+        timed_out = supervise(keepers, spec.timeout, spec.debugged)
         if not timed_out:
             keepers.dismiss()
         return LaunchReport(keepers.reports(_tail(log)), timed_out, time.monotonic() - started)

@@ -14,7 +14,7 @@ from pytest_trlcompat._devices import visible_gpus
 from pytest_trlcompat._trust import UntrustedError, make_folder
 from pytest_trlcompat.accelerator.build import AcceleratorError, cache_folder
 from pytest_trlcompat.launch import store
-from pytest_trlcompat.launch.cluster import Cluster
+from pytest_trlcompat.launch.cluster import SECRET_VARIABLE, Cluster
 from pytest_trlcompat.launch.strategy import Strategy
 
 __all__ = ["base_environment", "rank_environment"]
@@ -37,14 +37,15 @@ _OTHER_LAUNCHERS = (
 
 
 def base_environment(device: str, cluster: Cluster) -> dict[str, str]:
-    """The test process's variables, without those of other launchers, and defaults that keep launches offline.
+    """The test process's variables, without those of other launchers and the secret of several machines, and defaults
+    that keep launches offline.
 
     Variables that the test process has set take precedence over these defaults.
 
     Raises:
         AcceleratorError: another user could change the extensions that PyTorch compiles for this one.
     """
-    environment = {key: value for key, value in os.environ.items() if key not in _OTHER_LAUNCHERS}
+    environment = {key: value for key, value in os.environ.items() if key not in (*_OTHER_LAUNCHERS, SECRET_VARIABLE)}
     defaults = {
         "OMP_NUM_THREADS": "1",  # ranks share the cores, and a thread pool does not survive a fork
         "TOKENIZERS_PARALLELISM": "false",

@@ -57,8 +57,7 @@ def _stop(number: int, frame: object) -> None:
 
 def _keep(spec: LaunchSpec, rank: int, client: socket.socket) -> RankReport:
     with contextlib.ExitStack() as stack:
-        output = (children.output_file(spec, stack), children.output_file(spec, stack))
-        child = children.fork_rank(spec, rank, [client], output, stack)
+        child = children.fork_rank(spec, rank, [client], children.output_files(spec, rank, stack), stack)
         try:
             _attend(child, client)
         except _Stopped:

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_trlcompat.launch.cluster import Cluster
+from pytest_trlcompat.launch.debugging import Debug
+from pytest_trlcompat.launch.measuring import Measurement
 from pytest_trlcompat.launch.proof import Expectation
+from pytest_trlcompat.launch.relay import Settings, Warned
 from pytest_trlcompat.launch.result import Failure
 
 __all__ = ["LaunchReport", "LaunchSpec", "RankOutcome", "RankReport"]
@@ -29,6 +32,11 @@ class LaunchSpec:
             that needs none, and for several machines.
         environment: variables of every rank.
         rank_environment: the additional variables of each rank of this machine, such as ``RANK``.
+        raises: whether ranks send the exceptions themselves, see :data:`pytest_trlcompat.launch.raising.RAISES`.
+        relay: the settings of warnings and logging, if ranks record what they warn of and log.
+        output_folder: where the ranks' output is written to be followed; without, files that nobody else can open.
+        debug: which rank gets a terminal, if one does.
+        coverage: how ranks measure their coverage, if the test process is measured.
         extra_path: folders that the software accelerator puts before ``sys_path``.
         extra_environment: variables that importing the stack has set, which forked ranks need too.
     """
@@ -48,8 +56,19 @@ class LaunchSpec:
     folder: str = ""
     store: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    raises: str = "launch"
+    relay: Settings | None = None
+    output_folder: str | None = None
+    debug: Debug | None = None
+    coverage: Measurement | None = None
     extra_path: tuple[str, ...] = ()
     extra_environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def debugged(self) -> int | None:
+        """The number on this machine of the rank that gets a terminal."""
+        ranks = [int(each.get("RANK", "0")) for each in self.rank_environment]
+        return None if self.debug is None or self.debug.rank not in ranks else ranks.index(self.debug.rank)
 
     @property
     def local_world_size(self) -> int:
@@ -73,6 +92,8 @@ class RankOutcome:
     failure: Failure | None = None
     proof: Mapping[str, Any] = field(default_factory=dict)
     peak_accelerator_bytes: int = 0
+    warned: tuple[Warned, ...] = ()
+    records: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)

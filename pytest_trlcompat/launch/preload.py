@@ -13,8 +13,10 @@ import importlib.metadata
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 from pytest_trlcompat.launch import cuda
+from pytest_trlcompat.launch.own_packages import import_all
 
 __all__ = ["preload"]
 
@@ -90,16 +92,23 @@ _PACKAGES = (
 )
 
 
-def preload(modules: tuple[str, ...] = _MODULES, may_have_cuda: bool = True) -> dict[str, str]:
-    """Import every module and freeze the heap; return the errors of those that could not be imported.
+def preload(
+    modules: tuple[str, ...] = _MODULES, may_have_cuda: bool = True, own: Sequence[str] = ()
+) -> tuple[dict[str, str], dict[str, float]]:
+    """Import every module and freeze the heap.
+
+    Returns:
+        The errors of modules of the stack that could not be imported, and the seconds that each of ``own`` took.
 
     A broken combination of versions must not stop the server: its ranks get the same error in the test's own code.
 
     Args:
         may_have_cuda: whether there may be a GPU, which must not be initialised before the fork.
+        own: packages of the project under test.
 
     Raises:
         CudaInitialized: an import has initialised it anyway.
+        PreloadError: one of ``own`` cannot be imported before the fork.
     """
     errors = {}
     gc.disable()  # imports leave no garbage, and searching for it takes a sixth of their time
@@ -111,6 +120,7 @@ def preload(modules: tuple[str, ...] = _MODULES, may_have_cuda: bool = True) -> 
                 errors[name] = f"{type(error).__name__}: {error}"
             if may_have_cuda:
                 cuda.check_uninitialized(f"importing {name}")
+        seconds = import_all(own)
         _load_auto_mappings()
         _cache_metadata()
         _build_conversion_mapping()
@@ -121,7 +131,7 @@ def preload(modules: tuple[str, ...] = _MODULES, may_have_cuda: bool = True) -> 
     # Ranks then neither scan nor copy the stack's objects; DeepSpeed's see_memory_usage runs full collections.
     gc.freeze()
     gc.enable()
-    return errors
+    return errors, seconds
 
 
 def _probe_operators() -> None:
@@ -175,6 +185,6 @@ def _build_conversion_mapping() -> None:
 
 if __name__ == "__main__":
     started = time.monotonic()
-    for _name, _error in preload().items():
+    for _name, _error in preload()[0].items():
         print(f"{_name}: {_error}")
     print(f"{time.monotonic() - started:.1f} s")

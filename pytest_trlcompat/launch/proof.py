@@ -2,7 +2,8 @@
 
 Accelerate on plain CPU turns FSDP into DDP, and newer releases into one process. So each rank records every engine
 that its function builds (DDP, FSDP1, FSDP2, DeepSpeed), and the launch fails unless world size, distributed type,
-device and sharding are as requested. Imports torch only inside functions.
+device and sharding are as requested. They are read while the process group exists: many functions end by destroying it.
+Imports torch only inside functions.
 """
 
 from __future__ import annotations
@@ -105,14 +106,32 @@ class Observer:
 
     def __init__(self) -> None:
         self._engines: list[tuple[str, Any]] = []
+        self._while_live: dict[str, Any] = {}
 
     def install(self) -> None:
-        """Wrap the constructors of the engines, in this process only."""
+        """Wrap the constructors of the engines, and the end of the process group, in this process only."""
         for name, (module, path) in _ENGINES.items():
             # An engine that the server could not import cannot be built by the function either; if it is, the check
             # fails, since it was not observed.
             if module in sys.modules:
                 self._observe(name, getattr(sys.modules[module], path))
+        if "torch.distributed" in sys.modules:
+            self._observe_end(sys.modules["torch.distributed"])
+
+    def _observe_end(self, distributed: Any) -> None:
+        if not distributed.is_available():
+            return
+        destroy: Callable[..., None] = distributed.destroy_process_group
+
+        @functools.wraps(destroy)
+        def observed(group: Any = None) -> None:
+            if distributed.is_initialized() and group in (None, distributed.GroupMember.WORLD):
+                with contextlib.suppress(Exception):  # the function must not fail because of us
+                    self._while_live = self._look()
+            destroy(group)
+
+        for module in (distributed, distributed.distributed_c10d):
+            module.destroy_process_group = observed
 
     def _observe(self, name: str, engine: type) -> None:
         build: Callable[..., None] = engine.__init__  # type: ignore[misc]
@@ -121,28 +140,39 @@ class Observer:
         def observed(instance: Any, *args: Any, **kwargs: Any) -> None:
             build(instance, *args, **kwargs)
             self._engines.append((name, instance))
+            # In case the group is destroyed by a name that somebody has imported before it was wrapped.
+            self._while_live |= _process_state()
 
         engine.__init__ = observed  # type: ignore[misc]
 
     def seen(self) -> dict[str, Any]:
         """World size, device, distributed type, and for each kind of engine the number built and their sizes.
 
-        ``local`` and ``total`` count parameter elements: on this rank, and of the whole model.
+        ``local`` and ``total`` count parameter elements: on this rank, and of the whole model. Where the process group
+        has been destroyed, it is what was found before.
         """
-        seen: dict[str, Any] = {"engines": {}}
-        if "torch" in sys.modules:
-            distributed = sys.modules["torch"].distributed
-            ready = distributed.is_available() and distributed.is_initialized()
-            seen["initialized"] = ready
-            seen["world_size"] = distributed.get_world_size() if ready else 1
-            if ready:
-                seen["backend"] = distributed.get_backend()
-        seen |= _accelerate_state()
+        seen = self._look()
+        return seen if seen.get("initialized") else {**seen, **self._while_live}
+
+    def _look(self) -> dict[str, Any]:
+        seen: dict[str, Any] = {"engines": {}, **_process_state()}
         for name, engine in self._engines:
             entry = seen["engines"].setdefault(name, {"count": 0, "local": 0, "total": 0})
             entry["count"] += 1
             _MEASURES[name](engine, entry)
         return seen
+
+
+def _process_state() -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+    if "torch" in sys.modules:
+        distributed = sys.modules["torch"].distributed
+        ready = distributed.is_available() and distributed.is_initialized()
+        seen["initialized"] = ready
+        seen["world_size"] = distributed.get_world_size() if ready else 1
+        if ready:
+            seen["backend"] = distributed.get_backend()
+    return seen | _accelerate_state()
 
 
 def _accelerate_state() -> dict[str, Any]:

@@ -21,7 +21,8 @@ import cloudpickle
 
 from pytest_trlcompat import _processes, accelerator
 from pytest_trlcompat.accelerator import artefacts
-from pytest_trlcompat.launch import proof, protocol, store
+from pytest_trlcompat.launch import debugging, proof, protocol, raising, relay, store
+from pytest_trlcompat.launch.measuring import measured
 from pytest_trlcompat.launch.messages import LaunchSpec, RankOutcome
 from pytest_trlcompat.launch.result import Failure
 
@@ -64,6 +65,10 @@ def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, in
         os.dup2(ours, standard)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    if spec.debug is not None and rank == spec.debugged:
+        debugging.attach(spec.debug.terminal)
+    elif spec.debugged is not None:
+        debugging.ignore_breakpoints()
     _show_stacks()
     if spec.mode == "warm":  # a cold rank has its launcher's environment
         os.environ.clear()
@@ -83,6 +88,8 @@ def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, in
         store.use_file(spec.store)
     if "torch.distributed" in sys.modules:  # it read the variable when the server imported it
         sys.modules["torch.distributed"].set_debug_level_from_env()
+    if spec.debugged is not None:
+        debugging.wait_longer()
     _seed(spec.seed)
 
 
@@ -120,19 +127,24 @@ def _seed(seed: int) -> None:
 
 
 def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
-    observer = proof.Observer()
+    observer, recorder = proof.Observer(), relay.Recorder()
     value, failure = None, None
+    if spec.relay is not None:
+        recorder.install(spec.relay)
     try:
-        function, args, kwargs = cloudpickle.loads(spec.payload)
-        observer.install()
-        returned = function(*args, **kwargs)
+        with measured(spec.coverage):
+            function, args, kwargs = cloudpickle.loads(spec.payload)
+            observer.install()
+            returned = function(*args, **kwargs)
         ended = time.monotonic()
         seen = observer.seen()
         proof.check(spec.expectation, seen, rank)
         value = _dump(returned)
         _flush()
     except BaseException as error:
-        ended, failure, seen = time.monotonic(), _failure(error), _seen(observer)
+        if spec.debug is not None and spec.debug.post_mortem and rank == spec.debugged:
+            debugging.post_mortem(error, spec.debug.rank)
+        ended, failure, seen = time.monotonic(), _failure(error, spec.raises), _seen(observer)
     return RankOutcome(
         returned=failure is None,
         ended_at=ended,
@@ -140,6 +152,8 @@ def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
         failure=failure,
         proof=seen,
         peak_accelerator_bytes=_peak_accelerator_bytes(),
+        warned=tuple(recorder.warned),
+        records=tuple(recorder.records),
     )
 
 
@@ -181,11 +195,20 @@ def _seen(observer: proof.Observer) -> dict[str, Any]:
         return {}
 
 
-def _failure(error: BaseException) -> Failure:
+def _failure(error: BaseException, raises: str) -> Failure:
     return Failure(
         type_name=type(error).__name__,
         message=artefacts.text_of(error),
-        traceback="".join(traceback.format_exception(error)),
+        traceback="".join([*traceback.format_exception(error), debugging.quit_reason(error)]),
         mro=tuple(base.__name__ for base in type(error).__mro__),
         artefact=artefacts.of_exception(error),
+        outcome=raising.outcome_of(error),
+        pickled=_pickled(error) if raises == "original" else None,
     )
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    try:
+        return bytes(cloudpickle.dumps(error))
+    except Exception:
+        return None

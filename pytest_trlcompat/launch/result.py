@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat._secrets import redacted
+from pytest_trlcompat.launch.relay import Warned
 from pytest_trlcompat.launch.stacks import innermost_frame, last_stack
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Failure:
         mro: the names of the class and of its bases.
         traceback: the whole formatted traceback, as text.
         artefact: the limit of the software accelerator that caused it, if any; it then says nothing about the library.
+        outcome: ``"skip"``, ``"xfail"`` or ``"fail"``, where it is pytest's exception of that function.
+        pickled: the exception itself, where the launch asked for it.
     """
 
     type_name: str
@@ -51,6 +54,8 @@ class Failure:
     traceback: str
     mro: tuple[str, ...] = ()
     artefact: Artefact | None = None
+    outcome: str | None = None
+    pickled: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,8 @@ class RankResult:
         peak_bytes: peak resident memory of the process, including what it shares with the warm server.
         peak_accelerator_bytes: peak of allocated memory on its accelerator; 0 without one.
         proof: the observed world size, device, distributed type and sharding.
+        warned: the warnings that it has shown, of a launch by pytest's fixtures.
+        records: the log records that reached its root logger, as plain values, of such a launch.
     """
 
     rank: int
@@ -82,6 +89,8 @@ class RankResult:
     peak_accelerator_bytes: int = 0
     returned: bool = False
     proof: dict[str, Any] = field(default_factory=dict)
+    warned: tuple[Warned, ...] = ()
+    records: tuple[dict[str, Any], ...] = field(default=(), repr=False)
 
     @property
     def ok(self) -> bool:

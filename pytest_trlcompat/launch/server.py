@@ -41,11 +41,11 @@ def _prepare(hello: dict[str, Any], client: socket.socket) -> dict[str, Any]:
             accelerator.activate(devices=hello["devices"])
         from pytest_trlcompat.launch.preload import preload
 
-        preload(may_have_cuda=hello["device"] != "software")
+        _, seconds = preload(may_have_cuda=hello["device"] != "software", own=hello["own"])
     except Exception as error:
         protocol.send(client, {"kind": "refused", "error": f"{type(error).__name__}: {error}"})
         raise SystemExit(1) from error
-    protocol.send(client, {"kind": "ready"})
+    protocol.send(client, {"kind": "ready", "preloaded": seconds})
     return {
         "extra_path": tuple(entry for entry in sys.path if entry not in hello["sys_path"]),
         "extra_environment": {key: value for key, value in os.environ.items() if environment.get(key) != value},

@@ -24,6 +24,7 @@ __all__ = [
     "StrategyError",
     "accelerate_config",
     "check_present",
+    "is_file_name",
     "strategy",
 ]
 
@@ -64,7 +65,10 @@ _FSDP_MORE = {"min_num_params", "transformer_cls_to_wrap", "activation_checkpoin
 
 
 _NEEDS = {
-    "fsdp2": ({"torch": ">=2.6"}, "torch.distributed.fsdp.fully_shard came with torch 2.6; Accelerate uses no other")
+    "fsdp2": (
+        ("torch", ">=2.6", "torch.distributed.fsdp.fully_shard came with torch 2.6; Accelerate uses no other"),
+        ("accelerate", ">=1.6", "Accelerate knows FSDP2 from 1.6 on, and takes FSDP1 before without a word"),
+    )
 }
 """What strategies require of the stack on every device, and why."""
 
@@ -140,7 +144,7 @@ def strategy(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
     """
     chosen = dict(options or {})
     if name not in NAMES:
-        hint = f"; pass a configuration file as a path: pathlib.Path({name!r})" if Path(name).suffix else ""
+        hint = f"; accelerate_config({name!r}) reads a configuration file" if is_file_name(name) else ""
         raise StrategyError(f"unknown strategy {name!r}; known are {', '.join(NAMES)}{hint}")
     if name.startswith("zero"):
         return Strategy(name, config=_deepspeed_config(int(name[-1]), chosen))
@@ -149,6 +153,11 @@ def strategy(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
     if chosen:
         raise StrategyError(f"strategy {name!r} has no options, but got {', '.join(sorted(chosen))}")
     return Strategy(name)
+
+
+def is_file_name(text: str) -> bool:
+    """Whether a text is the path of a configuration file and no name of a strategy, which has no dot and no slash."""
+    return text not in NAMES and bool(Path(text).suffix or os.sep in text)
 
 
 def check_present(chosen: Strategy, versions: Mapping[str, str]) -> None:
@@ -160,8 +169,7 @@ def check_present(chosen: Strategy, versions: Mapping[str, str]) -> None:
     Raises:
         StrategyAbsent: says what is missing.
     """
-    ranges, reason = _NEEDS.get(chosen.name, ({}, ""))
-    for package, text in ranges.items():
+    for package, text, reason in _NEEDS.get(chosen.name, ()):
         if package in versions and not stack.satisfied({package: text}, versions):
             raise StrategyAbsent(
                 f"strategy {chosen.name!r} was requested, but this stack has {package} {versions[package]}: {reason}. "

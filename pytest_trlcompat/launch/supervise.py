@@ -34,8 +34,12 @@ class Ranks(Protocol):
         """End the running ranks; the first reason is kept."""
 
 
-def supervise(ranks: Ranks, timeout: float) -> bool:
-    """Wait until the last rank has ended; returns ``True`` if ``timeout`` seconds passed before that."""
+def supervise(ranks: Ranks, timeout: float, debugged: int | None = None) -> bool:
+    """Wait until the last rank has ended; returns ``True`` if ``timeout`` seconds passed before that.
+
+    Args:
+        debugged: the rank that a person debugs; it is not ended because another has failed.
+    """
     deadline = time.monotonic() + timeout
     failed_at: float | None = None
     while ranks.running():
@@ -44,7 +48,7 @@ def supervise(ranks: Ranks, timeout: float) -> bool:
         failed = ranks.first_failed()
         if failed_at is None and failed is not None:
             failed_at = now
-        if failed_at is not None and now > failed_at + _GRACE:
+        if failed_at is not None and now > failed_at + _GRACE and debugged in (None, failed):
             ranks.end(f"rank {failed} had failed and this one did not end by itself")
         if now > deadline and ranks.running():
             ranks.dump_stacks()

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any
 
@@ -51,13 +51,17 @@ class Server:
         device: ``software``, ``cuda`` or ``cpu``.
         devices: the largest number of software accelerators that its ranks can see.
         environment: its environment variables.
+        own: packages of the project under test that it imports, too.
+
+    Attributes:
+        preloaded: those packages, and the seconds that each took.
 
     Raises:
         LaunchError: it could not be started; with its output.
         OSError: the system refused a process or a descriptor.
     """
 
-    def __init__(self, device: str, devices: int, environment: Mapping[str, str]) -> None:
+    def __init__(self, device: str, devices: int, environment: Mapping[str, str], own: Sequence[str] = ()) -> None:
         self._mark = uuid.uuid4().hex
         with contextlib.ExitStack() as refused:
             self._log: IO[bytes] = refused.enter_context(tempfile.TemporaryFile(dir=environment.get("TMPDIR")))
@@ -74,9 +78,11 @@ class Server:
                     start_new_session=True,  # Ctrl-C reaches the test process, which ends the server
                 )
             refused.pop_all()
-        hello = {"device": device, "devices": devices, "sys_path": list(sys.path)}
+        hello = {"device": device, "devices": devices, "sys_path": list(sys.path), "own": tuple(own)}
         try:
-            self._exchange(hello, _START_TIMEOUT, "start", "the launch server could not start")
+            refused_text = "the launch server could not start"
+            answer = self._exchange(hello, _START_TIMEOUT, "start", refused_text)
+            self.preloaded: dict[str, float] = answer["preloaded"]
         except BaseException:
             self.stop()
             raise
@@ -95,7 +101,8 @@ class Server:
             LaunchError: it died, or did not answer in time.
         """
         marked = replace(spec, environment={**spec.environment, MARK: self._mark})
-        limit, refused = spec.timeout + _ANSWER_MARGIN, "the launch could not begin"
+        meeting = spec.timeout if spec.cluster.nnodes > 1 else 0.0  # which has as long again
+        limit, refused = meeting + spec.timeout + _ANSWER_MARGIN, "the launch could not begin"
         report: LaunchReport = self._exchange(marked, limit, "answer", refused)["report"]
         return report
 

@@ -8,4 +8,5 @@ from __future__ import annotations
 
 from pytest_trlcompat.plugin.fixtures import *  # noqa: F403 - __all__ there lists what pytest finds
 from pytest_trlcompat.plugin.hooks import *  # noqa: F403
+from pytest_trlcompat.plugin.strategies import pytest_generate_tests as pytest_generate_tests
 from pytest_trlcompat.plugin.summary import *  # noqa: F403

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_trlcompat import stack
-from pytest_trlcompat.plugin import selection, settings
+from pytest_trlcompat.plugin import preloading, selection, settings
+from pytest_trlcompat.plugin.strategies import StrategyLauncher, skip_reason
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -22,12 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "_trlcompat_folder",
+    "assert_equivalent",
     "ddp_launcher",
     "deepspeed_launcher",
     "fsdp_launcher",
     "judge",
     "launcher",
     "prompts",
+    "strategy_launcher",
     "tiny_gemma",
     "tiny_llama",
     "tiny_mistral",
@@ -124,17 +129,32 @@ def launcher(pytestconfig: pytest.Config) -> Iterator[Launcher]:
     first launch of a session imports the stack, later ones take about a second.
     """
     from pytest_trlcompat.launch import Cluster, ClusterError, Launcher
+    from pytest_trlcompat.launch.cluster import SECRET_VARIABLE
+    from pytest_trlcompat.plugin.debugging import lender
+    from pytest_trlcompat.plugin.relaying import Relay, is_live
 
     device = pytestconfig.stash[settings.DEVICE_KEY].name
     if device == "software":
         _build_accelerator(pytestconfig)
     values = pytestconfig.stash[settings.KEY]
     try:
-        cluster = Cluster(values.nnodes.value, values.node_rank.value, values.rdzv_endpoint.value)
+        secret = os.environ.get(SECRET_VARIABLE)
+        cluster = Cluster(values.nnodes.value, values.node_rank.value, values.rdzv_endpoint.value, secret)
     except ClusterError as error:
         raise pytest.UsageError(f"trlcompat: {error}") from error
-    with Launcher(device=device, timeout=values.timeout.value, cluster=cluster) as launch:
+    live, debugged = is_live(pytestconfig), values.debug_rank
+    with Launcher(
+        device=device,
+        timeout=values.timeout.value,
+        cluster=cluster,
+        relay=Relay(pytestconfig, live),
+        live=live,
+        debug=None if debugged.value is None else lender(pytestconfig, debugged.value, debugged.where),
+        preload=values.preload.value,
+    ) as launch:
         yield launch
+        if values.preload.value:
+            preloading.remember(pytestconfig, launch.preloaded)
 
 
 def _build_accelerator(config: pytest.Config) -> None:
@@ -157,6 +177,7 @@ def ddp_launcher(launcher: Launcher) -> Callable[..., LaunchResult]:
     """Runs a function under DistributedDataParallel: ``ddp_launcher(fn, *args, world_size=2, **kwargs)``."""
 
     def launch(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> LaunchResult:
+        __tracebackhide__ = True
         return launcher(function, *args, strategy="ddp", **kwargs)
 
     return launch
@@ -170,6 +191,7 @@ def deepspeed_launcher(launcher: Launcher) -> Callable[..., LaunchResult]:
     """
 
     def launch(function: Callable[..., Any], /, *args: Any, stage: int = 3, **kwargs: Any) -> LaunchResult:
+        __tracebackhide__ = True
         return launcher(function, *args, strategy=_numbered("zero", "stage", stage, (1, 2, 3)), **kwargs)
 
     return launch
@@ -183,9 +205,35 @@ def fsdp_launcher(launcher: Launcher) -> Callable[..., LaunchResult]:
     """
 
     def launch(function: Callable[..., Any], /, *args: Any, version: int = 1, **kwargs: Any) -> LaunchResult:
+        __tracebackhide__ = True
         return launcher(function, *args, strategy=_numbered("fsdp", "version", version, (1, 2)), **kwargs)
 
     return launch
+
+
+@pytest.fixture
+def strategy_launcher(request: pytest.FixtureRequest) -> StrategyLauncher:
+    """Runs a function under each strategy of the marker ``strategies``: ``strategy_launcher(fn, *args, world_size=2)``.
+
+    Its ``.strategy`` is the name. The test is skipped, with the reason, under a strategy that the installed stack does
+    not have.
+    """
+    reason = skip_reason(request.param)
+    if reason is not None:
+        pytest.skip(reason)
+    return StrategyLauncher(request.getfixturevalue("launcher"), request.param)
+
+
+@pytest.fixture
+def assert_equivalent(launcher: Launcher) -> Callable[..., None]:
+    """Asserts that a training is the same under strategies: ``assert_equivalent(train, *args, strategies=["zero3"])``.
+
+    Rows, losses, gradient norms and weights are compared with those in one process; the error names what differs first.
+    ``tolerance`` is measured unless it is given; ``world_size`` is 2.
+    """
+    from pytest_trlcompat import equivalence
+
+    return functools.partial(equivalence.assert_equivalent, launcher)
 
 
 def _numbered(name: str, what: str, number: int, known: tuple[int, ...]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable
 import pytest
 
 from pytest_trlcompat import __version__, stack
-from pytest_trlcompat.plugin import markers, selection, settings
+from pytest_trlcompat.plugin import markers, preloading, selection, settings, strategies
 
 __all__ = [
     "pytest_addoption",
@@ -15,6 +15,7 @@ __all__ = [
     "pytest_configure",
     "pytest_make_collect_report",
     "pytest_report_header",
+    "pytest_runtest_setup",
 ]
 
 
@@ -26,6 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", markers.LINE)
     config.addinivalue_line("markers", selection.LINE)
     config.addinivalue_line("markers", markers.GPU_LINE)
+    config.addinivalue_line("markers", strategies.LINE)
     try:
         config.stash[settings.KEY] = settings.read_settings(config)
         config.stash[settings.DEVICE_KEY] = settings.resolve_device(config.stash[settings.KEY].device)
@@ -51,6 +53,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if changed:
         shown = (f"{name} {_text(setting.value)} ({setting.where})" for name, setting in changed.items())
         lines.append(f"trlcompat: settings {', '.join(shown)}")
+    lines += preloading.lines(config)
     issues = header.line_once(installed, getattr(config, "cache", None))
     if issues is not None:
         lines.append(f"trlcompat: {issues}")
@@ -89,6 +92,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.hookimpl(tryfirst=True)  # before fixtures that launch something
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    # What a suite measures must not depend on the filters and levels of the project beside which it runs.
+    item.config.stash[settings.RELAYED_KEY] = item.get_closest_marker("known_issue") is None
+
+
 def _select_issues(config: pytest.Config, items: list[pytest.Item]) -> None:
     values = config.stash[settings.KEY]
     try:
@@ -107,11 +116,22 @@ def _marker_errors(items: Iterable[pytest.Item]) -> list[str]:
             for mark in item.iter_markers("versions"):
                 markers.parse_mark(mark)
             selection.issue_of(item)
+            _check_strategies(item)
         except markers.MarkerError as error:
             errors.append(f"{item.nodeid}: marker versions: {error}")
         except selection.IssueError as error:
             errors.append(str(error))
+        except strategies.StrategiesError as error:
+            errors.append(f"{item.nodeid}: marker strategies: {error}")
     return errors
+
+
+def _check_strategies(item: pytest.Item) -> None:
+    for mark in item.iter_markers("strategies"):
+        strategies.check_mark(mark)
+        # At a class or a module it is for those of its tests that use the fixture.
+        if mark in item.own_markers and strategies.FIXTURE not in getattr(item, "fixturenames", ()):
+            raise strategies.StrategiesError(f"it does nothing, since the test does not use {strategies.FIXTURE}")
 
 
 def _text(value: object) -> str:

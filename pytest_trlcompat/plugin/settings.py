@@ -23,6 +23,7 @@ __all__ = [
     "DEVICES",
     "DEVICE_KEY",
     "KEY",
+    "RELAYED_KEY",
     "SPECS",
     "Device",
     "Setting",
@@ -64,7 +65,8 @@ class Spec:
 
     Attributes:
         parse: text to value; raises ``ValueError`` that says what is valid.
-        kind: ``"flag"`` takes no value on the command line, ``"list"`` may be repeated.
+        kind: ``"flag"`` takes no value on the command line, ``"list"`` may be repeated, and so may ``"words"``, which
+            stand side by side as well.
     """
 
     name: str
@@ -72,7 +74,7 @@ class Spec:
     default: Any
     help: str
     metavar: str | None = None
-    kind: Literal["value", "flag", "list"] = "value"
+    kind: Literal["value", "flag", "list", "words"] = "value"
 
     @property
     def option(self) -> str:
@@ -111,6 +113,8 @@ class Settings:
         issue: ids of the known issues whose suites run; empty: all.
         subject: the one for which they run, ``upstream`` or ``corrected``; ``None``: both.
         timeout: seconds that a launch may take.
+        preload: modules of the project under test that the warm server imports.
+        debug_rank: the rank that gets the terminal, for a debugger; ``None``: none.
         nnodes: number of machines that run these tests together.
         node_rank: number of this machine among them.
         rdzv_endpoint: address of their rendezvous, ``HOST:PORT`` of machine 0.
@@ -122,6 +126,8 @@ class Settings:
     issue: Setting[tuple[str, ...]]
     subject: Setting[str | None]
     timeout: Setting[float]
+    preload: Setting[tuple[str, ...]]
+    debug_rank: Setting[int | None]
     nnodes: Setting[int]
     node_rank: Setting[int]
     rdzv_endpoint: Setting[str | None]
@@ -145,6 +151,9 @@ KEY = pytest.StashKey[Settings]()
 
 DEVICE_KEY = pytest.StashKey[Device]()
 """Key of the device in use."""
+
+RELAYED_KEY = pytest.StashKey[bool]()
+"""Key of whether the running test gets what its ranks print, warn of and log; unset before the first one."""
 
 
 def _device(text: str) -> str:
@@ -190,11 +199,20 @@ def _issue(text: str) -> str:
     return text
 
 
+def _module(text: str) -> str:
+    if not all(part.isidentifier() for part in text.split(".")):
+        raise ValueError("write the name of a module, for example my_project.train")
+    return text
+
+
 def _subject(text: str) -> str:
     if text not in SUBJECTS:
         raise ValueError(f"choose one of {', '.join(SUBJECTS)}")
     return text
 
+
+_SEVERAL = ("list", "words")
+"""Kinds of settings that have several values."""
 
 SPECS: tuple[Spec, ...] = (
     Spec(
@@ -236,6 +254,21 @@ SPECS: tuple[Spec, ...] = (
     ),
     Spec("timeout", parse=_seconds, default=120.0, metavar="SECONDS", help="seconds that a launch may take"),
     Spec(
+        "preload",
+        parse=_module,
+        default=(),
+        metavar="MODULE",
+        kind="words",
+        help="import MODULE once, with the stack, and not in each launch; may be repeated, or name several",
+    ),
+    Spec(
+        "debug_rank",
+        parse=_count,
+        default=None,
+        metavar="N",
+        help="lend rank N of each launch the terminal, for breakpoint() and --pdb, without timeouts",
+    ),
+    Spec(
         "nnodes",
         parse=_count,
         default=1,
@@ -261,13 +294,13 @@ def add_options(parser: pytest.Parser) -> None:
         form: dict[str, Any] = {"metavar": spec.metavar}
         if spec.kind == "flag":
             form = {"action": "store_const", "const": "true"}
-        elif spec.kind == "list":
+        elif spec.kind in _SEVERAL:
             form["action"] = "append"
         group.addoption(spec.option, dest=spec.dest, default=None, help=f"{spec.help} [{spec.variable}]", **form)
         ini_type: Literal["string", "bool", "linelist"] = "string"
         if spec.kind == "flag":
             ini_type = "bool"
-        elif spec.kind == "list":
+        elif spec.kind in _SEVERAL:
             ini_type = "linelist"
         parser.addini(spec.ini, f"default of {spec.option}", type=ini_type, default=None)
 
@@ -287,7 +320,7 @@ def _read(spec: Spec, config: pytest.Config, environ: Mapping[str, str]) -> Sett
         return _parsed(spec, value, Source.OPTION, f"option {spec.option}")
     variable = environ.get(spec.variable)
     if variable:
-        value = variable.split() if spec.kind == "list" else variable
+        value = variable.split() if spec.kind in _SEVERAL else variable
         return _parsed(spec, value, Source.ENVIRONMENT, f"environment {spec.variable}")
     try:
         value = config.getini(spec.ini)
@@ -302,7 +335,9 @@ def _read(spec: Spec, config: pytest.Config, environ: Mapping[str, str]) -> Sett
 
 def _parsed(spec: Spec, value: Any, source: Source, where: str) -> Setting[Any]:
     try:
-        if spec.kind == "list":
+        if spec.kind == "words":
+            value = [word for text in value for word in text.split()]
+        if spec.kind in _SEVERAL:
             return Setting(tuple(spec.parse(text) for text in value), source, where)
         return Setting(value if isinstance(value, bool) else spec.parse(value), source, where)
     except ValueError as error:

@@ -80,7 +80,7 @@ def test_a_command_that_ends_early(start: Start) -> None:
 
 
 def test_several_machines_are_refused() -> None:
-    cluster = Cluster(2, 0, "127.0.0.1:29400")
+    cluster = Cluster(2, 0, "127.0.0.1:29400", "a secret of machines")
     with Launcher(device="cpu", cluster=cluster) as launcher, pytest.raises(ClusterError) as caught:
         launcher(lambda: None, strategy="ddp", mode="cold")
     assert str(caught.value).startswith("cold launches run on one machine: the agents of torchrun and accelerate")

@@ -5,6 +5,7 @@ What needs torch is in tests/stack/test_launch.py.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import resource
@@ -12,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -256,6 +258,19 @@ def test_a_stack_that_hangs_when_it_is_imported_ends_in_time(tmp_path: Path, mon
         wait_until_gone(int(where.read_text()))
         patched.undo()
         assert launcher(os.getppid, strategy="single").values[0] != int(where.read_text())
+
+
+def test_launches_from_several_threads_wait_for_each_other(launch: Launcher) -> None:
+    def take_a_moment(number: int) -> tuple[int, float, float]:
+        started = time.monotonic()
+        time.sleep(0.2)
+        return number, started, time.monotonic()
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda number: launch(take_a_moment, number, strategy="single").values[0], range(4)))
+    assert [number for number, *_ in results] == [0, 1, 2, 3]
+    turns = sorted((started, ended) for _, started, ended in results)
+    assert all(ended < started for (_, ended), (started, _) in itertools.pairwise(turns))
 
 
 def test_two_launchers_do_not_meet() -> None:

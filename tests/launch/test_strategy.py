@@ -65,7 +65,7 @@ def test_plain_strategies_set_nothing(tmp_path: Path) -> None:
     ("name", "options", "text"),
     [
         ("fsdp3", {}, "unknown strategy 'fsdp3'; known are single, ddp"),
-        ("my.yaml", {}, r"; pass a configuration file as a path: pathlib\.Path\('my\.yaml'\)"),
+        ("my.yaml", {}, r"; accelerate_config\('my\.yaml'\) reads a configuration file"),
         ("ddp", {"bucket": 1}, "strategy 'ddp' has no options, but got bucket"),
         ("fsdp2", {"sharding_strategy": "NO_SHARD"}, "unknown option of fsdp2: sharding_strategy; known are"),
         ("zero3", {"zero_optimization": {"stage": 2}}, "'zero3' got a DeepSpeed configuration of ZeRO stage 2"),
@@ -146,8 +146,25 @@ def test_fsdp2_before_torch_has_it(torch: str, monkeypatch: pytest.MonkeyPatch) 
     )
 
 
+def test_fsdp2_before_accelerate_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack, "installed", lambda: {"torch": "2.6.0", "accelerate": "1.5.2"})
+    with Launcher() as launch, pytest.raises(StrategyAbsent) as raised:
+        launch(len, (), strategy="fsdp2")
+    assert not launch._servers
+    assert str(raised.value) == (
+        "strategy 'fsdp2' was requested, but this stack has accelerate 1.5.2: Accelerate knows FSDP2 from 1.6 on, and "
+        "takes FSDP1 before without a word. Use accelerate>=1.6, or another strategy (single, ddp, zero1, zero2, "
+        "zero3, fsdp1, fsdp2)."
+    )
+
+
 @pytest.mark.parametrize(
-    ("name", "versions"), [("fsdp2", {"torch": "2.6.0"}), ("fsdp2", {}), ("fsdp1", {"torch": "2.4.1"})]
+    ("name", "versions"),
+    [
+        ("fsdp2", {"torch": "2.6.0", "accelerate": "1.6.0"}),
+        ("fsdp2", {}),
+        ("fsdp1", {"torch": "2.4.1", "accelerate": "1.5.2"}),
+    ],
 )
 def test_a_strategy_that_the_stack_has(name: str, versions: dict[str, str]) -> None:
     check_present(strategy(name), versions)

@@ -29,6 +29,8 @@ FIXTURES = (
     "ddp_launcher",
     "deepspeed_launcher",
     "fsdp_launcher",
+    "strategy_launcher",
+    "assert_equivalent",
     "version_matrix",
     "judge",
 )
@@ -105,7 +107,7 @@ def test_options_have_their_own_group(run: Run) -> None:
     shown = [match[1] for line in group if (match := re.match(r"  --trlcompat-([\w-]+)", line))]
     assert shown == [
         *("device", "results", "resume", "issue", "subject", "timeout"),
-        *("nnodes", "node-rank", "rdzv-endpoint"),
+        *("preload", "debug-rank", "nnodes", "node-rank", "rdzv-endpoint"),
     ]
 
 

@@ -72,7 +72,8 @@ def test_launcher_fixtures_share_one_launcher_and_choose_the_strategy(
     )
     run("--trlcompat-device=cpu", "--trlcompat-timeout=7").assert_outcomes(passed=4)
     (launcher,) = launchers
-    assert launcher.arguments == {"device": "cpu", "timeout": 7.0, "cluster": Cluster()}
+    named = {name: launcher.arguments[name] for name in ("device", "timeout", "cluster", "live", "debug")}
+    assert named == {"device": "cpu", "timeout": 7.0, "cluster": Cluster(), "live": False, "debug": None}
     assert launcher.calls[0] == ((1,), {"strategy": "ddp", "world_size": 4, "timeout": 5, "x": 2})
     assert [kwargs["strategy"] for _, kwargs in launcher.calls] == [
         *("ddp", "zero1", "zero2", "zero3", "zero3", "fsdp2", "fsdp1", "single"),

@@ -55,6 +55,9 @@ def test_every_setting_can_come_from_every_source(read: Read, pytester: pytest.P
         "--trlcompat-issue=b",
         "--trlcompat-subject=upstream",
         "--trlcompat-timeout=1.5",
+        "--trlcompat-preload=a.b c",
+        "--trlcompat-preload=d",
+        "--trlcompat-debug-rank=1",
     )
     by_environment = read(
         environ={
@@ -64,16 +67,22 @@ def test_every_setting_can_come_from_every_source(read: Read, pytester: pytest.P
             "TRLCOMPAT_ISSUE": "a b",
             "TRLCOMPAT_SUBJECT": "upstream",
             "TRLCOMPAT_TIMEOUT": "1.5",
+            "TRLCOMPAT_PRELOAD": "a.b c d",
+            "TRLCOMPAT_DEBUG_RANK": "1",
         }
     )
     by_ini = read(
         ini="trlcompat_device = cpu\ntrlcompat_results = sub/out.jsonl\ntrlcompat_resume = true\n"
         "trlcompat_issue =\n    a\n    b\n"
-        "trlcompat_subject = upstream\ntrlcompat_timeout = 1.5"
+        "trlcompat_subject = upstream\ntrlcompat_timeout = 1.5\n"
+        "trlcompat_preload = a.b c\n    d\n"
+        "trlcompat_debug_rank = 1"
     )
     expected = {
         **{"device": "cpu", "results": file, "resume": True, "issue": ("a", "b"), "subject": "upstream"},
         "timeout": 1.5,
+        "preload": ("a.b", "c", "d"),
+        "debug_rank": 1,
     }
     for found, source in ((by_option, Source.OPTION), (by_environment, Source.ENVIRONMENT), (by_ini, Source.INI)):
         assert {name: setting.value for name, setting in found.changed().items()} == expected

@@ -115,3 +115,34 @@ def _attempts(
             with connect(socket.AF_INET, ("127.0.0.1", port)) as late:
                 late.sendall(struct.pack("=q", number) + b"\xff" * 64)
     return done
+
+
+def be_impersonated(root: int) -> None:
+    """Rank 0 waits for rank 1; meanwhile nobody connects to its gloo, as rank 1 would."""
+    import os
+    import pwd
+    import socket
+    import struct
+    import time
+
+    from tests.launch.listening import family, listeners
+    from tests.stack.launch_bodies import meet
+
+    if os.environ["RANK"] == "1":
+        ports: list[int] = []
+        while not ports:
+            ports = [each.port for each in listeners(family(root)) if each.kind == "tcp"]
+        nobody = pwd.getpwnam("nobody")
+        reading, writing = os.pipe()
+        if os.fork() == 0:
+            os.setgroups([])
+            os.setgid(nobody.pw_gid)
+            os.setuid(nobody.pw_uid)
+            connections = [socket.socket() for _ in range(8)]
+            for number, each in enumerate(connections):
+                each.connect(("127.0.0.1", ports[0]))
+                each.sendall(struct.pack("=q", number))
+            os.write(writing, b"x")
+            time.sleep(600)
+        os.read(reading, 1)
+    meet()

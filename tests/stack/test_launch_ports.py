@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import pwd
+import re
 from typing import Any
 
 import pytest
 
-from pytest_trlcompat.launch import NAMES, Launcher
+from pytest_trlcompat.launch import NAMES, Launcher, LaunchError
 from tests.launch.listening import Listener, watching
 
-from .listening_bodies import be_attacked, train_and_list
+from .listening_bodies import be_attacked, be_impersonated, train_and_list
 
 COLD = [
     ("single", "accelerate"),
@@ -69,3 +71,13 @@ def test_another_user_reaches_no_store_and_no_keeper(launcher: Launcher, command
     assert len(attempts) == 1 + 2 + counted["keepers"]
     assert set(attempts.values()) == {FORBIDDEN}, attempts
     assert [value["sum"] for value in result.values] == [3.0, 3.0]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can try as another user")
+def test_another_user_who_stands_in_for_a_rank_is_refused(launcher: Launcher) -> None:
+    with pytest.raises(LaunchError) as caught:
+        launcher(be_impersonated, os.getpid(), strategy="ddp", sharded=False)
+    assert "first observed failure: rank 0 raised RuntimeError" in str(caught.value)
+    whose = f"the user with the id {pwd.getpwnam('nobody').pw_uid}"
+    wanted = rf"{whose} is connected to port \d+ of the loopback, where gloo lets other ranks of this launch in"
+    assert re.search(wanted, str(caught.value))

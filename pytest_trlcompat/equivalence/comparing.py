@@ -1,0 +1,134 @@
+"""Recorded trainings held against those in one process, in the order in which a step makes what is compared.
+
+Runs in a rank, since it needs torch; imports the stack inside functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat.conformance.comparison import FLOOR, Difference, Quantity, Unsteady, differing
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.equivalence.recording import Training
+
+__all__ = ["Divergence", "compare"]
+
+_LOGGED = 1e-4
+"""What Transformers rounds a loss to in its log, up to release 4."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """How a training differs from the one in a single process.
+
+    Attributes:
+        differences: the first one first.
+        reason: what explains it, where something does.
+    """
+
+    differences: tuple[Difference, ...]
+    reason: str = ""
+
+
+def compare(path: str, under: str, changed: Sequence[str], tolerance: float | None) -> Divergence:
+    """Compare what two runs of :func:`~pytest_trlcompat.equivalence.recording.record` have saved.
+
+    Args:
+        path: of the one in a single process; ``under``: under a strategy.
+        changed: of runs in a single process whose weights were changed in their last place.
+        tolerance: relative to the largest number of each quantity; ``None``: as those show.
+    """
+    alone, found = _load(path), _load(under)
+    if len(alone) != len(found):
+        return _counted("trainings", "", len(alone), len(found))
+    near = [_load(each) for each in changed]
+    for number, (one, two) in enumerate(zip(alone, found, strict=True)):
+        place = f"training {number}, " if len(alone) > 1 else ""
+        for what, mine, theirs in (
+            ("steps", one.inputs, two.inputs),
+            ("logged losses", one.logs, two.logs),
+            ("trained weights", one.weights, two.weights),
+        ):
+            if len(mine) != len(theirs):
+                return _counted(what, place, len(mine), len(theirs))
+        inputs = _of_inputs(one, two, place)
+        if inputs is not None:
+            return inputs
+        differences = _of_numbers(one, two, [each[number] for each in near], place, tolerance)
+        if differences:
+            return Divergence(tuple(differences), _DROPOUT if one.dropout else "")
+    return Divergence(())
+
+
+_DROPOUT = (
+    "the model has dropout, and every rank draws what to drop with a random state of its own: set it to 0 to compare "
+    "strategies"
+)
+_SAMPLED = (
+    "each rank samples completions with a random state of its own (TRL seeds it by the rank's number), so that two "
+    "ranks train on other completions than one process, which is meant. Compare with world_size=1, or have the "
+    "function replay given completions"
+)
+_BATCHES = (
+    "ranks were given other rows than one process is given that accumulates over as many batches: look at the sampler, "
+    "at what drops or repeats rows at the end of the data, and at what shuffles them"
+)
+
+
+def _of_inputs(one: Training, two: Training, place: str) -> Divergence | None:
+    for step, (wanted, found) in enumerate(zip(one.inputs, two.inputs, strict=True)):
+        parts = [name for name in wanted if wanted[name] != found.get(name)]
+        if parts:
+            sampled = any("completion" in name for name in parts)
+            same = not any(name.startswith("prompt") and "mask" not in name for name in parts)
+            known = [len(set(wanted[name]) & set(found.get(name, ()))) for name in parts]
+            rows = [len(wanted[name]) for name in parts]
+            text = [f"{part}: {some} of {all_} rows" for part, some, all_ in zip(parts, known, rows, strict=True)]
+            difference = Difference("rows trained on", f"{place}step {step}", rows, text, float("inf"), 0.0)
+            return Divergence((difference,), _SAMPLED if sampled and same else _BATCHES)
+    return None
+
+
+def _of_numbers(
+    one: Training, two: Training, near: list[Training], place: str, tolerance: float | None
+) -> list[Difference]:
+    expected = _quantities(one, place)
+    seen = {(each.stage, each.where): each.values for each in _quantities(two, place)}
+    if not near:
+        return differing(expected, seen, list, tolerance=FLOOR if tolerance is None else tolerance)
+    try:
+        return differing(expected, seen, lambda: [_quantities(each, place) for each in near])
+    except Unsteady as unsteady:
+        raise AssertionError(
+            f"nothing can be told of this training: {unsteady} by rounding alone; take a smaller learning rate"
+        ) from None
+
+
+def _quantities(training: Training, place: str) -> list[Quantity]:
+    import torch
+
+    quantities = []
+    for step, logged in enumerate(training.logs):
+        for name, stage in (("loss", "loss"), ("grad_norm", "gradient norm")):
+            if name in logged:
+                value = torch.tensor([logged[name]], dtype=torch.float64)
+                rounding = _LOGGED if name == "loss" else 0.0
+                quantities.append(Quantity(stage, f"{place}step {step}", value, rounding=rounding))
+    last = f"{place}after step {len(training.inputs) - 1}"
+    return quantities + [Quantity(f"weight {name}", last, value) for name, value in training.weights.items()]
+
+
+def _counted(what: str, place: str, one: int, two: int) -> Divergence:
+    return Divergence(
+        (Difference(f"number of {what}", place.rstrip(", ") or "all", [one], [two], abs(one - two), 0.0),)
+    )
+
+
+def _load(path: str) -> list[Any]:
+    import torch
+
+    loaded: list[Any] = torch.load(path, weights_only=False)  # ours, of a moment ago
+    return loaded

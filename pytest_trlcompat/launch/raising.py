@@ -1,0 +1,75 @@
+"""The exception that a failed launch raises in the test process. Must not import the stack."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from typing import Any
+
+from pytest_trlcompat.launch.result import LaunchError, LaunchResult, RankResult
+
+__all__ = ["RAISES", "error_of", "outcome_of"]
+
+RAISES = ("launch", "original")
+"""What ``raises`` of a launch may be: its own error, or the exception of the rank that failed first."""
+_OUTCOMES = ("skip", "xfail", "fail")
+
+
+def outcome_of(error: BaseException) -> str | None:
+    """``skip``, ``xfail`` or ``fail`` for an exception by which pytest's function of that name ends a test."""
+    pytest = sys.modules.get("pytest")
+    if pytest is not None:
+        for name in _OUTCOMES:
+            if type(error) is getattr(pytest, name).Exception:
+                return name
+    return None
+
+
+def error_of(result: LaunchResult, raises: str) -> BaseException:
+    """The exception for a failed launch.
+
+    Where every rank that failed by itself was ended by ``pytest.skip``, ``pytest.xfail`` or ``pytest.fail``, it is the
+    one of the first; else a :class:`LaunchError`, or with ``raises="original"`` what that rank raised, caused by the
+    :class:`LaunchError`.
+    """
+    error = LaunchError(result.describe(), result)
+    cause = result.root_cause
+    if cause is None or cause.failure is None or result.timed_out:
+        return error
+    if _only_outcomes(result):
+        return _outcome(cause, error)
+    return error if raises == "launch" else _original(cause, error)
+
+
+def _only_outcomes(result: LaunchResult) -> bool:
+    if "pytest" not in sys.modules:
+        return False
+    failures = [rank.failure for rank in result.failed_by_themselves]
+    return all(failure is not None and failure.outcome is not None for failure in failures)
+
+
+def _outcome(cause: RankResult, error: LaunchError) -> BaseException:
+    assert cause.failure is not None
+    name, text = str(cause.failure.outcome), cause.failure.message
+    made: Any = getattr(sys.modules["pytest"], name).Exception
+    if name == "fail":
+        failed: BaseException = made(f"{text}\n{error}", pytrace=False)
+        return failed
+    ended: BaseException = made(text)
+    ended._use_item_location = True  # type: ignore[attr-defined] # the test's line, not ours, in pytest's summary
+    return ended
+
+
+def _original(cause: RankResult, error: LaunchError) -> BaseException:
+    assert cause.failure is not None
+    why = "it cannot be pickled"
+    if cause.failure.pickled is not None:
+        try:
+            original = pickle.loads(cause.failure.pickled)
+        except Exception as problem:
+            why = f"it cannot be unpickled: {type(problem).__name__}: {problem}"
+        else:
+            original.__cause__ = error
+            return original
+    text = f"raises='original' asked for the {cause.failure.type_name} of rank {cause.rank}, but {why}\n{error}"
+    return LaunchError(text, error.result)

@@ -1,0 +1,95 @@
+"""Tests under several strategies: the fixture ``strategy_launcher``, and the marker ``strategies`` that names them.
+
+Must not import the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_trlcompat import stack
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.launch import Launcher, LaunchResult
+
+__all__ = [
+    "FIXTURE",
+    "LINE",
+    "StrategiesError",
+    "StrategyLauncher",
+    "check_mark",
+    "pytest_generate_tests",
+    "skip_reason",
+]
+
+LINE = (
+    "strategies('ddp', 'zero3', ...): the test, which uses the fixture strategy_launcher, runs under each; "
+    "it is skipped under one that the installed stack does not have"
+)
+"""The marker's registration, shown by ``pytest --markers``."""
+FIXTURE = "strategy_launcher"
+
+
+class StrategiesError(ValueError):
+    """An invalid ``strategies`` marker."""
+
+
+def check_mark(mark: pytest.Mark) -> tuple[str, ...]:
+    """The names in a ``strategies`` marker.
+
+    Raises:
+        StrategiesError: there is none, one is unknown or stands there twice, or there are keyword arguments.
+    """
+    from pytest_trlcompat.launch.strategy import NAMES
+
+    if mark.kwargs or not mark.args:
+        raise StrategiesError(f"name strategies, like strategies('ddp', 'zero3'); known are {', '.join(NAMES)}")
+    if unknown := [name for name in mark.args if name not in NAMES]:
+        raise StrategiesError(f"unknown strategy {unknown[0]!r}; known are {', '.join(NAMES)}")
+    if len(set(mark.args)) < len(mark.args):
+        raise StrategiesError(f"a strategy stands there twice: {', '.join(mark.args)}")
+    return mark.args
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test for each strategy of the closest marker; without one, for each that there is."""
+    if FIXTURE not in metafunc.fixturenames:
+        return
+    from pytest_trlcompat.launch.strategy import NAMES
+
+    mark = next(metafunc.definition.iter_markers("strategies"), None)
+    try:
+        names = NAMES if mark is None else check_mark(mark)
+    except StrategiesError as error:
+        pytest.fail(f"{metafunc.definition.nodeid}: marker strategies: {error}", pytrace=False)
+    metafunc.parametrize(FIXTURE, names, indirect=True)
+
+
+def skip_reason(name: str) -> str | None:
+    """Why a test under this strategy is skipped here; ``None`` if it runs."""
+    from pytest_trlcompat.launch.strategy import StrategyAbsent, check_present, strategy
+
+    try:
+        check_present(strategy(name), stack.installed())
+    except StrategyAbsent as absent:
+        return str(absent)
+    return None
+
+
+class StrategyLauncher:
+    """Runs functions under one strategy; takes what a launcher takes, but for ``strategy``.
+
+    Attributes:
+        strategy: its name.
+    """
+
+    def __init__(self, launcher: Launcher, strategy: str) -> None:
+        self.strategy = strategy
+        self._launcher = launcher
+
+    def __call__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> LaunchResult:
+        __tracebackhide__ = True
+        return self._launcher(function, *args, strategy=self.strategy, **kwargs)

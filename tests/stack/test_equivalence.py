@@ -1,0 +1,192 @@
+"""``assert_equivalent``: trainings that are the same pass; of others the first difference is named, with a reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pytest_trlcompat import tiny
+from pytest_trlcompat.equivalence import NotEquivalent
+from pytest_trlcompat.launch import Launcher, LaunchError
+
+Assert = Callable[..., None]
+SHARDED = ["ddp", "zero2", "zero3", "fsdp1", "fsdp2"]
+
+
+@pytest.fixture(scope="module")
+def model() -> tiny.TinyModel:
+    return tiny.qwen2(initializer_range=0.1)
+
+
+def train(model: tiny.TinyModel, folder: str, change: str = "", **settings: Any) -> None:
+    """Three steps of a plain Trainer; ``change`` says what is different where there are two ranks."""
+    import os
+
+    import transformers
+
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    rank = int(os.environ.get("RANK", "0"))
+
+    class Changed(transformers.Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            loss = super().compute_loss(*args, **kwargs)
+            if change == "loss":
+                loss = loss * (1 + 0.01 * (ranks - 1))
+            if change == "gradients":  # the same number, of which half has no gradient
+                loss = loss if ranks == 1 else 0.5 * loss + 0.5 * loss.detach()
+            return loss
+
+    class ChangeWeights(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            if change == "weights" and ranks > 1 and state.global_step == state.max_steps:
+                dict(model.named_parameters())["model.norm.weight"].data.add_(0.01)
+
+    shift = 7 * rank if change == "rows" else 0
+    rows = [[(row * 7 + column * (1 + row % 5) + shift) % 50 + 3 for column in range(8)] for row in range(32)]
+    values = {
+        "output_dir": folder,
+        "max_steps": 3 if change != "steps" else 2 + ranks,
+        "save_strategy": "no",
+        "report_to": "none",
+        "per_device_train_batch_size": 2,
+        "learning_rate": 1e-2 * (ranks if change == "rate" else 1),
+        "optim": "sgd",
+        "bf16": False,
+        "disable_tqdm": True,
+    }
+    policy = model.new_model()
+    if change == "dropout":
+        policy.config.attention_dropout = 0.5
+        for layer in policy.model.layers:
+            layer.self_attn.attention_dropout = 0.5
+    trainer = Changed(
+        model=policy,
+        args=transformers.TrainingArguments(**{**values, **settings}),
+        train_dataset=[{"input_ids": each, "labels": each, "attention_mask": [1] * 8} for each in rows],
+    )
+    trainer.add_callback(ChangeWeights())
+    trainer.train()
+
+
+def differing(assert_equivalent: Assert, *args: Any, **kwargs: Any) -> NotEquivalent:
+    with pytest.raises(NotEquivalent) as caught:
+        assert_equivalent(train, *args, **kwargs)
+    return caught.value
+
+
+@pytest.mark.parametrize("settings", [{}, {"optim": "adamw_torch", "max_grad_norm": 0.05}], ids=["sgd", "adamw"])
+def test_a_training_is_the_same_under_each_strategy(
+    assert_equivalent: Assert, model: tiny.TinyModel, tmp_path: Any, settings: dict[str, Any]
+) -> None:
+    assert_equivalent(train, model, str(tmp_path), strategies=SHARDED, kwargs=settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "stage"),
+    [
+        ("loss", "loss (step 0)"),
+        ("gradients", "gradient norm (step 0)"),
+        ("rate", "loss (step 1)"),
+        ("steps", "number of steps (all)"),
+    ],
+)
+def test_the_first_difference_is_named(
+    assert_equivalent: Assert, model: tiny.TinyModel, tmp_path: Any, change: str, stage: str
+) -> None:
+    error = differing(assert_equivalent, model, str(tmp_path), change, strategies=["ddp", "zero3"])
+    for strategy in ("ddp", "zero3"):
+        start = f"train under {strategy} with 2 rank(s) is not the training that it is in one process; the first "
+        assert f"{start}difference: {stage}: [" in str(error)
+        first = error.divergences[strategy].differences[0]
+        assert f"{first.stage} ({first.where})" == stage
+        if change == "loss":
+            assert first.found[0] / first.expected[0] == pytest.approx(1.01, abs=1e-3)
+        if change == "gradients":
+            assert first.found[0] / first.expected[0] == pytest.approx(0.5, abs=1e-3)
+    assert list(error.divergences) == ["ddp", "zero3"]
+
+
+def test_weights_are_compared_too(assert_equivalent: Assert, model: tiny.TinyModel, tmp_path: Any) -> None:
+    error = differing(assert_equivalent, model, str(tmp_path), "weights", strategies=["ddp"])
+    (difference,) = error.divergences["ddp"].differences
+    assert (difference.stage, difference.where) == ("weight model.norm.weight", "after step 2")
+    assert difference.off == pytest.approx(0.01, abs=1e-5)
+    assert difference.allowed < 1e-3
+
+
+def test_what_is_compared_is_all_that_is_trained(launcher: Launcher, model: tiny.TinyModel, tmp_path: Any) -> None:
+    import torch
+
+    from pytest_trlcompat.equivalence.recording import record
+    from pytest_trlcompat.launch.payload import dump
+
+    payload = dump(train, (model, str(tmp_path)), {})
+    names = sorted(name for name, _ in model.model.named_parameters())
+    for strategy in ("single", *SHARDED):
+        path = str(tmp_path / strategy)
+        launcher(record, payload, path, strategy=strategy)
+        (training,) = torch.load(path, weights_only=False)
+        assert sorted(training.weights) == names
+        assert [sorted(logged) for logged in training.logs] == [["grad_norm", "loss"]] * 3
+        assert [sorted(step) for step in training.inputs] == [["attention_mask", "input_ids", "labels"]] * 3
+
+
+def test_a_tolerance_that_is_given_counts(assert_equivalent: Assert, model: tiny.TinyModel, tmp_path: Any) -> None:
+    given: dict[str, Any] = {"strategies": ["ddp"]}
+    assert_equivalent(train, model, str(tmp_path), "loss", **given, tolerance=0.02)
+    assert "loss (step 0)" in str(differing(assert_equivalent, model, str(tmp_path), "loss", **given, tolerance=5e-3))
+
+
+def test_other_rows_are_explained(assert_equivalent: Assert, model: tiny.TinyModel, tmp_path: Any) -> None:
+    error = differing(assert_equivalent, model, str(tmp_path), "rows", strategies=["ddp"])
+    assert re.search(r"rows trained on \(step 0\): .*input_ids: 2 of 4 rows", str(error))
+    assert "reason: ranks were given other rows than one process is given" in str(error)
+
+
+def test_dropout_is_explained(assert_equivalent: Assert, model: tiny.TinyModel, tmp_path: Any) -> None:
+    error = differing(assert_equivalent, model, str(tmp_path), "dropout", strategies=["ddp"])
+    assert "reason: the model has dropout, and every rank draws what to drop with a random state of its own" in str(
+        error
+    )
+
+
+def sample(model: tiny.TinyModel, folder: str) -> None:
+    import trl
+
+    args = trl.GRPOConfig(
+        output_dir=folder,
+        learning_rate=1e-3,
+        per_device_train_batch_size=2,
+        num_generations=2,
+        max_completion_length=6,
+        max_steps=2,
+        bf16=False,
+        report_to="none",
+        save_strategy="no",
+    )
+    trainer = trl.GRPOTrainer(
+        model=model.new_model(),
+        reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
+        args=args,
+        train_dataset=tiny.prompts(),
+        processing_class=model.tokenizer,
+    )
+    trainer.train()
+
+
+@pytest.mark.versions(trl=">=1.0", reason="a release whose GRPO trains under ZeRO-2 as it is")
+def test_sampling_that_differs_by_rank_is_explained(
+    assert_equivalent: Assert, model: tiny.TinyModel, tmp_path: Any
+) -> None:
+    assert_equivalent(sample, model, str(tmp_path), strategies=["ddp", "zero2"], world_size=1)
+    with pytest.raises(NotEquivalent, match=r"rows trained on \(step 0\): .*completion_ids: ") as caught:
+        assert_equivalent(sample, model, str(tmp_path), strategies=["ddp"])
+    assert "reason: each rank samples completions with a random state of its own" in str(caught.value)
+
+
+def test_a_function_that_trains_nothing_is_refused(assert_equivalent: Assert) -> None:
+    with pytest.raises(LaunchError, match="the function trained no transformers.Trainer: nothing can be compared"):
+        assert_equivalent(len, (), strategies=["ddp"])

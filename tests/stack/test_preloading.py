@@ -1,0 +1,55 @@
+"""What a preloaded package may not do with the stack, and that ranks are as clean as without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_trlcompat.launch import Launcher, LaunchError
+
+DRAWING = "import random, torch, numpy\ntorch.rand(3), random.random(), numpy.random.rand()\ntorch.manual_seed(5)\n"
+
+
+def draw() -> list[float]:
+    import random
+
+    import numpy
+    import torch
+
+    return [torch.rand(1).item(), random.random(), float(numpy.random.rand()), torch.rand(1, device="npu:0").item()]
+
+
+def test_random_state_and_memory_are_those_of_a_rank_without_it(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trlcompat_drawing.py").write_text(DRAWING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plain = launcher(draw, strategy="single")
+    with Launcher(device="software", preload=["trlcompat_drawing"]) as launch:
+        preloaded = launch(draw, strategy="single")
+    assert preloaded.values == plain.values
+    assert preloaded.ranks[0].peak_accelerator_bytes == plain.ranks[0].peak_accelerator_bytes
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (
+            'HELD = torch.ones(256, device="npu:1")',
+            r"used the accelerator npu:1 \(\d{4,} bytes\), which ranks would share or could not use",
+        ),
+        ("torch.set_default_dtype(torch.float64)", "changed torch's default dtype and device from torch.float32 and"),
+    ],
+    ids=["device", "dtype"],
+)
+def test_what_ranks_would_inherit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, text: str
+) -> None:
+    (tmp_path / "trlcompat_rude.py").write_text(f"import torch\n{source}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with (
+        Launcher(device="software", preload=["trlcompat_rude"]) as launch,
+        pytest.raises(LaunchError, match=f"trlcompat_preload: importing trlcompat_rude {text}"),
+    ):
+        launch(draw, strategy="single")
