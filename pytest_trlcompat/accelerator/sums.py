@@ -14,6 +14,9 @@ FILE = "SHA256SUMS"
 def write(folder: Path) -> None:
     """Record the sums of all files in ``folder``, to which nobody else can write from then on."""
     lines = []
+    for module in list(folder.rglob("*.py")):
+        # Python would make it, with a umask of 0 for everybody to write to.
+        (module.parent / "__pycache__").mkdir(exist_ok=True)
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
         path.chmod(path.stat().st_mode & ~0o022)
         lines.append(f"{_sum(path)}  {path.relative_to(folder).as_posix()}\n")

@@ -30,10 +30,10 @@ else:
 __all__ = ["RELEASE", "ask", "of_pytorch_index", "read", "renew", "with_hashes"]
 
 RELEASE = re.compile(
-    r"[a-z0-9]+(?:-[a-z0-9]+)*==[0-9]+(?:\.[0-9]+)*(?:(?:a|b|rc)[0-9]+)?(?:\.post[0-9]+)?(?:\.dev[0-9]+)?"
+    r"[a-z0-9]+(?:-[a-z0-9]+)*==(?:[0-9]+!)?[0-9]+(?:\.[0-9]+)*(?:(?:a|b|rc)[0-9]+)?(?:\.post[0-9]+)?(?:\.dev[0-9]+)?"
 )
-"""How locks and files of hashes write a release: a canonical name and a normalised version without epoch and local
-part. It is handed to uv, so it is no option, no address and no marker."""
+"""How locks and files of hashes write a release: a canonical name and a normalised version without a local part.
+It is handed to uv, so it is no option, no address and no marker."""
 
 _LINE = re.compile(rf"({RELEASE.pattern}(?:\+[a-z0-9.]+)?)((?: --hash=sha256:[0-9a-f]{{64}})+)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")

@@ -126,6 +126,7 @@ def test_nobody_else_can_write_to_a_build_whatever_the_umask(site: Site, mask: i
     assert site.calls == 1
     paths = [folder, *(path for path in folder.rglob("*"))]
     assert [path.name for path in paths if path.stat().st_mode & 0o022] == []
+    assert {path.parent for path in folder.rglob("*.py")} == {path.parent for path in folder.rglob("__pycache__")}
     assert [oct(path.stat().st_mode & 0o777) for path in (site.cache, site.cache / "accelerator")] == [
         oct(0o755 & ~mask)
     ] * 2
