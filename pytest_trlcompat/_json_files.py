@@ -1,7 +1,7 @@
 """JSON files that others may have written or damaged: read without waiting, without limitless memory, without guessing.
 
 Nothing but a regular file is opened: a pipe would be waited for, and a link may lead to any other file, whose first
-line would then stand in a report. Imports only the standard library.
+line would then stand in a report. Imports only the standard library and ``packaging``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["Unreadable", "lines_of", "parse", "read_text"]
+from packaging.version import InvalidVersion, Version
+
+__all__ = ["Unreadable", "check_version", "lines_of", "parse", "read_text"]
 
 _LONGEST = 16 * 2**20
 """Bytes of a line, or of a file that is read as one text."""
@@ -41,11 +43,10 @@ def read_text(path: Path) -> str:
         Unreadable: there is none, or it is no regular file, too large, or not UTF-8.
     """
     try:
-        file = _opened(path)
-    except FileNotFoundError as error:
+        with _opened(path) as file:
+            data = file.read(_LONGEST + 1)
+    except OSError as error:
         raise Unreadable(error.strerror) from error
-    with file:
-        data = file.read(_LONGEST + 1)
     if len(data) > _LONGEST:
         raise Unreadable(f"it has more than {_LONGEST // 2**20} MiB")
     return _decoded(data)
@@ -158,3 +159,16 @@ def _check_depth(value: Any) -> None:
         if not level:
             return
     raise Unreadable(f"it is nested more than {_DEEPEST} deep")
+
+
+def check_version(package: str, version: Any) -> None:
+    """
+    Raises:
+        Unreadable: it is no version (:pep:`440`).
+    """
+    try:
+        if not isinstance(version, str) or version != version.strip():
+            raise InvalidVersion
+        Version(version)
+    except InvalidVersion as error:
+        raise Unreadable(f"has an invalid version of {package}: {str(version)[:100]!r}") from error

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from pytest_trlcompat import _data
-from pytest_trlcompat._json_files import Unreadable, parse, read_text
+from pytest_trlcompat._json_files import Unreadable, check_version, parse, read_text
 from pytest_trlcompat.catalog.verdict import NAME, Verdict
 from pytest_trlcompat.stack import PACKAGES
 
@@ -44,6 +45,7 @@ Key = tuple[str, str, str]
 _SCHEMA = 2
 _UNATTRIBUTED = 1
 """The schema in which no cell's failures are attributed; read, no longer written."""
+_DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _BY = " by "
 _BLOCKED_BY = f"{Verdict.BLOCKED.value}{_BY}"
 """Of such a verdict the text names the known issue as well: ``blocked by grpo-evaluate``."""
@@ -142,7 +144,9 @@ class Evidence:
             if schema not in (_UNATTRIBUTED, _SCHEMA):
                 raise EvidenceError(f"schema {_UNATTRIBUTED} or {_SCHEMA} was expected, {schema!r} was found")
             cells = _field(raw, "cells", list)
-            return cls(_field(raw, "date", str), tuple(_from_dict(cell, schema != _UNATTRIBUTED) for cell in cells))
+            return cls(
+                _day(_field(raw, "date", str)), tuple(_from_dict(cell, schema != _UNATTRIBUTED) for cell in cells)
+            )
         except Unreadable as error:
             raise EvidenceError(f"not the evidence of a sweep ({error})") from error
 
@@ -162,7 +166,7 @@ def _from_dict(raw: Any, attributed: bool) -> MeasuredCell:
     cell_id = _field(raw, "id", str)
     try:
         known = attributed and bool(raw.get("attributed", True))
-        date = None if raw.get("date", "") is None else _field(raw, "date", str)
+        date = None if raw.get("date", "") is None else _day(_field(raw, "date", str))
         verdicts, blocked_by = _verdicts(_field(raw, "verdicts", dict))
         _check_names({cell_id, *blocked_by.values()})
         return MeasuredCell(cell_id, _stack(_field(raw, "stack", dict)), verdicts, date, known, blocked_by)
@@ -196,10 +200,16 @@ def _field(raw: Any, name: str, kind: type[_T]) -> _T:
     return value
 
 
+def _day(text: str) -> str:
+    if text and not _DAY.fullmatch(text):
+        raise Unreadable(f"'date' is no day: {text[:100]!r}")
+    return text
+
+
 def _stack(versions: Mapping[str, Any]) -> dict[str, str]:
     _check_names(versions)
     for package, version in versions.items():
-        _check_version(package, version)
+        check_version(package, version)
     return dict(versions)
 
 
@@ -207,15 +217,6 @@ def _check_names(names: Iterable[str]) -> None:
     for name in names:
         if not NAME.fullmatch(name):
             raise Unreadable(f"{name[:100]!r} is no name")
-
-
-@functools.cache
-def _check_version(package: str, version: Any) -> None:
-    """Cached, since cells share their versions."""
-    try:
-        Version(version)
-    except (InvalidVersion, TypeError) as error:
-        raise Unreadable(f"an invalid version of {package}: {str(version)[:100]!r}") from error
 
 
 def load(path: Path) -> Evidence:

@@ -199,7 +199,7 @@ class Record:
                 seconds=_seconds(raw["seconds"]),
             )
         except Unreadable as error:
-            shown = redacted(line[: 10 * _SHOWN])[:_SHOWN]
+            shown = redacted(line)[:_SHOWN]
             raise RecordError(f"not a verdict line ({error}): {shown!r}") from error
 
     def without_secrets(self, redactor: Redactor | None = None) -> Record:

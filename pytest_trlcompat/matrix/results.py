@@ -1,6 +1,6 @@
 """The results of a cell: its verdicts, and a sidecar with the state of its run.
 
-Imports only the standard library and ``packaging``.
+Imports only the standard library, the catalogue and what reads others' files.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
-
-from pytest_trlcompat._json_files import Unreadable, parse, read_text
+from pytest_trlcompat._json_files import Unreadable, check_version, parse, read_text
 from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.catalog.verdict import NAME, Record, Verdict, is_wrong
 from pytest_trlcompat.matrix.errors import MatrixError
@@ -209,10 +207,7 @@ def _pins(value: Any) -> dict[str, str]:
     for package, version in value.items():
         if not NAME.fullmatch(package):
             raise Unreadable(f"names a package {package[:100]!r}")
-        try:
-            Version(version)
-        except (InvalidVersion, TypeError) as error:
-            raise Unreadable(f"has an invalid version of {package}: {str(version)[:100]!r}") from error
+        check_version(package, version)
     return value
 
 

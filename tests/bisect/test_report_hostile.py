@@ -13,6 +13,7 @@ from pytest_trlcompat.bisect.attribution import Attribution, Culprit
 from pytest_trlcompat.bisect.bisector import ChangePoint
 from pytest_trlcompat.bisect.candidates import Candidate
 from pytest_trlcompat.bisect.candidates.commits import Commit
+from pytest_trlcompat.bisect.cli import main
 from pytest_trlcompat.bisect.failure_signature import FailureSignature
 from pytest_trlcompat.bisect.observation import Fingerprint, Observation
 from pytest_trlcompat.bisect.result import Result, markdown
@@ -21,7 +22,7 @@ from pytest_trlcompat.bisect.session import Step
 from pytest_trlcompat.matrix.locks import Lock
 from tests.hostile import EVIL, Parsed, lines, rendered
 
-from .fakes import ALL_RELEASES, FakeRegistry, read_result, run_bisect, write_check
+from .fakes import ALL_RELEASES, RUN_CHECK, FakeRegistry, read_result, write_check
 
 SECRET = "q7Zp-11kd_Xw"
 
@@ -83,7 +84,9 @@ def test_no_secret_reaches_what_a_bisect_keeps_or_says(
     monkeypatch.setenv("HF_TOKEN", SECRET)
     text = f"{SECRET} at https://u:{SECRET}@host?token=abc \\x1b[2J"
     write_check(registry, f"if at_least('transformers', '4.52'): raise ValueError('{text}')")
-    assert run_bisect(registry, *ALL_RELEASES, "--report", "report.md", "--expect", "ValueError") == 0
+    command = f"MY_API_KEY=abc-4defg {RUN_CHECK}"
+    written = ("--state", "state", "--json", "result.json", "--report", "report.md")
+    assert main([*ALL_RELEASES, "--command", command, *written]) == 0
     kept = [
         path for path in registry.folder.rglob("*") if path.is_file() and path.name not in ("check.py", "runs.jsonl")
     ]
@@ -92,6 +95,7 @@ def test_no_secret_reaches_what_a_bisect_keeps_or_says(
     for shown in (said, *(path.read_text(encoding="utf-8") for path in kept)):
         assert SECRET not in shown
         assert "token=abc" not in shown
+        assert "abc-4defg" not in shown
         assert "\x1b" not in shown
     assert (
         "ValueError: [redacted] at https://[redacted]@host?token=[redacted]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,17 @@ def test_strategies_are_those_that_some_cell_was_asked_about() -> None:
     assert found.strategies("b") == []
 
 
+def changed(field: str, value: object) -> str:
+    """Evidence of one cell, of which a field is another one."""
+    raw = json.loads(Evidence("", (CELL,)).to_json())
+    raw["cells"][0][field] = value
+    return json.dumps(raw)
+
+
+@pytest.mark.fault(
+    "Published evidence holds a name, a version or a day that is none, NaN, a name twice, or is nested 100,000 deep.",
+    "The doctor and the report name the file, the cell and what is wrong, and say how to make it again.",
+)
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -73,6 +85,18 @@ def test_strategies_are_those_that_some_cell_was_asked_about() -> None:
         ('{"schema": 3, "date": "", "cells": []}', "schema 1 or 2 was expected, 3 was found"),
         ('{"schema": 1, "date": "", "cells": [{"id": "a"}]}', "not the evidence of a sweep"),
         (Evidence("", (CELL,)).to_json().replace("silent", "loud"), "not the evidence of a sweep .*loud"),
+        (changed("id", "<b>"), "the cell '<b>': '<b>' is no name"),
+        (changed("id", None), "'id' is missing, or no str: 'None'"),
+        (changed("stack", {"trl": ["1.0"]}), "the cell '.*': has an invalid version of trl: "),
+        (changed("stack", {"trl": "1.0\n"}), r"the cell '.*': has an invalid version of trl: '1.0\\n'"),
+        (changed("stack", {"trl": "\x1b[2J"}), r"has an invalid version of trl: '\\x1b\[2J'"),
+        (changed("date", "| <b>"), r"'date' is no day: '\| <b>'"),
+        (changed("verdicts", {"a": {"upstream": {"<b>": "ok"}}}), "'<b>' is no name"),
+        (changed("verdicts", {"a": {"upstream": {"b": "blocked by <b>"}}}), "'<b>' is no name"),
+        (changed("verdicts", {"a": 3}), "its verdicts cannot be read"),
+        ("[" * 100_000, "not JSON that can be read: maximum recursion depth"),
+        (Evidence("", (CELL,)).to_json().replace('"date": ""', '"date": NaN'), "JSON has no NaN"),
+        (Evidence("", (CELL,)).to_json().replace('"date": ""', '"schema": 2'), "'schema' stands twice"),
     ],
 )
 def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path, text: str, reason: str) -> None:
@@ -126,10 +150,10 @@ def test_an_error_of_before_failures_were_attributed_is_no_other_verdict_than_bl
 
 
 def test_what_was_not_attributed_stays_so_when_it_is_published_again() -> None:
-    old = '{"schema": 1, "date": "d", "cells": [{"id": "a", "date": null, "stack": {}, "verdicts": {}}]}'
+    old = '{"schema": 1, "date": "2026-11-21", "cells": [{"id": "a", "date": null, "stack": {}, "verdicts": {}}]}'
     (cell,) = Evidence.from_json(old).cells
     assert not cell.attributed
-    written = Evidence("d", (cell, MeasuredCell("b", {}, {})))
+    written = Evidence("2026-11-21", (cell, MeasuredCell("b", {}, {})))
     assert '"schema": 2' in written.to_json()
     assert written.to_json().count('"attributed": false') == 1
     assert [each.attributed for each in Evidence.from_json(written.to_json()).cells] == [False, True]
@@ -157,7 +181,7 @@ def test_who_blocked_is_kept_and_another_one_is_seen() -> None:
     key, other = ("a", "upstream", "zero3"), ("a", "upstream", "ddp")
     verdicts = {key: Verdict.BLOCKED, other: Verdict.BLOCKED}
     cell = MeasuredCell("c", {}, verdicts, blocked_by={key: "grpo-evaluate"})
-    text = Evidence("d", (cell,)).to_json()
+    text = Evidence("2026-11-21", (cell,)).to_json()
     assert '"zero3": "blocked by grpo-evaluate", "ddp": "blocked"' in text
     (again,) = Evidence.from_json(text).cells
     assert again == cell

@@ -166,6 +166,22 @@ def test_a_terminal_gets_text_alone(report: Report) -> None:
     assert ending == one_line(report.summary)
 
 
+def test_a_release_of_torch_that_changes_a_verdict_is_named_as_text() -> None:
+    issue = "[/red][link=x]"
+    cells = [
+        CellReport(
+            dataclasses.replace(NEW, id=f"[b]{torch}", pins={"trl": "1.0.0", "torch": torch}, lock={}),
+            (Record(issue, "upstream", "single", verdict, verdict),),
+        )
+        for torch, verdict in (("2.6.0", Verdict.BROKEN), ("2.13.0", Verdict.OK))
+    ]
+    file = io.StringIO()
+    terminal.show_tables(Report(tuple(cells)), file=file, torch=compare(cells, Report(tuple(cells)).columns))
+    line = f"{issue}, upstream, single (trl 1.0.0): broken with torch 2.6.0, ok with torch 2.13.0"
+    assert line in file.getvalue().splitlines()
+    assert "[b]2.6.0" in file.getvalue()
+
+
 def changed(draw: st.DrawFn, data: bytes) -> bytes:
     """The bytes with a part of them taken out, doubled, or replaced."""
     for _ in range(draw(st.integers(1, 3))):

@@ -50,6 +50,14 @@ def test_the_end_of_a_ranks_output_has_no_secret(judge: Judge, results: Path) ->
     assert SECRET not in results.read_text()
 
 
+def test_what_a_suite_measured_has_no_secret_at_any_depth(judge: Judge, results: Path) -> None:
+    evidence = {"runs": [{"text": f"got {SECRET}", "loss": 0.5}], SECRET: {"n": 1}}
+    judge(lambda: Finding(Verdict.BROKEN, evidence), subject="upstream", strategy="fsdp1")
+    (record,) = read_records(results)
+    assert record.evidence == {"runs": [{"text": "got [redacted]", "loss": 0.5}], "[redacted]": {"n": 1}}
+    assert SECRET not in str(judge.properties)
+
+
 def test_what_the_verdict_needs_stays(judge: Judge, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A short value, a word, a version and the name of a known issue, though a variable calls each a secret."""
     for number, value in enumerate(("zero3", "transformers", "4.48.3.dev0", "AttributeError", "all-reduce")):
