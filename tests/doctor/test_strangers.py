@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat.catalog.issue import KnownIssue
+from pytest_trlcompat.catalog.ranges import parse
 from pytest_trlcompat.doctor import command
 from pytest_trlcompat.doctor.files import MOST_BYTES
 from pytest_trlcompat.doctor.stack_spec import StackSpecError
@@ -134,7 +135,12 @@ def test_a_file_that_is_included_often_is_read_once(ask: Ask, tmp_path: Path, mo
     (tmp_path / "18.txt").write_text("trl==0.15.2\n")
     opened: list[object] = []
     real = os.open
-    monkeypatch.setattr(os, "open", lambda *arguments: (opened.append(arguments[0]), real(*arguments))[1])
+
+    def noted(path: Path, flags: int) -> int:
+        opened.append(path)
+        return real(path, flags)
+
+    monkeypatch.setattr(os, "open", noted)
     assert ask("0.txt").texts == {"trl": "0.15.2"}
     assert len(opened) == 19
 
@@ -267,6 +273,7 @@ LONG: dict[str, Callable[[int], str]] = {
 def test_twice_the_lines_cost_twice_the_time(doctor: Run, small: KnownIssue, kind: str) -> None:
     costs = []
     for number in (1000, 1000, 2000):
+        parse.cache_clear()
         Path("req.txt").write_text("trl==0.15.2\n" + LONG[kind](number))
         costs.append(calls(lambda: doctor("-r", "req.txt")))
     assert costs[2] / costs[1] < 2.6  # n log n; n squared makes it 4
