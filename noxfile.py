@@ -58,6 +58,9 @@ OTHER_PYTHONS = ["3.10", "3.12", "3.13"]
 FIRST_TRL = "0.9.6"
 """The first release of TRL whose config fields stand in the table, which is the matrix's."""
 
+FUZZ_INPUTS = 50_000
+"""Of ``nox -s fuzz``, in some ten minutes of processor time."""
+
 LONG_BENCHMARKS = ("conformance_faults", "kills", "sweep", "launch", "soak", "training_cost")
 
 try:
@@ -148,6 +151,18 @@ def unit(session: nox.Session, python: str) -> None:
     with errors_as_messages(session):
         environment = PROJECT.tools("unit", group("test"), project=True, python=python)
         PROJECT.run_in(environment, ["python", "-m", "pytest", *UNIT_TESTS, *session.posargs])
+
+
+@nox.session(default=False)
+def fuzz(session: nox.Session) -> None:
+    """Ask the doctor about 50,000 lists and locks that are mutated and damaged, always other ones [-- NUMBER]."""
+    if session.posargs and not session.posargs[0].isdecimal():
+        session.error(f"fuzz takes a number of inputs, not {session.posargs[0]}")
+    with errors_as_messages(session):
+        environment = PROJECT.tools("unit", group("test"), project=True)
+        os.environ["TRLCOMPAT_FUZZ_INPUTS"] = session.posargs[0] if session.posargs else str(FUZZ_INPUTS)
+        # Not captured, since it ends with how many inputs of each kind were tried.
+        PROJECT.run_in(environment, ["python", "-m", "pytest", "tests/doctor/test_fuzz.py", "--capture=no"])
 
 
 @nox.session(default=False)

@@ -32,7 +32,7 @@ else:
 __all__ = ["looks_like_lock", "read_lock"]
 
 _BEGINNING = re.compile(
-    rb"(?:\s|#[^\n]*(?:\n|$))*(?:\{|(?:version|lock-version|created-by|requires-python)\s*=|\[\[package)"
+    r"(?:\s|#[^\n]*(?:\n|$))*(?:\{|(?:version|lock-version|created-by|requires-python)\s*=|\[\[package)"
 )
 _DEEP_KEY = re.compile(r"(?<![\w\"'-])(?:[\w\"'-]+[ \t]*\.[ \t]*){50}")
 _POSITION = re.compile(r"\(at [^()]*\)")
@@ -44,9 +44,9 @@ _MOST = 1000
 Table = Mapping[str, Any]
 
 
-def looks_like_lock(data: bytes) -> bool:
+def looks_like_lock(text: str) -> bool:
     """Whether what came without a name is a lock, and no list of requirements."""
-    return _BEGINNING.match(data.removeprefix(b"\xef\xbb\xbf")) is not None
+    return _BEGINNING.match(text) is not None
 
 
 def read_lock(text: str, where: str, asked: Asked) -> StackSpec:

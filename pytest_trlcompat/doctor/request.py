@@ -47,7 +47,8 @@ def read_stack_spec(
     elif any(_is_lock(source) for source in sources):
         raise StackSpecError(f"a lock cannot be combined with other files: {', '.join(sources)}; give one lock alone")
     else:
-        spec = _read_several({source: reader.given(source) for source in sources}, reader, asked)
+        texts = {source: decoded(reader.given(source), _where(source)) for source in sources}
+        spec = _of_lists(texts, reader, asked)
     if not spec.texts and not mentions:
         raise StackSpecError(f"{spec.source}: names none of {', '.join(PACKAGES)}; is this the right list?")
     return spec.with_versions(combine(mentions, "", asked, lock=False, complete=False)) if mentions else spec
@@ -67,21 +68,24 @@ def _is_lock(source: str) -> bool:
 
 
 def _read(source: str, files: Files, asked: Asked) -> StackSpec:
-    data = files.given(source)
-    if _is_lock(source) or looks_like_lock(data):
-        where = _STDIN if source == "-" else source
-        return read_lock(decoded(data, where), where, asked)
-    return _read_several({source: data}, files, asked)
+    where = _where(source)
+    text = decoded(files.given(source), where)
+    if _is_lock(source) or looks_like_lock(text):
+        return read_lock(text, where, asked)
+    return _of_lists({source: text}, files, asked)
 
 
-def _read_several(contents: dict[str, bytes], files: Files, asked: Asked) -> StackSpec:
-    listings = [_listing(source, data, files) for source, data in contents.items()]
+def _where(source: str) -> str:
+    return _STDIN if source == "-" else source
+
+
+def _of_lists(texts: dict[str, str], files: Files, asked: Asked) -> StackSpec:
+    listings = [_listing(source, text, files) for source, text in texts.items()]
     mentions = [mention for listing in listings for mention in listing.mentions]
-    whole = list(contents) == ["-"] and {mention.package for mention in mentions} >= _REQUIRED_BY_TRL
-    names = [_STDIN if source == "-" else source for source in contents]
+    whole = list(texts) == ["-"] and {mention.package for mention in mentions} >= _REQUIRED_BY_TRL
     return combine(
         mentions,
-        ", ".join(names),
+        ", ".join(map(_where, texts)),
         asked,
         lock=False,
         complete=whole and not any(listing.unnamed for listing in listings),
@@ -89,9 +93,10 @@ def _read_several(contents: dict[str, bytes], files: Files, asked: Asked) -> Sta
     )
 
 
-def _listing(source: str, data: bytes, files: Files) -> Listing:
-    where, file = (_STDIN, None) if source == "-" else (source, Path(source).resolve())
-    listing = read_listing(decoded(data, where), where, file, files)
+def _listing(source: str, text: str, files: Files) -> Listing:
+    listing = read_listing(text, _where(source), None if source == "-" else Path(source).resolve(), files)
     if not listing.requirements and not listing.mentions:
-        raise StackSpecError(f"{where}: empty; expected a list of requirements such as the output of pip freeze")
+        raise StackSpecError(
+            f"{_where(source)}: empty; expected a list of requirements such as the output of pip freeze"
+        )
     return listing

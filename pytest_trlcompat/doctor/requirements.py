@@ -37,7 +37,7 @@ _FROZEN_EDITABLE = re.compile(r"# Editable [^()]*\((?P<name>[\w.-]+)==(?P<versio
 _URL = re.compile(r"(?:[a-z][a-z+]*:|\.{0,2}/)", re.IGNORECASE)
 _FILE = re.compile(r"[^\s=<>;@]+\.(?:whl|tar\.(?:gz|bz2|xz|Z)|tar|tgz|tbz|zip)(?:\s*;.*)?")
 _FOLDER = re.compile(r"\.{1,2}(?:\[[^]]*\])?(?:\s*;.*)?")
-_PLAIN = re.compile(r"(?P<name>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)\s*(?:\[[\w\s.,-]*\])?\s*(?:===?\s*[\w.!+-]+)?")
+_PLAIN = re.compile(r"(?P<name>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)(?:\s*\[[\w\s.,-]*\])?(?:\s*===?\s*[\w.!+-]+)?")
 """Most lines of a list: a name, perhaps with a version. Those of other packages need no closer look."""
 _MOST_SPECIFIERS = 200
 """Of one package; a person writes a dozen."""

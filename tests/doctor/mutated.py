@@ -40,10 +40,10 @@ def issues() -> list[KnownIssue]:
     """One for the version of each package, and one for all of them together: each lost version is seen."""
     every = {package: f"=={version}" for package, version in STACK.items()}
     alone = [
-        issue(predict("broken", **{package: wanted}), predict("ok"), name=f"only-{package}", strategies=("single",))
+        issue(predict("broken", (), **{package: wanted}), predict("ok"), name=f"only-{package}", strategies=("single",))
         for package, wanted in every.items()
     ]
-    return [*alone, issue(predict("silent", **every), predict("ok"), name="together", strategies=("single",))]
+    return [*alone, issue(predict("silent", (), **every), predict("ok"), name="together", strategies=("single",))]
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
+import time
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from pytest_trlcompat.catalog.issue import KnownIssue
+from pytest_trlcompat.catalog.ranges import parse
 from pytest_trlcompat.doctor import command
 from pytest_trlcompat.doctor.files import MOST_BYTES
+from pytest_trlcompat.doctor.stack_spec import StackSpecError
 
 from .asking import Ask, refused
 from .made_up import Run
@@ -129,7 +135,12 @@ def test_a_file_that_is_included_often_is_read_once(ask: Ask, tmp_path: Path, mo
     (tmp_path / "18.txt").write_text("trl==0.15.2\n")
     opened: list[object] = []
     real = os.open
-    monkeypatch.setattr(os, "open", lambda *arguments: (opened.append(arguments[0]), real(*arguments))[1])
+
+    def noted(path: Path, flags: int) -> int:
+        opened.append(path)
+        return real(path, flags)
+
+    monkeypatch.setattr(os, "open", noted)
     assert ask("0.txt").texts == {"trl": "0.15.2"}
     assert len(opened) == 19
 
@@ -229,6 +240,77 @@ def test_an_encoding_that_lacks_a_character_has_it_escaped(monkeypatch: pytest.M
 
 
 # What they cost
+
+
+def calls(function: Callable[[], object]) -> int:
+    """How many functions are called, of Python or in C: it grows as the time does, and is the same every time."""
+    number = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal number
+        number += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return number
+
+
+LONG: dict[str, Callable[[int], str]] = {
+    "names": lambda n: "a\n" * n,
+    "editables": lambda n: "-e .\n" * n,
+    "continued": lambda n: "\\\n" * n,
+    "extras": lambda n: f"peft[{'a,' * n}b]==1\n",
+    "exclusions": lambda n: "trl" + ",".join(f"!=0.{number}" for number in range(n // 10)) + "\n",
+    "comments": lambda n: "# Editable (a==b" * n,
+    "markers": lambda n: "".join(f"peft>=0.{number % 7} ; extra == 'e{number % 4}'\n" for number in range(n // 10)),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_twice_the_lines_cost_twice_the_time(doctor: Run, small: KnownIssue, kind: str) -> None:
+    costs = []
+    for number in (1000, 1000, 2000):
+        parse.cache_clear()
+        Path("req.txt").write_text("trl==0.15.2\n" + LONG[kind](number))
+        costs.append(calls(lambda: doctor("-r", "req.txt")))
+    assert costs[2] / costs[1] < 2.6  # n log n; n squared makes it 4
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "# Editable " + "(a==b" * 20_000,
+        "trl==0.15.2 " + "--hash " * 14_000,
+        "a.whl" * 20_000,
+        "trl" + " " * 100_000 + "x",
+        "-" * 100_000,
+        "a" + "." * 100_000,
+        "https:" + "/" * 100_000,
+        "x = '" + "a" * 100_000 + "'",
+        "x = {" + "a." * 49 + "b = 1}" + "#" * 100_000,
+    ],
+)
+def test_no_pattern_goes_through_a_line_again_and_again(ask: Ask, line: str) -> None:
+    """By processor time, of 100 kB over 25 kB: 4 if it is in proportion, 16 if each sign costs a look back."""
+
+    def seconds(text: str) -> float:
+        taken = []
+        for _ in range(3):
+            begin = time.process_time()
+            for name in ("req.txt", "uv.lock"):
+                with contextlib.suppress(StackSpecError):
+                    ask(
+                        name, **{name.replace(".", "_"): f"trl==0.15.2\n{text}\n" if name == "req.txt" else f"{text}\n"}
+                    )
+            taken.append(time.process_time() - begin)
+        return min(taken)
+
+    middle = len(line) // 2
+    short = line[: middle // 4] + line[-(middle // 4) :]
+    assert seconds(line) < max(10 * seconds(short), 0.05)
 
 
 def test_memory_stays_near_the_size_of_the_input(ask: Ask) -> None:
