@@ -9,6 +9,7 @@
     nox -s cell -- trl=0.19.1 transformers=4.53.3 [accelerate=...] [--issue ID ...] [--date DAY]
     nox -s bisect -- releases --package transformers --good 4.49.0 --bad 4.53.3 --with trl=0.14.0 --issue ID
     nox -s tests                           this project's own tests
+    nox -s fuzz                            those by chosen examples, with many others
     nox -s browser                         those of the report's page, in a real browser
     nox -s "unit(3.12)"                    the unit tests, which need no stack, on another Python
 
@@ -28,7 +29,9 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from pytest_trlcompat.bisect.candidates.releases import list_releases, releases_between  # noqa: E402 - needs sys.path
+from pytest_trlcompat._escaping import printable  # noqa: E402 - needs sys.path
+from pytest_trlcompat._secrets import redacted  # noqa: E402
+from pytest_trlcompat.bisect.candidates.releases import list_releases, releases_between  # noqa: E402
 from pytest_trlcompat.matrix.environments import Environment  # noqa: E402
 from pytest_trlcompat.matrix.errors import MatrixError  # noqa: E402
 from pytest_trlcompat.matrix.sessions import Project  # noqa: E402
@@ -55,7 +58,7 @@ OTHER_PYTHONS = ["3.10", "3.12", "3.13"]
 FIRST_TRL = "0.9.6"
 """The first release of TRL whose config fields stand in the table, which is the matrix's."""
 
-LONG_BENCHMARKS = ("conformance_faults", "sweep", "launch", "soak", "training_cost")
+LONG_BENCHMARKS = ("conformance_faults", "kills", "sweep", "launch", "soak", "training_cost")
 
 try:
     PROJECT = Project(ROOT)
@@ -70,7 +73,7 @@ def errors_as_messages(session: nox.Session) -> Iterator[None]:
     try:
         yield
     except MatrixError as error:
-        session.error(str(error))
+        session.error(printable(redacted(str(error))))
 
 
 def group(name: str) -> list[str]:
@@ -119,6 +122,15 @@ def browser(session: nox.Session) -> None:
     with errors_as_messages(session):
         environment = PROJECT.tools("browser", group("browser"), project=True)
         PROJECT.run_in(environment, ["python", "-m", "pytest", "tests/browser", *session.posargs])
+
+
+@nox.session(default=False)
+def fuzz(session: nox.Session) -> None:
+    """The tests by examples that hypothesis chooses, with many others of them [-- PYTEST ...]."""
+    with errors_as_messages(session):
+        environment = PROJECT.tools("unit", group("test"), project=True)
+        command = ["python", "-m", "pytest", "-m", "fuzz", "--hypothesis-profile=fuzz", *UNIT_TESTS, *session.posargs]
+        PROJECT.run_in(environment, command)
 
 
 @nox.session(default=False)
@@ -227,6 +239,13 @@ def bench(session: nox.Session) -> None:
                 more = ["--extra-path", str(packages)]
             for cell in STACK_TESTS if stem == "training_cost" else STACK_TESTS[-1:]:
                 PROJECT.run_in(PROJECT.stack(cell), ["python", str(scripts[stem]), *more, *arguments])
+
+
+@nox.session(default=False)
+def soak(session: nox.Session) -> None:
+    """Launch a thousand times, and kill something at random at a tenth of them [-- --launches N, --seed N]."""
+    with errors_as_messages(session):
+        PROJECT.run_in(PROJECT.stack(STACK_TESTS[-1]), ["python", "benchmarks/kills.py", *session.posargs])
 
 
 @nox.session(default=False)

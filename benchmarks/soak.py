@@ -55,7 +55,7 @@ def count(launches: int, folder: Path) -> Count:
         folder: where their temporary files are. Those that trainings make last as long as the launcher, in a folder
             ``tmp``, and are not counted.
     """
-    processes = list(_family(os.getpid()))
+    processes = list(family(os.getpid()))
     return Count(
         launches,
         len(processes),
@@ -67,11 +67,11 @@ def count(launches: int, folder: Path) -> Count:
     )
 
 
-def _family(pid: int) -> Iterator[int]:
+def family(pid: int) -> Iterator[int]:
     yield pid
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, path.read_text().split()):
-            yield from _family(child)
+            yield from family(child)
 
 
 def _private_bytes(pid: int) -> int:

@@ -36,6 +36,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinxcontrib.programoutput",
+    "faults_table",
     "from_source",
     "settings_list",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import sys
@@ -11,7 +12,15 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["adopt_orphans", "children", "die_with_parent", "ignore_signals", "kill_marked"]
+__all__ = [
+    "adopt_orphans",
+    "beyond_standard",
+    "children",
+    "die_with_parent",
+    "ignore_signals",
+    "kill_marked",
+    "marked",
+]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -28,6 +37,8 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
 
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent ends, so that none of them is lost."""
+    # A parent that ignores it, as some daemons do, bequeaths that, and no child's end could then be waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -41,17 +52,36 @@ def children() -> list[int]:
     return found
 
 
-def kill_marked(mark: str) -> None:
-    """Kill every other process whose environment contains ``mark``, a text ``NAME=value``.
+def marked(mark: str) -> list[int]:
+    """Every other process whose environment contains ``mark``, a text ``NAME=value``.
 
     Descendants inherit a variable, whatever their process group or session.
     """
-    wanted = mark.encode()
+    wanted, found = mark.encode(), []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         pid = int(entry.parent.name)
         with contextlib.suppress(OSError):
             if pid != os.getpid() and wanted in entry.read_bytes().split(b"\0"):
-                os.kill(pid, signal.SIGKILL)
+                found.append(pid)
+    return found
+
+
+def kill_marked(mark: str) -> None:
+    """Kill them."""
+    for pid in marked(mark):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def beyond_standard(descriptor: int) -> int:
+    """The same file at a descriptor that is none of the three standard ones; ``descriptor`` itself is closed.
+
+    Where those are closed, a new file gets their numbers, and a child process loses it to its own standard streams.
+    """
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,14 +15,23 @@ from typing import Any
 
 import pytest
 
+with contextlib.suppress(ImportError):  # no cell has it, in whose environments tests/stack runs
+    from hypothesis import settings
+
+    settings.register_profile("few", deadline=None, derandomize=True)  # the same examples in each run
+    settings.register_profile("fuzz", deadline=None, max_examples=2_000)
+    settings.load_profile("few")
+
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).resolve().parents[1]
 WITH_TORCH = {Path(__file__).resolve().with_name(name) for name in ("operators", "stack")}
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let child processes be interrupted, even if this one was started to ignore that, as with ``&``."""
+    config.addinivalue_line("markers", "fault(what, outcome): what goes wrong, and what happens; see tests/faults.py")
+    config.addinivalue_line("markers", "fuzz: examples that hypothesis chooses, many more of them by `nox -s fuzz`")
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -22,8 +22,8 @@ LAYERS = (
     {"checks", "doctor", "launch", "matrix"},
     {"accelerator", "catalog"},
     {"conformance"},
-    {"reference", "tiny", "trainers", "_location"},
-    {"__init__", "_data", "_devices", "_processes", "stack"},
+    {"reference", "tiny", "trainers", "_cleaner", "_location"},
+    {"__init__", "_data", "_devices", "_escaping", "_json_files", "_processes", "_secrets", "_trust", "stack"},
 )
 """The packages, and the modules that they share, from the top down: none imports another of its own layer."""
 

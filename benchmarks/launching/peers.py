@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.launching.training import MODEL, train
 from pytest_trlcompat import accelerator
-from pytest_trlcompat.launch import Cluster, Launcher, Strategy, strategy
+from pytest_trlcompat.launch import Launcher, Strategy, strategy
 from pytest_trlcompat.launch.cold import accelerate_settings
 from pytest_trlcompat.tiny import TinyModel
 
@@ -106,7 +106,7 @@ class AccelerateLaunch(_Command):
 
     def command(self) -> list[str]:
         config = self.folder / "accelerate_config.json"
-        settings = accelerate_settings(self.strategy, "software", WORLD_SIZE, Cluster(), self.folder)
+        settings = accelerate_settings(self.strategy, "software", WORLD_SIZE, self.folder)
         config.write_text(json.dumps(settings))
         return ["-m", "accelerate.commands.launch", "--config_file", str(config)]
 

@@ -1,8 +1,9 @@
-"""Run TRL's own tests of its GRPO and PPO trainers twice, as they are and with the corrected trainers, and compare.
+"""Run TRL's own tests of its trainers twice, as they are and with the corrected trainers, and compare.
 
     nox -s upstream_tests -- 0.15.2 0.18.2                    with the tests of the source distributions
     nox -s upstream_tests -- --git ../trl 1.9.2@v1.9.0        TRL 1.9.2 with the tests of a tag of TRL's repository
     nox -s upstream_tests -- trl0.15.2-tf4.49.0               in the environment of that cell
+    nox -s upstream_tests -- --trainer DPOTrainer 0.18.2      those of one trainer alone
 
 A test that passes as it is and does not with the corrected trainers fails the session, unless ``explained.toml`` has a
 reason. Nothing is downloaded but the tests: models and data are made here. The results are in
@@ -16,7 +17,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from packaging.version import Version
@@ -47,13 +48,14 @@ def main() -> int:
     )
     parser.add_argument("releases", nargs="+", metavar="RELEASE[@REF]", help="or the id of a cell of the matrix")
     parser.add_argument("--git", metavar="REPOSITORY", help="of TRL, for releases whose distributions have no tests")
+    parser.add_argument("--trainer", choices=[*MODULES], action="append", help="whose tests run; by default all")
     parsed = parser.parse_args()
     project = Project(ROOT)
     done, problems = [], []
     for each in parsed.releases:
         name, _, ref = each.partition("@")
         try:
-            comparison = run(project, name, git=parsed.git, ref=ref or None)
+            comparison = run(project, name, parsed.trainer or [*MODULES], git=parsed.git, ref=ref or None)
         except MatrixError as error:
             problems.append(str(error))
             continue
@@ -79,7 +81,7 @@ def cell_of(matrix: Matrix, release: str) -> str:
     return next((cell for cell in cells if DEFAULT_TAG in cell.tags), newest).id
 
 
-def run(project: Project, name: str, *, git: str | None, ref: str | None) -> Comparison:
+def run(project: Project, name: str, trainers: Sequence[str], *, git: str | None, ref: str | None) -> Comparison:
     """Run the tests of one release, both ways.
 
     Raises:
@@ -90,6 +92,8 @@ def run(project: Project, name: str, *, git: str | None, ref: str | None) -> Com
     environment, tools = project.stack(cell), project.tools("upstream-tests", NEEDED)
     tests, results = ROOT / ".nox" / "upstream-tests" / release, RESULTS / release
     tests_from = fetch_tests(release, tests, git=git, ref=ref)
+    wanted = [module for trainer in trainers for module in MODULES[trainer]]
+    modules = [module for module in wanted if (tests / module).exists()]
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
     (packages,) = (tools.root / "lib").glob("python*/site-packages")
@@ -101,10 +105,11 @@ def run(project: Project, name: str, *, git: str | None, ref: str | None) -> Com
     }
     for vocabulary in VOCABULARIES:
         variables["HF_HUB_CACHE"] = str(results / "hub" / vocabulary)
-        _make_models(environment, variables, tests, vocabulary)
+        _make_models(environment, variables, tests, modules, vocabulary)
         for subject in ("upstream", "corrected"):
             print(f"trl {release}: {subject} trainers, {vocabulary} vocabulary", flush=True)
-            _run_tests(environment, variables, tests, results / f"{subject}-{vocabulary}", subject, vocabulary)
+            to = results / f"{subject}-{vocabulary}"
+            _run_tests(environment, variables, tests, modules, to, subject, vocabulary)
     shutil.rmtree(results / "hub")
     with open(Path(__file__).with_name("explained.toml"), "rb") as file:
         explained = explanations(tomllib.load(file).get("explained", []), release)
@@ -114,9 +119,11 @@ def run(project: Project, name: str, *, git: str | None, ref: str | None) -> Com
     return comparison
 
 
-def _make_models(environment: Environment, variables: Mapping[str, str], tests: Path, vocabulary: str) -> None:
+def _make_models(
+    environment: Environment, variables: Mapping[str, str], tests: Path, modules: Sequence[str], vocabulary: str
+) -> None:
     """Make those models that the tests name."""
-    text = "".join((tests / module).read_text("utf-8") for module in MODULES if (tests / module).exists())
+    text = "".join((tests / module).read_text("utf-8") for module in modules)
     names = [name for name in MODELS if f'"{ORGANISATION}/{name}"' in text]
     program = [str(environment.python), "-m", "benchmarks.upstream_tests.models", variables["HF_HUB_CACHE"], vocabulary]
     if process.run([*program, *names], env=variables, cwd=tests):
@@ -124,7 +131,13 @@ def _make_models(environment: Environment, variables: Mapping[str, str], tests: 
 
 
 def _run_tests(
-    environment: Environment, variables: Mapping[str, str], tests: Path, to: Path, subject: str, vocabulary: str
+    environment: Environment,
+    variables: Mapping[str, str],
+    tests: Path,
+    modules: Sequence[str],
+    to: Path,
+    subject: str,
+    vocabulary: str,
 ) -> None:
     command = [
         *(str(environment.python), "-m", "pytest", "-p", "benchmarks.upstream_tests.plugin", "-p", "no:cacheprovider"),
@@ -132,7 +145,7 @@ def _run_tests(
         *("--rootdir=.", "-c", "pyproject.toml"),
         *("-q", "-rf", "--tb=short", f"--vocabulary={vocabulary}", f"--outcomes={to.with_suffix('.jsonl')}"),
         *(["--corrected"] if subject == "corrected" else []),
-        *(module for module in MODULES if (tests / module).exists()),
+        *modules,
     ]
     with open(to.with_suffix(".log"), "wb") as log, environment.used():
         status = process.run(command, env=variables, cwd=tests, output=log)

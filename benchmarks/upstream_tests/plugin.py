@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks.upstream_tests.models import ORGANISATION, VOCABULARIES
+from benchmarks.upstream_tests.sources import MODULES
 
 _NOUNS = ("plan", "tool", "rule", "name", "test", "word", "list")
 _PROMPTS = [f"{adjective} {noun} is" for adjective in ("A good", "No") for noun in _NOUNS]
@@ -50,20 +51,41 @@ def _load(name: str, split: str | None = None, streaming: bool = False) -> Any:
     """The dataset with the columns that it has on the Hub."""
     from datasets import Dataset, DatasetDict
 
-    def row(prompt: str) -> dict[str, Any]:
-        question = {"role": "user", "content": prompt}
-        if name == "standard_prompt_only":
-            return {"prompt": prompt}
-        if name == "conversational_prompt_only":
-            return {"prompt": [question]}
-        if name == "conversational_language_modeling":
-            return {"messages": [question, {"role": "assistant", "content": "what we make of it."}]}
+    form, _, kind = name.partition("_")
+    if form not in ("standard", "conversational") or kind not in _COLUMNS:
         raise ValueError(f"the dataset {ORGANISATION}/zen is not made here as {name!r}")
-
-    rows = [row(prompt) for prompt in _PROMPTS]
+    rows = [_row(prompt, place, kind, conversational=form == "conversational") for place, prompt in enumerate(_PROMPTS)]
     data = DatasetDict(train=Dataset.from_list(rows[:-_HELD_OUT]), test=Dataset.from_list(rows[-_HELD_OUT:]))
     chosen = data[split] if split else data
     return chosen.to_iterable_dataset() if streaming else chosen
+
+
+_COLUMNS = {
+    "language_modeling": (),
+    "prompt_only": ("prompt",),
+    "prompt_completion": ("prompt", "completion"),
+    "preference": ("prompt", "chosen", "rejected"),
+    "implicit_prompt_preference": ("chosen", "rejected"),
+    "unpaired_preference": ("prompt", "completion", "label"),
+}
+"""Columns of a dataset by what its name says of it; that of language modeling is ``text`` or ``messages``."""
+
+
+def _row(prompt: str, place: int, kind: str, *, conversational: bool) -> dict[str, Any]:
+    better, worse = " what we make of it.", f" {'too ' * (place % 3 + 1)}late."
+    if not conversational:
+        texts = {"prompt": prompt, "completion": better, "chosen": better, "rejected": worse}
+        if kind.startswith("implicit"):
+            texts |= {"chosen": prompt + better, "rejected": prompt + worse}
+        row: dict[str, Any] = {**texts, "text": prompt + better}
+    else:
+        asked = [{"role": "user", "content": prompt}]
+        good, bad = ([{"role": "assistant", "content": text.strip()}] for text in (better, worse))
+        row = {"prompt": asked, "completion": good, "chosen": good, "rejected": bad, "messages": asked + good}
+        if kind.startswith("implicit"):
+            row |= {"chosen": asked + good, "rejected": asked + bad}
+    row["label"] = place % 2 == 0
+    return {column: row[column] for column in _COLUMNS[kind] or ("messages" if conversational else "text",)}
 
 
 def vocabulary_of(test: str) -> str:
@@ -78,12 +100,21 @@ def swap() -> None:
     """Put the corrected trainers in the place of TRL's, in every module that has them by name, as users do."""
     from pytest_trlcompat import trainers
 
-    for name in ("GRPOTrainer", "PPOTrainer"):
+    for name in _installed():
         corrected = getattr(trainers, name)
         upstream = next(base for base in corrected.__mro__ if base.__module__.startswith("trl."))
         for module in list(sys.modules.values()):
             if vars(module).get(name) is upstream:
                 setattr(module, name, corrected)
+
+
+def _installed() -> list[str]:
+    """The trainers that are corrected and that this release has; of RLOO those alone that are Trainers."""
+    import transformers
+    import trl
+
+    found = [name for name in MODULES if name in ("GRPOTrainer", "PPOTrainer") or hasattr(trl, name)]
+    return [name for name in found if name != "RLOOTrainer" or issubclass(trl.RLOOTrainer, transformers.Trainer)]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -94,7 +125,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     functions = [item for item in items if isinstance(item, pytest.Function)]
     items[:] = [item for item in functions if vocabulary_of(inspect.getsource(item.function)) == vocabulary]
     for module in {item.module for item in functions}:
-        for name in ("GRPOTrainer", "PPOTrainer"):
+        for name in _installed():
             found = vars(module).get(name)
             if found and (found is getattr(trainers, name)) != corrected:
                 raise pytest.UsageError(f"{module.__name__} has {found}, which is not the trainer to test")

@@ -13,8 +13,16 @@ from pathlib import Path
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.uv import find_uv
 
-MODULES = ("tests/test_grpo_trainer.py", "tests/test_ppo_trainer.py", "tests/experimental/test_ppo_trainer.py")
-"""Those of the GRPO and the PPO trainer, the latter where older and newer releases have it."""
+MODULES = {
+    "GRPOTrainer": ("tests/test_grpo_trainer.py",),
+    "PPOTrainer": ("tests/test_ppo_trainer.py", "tests/experimental/test_ppo_trainer.py"),
+    "SFTTrainer": ("tests/test_sft_trainer.py",),
+    "DPOTrainer": ("tests/test_dpo_trainer.py",),
+    "RewardTrainer": ("tests/test_reward_trainer.py",),
+    "RLOOTrainer": ("tests/test_rloo_trainer.py",),
+}
+"""Each trainer that is corrected, and the modules of its tests, where older and newer releases have them."""
+_IN_ALL = MODULES["GRPOTrainer"][0]
 
 
 def fetch_tests(release: str, folder: Path, *, git: str | None, ref: str | None) -> str:
@@ -35,15 +43,15 @@ def fetch_tests(release: str, folder: Path, *, git: str | None, ref: str | None)
     with tempfile.TemporaryDirectory() as scratch:
         if ref is None:
             _unpack(_download(release, scratch), folder)
-        if not (folder / MODULES[0]).exists():
+        if not (folder / _IN_ALL).exists():
             if git is None:
                 raise MatrixError(
                     f"trl {release}: its source distribution has no tests; name a repository of TRL: --git PATH-OR-URL"
                 )
             ref = ref or f"v{release}"
             _unpack(_archive(git, ref, scratch), folder)
-            if not (folder / MODULES[0]).exists():
-                raise MatrixError(f"trl {release}: {ref} of {git} has no {MODULES[0]}")
+            if not (folder / _IN_ALL).exists():
+                raise MatrixError(f"trl {release}: {ref} of {git} has no {_IN_ALL}")
     # Source distributions leave the first out, though modules import from each other by "."; pytest reads the second.
     (folder / "tests" / "__init__.py").touch()
     (folder / "pyproject.toml").touch()

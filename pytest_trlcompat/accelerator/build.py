@@ -30,7 +30,8 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from pytest_trlcompat.accelerator import _child, self_test
+from pytest_trlcompat._trust import UntrustedError, check_files, check_folder, make_folder
+from pytest_trlcompat.accelerator import _child, self_test, sums
 
 __all__ = [
     "DEVICES_VARIABLE",
@@ -104,7 +105,8 @@ def build(*, cache: str | os.PathLike[str] | None = None, progress: Progress | N
 
     Returns the folder to put on ``sys.path`` or ``PYTHONPATH``. Any number of processes may call this at once: one
     compiles, the others wait for it. ``progress`` gets a line whenever there is something to wait for (default: it is
-    printed on stderr). Raises AcceleratorError.
+    printed on stderr). What another user could have changed is refused, and a file that is broken built again.
+    Raises AcceleratorError.
     """
     report = progress or _print_progress
     torch = find_torch()
@@ -115,12 +117,20 @@ def build(*, cache: str | os.PathLike[str] | None = None, progress: Progress | N
     root = (cache_folder() if cache is None else Path(cache).resolve()) / "accelerator"
     target = root / cache_key(torch)
     try:
-        if not _is_complete(target):
-            root.mkdir(parents=True, exist_ok=True)
+        if _damage(target) is not None:
+            make_folder(root)
             with _locked(root / f"{target.name}.lock", report):
-                if not _is_complete(target):
+                damage = _damage(target)  # another process may have built it meanwhile
+                if damage is not None:
+                    if target.exists():
+                        report(f"{target / damage} is missing or broken; it is built again")
                     _build_into(target, torch, report)
         tested = self_test.read(target)
+    except UntrustedError as error:
+        raise AcceleratorError(
+            f"{error}, so another user could have changed the software accelerator in {target}. It is not loaded. Let "
+            "TRLCOMPAT_CACHE name a folder that, with all above it, only you and root can write to."
+        ) from error
     except OSError as error:
         raise AcceleratorError(_explain(error, root)) from error
     if tested.failures:
@@ -143,11 +153,22 @@ def child_variables(folder: Path, devices: int) -> dict[str, str]:
 
 
 def cache_folder() -> Path:
-    """``$TRLCOMPAT_CACHE``, else ``$XDG_CACHE_HOME/pytest-trlcompat``, else ``~/.cache/pytest-trlcompat``."""
+    """``$TRLCOMPAT_CACHE``, else ``$XDG_CACHE_HOME/pytest-trlcompat``, else ``~/.cache/pytest-trlcompat``.
+
+    Raises:
+        AcceleratorError: neither variable is set, and the user has no home directory.
+    """
     own = os.environ.get("TRLCOMPAT_CACHE")
     if own:
         return Path(own).expanduser().resolve()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "pytest-trlcompat"
+    try:
+        shared = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise AcceleratorError(
+            "there is no folder for what is compiled: HOME is not set, and the system knows no home directory of this "
+            "user; set TRLCOMPAT_CACHE to a folder"
+        ) from error
+    return Path(shared).resolve() / "pytest-trlcompat"
 
 
 def cache_key(torch: Torch) -> str:
@@ -203,9 +224,15 @@ def _files(top: Path) -> list[Path]:
     return sorted(path for path in top.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 
 
-def _is_complete(target: Path) -> bool:
-    # The folder gets its name when it is whole, so there is nothing else to check.
-    return (target / self_test.FILE).is_file()
+def _damage(target: Path) -> str | None:
+    """What is missing or broken in a build; ``None`` if it is whole, and nobody else could have changed it."""
+    if not target.exists():
+        return sums.FILE
+    check_folder(target)
+    damage = sums.damage(target)
+    if damage is None:
+        check_files(target, sums.names(target))
+    return damage
 
 
 def _build_into(target: Path, torch: Torch, report: Progress) -> None:
@@ -224,6 +251,7 @@ def _build_into(target: Path, torch: Torch, report: Progress) -> None:
             _copy(AUTOLOAD, work)
         _compile(compiler, torch, work, target.with_name(f"{target.name}.log"))
         self_test.perform(work, child_variables(work, devices=2))
+        sums.write(work)
         work.chmod(0o755)  # mkdtemp's 0700 would lock other users out of a shared cache
         work.rename(target)
     finally:

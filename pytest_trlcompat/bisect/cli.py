@@ -9,10 +9,12 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pytest_trlcompat._escaping import printable
+from pytest_trlcompat._secrets import redacted
+from pytest_trlcompat.bisect import leftovers
 from pytest_trlcompat.bisect.commands import Request, commits, days, releases, test
 from pytest_trlcompat.bisect.layouts import find_layout
 from pytest_trlcompat.matrix.errors import MatrixError
@@ -183,14 +185,19 @@ def _run(parsed: argparse.Namespace, words: Sequence[str]) -> int:
     reproduce = f"trlcompat bisect {shlex.join(_without(again, ('--json', '--report', '--state', '--jobs')))}"
     try:
         with explained_os_errors(), signals_as_ctrl_c():
-            request = Request(parsed, find_layout(), Path.cwd(), command, reproduce, partial(print, flush=True))
-            return _COMMANDS[parsed.kind](request)
+            request = Request(parsed, find_layout(), Path.cwd(), command, reproduce, _say)
+            with leftovers.removed(request.state, request.named_clones()):
+                return _COMMANDS[parsed.kind](request)
     except MatrixError as error:
-        print(f"trlcompat bisect: {error}", file=sys.stderr)
+        print(printable(redacted(f"trlcompat bisect: {error}")), file=sys.stderr)
         return _SKIP if parsed.kind == "test" else _FAILED
     except KeyboardInterrupt:
         print(f"\nstopped; every finished step is kept. To continue:\n  {command}", file=sys.stderr)
         return _INTERRUPTED
+
+
+def _say(text: str) -> None:
+    print(printable(redacted(text)), flush=True)
 
 
 def _without(words: Sequence[str], options: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pytest_trlcompat._secrets import redacted, redacted_values
 from pytest_trlcompat.bisect import arguments
 from pytest_trlcompat.bisect.attribution import Culprit, CulpritFinder
 from pytest_trlcompat.bisect.bisector import bisect
@@ -75,10 +76,7 @@ class Request:
         return arguments.parse_predicate(self.options, self.layout, self.folder, in_worktree=in_worktree)
 
     def journal(self, predicate: Predicate) -> Journal:
-        journal = Journal(self.state / f"{predicate.slug}-{predicate.digest}")
-        if self.options.fresh:
-            journal.clear()
-        return journal
+        return Journal(self.state / f"{predicate.slug}-{predicate.digest}", fresh=self.options.fresh)
 
     def session(self, predicate: Predicate) -> BisectSession:
         options = self.options
@@ -105,6 +103,13 @@ class Request:
         for clone in clones.values():
             clone.check(may_be_dirty=self.options.allow_dirty)
         return clones
+
+    def named_clones(self) -> list[Clone]:
+        """Those that exist of ``--clone``, in either form, before anything about them is checked."""
+        named = getattr(self.options, "clone", [])
+        paths = [named] if isinstance(named, str) else [text.partition("=")[2] for text in named]
+        clones = [Clone((self.folder / Path(path).expanduser()).resolve()) for path in paths if path]
+        return [clone for clone in clones if clone.path.is_dir()]
 
     def clone(self) -> Clone:
         """Of ``--clone FOLDER``."""
@@ -257,7 +262,7 @@ def _finish(request: Request, session: BisectSession, culprit: Culprit, **search
     )
     request.say(f"\n{result.verdict}")
     if options.json is not None:
-        write_whole(request.folder / options.json, json.dumps(result.to_json(), indent=1) + "\n")
+        write_whole(request.folder / options.json, json.dumps(redacted_values(result.to_json()), indent=1) + "\n")
         request.say(f"result: {options.json}")
     _write_report(request, result, session.journal.folder / f"report-{options.kind}.md")
     return 0
@@ -265,7 +270,7 @@ def _finish(request: Request, session: BisectSession, culprit: Culprit, **search
 
 def _write_report(request: Request, result: Result, path: Path) -> None:
     try:
-        text = markdown(result)
+        text = redacted(markdown(result))
     except ImportError:
         request.say("no report: jinja2 is missing; install it with: pip install jinja2")
         return

@@ -7,17 +7,19 @@ Imports only the standard library and this package.
 from __future__ import annotations
 
 import datetime
-import fcntl
+import errno
 import json
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_trlcompat._secrets import redacted_values
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.observation import Observation
-from pytest_trlcompat.matrix.files import write_whole
+from pytest_trlcompat.matrix.files import locked, write_whole
 from pytest_trlcompat.matrix.locks import Lock, read_lock
 
 __all__ = ["Entry", "Journal"]
@@ -52,9 +54,18 @@ class Entry:
 class Journal:
     """Observations of one predicate, in ``steps.jsonl``; the locks they were made with beside it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, fresh: bool = False) -> None:
+        """
+        Args:
+            fresh: drop every entry, also of a journal that cannot be read.
+
+        Raises:
+            BisectError: for a journal that cannot be read.
+        """
         self.folder = folder
         self._path = folder / "steps.jsonl"
+        if fresh:
+            self._path.unlink(missing_ok=True)
         self._entries: list[Entry] = []
         self._identities: dict[str, str] = {}
         self._read()
@@ -75,9 +86,10 @@ class Journal:
         return next((entry for entry in self._entries if entry.identity == identity), None)
 
     def add(self, candidate: str, label: str, identity: str, observation: Observation) -> Entry:
-        """Add an observation; it is on the disk when this returns."""
+        """Add an observation, without secrets; it is on the disk when this returns."""
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        entry = Entry(candidate, label, identity, observation, now)
+        kept = Observation.from_json(redacted_values(observation.to_json()))
+        entry = Entry(candidate, label, identity, kept, now)
         self._append({"kind": "observation", **entry.to_json()})
         self._remember(entry)
         return entry
@@ -97,11 +109,6 @@ class Journal:
         path = self._lock_path(identity or "none")
         return read_lock(path) if path.is_file() else None
 
-    def clear(self) -> None:
-        """Drop every entry."""
-        self._path.unlink(missing_ok=True)
-        self._entries, self._identities = [], {}
-
     def _lock_path(self, identity: str) -> Path:
         return self.folder / "locks" / f"{identity}.txt"
 
@@ -110,23 +117,35 @@ class Journal:
         self._identities[entry.candidate] = entry.identity
 
     def _append(self, raw: dict[str, Any]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         data = (json.dumps(raw) + "\n").encode()
-        with open(self._path, "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        with self._locked(), open(self._path, "ab", buffering=0) as file:
+            before = os.fstat(file.fileno()).st_size
+            try:
+                if file.write(data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+                os.fsync(file.fileno())
+            except OSError:
+                os.ftruncate(file.fileno(), before)  # half a step is none
+                raise
+
+    def _locked(self) -> AbstractContextManager[None]:
+        """Beside the journal, since a repaired journal is another file."""
+        return locked(self.folder / ".steps.lock")
 
     def _read(self) -> None:
-        try:
-            text = self._path.read_text(encoding="utf-8")
-        except FileNotFoundError:
+        if not self._path.is_file():
             return
-        whole, _, torn = text.rpartition("\n")
-        if torn:
-            # A command that was killed left half a line, which the next one must not be appended to.
-            write_whole(self._path, whole + "\n" if whole else "")
+        with self._locked():
+            try:
+                text = self._path.read_text(encoding="utf-8")
+            except (UnicodeDecodeError, OSError) as error:
+                raise BisectError(
+                    f"{self._path}: cannot be read ({error}); remove it, or start over with --fresh"
+                ) from error
+            whole, _, torn = text.rpartition("\n")
+            if torn:
+                # A command that was killed left half a line, which the next one must not be appended to.
+                write_whole(self._path, whole + "\n" if whole else "")
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 raw = json.loads(line)
@@ -135,7 +154,7 @@ class Journal:
                 else:
                     observation = Observation.from_json(raw["observation"])
                     self._remember(Entry(raw["candidate"], raw["label"], raw["identity"], observation, raw["at"]))
-            except (KeyError, TypeError, ValueError) as error:
+            except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
                 raise BisectError(
                     f"{self._path}, line {number}: not a step ({error!r}); remove the line, or start over with --fresh"
                 ) from error

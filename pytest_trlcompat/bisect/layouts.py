@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_trlcompat import __version__
+from pytest_trlcompat._trust import UntrustedError, check_folder, make_folder
 from pytest_trlcompat.accelerator.build import cache_folder
+from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.matrix.files import locked
 from pytest_trlcompat.matrix.layout import Layout
 
@@ -51,7 +53,11 @@ class InstalledLayout(Layout):
 
 
 def find_layout(package: Path = _PACKAGE) -> Layout:
-    """The checkout that this package belongs to, otherwise the cache folder, with a copy of the package."""
+    """The checkout that this package belongs to, otherwise the cache folder, with a copy of the package.
+
+    Raises:
+        BisectError: when another user could change what is in the cache folder.
+    """
     if (package.parent / "pyproject.toml").is_file() and (package.parent / "suites").is_dir():
         return Layout(package.parent)
     cache = cache_folder()
@@ -60,7 +66,7 @@ def find_layout(package: Path = _PACKAGE) -> Layout:
 
 def state_folder(layout: Layout) -> Path:
     """Journals and reports."""
-    return layout.results.parent / "bisect"
+    return layout.bisections
 
 
 def _copy_package(package: Path, below: Path) -> Path:
@@ -70,6 +76,15 @@ def _copy_package(package: Path, below: Path) -> Path:
     for path in files:
         digest.update(str(path.relative_to(package.parent)).encode() + b"\0" + path.read_bytes())
     target = below / f"{__version__}-{digest.hexdigest()[:12]}"
+    try:
+        make_folder(below)
+        if target.is_dir():
+            check_folder(target)
+    except UntrustedError as error:
+        raise BisectError(
+            f"{error}, so another user could change what is run from {target}; let TRLCOMPAT_CACHE name a folder that, "
+            "with all above it, only you and root can write to"
+        ) from error
     with locked(below / f".{target.name}.lock"):
         if not target.is_dir():
             # Renamed at the end, so that an interrupted copy is never mistaken for a complete one.

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.accelerator import artefacts
 from pytest_trlcompat.bisect.candidates import ExecutionContext, Hung
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.observation import Fingerprint, Observation, fingerprint_of, normalise
 from pytest_trlcompat.catalog.attribution import failures_in
-from pytest_trlcompat.catalog.verdict import Record, Verdict, read_records
+from pytest_trlcompat.catalog.verdict import Record, RecordError, Verdict, read_records
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.suite_run import code_digest, suite_command
 
@@ -94,7 +95,10 @@ class IssuePredicate:
             status = context.run(command, log, self.timeout)
         except Hung as error:
             return Observation(failed={"suite": Fingerprint("hang", str(error))}, doubt=_HANG_DOUBT)
-        records = [record for record in read_records(results) if record.subject == "upstream"]
+        try:
+            records = [record for record in read_records(results) if record.subject == "upstream"]
+        except RecordError as error:
+            return Observation(reason=f"the suite's verdicts cannot be read: {error}")
         if not records:
             return Observation(
                 reason=f"the suite gave no verdict (pytest ended with exit status {status}): {_end_of(log)}"
@@ -190,11 +194,15 @@ class PytestPredicate(_CommandLine):
 
     def _of_junit(self, report: Path, log: Path) -> Observation:
         passed, failed, inconclusive, evidence = {}, {}, {}, {}
-        for case in ElementTree.parse(report).iter("testcase"):
+        try:
+            cases = list(ElementTree.parse(report).iter("testcase"))
+        except ElementTree.ParseError as error:
+            return Observation(reason=f"pytest's report cannot be read ({error}): {_end_of(log)}")
+        for case in cases:
             name = "::".join(part for part in (case.get("classname"), case.get("name")) if part)
             failure = case.find("failure") if case.find("failure") is not None else case.find("error")
             skipped = case.find("skipped")
-            text = "" if failure is None else failure.text or ""
+            text = "" if failure is None else redacted(failure.text or "")
             artefact = artefacts.of_program(text)
             if artefact is not None:
                 inconclusive[name] = artefact.describe()
@@ -235,7 +243,7 @@ class CommandPredicate(_CommandLine):
             return Observation(reason=f"the command asked to skip this candidate (exit status 125): {_end_of(log)}")
         if status in _NOT_RUN:
             return Observation(reason=f"the command could not be started (exit status {status}): {_end_of(log)}")
-        text = log.read_text(encoding="utf-8", errors="replace")
+        text = _output(log)
         artefact = artefacts.of_program(text)
         if artefact is not None:
             evidence = {"command": {"verdict": "untestable", "output": text[-_EVIDENCE_CHARACTERS:]}}
@@ -255,9 +263,14 @@ def _named_files(text: str, folder: Path) -> list[str]:
     return [path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file()]
 
 
+def _output(log: Path) -> str:
+    """A program's output without secrets, which are taken out before it is cut."""
+    return redacted(log.read_text(encoding="utf-8", errors="replace"))
+
+
 def _end_of(log: Path) -> str:
     """The last lines of a program's output, on one line."""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in _output(log).splitlines() if line.strip()]
     return " / ".join(lines[-_REASON_LINES:])[-600:] or "it printed nothing"
 
 

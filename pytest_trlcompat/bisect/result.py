@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat import __version__
+from pytest_trlcompat._escaping import code, fenced, in_html, in_row
 from pytest_trlcompat.bisect.attribution import Culprit
 from pytest_trlcompat.bisect.bisector import ChangePoint
 from pytest_trlcompat.bisect.observation import Observation
@@ -214,19 +215,27 @@ def markdown(result: Result) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["in_row"] = _in_row
+    environment.filters.update(fenced=fenced, in_html=in_html, in_row=in_row)
     environment.filters["requirements"] = _requirements
     failing = next(step for step in reversed(result.steps) if step.answer.value == "bad" and step.observation.failed)
     failure = _evidence(failing.observation, result)
     return environment.get_template("report.md.j2").render(
         result=result,
+        heading=_heading(result),
         culprit=result.culprit,
         changes=result.culprit.changes,
         failure=failure,
-        fence=_fence(failure),
         failing=failing,
         version=__version__,
     )
+
+
+def _heading(result: Result) -> str:
+    """The headline, a command that was tested as code."""
+    before, about, after = result.headline.partition(result.about)
+    command = re.fullmatch(r"`(.*)`(| under [^`]*)", about, re.DOTALL)
+    shown = f"{code(command[1])}{in_row(command[2])}" if command else in_row(about)
+    return " ".join(part for part in (in_row(before), shown, in_row(after)) if part)
 
 
 def _evidence(observation: Observation, result: Result) -> str:
@@ -245,15 +254,5 @@ def _fact(value: object) -> str:
     return value if "\n" not in value else "\n" + textwrap.indent(value.strip("\n"), "  ")
 
 
-def _fence(text: str) -> str:
-    """Backticks that begin and end a Markdown code block which ``text`` cannot close."""
-    return "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
-
-
 def _requirements(lock: Lock) -> str:
     return "\n".join(lock.requirements)
-
-
-def _in_row(text: object) -> str:
-    """Text that cannot break a Markdown table."""
-    return " ".join(str(text).replace("|", "\\|").replace("<", "&lt;").split())

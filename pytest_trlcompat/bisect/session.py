@@ -6,6 +6,7 @@ Imports only the standard library and this package.
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import tempfile
 import time
@@ -174,7 +175,7 @@ def _observe(prepared: PreparedCandidate, predicate: Predicate, folder: Path, st
         with prepared.context(build_messages.append) as context:
             built = time.monotonic()
             (folder / "work").mkdir(parents=True, exist_ok=True)
-            work = Path(tempfile.mkdtemp(dir=folder / "work", prefix="run-"))
+            work = Path(tempfile.mkdtemp(dir=folder / "work", prefix=f"run-{os.getpid()}-"))
             try:
                 observation = predicate.observe(context, work)
             finally:

@@ -19,7 +19,7 @@ from typing import Any
 from pytest_trlcompat import _location
 from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
 from pytest_trlcompat.catalog.known_issues import Catalog
-from pytest_trlcompat.catalog.verdict import Record, Verdict
+from pytest_trlcompat.catalog.verdict import ATTRIBUTED, Record, Verdict
 
 __all__ = ["Attribution", "Failed", "attribute", "attributed", "expecting", "failures_in"]
 
@@ -112,7 +112,7 @@ def attributed(
     return replace(record, verdict=Verdict.BLOCKED, evidence={**named, **evidence})
 
 
-_NAMED = ("blocked_by", "symptoms_of")
+_NAMED = ATTRIBUTED[:2]
 """What the evidence of a ``blocked`` record has beside what was measured."""
 
 
@@ -141,7 +141,9 @@ def failures_in(evidence: object) -> Iterator[Failed]:
         keys = next((keys for keys in (("exception", "message"), ("type", "text")) if set(keys) <= set(evidence)), None)
         if keys is not None:
             name, message = (str(evidence[key]) for key in keys)
-            classes = tuple(evidence.get("classes", ())) or _mro(name)
+            classes = evidence.get("classes", ())
+            classes = tuple(map(str, classes)) if isinstance(classes, (list, tuple)) else ()
+            classes = classes or _mro(name)
             # A traceback is cut to its end; what was measured before the location was kept has nothing else.
             location = str(evidence.get("location", "")) or _location.of_traceback(str(evidence.get("traceback", "")))
             yield Failed(classes, message, location)

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from pytest_trlcompat import _data
-from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat._json_files import Unreadable, parse, read_text
+from pytest_trlcompat.catalog.verdict import NAME, Verdict
 from pytest_trlcompat.stack import PACKAGES
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "published_torches",
 ]
 
+_T = TypeVar("_T")
 Key = tuple[str, str, str]
 """Issue, subject, strategy."""
 
@@ -133,14 +135,16 @@ class Evidence:
             EvidenceError: for anything else.
         """
         try:
-            raw = json.loads(text)
-            schema = raw["schema"]
-            if schema in (_UNATTRIBUTED, _SCHEMA):
-                attributed = schema != _UNATTRIBUTED
-                return cls(str(raw["date"]), tuple(_from_dict(cell, attributed) for cell in raw["cells"]))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise EvidenceError(f"not the evidence of a sweep ({error!r})") from error
-        raise EvidenceError(f"schema {_UNATTRIBUTED} or {_SCHEMA} was expected, {schema!r} was found")
+            raw = parse(text)
+            if not isinstance(raw, dict):
+                raise Unreadable("it is no object")
+            schema = raw.get("schema")
+            if schema not in (_UNATTRIBUTED, _SCHEMA):
+                raise EvidenceError(f"schema {_UNATTRIBUTED} or {_SCHEMA} was expected, {schema!r} was found")
+            cells = _field(raw, "cells", list)
+            return cls(_field(raw, "date", str), tuple(_from_dict(cell, schema != _UNATTRIBUTED) for cell in cells))
+        except Unreadable as error:
+            raise EvidenceError(f"not the evidence of a sweep ({error})") from error
 
 
 def _to_dict(cell: MeasuredCell) -> dict[str, Any]:
@@ -154,17 +158,64 @@ def _to_dict(cell: MeasuredCell) -> dict[str, Any]:
     return {"id": cell.id, "date": cell.date, "stack": stack, **mark, "verdicts": verdicts}
 
 
-def _from_dict(raw: Mapping[str, Any], attributed: bool) -> MeasuredCell:
-    texts = {
-        (issue, subject, strategy): text
-        for issue, subjects in raw["verdicts"].items()
-        for subject, strategies in subjects.items()
-        for strategy, text in strategies.items()
-    }
-    blocked_by = {key: text.removeprefix(_BLOCKED_BY) for key, text in texts.items() if text.startswith(_BLOCKED_BY)}
-    verdicts = {key: Verdict.BLOCKED if key in blocked_by else _VERDICTS[text] for key, text in texts.items()}
-    known = attributed and bool(raw.get("attributed", True))
-    return MeasuredCell(raw["id"], dict(raw["stack"]), verdicts, raw["date"], known, blocked_by)
+def _from_dict(raw: Any, attributed: bool) -> MeasuredCell:
+    cell_id = _field(raw, "id", str)
+    try:
+        known = attributed and bool(raw.get("attributed", True))
+        date = None if raw.get("date", "") is None else _field(raw, "date", str)
+        verdicts, blocked_by = _verdicts(_field(raw, "verdicts", dict))
+        _check_names({cell_id, *blocked_by.values()})
+        return MeasuredCell(cell_id, _stack(_field(raw, "stack", dict)), verdicts, date, known, blocked_by)
+    except Unreadable as error:
+        raise Unreadable(f"the cell {cell_id[:100]!r}: {error}") from error
+
+
+def _verdicts(raw: Mapping[str, Any]) -> tuple[dict[Key, Verdict], dict[Key, str]]:
+    names = set(raw)
+    try:
+        for subjects in raw.values():
+            names.update(subjects, *subjects.values())
+        texts = {
+            (issue, subject, strategy): text
+            for issue, subjects in raw.items()
+            for subject, strategies in subjects.items()
+            for strategy, text in strategies.items()
+        }
+        by = {key: text.removeprefix(_BLOCKED_BY) for key, text in texts.items() if text.startswith(_BLOCKED_BY)}
+        verdicts = {key: Verdict.BLOCKED if key in by else _VERDICTS[text] for key, text in texts.items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise Unreadable(f"its verdicts cannot be read ({error!r:.200})") from error
+    _check_names(names)
+    return verdicts, by
+
+
+def _field(raw: Any, name: str, kind: type[_T]) -> _T:
+    value = raw.get(name) if isinstance(raw, dict) else None
+    if not isinstance(value, kind):
+        raise Unreadable(f"{name!r} is missing, or no {kind.__name__}: {str(value)[:100]!r}")
+    return value
+
+
+def _stack(versions: Mapping[str, Any]) -> dict[str, str]:
+    _check_names(versions)
+    for package, version in versions.items():
+        _check_version(package, version)
+    return dict(versions)
+
+
+def _check_names(names: Iterable[str]) -> None:
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise Unreadable(f"{name[:100]!r} is no name")
+
+
+@functools.cache
+def _check_version(package: str, version: Any) -> None:
+    """Cached, since cells share their versions."""
+    try:
+        Version(version)
+    except (InvalidVersion, TypeError) as error:
+        raise Unreadable(f"an invalid version of {package}: {str(version)[:100]!r}") from error
 
 
 def load(path: Path) -> Evidence:
@@ -174,8 +225,8 @@ def load(path: Path) -> Evidence:
         EvidenceError: it is missing or no evidence; the text names it.
     """
     try:
-        return Evidence.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return Evidence.from_json(read_text(path))
+    except ValueError as error:
         raise EvidenceError(f"{path}: {error}; make it again with: nox -s report -- --publish") from error
 
 

@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat import stack
-from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.catalog.verdict import SUBJECTS, Verdict
 
 if TYPE_CHECKING:
     from pytest_trlcompat.catalog.ranges import Range
@@ -30,9 +30,6 @@ __all__ = [
     "kind",
     "measured_with",
 ]
-
-SUBJECTS = ("upstream", "corrected")
-"""Whose trainer a suite runs: TRL's own, or ours."""
 
 TRAINERS = ("dpo", "grpo", "ppo", "reward", "rloo", "sft")
 """Trainers that issues of their own begin with in their ids, or end with after ``conformance``."""

@@ -5,10 +5,12 @@ What writes them to a terminal is elsewhere, since the plugin must not need ``ri
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from pytest_trlcompat._escaping import printable
 from pytest_trlcompat.catalog.summary_cells import details
 from pytest_trlcompat.catalog.summary_parts import (
     ALARM,
@@ -23,7 +25,6 @@ from pytest_trlcompat.catalog.summary_parts import (
     corrected,
     counted,
     length,
-    printable,
     sentence,
 )
 from pytest_trlcompat.catalog.verdict import Verdict
@@ -37,6 +38,7 @@ _LINES = 2
 _REASONS = 3
 """Reasons that are given of cells that were not finished, and of verdicts that could not be tested."""
 _SHORTEST_TABLE = 2
+_BREAK = re.compile(r"[\t\n]")
 
 
 def screen(cells: Sequence[CellSummary], *, where: str, more: str = "", width: int = 80, rows: int = 40) -> list[Line]:
@@ -156,7 +158,7 @@ def _cut(line: Line, width: int) -> Line:
     cut: list[Part] = []
     for part in line:
         left = width - length(cut)
-        text = printable(part.text)
+        text = _BREAK.sub(" ", printable(part.text))
         if len(text) > left:
             return (*cut, Part(text[: max(left - 3, 0)] + "..."[: max(left, 0)], part.style))
         cut.append(Part(text, part.style))

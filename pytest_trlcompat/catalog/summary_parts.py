@@ -5,7 +5,6 @@ Imports only the standard library.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ __all__ = [
     "least_to_most",
     "length",
     "measured",
-    "printable",
     "sentence",
 ]
 
@@ -52,7 +50,6 @@ HEADING = "bold"
 
 PROBLEMS = (Verdict.SILENT, Verdict.BROKEN, Verdict.WASTEFUL, Verdict.ERROR, Verdict.HANG, Verdict.BLOCKED)
 """In which users want to read of problems: first those that no error announces."""
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclass(frozen=True)
@@ -91,11 +88,6 @@ class CellSummary:
     @property
     def wrong(self) -> list[Record]:
         return [record for record in self.records if is_wrong(record)]
-
-
-def printable(text: str) -> str:
-    """Without what a terminal, XML or UTF-8 cannot hold: control characters, escapes of colours, lone surrogates."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def sentence(record: Record) -> str:

@@ -1,7 +1,7 @@
 """Verdicts, and the JSON line that carries one from a cell to the report.
 
 Both sides of a cell use it: pytest inside the environment, the matrix and the report outside. Imports only the
-standard library.
+standard library and what reads others' files.
 """
 
 from __future__ import annotations
@@ -10,12 +10,39 @@ import errno
 import fcntl
 import json
 import os
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SEVERITY", "Record", "RecordError", "Verdict", "append_record", "is_wrong", "read_records"]
+from pytest_trlcompat._json_files import Unreadable, lines_of, parse
+from pytest_trlcompat._secrets import Redactor, redacted
+
+__all__ = [
+    "ATTRIBUTED",
+    "NAME",
+    "SEVERITY",
+    "SUBJECTS",
+    "Record",
+    "RecordError",
+    "Scan",
+    "Verdict",
+    "append_record",
+    "is_wrong",
+    "read_records",
+    "scan_records",
+]
+
+SUBJECTS = ("upstream", "corrected")
+"""Whose trainer a suite runs: TRL's own, or ours."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
+"""The id of a known issue or a cell, or the name of a strategy."""
+ATTRIBUTED = ("blocked_by", "symptoms_of", "blocked_by_expected")
+"""What the evidence holds of known issues, beside what was measured."""
+_SHOWN = 200
+"""Characters of a line that is no verdict that its error shows."""
 
 
 class Verdict(str, Enum):
@@ -151,22 +178,67 @@ class Record:
         """The inverse of :meth:`to_json`.
 
         Raises:
-            RecordError: when the line is not JSON, or lacks a field, or names an unknown verdict.
+            RecordError: when the line is not JSON, or lacks a field, or has one of another type, or names an unknown
+                verdict.
         """
         try:
-            raw = json.loads(line)
+            raw = parse(line)
+            if not isinstance(raw, dict):
+                raise Unreadable("it is no object")
+            missing = [name for name in _FIELDS if name not in raw]
+            if missing:
+                raise Unreadable(f"it has no field {', '.join(missing)}")
             expected = raw["expected"]
             return cls(
-                issue=raw["issue"],
-                subject=raw["subject"],
-                strategy=raw["strategy"],
-                verdict=Verdict(raw["verdict"]),
-                expected=None if expected is None else Verdict(expected),
-                evidence=dict(raw["evidence"]),
-                seconds=float(raw["seconds"]),
+                issue=_named(raw, "issue"),
+                subject=_one_of(raw, "subject", SUBJECTS),
+                strategy=_named(raw, "strategy"),
+                verdict=Verdict(_one_of(raw, "verdict", _VERDICTS)),
+                expected=None if expected is None else Verdict(_one_of(raw, "expected", _VERDICTS)),
+                evidence=_evidence(raw["evidence"]),
+                seconds=_seconds(raw["seconds"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise RecordError(f"not a verdict line ({error!r}): {line[:200]!r}") from error
+        except Unreadable as error:
+            shown = redacted(line[: 10 * _SHOWN])[:_SHOWN]
+            raise RecordError(f"not a verdict line ({error}): {shown!r}") from error
+
+    def without_secrets(self, redactor: Redactor | None = None) -> Record:
+        """The record as it may be kept and shown, see :mod:`pytest_trlcompat._secrets`."""
+        return replace(self, evidence=(redactor or Redactor()).values(self.evidence, keep=ATTRIBUTED))
+
+
+_FIELDS = ("issue", "subject", "strategy", "verdict", "expected", "evidence", "seconds")
+_VERDICTS = tuple(verdict.value for verdict in Verdict)
+
+
+def _named(raw: Mapping[str, Any], name: str) -> str:
+    value = raw[name]
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise Unreadable(f"its {name} is no name")
+    return value
+
+
+def _one_of(raw: Mapping[str, Any], name: str, values: tuple[str, ...]) -> str:
+    value = raw[name]
+    if not isinstance(value, str) or value not in values:
+        raise Unreadable(f"its {name} is none of {', '.join(values)}")
+    return value
+
+
+def _evidence(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Unreadable("its evidence is no object")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _LONGEST_TIME:
+        raise Unreadable("its seconds are no number of seconds")
+    return float(value)
+
+
+_LONGEST_TIME = 1e9
+"""Seconds; more than 30 years."""
 
 
 def is_wrong(record: Record) -> bool:
@@ -198,24 +270,57 @@ def read_records(path: Path) -> list[Record]:
     """All verdicts of a results file, the newest of each key; a torn last line of a killed run is passed over.
 
     Raises:
-        RecordError: for any other line that is no verdict, with its number.
+        RecordError: for any other line that is no verdict, with its number, or a file that cannot be read.
     """
-    try:
-        lines = path.read_text().split("\n")
-    except FileNotFoundError:
-        return []
+    found = scan_records(path)
+    if found.problems:
+        raise RecordError(f"{path}{found.problems[0]}")
+    return list(found.records)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What stands in a results file.
+
+    Attributes:
+        records: the newest verdict of each key.
+        problems: what could not be read, as it follows the path: ``, line 3: not a verdict line ...`` or
+            ``: it is a folder``.
+        torn: the same of a last line without its end, as a killed run leaves it, which is none of ``problems``; empty
+            where there is none.
+    """
+
+    records: tuple[Record, ...]
+    problems: tuple[str, ...] = ()
+    torn: str = ""
+
+
+def scan_records(path: Path) -> Scan:
+    """What can be read of a results file, whatever else it holds; nothing where there is no such file."""
     newest: dict[tuple[str, str, str], Record] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = Record.from_json(line)
-        except RecordError as error:
-            if number == len(lines):
-                continue
-            raise RecordError(f"{path}, line {number}: {error}") from error
-        newest[record.key] = record
-    return list(newest.values())
+    problems: list[str] = []
+    torn = ""
+    try:
+        for number, line, whole in lines_of(path):
+            try:
+                if isinstance(line, Unreadable):
+                    raise RecordError(f"not a verdict line ({line})")
+                if line.strip():
+                    record = Record.from_json(line)
+                    newest[record.key] = record
+            except RecordError as error:
+                problem = f", line {number}: {error}"
+                if whole:
+                    problems.append(problem)
+                else:
+                    torn = problem
+    except FileNotFoundError:
+        pass
+    except Unreadable as error:
+        problems.append(f": {error}")
+    except OSError as error:  # a disk that cannot be read any further
+        problems.append(f": {error.strerror}")
+    return Scan(tuple(newest.values()), tuple(problems), torn)
 
 
 def _finite(value: Any) -> Any:

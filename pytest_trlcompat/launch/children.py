@@ -15,13 +15,14 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from pytest_trlcompat import _processes
 from pytest_trlcompat.launch import protocol, rank
+from pytest_trlcompat.launch.limits import explain
 from pytest_trlcompat.launch.live import file_of
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankOutcome, RankReport
 from pytest_trlcompat.launch.rendezvous import rendezvous, store_process
@@ -30,6 +31,7 @@ from pytest_trlcompat.launch.supervise import supervise
 __all__ = [
     "Cancelled",
     "Child",
+    "Refused",
     "attend",
     "dump_stacks",
     "end_orphans",
@@ -47,6 +49,10 @@ _OUTPUT_HEAD, _OUTPUT_TAIL = 1 << 16, 1 << 18
 
 class Cancelled(Exception):
     """The test process has ended, or no longer waits for this launch."""
+
+
+class Refused(Exception):
+    """The system refused something that a launch needs; all that had begun of it has been ended."""
 
 
 @dataclass
@@ -73,8 +79,9 @@ class Child:
 
     def end(self, reason: str) -> None:
         if self.status is None:
-            self.ended_by_launcher = self.ended_by_launcher or reason
-            _kill_group(self.pid)
+            stopped = "; it was stopped by a signal" if _is_stopped(self.pid) else ""
+            self.ended_by_launcher = self.ended_by_launcher or f"{reason}{stopped}"
+            _kill(self.pid)
 
 
 class _Children:
@@ -115,27 +122,45 @@ def launch(spec: LaunchSpec, client: socket.socket) -> LaunchReport:
 
     Raises:
         Cancelled: the client closed its connection; all ranks have been ended.
+        Refused: a rank could not be started; those that had been are ended.
     """
     started = time.monotonic()
-    with rendezvous(spec) as (spec, serve), contextlib.ExitStack() as stack:
-        children = _fork_all(spec, client, stack)
-        try:
-            serve()
-            timed_out = supervise(_Children(children, client, stack), spec.timeout, spec.debugged)
-        finally:
-            for child in children:
-                child.end("the launch was cancelled")
-                reap(child, wait=True)
-            end_orphans()
-        return LaunchReport(tuple(report(child) for child in children), timed_out, time.monotonic() - started)
+    try:
+        with rendezvous(spec) as (spec, serve), contextlib.ExitStack() as stack:
+            children: list[Child] = []
+            try:
+                for number in range(spec.local_world_size):
+                    children.append(_fork_next(spec, number, children, client, stack))
+                _start_store(serve)
+                timed_out = supervise(_Children(children, client, stack), spec.timeout, spec.debugged)
+            finally:
+                for child in children:
+                    child.end("the launch was cancelled")
+                    reap(child, wait=True)
+                with contextlib.suppress(OSError):  # tried again below, when the launch's descriptors are free
+                    end_orphans()
+            return LaunchReport(tuple(report(child) for child in children), timed_out, time.monotonic() - started)
+    except OSError as error:
+        raise Refused(explain(error)) from error
+    finally:
+        end_orphans()
 
 
-def _fork_all(spec: LaunchSpec, client: socket.socket, stack: contextlib.ExitStack) -> list[Child]:
-    children: list[Child] = []
-    for number in range(spec.local_world_size):
-        others = [client, *(child.channel for child in children)]
-        children.append(fork_rank(spec, number, others, output_files(spec, number, stack), stack))
-    return children
+def _start_store(serve: Callable[[], None]) -> None:
+    try:
+        serve()
+    except Exception as error:  # torch has classes of its own for what the system refuses
+        raise Refused(f"the ranks' store could not be started: {type(error).__name__}: {error}") from error
+
+
+def _fork_next(
+    spec: LaunchSpec, number: int, before: Sequence[Child], client: socket.socket, stack: contextlib.ExitStack
+) -> Child:
+    others = [client, *(child.channel for child in before)]
+    try:
+        return fork_rank(spec, number, others, output_files(spec, number, stack), stack)
+    except OSError as error:
+        raise Refused(f"rank {number} of {spec.local_world_size} could not be started: {explain(error)}") from error
 
 
 def fork_rank(
@@ -152,24 +177,35 @@ def fork_rank(
         others: connections that the rank must close, so that the other ends see when they are closed here.
         output: files for its stdout and stderr.
         stack: releases this process's resources for it.
+
+    Raises:
+        OSError: the system refused a process or a descriptor; there is then no rank.
     """
     ours, theirs = socket.socketpair()
     stack.callback(ours.close)
     semaphores = f"trlcompat-{uuid.uuid4().hex}"
-    stack.callback(_remove_semaphores, semaphores)
     started = time.monotonic()
     parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        for inherited in (ours, *others):
-            inherited.close()
-        _name_semaphores(semaphores)
-        rank.run(spec, number, theirs, parent, (output[0].fileno(), output[1].fileno()))
-    theirs.close()
+    with theirs:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for inherited in (ours, *others):
+                    inherited.close()
+                _name_semaphores(semaphores)
+                rank.run(spec, number, theirs, parent, (output[0].fileno(), output[1].fileno()))
+            finally:
+                os._exit(1)
+    stack.callback(_remove_semaphores, semaphores)
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)  # the rank does the same; either may be first
     ours.setblocking(False)
-    pidfd = os.pidfd_open(pid)
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        _kill(pid)
+        os.waitpid(pid, 0)
+        raise
     stack.callback(os.close, pidfd)
     return Child(number, pid, pidfd, ours, *output, started)
 
@@ -205,11 +241,14 @@ def end_orphans() -> None:
 
 def output_files(spec: LaunchSpec, number: int, stack: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
     """Files for a rank's stdout and stderr: without a name, which the kernel removes with their last descriptor, or
-    where the test process follows them."""
+    where the test process follows them.
+
+    They lie in the launcher's present folder: that with which the server started may have vanished.
+    """
 
     def new(stream: str) -> IO[bytes]:
         if spec.output_folder is None:
-            return stack.enter_context(tempfile.TemporaryFile())
+            return stack.enter_context(tempfile.TemporaryFile(dir=spec.folder))
         return stack.enter_context(file_of(spec.output_folder, number, stream).open("w+b"))
 
     return new("stdout"), new("stderr")
@@ -234,8 +273,12 @@ def _drain(child: Child) -> bool:
             return False
         if not data:
             return False
-        for outcome in child.buffer.feed(data):
-            child.outcome = outcome
+        try:
+            for outcome in child.buffer.feed(data):
+                child.outcome = outcome
+        except Exception:  # the rank's function has written into the connection
+            child.outcome = None
+            return False
 
 
 def reap(child: Child, wait: bool) -> None:
@@ -243,7 +286,7 @@ def reap(child: Child, wait: bool) -> None:
         return
     # The rank is still a zombie here, so its group id cannot be reused: end the processes that it left behind.
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | (0 if wait else os.WNOHANG))
-    _kill_group(child.pid)
+    _kill(child.pid)
     _, status, usage = os.wait4(child.pid, 0)
     child.status = os.waitstatus_to_exitcode(status)
     child.peak_bytes = usage.ru_maxrss * 1024
@@ -251,9 +294,19 @@ def reap(child: Child, wait: bool) -> None:
     _drain(child)
 
 
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+def _is_stopped(pid: int) -> bool:
+    """Whether SIGSTOP, or another signal like it, has stopped the process; see ``proc_pid_stat(5)``."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
+
+
+def _kill(pid: int) -> None:
+    """Kill a rank, which may have left its process group, and that group."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
 
 
 def dump_stacks(children: Sequence[Child]) -> None:

@@ -10,10 +10,11 @@ import inspect
 import operator
 import os
 import pickle
-import shutil
 import sys
 import tempfile
 import threading
+import traceback
+import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,11 +22,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pytest_trlcompat import stack
+from pytest_trlcompat._cleaner import OwnFolder
 from pytest_trlcompat._devices import visible_gpus
 from pytest_trlcompat.launch import cold
-from pytest_trlcompat.launch.cluster import Cluster
+from pytest_trlcompat.launch.cluster import Cluster, ClusterError
 from pytest_trlcompat.launch.debugging import PATIENCE, Debug
 from pytest_trlcompat.launch.environment import base_environment, rank_environment
+from pytest_trlcompat.launch.limits import explain
 from pytest_trlcompat.launch.live import followed
 from pytest_trlcompat.launch.measuring import is_measured, measurement, merge
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankOutcome, RankReport
@@ -33,9 +36,9 @@ from pytest_trlcompat.launch.payload import arguments, dump
 from pytest_trlcompat.launch.proof import expectation
 from pytest_trlcompat.launch.raising import RAISES, error_of
 from pytest_trlcompat.launch.relay import settings_of_this_process
-from pytest_trlcompat.launch.result import LaunchError, LaunchResult, LaunchWarning, RankResult
+from pytest_trlcompat.launch.result import Failure, LaunchError, LaunchResult, LaunchWarning, RankResult
 from pytest_trlcompat.launch.strategy import Strategy, accelerate_config, check_present, is_file_name, strategy
-from pytest_trlcompat.launch.warm import Server
+from pytest_trlcompat.launch.warm import Refused, Server
 
 __all__ = ["DEFAULT_TIMEOUT", "DEVICES", "MAX_WORLD_SIZE", "MODES", "Launcher", "Relay"]
 
@@ -57,6 +60,10 @@ class Relay(Protocol):
 
     def __call__(self, result: LaunchResult, failed: BaseException | None) -> None:
         """Take the result, and the error that the launch is about to raise, if there is one."""
+
+
+_LAUNCHER = "TRLCOMPAT_LAUNCHER"
+"""The variable that identifies all processes of a launcher."""
 
 
 class Launcher:
@@ -99,7 +106,8 @@ class Launcher:
         self.preload = tuple(preload)
         self.preloaded: dict[str, float] = {}
         self._servers: dict[str, Server] = {}
-        self._folder: Path | None = None
+        self._folder: OwnFolder | None = None
+        self._mark = uuid.uuid4().hex
         self._launches = 0
         self._one_at_a_time = threading.Lock()  # a server runs one launch, and answers in the order of requests
 
@@ -118,8 +126,8 @@ class Launcher:
         folder, self._folder = self._folder, None
         with contextlib.ExitStack() as exits:
             if folder is not None:
-                exits.callback(shutil.rmtree, folder, ignore_errors=True)
-                exits.callback(merge, folder / _COVERAGE)
+                exits.callback(folder.remove)
+                exits.callback(merge, folder.path / _COVERAGE)
             for server in servers.values():
                 exits.callback(server.stop)
 
@@ -153,7 +161,7 @@ class Launcher:
             world_size: number of ranks, 1 to 8 on each machine, and on CUDA at most the number of GPUs; by default
                 that of the configuration file, else 2 (1 with one GPU), and 1 for ``single``.
             options: the strategy's options, see :func:`pytest_trlcompat.launch.strategy.strategy`.
-            timeout: seconds, from the fork on.
+            timeout: seconds, from the fork on. The command of a cold launch has as long again to start the ranks.
             env: environment variables for the ranks, besides those of the test process and of the strategy.
             check: raise an error when any rank fails; with ``False`` the result is returned anyway.
             raises: ``"launch"`` for a :class:`LaunchError` when a rank fails; ``"original"`` for the exception that the
@@ -167,7 +175,8 @@ class Launcher:
             more: its other keyword arguments.
 
         Raises:
-            LaunchError: a rank failed (root cause first), the launch timed out, or the server could not be started.
+            LaunchError: a rank failed (root cause first), the launch timed out, the server could not be started, or
+                the system refused something that a launch needs.
             pytest.skip.Exception: a rank called ``pytest.skip``, and none failed for another reason; likewise of
                 ``pytest.xfail`` and ``pytest.fail``.
             StrategyError: the strategy or its options are invalid; StrategyAbsent: this stack does not have it.
@@ -222,7 +231,7 @@ class Launcher:
             mode=mode,
             timeout=self.timeout if timeout is None else timeout,
             seed=seed,
-            cwd=os.getcwd(),
+            cwd=_working_directory(),
             sys_path=tuple(sys.path),
             rank_environment=self._rank_environment(chosen, size),
             expectation=expectation(chosen, size, device, sharded),
@@ -246,25 +255,35 @@ class Launcher:
         return 0 if spec.strategy == "single" else self.cluster.node_rank * spec.local_world_size
 
     def _launch(self, spec: LaunchSpec, chosen: Strategy, command: str | None, env: Mapping[str, str]) -> LaunchReport:
-        with contextlib.ExitStack() as exits:
-            folder = exits.enter_context(tempfile.TemporaryDirectory(prefix="launch-", dir=self._own_folder()))
-            environment = self._environment(spec.device)
-            if self.debug is not None:
-                debug = exits.enter_context(self.debug())
-                if debug.rank < self._first_rank(spec) + spec.local_world_size:
-                    spec = replace(spec, debug=debug, timeout=PATIENCE)
-            spec = replace(spec, coverage=measurement(self._own_folder() / _COVERAGE))
-            if self.live:
-                spec = replace(spec, output_folder=folder)
-                exits.enter_context(followed(folder, self._first_rank(spec), spec.local_world_size))
-            if spec.mode == "cold":
-                return self._launch_cold(spec, chosen, command, {**environment, **env})
-            settings = chosen.environment(Path(folder))
-            return self._launch_warm(replace(spec, environment={**environment, **settings, **env}))
+        try:
+            with contextlib.ExitStack() as exits:
+                own = self._own_folder()
+                name = exits.enter_context(
+                    tempfile.TemporaryDirectory(prefix="launch-", dir=own, ignore_cleanup_errors=True)
+                )
+                folder, environment = Path(name), self._environment(spec.device)
+                spec = replace(spec, folder=name, coverage=measurement(own / _COVERAGE))
+                if spec.strategy != "single" and self.cluster.nnodes == 1:
+                    spec = replace(spec, store=str(folder / "store"))
+                if self.debug is not None:
+                    debug = exits.enter_context(self.debug())
+                    if debug.rank < self._first_rank(spec) + spec.local_world_size:
+                        spec = replace(spec, debug=debug, timeout=PATIENCE)
+                if self.live:
+                    spec = replace(spec, output_folder=name)
+                    exits.enter_context(followed(name, self._first_rank(spec), spec.local_world_size))
+                if spec.mode == "cold":
+                    return self._launch_cold(spec, chosen, command, {**environment, **env}, folder)
+                settings = chosen.environment(folder)
+                return self._launch_warm(replace(spec, environment={**environment, **settings, **env}))
+        except OSError as error:
+            raise LaunchError(f"the launch could not begin: {explain(error)}") from error
 
     def _launch_warm(self, spec: LaunchSpec) -> LaunchReport:
         try:
             return self._server(spec.device).launch(spec)
+        except Refused:
+            raise
         except BaseException:  # also on Ctrl-C: the next launch would otherwise receive the report of this one
             self._forget(spec.device)
             raise
@@ -308,11 +327,16 @@ class Launcher:
             server.stop()
 
     def _launch_cold(
-        self, spec: LaunchSpec, chosen: Strategy, command: str | None, environment: dict[str, str]
+        self, spec: LaunchSpec, chosen: Strategy, command: str | None, environment: dict[str, str], folder: Path
     ) -> LaunchReport:
         program = _known("command", command or cold.default_command(chosen, spec.device), cold.COMMANDS)
-        if program == "deepspeed" and (chosen.config is None or self.cluster.nnodes > 1):
-            raise ValueError("command 'deepspeed' launches zero1, zero2 and zero3, on one machine")
+        if program == "deepspeed" and chosen.config is None:
+            raise ValueError("command 'deepspeed' launches zero1, zero2 and zero3")
+        if self.cluster.nnodes > 1:
+            raise ClusterError(
+                "cold launches run on one machine: the agents of torchrun and accelerate on several meet at a port "
+                "where they unpickle what anybody sends"
+            )
         path = [str(Path(__file__).parents[2]), *filter(None, [environment.get("PYTHONPATH")])]
         if spec.device == "software":
             from pytest_trlcompat import accelerator
@@ -324,17 +348,28 @@ class Launcher:
             path.insert(0, standin)
             spec = replace(spec, extra_path=(standin,))
         environment["PYTHONPATH"] = os.pathsep.join(path)
-        return cold.launch(spec, chosen, program, environment)
+        return cold.launch(spec, chosen, program, environment, folder)
 
     def _environment(self, device: str) -> dict[str, str]:
-        return {**base_environment(device, self.cluster), "TMPDIR": str(self._own_folder() / "tmp")}
+        own = {"TMPDIR": str(self._own_folder() / "tmp"), _LAUNCHER: self._mark}
+        return {**base_environment(device, self.cluster), **own}
 
     def _own_folder(self) -> Path:
         """The folder for temporary files of this launcher and its ranks, until it is closed."""
+        if self._folder is not None and not self._folder.exists:
+            text = f"the folder for temporary files, {self._folder.path}, has vanished; a new one is made"
+            warnings.warn(text, LaunchWarning, 4)
+            self._folder.remove()
+            self._folder = None
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="trlcompat-"))
-            (self._folder / "tmp").mkdir()
-        return self._folder
+            path = Path(tempfile.mkdtemp(prefix="trlcompat-"))
+            try:
+                self._folder = OwnFolder(path, f"{_LAUNCHER}={self._mark}")
+            except BaseException:
+                path.rmdir()
+                raise
+        (self._folder.path / "tmp").mkdir(exist_ok=True)
+        return self._folder.path
 
 
 _OWN = {
@@ -361,6 +396,13 @@ def _build_accelerator(device: str) -> None:
         accelerator.build()
 
 
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        raise LaunchError("the test process's working directory does not exist any more; ranks start in it") from error
+
+
 def _choose(chosen: str | Strategy | os.PathLike[str], options: Mapping[str, Any] | None) -> Strategy:
     if isinstance(chosen, str) and not is_file_name(chosen):
         return strategy(chosen, options)
@@ -371,10 +413,15 @@ def _choose(chosen: str | Strategy | os.PathLike[str], options: Mapping[str, Any
 
 def _rank_result(report: RankReport, first: int) -> RankResult:
     outcome = report.outcome or RankOutcome(returned=False, ended_at=report.ended_at)
+    value, failure = None, outcome.failure
+    try:
+        value = None if outcome.value is None else pickle.loads(outcome.value)
+    except Exception as error:
+        failure = _unreadable(error)
     return RankResult(
         rank=first + report.rank,
-        value=None if outcome.value is None else pickle.loads(outcome.value),
-        failure=outcome.failure,
+        value=value,
+        failure=failure,
         exit_status=report.exit_status,
         ended_by_launcher=report.ended_by_launcher,
         stdout=report.stdout,
@@ -387,4 +434,12 @@ def _rank_result(report: RankReport, first: int) -> RankResult:
         proof=dict(outcome.proof),
         warned=outcome.warned,
         records=tuple({**record, "rank": first + report.rank} for record in outcome.records),
+    )
+
+
+def _unreadable(error: Exception) -> Failure:
+    message = f"the function's result cannot be unpickled in the test process: {type(error).__name__}: {error}"
+    trace = "".join(traceback.format_exception(error))
+    return Failure(
+        type(error).__name__, message, f"{trace}{message}", tuple(base.__name__ for base in type(error).__mro__)
     )

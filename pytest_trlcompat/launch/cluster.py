@@ -5,9 +5,14 @@ Imports only the standard library.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-__all__ = ["Cluster", "ClusterError"]
+__all__ = ["SECRET_VARIABLE", "Cluster", "ClusterError"]
+
+SECRET_VARIABLE = "TRLCOMPAT_RDZV_SECRET"
+"""The environment variable of the secret: other users see command lines, and configuration files are committed."""
+
+_SHORTEST_SECRET = 16
 
 
 class ClusterError(ValueError):
@@ -23,8 +28,9 @@ class Cluster:
     Attributes:
         nnodes: number of machines.
         node_rank: number of this one, from 0.
-        rdzv_endpoint: ``HOST:PORT`` of machine 0, reachable from every machine. The port is open and unprotected while
-            tests run, so a private network is required, as for torchrun.
+        rdzv_endpoint: ``HOST:PORT`` of machine 0, reachable from every machine.
+        secret: what machines must know that meet there, the same on each. What the ranks then exchange is neither
+            encrypted nor protected by it, so a private network is required, as for torchrun.
 
     Raises:
         ClusterError: the settings contradict each other.
@@ -33,6 +39,7 @@ class Cluster:
     nnodes: int = 1
     node_rank: int = 0
     rdzv_endpoint: str | None = None
+    secret: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.nnodes < 1:
@@ -41,6 +48,11 @@ class Cluster:
             raise ClusterError(f"node_rank must be 0 to {self.nnodes - 1}, not {self.node_rank}")
         if self.nnodes > 1 and self.rdzv_endpoint is None:
             raise ClusterError(f"{self.nnodes} machines need rdzv_endpoint, the HOST:PORT of machine 0")
+        if self.nnodes > 1 and len(self.secret or "") < _SHORTEST_SECRET:
+            raise ClusterError(
+                f"{self.nnodes} machines need a secret of {_SHORTEST_SECRET} characters or more, the same on each, as "
+                f"{SECRET_VARIABLE}; make one by: python -c 'import secrets; print(secrets.token_hex())'"
+            )
         if self.rdzv_endpoint is not None:
             _address(self.rdzv_endpoint)
 

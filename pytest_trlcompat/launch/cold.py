@@ -22,11 +22,11 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pytest_trlcompat import _processes
-from pytest_trlcompat.launch import protocol
-from pytest_trlcompat.launch.cluster import Cluster
+from pytest_trlcompat._secrets import redacted
+from pytest_trlcompat.launch import protocol, store
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankReport
 from pytest_trlcompat.launch.result import LaunchError, describe_exit
 from pytest_trlcompat.launch.strategy import DEEPSPEED_CONFIG_NAME, FSDP_CONFIG_NAMES, Strategy
@@ -37,8 +37,12 @@ __all__ = ["COMMANDS", "accelerate_settings", "default_command", "launch"]
 
 COMMANDS = ("accelerate", "torchrun", "deepspeed")
 
-_SOCKET = "s"  # a short name: a socket's path may have a hundred characters
-_START_TIMEOUT = 300.0
+_SOCKET = "s"
+_AGENT_STORE = "agent"
+# The elastic agents of torchrun and accelerate otherwise host a store that listens on all interfaces, and unpickle what
+# is in it. Without an endpoint, for which accelerate has no option, its file is a temporary one of this user's.
+_AGENT = ("--rdzv_backend", "c10d", "--rdzv_conf", "store_type=file")
+_NO_SHARED_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # from torch 2.5 on they host one for the ranks too
 _DUMP_TIME, _END_TIMEOUT = 0.5, 5.0
 _POLL = 0.1
 _LOG_TAIL = 6000
@@ -48,10 +52,14 @@ _ACCELERATE_TYPES = {"software": "MULTI_NPU", "cuda": "MULTI_GPU", "cpu": "MULTI
 
 @dataclass
 class _Keeper:
-    """The connection to the keeper process of one rank."""
+    """The connection to the keeper process of one rank.
 
-    rank: int
+    Attributes:
+        rank: its number on this machine; ``None`` as long as the keeper has not told it.
+    """
+
     channel: socket.socket
+    rank: int | None = None
     buffer: protocol.Buffer = field(default_factory=protocol.Buffer)
     report: RankReport | None = None
     gone: bool = False
@@ -74,27 +82,36 @@ def default_command(strategy: Strategy, device: str) -> str:
     return "torchrun" if device == "cpu" and strategy.name != "single" else "accelerate"
 
 
-def launch(spec: LaunchSpec, strategy: Strategy, command: str, launcher_environment: Mapping[str, str]) -> LaunchReport:
+def launch(
+    spec: LaunchSpec, strategy: Strategy, command: str, launcher_environment: Mapping[str, str], folder: Path
+) -> LaunchReport:
     """Run ``spec`` under a real launcher's command.
 
     Args:
         spec: as for the warm server; only the caller's part of its environment is used.
         launcher_environment: the environment variables of the command itself.
+        folder: an empty one that only this user can enter.
 
     Raises:
-        LaunchError: the command ended before every rank had started; with its output.
+        LaunchError: the command ended before every rank had started, or started other ranks than were asked for, or
+            had not started all of them when the launch's timeout had passed; with its output.
     """
     mark = uuid.uuid4().hex
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="trlcompat-") as name, contextlib.ExitStack() as stack:
-        folder = Path(name)
+    with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        listener.bind(str(folder / _SOCKET))
+        with protocol.short_path(folder / _SOCKET) as path:
+            listener.bind(path)
         listener.listen(spec.local_world_size)
-        log = stack.enter_context(tempfile.TemporaryFile())
+        log = stack.enter_context(tempfile.TemporaryFile(dir=folder))
         process = subprocess.Popen(
             _command(spec, strategy, command, folder),
-            env={**launcher_environment, **_strategy_environment(strategy, command, folder), MARK: mark},
+            env={
+                **launcher_environment,
+                **_NO_SHARED_STORE,
+                **_strategy_environment(strategy, command, folder),
+                MARK: mark,
+            },
             cwd=spec.cwd,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -106,18 +123,21 @@ def launch(spec: LaunchSpec, strategy: Strategy, command: str, launcher_environm
         stack.callback(keepers.close)
         try:
             keepers.start()
-        except _Ended as ended:
-            log.seek(0)
-            tail = log.read().decode(errors="replace")[-_LOG_TAIL:]
-            raise LaunchError(f"{command} {ended}; its output:\n{tail}") from None
+        except _NotStarted as reason:
+            raise LaunchError(f"{command} {reason}; its output:\n{_tail(log)}") from None
         timed_out = supervise(keepers, spec.timeout, spec.debugged)
         if not timed_out:
             keepers.dismiss()
-        return LaunchReport(keepers.reports(), timed_out, time.monotonic() - started)
+        return LaunchReport(keepers.reports(_tail(log)), timed_out, time.monotonic() - started)
 
 
-class _Ended(Exception):
-    """The command ended, or took too long, before all ranks had started."""
+def _tail(log: IO[bytes]) -> str:
+    log.seek(0)
+    return redacted(log.read().decode(errors="replace"))[-_LOG_TAIL:]
+
+
+class _NotStarted(Exception):
+    """The command ended, or took too long, before all ranks had started, or started others than were asked for."""
 
 
 class _Keepers:
@@ -131,24 +151,30 @@ class _Keepers:
         self._listener = listener
         self._command = command
         self._keepers: dict[int, _Keeper] = {}
+        self._ending = False
+        self._silent: list[_Keeper] = []
+        """Those that have connected and not told their rank."""
 
     def start(self) -> None:
-        """Wait until the keepers of all ranks have connected, and send them the launch.
+        """Wait until the keepers of all ranks have told their ranks, and send them the launch.
 
         Raises:
-            _Ended: the command ended before that.
+            _NotStarted: the command ended before that, started other ranks, or took longer than the launch may.
         """
         size = self._spec.local_world_size
-        deadline = time.monotonic() + _START_TIMEOUT
-        self._listener.settimeout(_POLL)
-        while len(self._keepers) < size:
-            with contextlib.suppress(TimeoutError):
-                channel, _ = self._listener.accept()
-                self._accept(channel)
-            if self._process.poll() is not None and len(self._keepers) < size:
-                raise _Ended(f"{describe_exit(self._process.returncode)} and started {len(self._keepers)} ranks")
+        deadline = time.monotonic() + self._spec.timeout
+        self._listener.setblocking(False)
+        while True:
+            ended = self._process.poll()
+            heard = self._meet(_POLL)  # after asking, so that what its keepers had sent is received
+            if len(self._keepers) == size:
+                break
+            began = f"{len(self._keepers)} of {size} ranks"
+            if ended is not None and not heard:
+                raise _NotStarted(f"{describe_exit(ended)} and started {began}")
             if time.monotonic() > deadline:
-                raise _Ended(f"started {len(self._keepers)} of {size} ranks within {_START_TIMEOUT:g} s")
+                silent = f"; {len(self._silent)} more had connected and said nothing" if self._silent else ""
+                raise _NotStarted(f"started {began} within the launch's timeout of {self._spec.timeout:g} s{silent}")
         self._send({"kind": "run", "spec": self._spec}, self._keepers.values())
 
     def running(self) -> bool:
@@ -160,11 +186,14 @@ class _Keepers:
                 selector.register(keeper.channel, selectors.EVENT_READ, keeper)
             for key, _ in selector.select(limit):
                 self._receive(key.data)
+        if not self._ending and self.running() and self._process.poll() is not None:
+            # It waits for its ranks, so it has been killed, and they would not learn of it.
+            self.end(f"{self._command} {describe_exit(self._process.returncode)}")
 
     def first_failed(self) -> int | None:
         failed = [keeper for keeper in self._keepers.values() if keeper.failed]
-        ended = {keeper.rank: keeper.report.ended_at if keeper.report else math.inf for keeper in failed}
-        return min(ended, key=lambda rank: ended[rank]) if ended else None
+        first = min(failed, key=lambda keeper: keeper.report.ended_at if keeper.report else math.inf, default=None)
+        return None if first is None else first.rank
 
     def dump_stacks(self) -> None:
         self._send({"kind": "dump"}, self._running())
@@ -172,6 +201,7 @@ class _Keepers:
 
     def end(self, reason: str) -> None:
         """End the running ranks, and receive their reports."""
+        self._ending = True
         self._send({"kind": "end", "reason": reason}, self._running())
         deadline = time.monotonic() + _END_TIMEOUT
         while self.running() and time.monotonic() < deadline:
@@ -181,16 +211,20 @@ class _Keepers:
         """Let the keepers exit. That of a failed rank waits, since its exit makes the command end the others."""
         self._send({"kind": "leave"}, self._keepers.values())
 
-    def reports(self) -> tuple[RankReport, ...]:
-        """The report of each rank, or that it was lost."""
-        lost = f"{self._command} ended it before it could report"
+    def reports(self, output: str) -> tuple[RankReport, ...]:
+        """The report of each rank, or that it was lost.
+
+        Args:
+            output: what the command printed, which is all that is known of a lost rank.
+        """
+        lost = f"{self._command} ended it, or the process that kept it ended, before it could report"
         return tuple(
-            keeper.report or RankReport(rank, exit_status=1, ended_by_launcher=lost)
+            keeper.report or RankReport(rank, exit_status=1, ended_by_launcher=lost, stderr=output)
             for rank, keeper in sorted(self._keepers.items())
         )
 
     def close(self) -> None:
-        for keeper in self._keepers.values():
+        for keeper in (*self._keepers.values(), *self._silent):
             keeper.channel.close()
 
     def _running(self) -> list[_Keeper]:
@@ -201,26 +235,72 @@ class _Keepers:
         for keeper in keepers:
             keeper.send(message)
 
-    def _accept(self, channel: socket.socket) -> None:
+    def _meet(self, limit: float) -> bool:
+        """Accept keepers and hear their ranks; ``False`` when there was nothing to do within ``limit`` seconds."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            for keeper in self._silent:
+                selector.register(keeper.channel, selectors.EVENT_READ, keeper)
+            ready = selector.select(limit)
+        for key, _ in ready:
+            if key.data is None:
+                self._accept()
+            else:
+                self._hear(key.data)
+        return bool(ready)
+
+    def _accept(self) -> None:
         """Accept a keeper. No other user can reach the socket; that the peer belongs to this user is checked anyway."""
+        try:
+            channel, _ = self._listener.accept()
+        except OSError:  # it has gone again
+            return
         peer = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, user, _ = _CREDENTIALS.unpack(peer)
         if user != os.getuid():
             channel.close()
             return
-        channel.settimeout(_START_TIMEOUT)
-        rank = int(protocol.receive(channel)["local_rank"])
-        self._keepers[rank] = _Keeper(rank, channel)
+        channel.settimeout(self._spec.timeout)
+        self._silent.append(_Keeper(channel))
+
+    def _hear(self, keeper: _Keeper) -> None:
+        """Receive a keeper's rank.
+
+        Raises:
+            _NotStarted: it is none of those that were asked for.
+        """
+        for hello in self._messages(keeper):
+            rank, world_size = hello["local_rank"], hello["world_size"]
+            wanted = self._spec.expectation.world_size
+            if world_size != wanted:
+                raise _NotStarted(f"started {world_size} of {wanted} ranks{self._why_fewer()}")
+            if rank in self._keepers or not 0 <= rank < self._spec.local_world_size:
+                raise _NotStarted(f"started rank {rank} of {wanted} twice, or one too many")
+            keeper.rank = rank
+            self._keepers[rank] = keeper
+        if keeper.gone and keeper.rank is None:
+            keeper.channel.close()
+        if keeper.gone or keeper.rank is not None:
+            self._silent.remove(keeper)
+
+    def _why_fewer(self) -> str:
+        if self._command == "accelerate" and self._spec.device == "cpu":
+            return ": on a plain CPU it starts several by MPI alone, so leave command out, or pass command='torchrun'"
+        return ""
 
     def _receive(self, keeper: _Keeper) -> None:
+        for message in self._messages(keeper):
+            keeper.report = message
+
+    @staticmethod
+    def _messages(keeper: _Keeper) -> list[Any]:
+        """What the keeper has sent, now that its connection is readable."""
         try:
             data = keeper.channel.recv(1 << 20)
         except OSError:
             data = b""
-        if not data:
-            keeper.gone = True
-        for message in keeper.buffer.feed(data):
-            keeper.report = message
+        keeper.gone = not data
+        return keeper.buffer.feed(data)
 
 
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:
@@ -244,27 +324,28 @@ def _strategy_environment(strategy: Strategy, command: str, folder: Path) -> dic
 
 def _command(spec: LaunchSpec, strategy: Strategy, command: str, folder: Path) -> list[str]:
     keeper = ["-m", "pytest_trlcompat.launch.keeper", str(folder / _SOCKET)]
-    local, cluster = spec.local_world_size, spec.cluster
+    module = [sys.executable, "-m"]
+    local = spec.local_world_size
     if command == "accelerate":
         config = folder / "accelerate_config.json"
-        config.write_text(json.dumps(accelerate_settings(strategy, spec.device, local, cluster, folder), indent=1))
-        return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config), *keeper]
+        config.write_text(json.dumps(accelerate_settings(strategy, spec.device, local, folder), indent=1))
+        return [*module, "accelerate.commands.launch", "--config_file", str(config), *_AGENT, *keeper]
     if command == "torchrun":
-        return [sys.executable, "-m", "torch.distributed.run", *_torchrun_arguments(local, cluster), *keeper]
-    return [sys.executable, "-m", "deepspeed.launcher.runner", *_deepspeed_arguments(local), *keeper[1:]]
+        ranks = ("--nproc-per-node", str(local), "--rdzv-endpoint", str(folder / _AGENT_STORE))
+        return [*module, "torch.distributed.run", *_AGENT, *ranks, *keeper]
+    return [*module, "deepspeed.launcher.runner", *_deepspeed_arguments(local), *keeper[1:]]
 
 
-def accelerate_settings(strategy: Strategy, device: str, local: int, cluster: Cluster, folder: Path) -> dict[str, Any]:
+def accelerate_settings(strategy: Strategy, device: str, local: int, folder: Path) -> dict[str, Any]:
     """A configuration as ``accelerate config`` writes it."""
-    host, port = cluster.address or (None, _free_port())  # not 0, which older releases use as a port number
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "NO" if strategy.name == "single" else _ACCELERATE_TYPES[device],
-        "num_processes": local * cluster.nnodes,
-        "num_machines": cluster.nnodes,
-        "machine_rank": cluster.node_rank,
-        "main_process_ip": host,
-        "main_process_port": port,
+        "num_processes": local,
+        "num_machines": 1,
+        "machine_rank": 0,
+        "main_process_ip": None,
+        "main_process_port": 0,  # nobody listens there; of any other, accelerate asks whether it is free
         "use_cpu": device == "cpu",
         "debug": False,
     }
@@ -284,20 +365,5 @@ def _fsdp_config(strategy: Strategy) -> Iterator[tuple[str, Any]]:
         yield f"fsdp_{FSDP_CONFIG_NAMES.get(name, name)}", value
 
 
-def _torchrun_arguments(local: int, cluster: Cluster) -> list[str]:
-    if cluster.nnodes == 1:
-        return ["--nproc-per-node", str(local), "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-    return [
-        *("--nnodes", str(cluster.nnodes), "--node-rank", str(cluster.node_rank), "--nproc-per-node", str(local)),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", str(cluster.rdzv_endpoint)),
-    ]
-
-
 def _deepspeed_arguments(local: int) -> list[str]:
-    return ["--num_gpus", str(local), "--master_port", str(_free_port()), "--no_local_rank", "--module"]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return ["--num_gpus", str(local), "--master_port", store.PORT, "--no_local_rank", "--module"]

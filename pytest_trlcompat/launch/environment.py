@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 from pytest_trlcompat._devices import visible_gpus
-from pytest_trlcompat.accelerator.build import cache_folder
-from pytest_trlcompat.launch.cluster import Cluster
+from pytest_trlcompat._trust import UntrustedError, make_folder
+from pytest_trlcompat.accelerator.build import AcceleratorError, cache_folder
+from pytest_trlcompat.launch import store
+from pytest_trlcompat.launch.cluster import SECRET_VARIABLE, Cluster
 from pytest_trlcompat.launch.strategy import Strategy
 
 __all__ = ["base_environment", "rank_environment"]
@@ -35,18 +37,23 @@ _OTHER_LAUNCHERS = (
 
 
 def base_environment(device: str, cluster: Cluster) -> dict[str, str]:
-    """The test process's variables, without those of other launchers, and defaults that keep launches offline.
+    """The test process's variables, without those of other launchers and the secret of several machines, and defaults
+    that keep launches offline.
 
     Variables that the test process has set take precedence over these defaults.
+
+    Raises:
+        AcceleratorError: another user could change the extensions that PyTorch compiles for this one.
     """
-    environment = {key: value for key, value in os.environ.items() if key not in _OTHER_LAUNCHERS}
+    environment = {key: value for key, value in os.environ.items() if key not in (*_OTHER_LAUNCHERS, SECRET_VARIABLE)}
     defaults = {
         "OMP_NUM_THREADS": "1",  # ranks share the cores, and a thread pool does not survive a fork
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
-        "TORCH_EXTENSIONS_DIR": str(_extensions_folder()),
     }
+    if "TORCH_EXTENSIONS_DIR" not in environment and (extensions := _extensions_folder()) is not None:
+        defaults["TORCH_EXTENSIONS_DIR"] = str(extensions)
     if cluster.nnodes == 1:
         defaults["GLOO_SOCKET_IFNAME"] = "lo"  # not reachable from other machines
     if device == "cpu":
@@ -64,18 +71,38 @@ def rank_environment(chosen: Strategy, local_rank: int, world_size: int, cluster
     if chosen.name == "single":
         return {}
     local = cluster.local_world_size(world_size)
+    # On one machine the store is a file; of several the server adds its address.
+    address = {"MASTER_ADDR": store.ADDRESS, "MASTER_PORT": store.PORT} if cluster.nnodes == 1 else {}
     return {
+        **address,
         "RANK": str(cluster.node_rank * local + local_rank),
         "LOCAL_RANK": str(local_rank),
         "GROUP_RANK": str(cluster.node_rank),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(local),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is the server's; no rank hosts it
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # no rank hosts a store
         "TORCHELASTIC_RESTART_COUNT": "0",  # required together with it up to torch 2.5
     }
 
 
-def _extensions_folder() -> Path:
-    """One folder per environment: an extension built for one torch and DeepSpeed must not be loaded by another."""
+def _extensions_folder() -> Path | None:
+    """One folder per environment: an extension built for one torch and DeepSpeed must not be loaded by another.
+
+    ``None`` without a home directory: PyTorch then chooses a folder itself.
+    """
     digest = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
-    return cache_folder() / "torch_extensions" / digest
+    try:
+        folder = cache_folder() / "torch_extensions" / digest
+    except AcceleratorError:
+        return None
+    try:
+        make_folder(folder)
+    except UntrustedError as error:
+        raise AcceleratorError(
+            f"{error}, so another user could change the extensions that PyTorch compiles into {folder}. Let "
+            "TRLCOMPAT_CACHE name a folder that, with all above it, only you and root can write to, or set "
+            "TORCH_EXTENSIONS_DIR."
+        ) from error
+    except OSError:
+        pass  # PyTorch says so itself if it compiles one
+    return folder

@@ -12,6 +12,7 @@ import selectors
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat import _processes
@@ -34,9 +35,10 @@ def main(path: str) -> int:
     _processes.adopt_orphans()
     signal.signal(signal.SIGTERM, _stop)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.connect(path)
+        with protocol.short_path(Path(path)) as short:
+            client.connect(short)
         rank = int(os.environ.get("LOCAL_RANK", "0"))
-        protocol.send(client, {"local_rank": rank})
+        protocol.send(client, {"local_rank": rank, "world_size": int(os.environ.get("WORLD_SIZE", "1"))})
         try:
             spec = protocol.receive(client)["spec"]
             report = _keep(spec, rank, client)

@@ -26,7 +26,10 @@ class LaunchSpec:
     Attributes:
         payload: the function and its arguments, pickled.
         timeout: seconds, from the fork on.
+        folder: for files that the launch needs, which exists as long as it runs.
         number: the number of this launch in its launcher, which identifies it among several machines.
+        store: where the ranks' store has its files, in a folder that only this user can enter; ``None`` for one rank
+            that needs none, and for several machines.
         environment: variables of every rank.
         rank_environment: the additional variables of each rank of this machine, such as ``RANK``.
         raises: whether ranks send the exceptions themselves, see :data:`pytest_trlcompat.launch.raising.RAISES`.
@@ -50,6 +53,8 @@ class LaunchSpec:
     expectation: Expectation
     cluster: Cluster
     number: int
+    folder: str = ""
+    store: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     raises: str = "launch"
     relay: Settings | None = None

@@ -6,12 +6,16 @@ standard library.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
 import socket
 import struct
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-__all__ = ["Buffer", "receive", "send"]
+__all__ = ["Buffer", "receive", "send", "short_path"]
 
 _HEADER = struct.Struct("!Q")
 
@@ -36,6 +40,16 @@ def receive(channel: socket.socket) -> Any:
     """
     (length,) = _HEADER.unpack(_exactly(channel, _HEADER.size))
     return pickle.loads(_exactly(channel, length))
+
+
+@contextlib.contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """Another path of a Unix socket, by a descriptor of its folder, since it may have 107 bytes only (``unix(7)``)."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def _exactly(channel: socket.socket, count: int) -> bytes:

@@ -21,7 +21,7 @@ import cloudpickle
 
 from pytest_trlcompat import _processes, accelerator
 from pytest_trlcompat.accelerator import artefacts
-from pytest_trlcompat.launch import debugging, proof, protocol, raising, relay
+from pytest_trlcompat.launch import debugging, proof, protocol, raising, relay, store
 from pytest_trlcompat.launch.measuring import measured
 from pytest_trlcompat.launch.messages import LaunchSpec, RankOutcome
 from pytest_trlcompat.launch.result import Failure
@@ -39,14 +39,15 @@ def run(spec: LaunchSpec, rank: int, channel: socket.socket, parent: int, output
         parent: process id of the server or keeper that forked it; when that ends, so does the rank.
         output: descriptors of files for its stdout and stderr.
     """
-    status = 1
+    status, own = 1, os.getpid()
     try:
         _become_rank(spec, rank, parent, output)
         outcome = _call(spec, rank)
+        with contextlib.suppress(OSError):  # the disk is full, which the outcome says
+            _flush()
+        if os.getpid() == own:  # a process that the function forked and let return has nothing to report
+            protocol.send(channel, outcome)
         status = 0 if outcome.returned else 1
-        sys.stdout.flush()
-        sys.stderr.flush()
-        protocol.send(channel, outcome)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -83,6 +84,8 @@ def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, in
     elif spec.device == "software":
         # Code that distributes a model over all visible devices must see as many as there are ranks.
         accelerator.show_devices(spec.local_world_size)
+    if spec.store is not None:
+        store.use_file(spec.store)
     if "torch.distributed" in sys.modules:  # it read the variable when the server imported it
         sys.modules["torch.distributed"].set_debug_level_from_env()
     if spec.debugged is not None:
@@ -137,6 +140,7 @@ def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
         seen = observer.seen()
         proof.check(spec.expectation, seen, rank)
         value = _dump(returned)
+        _flush()
     except BaseException as error:
         if spec.debug is not None and spec.debug.post_mortem and rank == spec.debugged:
             debugging.post_mortem(error, spec.debug.rank)
@@ -151,6 +155,17 @@ def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
         warned=tuple(recorder.warned),
         records=tuple(recorder.records),
     )
+
+
+def _flush() -> None:
+    """Write what was printed; the function may have closed or replaced the streams.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(ValueError, AttributeError):
+            stream.flush()
 
 
 def _dump(value: Any) -> bytes:

@@ -1,6 +1,7 @@
-"""The rendezvous of a launch's ranks: a store that none of them hosts, so that it outlives each of them.
+"""The rendezvous of a launch's ranks on several machines: a store that none of them hosts, so that it outlives each.
 
-Runs in the warm server. Imports torch only inside functions.
+On one machine it is a file (:mod:`pytest_trlcompat.launch.store`). Runs in the warm server. Imports torch only
+inside functions.
 """
 
 from __future__ import annotations
@@ -16,30 +17,31 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from pytest_trlcompat import _processes
+from pytest_trlcompat.launch import meeting
 from pytest_trlcompat.launch.messages import LaunchSpec
 
 __all__ = ["rendezvous", "store_process"]
 
-_LOOPBACK = "127.0.0.1"
 _BIND_TIMEOUT = 30.0
 _OTHERS_TIMEOUT = 10.0
 
 _hosts: dict[tuple[str, int], int] = {}
-"""Process ids of the stores that this server runs for several machines, by address."""
+"""Process ids of the boards that this server runs for several machines, by address."""
 
 
 @contextlib.contextmanager
 def rendezvous(spec: LaunchSpec) -> Iterator[tuple[LaunchSpec, Callable[[], None]]]:
     """Yield ``spec`` with the address of the ranks' store, and a function to call once they are forked.
 
-    Every launch has its own store, on a port that the system chose and that is bound already. On one machine it listens
-    on loopback; machine 0 of several listens where the others can reach it, and sends them the port.
+    Every launch has its own store, on a port that the system chose and that is bound already. Machine 0 listens where
+    the others can reach it, and tells the port to those that know the secret. The store itself asks for none.
+
+    Raises:
+        PermissionError: this machine's secret is not that of machine 0.
+        TimeoutError: not all machines came within the launch's timeout; tells which were turned away.
     """
-    if spec.strategy == "single":
+    if spec.strategy == "single" or spec.cluster.address is None:
         yield spec, lambda: None
-    elif spec.cluster.address is None:
-        with _store(spec, _LOOPBACK) as found:
-            yield found
     else:
         with _across_machines(spec, spec.cluster.address) as found:
             yield found
@@ -68,32 +70,28 @@ def _store(spec: LaunchSpec, host: str) -> Iterator[tuple[LaunchSpec, Callable[[
 
 @contextlib.contextmanager
 def _across_machines(spec: LaunchSpec, address: tuple[str, int]) -> Iterator[tuple[LaunchSpec, Callable[[], None]]]:
-    """Machine 0 publishes the launch's port in a store at the known address, which lasts as long as its server."""
-    host, _ = address
+    """Machine 0 tells the launch's port at a board at the known address, which lasts as long as its server."""
+    host, nnodes = address[0], spec.cluster.nnodes
+    secret = str(spec.cluster.secret)
     if spec.cluster.node_rank == 0:
-        _host(address)
-    lasting = _client(address, spec.timeout)
+        _host(address, secret)
+    board = meeting.Visitor(address, secret, spec.timeout)
+    here, port, done = (f"{what}/{spec.number}" for what in ("here", "port", "done"))
+    board.gather(here, nnodes)
     if spec.cluster.node_rank != 0:
-        found = _with_address(spec, host, int(lasting.get(f"port/{spec.number}")))
+        found = _with_address(spec, host, board.get(port))
         try:
             yield found, lambda: None
         finally:
-            lasting.add(f"done/{spec.number}", 1)
+            board.tell(done)
         return
     with _store(spec, host) as (found, serve):
-        lasting.set(f"port/{spec.number}", found.rank_environment[0]["MASTER_PORT"])
+        board.set(port, int(found.rank_environment[0]["MASTER_PORT"]))
         try:
             yield found, serve
         finally:
-            lasting.add(f"done/{spec.number}", 1)
-            _wait_for_others(lasting, f"done/{spec.number}", spec.cluster.nnodes)
-
-
-def _wait_for_others(lasting: Any, key: str, nnodes: int) -> None:
-    """Wait until the ranks of all machines no longer need the launch's store, or must have died."""
-    deadline = time.monotonic() + _OTHERS_TIMEOUT
-    while lasting.add(key, 0) < nnodes and time.monotonic() < deadline:
-        time.sleep(0.02)
+            with contextlib.suppress(TimeoutError):  # those that still need the launch's store must have died
+                board.gather(done, nnodes, _OTHERS_TIMEOUT)
 
 
 def _with_address(spec: LaunchSpec, host: str, port: int) -> LaunchSpec:
@@ -115,15 +113,8 @@ def _serve(listener: socket.socket, address: tuple[str, int], timeout: float) ->
     )
 
 
-def _client(address: tuple[str, int], timeout: float) -> Any:
-    """Connect to machine 0, which may start later."""
-    from torch.distributed import TCPStore
-
-    return TCPStore(*address, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout))
-
-
-def _host(address: tuple[str, int]) -> None:
-    """Keep a store for the machines, in a process of its own: its threads must not be forked, and it serves every
+def _host(address: tuple[str, int], secret: str) -> None:
+    """Keep a board for the machines, in a process of its own: its threads must not be forked, and it serves every
     launch, since another machine may be at the next one already."""
     if address in _hosts:
         return
@@ -131,7 +122,7 @@ def _host(address: tuple[str, int]) -> None:
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _serve_forever(listener, address, parent)
+        _serve_forever(listener, secret, parent)
     listener.close()
     _hosts[address] = pid
 
@@ -154,13 +145,11 @@ def _bound(address: tuple[str, int]) -> socket.socket:
             return listener
 
 
-def _serve_forever(listener: socket.socket, address: tuple[str, int], parent: int) -> NoReturn:
+def _serve_forever(listener: socket.socket, secret: str, parent: int) -> NoReturn:
     try:
         _processes.die_with_parent(parent)
-        store = _serve(listener, address, timedelta(days=1).total_seconds())
-        while store is not None:
-            time.sleep(3600)
+        meeting.Board(listener, secret).serve()
     except BaseException as error:
-        print(f"the rendezvous store ended: {error}", file=sys.stderr, flush=True)
+        print(f"the board of the machines ended: {error}", file=sys.stderr, flush=True)
     finally:
         os._exit(1)

@@ -10,6 +10,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.launch.relay import Warned
 from pytest_trlcompat.launch.stacks import innermost_frame, last_stack
 
@@ -96,10 +97,15 @@ class RankResult:
         return self.returned and self.failure is None and self.exit_status == 0 and self.ended_by_launcher is None
 
     @property
+    def noticed(self) -> bool:
+        """Whether it failed with no more than that another rank had ended."""
+        return self.failure is not None and is_of_ended_peer(self.failure.message)
+
+    @property
     def was_in_collective(self) -> bool:
         """Whether this rank failed, or was ended, while it waited for other ranks."""
         if self.failure is not None:
-            return is_of_ended_peer(self.failure.message)
+            return self.noticed
         return any(_COLLECTIVES in frame.file for frame in last_stack(self.stderr)[:1])
 
     @property
@@ -150,9 +156,15 @@ class LaunchResult:
 
     @property
     def root_cause(self) -> RankResult | None:
-        """The first failure by time; ranks that the launcher ended come after those that failed by themselves."""
+        """The first failure by time.
+
+        Ranks that only noticed another one's end come after those that failed by themselves, and last come those that
+        the launcher ended: a killed rank may be seen by the others before its own end is.
+        """
         failed = [rank for rank in self.ranks if not rank.ok]
-        return min(failed, key=lambda rank: (rank.ended_by_launcher is not None, rank.ended_at), default=None)
+        return min(
+            failed, key=lambda rank: (rank.ended_by_launcher is not None, rank.noticed, rank.ended_at), default=None
+        )
 
     @property
     def failed_by_themselves(self) -> tuple[RankResult, ...]:
@@ -190,7 +202,7 @@ class LaunchResult:
         return f", {before:.1f} s before that: it did not take part in the collective in which rank {cause.rank} waited"
 
     def describe(self) -> str:
-        """A full description of a failed launch: the root cause first, then the other ranks."""
+        """A full description of a failed launch, without secrets: the root cause first, then the other ranks."""
         what = f"{self.name} under {self.strategy} on {len(self.ranks)} rank(s), device {self.device}"
         cause = self.root_cause
         if cause is None:
@@ -212,7 +224,7 @@ class LaunchResult:
                 tail = getattr(rank, name).rstrip().splitlines()[-_OUTPUT_LINES:]
                 if tail:
                     lines += [f"--- {name} of rank {rank.rank}, last {len(tail)} line(s)", *tail]
-        return "\n".join(lines)
+        return redacted("\n".join(lines))
 
 
 class LaunchWarning(UserWarning):
@@ -220,10 +232,13 @@ class LaunchWarning(UserWarning):
 
 
 class LaunchError(Exception):
-    """A launch failed. ``result`` has the results of all ranks; ``None`` if no rank was started."""
+    """A launch failed. ``result`` has the results of all ranks; ``None`` if no rank was started.
+
+    The message is kept in evidence and in the logs of continuous integration, so it has no secrets.
+    """
 
     def __init__(self, message: str, result: LaunchResult | None = None) -> None:
-        super().__init__(message)
+        super().__init__(redacted(message))
         self.result = result
 
     @property

@@ -14,6 +14,7 @@ from typing import Any
 
 from pytest_trlcompat import _processes
 from pytest_trlcompat.launch import protocol
+from pytest_trlcompat.launch.limits import explain
 
 __all__ = ["main"]
 
@@ -52,7 +53,7 @@ def _prepare(hello: dict[str, Any], client: socket.socket) -> dict[str, Any]:
 
 
 def _serve(client: socket.socket, extra: dict[str, Any]) -> None:
-    from pytest_trlcompat.launch.children import Cancelled, launch
+    from pytest_trlcompat.launch.children import Cancelled, Refused, launch
 
     while True:
         spec = replace(protocol.receive(client), **extra)
@@ -60,6 +61,8 @@ def _serve(client: socket.socket, extra: dict[str, Any]) -> None:
             answer = {"kind": "done", "report": launch(spec, client)}
         except Cancelled:
             return
-        except OSError as error:  # out of processes, descriptors or disk space: this launch fails, the next may succeed
-            answer = {"kind": "refused", "error": f"{type(error).__name__}: {error}"}
+        except Refused as error:  # this launch fails, the next may succeed
+            answer = {"kind": "refused", "error": str(error)}
+        except OSError as error:  # what a launch has left could not be looked for; the next one does
+            answer = {"kind": "refused", "error": explain(error)}
         protocol.send(client, answer)

@@ -20,14 +20,15 @@ from dataclasses import replace
 from typing import IO, Any
 
 from pytest_trlcompat import _processes
+from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.launch import protocol
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec
 from pytest_trlcompat.launch.result import LaunchError, describe_exit
 
-__all__ = ["MARK", "Server"]
+__all__ = ["MARK", "Refused", "Server"]
 
 MARK = "TRLCOMPAT_LAUNCH"
-"""The variable that identifies a launcher's processes, whatever their process group or session."""
+"""The variable that identifies the processes of one server or command, whatever their process group or session."""
 
 _START_TIMEOUT = 600.0
 # Time for the server after a launch's own timeout: to dump stacks, end the ranks and collect their output.
@@ -37,6 +38,10 @@ _CODE = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
     "from pytest_trlcompat.launch.server import main; main(int(sys.argv[1]))"
 )
+
+
+class Refused(LaunchError):
+    """The server could not begin a launch, and waits for the next."""
 
 
 class Server:
@@ -53,25 +58,31 @@ class Server:
 
     Raises:
         LaunchError: it could not be started; with its output.
+        OSError: the system refused a process or a descriptor.
     """
 
     def __init__(self, device: str, devices: int, environment: Mapping[str, str], own: Sequence[str] = ()) -> None:
         self._mark = uuid.uuid4().hex
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in stop
-        self._channel, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _CODE, str(theirs.fileno()), _json_path()],
-                pass_fds=[theirs.fileno()],
-                env={**environment, MARK: self._mark},
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                start_new_session=True,  # Ctrl-C reaches the test process, which ends the server
-            )
+        with contextlib.ExitStack() as refused:
+            self._log: IO[bytes] = refused.enter_context(tempfile.TemporaryFile(dir=environment.get("TMPDIR")))
+            self._channel, theirs = socket.socketpair()
+            refused.callback(self._channel.close)
+            with socket.socket(fileno=_processes.beyond_standard(theirs.detach())) as theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _CODE, str(theirs.fileno()), _json_path()],
+                    pass_fds=[theirs.fileno()],
+                    env={**environment, MARK: self._mark},
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=self._log,
+                    start_new_session=True,  # Ctrl-C reaches the test process, which ends the server
+                )
+            refused.pop_all()
         hello = {"device": device, "devices": devices, "sys_path": list(sys.path), "own": tuple(own)}
         try:
-            self.preloaded: dict[str, float] = self._exchange(hello, _START_TIMEOUT, "start")["preloaded"]
+            refused_text = "the launch server could not start"
+            answer = self._exchange(hello, _START_TIMEOUT, "start", refused_text)
+            self.preloaded: dict[str, float] = answer["preloaded"]
         except BaseException:
             self.stop()
             raise
@@ -86,10 +97,13 @@ class Server:
         """Run a launch.
 
         Raises:
-            LaunchError: the server died, did not answer in time, or could not fork.
+            Refused: it could not begin the launch.
+            LaunchError: it died, or did not answer in time.
         """
         marked = replace(spec, environment={**spec.environment, MARK: self._mark})
-        report: LaunchReport = self._exchange(marked, spec.timeout + _ANSWER_MARGIN, "answer")["report"]
+        meeting = spec.timeout if spec.cluster.nnodes > 1 else 0.0  # which has as long again
+        limit, refused = meeting + spec.timeout + _ANSWER_MARGIN, "the launch could not begin"
+        report: LaunchReport = self._exchange(marked, limit, "answer", refused)["report"]
         return report
 
     def stop(self) -> None:
@@ -118,7 +132,9 @@ class Server:
             self._process.wait()
             _processes.kill_marked(f"{MARK}={self._mark}")
 
-    def _exchange(self, message: Mapping[str, Any] | LaunchSpec, limit: float, what: str) -> dict[str, Any]:
+    def _exchange(
+        self, message: Mapping[str, Any] | LaunchSpec, limit: float, what: str, refused: str
+    ) -> dict[str, Any]:
         self._channel.settimeout(limit)
         try:
             protocol.send(self._channel, message)
@@ -133,12 +149,12 @@ class Server:
                 f"{self._log_tail()}"
             ) from error
         if answer["kind"] == "refused":
-            raise LaunchError(f"the launch server could not {what}: {answer['error']}")
+            raise Refused(f"{refused}: {answer['error']}")
         return answer
 
     def _log_tail(self) -> str:
         self._log.seek(0)
-        return self._log.read().decode(errors="replace")[-4000:]
+        return redacted(self._log.read().decode(errors="replace"))[-4000:]
 
 
 def _json_path() -> str:

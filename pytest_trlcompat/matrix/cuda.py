@@ -20,9 +20,10 @@ from packaging.utils import canonicalize_name
 from pytest_trlcompat.matrix.cells import Matrix
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import write_whole
+from pytest_trlcompat.matrix.hashes import RELEASE
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.parsing import parse_day
-from pytest_trlcompat.matrix.uv import uv_network_first
+from pytest_trlcompat.matrix.uv import WHEELS_ONLY, uv_network_first
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -53,7 +54,7 @@ DeepSpeed needs ``nvidia-ml-py``.
 
 _OF_CUDA = re.compile(r"(cuda|nvidia)-.+")
 _HEADER = re.compile(r"^# (torch|date|wheel): (\S+)", re.MULTILINE)
-_LINE = re.compile(r"([a-z0-9-]+)==(\S+)  # (\d+) bytes")
+_LINE = re.compile(rf"(?P<release>{RELEASE.pattern})  # (?P<size>\d+) bytes")
 _BUILT_FOR_CUDA = re.compile(r"^cuda\b[^=]*= *['\"]", re.MULTILINE)
 
 
@@ -146,6 +147,7 @@ def _resolve(torch: str, python: str, day: datetime.date | None = None) -> CudaL
         [
             *("pip", "compile", "-", "--quiet", "--no-header", "--format", "pylock.toml", "--python", python),
             *("--exclude-newer", f"{day.isoformat()}T00:00:00Z"),
+            *WHEELS_ONLY,
         ],
         stdin=f"torch=={torch}",
         index_alone=True,
@@ -178,7 +180,8 @@ def _read(path: Path) -> CudaLibraries:
                 found = _LINE.fullmatch(line)
                 if found is None:
                     raise MatrixError(f"{line!r} is not NAME==VERSION  # SIZE bytes")
-                packages[found[1]], sizes[found[1]] = found[2], int(found[3])
+                name, _, version = found["release"].partition("==")
+                packages[name], sizes[name] = version, int(found["size"])
         return CudaLibraries(header["torch"], parse_day(header["date"]), packages, sizes)
     except (KeyError, ValueError, MatrixError) as error:
         raise MatrixError(

@@ -16,17 +16,27 @@ from pathlib import Path
 from pytest_trlcompat.matrix import compiled, torch_builds
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Untestable
 from pytest_trlcompat.matrix.files import explained_os_errors, in_use, locked, unless_in_use, write_whole
+from pytest_trlcompat.matrix.hashes import with_hashes
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
-from pytest_trlcompat.matrix.uv import uv, uv_cached_first
+from pytest_trlcompat.matrix.uv import BUILT_FROM_SOURCE, WHEELS_ONLY, uv, uv_cached_first
 
-__all__ = ["Environment", "drop_unused", "ensure", "ensure_tools", "existing", "prune", "remove"]
+__all__ = [
+    "Environment",
+    "drop_unused",
+    "ensure",
+    "ensure_tools",
+    "existing",
+    "install_hashed",
+    "prune",
+    "remove",
+    "reserved",
+]
 
 _FORMAT = "1"
 """Part of every environment's key; change it when environments are built differently."""
 
 _STAMP = "trlcompat-built.json"
-_SOURCE_ONLY = ("deepspeed",)
 _BUILDS_PROJECT = ("hatchling", "editables")
 _COMPILED = "compiled"
 """The folder, among the environments, of the compiled modules that they share."""
@@ -83,16 +93,15 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
         MatrixError: for another error of the operating system.
     """
     root = _root(lock, layout)
-    source_only = [line for line in lock.requirements if line.partition("==")[0] in _SOURCE_ONLY]
-    wheels = [line for line in lock.requirements if line not in source_only and not line.startswith("torch==")]
 
     def fill(python: str) -> None:
-        install = ("pip", "install", "--quiet", "--no-deps", "--python", python)
         if "torch" in lock.packages:
             torch_builds.install(lock.packages["torch"], lock.python, Path(python), layout, say)
-        uv_cached_first([*install, *wheels])
-        if source_only:
-            uv_cached_first([*install, "--no-build-isolation", *source_only])
+        others = [line for line in lock.requirements if not line.startswith("torch==")]
+        built = [line for line in others if line.partition("==")[0] in BUILT_FROM_SOURCE]
+        install_hashed([line for line in others if line not in built], lock.python, python, layout)
+        if built:
+            install_hashed(built, lock.python, python, layout, "--no-build-isolation")
         Environment(root).adopt_modules()
 
     with (
@@ -102,6 +111,27 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
         _build(root, lock.python, fill, lambda: say(f"{lock.cell_id}: building its environment {root.name}"))
         _install_project(root, layout)
     return Environment(root)
+
+
+def reserved(lock: Lock, layout: Layout) -> contextlib.AbstractContextManager[None]:
+    """Prevent the removal of a lock's environment within the block, also before it has been built."""
+    return in_use(_users(_root(lock, layout)))
+
+
+def install_hashed(requirements: Sequence[str], python: str, interpreter: str, layout: Layout, *options: str) -> None:
+    """Install releases, ``name==version``, each from a file whose hash is known.
+
+    Args:
+        python: as uv understands it, whose files are meant.
+        interpreter: whose environment they are installed into.
+        options: further ones of ``uv pip install``.
+
+    Raises:
+        Untestable: when a file has another hash, is missing or cannot be built, with uv's reason.
+    """
+    command = ["pip", "install", "--quiet", "--no-deps", "--python", interpreter, *WHEELS_ONLY, *options]
+    lines = with_hashes(requirements, python, layout)
+    uv_cached_first([*command, "--require-hashes", "-r", "-"], stdin="\n".join(lines))
 
 
 def existing(lock: Lock, layout: Layout) -> Environment | None:
@@ -132,7 +162,7 @@ def ensure_tools(
     root = layout.environments / f"{name}-{_digest(_FORMAT, python or sys.version, *wanted)}"
 
     def fill(python: str) -> None:
-        uv_cached_first(["pip", "install", "--quiet", "--python", python, *wanted])
+        uv_cached_first(["pip", "install", "--quiet", "--python", python, *WHEELS_ONLY, *wanted])
 
     with (
         explained_os_errors(),

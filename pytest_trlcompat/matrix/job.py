@@ -17,7 +17,7 @@ from pathlib import Path
 from pytest_trlcompat.catalog.verdict import Record, RecordError, is_wrong, read_records
 from pytest_trlcompat.matrix import disk, process
 from pytest_trlcompat.matrix.cells import Cell, Matrix
-from pytest_trlcompat.matrix.environments import Environment, ensure
+from pytest_trlcompat.matrix.environments import Environment, ensure, reserved
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Untestable
 from pytest_trlcompat.matrix.files import explained_os_errors, locked, write_whole
 from pytest_trlcompat.matrix.layout import Layout
@@ -94,10 +94,15 @@ class _Job:
         self.sidecar = dataclasses.replace(self.sidecar, issues=self.issues, python=self.cell.python)
 
     def run(self) -> Outcome:
+        with contextlib.ExitStack() as reservations:
+            return self._run(reservations)
+
+    def _run(self, reservations: contextlib.ExitStack) -> Outcome:
         layout = self.sweep.layout
         try:
             lock = lock_for(self.matrix, self.cell, layout)
             disk.free_space(lock, layout, self.sweep.finished(self.matrix.python), self._later_locks(), self.say)
+            reservations.enter_context(reserved(lock, layout))
             environment = ensure(lock, layout, self.say)
         except DiskFull as error:
             self._write(INTERRUPTED, str(error))
@@ -113,9 +118,8 @@ class _Job:
         )
         if self._is_finished():
             assert self.before is not None
-            self.say(
-                f"{self.cell.id}: finished in an interrupted sweep; its verdicts are reused (not with '-- --fresh')"
-            )
+            which = "a sweep that still runs" if self.sweep.still_runs(self.before.sweep) else "an interrupted sweep"
+            self.say(f"{self.cell.id}: finished in {which}; its verdicts are reused (not with '-- --fresh')")
             self.sidecar = dataclasses.replace(self.before, sweep=self.sweep.name)
             write_whole(self.path, self.sidecar.to_json())
             return self._outcome(None)
@@ -134,10 +138,8 @@ class _Job:
             self.results.unlink(missing_ok=True)
         self._write(RUNNING, None)
         try:
-            with environment.used():
-                status = process.run(
-                    self._command(environment, resumed), env=child_variables(environment), cwd=self.sweep.layout.root
-                )
+            command = self._command(environment, resumed)
+            status = process.run(command, env=child_variables(environment), cwd=self.sweep.layout.root)
         except KeyboardInterrupt:
             self._write(INTERRUPTED, "it was stopped")
             count = len(_records(self.results))

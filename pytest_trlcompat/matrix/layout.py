@@ -60,6 +60,21 @@ class Layout:
         return self.root / "fixtures" / "locks"
 
     @property
+    def bisections(self) -> Path:
+        """Journals of bisections, with the locks of what they have tested."""
+        return self.results.parent / "bisect"
+
+    @property
+    def hashes(self) -> Path:
+        """A file for each Python of the locks: the hashes of what they name."""
+        return self.locks.parent / "hashes"
+
+    @property
+    def resolved_hashes(self) -> Path:
+        """The same for releases that no lock in the repository names, as they were first seen."""
+        return self.results / "hashes"
+
+    @property
     def suites(self) -> Path:
         return self.root / "suites"
 

@@ -1,4 +1,7 @@
-"""Locks: all packages of a cell with their versions, resolved as of its date, as plain ``name==version`` lines."""
+"""Locks: all packages of a cell with their versions, resolved as of its date, as plain ``name==version`` lines.
+
+The hashes of their files stand beside the locks, since they are those of a release: see :mod:`.hashes`.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,13 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from pytest_trlcompat.matrix import cuda
-from pytest_trlcompat.matrix.cells import Cell, Matrix
+from pytest_trlcompat.matrix.cells import Cell, Matrix, check_python
 from pytest_trlcompat.matrix.errors import MatrixError, Untestable
 from pytest_trlcompat.matrix.files import write_whole
+from pytest_trlcompat.matrix.hashes import RELEASE
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.parsing import parse_day
-from pytest_trlcompat.matrix.uv import torch_backend, uv_network_first
+from pytest_trlcompat.matrix.uv import WHEELS_ONLY, torch_backend, uv_network_first
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -94,17 +98,21 @@ def read_lock(path: Path) -> Lock:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
         raise MatrixError(f"{path}: no such lock; create it with: nox -s lock -- {path.stem}") from error
+    except UnicodeDecodeError as error:
+        raise MatrixError(f"{path}: not UTF-8 ({error}); renew it: nox -s lock -- {path.stem}") from error
     header = dict(re.findall(r"^# (cell|date|python|asked): (.+)$", "\n".join(lines), re.MULTILINE))
     packages: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
-        name, sign, version = line.partition("==")
-        if not sign or not version.strip():
-            raise MatrixError(f"{path}, line {number}: {line!r} is not NAME==VERSION; renew it: nox -s lock")
-        packages[name.strip()] = version.strip()
+        name, _, version = line.partition("==")
+        if not RELEASE.fullmatch(line) or name in packages:
+            wrong = "is not NAME==VERSION" if name not in packages else f"names {name} again"
+            raise MatrixError(f"{path}, line {number}: {line!r} {wrong}; renew it: nox -s lock")
+        packages[name] = version
     try:
-        return Lock(header["cell"], parse_day(header["date"]), header["python"], packages, header["asked"])
+        cell_id, day = header["cell"], parse_day(header["date"])
+        return Lock(cell_id, day, check_python(header["python"], "the lock's"), packages, header["asked"])
     except (KeyError, MatrixError) as error:
         raise MatrixError(f"{path}: the header is damaged ({error}); renew it: nox -s lock -- {path.stem}") from error
 
@@ -189,6 +197,7 @@ def compile_versions(
     command = [
         *("pip", "compile", "-", "--quiet", "--no-header", "--no-annotate", "--python", matrix.python),
         *("--exclude-newer", _midnight(date)),
+        *WHEELS_ONLY,
         *(text for name, moment in exempted.items() for text in ("--exclude-newer-package", f"{name}={moment}")),
         *torch_backend(os.environ),
     ]
@@ -223,6 +232,7 @@ def find_date(matrix: Matrix, cell: Cell) -> datetime.date:
         [
             *("pip", "compile", "-", "--quiet", "--no-header", "--no-deps", "--format", "pylock.toml"),
             *("--python", matrix.python_of(cell)),
+            *WHEELS_ONLY,
         ],
         stdin="\n".join(pins),
     )

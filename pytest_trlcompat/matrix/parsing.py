@@ -27,6 +27,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_MOST_DAYS = 365
+"""So many days after its newest pin a cell may be resolved at most; its own date says when it is later."""
+
 __all__ = ["parse_day", "parse_pins", "read_matrix"]
 
 
@@ -247,8 +250,8 @@ def _text(raw: object, what: str) -> str:
 
 
 def _count(raw: object, what: str) -> int:
-    if not isinstance(raw, int) or isinstance(raw, bool) or raw < 0:
-        raise MatrixError(f"{what} must be a number of days, not {raw!r}")
+    if not isinstance(raw, int) or isinstance(raw, bool) or not 0 <= raw <= _MOST_DAYS:
+        raise MatrixError(f"{what} must be a number of days from 0 to {_MOST_DAYS}, not {raw!r}")
     return raw
 
 

@@ -1,14 +1,24 @@
-"""The results of a cell: its verdicts, and a sidecar with the state of its run. Imports only the standard library."""
+"""The results of a cell: its verdicts, and a sidecar with the state of its run.
+
+Imports only the standard library and ``packaging``.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import datetime
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from pytest_trlcompat.catalog.verdict import Record, Verdict, is_wrong
+from packaging.version import InvalidVersion, Version
+
+from pytest_trlcompat._json_files import Unreadable, parse, read_text
+from pytest_trlcompat._secrets import redacted
+from pytest_trlcompat.catalog.verdict import NAME, Record, Verdict, is_wrong
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 
@@ -21,6 +31,7 @@ __all__ = [
     "Sidecar",
     "read_sidecar",
     "read_sidecars",
+    "scan_sidecar",
 ]
 
 TESTED = "tested"
@@ -60,7 +71,9 @@ class Sidecar:
     python: str | None = None
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+        """Without secrets, which a resolver's reason may hold."""
+        raw = dataclasses.asdict(self)
+        return json.dumps({**raw, "reason": self.reason and redacted(self.reason)}, indent=1) + "\n"
 
 
 @dataclass(frozen=True)
@@ -109,8 +122,12 @@ class Outcome:
 
 
 def read_sidecars(layout: Layout) -> list[Sidecar]:
-    """The sidecars of all cells with results."""
-    return [read_sidecar(path) for path in sorted(layout.results.glob("*.cell.json"))]
+    """The sidecars of all cells with results, but those that are damaged, which are reported when their cells run."""
+    found = []
+    for path in sorted(layout.results.glob("*.cell.json")):
+        with contextlib.suppress(MatrixError):
+            found.append(read_sidecar(path))
+    return found
 
 
 def read_sidecar(path: Path) -> Sidecar:
@@ -119,8 +136,145 @@ def read_sidecar(path: Path) -> Sidecar:
     Raises:
         MatrixError: when it is damaged.
     """
+    sidecar, problems = scan_sidecar(path)
+    if problems:
+        raise _damaged(path, problems[0])
+    return sidecar
+
+
+def scan_sidecar(path: Path) -> tuple[Sidecar, list[str]]:
+    """What can be read of a sidecar, and what cannot: this is left out.
+
+    Raises:
+        MatrixError: when it does not say which cell it is of, with which pins, or in which state.
+    """
+    problems: list[str] = []
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        return Sidecar(**{**raw, "issues": tuple(raw["issues"])})
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise MatrixError(f"{path}: damaged ({error}); remove it and run the cell again") from error
+        raw = parse(read_text(path))
+        if not isinstance(raw, dict):
+            raise Unreadable("it is no object")
+        fields = {name: _checked(name, raw, problems) for name in _KINDS if name in raw}
+        if unknown := sorted(set(raw) - set(_KINDS)):
+            problems.append(f"there is no field {unknown[0]!r}")
+        if missing := [name for name in _NEEDED if name not in fields]:
+            raise Unreadable(f"there is no field {missing[0]!r}")
+        if f"{fields['id']}.cell.json" != path.name:
+            raise Unreadable(f"it is of the cell {fields['id']}")
+    except Unreadable as error:
+        raise _damaged(path, str(error)) from error
+    return Sidecar(**{name: value for name, value in fields.items() if value is not _LEFT_OUT}), problems
+
+
+def _damaged(path: Path, problem: str) -> MatrixError:
+    return MatrixError(f"{path}: damaged ({problem}); remove it and run the cell again")
+
+
+_LEFT_OUT = object()
+_NEEDED = ("id", "pins", "state", "sweep", "issues")
+
+
+def _checked(name: str, raw: Mapping[str, Any], problems: list[str]) -> Any:
+    """A field as :class:`Sidecar` has it; :data:`_LEFT_OUT`, and a problem, where it is not of its kind.
+
+    Raises:
+        Unreadable: it is not of its kind, and one of those without which nothing can be said of the cell.
+    """
+    value = raw[name]
+    try:
+        if name == "lock":
+            return _lock(value, problems)
+        return _KINDS[name](value)
+    except Unreadable as error:
+        if name in _NEEDED:
+            raise Unreadable(f"{name!r} {error}") from error
+        problems.append(f"{name!r} {error}")
+        return _LEFT_OUT
+
+
+def _lock(value: Any, problems: list[str]) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise Unreadable("is no object")
+    found = {}
+    for package, version in value.items():
+        try:
+            found.update(_pins({package: version}))
+        except Unreadable as error:
+            problems.append(f"'lock' {error}")
+    return found
+
+
+def _pins(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise Unreadable("is no object")
+    for package, version in value.items():
+        if not NAME.fullmatch(package):
+            raise Unreadable(f"names a package {package[:100]!r}")
+        try:
+            Version(version)
+        except (InvalidVersion, TypeError) as error:
+            raise Unreadable(f"has an invalid version of {package}: {str(version)[:100]!r}") from error
+    return value
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise Unreadable(f"is no name: {str(value)[:100]!r}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Unreadable(f"is no text: {str(value)[:100]!r}")
+    return value
+
+
+def _text_or_none(value: Any) -> str | None:
+    return None if value is None else _text(value)
+
+
+def _state(value: Any) -> str:
+    if value not in (TESTED, UNTESTABLE, INTERRUPTED, RUNNING):
+        raise Unreadable(f"is no state: {str(value)[:100]!r}")
+    return str(value)
+
+
+def _day_or_none(value: Any) -> str | None:
+    try:
+        return None if value is None else datetime.date.fromisoformat(_text(value)).isoformat()
+    except ValueError as error:
+        raise Unreadable(f"is no day: {str(value)[:100]!r}") from error
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
+        raise Unreadable(f"is no number of seconds: {str(value)[:100]!r}")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise Unreadable("is no list")
+    return tuple(map(_text, value))
+
+
+def _schema(value: Any) -> int:
+    if value != 1 or isinstance(value, bool):
+        raise Unreadable(f"is none that is known here: {str(value)[:100]!r}")
+    return int(value)
+
+
+_KINDS = {
+    "id": _name,
+    "pins": _pins,
+    "state": _state,
+    "sweep": _text,
+    "lock": _pins,
+    "date": _day_or_none,
+    "reason": _text_or_none,
+    "seconds": _number,
+    "digest": _text_or_none,
+    "issues": _texts,
+    "schema": _schema,
+    "python": _text_or_none,
+}
+"""The fields of a sidecar, and what each must be."""

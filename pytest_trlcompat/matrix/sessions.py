@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import functools
 import itertools
 import os
 import re
@@ -16,7 +15,9 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from pathlib import Path
 from typing import Any
 
-from pytest_trlcompat.matrix import cuda, disk, locks, own_coverage, process, torch_axis
+from pytest_trlcompat._escaping import printable
+from pytest_trlcompat._secrets import redacted
+from pytest_trlcompat.matrix import cuda, disk, hashes, locks, own_coverage, process, torch_axis
 from pytest_trlcompat.matrix.arguments import (
     EVERY_PAIR,
     FULL,
@@ -29,7 +30,7 @@ from pytest_trlcompat.matrix.arguments import (
     requested_pairwise,
 )
 from pytest_trlcompat.matrix.cells import PAIRS_TAG, Cell, Matrix
-from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, prune
+from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, install_hashed, prune
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import explained_os_errors
 from pytest_trlcompat.matrix.job import run_cell
@@ -37,7 +38,7 @@ from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.parsing import parse_pins, read_matrix
 from pytest_trlcompat.matrix.results import Outcome
 from pytest_trlcompat.matrix.sweep import Sweep
-from pytest_trlcompat.matrix.uv import uv_cached_first, uv_network_first
+from pytest_trlcompat.matrix.uv import BUILT_FROM_SOURCE, WHEELS_ONLY, uv_cached_first
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -46,8 +47,11 @@ else:
 
 __all__ = ["Project"]
 
-_say = functools.partial(print, flush=True)
-"""Flushed, so that a line appears before the output of the child process that it announces."""
+
+def _say(text: str) -> None:
+    """Flushed, so that a line appears before the output of the child process that it announces."""
+    print(printable(redacted(text)), flush=True)
+
 
 MISSING = "--missing"
 """Option of the session ``lock``: only cells whose lock is missing or out of date."""
@@ -171,6 +175,7 @@ class Project:
             for path in cuda.strays(self.matrix, self.layout):
                 path.unlink()
                 self.say(f"{path.stem}: not a release of torch in the matrix, its CUDA libraries are removed")
+            self._renew_hashes()
 
     def _renew(self, cells: Iterable[Cell], missing: bool) -> None:
         for cell in cells:
@@ -184,17 +189,37 @@ class Project:
                 libraries = cuda.renew(self.matrix, torch, self.layout)
                 self.say(f"torch {torch}: {len(libraries.packages)} CUDA libraries as of {libraries.date}")
 
+    def _renew_hashes(self) -> None:
+        wanted: dict[str, set[str]] = {self.matrix.python: set()}
+        torches = {(torch, self.matrix.python) for torch in self.matrix.torch}
+        for lock in [locks.read_lock(path) for path in self.layout.locks.glob("*.txt")]:
+            wanted.setdefault(lock.python, set()).update(lock.requirements)
+            torches.add((lock.packages.get("torch", ""), lock.python))
+        for torch, python in torches:
+            if cuda.kept(torch, self.layout):
+                wanted[python].update(cuda.libraries_of(torch, python, self.layout).requirements)
+        for python, added in hashes.renew(wanted, self.layout).items():
+            if added:
+                self.say(f"Python {python}: the hashes of {_count(added, 'new release')}")
+        for name in BUILT_FROM_SOURCE:
+            built = {line for lines in wanted.values() for line in lines if line.startswith(f"{name}==")}
+            if built:
+                self.say(f"{name}: {_count(built, 'release')} would be built from source; everything else is a wheel")
+
     def _with_kept_locks(self) -> list[Cell]:
         return torch_axis.cells_with_kept_locks(self.matrix, self.layout)
 
     def clean(self) -> None:
-        """Remove the environments that belong to no lock, neither in the repository nor below ``build/compat``.
+        """Remove the environments that belong to no lock: of the repository, of a sweep, or of a bisection.
+
+        What is in use stays, so that sweeps and bisections may run meanwhile.
 
         Raises:
             MatrixError: when a lock cannot be read, or an environment cannot be removed.
         """
-        folders = (self.layout.locks, self.layout.resolved)
-        prune(self.layout, [locks.read_lock(path) for folder in folders for path in folder.glob("*.txt")], self.say)
+        layout = self.layout
+        paths = [*layout.locks.glob("*.txt"), *layout.resolved.glob("*.txt"), *layout.bisections.glob("*/locks/*.txt")]
+        prune(layout, [locks.read_lock(path) for path in paths], self.say)
 
     def report(self, arguments: Sequence[str] = ()) -> None:
         """Merge the results of sweeps into the report's files, and print its summary, with ``--tables`` its tables.
@@ -266,7 +291,7 @@ class Project:
                 python = ["--quiet", "--python", str(environment.python)]
                 if not own_coverage.is_installed(environment.root):
                     afterwards.callback(uv_cached_first, ["pip", "uninstall", *python, "coverage"])
-                uv_cached_first(["pip", "install", *python, *coverage])
+                uv_cached_first(["pip", "install", *WHEELS_ONLY, *python, *coverage])
                 try:
                     self.run_in(environment, own_coverage.run_command([*arguments, *pytest_arguments]))
                 except MatrixError as error:
@@ -307,8 +332,8 @@ class Project:
             environment: contains build requirements, such as torch for DeepSpeed.
         """
         target = Path(folder, release)
-        install = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--upgrade"]
-        uv_network_first([*install, "--python", str(environment.python), "--target", str(target), release])
+        options = ["--no-build-isolation", "--upgrade", "--target", str(target)]
+        install_hashed([release], self.matrix.python, str(environment.python), self.layout, *options)
         return target
 
     # The end
@@ -321,7 +346,7 @@ class Project:
             self.sweep.close()
             self.report(["--sweep", self.sweep.name, *([TABLES] if self._tables else [])])
         except (MatrixError, OSError) as error:
-            print(f"no summary: {error}", file=sys.stderr)
+            print(printable(redacted(f"no summary: {error}")), file=sys.stderr)
 
     def _announce(self, cells: Sequence[Cell]) -> None:
         if text := disk.announcement(self.matrix, cells, self.layout):
@@ -347,6 +372,10 @@ class Project:
     def _metadata(self) -> dict[str, Any]:
         with open(self.layout.root / "pyproject.toml", "rb") as file:
             return dict(tomllib.load(file)["project"])
+
+
+def _count(things: Collection[str], name: str) -> str:
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
 
 
 def _success(outcome: Outcome) -> str:

@@ -56,7 +56,7 @@ def code_digest(layout: Layout) -> str:
     for folder in (layout.root / "pytest_trlcompat", layout.suites, layout.root / "fixtures"):
         for path in sorted(folder.rglob("*")):
             relative = path.relative_to(layout.root)
-            if path.is_file() and not set(relative.parts) & {*_IRRELEVANT, "locks", "matrix.toml"}:
+            if path.is_file() and not set(relative.parts) & {*_IRRELEVANT, "locks", "hashes", "matrix.toml"}:
                 with contextlib.suppress(FileNotFoundError):
                     digest.update(str(relative).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import MutableMapping
+from pathlib import Path
 
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
@@ -14,6 +15,12 @@ from pytest_trlcompat.matrix.parsing import parse_day
 from pytest_trlcompat.matrix.results import RUNNING, Sidecar, read_sidecar, read_sidecars
 
 __all__ = ["Sweep"]
+
+
+def _runs(name: str) -> bool:
+    """Whether the other command of a name still runs, by the number of its process at the end."""
+    process = name.rpartition("-")[2]
+    return process != str(os.getpid()) and Path(f"/proc/{process}").exists()
 
 
 class Sweep:
@@ -38,8 +45,13 @@ class Sweep:
         return (self._all / self.name).exists()
 
     def begin_cell(self, cell_id: str) -> None:
-        (self._all / self.name).mkdir(parents=True, exist_ok=True)
-        (self._all / self.name / cell_id).touch()
+        while True:
+            (self._all / self.name).mkdir(parents=True, exist_ok=True)
+            try:
+                (self._all / self.name / cell_id).touch()
+            except FileNotFoundError:  # a command that ended has just removed the folder, since it was empty
+                continue
+            return
 
     def end_cell(self, cell_id: str) -> None:
         """Remove a cell from the running ones of every command."""
@@ -49,6 +61,10 @@ class Sweep:
     def was_interrupted(self, name: str) -> bool:
         """Whether the command ``name`` is another one and left its folder."""
         return name != self.name and (self._all / name).exists()
+
+    def still_runs(self, name: str) -> bool:
+        """Whether the command ``name`` is another one that has not ended."""
+        return name != self.name and _runs(name)
 
     def sidecars(self) -> list[Sidecar]:
         """The cells that this command ran."""
@@ -72,6 +88,6 @@ class Sweep:
         """End the command. If a cell is still running, it was interrupted, and its folder stays."""
         referred = {sidecar.sweep for sidecar in read_sidecars(self.layout)} - {self.name}
         for folder in self._all.glob("*"):
-            if folder.name not in referred:
+            if folder.name not in referred and (folder.name == self.name or not _runs(folder.name)):
                 with contextlib.suppress(OSError):  # not empty
                     folder.rmdir()

@@ -18,10 +18,14 @@ from pathlib import Path
 from pytest_trlcompat.matrix.cuda import CudaLibraries, is_cuda_build, libraries_of
 from pytest_trlcompat.matrix.errors import DiskFull, Untestable
 from pytest_trlcompat.matrix.files import locked
+from pytest_trlcompat.matrix.hashes import of_pytorch_index, with_hashes
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.uv import torch_backend, uv, uv_cached_first, uv_would_install
+from pytest_trlcompat.matrix.uv import WHEELS_ONLY, torch_backend, uv, uv_cached_first, uv_would_install
 
 __all__ = ["Need", "install", "needs", "prune"]
+
+_HASHED = ("--require-hashes", "-r", "-")
+"""Options of ``uv pip install``: requirements with their hashes come on standard input."""
 
 _STORE = "torch"
 """The folder of these caches, among the environments."""
@@ -52,14 +56,15 @@ def install(torch: str, python: str, interpreter: Path, layout: Layout, say: Cal
         DiskFull: when the disk is full.
     """
     requirement = f"torch=={torch}"
-    command = ("pip", "install", "--quiet", "--no-deps", "--python", str(interpreter))
-    if options := torch_backend(os.environ):
-        uv_cached_first([*command, *options, requirement])
-    else:
-        _install_each([requirement], command, layout)
+    command = ("pip", "install", "--quiet", "--no-deps", "--python", str(interpreter), *WHEELS_ONLY)
+    options = torch_backend(os.environ)
+    if options or os.environ.get("UV_TORCH_BACKEND"):
+        _install_from_pytorch(requirement, python, command, options, layout, say)
+    elif not _installed_from_folders(command, requirement):
+        _install_each(with_hashes([requirement], python, layout), command, layout)
     if any(map(is_cuda_build, (interpreter.parents[1] / "lib").glob("python*/site-packages"))):
         say(f"torch {torch} is a CUDA build: its CUDA libraries are installed as well, without Triton")
-        _install_each(libraries_of(torch, python, layout).requirements, command, layout)
+        _install_each(with_hashes(libraries_of(torch, python, layout).requirements, python, layout), command, layout)
 
 
 def needs(torches: Iterable[str], python: str, layout: Layout) -> list[Need]:
@@ -112,28 +117,59 @@ def prune(layout: Layout, wanted: Mapping[str, str]) -> list[str]:
     return removed
 
 
-def _install_each(requirements: Sequence[str], command: Sequence[str], layout: Layout) -> None:
-    """Install all from uv's cache, if it has them; else each from there or through its own cache."""
-    if _installed_offline([*command, *requirements]):
+def _install_from_pytorch(
+    requirement: str,
+    python: str,
+    command: Sequence[str],
+    options: Sequence[str],
+    layout: Layout,
+    say: Callable[[str], None],
+) -> None:
+    """Install torch from PyTorch's own index, whose builds are other files than those of the package index."""
+    backend = os.environ.get("UV_TORCH_BACKEND") or "cpu"
+    line = of_pytorch_index(requirement, python, backend, options, layout)
+    if line is None:
+        say(f"{requirement}: PyTorch's index states no hash of its {backend} build, so that file is not checked")
+        uv_cached_first([*command, *options, requirement])
         return
-    for requirement in requirements:
-        store = _stores(layout) / requirement
-        with _reserved(store):
-            if store.is_dir() or not _installed_offline([*command, requirement]):
-                _from_store(store, [*command, requirement])
+    uv_cached_first([*command, *options, *_HASHED], stdin=line)
 
 
-def _installed_offline(command: Sequence[str]) -> bool:
+def _installed_from_folders(command: Sequence[str], requirement: str) -> bool:
+    """Install from the user's wheel folders, whose files are taken as they are; returns whether they have it."""
     try:
-        uv(command, offline=True)
+        uv_cached_first([*command, "--no-index", requirement])
     except Untestable:
         return False
     return True
 
 
-def _from_store(store: Path, command: Sequence[str]) -> None:
+def _install_each(lines: Sequence[str], command: Sequence[str], layout: Layout) -> None:
+    """Install all from uv's cache, if it has them; else each from there or through its own cache.
+
+    Args:
+        lines: requirements with their hashes.
+    """
+    if _installed_offline(command, "\n".join(lines)):
+        return
+    for line in lines:
+        store = _stores(layout) / line.split()[0]
+        with _reserved(store):
+            if store.is_dir() or not _installed_offline(command, line):
+                _from_store(store, command, line)
+
+
+def _installed_offline(command: Sequence[str], lines: str) -> bool:
     try:
-        uv_cached_first([*command, "--cache-dir", str(store)])
+        uv([*command, *_HASHED], stdin=lines, offline=True)
+    except Untestable:
+        return False
+    return True
+
+
+def _from_store(store: Path, command: Sequence[str], line: str) -> None:
+    try:
+        uv_cached_first([*command, *_HASHED, "--cache-dir", str(store)], stdin=line)
     except DiskFull:
         shutil.rmtree(store, ignore_errors=True)
         raise

@@ -19,7 +19,23 @@ from pathlib import Path
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Unreachable, Untestable
 from pytest_trlcompat.matrix.files import disk_is_full
 
-__all__ = ["find_uv", "settings", "torch_backend", "uv", "uv_cached_first", "uv_network_first", "uv_would_install"]
+__all__ = [
+    "BUILT_FROM_SOURCE",
+    "WHEELS_ONLY",
+    "find_uv",
+    "settings",
+    "torch_backend",
+    "uv",
+    "uv_cached_first",
+    "uv_network_first",
+    "uv_would_install",
+]
+
+BUILT_FROM_SOURCE = ("deepspeed",)
+"""The packages of the index that may be built, since they have no wheel: building runs code of the package's own."""
+
+WHEELS_ONLY = ("--only-binary", ":all:", *(word for name in BUILT_FROM_SOURCE for word in ("--no-binary", name)))
+"""Options of uv by which it builds nothing else, neither to install it nor to learn what it requires."""
 
 _FROM_PIP = {"find-links": "UV_FIND_LINKS", "index-url": "UV_DEFAULT_INDEX"}
 _DISK_FULL = f"(os error {errno.ENOSPC})"
@@ -86,17 +102,17 @@ def _run(
     return done
 
 
-def uv_cached_first(arguments: Sequence[str]) -> str:
+def uv_cached_first(arguments: Sequence[str], *, stdin: str | None = None) -> str:
     """Run uv offline from its cache, and with the network only if that fails.
 
     For exact versions, of which a cached copy cannot be outdated: the index is not queried again, and a machine without
     a network works as long as the cache has them.
     """
     try:
-        return uv(arguments, offline=True)
+        return uv(arguments, stdin=stdin, offline=True)
     except Untestable as from_cache:
         try:
-            return uv(arguments)
+            return uv(arguments, stdin=stdin)
         except Untestable as error:
             if _NETWORK.search(str(error)):
                 raise Unreachable(f"{error}\nand without the network: {from_cache}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,6 +129,7 @@ def launcher(pytestconfig: pytest.Config) -> Iterator[Launcher]:
     first launch of a session imports the stack, later ones take about a second.
     """
     from pytest_trlcompat.launch import Cluster, ClusterError, Launcher
+    from pytest_trlcompat.launch.cluster import SECRET_VARIABLE
     from pytest_trlcompat.plugin.debugging import lender
     from pytest_trlcompat.plugin.relaying import Relay, is_live
 
@@ -136,7 +138,8 @@ def launcher(pytestconfig: pytest.Config) -> Iterator[Launcher]:
         _build_accelerator(pytestconfig)
     values = pytestconfig.stash[settings.KEY]
     try:
-        cluster = Cluster(values.nnodes.value, values.node_rank.value, values.rdzv_endpoint.value)
+        secret = os.environ.get(SECRET_VARIABLE)
+        cluster = Cluster(values.nnodes.value, values.node_rank.value, values.rdzv_endpoint.value, secret)
     except ClusterError as error:
         raise pytest.UsageError(f"trlcompat: {error}") from error
     live, debugged = is_live(pytestconfig), values.debug_rank

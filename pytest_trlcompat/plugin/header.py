@@ -40,8 +40,8 @@ def line_once(installed: Mapping[str, str], cache: Cache | None) -> str | None:
         return line(installed)
     key = [__version__, *known_issues.fingerprint(), *evidence.fingerprint(), dict(installed)]
     kept = cache.get(_KEY, None)
-    if isinstance(kept, dict) and kept.get("key") == key:
-        return str(kept["line"]) if kept["line"] else None
+    if isinstance(kept, dict) and kept.get("key") == key and isinstance(kept.get("line", 0), (str, type(None))):
+        return kept["line"] or None
     answer = line(installed)
     cache.set(_KEY, {"key": key, "line": answer})
     return answer

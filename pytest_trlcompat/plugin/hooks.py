@@ -40,6 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
+    from pytest_trlcompat._escaping import printable
+    from pytest_trlcompat._secrets import redacted
     from pytest_trlcompat.plugin import header
 
     device, installed = config.stash[settings.DEVICE_KEY], stack.installed()
@@ -55,7 +57,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     issues = header.line_once(installed, getattr(config, "cache", None))
     if issues is not None:
         lines.append(f"trlcompat: {issues}")
-    return lines
+    return [printable(redacted(line)) for line in lines]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_trlcompat import _location, stack
+from pytest_trlcompat._escaping import printable
+from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.catalog import attribution, known_issues
 from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
 from pytest_trlcompat.catalog.known_issues import Catalog
@@ -114,7 +116,9 @@ class Judge:
             artefact = _met_by(error)
             if artefact is None:
                 raise
-            finding = _untestable(artefact, {"suite": f"{type(error).__name__}: {str(error)[:_MESSAGE_LIMIT]}"})
+            finding = _untestable(
+                artefact, {"suite": f"{type(error).__name__}: {redacted(str(error))[:_MESSAGE_LIMIT]}"}
+            )
         finding = _not_for_others(finding)
         record = Record(
             issue=self.issue.id,
@@ -126,16 +130,27 @@ class Judge:
         )
         if finding.verdict is Verdict.ERROR:
             record = attribution.attributed(record, self.issue, stack.installed(), self.catalog, prediction)
-        record = attribution.expecting(record, prediction)
+        record = attribution.expecting(record, prediction).without_secrets()
         if self.results is not None:
-            append_record(self.results, record)
+            self._write(self.results, record)
         return record
+
+    def _write(self, results: Path, record: Record) -> None:
+        """Where the verdict cannot be written, further ones could not be either: the session ends."""
+        try:
+            append_record(results, record)
+        except OSError as error:
+            pytest.exit(
+                f"the verdict of {record.issue} ({record.subject}, {record.strategy}) cannot be written to {results}: "
+                f"{error.strerror}. Those before it are kept; the same command goes on after them",
+                returncode=pytest.ExitCode.INTERNAL_ERROR,
+            )
 
     def _failed(self, error: LaunchError) -> Finding:
         failure = error.failure
         if failure is None:
             hung = error.result is not None and error.result.timed_out
-            evidence: dict[str, Any] = {"launch": str(error)[-_TRACEBACK_LIMIT:]}
+            evidence: dict[str, Any] = {"launch": redacted(str(error))[-_TRACEBACK_LIMIT:]}
             if error.artefact is not None:
                 return _untestable(error.artefact, evidence)
             return Finding(Verdict.HANG if hung else Verdict.ERROR, evidence)
@@ -149,10 +164,8 @@ class Judge:
     def _compare(self, record: Record, prediction: Prediction | None) -> None:
         if record.untested:
             predicted = "nothing" if prediction is None else prediction.verdict
-            pytest.skip(
-                f"{record.issue}, {record.subject}, {record.strategy} could not be tested; predicted is {predicted}. "
-                f"{record.reason}"
-            )
+            what = f"{record.issue}, {record.subject}, {record.strategy}"
+            pytest.skip(printable(f"{what} could not be tested; predicted is {predicted}. {record.reason}"))
         if prediction is None:
             if record.verdict in (Verdict.ERROR, Verdict.HANG):
                 self._fail(record, "the catalogue predicts nothing here")
@@ -162,13 +175,13 @@ class Judge:
     def _fail(self, record: Record, what: str) -> None:
         evidence = "\n".join(f"  {key}: {value}" for key, value in record.evidence.items())
         by = f" by {record.blocked_by}" if record.blocked_by else ""
-        pytest.fail(
+        text = (
             f"{record.issue}, {record.subject}, {record.strategy}: the verdict is {record.verdict}{by}; {what}.\n"
             f"stack: {stack.describe(stack.installed())}\n"
             f"evidence:\n{evidence}\n"
-            f"If this verdict is right, correct the entry '{record.issue}' in pytest_trlcompat/catalog/catalog.toml.",
-            pytrace=False,
+            f"If this verdict is right, correct the entry '{record.issue}' in pytest_trlcompat/catalog/catalog.toml."
         )
+        pytest.fail(printable(text), pytrace=False)
 
 
 def _of_other_ranks(error: LaunchError) -> dict[str, Any]:
@@ -185,8 +198,8 @@ def _of_other_ranks(error: LaunchError) -> dict[str, Any]:
 def _raised(failure: Failure) -> dict[str, Any]:
     return {
         "exception": failure.type_name,
-        "message": failure.message[:_MESSAGE_LIMIT],
-        "traceback": failure.traceback[-_TRACEBACK_LIMIT:],
+        "message": redacted(failure.message)[:_MESSAGE_LIMIT],
+        "traceback": redacted(failure.traceback)[-_TRACEBACK_LIMIT:],
         "location": _location.of_traceback(failure.traceback),
         "classes": list(failure.mro),
     }

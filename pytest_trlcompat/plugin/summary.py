@@ -34,14 +34,21 @@ def pytest_terminal_summary(
     texts = list(_recorded(terminalreporter))
     if not texts:
         return
+    from pytest_trlcompat._escaping import printable
     from pytest_trlcompat.catalog.summary import conclusion, screen
     from pytest_trlcompat.catalog.summary_parts import CellSummary
-    from pytest_trlcompat.catalog.verdict import Record
+    from pytest_trlcompat.catalog.verdict import Record, RecordError
 
     newest: dict[tuple[str, str, str], Record] = {}
     for text in texts:
-        record = Record.from_json(text)
-        newest[record.key] = record
+        try:
+            record = Record.from_json(text)
+        except RecordError as error:  # a property of this name that somebody else has recorded
+            terminalreporter.write_line(printable(f"trlcompat: {error}"), red=True)
+        else:
+            newest[record.key] = record
+    if not newest:
+        return
     installed = stack.installed()
     name = ", ".join(f"{package} {installed[package]}" for package in ("trl", "transformers") if package in installed)
     cell = CellSummary(name or "this stack", installed.get("trl", ""), tuple(newest.values()))
@@ -61,15 +68,17 @@ def _recorded(reporter: pytest.TerminalReporter) -> Iterator[str]:
     for reports in reporter.stats.values():
         for report in reports:
             for name, text in getattr(report, "user_properties", ()):
-                if name == "trlcompat" and text not in seen:
+                if name == "trlcompat" and isinstance(text, str) and text not in seen:
                     seen.add(text)
                     yield text
 
 
 def _write(reporter: pytest.TerminalReporter, lines: Iterable[Line]) -> None:
+    from pytest_trlcompat._escaping import printable
+
     for line in lines:
         for part in line:
-            reporter.write(part.text, **dict(map(_markup, part.style.split())))
+            reporter.write(printable(part.text), **dict(map(_markup, part.style.split())))
         reporter.write_line("")
 
 

@@ -49,7 +49,9 @@ from .ppo_newer_trainer import PPONewerTrainerMixin as PPONewerTrainerMixin
 from .ppo_objective_entropy import PPOObjectiveEntropyMixin as PPOObjectiveEntropyMixin
 from .ppo_optimizer_steps import PPOOptimizerStepsMixin as PPOOptimizerStepsMixin
 from .ppo_save import PPOSaveMixin as PPOSaveMixin
+from .precomputed_reference import PrecomputedReferenceMixin as PrecomputedReferenceMixin
 from .reference_of_policy import ReferenceOfPolicyMixin as ReferenceOfPolicyMixin
+from .resumed_epochs import ResumedEpochsMixin as ResumedEpochsMixin
 from .resuming import ResumingMixin as ResumingMixin
 from .reward import RewardTrainer as RewardTrainer
 from .rloo import RLOOTrainer as RLOOTrainer

@@ -40,6 +40,7 @@ PREPARE_FSDP = _grpo("prepare_fsdp", ">=0.18")
 # Beneath what tokenizers and processors call ``apply_chat_template``; TRL renders by it from 0.25 on.
 RENDER_OF_TOKENIZERS = PatchPoint("transformers.tokenization_utils_base:render_jinja_template", ">=4.56")
 RENDER_OF_PROCESSORS = PatchPoint("transformers.processing_utils:render_jinja_template", ">=4.56")
+HASH_MODULE = PatchPoint("trl.trainer.dpo_trainer:hash_module", ">=0.29")
 PARAMETER_NAMES = PatchPoint("transformers.trainer:get_parameter_names", "<4.53")  # asked for norms' names from then on
 # TRL 1.15 has models return log-probabilities.
 SELECTIVE_LOG_SOFTMAX = _grpo("selective_log_softmax", ">=0.15,<1.15")
@@ -208,7 +209,13 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         _trainer("create_model_card"),
     ),
     "PlainLogProbsMixin": (_grpo("GRPOTrainer._get_per_token_logps_and_entropies", ">=0.20"),),
+    "PrecomputedReferenceMixin": (
+        HASH_MODULE,
+        PatchPoint("trl.trainer.dpo_trainer:DPOTrainer._precompute_ref_logps", ">=0.29"),
+        PatchPoint("trl.trainer.kto_trainer:KTOTrainer._precompute_ref_logps", ">=1.8"),
+    ),
     "ReferenceOfPolicyMixin": (GRPO_CONSTRUCTOR,),
+    "ResumedEpochsMixin": (_trainer("_get_train_sampler"),),
     "ResumingMixin": (_trainer("_load_rng_state"),),
     "SamplingMixin": (GENERATION,),
     "ScaleRewardsMixin": (_grpo("GRPOTrainer._generate_and_score_completions", ">=0.16"),),

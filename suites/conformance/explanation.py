@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.catalog.verdict import Verdict
@@ -95,7 +96,13 @@ def failed_by(
 def _is_predicted(
     issue: KnownIssue, verdicts: Set[Verdict], subject: str, label: str, versions: Mapping[str, str]
 ) -> bool:
-    """Under the strategy of a label, or, where no suite measures the issue there, in one process."""
+    """Under the strategy of a label, or, where no suite measures the issue there, in one process.
+
+    One that meets every trainer is there also with releases that lack the trainer by which it is measured.
+    """
+    if not issue.trainer:
+        present = tuple(each for each in issue.predictions if each.verdict is not Verdict.ABSENT)
+        issue = replace(issue, predictions=present)
     strategy = label.partition("-")[0]
     labels = [each for each in issue.labels() if each.partition("-")[0] == strategy]
     labels = labels or [each for each in issue.labels() if each.partition("-")[0] == "single"]

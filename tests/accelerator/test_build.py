@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat.accelerator import build, environment
-from pytest_trlcompat.accelerator.build import cache_folder, cache_key, find_compiler, find_torch
+from pytest_trlcompat.accelerator.build import AcceleratorError, cache_folder, cache_key, find_compiler, find_torch
 
 from .building import MODULE, TORCH, Site
 
@@ -104,6 +104,21 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert cache_folder() == tmp_path / "xdg" / "pytest-trlcompat"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == tmp_path / "home" / ".cache" / "pytest-trlcompat"
+
+
+@pytest.mark.fault(
+    "There is no home directory where the software accelerator is to be compiled.",
+    "An error says so, and which variable to set.",
+)
+def test_no_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("TRLCOMPAT_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    with pytest.raises(AcceleratorError, match="^there is no folder for what is compiled: .* set TRLCOMPAT_CACHE to"):
+        cache_folder()
 
 
 # ---- several at once, and some that are killed

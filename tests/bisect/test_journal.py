@@ -9,7 +9,7 @@ import pytest
 
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.journal import Journal
-from pytest_trlcompat.bisect.observation import Observation
+from pytest_trlcompat.bisect.observation import Fingerprint, Observation
 from pytest_trlcompat.matrix.locks import Lock
 
 OK, BAD = Observation(passed={"a": "ok"}), Observation(reason="untestable: no")
@@ -44,12 +44,33 @@ def test_a_damaged_line_is_refused_with_one_clear_message(tmp_path: Path) -> Non
         Journal(tmp_path)
 
 
-def test_a_cleared_journal_is_empty(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    journal.add("a", "a", "id-a", OK)
-    journal.clear()
-    assert journal.observations("id-a") == []
+@pytest.mark.fault(
+    "A journal of bisect holds a line that is no step, or is not UTF-8.",
+    "The command names file and line, and with `--fresh` starts over.",
+)
+@pytest.mark.parametrize("text", [b"[]\n", b"\xff\n", b"[" * 100_000 + b"\n", b""])
+def test_a_fresh_journal_is_empty_whatever_stood_there(tmp_path: Path, text: bytes) -> None:
+    Journal(tmp_path).add("a", "a", "id-a", OK)
+    with open(tmp_path / "steps.jsonl", "ab") as file:
+        file.write(text)
+    if text:
+        with pytest.raises(BisectError, match=r"^.*steps\.jsonl(, line 2: not a step|: cannot be read) .*--fresh$"):
+            Journal(tmp_path)
+    assert Journal(tmp_path, fresh=True).observations("id-a") == []
     assert Journal(tmp_path).entries == []
+
+
+def test_a_journal_holds_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "q7Zp-11kd")
+    failed = {"command": Fingerprint("OSError", "401 for q7Zp-11kd", ("hub.py:get",))}
+    seen = Observation(
+        failed=failed, evidence={"command": {"output": "https://u:p@host q7Zp-11kd"}}, reason="q7Zp-11kd"
+    )
+    entry = Journal(tmp_path).add("a", "a", "id-a", seen)
+    assert "q7Zp" not in (tmp_path / "steps.jsonl").read_text()
+    assert Journal(tmp_path).entries == [entry]
+    assert entry.observation.failed["command"] == Fingerprint("OSError", "401 for [redacted]", ("hub.py:get",))
+    assert entry.observation.evidence == {"command": {"output": "https://[redacted]@host [redacted]"}}
 
 
 def test_a_line_of_an_older_journal_is_read(tmp_path: Path) -> None:

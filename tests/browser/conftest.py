@@ -16,7 +16,9 @@ import pytest
 
 from pytest_trlcompat.catalog import evidence
 from pytest_trlcompat.matrix.report.explorer import html
+from pytest_trlcompat.matrix.report.pages import markdown
 from pytest_trlcompat.matrix.report.publish import report_of
+from tests.hostile import rendered
 
 from .made_up import REPORT
 
@@ -97,9 +99,10 @@ class Opened:
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The pages: of three cells with evidence that is made up, and of the published sweep."""
+    """The pages: of three cells with evidence that is made up, also as Markdown, and of the published sweep."""
     folder = tmp_path_factory.mktemp("pages")
     pages = {"small": html(REPORT), "published": html(report_of(evidence.published()), evidence=False)}
+    pages["markdown"] = f'<!doctype html><link rel="icon" href="data:,"><main>{rendered(markdown(REPORT))}</main>'
     for name, text in pages.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")
     return {name: folder / f"{name}.html" for name in pages}

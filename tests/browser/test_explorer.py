@@ -126,6 +126,15 @@ def test_a_click_opens_the_evidence_as_text(visit: Open) -> None:
     assert not panel.is_visible()
 
 
+def test_what_libraries_said_runs_nowhere_in_rendered_markdown(visit: Open) -> None:
+    """Which has no policy against scripts, unlike the page: a dialog or a request would fail this test."""
+    opened = visit("markdown")
+    opened.page.locator("details").first.evaluate("one => { one.open = true; }")
+    assert "<img src=x onerror=alert(1)></script><script>alert(2)</script>" in opened.text("pre >> nth=0")
+    assert opened.page.locator("main img, main script").count() == 0
+    assert opened.page.locator("a").evaluate_all("all => all.map(one => one.protocol)").count("javascript:") == 0
+
+
 def test_what_is_not_as_predicted_says_what_was_predicted(visit: Open) -> None:
     opened = visit()
     opened.square(NEW, TEMPERATURE).click()

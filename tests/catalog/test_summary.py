@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from pytest_trlcompat._escaping import printable
 from pytest_trlcompat.catalog import evidence
 from pytest_trlcompat.catalog.summary import conclusion, screen
-from pytest_trlcompat.catalog.summary_parts import CellSummary, Line, printable, sentence
+from pytest_trlcompat.catalog.summary_parts import CellSummary, Line, sentence
 from pytest_trlcompat.catalog.verdict import Record, Verdict
 
 PAGE = "build/compat/compat.html"

@@ -39,7 +39,7 @@ def test_each_issue_that_nobody_has_cured_and_the_newest_cell_shows_has_one() ->
         if not remedies.cured_in(issue) and prediction is not None and prediction.verdict.is_problem
     }
     assert live - WITHOUT_SCRIPT == set(IDS)
-    assert len(live) == 16 + len(NOT_WRITTEN)
+    assert len(live) == 18 + len(NOT_WRITTEN)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=IDS)

@@ -1,10 +1,15 @@
-"""Whether a process is still there, and bodies for ranks."""
+"""Whether a process is still there, programs that launch, and bodies for ranks."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import pytest
 
 
 def alive(pid: int) -> bool:
@@ -16,10 +21,50 @@ def alive(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 10
-    while alive(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still there"
+    wait_until(lambda: not alive(pid), f"process {pid} is still there")
+
+
+def wait_until(holds: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline, otherwise
         time.sleep(0.02)
+
+
+def program(text: str) -> list[str]:
+    """A command that runs a Python program with this process's path."""
+    return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{text}"]
+
+
+def output_of(command: Sequence[str], **variables: str) -> str:
+    """What a command prints, which must succeed; with further environment variables."""
+    done = subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def unprivileged() -> list[str]:
+    """What to put before a command so that limits and permissions hold for it, as they do not for root.
+
+    The other user may search and read all folders, since the interpreter may lie in root's own.
+    """
+    if os.getuid():
+        return []
+    kept = ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
+    return permitted("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", *kept)
+
+
+def permitted(*before: str) -> list[str]:
+    """The beginning of a command; the test is skipped where this machine does not have or permit it."""
+    try:
+        tried = subprocess.run([*before, "true"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip(f"{before[0]} is not installed")
+    if tried.returncode:
+        pytest.skip(f"{' '.join(before)} is not permitted here: {tried.stderr.strip()}")
+    return list(before)
 
 
 def raise_with_output() -> None:

@@ -43,6 +43,15 @@ def test_a_rank_that_only_noticed_another_ones_end_does_not_count() -> None:
     assert failed(rank(0, PEER_GONE), rank(1, OTHER, 1.0)).artefact is None
 
 
+def test_a_killed_rank_comes_before_those_that_saw_it_end() -> None:
+    """Its end may be reaped later than another rank's error is raised."""
+    killed = RankResult(rank=1, exit_status=-9, ended_at=2.0)
+    assert failed(rank(0, PEER_GONE, 1.0), killed).root_cause is killed
+    assert failed(rank(0, OTHER, 1.0), killed).root_cause == rank(0, OTHER, 1.0)
+    ended = dataclasses.replace(killed, ended_by_launcher="the launch timed out")
+    assert failed(rank(0, PEER_GONE, 1.0), ended).root_cause == rank(0, PEER_GONE, 1.0)
+
+
 def test_what_failed_first_on_its_own_account_is_to_blame() -> None:
     result = failed(rank(0, OTHER), rank(1, LACKING, 1.0))
     assert result.artefact is None

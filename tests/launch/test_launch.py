@@ -102,14 +102,43 @@ def test_check_false_returns_the_failure(launch: Launcher) -> None:
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        (lambda: sys.exit(3), "rank 0 raised SystemExit"),
-        (lambda: os._exit(0), "rank 0 exited with status 0 before its function returned"),
-        (lambda: os._exit(7), "rank 0 exited with status 7"),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "rank 0 was killed by SIGKILL (often: out of memory)"),
-        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "rank 0 was killed by SIGSEGV"),
-        (lambda: (letter for letter in "ab"), "that cannot be pickled"),
+        pytest.param(
+            lambda: sys.exit(3),
+            "rank 0 raised SystemExit",
+            marks=pytest.mark.fault("A rank calls `sys.exit`.", "The launch fails with SystemExit and its traceback."),
+            id="sys.exit",
+        ),
+        pytest.param(
+            lambda: os._exit(0),
+            "rank 0 exited with status 0 before its function returned",
+            marks=pytest.mark.fault("A rank calls `os._exit(0)`.", "The launch fails: the function had not returned."),
+            id="os._exit(0)",
+        ),
+        pytest.param(
+            lambda: os._exit(7),
+            "rank 0 exited with status 7",
+            marks=pytest.mark.fault("A rank calls `os._exit(7)`.", "The launch fails, and names rank and status."),
+            id="os._exit(7)",
+        ),
+        pytest.param(
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "rank 0 was killed by SIGKILL (often: out of memory)",
+            marks=pytest.mark.fault("A rank is killed by SIGKILL.", "The launch fails, and names rank and signal."),
+            id="SIGKILL",
+        ),
+        pytest.param(
+            lambda: os.kill(os.getpid(), signal.SIGSEGV),
+            "rank 0 was killed by SIGSEGV",
+            marks=pytest.mark.fault("A rank is killed by SIGSEGV.", "The launch fails, and names rank and signal."),
+            id="SIGSEGV",
+        ),
+        pytest.param(
+            lambda: (letter for letter in "ab"),
+            "that cannot be pickled",
+            marks=pytest.mark.fault("A result cannot be pickled.", "The launch fails, and names the result's class."),
+            id="unpicklable",
+        ),
     ],
-    ids=["sys.exit", "os._exit(0)", "os._exit(7)", "SIGKILL", "SIGSEGV", "unpicklable"],
 )
 def test_every_other_end_is_a_failure_with_a_name(launch: Launcher, how: object, text: str) -> None:
     with pytest.raises(LaunchError) as caught:
@@ -118,6 +147,7 @@ def test_every_other_end_is_a_failure_with_a_name(launch: Launcher, how: object,
     assert launch(lambda: "next", strategy="single").values == ["next"]
 
 
+@pytest.mark.fault("A rank never returns.", "The launch ends at its timeout, and shows in which function the rank was.")
 def test_a_timeout_ends_the_launch_and_shows_where_it_was(launch: Launcher) -> None:
     def sleep_for_ever() -> None:
         while True:
@@ -135,20 +165,28 @@ def test_a_timeout_ends_the_launch_and_shows_where_it_was(launch: Launcher) -> N
     assert launch(lambda: "next", strategy="single").values == ["next"]
 
 
-def test_a_hundred_megabytes_of_output_are_cut_in_the_middle(launch: Launcher) -> None:
+@pytest.mark.fault(
+    "A rank prints 200 MB.",
+    "The result holds the first 64 KiB and the last 256 KiB, and says how much is left out.",
+)
+def test_two_hundred_megabytes_of_output_are_cut_in_the_middle(launch: Launcher) -> None:
     def talk() -> None:
         print("the start")
-        for _ in range(100):
+        for _ in range(200):
             sys.stdout.write("x" * ((1 << 20) - 1) + "\n")
         print("the end")
 
     output = launch(talk, strategy="single").ranks[0].stdout
     assert len(output) < 400_000
     assert output.startswith("the start\n")
-    assert f"[... {(100 << 20) + 18 - (1 << 16) - (1 << 18)} bytes left out ...]" in output
+    assert f"[... {(200 << 20) + 18 - (1 << 16) - (1 << 18)} bytes left out ...]" in output
     assert output.endswith("the end\n")
 
 
+@pytest.mark.fault(
+    "A rank never returns from native code, and keeps the interpreter's lock.",
+    "The launch ends at its timeout, and shows the Python function that called it.",
+)
 def test_an_endless_loop_in_native_code_ends_with_the_timeout(launch: Launcher) -> None:
     def loop_in_native_code() -> None:
         # One call that never comes back and never lets go of the interpreter's lock, so no Python handler could run.
@@ -175,6 +213,10 @@ def raise_unpicklable() -> None:
     raise Unpicklable
 
 
+@pytest.mark.fault(
+    "A rank raises an exception that can be neither pickled nor printed.",
+    "The launch names its class, and what went wrong with its text.",
+)
 def test_an_exception_that_cannot_be_pickled_is_reported(launch: Launcher) -> None:
     with pytest.raises(LaunchError, match="rank 0 raised Unpicklable") as caught:
         launch(raise_unpicklable, strategy="single")
@@ -182,6 +224,9 @@ def test_an_exception_that_cannot_be_pickled_is_reported(launch: Launcher) -> No
     assert caught.value.failure.message == "<Unpicklable whose text cannot be had: ZeroDivisionError>"
 
 
+@pytest.mark.fault(
+    "A rank's output does not fit on the disk.", "The launch fails with the OSError, though the rank returned."
+)
 def test_a_full_disk_is_reported(launch: Launcher, tmp_path: Path) -> None:
     """A limit on file sizes acts as a full disk: a rank whose output does not fit must not count as a success."""
 
@@ -196,6 +241,10 @@ def test_a_full_disk_is_reported(launch: Launcher, tmp_path: Path) -> None:
     assert launch(lambda: "next", strategy="single").values == ["next"]
 
 
+@pytest.mark.fault(
+    "The import of the stack hangs.",
+    "The server is ended after the time for its start; the next launch starts another.",
+)
 def test_a_stack_that_hangs_when_it_is_imported_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = tmp_path / "pid"
     (tmp_path / "torch.py").write_text(
@@ -229,6 +278,10 @@ def test_two_launchers_do_not_meet() -> None:
         assert one(os.getppid, strategy="single").values != other(os.getppid, strategy="single").values
 
 
+@pytest.mark.fault(
+    "An argument of the function cannot be pickled.",
+    "The launch is refused with the reason, before a server is started.",
+)
 def test_what_cannot_be_sent_is_refused_before_a_server_starts() -> None:
     launcher = Launcher(device="cpu")
     with pytest.raises(LaunchError, match="cannot be sent to the ranks"):

@@ -20,6 +20,7 @@ from pytest_trlcompat.launch import Launcher, LaunchError, LaunchWarning
 from .processes import raise_with_output, wait_until_gone
 
 
+@pytest.mark.fault("A rank starts another process and leaves it.", "It is ended with the launch.")
 def test_what_a_rank_leaves_behind_is_ended(launch: Launcher) -> None:
     def leave_grandchild() -> int:
         return subprocess.Popen(["sleep", "600"]).pid
@@ -67,6 +68,10 @@ def test_nothing_is_left_in_the_test_process_or_the_server(launch: Launcher) -> 
     assert launch(server_state, strategy="single").values[0] == server_before
 
 
+@pytest.mark.fault(
+    "The server is killed by SIGKILL between two launches.",
+    "A warning says so, and the next launch starts another server.",
+)
 def test_a_killed_server_is_reported_and_replaced() -> None:
     with Launcher(device="cpu") as launcher:
         server = launcher(os.getppid, strategy="single").values[0]
@@ -76,6 +81,10 @@ def test_a_killed_server_is_reported_and_replaced() -> None:
             assert launcher(os.getppid, strategy="single").values[0] != server
 
 
+@pytest.mark.fault(
+    "The server is killed by SIGKILL while a launch runs.",
+    "The launch fails and says so; the ranks end with the server.",
+)
 def test_a_server_killed_in_the_middle_takes_its_ranks_along(tmp_path: Path) -> None:
     def kill_server_and_wait(file: str) -> None:
         Path(file).write_text(str(os.getpid()))
@@ -88,6 +97,10 @@ def test_a_server_killed_in_the_middle_takes_its_ranks_along(tmp_path: Path) -> 
         wait_until_gone(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.fault(
+    "A rank leaves a daemon: its parent is gone, and it leads a session.",
+    "It is ended with the launch.",
+)
 def test_a_grandchild_in_a_session_of_its_own_is_ended(launch: Launcher) -> None:
     def leave_daemon() -> int:
         # Twice removed: its parent is gone as well, and it leads a session.
@@ -119,6 +132,10 @@ def test_semaphores_of_processes_that_are_not_forked_are_removed(launch: Launche
     assert not Path(name).exists()
 
 
+@pytest.mark.fault(
+    "The server is killed by SIGKILL while a daemon of a rank runs.",
+    "The daemon is found by its environment, and ended.",
+)
 def test_a_killed_server_takes_grandchildren_along(tmp_path: Path) -> None:
     def leave_daemon_and_kill_server(file: str) -> None:
         pid = subprocess.Popen(["sleep", "600"], start_new_session=True).pid
@@ -181,12 +198,17 @@ def everything_ends(process: subprocess.Popen[str], tmp_path: Path) -> None:
         wait_until_gone(int(pid))
 
 
+@pytest.mark.fault("Ctrl-C while a launch runs.", "KeyboardInterrupt is raised; server and ranks end.")
 def test_ctrl_c_in_a_launch_leaves_nothing_behind(tmp_path: Path) -> None:
     process = begin_in_a_script(tmp_path)
     process.send_signal(signal.SIGINT)
     everything_ends(process, tmp_path)
 
 
+@pytest.mark.fault(
+    "A second Ctrl-C while a stopped server is being ended.",
+    "The server and its ranks are killed nevertheless.",
+)
 def test_a_second_ctrl_c_does_not_leave_anything_behind(tmp_path: Path) -> None:
     # Stopped, so that the server does not leave by itself.
     process = begin_in_a_script(tmp_path, "os.kill(os.getppid(), signal.SIGSTOP)")

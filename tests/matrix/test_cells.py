@@ -265,7 +265,11 @@ def test_a_date_is_a_toml_date_or_a_string(tmp_path: Path, date: str) -> None:
         ),
         (
             f"[defaults]\nsettle_days = -1\n[[cell]]\n{PINS}",
-            "[defaults] settle_days must be a number of days, not -1",
+            "[defaults] settle_days must be a number of days from 0 to 365, not -1",
+        ),
+        (
+            f"[defaults]\nsettle_days = 99999999999999\n[[cell]]\n{PINS}",
+            "[defaults] settle_days must be a number of days from 0 to 365, not 99999999999999",
         ),
         (
             f"[defaults]\npip = 1\n[[cell]]\n{PINS}",

@@ -23,6 +23,8 @@ LOCK = Lock(
     "trl1.0.0", datetime.date(2026, 4, 2), "3.11", {"deepspeed": "0.18.9", "torch": "2.13.0", "trl": "1.0.0"}, "x"
 )
 
+HASH = f"--hash=sha256:{'0123456789abcdef' * 4}"
+
 
 class FakeUv:
     """Makes folders like uv, and records its calls."""
@@ -32,14 +34,15 @@ class FakeUv:
         self.refuse: tuple[str, BaseException] | None = None
         self.source: Path | None = None
 
-    def __call__(self, arguments: Sequence[str], *, offline: bool = False) -> str:
-        self.calls.append(list(arguments))
+    def __call__(self, arguments: Sequence[str], *, stdin: str | None = None, offline: bool = False) -> str:
+        arguments = [*arguments, *(stdin or "").split()]
+        self.calls.append(arguments)
         if self.refuse is not None and self.refuse[0] in arguments:
             raise self.refuse[1]
         if arguments[0] == "venv":
             (Path(arguments[-1]) / "bin").mkdir(parents=True)
             (Path(arguments[-1]) / "bin" / "python").touch()
-        if self.source is not None and "torch==2.13.0" in arguments:
+        if self.source is not None and "torch==2.13.0+cpu" in arguments:
             module = modules_of(Path(arguments[arguments.index("--python") + 1]).parents[1]) / self.source.name
             module.parent.mkdir(parents=True)
             os.link(self.source, module)
@@ -58,7 +61,7 @@ def uv(monkeypatch: pytest.MonkeyPatch) -> FakeUv:
     fake = FakeUv()
     monkeypatch.setattr(environments, "uv", fake)
     monkeypatch.setattr(environments, "uv_cached_first", fake)
-    monkeypatch.setattr(torch_builds, "uv", fake)
+    monkeypatch.setattr(torch_builds, "uv_cached_first", fake)
     monkeypatch.setenv("UV_TORCH_BACKEND", "cpu")
     return fake
 
@@ -66,7 +69,15 @@ def uv(monkeypatch: pytest.MonkeyPatch) -> FakeUv:
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
     (tmp_path / "pyproject.toml").write_text("[project]")
-    return Layout(tmp_path)
+    layout = Layout(tmp_path)
+    layout.hashes.mkdir(parents=True)
+    known = "".join(f"{line} {HASH}\n" for line in LOCK.requirements)
+    for python in ("3.11", "3.12", "3.13"):
+        (layout.hashes / f"{python}.txt").write_text(known)
+    (layout.resolved_hashes).mkdir(parents=True)
+    for python in ("3.11", "3.12", "3.13"):
+        (layout.resolved_hashes / f"{python}-torch-cpu.txt").write_text(f"torch==2.13.0+cpu {HASH}\n")
+    return layout
 
 
 def test_deepspeed_comes_after_torch_without_isolation_and_the_project_last(uv: FakeUv, layout: Layout) -> None:
@@ -74,11 +85,13 @@ def test_deepspeed_comes_after_torch_without_isolation_and_the_project_last(uv: 
     assert environment.root.parent == layout.environments
     python = str(environment.python)
     install = ["pip", "install", "--quiet", "--no-deps", "--python", python]
+    wheels = [*install, "--only-binary", ":all:", "--no-binary", "deepspeed"]
+    hashed = ["--require-hashes", "-r", "-"]
     assert uv.calls == [
         ["venv", "--quiet", "--python", "3.11", str(environment.root)],
-        [*install, "torch==2.13.0"],
-        [*install, "trl==1.0.0"],
-        [*install, "--no-build-isolation", "deepspeed==0.18.9"],
+        [*wheels, *hashed, "torch==2.13.0+cpu", HASH],
+        [*wheels, *hashed, "trl==1.0.0", HASH],
+        [*wheels, "--no-build-isolation", *hashed, "deepspeed==0.18.9", HASH],
         [*install, "--no-build-isolation", "--editable", str(layout.root)],
     ]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pytest_trlcompat._escaping import printable
 from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.verdict import Record, Verdict
 from pytest_trlcompat.matrix.report.explorer import html
@@ -107,7 +108,8 @@ def test_what_libraries_said_cannot_become_markup(page: Page) -> None:
 def test_the_page_can_be_written_and_its_data_hold_what_was_said(report: Report, page: Page) -> None:
     html(report).encode("utf-8")
     assert not re.search("[\x00-\x08\x1b\ud800-\udfff]", html(report))
-    assert page.unpacked(2)["evidence"]["0"] == {"text": f"text: {EVIL}\nn: 3", "seconds": 1.2, "expected": "wasteful"}
+    text = f"text: {printable(EVIL)}\nn: 3"
+    assert page.unpacked(2)["evidence"]["0"] == {"text": text, "seconds": 1.2, "expected": "wasteful"}
     assert page.unpacked(2)["packages"]["odd"] == EVIL
 
 

@@ -106,6 +106,23 @@ def test_different_environments_have_different_digests() -> None:
             "# cell: a\n# date: 2025-01-01\n# python: 3.11\n# asked: x\ntrl>=1\n",
             "line 5: 'trl>=1' is not NAME==VERSION",
         ),
+        (
+            "# cell: a\n# date: 2025-01-01\n# python: 3.11\n# asked: x\n--find-links=https://a.b/==1\n",
+            "line 5: '--find-links=https://a.b/==1' is not NAME==VERSION; renew it: nox -s lock",
+        ),
+        (
+            "# cell: a\n# date: 2025-01-01\n# python: 3.11\n# asked: x\ntrl==1 ; python_version>'3'\n",
+            "is not NAME==VERSION",
+        ),
+        ("# cell: a\n# date: 2025-01-01\n# python: 3.11\n# asked: x\ntrl @ https://a.b/c==1\n", "is not NAME==VERSION"),
+        (
+            "# cell: a\n# date: 2025-01-01\n# python: 3.11\n# asked: x\ntrl==1\ntrl==2\n",
+            "line 6: 'trl==2' names trl again",
+        ),
+        (
+            "# cell: a\n# date: 2025-01-01\n# python: ./python\n# asked: x\ntrl==1\n",
+            r"the header is damaged \(malformed the lock's python './python'",
+        ),
         ("trl==1\n", r"the header is damaged \('cell'\); renew it: nox -s lock -- a"),
         ("# cell: a\n# date: soon\n# python: 3.11\n# asked: x\n", r"the header is damaged \(bad date 'soon'"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat.catalog.verdict import Record, Verdict
-from pytest_trlcompat.matrix import cuda, disk, locks, own_coverage, sessions
+from pytest_trlcompat.matrix import cuda, disk, hashes, locks, own_coverage, sessions
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.cuda import CudaLibraries
 from pytest_trlcompat.matrix.environments import Environment
@@ -167,14 +168,27 @@ def test_locks_of_dated_cells_and_cuda_libraries_are_renewed_with_the_others(
 
     def resolve(matrix: Matrix, cell: Cell) -> Lock:
         resolved.append(cell.id)
-        return Lock(cell.id, cell.date or datetime.date.min, "3.11", {"trl": "1"}, locks._request(matrix, cell))
+        return Lock(
+            cell.id,
+            cell.date or datetime.date.min,
+            "3.11",
+            {"deepspeed": "2", "trl": "1"},
+            locks._request(matrix, cell),
+        )
 
     def resolve_libraries(torch: str, python: str, day: datetime.date) -> CudaLibraries:
         resolved.append(f"torch {torch} as of {day}")
         return CudaLibraries(torch, day, {"nvidia-x": "1"}, {"torch": 1, "nvidia-x": 1})
 
+    def ask(releases: Sequence[str], python: str, *, index_alone: bool) -> dict[str, tuple[str, ...]]:
+        assert index_alone  # what a wheel folder of this machine has is nobody else's
+        asked.append((python, list(releases)))
+        return dict.fromkeys(releases, ("a" * 64,))
+
+    asked: list[tuple[str, list[str]]] = []
     monkeypatch.setattr(locks, "resolve", resolve)
     monkeypatch.setattr(cuda, "_resolve", resolve_libraries)
+    monkeypatch.setattr(hashes, "ask", ask)
     layout = stage.project.layout
     layout.locks.mkdir(parents=True)
     for stray in (layout.locks / "trl0.0.1-torch2.6.0.txt", layout.locks / "cuda" / "torch2.3.1.txt"):
@@ -190,9 +204,13 @@ def test_locks_of_dated_cells_and_cuda_libraries_are_renewed_with_the_others(
         "torch2.4.1",
         "torch2.6.0",
     ]
-    assert stage.said[-2:] == [
+    assert asked == [("3.11", ["deepspeed==2", "nvidia-x==1", "trl==1"])]
+    assert [*hashes.read(layout.hashes / "3.11.txt")] == ["deepspeed==2", "nvidia-x==1", "trl==1"]
+    assert stage.said[-4:] == [
         "trl0.0.1-torch2.6.0: not a cell of the matrix, its lock is removed",
         "torch2.3.1: not a release of torch in the matrix, its CUDA libraries are removed",
+        "Python 3.11: the hashes of 3 new releases",
+        "deepspeed: 1 release would be built from source; everything else is a wheel",
     ]
     resolved.clear()
     stage.project.renew_locks(["--missing"])
@@ -203,6 +221,18 @@ def test_locks_of_dated_cells_and_cuda_libraries_are_renewed_with_the_others(
     resolved.clear()
     stage.project.renew_locks(["--missing"])
     assert resolved == torches
+
+
+def test_clean_keeps_the_environments_of_a_bisections_locks(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[Lock] = []
+    monkeypatch.setattr(sessions, "prune", lambda layout, found, say: wanted.extend(found))
+    layout = stage.project.layout
+    lock = Lock("transformers 4.51.0", datetime.date(2025, 5, 1), "3.11", {"transformers": "4.51.0"}, "bisect")
+    for folder in (layout.locks, layout.resolved, layout.root / "build" / "bisect" / "issue-a-1234" / "locks"):
+        folder.mkdir(parents=True)
+        (folder / "x.txt").write_text(dataclasses.replace(lock, cell_id=folder.parent.name).to_text())
+    stage.project.clean()
+    assert [each.cell_id for each in wanted] == ["fixtures", "compat", "issue-a-1234"]
 
 
 def test_coverage_is_reported_also_when_tests_fail_and_leaves_environments_as_they_were(

@@ -14,6 +14,7 @@ from pytest_trlcompat.matrix.errors import DiskFull, Untestable
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.torch_builds import Need, install, needs, prune
 
+HASH = f"--hash=sha256:{'0123456789abcdef' * 4}"
 CUBLAS, BINDINGS, TORCH = "nvidia-cublas-cu12==12.4.5.8", "cuda-bindings==13.5.0", "torch==2.6.0"
 
 
@@ -26,22 +27,27 @@ class FakeUv:
 
     def __init__(self, environment: Path) -> None:
         self.cached: set[str] = set()
+        self.folders: set[str] = set()
         self.cuda = True
         self.installed: list[tuple[str, str]] = []
         self.full: str | None = None
         self.site = environment / "lib" / "python3.11" / "site-packages"
 
-    def offline(self, arguments: Sequence[str], *, offline: bool) -> str:
+    def offline(self, arguments: Sequence[str], *, stdin: str, offline: bool) -> str:
         assert offline
-        wanted = _requirements(arguments)
+        assert "--require-hashes" in arguments
+        wanted = _requirements(stdin.split())
         if not set(wanted) <= self.cached:
             raise Untestable("not in the cache")
         self._install(wanted, "")
         return ""
 
-    def cached_first(self, arguments: Sequence[str]) -> str:
+    def cached_first(self, arguments: Sequence[str], *, stdin: str = "") -> str:
         store = Path(arguments[arguments.index("--cache-dir") + 1]) if "--cache-dir" in arguments else None
-        wanted = _requirements(arguments)
+        wanted = _requirements([*arguments, *stdin.split()])
+        if "--no-index" in arguments and not set(wanted) <= self.folders:
+            raise Untestable("no wheel folder has it")
+        assert ("--require-hashes" in arguments) == ("--no-index" not in arguments)
         if store is not None:
             store.mkdir(parents=True)
         if self.full in wanted:
@@ -87,6 +93,8 @@ def uv(monkeypatch: pytest.MonkeyPatch, environment: Path) -> FakeUv:
     monkeypatch.setattr(torch_builds, "uv_cached_first", fake.cached_first)
     monkeypatch.setattr(torch_builds, "uv_would_install", fake.would_install)
     monkeypatch.setattr(torch_builds, "libraries_of", _libraries)
+    monkeypatch.setattr(torch_builds, "with_hashes", lambda lines, python, layout: [f"{line} {HASH}" for line in lines])
+    monkeypatch.setattr(torch_builds, "of_pytorch_index", lambda line, *rest: f"{line}+cpu {HASH}")
     monkeypatch.setattr(torch_builds, "torch_backend", lambda environ: [])
     monkeypatch.setattr(torch_builds, "_can_link", lambda layout: True)
     return fake
@@ -116,6 +124,12 @@ def test_a_cpu_build_gets_no_cuda_libraries(uv: FakeUv, environment: Path, layou
     assert uv.installed == [(TORCH, "")]
 
 
+def test_a_torch_in_a_wheel_folder_is_taken_as_it_is(uv: FakeUv, environment: Path, layout: Layout) -> None:
+    uv.folders, uv.cuda = {TORCH}, False
+    assert run(environment, layout) == []
+    assert uv.installed == [(TORCH, "")]
+
+
 def test_a_cuda_build_gets_its_libraries_and_says_so(uv: FakeUv, environment: Path, layout: Layout) -> None:
     uv.cached = {TORCH, CUBLAS, BINDINGS}
     assert run(environment, layout) == [
@@ -138,7 +152,7 @@ def test_a_cpu_build_chosen_by_uv_stays_in_uvs_cache(
     monkeypatch.setattr(torch_builds, "torch_backend", lambda environ: ["--torch-backend", "cpu"])
     uv.cuda = False
     run(environment, layout)
-    assert uv.installed == [(TORCH, "")]
+    assert uv.installed == [(f"{TORCH}+cpu", "")]
 
 
 def test_a_full_disk_leaves_no_partial_package(uv: FakeUv, environment: Path, layout: Layout) -> None:

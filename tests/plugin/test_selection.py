@@ -114,3 +114,22 @@ def test_judge_needs_the_marker(pytester: pytest.Pytester, run: Run) -> None:
     result = run()
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*test_one: fixture judge needs @pytest.mark.known_issue(id)*"])
+
+
+@pytest.mark.fault(
+    "The disk is full when a suite's verdict is to be written.",
+    "The session ends at once, and says which verdict is missing and that the command can be repeated.",
+)
+def test_a_verdict_that_cannot_be_written_ends_the_session(pytester: pytest.Pytester, run: Run) -> None:
+    """``/dev/full`` refuses every byte as a full disk does."""
+    pytester.makepyfile(SUITE)
+    (pytester.path / "out.jsonl").symlink_to("/dev/full")
+    result = run("--trlcompat-results", "out.jsonl")
+    assert result.ret == pytest.ExitCode.INTERNAL_ERROR
+    result.stdout.fnmatch_lines(
+        [
+            "*Exit: the verdict of grpo-logits-to-keep (corrected, single) cannot be written to */out.jsonl: No space "
+            "left on device. Those before it are kept; the same command goes on after them*"
+        ]
+    )
+    assert "test_reference" not in result.stdout.str()

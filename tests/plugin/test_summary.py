@@ -30,7 +30,7 @@ import pytest
 @pytest.mark.parametrize("text", {texts!r})
 def test_verdict(record_property, text):
     record_property("trlcompat", text)
-    if '"untestable"' in text:
+    if '"untestable"' in str(text):
         pytest.skip("no kernel")
 
 def test_other(record_property):
@@ -62,6 +62,24 @@ def test_a_run_in_which_upstream_is_broken_says_so_in_its_last_lines(run: Run, a
         *CONCLUSION,
     ]
     assert "4 passed" in lines[-1]
+
+
+@pytest.mark.fault(
+    "Another plugin records a property of our name that is no verdict.",
+    "The end of the run names it, and says of every verdict what it would say without it.",
+)
+def test_a_property_that_is_no_verdict_is_named(run: Run, pytester: pytest.Pytester) -> None:
+    texts = ["\x1b[2J", {"a": 1}, "[" * 50_000, VERDICTS[0].to_json()]
+    pytester.makepyfile(SUITE.format(texts=texts))
+    result = run()
+    result.assert_outcomes(passed=5)
+    text = "\n".join(result.outlines)
+    assert [line[:46] for line in result.outlines if line.startswith("trlcompat: not a verdict line")] == [
+        "trlcompat: not a verdict line (it is not JSON:",
+        "trlcompat: not a verdict line (it is not JSON ",
+    ]
+    assert "\x1b" not in text
+    assert "1 cell, 1 verdict: all as predicted" in text
 
 
 @pytest.mark.usefixtures("suite")

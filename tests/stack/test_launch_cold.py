@@ -24,6 +24,10 @@ def test_cold_and_warm_agree_bitwise(launcher: Launcher, strategy: str, command:
     assert cold.mode == "cold"
 
 
+@pytest.mark.fault(
+    "A rank of a cold launch is killed by SIGKILL.",
+    "The launch fails, and names the rank and the signal.",
+)
 def test_a_cold_failure_is_reported_like_a_warm_one(launcher: Launcher) -> None:
     def fail_on_rank_1() -> None:
         import sys
@@ -44,6 +48,10 @@ def test_a_cold_failure_is_reported_like_a_warm_one(launcher: Launcher) -> None:
     assert "a word before" in str(caught.value)
 
 
+@pytest.mark.fault(
+    "A rank of a cold launch never returns.",
+    "The launch ends at its timeout, and shows in which function the rank was.",
+)
 def test_a_cold_hang_ends_with_the_timeout(launcher: Launcher) -> None:
     def sleep_for_ever() -> None:
         import time
@@ -57,9 +65,23 @@ def test_a_cold_hang_ends_with_the_timeout(launcher: Launcher) -> None:
     assert "it was in sleep_for_ever" in str(caught.value)
 
 
+def test_a_command_that_starts_fewer_ranks_is_refused_at_once(launcher: Launcher) -> None:
+    """Without MPI, accelerate starts one process on a plain CPU, however many it is told to start."""
+    wanted = (
+        r"accelerate started 1 of 2 ranks: on a plain CPU it starts several by MPI alone, so leave command out, "
+        r"or pass command='torchrun'; its output"
+    )
+    with pytest.raises(LaunchError, match=wanted):
+        launcher(train_step, strategy="ddp", device="cpu", mode="cold", command="accelerate")
+
+
+@pytest.mark.fault(
+    "The command of a cold launch refuses to start.",
+    "The launch fails, and shows what the command printed.",
+)
 def test_a_command_that_refuses_is_quoted(launcher: Launcher) -> None:
     environment = {"OMP_NUM_THREADS": "many"}
-    with pytest.raises(LaunchError, match="accelerate exited with status 1 and started 0 ranks"):
+    with pytest.raises(LaunchError, match="accelerate exited with status 1 and started 0 of 2 ranks; its output"):
         launcher(train_step, strategy="ddp", mode="cold", env=environment)
 
 

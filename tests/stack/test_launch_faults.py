@@ -44,6 +44,10 @@ def test_an_exception_before_the_process_group(failing: Callable[..., LaunchErro
     assert [rank.failure is not None for rank in error.result.ranks] == [True, True]
 
 
+@pytest.mark.fault(
+    "One of two ranks raises while the other waits for it in a collective.",
+    "The launch ends at once, and names the rank that raised, not the one that waited.",
+)
 def test_an_exception_within_a_step(failing: Callable[..., LaunchError]) -> None:
     def raise_on_rank_1() -> None:
         import torch
@@ -87,6 +91,10 @@ def have_no_notes(why: str) -> None:
         os.posix_fallocate = full
 
 
+@pytest.mark.fault(
+    "Two ranks call different collectives.",
+    "Both raise at once, and each names what either of them called.",
+)
 @pytest.mark.parametrize("why", ["", "several machines", "full disk"])
 def test_mismatched_collectives_name_each_other(failing: Callable[..., LaunchError], why: str) -> None:
     def call_different_ones(why: str) -> None:
@@ -107,6 +115,10 @@ def test_mismatched_collectives_name_each_other(failing: Callable[..., LaunchErr
         assert f"rank {1 - rank.rank} is running OpType={['ALLREDUCE', 'BROADCAST'][rank.rank]}" in rank.failure.message
 
 
+@pytest.mark.fault(
+    "Two ranks call the same collective with tensors of different shapes.",
+    "Both raise at once, and each names both shapes.",
+)
 @pytest.mark.parametrize("why", ["", "several machines"])
 def test_mismatched_shapes_name_each_other(failing: Callable[..., LaunchError], why: str) -> None:
     def send_different_shapes(why: str) -> None:
@@ -172,6 +184,10 @@ def test_notes_are_left_and_compared_beyond_their_number(launcher: Launcher) -> 
         assert "of its group, TensorShape=[2]" in message
 
 
+@pytest.mark.fault(
+    "A rank returns while another waits for it in a collective.",
+    "The launch ends at once, and says which of them did not take part.",
+)
 def test_a_rank_that_is_done_while_another_waits_for_it(failing: Callable[..., LaunchError]) -> None:
     def leave_the_other_waiting() -> int:
         import torch
@@ -187,6 +203,10 @@ def test_a_rank_that_is_done_while_another_waits_for_it(failing: Callable[..., L
     assert "it did not take part in the collective in which rank 0 waited" in str(error)
 
 
+@pytest.mark.fault(
+    "A rank is killed by SIGKILL while another waits for it in a collective.",
+    "The launch ends at once, and names the rank that was killed.",
+)
 def test_a_rank_that_is_killed_while_others_wait(failing: Callable[..., LaunchError]) -> None:
     def die_of_memory() -> None:
         import os
@@ -202,6 +222,10 @@ def test_a_rank_that_is_killed_while_others_wait(failing: Callable[..., LaunchEr
     assert "rank 1 was killed by SIGKILL (often: out of memory)" in str(failing(die_of_memory))
 
 
+@pytest.mark.fault(
+    "A rank reads address zero.",
+    "The launch names the signal, and shows the Python and the native stack.",
+)
 def test_a_segmentation_fault_shows_python_and_native_stacks(failing: Callable[..., LaunchError]) -> None:
     def read_address_zero() -> None:
         import ctypes
@@ -220,6 +244,10 @@ def test_a_segmentation_fault_shows_python_and_native_stacks(failing: Callable[.
     assert "frame #" in stderr
 
 
+@pytest.mark.fault(
+    "A rank waits in a collective that another never enters.",
+    "The launch ends at its timeout, and shows where each of them was.",
+)
 def test_a_hang_shows_where_each_rank_was(failing: Callable[..., LaunchError]) -> None:
     def only_rank_0_waits() -> None:
         import time
@@ -240,6 +268,10 @@ def test_a_hang_shows_where_each_rank_was(failing: Callable[..., LaunchError]) -
     assert "it was in only_rank_0_waits (stack/test_launch_faults.py:" in str(error)
 
 
+@pytest.mark.fault(
+    "A rank never reaches the rendezvous.",
+    "The launch ends at its timeout, and shows in which function that rank was.",
+)
 def test_a_rank_that_never_joins(failing: Callable[..., LaunchError]) -> None:
     def sleep_before_the_process_group() -> None:
         import os
@@ -254,6 +286,10 @@ def test_a_rank_that_never_joins(failing: Callable[..., LaunchError]) -> None:
     assert "it was in sleep_before_the_process_group" in str(error)
 
 
+@pytest.mark.fault(
+    "A rank loops in native code while another waits for it in a collective.",
+    "The launch ends at its timeout, and shows where each of them was.",
+)
 def test_an_endless_native_loop_while_another_waits(failing: Callable[..., LaunchError]) -> None:
     def spin_in_native_code() -> None:
         import torch
@@ -268,6 +304,10 @@ def test_an_endless_native_loop_while_another_waits(failing: Callable[..., Launc
     assert "it was in all_reduce" in str(error)
 
 
+@pytest.mark.fault(
+    "A rank leaves by `os._exit(0)` while another waits for it in a collective.",
+    "The launch fails: the rank had exited before its function returned.",
+)
 def test_exit_in_a_step(failing: Callable[..., LaunchError]) -> None:
     def exit_with_status_zero() -> None:
         import os

@@ -29,12 +29,14 @@ NUMBERS = {
     "grpo-fsdp-sync-ref-model": ("4.1424", "0.0000"),
     "grpo-policy-loss-log": ("-0.1936", "-0.3873"),
     "grpo-reference-by-name": ("1.0344", "0.0000"),
+    "grpo-resumed-epoch": ("['w5', 'w8', 'w7', 'w9', 'w6', 'w10']", "['w10', 'w6', 'w7', 'w9', 'w5', 'w8']"),
     "grpo-zero-std-log": ("0.0000", "1.0000"),
     "lora-fsdp-bf16-generation": (
         "mat1 and mat2 must have the same dtype, but got Float and BFloat16",
         "torch.Size([1, 7])",
     ),
     "lora-fsdp-save": ("0", "8"),
+    "rloo-resumed-epoch": ("['w5', 'w8', 'w7', 'w9', 'w6', 'w10']", "['w10', 'w6', 'w7', 'w9', 'w5', 'w8']"),
     "sft-resumed-tokens": ("8 after resuming from the first", "16"),
 }
 TOLERANCE = 1e-3

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from pytest_trlcompat.matrix import process
 from pytest_trlcompat.matrix.cells import Matrix
-from pytest_trlcompat.matrix.environments import Environment, ensure
+from pytest_trlcompat.matrix.environments import Environment, ensure, reserved
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock, compile_versions
 from pytest_trlcompat.matrix.suite_run import child_variables
@@ -156,6 +156,5 @@ def environment_context(
     lock: Lock, layout: Layout, folder: Path, say: Callable[[str], None]
 ) -> Iterator[ExecutionContext]:
     """A lock's environment, shared with the matrix; it stays when the candidate is done."""
-    environment = ensure(lock, layout, say)
-    with environment.used():
-        yield ExecutionContext(environment, folder)
+    with reserved(lock, layout):
+        yield ExecutionContext(ensure(lock, layout, say), folder)

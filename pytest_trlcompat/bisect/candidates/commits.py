@@ -21,7 +21,7 @@ from pathlib import Path
 from pytest_trlcompat.bisect.candidates import Candidate, ExecutionContext, PreparedCandidate
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.workers import WORKER_VARIABLE
-from pytest_trlcompat.matrix.environments import Environment, ensure
+from pytest_trlcompat.matrix.environments import Environment, ensure, reserved
 from pytest_trlcompat.matrix.errors import Untestable
 from pytest_trlcompat.matrix.files import locked
 from pytest_trlcompat.matrix.layout import Layout
@@ -29,7 +29,7 @@ from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.process import deferred_signals
 from pytest_trlcompat.matrix.uv import uv_cached_first
 
-__all__ = ["Clone", "Commit", "Commits", "commits_between"]
+__all__ = ["Clone", "Commit", "Commits", "commits_between", "is_over"]
 
 _STAMP = ".trlcompat-built"
 
@@ -147,6 +147,19 @@ class Clone:
         known = [Path(line.partition(" ")[2]) for line in lines if line.startswith("worktree ")]
         return [folder for folder in known if folder.parent == below.resolve()]
 
+    def remove_worktrees(self, below: Path, *, own: bool) -> int:
+        """Remove those in a folder whose process has ended; returns how many.
+
+        Args:
+            own: also those of this process, which is done with them.
+        """
+        count = 0
+        for folder in {*self.worktrees(below), *below.glob("tree-*")}:
+            if is_over(folder.name.rpartition("-")[2], own=own):
+                self.remove_worktree(folder)
+                count += 1
+        return count
+
     def _change_worktrees(self, below: Path, *arguments: str) -> None:
         """Worktrees of one clone are changed one at a time, and not left half done by a worker that is killed."""
         with deferred_signals(), _one_at_a_time(below) as lock:
@@ -242,7 +255,12 @@ class Commits:
     @contextlib.contextmanager
     def _installed_context(self, commit: Commit, say: Callable[[str], None]) -> Iterator[ExecutionContext]:
         assert self.lock is not None
-        environment = ensure(self.lock, self.layout, say)
+        with reserved(self.lock, self.layout):
+            environment = ensure(self.lock, self.layout, say)
+            yield ExecutionContext(environment, self.folder, self._overlay(commit, environment, say))
+
+    def _overlay(self, commit: Commit, environment: Environment, say: Callable[[str], None]) -> Path:
+        """The folder with an installed commit, which is installed there unless it is already."""
         overlay = self.work / f"installed-{self._unique_name(commit)}"
         with locked(overlay.with_suffix(".lock"), lambda: say("waiting for another process that is installing it")):
             if not (overlay / _STAMP).is_file():
@@ -251,17 +269,12 @@ class Commits:
                 with self.clone.worktree(commit, self._worktree_folder(commit)) as files:
                     _install(files, overlay, environment)
                 (overlay / _STAMP).touch()
-        with environment.used():
-            yield ExecutionContext(environment, self.folder, overlay)
+        return overlay
 
     def clean_up(self) -> None:
         """Remove the files of commits whose process has ended, or is this one, which is done with them."""
         with deferred_signals():
-            work = self.work.resolve()
-            for folder in {*self.clone.worktrees(work), *work.glob("tree-*")}:
-                owner = int(folder.name.rpartition("-")[2])
-                if owner == os.getpid() or not Path(f"/proc/{owner}").exists():
-                    self.clone.remove_worktree(folder)
+            self.clone.remove_worktrees(self.work.resolve(), own=True)
 
     def _worktree_folder(self, commit: Commit) -> Path:
         """Of this process alone: two commands may need the files of the same commit at the same time."""
@@ -270,6 +283,17 @@ class Commits:
     def _unique_name(self, commit: Commit) -> str:
         source = f"{self.clone.path.resolve()} {self._identity(commit)}"
         return f"{commit.sha[:12]}-{hashlib.sha256(source.encode()).hexdigest()[:8]}"
+
+
+def is_over(process: str, *, own: bool) -> bool:
+    """Whether a process has ended, by the number in a folder's name.
+
+    Args:
+        own: what this process counts as.
+    """
+    if not process.isdigit():
+        return True  # of a release that wrote no number
+    return own if int(process) == os.getpid() else not Path(f"/proc/{process}").exists()
 
 
 @contextlib.contextmanager

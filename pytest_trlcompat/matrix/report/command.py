@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pytest_trlcompat._escaping import printable
+from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import explained_os_errors, write_whole
@@ -62,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             paths = write_all(report, parsed.results)
             published = publish.publish(report, Layout(parsed.publish), keep=parsed.keep) if parsed.publish else []
     except MatrixError as error:
-        print(error, file=sys.stderr)
+        print(printable(redacted(str(error))), file=sys.stderr)
         return 1
     shown = report.of_sweep(parsed.sweep) if parsed.sweep else report
     if parsed.tables:
@@ -73,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _published(published)
     damaged = [cell for cell in report.cells if cell.sidecar.state == DAMAGED]
     for cell in damaged:
-        print(cell.sidecar.reason, file=sys.stderr)
+        print(printable(str(cell.sidecar.reason)), file=sys.stderr)
     return 1 if damaged else 0
 
 

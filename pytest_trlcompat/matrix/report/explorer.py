@@ -14,17 +14,18 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
+from pytest_trlcompat._escaping import printable, script_json
 from pytest_trlcompat.catalog import known_issues, remedies
 from pytest_trlcompat.catalog.evidence import MeasuredCell
 from pytest_trlcompat.catalog.issue import SUBJECTS, TRAINERS
 from pytest_trlcompat.catalog.known_issues import Catalog
-from pytest_trlcompat.catalog.summary_parts import expected, printable
+from pytest_trlcompat.catalog.summary_parts import expected
 from pytest_trlcompat.catalog.verdict import SEVERITY, Record, Verdict, is_wrong
 from pytest_trlcompat.matrix.report import texts
 from pytest_trlcompat.matrix.report.model import CellReport, Column, Report, evidence_of
@@ -82,7 +83,7 @@ def html(report: Report, *, evidence: bool = True, title: str = "Compatibility r
         script=Markup(script),
         style=Markup(style),
         policy=f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'",
-        data=Markup(_json(_data(report, issues, known, torch, published=not evidence))),
+        data=Markup(script_json(_data(report, issues, known, torch, published=not evidence))),
         blobs=blobs,
     )
     return printable(rendered)
@@ -155,7 +156,7 @@ def _packed(cell: CellReport, columns: Sequence[Column]) -> str:
 
 def _facts(record: Record) -> dict[str, Any]:
     return {
-        "text": texts.evidence(record),
+        "text": printable(texts.evidence(record)),
         "seconds": round(record.seconds, 1),
         "expected": expected(record),
     }
@@ -175,12 +176,6 @@ def _in_order(issues: Iterable[str], known: Catalog) -> list[str]:
 
 def _trainer(issue: str, known: Catalog) -> str:
     return known[issue].trainer if issue in known else ""
-
-
-def _json(document: Mapping[str, Any]) -> str:
-    """JSON that no HTML parser can take for markup, as ASCII."""
-    text = json.dumps(document, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _digest(text: str) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from xml.etree import ElementTree
 
-from pytest_trlcompat.catalog.summary_parts import expected, measured, printable
+from pytest_trlcompat._escaping import printable
+from pytest_trlcompat.catalog.summary_parts import expected, measured
 from pytest_trlcompat.catalog.verdict import Record, Verdict, is_wrong
 from pytest_trlcompat.matrix.report.model import CellReport, Report
 
@@ -28,7 +29,7 @@ def junit(report: Report) -> str:
 def _suite(root: ElementTree.Element, cell: CellReport) -> None:
     unfinished = cell.sidecar.state != "tested"
     skipped = [record for record in cell.verdicts if _skipped(record)]
-    suite = ElementTree.SubElement(
+    suite = _add(
         root,
         "testsuite",
         name=cell.id,
@@ -38,19 +39,18 @@ def _suite(root: ElementTree.Element, cell: CellReport) -> None:
         skipped=str(len(skipped)),
         time=f"{cell.sidecar.seconds:.3f}",
     )
-    properties = ElementTree.SubElement(suite, "properties")
+    properties = _add(suite, "properties")
     for package, version in (cell.sidecar.lock or cell.sidecar.pins).items():
-        ElementTree.SubElement(properties, "property", name=printable(package), value=printable(version))
+        _add(properties, "property", name=package, value=version)
     if unfinished:
-        case = ElementTree.SubElement(suite, "testcase", classname=cell.id, name="environment", time="0")
-        reason = printable(cell.sidecar.reason or cell.sidecar.state)
-        ElementTree.SubElement(case, "error", type=cell.sidecar.state, message=reason)
+        case = _add(suite, "testcase", classname=cell.id, name="environment", time="0")
+        _add(case, "error", type=cell.sidecar.state, message=cell.sidecar.reason or cell.sidecar.state)
     for record in cell.verdicts:
         _case(suite, cell, record)
 
 
 def _case(suite: ElementTree.Element, cell: CellReport, record: Record) -> None:
-    case = ElementTree.SubElement(
+    case = _add(
         suite,
         "testcase",
         classname=f"{cell.id}.{record.issue}",
@@ -58,13 +58,18 @@ def _case(suite: ElementTree.Element, cell: CellReport, record: Record) -> None:
         time=f"{record.seconds:.3f}",
     )
     if is_wrong(record):
-        message = printable(f"{measured(record)}, predicted {expected(record) or 'nothing'}")
-        ElementTree.SubElement(case, "failure", type=str(record.verdict), message=message)
+        message = f"{measured(record)}, predicted {expected(record) or 'nothing'}"
+        _add(case, "failure", type=str(record.verdict), message=message)
     elif _skipped(record):
-        message = printable(record.reason) if record.untested else "this release has no such trainer or strategy"
-        ElementTree.SubElement(case, "skipped", type=str(record.verdict), message=message)
+        message = record.reason if record.untested else "this release has no such trainer or strategy"
+        _add(case, "skipped", type=str(record.verdict), message=message)
     facts = {"verdict": str(record.verdict), "evidence": record.evidence}
-    ElementTree.SubElement(case, "system-out").text = printable(json.dumps(facts, indent=1, ensure_ascii=False))
+    _add(case, "system-out").text = printable(json.dumps(facts, indent=1, ensure_ascii=False))
+
+
+def _add(parent: ElementTree.Element, tag: str, **attributes: str) -> ElementTree.Element:
+    """An element whose attributes XML can hold."""
+    return ElementTree.SubElement(parent, tag, {name: printable(value) for name, value in attributes.items()})
 
 
 def _skipped(record: Record) -> bool:

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,20 +17,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
+from pytest_trlcompat._secrets import Redactor
 from pytest_trlcompat.catalog.attribution import attributed, expecting
 from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
 from pytest_trlcompat.catalog.known_issues import Catalog
-from pytest_trlcompat.catalog.verdict import Record, RecordError, Verdict, is_wrong, read_records
+from pytest_trlcompat.catalog.verdict import Record, Scan, Verdict, is_wrong, scan_records
 from pytest_trlcompat.matrix.errors import MatrixError
-from pytest_trlcompat.matrix.results import UNTESTABLE, Sidecar, read_sidecar
+from pytest_trlcompat.matrix.results import TESTED, UNTESTABLE, Sidecar, scan_sidecar
 from pytest_trlcompat.stack import PACKAGES
 
 __all__ = ["DAMAGED", "CellReport", "Column", "Report", "evidence_of", "gather", "merge"]
 
 DAMAGED = "damaged"
-"""The state of a cell whose files cannot be read."""
+"""The state of a cell whose files cannot be read, or not all of what stands in them."""
+
+_NAMED = 5
+"""How many problems of a cell's files its reason names."""
 
 _SUBJECTS = ("upstream", "corrected")
 _STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
@@ -46,10 +51,16 @@ class Column:
 
 @dataclass(frozen=True)
 class CellReport:
-    """A cell and its verdicts; none for a cell that is untestable."""
+    """A cell and its verdicts; none for a cell that is untestable.
+
+    Attributes:
+        versions_known: whether its versions could be read. If not, its verdicts are shown as they were judged when
+            they were measured, and count for nothing else.
+    """
 
     sidecar: Sidecar
     verdicts: tuple[Record, ...]
+    versions_known: bool = True
 
     @property
     def versions(self) -> dict[str, str]:
@@ -231,34 +242,50 @@ class Report:
 def gather(results: Path) -> Report:
     """Merge the sidecars and verdicts of a results folder.
 
-    A cell whose files are damaged is :data:`DAMAGED` and has no verdicts; it does not keep the others from being shown.
+    A cell whose files are damaged is :data:`DAMAGED`, with a reason that names file, line and what is wrong, and has
+    the verdicts that could be read; it does not keep the others from being shown.
 
     Raises:
         MatrixError: when there are none.
     """
-    cells = [_gathered(path, results) for path in results.glob("*.cell.json")]
-    if not cells:
+    names = {path.name.removesuffix(_SIDECAR) for path in results.glob(f"*{_SIDECAR}")}
+    names |= {path.name.removesuffix(_RECORDS) for path in results.glob(f"*{_RECORDS}")}
+    if not names:
         raise MatrixError(f"{results}: no cell has left results there; run one with: nox -s matrix")
-    return Report(tuple(sorted(cells, key=_age)))
+    redactor = Redactor()
+    return Report(tuple(sorted((_gathered(results, name, redactor) for name in names), key=_age)))
 
 
-def _gathered(path: Path, results: Path) -> CellReport:
+_SIDECAR, _RECORDS = ".cell.json", ".jsonl"
+
+
+def _gathered(results: Path, name: str, redactor: Redactor) -> CellReport:
+    path, records = results / f"{name}{_SIDECAR}", results / f"{name}{_RECORDS}"
     try:
-        sidecar = read_sidecar(path)
-        _age_of(sidecar)
-    except (MatrixError, InvalidVersion) as error:
-        name = path.name.removesuffix(".cell.json")
-        return CellReport(Sidecar(name, {}, DAMAGED, "", reason=f"{path.name} cannot be read: {error}"), ())
-    records = results / f"{sidecar.id}.jsonl"
-    try:
-        verdicts = read_records(records)
-    except UnicodeDecodeError as error:
-        reason = f"{records}: {error}; remove the file and run the cell again"
-        return CellReport(dataclasses.replace(sidecar, state=DAMAGED, reason=reason), ())
-    except RecordError as error:
-        reason = f"{error}; remove the file and run the cell again"
-        return CellReport(dataclasses.replace(sidecar, state=DAMAGED, reason=reason), ())
-    return CellReport(sidecar, () if sidecar.state == UNTESTABLE else tuple(verdicts))
+        sidecar, problems = scan_sidecar(path)
+    except MatrixError as error:
+        return CellReport(Sidecar(name, {}, DAMAGED, "", reason=f"{path.name} cannot be read: {error}"), (), False)
+    versions_known = not any(problem.startswith("'lock'") for problem in problems)
+    problems = [f"{path}: {problem}" for problem in problems]
+    found = scan_records(records)
+    problems += [f"{records}{problem}" for problem in _problems(found, sidecar, records)]
+    if problems:
+        more = [f"and {len(problems) - _NAMED} more"] if len(problems) > _NAMED else []
+        reason = f"{'; '.join([*problems[:_NAMED], *more])}; remove the file and run the cell again"
+        sidecar = dataclasses.replace(sidecar, state=DAMAGED, reason=reason)
+    verdicts = (
+        () if sidecar.state == UNTESTABLE else tuple(record.without_secrets(redactor) for record in found.records)
+    )
+    return CellReport(sidecar, verdicts, versions_known)
+
+
+def _problems(found: Scan, sidecar: Sidecar, records: Path) -> list[str]:
+    """What is wrong with the verdicts of a cell that has ended; a run that was cut short may leave half a line."""
+    if sidecar.state != TESTED:
+        return list(found.problems)
+    if not found.records and not found.problems and not found.torn and not os.path.lexists(records):
+        return [f": there is no such file, but the cell is {TESTED}"]
+    return [*found.problems, *([found.torn] if found.torn else [])]
 
 
 def merge(report: Report, others: Iterable[CellReport]) -> Report:
@@ -269,6 +296,8 @@ def merge(report: Report, others: Iterable[CellReport]) -> Report:
 
 
 def _judged(cell: CellReport, known: Catalog) -> CellReport:
+    if not cell.versions_known:
+        return cell
     versions = cell.versions
 
     def judged(record: Record) -> Record:
@@ -282,11 +311,7 @@ def _judged(cell: CellReport, known: Catalog) -> CellReport:
 
 
 def _age(cell: CellReport) -> tuple[Any, ...]:
-    return (*_age_of(cell.sidecar), cell.id)
-
-
-def _age_of(sidecar: Sidecar) -> tuple[Version, ...]:
-    return tuple(Version(sidecar.pins.get(package, "0")) for package in ("trl", "transformers", "torch"))
+    return (*(Version(cell.sidecar.pins.get(package, "0")) for package in ("trl", "transformers", "torch")), cell.id)
 
 
 def _position(name: str, order: Sequence[str]) -> tuple[int, str]:
@@ -300,8 +325,8 @@ def _many(number: int, noun: str) -> str:
 
 
 def evidence_of(report: Report, date: str = "") -> Evidence:
-    """A sweep's cells as evidence; those without a verdict are left out."""
-    return Evidence(date, tuple(_measured(cell) for cell in report.cells if cell.verdicts))
+    """A sweep's cells as evidence; those without a verdict, or of unknown versions, are left out."""
+    return Evidence(date, tuple(_measured(cell) for cell in report.cells if cell.verdicts and cell.versions_known))
 
 
 def _measured(cell: CellReport) -> MeasuredCell:

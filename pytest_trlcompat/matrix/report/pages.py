@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import jinja2
 
+from pytest_trlcompat._escaping import fenced, in_block, in_html, in_row, printable
 from pytest_trlcompat.catalog import known_issues, remedies
-from pytest_trlcompat.catalog.summary_parts import expected, measured, printable, sentence
+from pytest_trlcompat.catalog.summary_parts import expected, measured, sentence
 from pytest_trlcompat.catalog.verdict import is_wrong
 from pytest_trlcompat.matrix.report import texts
 from pytest_trlcompat.matrix.report.model import Report
@@ -17,8 +19,9 @@ from pytest_trlcompat.matrix.report.torch_comparison import compare
 __all__ = ["environment", "markdown"]
 
 
+@functools.cache
 def environment(*, html: bool) -> jinja2.Environment:
-    """Where the templates are found and what they may call."""
+    """Where the templates are found and what they may call. Kept, since it keeps the compiled templates."""
     found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=html,
@@ -27,9 +30,9 @@ def environment(*, html: bool) -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    found.filters.update(evidence=texts.evidence, fence=texts.fence, in_row=texts.in_row)
+    found.filters.update(evidence=texts.evidence, fenced=fenced, in_block=in_block, in_html=in_html, in_row=in_row)
     found.filters.update(expected=expected, measured=measured, sentence=sentence)
-    found.filters["known"] = known_issues.load().get
+    found.filters["known"] = lambda issue: known_issues.load().get(issue)
     found.filters["cured_in"] = remedies.cured_in
     found.tests["wrong"] = is_wrong
     return found

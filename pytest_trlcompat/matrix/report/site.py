@@ -11,17 +11,18 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from pytest_trlcompat._escaping import code, in_block, in_row, printable
 from pytest_trlcompat.catalog import boundaries, known_issues, remedies
 from pytest_trlcompat.catalog.evidence import Evidence
 from pytest_trlcompat.catalog.issue import STRATEGIES, SUBJECTS, TRAINERS, KnownIssue
 from pytest_trlcompat.catalog.regions import regions
-from pytest_trlcompat.catalog.summary_parts import PROBLEMS, CellSummary, corrected, least_to_most, printable
+from pytest_trlcompat.catalog.summary_parts import PROBLEMS, CellSummary, corrected, least_to_most
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.report import explorer
 from pytest_trlcompat.matrix.report.model import CellReport, Column, Report
 from pytest_trlcompat.matrix.report.rows import axes, has_other_pins, release, rows
-from pytest_trlcompat.matrix.report.texts import MEANINGS, in_row
+from pytest_trlcompat.matrix.report.texts import MEANINGS
 from pytest_trlcompat.matrix.report.torch_comparison import TorchComparison, compare
 
 __all__ = ["pages"]
@@ -53,9 +54,9 @@ def _overview(report: Report, evidence: Evidence, torch: TorchComparison) -> Ite
     yield _MADE
     yield ""
     yield (
-        f"Measured until {evidence.date}: {len(report.cells)} cells, {verdicts:,} verdicts, each from real launches of "
-        "tiny models on the software accelerator. What is not listed was not measured. For your own stack, installed "
-        "or only planned: `trlcompat doctor`."
+        f"Measured until {in_row(evidence.date)}: {len(report.cells)} cells, {verdicts:,} verdicts, each from real "
+        "launches of tiny models on the software accelerator. What is not listed was not measured. For your own stack, "
+        "installed or only planned: `trlcompat doctor`."
     )
     yield ""
     yield "- [The known issues](issues/index.md), a page each: who is affected, how it shows, what cures it, numbers."
@@ -78,7 +79,7 @@ def _overview(report: Report, evidence: Evidence, torch: TorchComparison) -> Ite
         counted = [CellSummary(cell.id, trl, cell.verdicts) for cell in cells]
         spans = " | ".join(_span(release(cell, package) for cell in cells) for package in ("transformers", "torch"))
         numbers = "".join(f" {least_to_most(counted, verdict)} |" for verdict in kinds)
-        yield f"| {trl} | {len(cells)} | {spans} |{numbers} {corrected(counted)[0] or '-'} |"
+        yield f"| {in_row(trl)} | {len(cells)} | {spans} |{numbers} {corrected(counted)[0] or '-'} |"
     yield ""
     yield "## Verdicts"
     yield ""
@@ -133,7 +134,7 @@ def _issue(issue: KnownIssue, report: Report, evidence: Evidence, torch: TorchCo
     yield ""
     yield _MADE
     yield ""
-    yield f"{in_row(issue.title)}."
+    yield f"{in_block(issue.title)}."
     yield ""
     yield f"- **What is wrong:** {in_row(issue.wrong)}"
     yield f"- **What to do:** {in_row(remedies.remedy(issue, cells=evidence.cells))}"
@@ -155,7 +156,7 @@ def _issue(issue: KnownIssue, report: Report, evidence: Evidence, torch: TorchCo
     yield ""
     yield from _measured(issue, report)
     for change in torch.of(issue.id):
-        yield f"- With another torch alone: {change.describe()}"
+        yield f"- With another torch alone: {in_row(change.describe())}"
     if torch.of(issue.id):
         yield ""
     yield from _boundaries(issue, evidence)
@@ -177,7 +178,7 @@ def _affected(issue: KnownIssue, subject: str) -> list[str]:
         "| verdict | strategies | versions | why |",
         "| --- | --- | --- | --- |",
         *(
-            f"| **{verdict}** | {_strategies(issue, strategies)} | {in_row(versions)} | {why} |"
+            f"| **{verdict}** | {in_row(_strategies(issue, strategies))} | {in_row(versions)} | {why} |"
             for (verdict, versions, why), strategies in ordered
         ),
     ]
@@ -185,18 +186,19 @@ def _affected(issue: KnownIssue, subject: str) -> list[str]:
 
 def _shows(issue: KnownIssue, report: Report) -> Iterator[str]:
     for symptom in issue.symptoms:
-        yield f"- A `{symptom.type_name}` whose text matches {_code(symptom.pattern.pattern)}"
+        yield f"- A {code(symptom.type_name)} whose text matches {code(symptom.pattern.pattern)}"
     yield f"- The suite `suites/{issue.suite}` shows it. In your own environment, with the plugin installed:"
     yield f"  `pytest -p trlcompat --pyargs pytest_trlcompat.suites --trlcompat-issue {issue.id}`"
     affected = [cell for cell in report.cells if _own(cell, issue.id)]
     affected = [cell for cell in affected if len(cell.named) == 2] or affected  # with the torch of all other cells
     if affected:
         pins = " ".join(f"{package}={version}" for package, version in affected[-1].named.items())
-        yield f"- In the newest cell where it was measured: `nox -s cell -- {pins} --issue {issue.id}`"
+        command = f"nox -s cell -- {pins} --issue {issue.id}"
+        yield f"- In the newest cell where it was measured: {code(command)}"
 
 
 def _cures(issue: KnownIssue, report: Report) -> Iterator[str]:
-    yield f"- In this package: `{issue.cure}`" if issue.cure else "- Nothing in this package cures it."
+    yield f"- In this package: {code(issue.cure)}" if issue.cure else "- Nothing in this package cures it."
     cured_in = remedies.cured_in(issue)
     yield f"- Not needed from: {in_row(cured_in)}" if cured_in else "- No release has cured it yet."
     mine = [CellSummary("", "", [r for r in cell.verdicts if r.issue == issue.id]) for cell in report.cells]
@@ -220,10 +222,12 @@ def _measured(issue: KnownIssue, report: Report) -> Iterator[str]:
     part = Report(tuple(sorted(measured, key=has_other_pins)))
     yield "Neighbouring cells that agree share a row; problems are bold."
     yield ""
-    yield f"| {' | '.join(axes(part))} | cells |{''.join(f' {c.subject} {c.strategy} |' for c in columns)}"
+    heads = (f" {in_row(column.subject)} {in_row(column.strategy)} |" for column in columns)
+    yield f"| {' | '.join(axes(part))} | cells |{''.join(heads)}"
     yield f"|{' --- |' * len(axes(part))} --: |{' --- |' * len(columns)}"
     for row in rows(part, columns):
-        yield f"| {' | '.join(row.labels)} |{''.join(f' {_shown(row.first, column)} |' for column in columns)}"
+        shown = "".join(f" {_shown(row.first, column)} |" for column in columns)
+        yield f"| {' | '.join(map(in_row, row.labels))} |{shown}"
     yield ""
 
 
@@ -256,7 +260,7 @@ def _boundaries(issue: KnownIssue, evidence: Evidence) -> Iterator[str]:
             for each in found:
                 boundary = each.boundary
                 change = in_row(boundary.describe().partition(": ")[2])
-                strategies = _strategies(issue, boundary.strategies)
+                strategies = in_row(_strategies(issue, boundary.strategies))
                 yield f"| {boundary.subject} | {strategies} | {change} | {_side(each.below)} | {_side(each.above)} |"
 
 
@@ -266,13 +270,7 @@ def _counted(every: Sequence[boundaries.Measured]) -> str:
 
 
 def _side(side: boundaries.Side | None) -> str:
-    return f"{side.version} ({len(side.cells)} cell{'s' * (len(side.cells) != 1)})" if side else "not measured"
-
-
-def _code(text: str) -> str:
-    """Text as it stands, in as many backticks as it needs."""
-    marks = "``" if "`" in text else "`"
-    return f"{marks} {text} {marks}" if marks == "``" else f"{marks}{text}{marks}"
+    return f"{in_row(side.version)} ({len(side.cells)} cell{'s' * (len(side.cells) != 1)})" if side else "not measured"
 
 
 def _span(versions: Iterable[str]) -> str:

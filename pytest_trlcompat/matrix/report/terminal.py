@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pytest_trlcompat._escaping import one_line
 from pytest_trlcompat.catalog.summary import screen
-from pytest_trlcompat.catalog.summary_parts import STYLES, CellSummary, printable, sentence
+from pytest_trlcompat.catalog.summary_parts import STYLES, CellSummary, sentence
 from pytest_trlcompat.catalog.verdict import Record, Verdict, is_wrong
 from pytest_trlcompat.matrix.report.model import CellReport, Column, Report
 from pytest_trlcompat.matrix.report.rows import MANY, axes, rows
@@ -85,21 +86,26 @@ def show_tables(
         console.print(_marked(" not tested ", _UNTESTED, f"{where}: {reason}"), soft_wrap=True)
     if torch is not None and torch.compared:
         for change in torch.changes:
-            console.print(f"{change.column.issue}, {change.describe()}", soft_wrap=True)
-        console.print(torch.summary, soft_wrap=True)
+            console.print(_text(f"{change.column.issue}, {change.describe()}"), soft_wrap=True)
+        console.print(_text(torch.summary), soft_wrap=True)
     if report.unmeasured:
         number = len(report.unmeasured)
         were = "boundary of the catalogue was" if number == 1 else "boundaries of the catalogue were"
         console.print(f"{number} {were} measured by no cell; the pages list them")
     ending = "red" if report.wrong or report.unfinished else "yellow" if report.untested else "green"
-    console.print(Text(report.summary, style=f"bold {ending}"), soft_wrap=True)
+    console.print(_text(report.summary, f"bold {ending}"), soft_wrap=True)
     if files:
         names = ", ".join(path.name for path in files)
-        console.print(Text(f"evidence: {files[0].parent}{os.sep} ({names})", style="dim"), soft_wrap=True)
+        console.print(_text(f"evidence: {files[0].parent}{os.sep} ({names})", "dim"), soft_wrap=True)
 
 
 def _marked(mark: str, style: str, text: str) -> Text:
-    return Text.assemble((mark, style), " ", printable(text))
+    return Text.assemble((_text(mark, style)), " ", _text(text))
+
+
+def _text(text: str, style: str = "") -> Text:
+    """As it stands, in one line: ``rich`` would read words in brackets as its own markup."""
+    return Text(one_line(text) if text.strip() == text else f" {one_line(text)} ", style=style)
 
 
 def _parts(columns: Sequence[Column], width: int) -> list[list[Column]]:
@@ -129,22 +135,23 @@ def _labels_width(report: Report) -> int:
 
 
 def _table(report: Report, columns: Sequence[Column]) -> Table:
-    table = Table(title=columns[0].issue, title_style="bold", title_justify="left")
+    table = Table(title=_text(columns[0].issue), title_style="bold", title_justify="left")
     many = len(report.cells) >= MANY
     for name in (*axes(report), "cells") if many else ("cell",):
         table.add_column(name, no_wrap=True, justify="right" if name == "cells" else "left")
     for column in columns:
-        table.add_column(f"{column.subject}\n{column.strategy}", justify="center")
+        header = Text("\n").join((_text(column.subject), _text(column.strategy)))
+        table.add_column(header, justify="center")
     for row in rows(report, columns):
         entries = (_entry(row.first, row.first.at(column)) for column in columns)
-        table.add_row(*(row.labels if many else [report.name(row.first)]), *entries)
+        table.add_row(*map(_text, row.labels if many else [report.name(row.first)]), *entries)
     return table
 
 
 def _entry(cell: CellReport, record: Record | None) -> Text:
     if record is None:
         state = cell.sidecar.state
-        return Text("-" if state == "tested" else state, style="dim")
+        return _text("-" if state == "tested" else state, "dim")
     if is_wrong(record):
         return Text(f" ✗ {record.verdict} ", style=_WRONG)
     return Text(str(record.verdict), style=STYLES[record.verdict])

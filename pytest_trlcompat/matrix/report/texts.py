@@ -1,17 +1,13 @@
-"""Evidence as text for people, and what libraries say made harmless for Markdown.
-
-Imports only the standard library and the catalogue.
-"""
+"""Evidence as text for people. Imports only the standard library and the catalogue."""
 
 from __future__ import annotations
 
 import json
-import re
 import textwrap
 
 from pytest_trlcompat.catalog.verdict import Record, Verdict
 
-__all__ = ["MEANINGS", "evidence", "fence", "in_row"]
+__all__ = ["MEANINGS", "evidence"]
 
 MEANINGS = {
     Verdict.OK: "right result at the right cost",
@@ -25,9 +21,6 @@ MEANINGS = {
     Verdict.UNTESTABLE: "the environment cannot be built, or the software accelerator cannot do what the library needs",
 }
 
-_MARKDOWN = re.compile(r"[|`\[\]\\*]")
-_HTML = {"&": "&amp;", "<": "&lt;"}
-
 
 def evidence(record: Record) -> str:
     """One fact a line, its value as JSON; texts as they are, because a traceback in quotes cannot be read."""
@@ -38,15 +31,3 @@ def _fact(value: object) -> str:
     if not isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     return value if "\n" not in value else "\n" + textwrap.indent(value.strip("\n"), "  ")
-
-
-def fence(text: str) -> str:
-    """A fence of backticks that nothing in the text can close."""
-    longest = max(map(len, re.findall(r"`+", text)), default=0)
-    return "`" * max(longest + 1, 4)
-
-
-def in_row(text: str) -> str:
-    """Text that cannot break a Markdown table or list, nor be taken for markup."""
-    escaped = re.sub(r"[&<]", lambda found: _HTML[found[0]], _MARKDOWN.sub(r"\\\g<0>", text))
-    return " ".join(escaped.split())

@@ -87,7 +87,7 @@ def compare(cells: Iterable[CellReport], columns: Sequence[Column]) -> TorchComp
     nothing about torch.
     """
     compared, changes = 0, []
-    alike = itertools.groupby(sorted(cells, key=_others), _others)
+    alike = itertools.groupby(sorted((cell for cell in cells if cell.versions_known), key=_others), _others)
     for _, group in alike:
         same = sorted(group, key=lambda cell: Version(cell.torch or "0"))
         if len({cell.torch for cell in same}) < 2:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch_npu import _C
+from torch_npu import _C, _peers
 
 __all__ = ["register"]
 
@@ -53,7 +53,9 @@ def _bind_to_no_device() -> None:
 def _create(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroup:
     ordered = os.environ.get(UNORDERED_VARIABLE, "0") in ("", "0")
     comparing = os.environ.get(COMPARE_VARIABLE, "1") not in ("", "0")
-    gloo = _gloo(store, rank, world_size, timeout)
+    with _peers.only_own():
+        gloo = _gloo(store, rank, world_size, timeout)
+    # No rank ends before all have looked at their peers, since each waits for the others here.
     notes = _notes(store, rank, world_size) if comparing and world_size > 1 else None
     try:
         patience = PATIENCE // timedelta(milliseconds=1)

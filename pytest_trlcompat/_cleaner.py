@@ -1,0 +1,109 @@
+"""Ends what a process leaves behind when it is killed: its marked processes, and the folder that it made.
+
+A process of its own, since nothing that was killed can clean up, and its descendants may have been killed with it. It
+touches no folder but the one that it was told of, and that only while it is still the same one. Linux; imports only the
+standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from pytest_trlcompat import _processes
+
+__all__ = ["OwnFolder", "main"]
+
+_GRACE = 5.0
+"""Seconds in which the marked processes may end by themselves, as a server does whose client has gone."""
+_REMOVE_TIMEOUT = 30.0
+_POLL = 0.05
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from pytest_trlcompat._cleaner import main; main(*sys.argv[2:])"
+
+
+class OwnFolder:
+    """A folder that this process has made, and that is removed with this process, however that ends.
+
+    Args:
+        path: the folder.
+        mark: a text ``NAME=value`` in the environment of processes that end with this one as well.
+
+    Raises:
+        OSError: the process that cleans up cannot be started.
+    """
+
+    def __init__(self, path: Path, mark: str) -> None:
+        self.path = path
+        self._identity = _identity(path)
+        self._pid = os.getpid()
+        watched = _processes.beyond_standard(os.pidfd_open(self._pid))
+        try:
+            self._cleaner = subprocess.Popen(
+                [
+                    *(sys.executable, "-I", "-S", "-c", _CODE, str(Path(__file__).parents[1])),
+                    *(str(watched), str(path), self._identity, mark),
+                ],
+                pass_fds=[watched],
+                cwd="/",
+                env={},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C reaches this process, which removes the folder itself
+            )
+        finally:
+            os.close(watched)
+
+    @property
+    def exists(self) -> bool:
+        """Whether it is still there; a folder that somebody else has put in its place is not it."""
+        return _identity(self.path) == self._identity
+
+    def remove(self) -> None:
+        """Remove the folder with all that is in it, and end the process that would do so."""
+        if os.getpid() != self._pid:
+            return  # a forked copy of the process that made it, which still uses it
+        _remove(self.path, self._identity)
+        self._cleaner.kill()
+        self._cleaner.wait()
+
+
+def _identity(path: Path) -> str:
+    """The device and the number of the file ``path``, no link followed; empty if there is none."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return ""
+    return f"{found.st_dev}:{found.st_ino}"
+
+
+def _remove(path: Path, identity: str) -> None:
+    if _identity(path) == identity:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def main(process: str, folder: str, identity: str, mark: str) -> None:
+    """Wait for the end of a process, then end all that is marked, and remove its folder.
+
+    Args:
+        process: the number of a descriptor that refers to the process (``pidfd_open``).
+        folder: the folder's path.
+        identity: device and number of the folder when it was made.
+        mark: a text ``NAME=value``.
+    """
+    watched = select.poll()
+    watched.register(int(process), select.POLLIN)
+    watched.poll()
+    deadline = time.monotonic() + _GRACE
+    while _processes.marked(mark) and time.monotonic() < deadline:
+        time.sleep(_POLL)
+    _processes.kill_marked(mark)
+    deadline = time.monotonic() + _REMOVE_TIMEOUT
+    while _identity(Path(folder)) == identity and time.monotonic() < deadline:
+        _remove(Path(folder), identity)  # in vain while a process that is ending still writes
+        time.sleep(_POLL)

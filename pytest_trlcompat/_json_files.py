@@ -1,0 +1,160 @@
+"""JSON files that others may have written or damaged: read without waiting, without limitless memory, without guessing.
+
+Nothing but a regular file is opened: a pipe would be waited for, and a link may lead to any other file, whose first
+line would then stand in a report. Imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+__all__ = ["Unreadable", "lines_of", "parse", "read_text"]
+
+_LONGEST = 16 * 2**20
+"""Bytes of a line, or of a file that is read as one text."""
+_DEEPEST = 50
+"""Arrays and objects within each other."""
+_KINDS = {
+    stat.S_ISDIR: "a folder",
+    stat.S_ISLNK: "a symbolic link, which is not followed; put the file itself there",
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
+
+
+class Unreadable(ValueError):
+    """Why a file, a line or a text is not JSON that can be relied upon."""
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        Unreadable: there is none, or it is no regular file, too large, or not UTF-8.
+    """
+    try:
+        file = _opened(path)
+    except FileNotFoundError as error:
+        raise Unreadable(error.strerror) from error
+    with file:
+        data = file.read(_LONGEST + 1)
+    if len(data) > _LONGEST:
+        raise Unreadable(f"it has more than {_LONGEST // 2**20} MiB")
+    return _decoded(data)
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, str | Unreadable, bool]]:
+    """Each line's number, its text or why it has none, and whether it is whole: ends with a line feed.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        Unreadable: it is no regular file, or cannot be read.
+    """
+    with _opened(path) as file:
+        number = 0
+        while data := file.readline(_LONGEST + 1):
+            number += 1
+            whole = data.endswith(b"\n")
+            if len(data) <= _LONGEST or whole:
+                try:
+                    yield number, _decoded(data.rstrip(b"\n")), whole
+                except Unreadable as error:
+                    yield number, error, whole
+                continue
+            while data and not data.endswith(b"\n"):
+                data = file.readline(2**20)
+            yield number, Unreadable(f"it has more than {_LONGEST // 2**20} MiB"), True
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        # Without O_NONBLOCK a pipe would be waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Unreadable(f"it is {_kind(os.lstat(path).st_mode)}" if path.is_symlink() else error.strerror) from error
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise Unreadable(f"it is {_kind(mode)}")
+
+
+def _kind(mode: int) -> str:
+    return next((name for is_kind, name in _KINDS.items() if is_kind(mode)), "no regular file")
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"it is not UTF-8: byte {data[error.start]:#04x} at {error.start}") from error
+
+
+def parse(text: str) -> Any:
+    """The value of a JSON text (RFC 8259), in which each name of an object stands once.
+
+    Raises:
+        Unreadable: it is none, or holds NaN, an infinite number, a name twice, or is nested more than 50 deep.
+    """
+    try:
+        value = json.loads(
+            text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_finite, parse_int=_integer
+        )
+    except Unreadable:
+        raise
+    except json.JSONDecodeError as error:
+        raise Unreadable(f"it is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"it is not JSON that can be read: {error}") from error
+    # The number of brackets is a bound that costs nothing.
+    if text.count("[") + text.count("{") > _DEEPEST:
+        _check_depth(value)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise Unreadable(f"the name {next(name for name in names if names.count(name) > 1)!r} stands twice")
+    return found
+
+
+def _constant(name: str) -> float:
+    raise Unreadable(f"JSON has no {name}")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise Unreadable(f"the number {text[:20]} is too large")
+    return number
+
+
+def _integer(text: str) -> int:
+    if len(text) > 300:  # no float holds it either
+        raise Unreadable(f"the number {text[:20]}... is too large")
+    return int(text)
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [
+            inner
+            for each in level
+            for inner in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+        ]
+        if not level:
+            return
+    raise Unreadable(f"it is nested more than {_DEEPEST} deep")

@@ -1,0 +1,108 @@
+"""Whether another user of this machine could change what is loaded from a folder. Imports only the standard library."""
+
+from __future__ import annotations
+
+import functools
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+__all__ = ["UntrustedError", "check_files", "check_folder", "make_folder"]
+
+
+class UntrustedError(Exception):
+    """Another user could change a file before it is loaded; the text names the folder or file, and why."""
+
+
+def check_folder(folder: Path) -> None:
+    """Check a folder and every one on the way to it, as ssh does for its keys.
+
+    Each must belong to this user or to root, and nobody else may write to it; to those on the way others may where the
+    sticky bit is set, as in ``/tmp``. A group that has no other member than this user counts as this user.
+
+    Args:
+        folder: an existing folder, without symbolic links on the way.
+
+    Raises:
+        UntrustedError: names the first folder for which this does not hold.
+    """
+    _check(folder, folder.stat())
+    for above in folder.parents:
+        _check(above, above.stat(), may_be_sticky=True)
+
+
+def check_files(folder: Path, names: Iterable[str]) -> None:
+    """Check files and the folders between them and ``folder`` in the same way.
+
+    Args:
+        names: of the files, relative to ``folder``, such as ``package/module.py``.
+
+    Raises:
+        UntrustedError: names the first of them.
+    """
+    files = set(names)
+    between = {name[:end] for name in files for end, letter in enumerate(name) if letter == "/"}
+    for name in sorted(files | between):
+        path = os.path.join(folder, name)
+        _check(path, os.lstat(path))
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those on the way to it, to which nobody else can write, whatever the umask; then check it.
+
+    Raises:
+        UntrustedError: see :func:`check_folder`.
+    """
+    for path in (*reversed(folder.parents), folder):
+        path.mkdir(0o755, exist_ok=True)
+    check_folder(folder)
+
+
+def _check(path: str | Path, found: os.stat_result, *, may_be_sticky: bool = False) -> None:
+    if found.st_uid not in {0, os.geteuid(), *_unmapped_root()}:
+        raise UntrustedError(f"{path} belongs to {_name(found.st_uid)}")
+    if may_be_sticky and found.st_mode & stat.S_ISVTX:
+        return
+    mode = f"{path} (mode {stat.S_IMODE(found.st_mode):04o})"
+    if found.st_mode & stat.S_IWOTH:
+        raise UntrustedError(f"every user can write to {mode}")
+    if found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
+        raise UntrustedError(f"the group {_group(found.st_gid)} can write to {mode}")
+
+
+@functools.cache
+def _unmapped_root() -> frozenset[int]:
+    """As whom files of the real root appear in a user namespace, where that user is nobody whom one can become."""
+    try:
+        mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+        if all(int(outside) != 0 for _, outside, _ in mapped):
+            return frozenset({int(Path("/proc/sys/kernel/overflowuid").read_text())})
+    except (OSError, ValueError):
+        pass
+    return frozenset()
+
+
+def _is_own_group(gid: int) -> bool:
+    """Whether it is the user's private group, with which many distributions make home directories writable."""
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return user.pw_gid == gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+
+
+def _name(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user {uid}"
+
+
+def _group(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)

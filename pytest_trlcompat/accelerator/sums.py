@@ -1,0 +1,60 @@
+"""The SHA-256 sums of a build's files, in the format of ``sha256sum``. Imports only the standard library."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+__all__ = ["FILE", "damage", "names", "write"]
+
+FILE = "SHA256SUMS"
+"""The file in the folder of a build; it is written last, so a build that has it is whole."""
+
+
+def write(folder: Path) -> None:
+    """Record the sums of all files in ``folder``, to which nobody else can write from then on."""
+    lines = []
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
+        path.chmod(path.stat().st_mode & ~0o022)
+        lines.append(f"{_sum(path)}  {path.relative_to(folder).as_posix()}\n")
+    for below in folder.rglob("*"):
+        if below.is_dir():
+            below.chmod(0o755)
+    (folder / FILE).write_text("".join(lines), encoding="utf-8")
+    (folder / FILE).chmod(0o644)
+
+
+def names(folder: Path) -> list[str]:
+    """The files of a build, relative to its folder: those that have a sum, and that of the sums."""
+    return [FILE, *(name for name, _ in _read(folder))]
+
+
+def damage(folder: Path) -> str | None:
+    """The first file that is missing or differs from its sum; ``None`` if the build is whole."""
+    try:
+        recorded = _read(folder)
+    except (OSError, ValueError):
+        return FILE
+    for name, wanted in recorded:
+        path = folder / name
+        try:
+            if _sum(path) != wanted:
+                return name
+        except OSError:
+            return name
+    return None if recorded else FILE
+
+
+def _read(folder: Path) -> list[tuple[str, str]]:
+    found = []
+    for line in (folder / FILE).read_text(encoding="utf-8").splitlines():
+        digest, sign, name = line.partition("  ")
+        if not sign or ".." in name.split("/") or name.startswith("/"):
+            raise ValueError(f"{line!r} is not a sum and a name")
+        found.append((name, digest))
+    return found
+
+
+def _sum(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()

@@ -1,0 +1,58 @@
+"""The store in which the ranks of a launch on one machine meet: a file that only this user can reach.
+
+PyTorch's own way, a ``TCPStore`` at ``MASTER_ADDR`` and ``MASTER_PORT``, checks nothing: every user of the machine can
+read and write it, and where a rank or a launcher's agent hosts it, it listens on all interfaces. Runs inside the ranks.
+Imports torch only inside functions.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qsl, urlparse
+
+__all__ = ["ADDRESS", "PORT", "use_file"]
+
+ADDRESS, PORT = "127.0.0.1", "1"
+"""What ranks find as ``MASTER_ADDR`` and ``MASTER_PORT``, which libraries ask for: nobody listens there."""
+
+_MODULE, _HANDLERS = "torch.distributed.rendezvous", "_rendezvous_handlers"
+
+
+def use_file(path: str) -> None:
+    """Have ``env://``, at which every library meets that names no address, take its store from files at ``path``.
+
+    Each process group that is initialised that way after another was destroyed has a file of its own, since keys of the
+    first would be taken for its own. Where there is no ``torch.distributed``, nothing is done.
+
+    Raises:
+        RuntimeError: this torch keeps its handlers elsewhere, and would open a port.
+    """
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError:  # the function gets the same error, if it needs torch
+        return
+    if not torch.distributed.is_available():
+        return
+    handlers = getattr(importlib.import_module(_MODULE), _HANDLERS, None)
+    if not isinstance(handlers, dict) or "env" not in handlers:
+        raise RuntimeError(
+            f"torch {torch.__version__} has no handler of env:// in {_MODULE}.{_HANDLERS}, as torch 2.4 to 2.15 have; "
+            "without it ranks would meet at a port that other users can reach, so nothing was launched"
+        )
+    numbers, own = itertools.count(), handlers["env"]
+
+    def from_file(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
+        given = dict(parse_qsl(urlparse(url).query))
+        rank, world_size = (given.get(name, os.environ.get(name.upper())) for name in ("rank", "world_size"))
+        if not rank or not world_size:
+            yield from own(url, **options)  # says which variable is missing
+            return
+        store = torch.distributed.FileStore(f"{path}-{next(numbers)}", int(world_size))
+        yield store, int(rank), int(world_size)
+        raise RuntimeError("env:// cannot meet again in the same store")
+
+    handlers["env"] = from_file

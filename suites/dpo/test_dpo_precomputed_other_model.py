@@ -1,0 +1,34 @@
+"""Known issue ``dpo-precomputed-other-model``: DPO takes another reference model's log-probabilities from a cache.
+
+Right is: with ``precompute_ref_log_probs`` every rank has the log-probabilities of all pairs by the reference model
+that the trainer was given, and not of the one of an earlier training on the same dataset.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.plugin.judging import Judge
+
+from ..in_rank import dpo
+from .precomputing import judge_precomputed
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.tiny import TinyModel
+
+    from ..launches import LaunchCache
+
+ISSUE = "dpo-precomputed-other-model"
+pytestmark = pytest.mark.known_issue("dpo-precomputed-other-model")
+
+
+@pytest.mark.parametrize("strategy", known_issues.load()[ISSUE].strategies)
+def test_precomputing(strategy: str, subject: str, judge: Judge, launches: LaunchCache, saved_qwen2: TinyModel) -> None:
+    judge(
+        lambda: judge_precomputed(ISSUE, dpo.precomputed_from_files, subject, strategy, launches, saved_qwen2),
+        subject=subject,
+        strategy=strategy,
+    )

@@ -1,0 +1,123 @@
+"""DPO bodies that the suites launch: they run inside the ranks and return plain numbers.
+
+Imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat.conformance.dpo.room import ROOM
+
+from .grpo_conformance import trainer_class
+from .sharding import failure
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["SIDES", "precomputed", "precomputed_from_files", "save"]
+
+SIDES = ("chosen", "rejected")
+FACTORS = (1.0, 0.8)
+"""By which the weights of each reference model differ from the policy's."""
+SETTING = {"precompute_ref_log_probs": True}
+ROWS, PAIRS = "rows", 16
+
+
+def save(model: TinyModel, folder: Path) -> list[dict[str, list[float]]]:
+    """Save a dataset of pairs, and a reference model for each of :data:`FACTORS` below its number, in one process.
+
+    Returns:
+        For each reference model, by ``chosen`` and ``rejected``, the log-probabilities of the pairs' completions.
+    """
+    import torch
+
+    _rows(model).save_to_disk(str(folder / ROWS))
+    found = []
+    for number, factor in enumerate(FACTORS):
+        scorer = model.new_model().eval()
+        with torch.no_grad():
+            for parameter in scorer.parameters():
+                parameter.mul_(factor)
+        scorer.save_pretrained(folder / str(number))
+        found.append({side: [_score(scorer, model.tokenizer, row, side) for row in _rows(model)] for side in SIDES})
+    return found
+
+
+def _rows(model: TinyModel) -> Any:
+    """Pairs in memory. All prompts have one length, and all completions have one, as some releases lose the end of the
+    longest sequence of a batch: ``dpo-lost-token``."""
+    from datasets import Dataset
+
+    chosen = random.Random(0)
+
+    def text(words: int) -> str:
+        return " ".join(f"w{chosen.randrange(model.words - 8)}" for _ in range(words))
+
+    return Dataset.from_list([{"prompt": text(4), **{side: f" {text(3)}" for side in SIDES}} for _ in range(PAIRS)])
+
+
+def _score(scorer: Any, words: Any, row: Mapping[str, str], side: str) -> float:
+    """The sum of the log-probabilities of a completion's tokens and of its end."""
+    import torch
+
+    prompt, completion = (words(row[each], add_special_tokens=False)["input_ids"] for each in ("prompt", side))
+    ids = torch.tensor([[*prompt, *completion, words.eos_token_id]])
+    with torch.no_grad():
+        scores = scorer(input_ids=ids).logits[0, :-1].log_softmax(-1)
+    return float(scores.gather(-1, ids[0, 1:, None])[len(prompt) - 1 :].sum())
+
+
+def precomputed(subject: str, model: TinyModel, folder: Path) -> dict[str, Any]:
+    """Log-probabilities by the second reference model of a dataset in memory, which are computed before training.
+
+    Returns:
+        ``failure``, and in ``found`` by ``chosen`` and ``rejected`` what stands in the trainer's dataset.
+    """
+    return _of_trainings(subject, model, _rows(model), [folder / "1"])
+
+
+def precomputed_from_files(subject: str, model: TinyModel, folder: Path) -> dict[str, Any]:
+    """Those of a dataset that was loaded from a folder: of a training with one reference model, and of the next one
+    with the other."""
+    import datasets
+
+    rows = datasets.load_from_disk(str(folder / ROWS))
+    return _of_trainings(subject, model, rows, [folder / str(number) for number in range(len(FACTORS))])
+
+
+def _of_trainings(subject: str, model: TinyModel, rows: Any, references: list[Path]) -> dict[str, Any]:
+    import trl
+    from transformers import AutoModelForCausalLM
+
+    found: dict[str, Any] = {"failure": None, "found": []}
+    for reference in references:
+        with failure() as building:
+            # Before the models, as users do: ZeRO-3 partitions what is read after it.
+            config = ROOM.config(trl, SETTING)
+            policy, scorer = (AutoModelForCausalLM.from_pretrained(each) for each in (model.path, reference))
+            known = inspect.signature(trl.DPOTrainer.__init__).parameters
+            trainer = trainer_class(subject, "DPOTrainer")(
+                model=policy,
+                ref_model=scorer,
+                args=config,
+                train_dataset=rows,
+                **{"processing_class" if "processing_class" in known else "tokenizer": model.tokenizer},
+            )
+            trainer.get_train_dataloader()  # until 0.28 they are computed here
+        if building:
+            return {**found, "failure": building["text"]}
+        found["found"].append(_columns(trainer.train_dataset))
+    return found
+
+
+def _columns(rows: Any) -> dict[str, list[float]]:
+    found = {}
+    for side in SIDES:
+        (name,) = (name for name in (f"ref_{side}_logps", f"reference_{side}_logps") if name in rows.column_names)
+        found[side] = [float(each) for each in rows[name]]
+    return found

@@ -1,0 +1,83 @@
+"""Nobody on another machine, and no other user of this one, reaches the sockets and stores of a launch."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from typing import Any
+
+import pytest
+
+from pytest_trlcompat.launch import NAMES, Launcher, LaunchError
+from tests.launch.listening import Listener, watching
+
+from .listening_bodies import be_attacked, be_impersonated, train_and_list
+
+COLD = [
+    ("single", "accelerate"),
+    ("ddp", "accelerate"),
+    ("ddp", "torchrun"),
+    ("zero1", "torchrun"),
+    ("zero2", "deepspeed"),
+    ("zero3", "accelerate"),
+    ("fsdp1", "accelerate"),
+    ("fsdp2", "torchrun"),
+]
+FORBIDDEN = "PermissionError"
+
+
+def launch(launcher: Launcher, strategy: str, **arguments: Any) -> tuple[list[Any], set[Listener]]:
+    """What rank 0 saw listening in the middle, and what was seen from the beginning to the end."""
+    options = {"auto_wrap_policy": "NO_WRAP"} if strategy.startswith("fsdp") else {}
+    with watching(os.getpid()) as seen:
+        result = launcher(train_and_list, os.getpid(), strategy=strategy, options=options, **arguments)
+    losses = [value["losses"] for value in result.values]
+    assert losses[0] == losses[-1]
+    return result.values[0]["listeners"], seen
+
+
+@pytest.mark.parametrize("strategy", NAMES)
+def test_a_warm_launch_listens_on_the_loopback_alone(launcher: Launcher, strategy: str) -> None:
+    found, seen = launch(launcher, strategy)
+    assert [text for _, protected, text in found if not protected] == []
+    assert [str(each) for each in seen if not each.protected] == []
+    kinds = [kind for kind, _, _ in found]
+    assert ("tcp" in kinds) == (strategy != "single")  # gloo's connections; without several ranks there are none
+    assert "unix" not in kinds
+
+
+@pytest.mark.parametrize(("strategy", "command"), COLD)
+def test_a_cold_launch_listens_on_the_loopback_alone(launcher: Launcher, strategy: str, command: str) -> None:
+    found, seen = launch(launcher, strategy, mode="cold", command=command)
+    assert [text for _, protected, text in found if not protected] == []
+    assert [str(each) for each in seen if not each.protected] == []
+    kinds = [kind for kind, _, _ in found]
+    assert ("tcp" in kinds) == (strategy != "single")
+    assert kinds.count("unix") == 1  # at which the ranks' keepers connect
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can try as another user")
+@pytest.mark.parametrize("command", [None, "torchrun"])
+def test_another_user_reaches_no_store_and_no_keeper(launcher: Launcher, command: str | None) -> None:
+    mode = "warm" if command is None else "cold"
+    result = launcher(be_attacked, os.getpid(), strategy="ddp", sharded=False, mode=mode, command=command)
+    attempts = result.values[0]["attempts"]
+    assert attempts.pop("connect to the store's port") == "ConnectionRefusedError"
+    counted = {name: int(attempts.pop(name)) for name in ("stores", "keepers", "ports")}
+    assert counted["stores"] == 1
+    assert counted["keepers"] == (0 if command is None else 1)
+    assert counted["ports"] >= 2
+    assert len(attempts) == 1 + 2 + counted["keepers"]
+    assert set(attempts.values()) == {FORBIDDEN}, attempts
+    assert [value["sum"] for value in result.values] == [3.0, 3.0]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can try as another user")
+def test_another_user_who_stands_in_for_a_rank_is_refused(launcher: Launcher) -> None:
+    with pytest.raises(LaunchError) as caught:
+        launcher(be_impersonated, os.getpid(), strategy="ddp", sharded=False)
+    assert "first observed failure: rank 0 raised RuntimeError" in str(caught.value)
+    whose = f"the user with the id {pwd.getpwnam('nobody').pw_uid}"
+    wanted = rf"{whose} is connected to port \d+ of the loopback, where gloo lets other ranks of this launch in"
+    assert re.search(wanted, str(caught.value))
