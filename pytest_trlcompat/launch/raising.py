@@ -38,7 +38,10 @@ def error_of(result: LaunchResult, raises: str) -> BaseException:
         return error
     if _only_outcomes(result):
         return _outcome(cause, error)
-    return error if raises == "launch" else _original(cause, error)
+    if raises == "launch":
+        return error
+    failed = (rank for rank in result.failed_by_themselves if rank.failure is not None and rank.failure.outcome is None)
+    return _original(next(failed, cause), error)
 
 
 def _only_outcomes(result: LaunchResult) -> bool:

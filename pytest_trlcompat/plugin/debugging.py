@@ -35,7 +35,7 @@ def lender(config: pytest.Config, rank: int, where: str) -> Callable[[], context
                 )
             before = termios.tcgetattr(0)
             try:
-                yield Debug(rank, os.ttyname(0), post_mortem=bool(config.getoption("usepdb")))
+                yield Debug(rank, os.ttyname(0), post_mortem=bool(config.getoption("usepdb", default=False)))
             finally:
                 termios.tcsetattr(0, termios.TCSADRAIN, before)
         finally:

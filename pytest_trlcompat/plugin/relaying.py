@@ -16,7 +16,7 @@ __all__ = ["Relay", "is_live"]
 
 def is_live(config: pytest.Config) -> bool:
     """Whether the run shows output as it comes: ``-s``."""
-    return bool(config.getoption("capture") == "no")
+    return bool(config.getoption("capture", default="no") == "no")
 
 
 class Relay:
