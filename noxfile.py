@@ -128,15 +128,6 @@ def browser(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
-def fuzz(session: nox.Session) -> None:
-    """The tests by examples that hypothesis chooses, with many others of them [-- PYTEST ...]."""
-    with errors_as_messages(session):
-        environment = PROJECT.tools("unit", group("test"), project=True)
-        command = ["python", "-m", "pytest", "-m", "fuzz", "--hypothesis-profile=fuzz", *UNIT_TESTS, *session.posargs]
-        PROJECT.run_in(environment, command)
-
-
-@nox.session(default=False)
 @nox.parametrize("torch", OTHER_TORCHES, ids=OTHER_TORCHES)
 def operators(session: nox.Session, torch: str) -> None:
     """PyTorch's operators with another torch: an old one, or the newest."""
@@ -155,14 +146,16 @@ def unit(session: nox.Session, python: str) -> None:
 
 @nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
-    """Ask the doctor about 50,000 lists and locks that are mutated and damaged, always other ones [-- NUMBER]."""
+    """Examples that hypothesis chooses, many of them, and 50,000 mutated and damaged locks for the doctor [-- NUMBER]."""
     if session.posargs and not session.posargs[0].isdecimal():
-        session.error(f"fuzz takes a number of inputs, not {session.posargs[0]}")
+        session.error(f"fuzz takes a number of inputs for the doctor, not {session.posargs[0]}")
     with errors_as_messages(session):
         environment = PROJECT.tools("unit", group("test"), project=True)
+        pytest = ["python", "-m", "pytest"]
+        PROJECT.run_in(environment, [*pytest, "-m", "fuzz", "--hypothesis-profile=fuzz", *UNIT_TESTS])
         os.environ["TRLCOMPAT_FUZZ_INPUTS"] = session.posargs[0] if session.posargs else str(FUZZ_INPUTS)
         # Not captured, since it ends with how many inputs of each kind were tried.
-        PROJECT.run_in(environment, ["python", "-m", "pytest", "tests/doctor/test_fuzz.py", "--capture=no"])
+        PROJECT.run_in(environment, [*pytest, "tests/doctor/test_fuzz.py", "--capture=no"])
 
 
 @nox.session(default=False)
