@@ -146,7 +146,7 @@ def unit(session: nox.Session, python: str) -> None:
 
 @nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
-    """Examples that hypothesis chooses, many of them, and 50,000 mutated and damaged locks for the doctor [-- NUMBER]."""
+    """Examples that hypothesis chooses, many of them, and 50,000 damaged lists and locks for the doctor [-- NUMBER]."""
     if session.posargs and not session.posargs[0].isdecimal():
         session.error(f"fuzz takes a number of inputs for the doctor, not {session.posargs[0]}")
     with errors_as_messages(session):
