@@ -9,7 +9,7 @@
     nox -s cell -- trl=0.19.1 transformers=4.53.3 [accelerate=...] [--issue ID ...] [--date DAY]
     nox -s bisect -- releases --package transformers --good 4.49.0 --bad 4.53.3 --with trl=0.14.0 --issue ID
     nox -s tests                           this project's own tests
-    nox -s fuzz                            those by chosen examples, with many others
+    nox -s fuzz                            those by examples of hypothesis's choice, with many others
     nox -s browser                         those of the report's page, in a real browser
     nox -s "unit(3.12)"                    the unit tests, which need no stack, on another Python
 
@@ -57,6 +57,9 @@ OTHER_PYTHONS = ["3.10", "3.12", "3.13"]
 
 FIRST_TRL = "0.9.6"
 """The first release of TRL whose config fields stand in the table, which is the matrix's."""
+
+FUZZ_INPUTS = 50_000
+"""Of ``nox -s fuzz``, in some ten minutes of processor time."""
 
 LONG_BENCHMARKS = ("conformance_faults", "sweep", "launch", "soak", "training_cost")
 
@@ -125,15 +128,6 @@ def browser(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
-def fuzz(session: nox.Session) -> None:
-    """The tests by examples that hypothesis chooses, with many others of them [-- PYTEST ...]."""
-    with errors_as_messages(session):
-        environment = PROJECT.tools("unit", group("test"), project=True)
-        command = ["python", "-m", "pytest", "-m", "fuzz", "--hypothesis-profile=fuzz", *UNIT_TESTS, *session.posargs]
-        PROJECT.run_in(environment, command)
-
-
-@nox.session(default=False)
 @nox.parametrize("torch", OTHER_TORCHES, ids=OTHER_TORCHES)
 def operators(session: nox.Session, torch: str) -> None:
     """PyTorch's operators with another torch: an old one, or the newest."""
@@ -148,6 +142,20 @@ def unit(session: nox.Session, python: str) -> None:
     with errors_as_messages(session):
         environment = PROJECT.tools("unit", group("test"), project=True, python=python)
         PROJECT.run_in(environment, ["python", "-m", "pytest", *UNIT_TESTS, *session.posargs])
+
+
+@nox.session(default=False)
+def fuzz(session: nox.Session) -> None:
+    """Ask the doctor about 50,000 lists and locks that are mutated and damaged [-- NUMBER], and try hostile reports."""
+    if session.posargs and not session.posargs[0].isdecimal():
+        session.error(f"fuzz takes a number of inputs, not {session.posargs[0]}")
+    with errors_as_messages(session):
+        environment = PROJECT.tools("unit", group("test"), project=True)
+        os.environ["TRLCOMPAT_FUZZ_INPUTS"] = session.posargs[0] if session.posargs else str(FUZZ_INPUTS)
+        # Not captured, since it ends with how many inputs of each kind were tried.
+        doctor = ["python", "-m", "pytest", "tests/doctor/test_fuzz.py", "--capture=no"]
+        marked = ["python", "-m", "pytest", "-m", "fuzz", "--hypothesis-profile=fuzz", *UNIT_TESTS]
+        PROJECT.run_all_in(environment, [doctor, marked])
 
 
 @nox.session(default=False)

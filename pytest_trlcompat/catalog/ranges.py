@@ -6,12 +6,15 @@ Imports only the standard library and ``packaging``.
 
 A range is a sequence of intervals between *cuts*. A cut lies just before a version (``>=`` and ``<`` cut there) or just
 after it (``>`` and ``<=``), so every interval holds its left cut's side and no bound needs to be called open or closed.
+That a package may not be installed is an interval before all versions, :data:`ABSENT`, which no version range holds.
+
+Ranges come from files of strangers, so every operation takes time in proportion to the number of intervals.
 """
 
 from __future__ import annotations
 
 import functools
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +22,16 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, Specifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-__all__ = ["ALL", "Cut", "Range", "at", "parse", "pieces"]
+__all__ = ["ABSENT", "ALL", "Cut", "Range", "at", "both", "either", "parse", "pieces"]
 
 Cut = tuple[Any, ...]
 """``(1, version, 0)`` just before a version, ``(1, version, 1)`` just after it; compared as tuples."""
 
+_NOT_INSTALLED: Cut = (-1,)
 _OLDEST: Cut = (0,)
 _NEWEST: Cut = (2,)
+_BEYOND: Cut = (3,)
+"""Behind every cut."""
 _BEFORE, _AFTER = 0, 1
 
 
@@ -40,29 +46,56 @@ class Range:
         return bool(self.intervals)
 
     def __and__(self, other: Range) -> Range:
-        both = (
-            (max(low, other_low), min(high, other_high))
-            for low, high in self.intervals
-            for other_low, other_high in other.intervals
-        )
-        return Range(tuple(sorted((low, high) for low, high in both if low < high)))
+        found = []
+        ours, theirs = self.intervals, other.intervals
+        here = there = 0
+        while here < len(ours) and there < len(theirs):
+            (low, high), (other_low, other_high) = ours[here], theirs[there]
+            first, last = max(low, other_low), min(high, other_high)
+            if first < last:
+                found.append((first, last))
+            if high < other_high:
+                here += 1
+            else:
+                there += 1
+        return Range(tuple(found))
 
     def __or__(self, other: Range) -> Range:
-        merged: list[tuple[Cut, Cut]] = []
-        for low, high in sorted((*self.intervals, *other.intervals)):
-            if merged and low <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
-            else:
-                merged.append((low, high))
-        return Range(tuple(merged))
+        return either((self, other))
+
+    def __sub__(self, other: Range) -> Range:
+        """What of this range ``other`` does not hold."""
+        return self & other._gaps()
 
     def covers(self, other: Range) -> bool:
         """Whether every version of ``other`` lies in this range."""
-        # Intervals are disjoint and do not touch, so each has to lie in one; the doctor compares thousands of times.
-        return all(
-            any(low <= other_low and other_high <= high for low, high in self.intervals)
-            for other_low, other_high in other.intervals
-        )
+        # Intervals are disjoint and do not touch, so each has to lie in one.
+        if len(self.intervals) == len(other.intervals) == 1:  # asked tens of thousands of times
+            (low, high), (other_low, other_high) = self.intervals[0], other.intervals[0]
+            return low <= other_low and other_high <= high
+        if len(other.intervals) > len(self.intervals):
+            return not other.meets(self._gaps())
+        for other_low, other_high in other.intervals:
+            before = bisect_right(self.intervals, (other_low, _BEYOND))
+            if not before or self.intervals[before - 1][1] < other_high:
+                return False
+        return True
+
+    def _gaps(self) -> Range:
+        """What it does not hold."""
+        ends = [_NOT_INSTALLED, *(cut for interval in self.intervals for cut in interval), _NEWEST]
+        return Range(tuple((low, high) for low, high in zip(ends[::2], ends[1::2], strict=True) if low < high))
+
+    def meets(self, other: Range) -> bool:
+        """Whether some version lies in both."""
+        fewer, more = self.intervals, other.intervals
+        if len(fewer) > len(more):
+            fewer, more = more, fewer
+        for low, high in fewer:
+            after = bisect_right(more, (high,))
+            if after and more[after - 1][1] > low:
+                return True
+        return False
 
     @property
     def version(self) -> Version | None:
@@ -80,8 +113,20 @@ class Range:
 
     def describe(self, within: Range | None = None) -> str:
         """``>=1.0,<1.9 or >=2.0``; ends that are those of ``within``, where nothing else is possible, are left out."""
-        ends = {end for interval in (within or ALL).intervals for end in interval}
-        return " or ".join(_interval(low, high, ends) for low, high in self.intervals) or "no version"
+        first, rest = self.intervals[: _DESCRIBED + 1], len(self.intervals) - _DESCRIBED
+        absent = bool(first) and first[0][0] == _NOT_INSTALLED
+        if absent:  # a piece of its own in the text, and the versions behind it another
+            first = (*(((_OLDEST, first[0][1]),) if first[0][1] > _OLDEST else ()), *first[1:])
+        possible = within or ALL
+        parts = [_interval(low, high, {end for end in (low, high) if possible._ends_at(end)}) for low, high in first]
+        if rest > 0:
+            parts[_DESCRIBED:] = [f"{rest} more ranges"]
+        return " or ".join([*parts, *(["not installed"] if absent else [])]) or "no version"
+
+    def _ends_at(self, cut: Cut) -> bool:
+        """Whether one of its intervals begins or ends there; before the oldest version every range does."""
+        before = bisect_right(self.intervals, (cut, _BEYOND)) - 1
+        return cut == _OLDEST or (before >= 0 and cut in self.intervals[before])
 
 
 def _interval(low: Cut, high: Cut, ends: set[Cut]) -> str:
@@ -97,6 +142,29 @@ def _interval(low: Cut, high: Cut, ends: set[Cut]) -> str:
 
 ALL = Range(((_OLDEST, _NEWEST),))
 """Every version."""
+ABSENT = Range(((_NOT_INSTALLED, _OLDEST),))
+"""No version: the package is not installed."""
+_DESCRIBED = 20
+"""How many intervals are written out; a person writes one or two."""
+_LONGEST_VERSION = 200
+"""Characters; the longest version on the package index has less than half."""
+
+
+def either(ranges: Iterable[Range]) -> Range:
+    """The versions that lie in one of the ranges."""
+    merged: list[tuple[Cut, Cut]] = []
+    for low, high in sorted(interval for each in ranges for interval in each.intervals):
+        if merged and low <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+        else:
+            merged.append((low, high))
+    return Range(tuple(merged))
+
+
+def both(ranges: Iterable[Range]) -> Range:
+    """The versions that lie in all of the ranges; of none of them, every version or none installed."""
+    everything = ABSENT | ALL
+    return everything - either(everything - each for each in ranges)
 
 
 @functools.cache
@@ -104,25 +172,42 @@ def parse(text: str) -> Range:
     """Read a :pep:`440` specifier set; ``""`` is every version.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is none, or one of its versions has an epoch, which no release of the stack has.
     """
     try:
-        specifiers = SpecifierSet(text)
-        found = ALL
-        for specifier in specifiers:
-            found &= _specifier(specifier)
+        specifiers = [_specifier(specifier) for specifier in SpecifierSet(text)]
     except (InvalidSpecifier, InvalidVersion) as error:
-        raise ValueError(f"malformed version range {text!r}; write it like '>=0.15,<0.18' or '==4.48.*'") from error
-    return found
+        raise ValueError(
+            f"malformed version range {_short(text)}; write it like '>=0.15,<0.18' or '==4.48.*'"
+        ) from error
+    return both((ALL, *specifiers))
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _LONGEST_VERSION else f"{text[:_LONGEST_VERSION]}...")
+
+
+def _version(text: str) -> Version:
+    """
+    Raises:
+        InvalidVersion: it is none.
+        ValueError: it has an epoch, or is too long to be a version.
+    """
+    if len(text) > _LONGEST_VERSION:
+        raise ValueError(f"{_short(text)} is longer than any version")
+    version = Version(text)
+    if version.epoch:
+        raise ValueError(f"{text!r} has an epoch ({version.epoch}!), and no release of these packages has one")
+    return version
 
 
 def _specifier(specifier: Specifier) -> Range:
     operator, text = specifier.operator, specifier.version
     if operator in ("==", "!=") and text.endswith(".*"):
-        prefix = Version(text[:-2])
+        prefix = _version(text[:-2])
         inside = _between((1, prefix, _BEFORE), (1, _after_prefix(prefix.release), _BEFORE))
     else:
-        version = Version(text)
+        version = _version(text)
         before, after = (1, version, _BEFORE), (1, version, _AFTER)
         inside = {
             # Written for "whatever is installed"; nobody has a pre-release of version 0.
@@ -132,16 +217,11 @@ def _specifier(specifier: Specifier) -> Range:
             "<=": _between(_OLDEST, after),
             "~=": _between(before, (1, _after_prefix(version.release[:-1] or version.release), _BEFORE)),
         }.get(operator, _between(before, after))
-    return _complement(inside) if operator == "!=" else inside
+    return ALL - inside if operator == "!=" else inside
 
 
 def _between(low: Cut, high: Cut) -> Range:
     return Range(((low, high),) if low < high else ())
-
-
-def _complement(one: Range) -> Range:
-    ((low, high),) = one.intervals
-    return Range(((_OLDEST, low), (high, _NEWEST)))
 
 
 def _after_prefix(release: Sequence[int]) -> Version:
@@ -157,10 +237,10 @@ def at(text: str) -> Range:
     of its release it holds, so it stands anywhere from itself to its release.
 
     Raises:
-        ValueError: not a :pep:`440` version.
+        ValueError: not a :pep:`440` version, or one with an epoch, which no release of the stack has.
     """
     try:
-        version = Version(Version(text).public)
+        version = Version(_version(text).public)
     except InvalidVersion as error:
         raise ValueError(f"{text!r} is not a PEP 440 version") from error
     newest = Version(version.base_version) if version.is_prerelease else version
@@ -168,10 +248,22 @@ def at(text: str) -> Range:
 
 
 def pieces(domain: Range, ranges: Iterable[Range]) -> list[Range]:
-    """Cut ``domain`` so that each of ``ranges`` holds all over a piece, or nowhere on it; from old to new."""
+    """Cut ``domain`` so that each of ``ranges`` holds all over a piece, or nowhere on it; from old to new.
+
+    There are at most as many as the ranges have ends, and one more, of however many intervals the domain is: what no
+    end of a range separates is one piece.
+    """
     cuts = sorted({cut for each in ranges for interval in each.intervals for cut in interval})
+    intervals = domain.intervals
     found = []
-    for low, high in domain.intervals:
-        inner = [cut for cut in cuts[bisect_right(cuts, low) :] if cut < high]
-        found += [Range((interval,)) for interval in zip([low, *inner], [*inner, high], strict=True)]
+    for low, high in zip([_NOT_INSTALLED, *cuts], [*cuts, _NEWEST], strict=True):
+        first = bisect_right(intervals, (low, _BEYOND)) - 1
+        first += first < 0 or intervals[first][1] <= low
+        inside = intervals[first : bisect_left(intervals, (high,))]
+        if inside and low < high:
+            start, end = max(low, inside[0][0]), min(high, inside[-1][1])
+            if len(inside) == 1:
+                found.append(Range(((start, end),)))
+            else:
+                found.append(Range(((start, inside[0][1]), *inside[1:-1], (inside[-1][0], end))))
     return found

@@ -7,11 +7,12 @@ every prediction can be reached. Imports no package of the stack.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
-from pytest_trlcompat.catalog.ranges import ALL, Range, at, pieces
+from pytest_trlcompat.catalog.ranges import ALL, Range, at, either, pieces
 from pytest_trlcompat.stack import PACKAGES
 
 __all__ = ["Axis", "Domain", "Point", "Region", "Regions", "regions", "unreachable"]
@@ -39,25 +40,26 @@ class Axis:
         return next((number for number, piece in enumerate(self.pieces) if piece.covers(here)), None)
 
     def describe(self, chosen: Iterable[int]) -> str:
-        union = Range(())
-        for number in chosen:
-            union |= self.pieces[number]
+        union = either(self.pieces[number] for number in chosen)
         return f"{self.package} {union.describe(self.domain)}"
 
 
 @dataclass(frozen=True)
 class Region:
-    """Some of the points that the axes span."""
+    """Some of the points that the axes span.
+
+    Attributes:
+        impossible: points at which no stack stands, see :func:`regions`.
+    """
 
     axes: tuple[Axis, ...]
     points: frozenset[Point]
+    impossible: frozenset[Point] = frozenset()
 
     @property
     def whole(self) -> bool:
-        size = 1
-        for axis in self.axes:
-            size *= len(axis.pieces)
-        return len(self.points) == size
+        """Whether it holds every point that is possible."""
+        return len(self.points) + len(self.impossible) == math.prod(len(axis.pieces) for axis in self.axes)
 
     def holds(self, versions: Mapping[str, str]) -> bool:
         """Whether a stack stands in it."""
@@ -92,11 +94,13 @@ class Regions:
 
     Attributes:
         axes: packages whose versions still decide; none where the domain settles the answer.
-        predicted: the first prediction that applies at each point, ``None`` where none does.
+        predicted: the first prediction that applies at each possible point, ``None`` where none does.
+        impossible: the other points, see :func:`regions`.
     """
 
     axes: tuple[Axis, ...]
     predicted: Mapping[Point, Prediction | None]
+    impossible: frozenset[Point] = frozenset()
 
     def by_prediction(self) -> list[tuple[Prediction | None, Region]]:
         points: dict[int, set[Point]] = {}
@@ -104,11 +108,18 @@ class Regions:
         for point, prediction in self.predicted.items():
             points.setdefault(id(prediction), set()).add(point)
             found[id(prediction)] = prediction
-        return [(found[key], Region(self.axes, frozenset(points[key]))) for key in points]
+        return [(found[key], Region(self.axes, frozenset(points[key]), self.impossible)) for key in points]
 
 
-def regions(issue: KnownIssue, subject: str, strategy: str, domain: Domain) -> Regions:
-    """Where in ``domain`` each prediction applies."""
+def regions(
+    issue: KnownIssue, subject: str, strategy: str, domain: Domain, together: Sequence[Mapping[str, Range]] = ()
+) -> Regions:
+    """Where in ``domain`` each prediction applies.
+
+    Args:
+        together: what stands together in ``domain``, as the forks of a lock do: a point is possible if one of these
+            meets it in every package; without any, all points are.
+    """
     alive = list(_alive(issue, subject, strategy, domain))
     axes = tuple(_axis(package, alive, domain) for package in PACKAGES if any(package in left for _, left in alive))
     holds = [
@@ -123,6 +134,8 @@ def regions(issue: KnownIssue, subject: str, strategy: str, domain: Domain) -> R
         )
         for prediction, left in alive
     ]
+    every = set(itertools.product(*(range(len(axis.pieces)) for axis in axes)))
+    possible = set(_possible(axes, together)) if together and len(axes) > 1 else every
     predicted = {
         point: next(
             (
@@ -132,9 +145,18 @@ def regions(issue: KnownIssue, subject: str, strategy: str, domain: Domain) -> R
             ),
             None,
         )
-        for point in itertools.product(*(range(len(axis.pieces)) for axis in axes))
+        for point in sorted(possible)
     }
-    return Regions(axes, predicted)
+    return Regions(axes, predicted, frozenset(every - possible))
+
+
+def _possible(axes: Sequence[Axis], together: Iterable[Mapping[str, Range]]) -> Iterator[Point]:
+    for stack in together:
+        meeting = (
+            [number for number, piece in enumerate(axis.pieces) if piece.meets(stack.get(axis.package, axis.domain))]
+            for axis in axes
+        )
+        yield from itertools.product(*meeting)
 
 
 def _alive(
@@ -147,7 +169,7 @@ def _alive(
         left: dict[str, Range] = {}
         for package, wanted in prediction.ranges.items():
             possible = domain.get(package, ALL)
-            if possible is None or not wanted & possible:
+            if possible is None or not wanted.meets(possible):
                 break
             if not wanted.covers(possible):
                 left[package] = wanted

@@ -48,7 +48,7 @@ def applicable_predictions(
         return []
     found = []
     for label in labels(issue, considered):
-        for prediction, region in regions(issue, "upstream", label, spec.versions).by_prediction():
+        for prediction, region in regions(issue, "upstream", label, spec.versions, spec.together).by_prediction():
             if prediction is not None and prediction.verdict.is_problem:
                 found.append((label, prediction, region))
     return found

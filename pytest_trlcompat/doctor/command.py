@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
 
 from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.evidence import EvidenceError
 from pytest_trlcompat.catalog.issue import STRATEGIES
 from pytest_trlcompat.catalog.known_issues import CatalogError
+from pytest_trlcompat.doctor.alternatives import PLATFORMS, Asked
 from pytest_trlcompat.doctor.applicable import StrategyError
 from pytest_trlcompat.doctor.diagnosis import diagnose
+from pytest_trlcompat.doctor.printable import encodable, printable
 from pytest_trlcompat.doctor.request import read_stack_spec
 from pytest_trlcompat.doctor.stack_spec import StackSpecError
 from pytest_trlcompat.doctor.text import show
@@ -21,18 +28,19 @@ from pytest_trlcompat.trainers.kinds import TRAINERS
 __all__ = ["AFFECTED", "CLEAR", "UNUSABLE", "main"]
 
 CLEAR, AFFECTED, UNUSABLE = 0, 1, 2
-"""Exit statuses: no known issue affects the stack; one does, or may, or cannot be judged; the request is not valid."""
+"""Exit statuses: no known issue affects the stack; one does, or may, or cannot be judged; there is no answer."""
 
 _EPILOG = """\
 examples:
   trlcompat doctor                                        the packages installed here
   trlcompat doctor trl==0.15.2 transformers==4.48.3       pins; answers are conditional on packages not named
   trlcompat doctor -r requirements.txt --strategy zero3   a requirements file, one strategy
-  trlcompat doctor uv.lock                                a lock, or pylock.toml
+  trlcompat doctor uv.lock                                a lock: uv.lock, pylock.toml, poetry.lock, Pipfile.lock
+  trlcompat doctor uv.lock --python 3.12                  of its forks those for one Python
   ssh gpu pip freeze | trlcompat doctor -                 another machine
   trlcompat doctor uv.lock trl==1.0.0                     the lock, with another trl
 
-exit status: 0 if no known issue affects the stack, 1 if one does, may, or cannot be judged, 2 for an invalid request
+exit status: 0 if no known issue affects the stack, 1 if one does, may, or cannot be judged, 2 if there is no answer
 """
 
 
@@ -40,24 +48,54 @@ def main(arguments: Sequence[str]) -> int:
     """Diagnose, print, and return the exit status."""
     parsed = _parser().parse_intermixed_args(arguments)
     try:
-        spec = read_stack_spec(parsed.what, parsed.requirements, _standard_input)
+        asked = Asked(parsed.python or "", parsed.platform or "")
+        spec = read_stack_spec(parsed.what, parsed.requirements, _standard_input, asked)
         diagnosis = diagnose(spec, known_issues.load(), evidence.published(), parsed.strategy, parsed.trainer or "")
+        status = AFFECTED if diagnosis.issues else CLEAR
+        if parsed.json:
+            print(json.dumps(diagnosis.to_dict(), indent=1).replace("\x7f", "\\u007f"))
+        else:
+            show(diagnosis, sys.stdout)
+        sys.stdout.flush()
+        return status
     except (StackSpecError, StrategyError, CatalogError, EvidenceError) as error:
-        print(f"trlcompat doctor: {error}", file=sys.stderr)
-        return UNUSABLE
-    if parsed.json:
-        print(json.dumps(diagnosis.to_dict(), indent=1))
-    else:
-        show(diagnosis, sys.stdout)
-    return AFFECTED if diagnosis.issues else CLEAR
+        return _refused(str(error))
+    except BrokenPipeError:
+        # The reader closed the pipe; Python must not print an error when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return status
+    except Exception as error:
+        # Its text may repeat what was read, and 1, the status of Python's own end, would say that an issue affects the
+        # stack.
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return _refused(
+            f"a fault of the doctor: {type(error).__name__} in {Path(place.filename).name}, line {place.lineno}; "
+            "please report it with the smallest input that shows it. Nothing is known about this stack"
+        )
 
 
-def _standard_input() -> bytes:
-    return sys.stdin.buffer.read() if sys.stdin is not None else b""  # None: it was closed before the start
+def _refused(text: str) -> int:
+    print(encodable(printable(f"trlcompat doctor: {text}"), sys.stderr.encoding), file=sys.stderr)
+    return UNUSABLE
+
+
+def _standard_input(most: int) -> bytes:
+    return sys.stdin.buffer.read(most) if sys.stdin is not None else b""  # None: it was closed before the start
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
+def _python(text: str) -> str:
+    if not re.fullmatch(r"3\.\d{1,3}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a minor release such as 3.12")
+    return text
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="trlcompat doctor",
         description="Says which known issues affect a stack, with what confidence, and what to do. Runs nothing.",
         epilog=_EPILOG,
@@ -68,8 +106,8 @@ def _parser() -> argparse.ArgumentParser:
         "what",
         nargs="*",
         metavar="PIN|LOCK|-",
-        help="pins like trl==0.15.2, a uv.lock or pylock.toml, or - for a pip freeze on standard input; "
-        "without any, the packages installed here",
+        help="pins like trl==0.15.2, a uv.lock, pylock.toml, poetry.lock or Pipfile.lock, or - for a pip freeze on "
+        "standard input; without any, the packages installed here",
     )
     parser.add_argument(
         "-r",
@@ -91,6 +129,17 @@ def _parser() -> argparse.ArgumentParser:
         choices=TRAINERS,
         metavar="NAME",
         help=f"leave out issues of other trainers ({', '.join(TRAINERS)}); trainer is any other transformers.Trainer",
+    )
+    parser.add_argument(
+        "--python",
+        type=_python,
+        metavar="X.Y",
+        help="of a lock or a list consider what it holds for this Python; without it, for every one",
+    )
+    parser.add_argument(
+        "--platform",
+        choices=PLATFORMS,
+        help="consider what it holds for this platform; without it, for every one",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser

@@ -62,15 +62,17 @@ class Confidence:
         if self.cause_predicted:
             return f"{self._failures()}; the cause is predicted"
         under = f" under {self.strategy}" if self.strategy else ""
+        torch = f", with torch {self.torch}" if self.torch else ""
         match self.level:
             case Level.MEASURED:
                 return f"measured on {self.cells[0]}{under}"
             case Level.OTHER_TORCH:
-                return f"measured on {self.cells[0]}{under}, with torch {self.torch}"
+                return f"measured on {self.cells[0]}{under}{torch}"
             case Level.BETWEEN:
-                return f"between {self.cells[0]} and {self.cells[1]}, which both gave this verdict{under}"
+                return f"between {self.cells[0]} and {self.cells[1]}, which both gave this verdict{under}{torch}"
             case Level.BEYOND:
-                return f"outside the measured range; the nearest cell with this verdict{under} is {self.cells[0]}"
+                nearest = f"the nearest cell with this verdict{under} is {self.cells[0]}"
+                return f"outside the measured range; {nearest}{torch}"
             case _:
                 return "not measured in the published sweep; predicted by the catalogue"
 
@@ -116,7 +118,7 @@ def confidence_in(
                 and (prediction is None or issue.predict("upstream", label, cell.versions) is prediction)
             ]
             under = "" if label == strategies[0] else label
-            beyond = Confidence(Level.BEYOND, (cells[0].id,), under)
+            beyond = Confidence(Level.BEYOND, (cells[0].id,), under, _torch_of(issue, spec, cells[:1]))
             found = _of_cells(issue, spec, inside, under) if inside else beyond
             guessed = verdict is Verdict.BLOCKED and any(c.id in found.cells and not c.attributed for c in cells)
             return dataclasses.replace(found, cause_predicted=True) if guessed else found
@@ -132,8 +134,16 @@ def _of_cells(issue: KnownIssue, spec: StackSpec, cells: Sequence[MeasuredCell],
     deciding = [package for package in ORDER if package in issue.packages and package not in spec.unknown]
     pair = _pair_around(deciding, spec.pinned, cells) if deciding and set(deciding) <= set(spec.pinned) else None
     if pair:
-        return Confidence(Level.BETWEEN, pair, strategy)
-    return Confidence(Level.BEYOND, (cells[0].id,), strategy)
+        torch = _torch_of(issue, spec, [cell for cell in cells if cell.id in pair])
+        return Confidence(Level.BETWEEN, pair, strategy, torch)
+    return Confidence(Level.BEYOND, (cells[0].id,), strategy, _torch_of(issue, spec, cells[:1]))
+
+
+def _torch_of(issue: KnownIssue, spec: StackSpec, cells: Sequence[MeasuredCell]) -> str:
+    """The torch with which some cells were measured, where none has the stack's and no prediction looks at it."""
+    if "torch" in issue.packages or any(_has_same_torch(spec, cell) for cell in cells):
+        return ""
+    return cells[0].versions["torch"]
 
 
 def measured_here(issue: KnownIssue, spec: StackSpec, cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
@@ -148,11 +158,10 @@ def _has_same_torch(spec: StackSpec, cell: MeasuredCell) -> bool:
     return wanted is None or text is None or _may_be_minor_release(wanted, text)
 
 
-@functools.cache
 def _may_be_minor_release(versions: Range, text: str) -> bool:
     """Whether ``versions`` contains one of the minor release of ``text``."""
     release = _public(text)
-    return bool(versions & parse(f"=={release.major}.{release.minor}.*"))
+    return versions.meets(parse(f"=={release.major}.{release.minor}.*"))
 
 
 def _has_version(cell: MeasuredCell, package: str, versions: Range | None) -> bool:

@@ -15,12 +15,14 @@ from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
 from pytest_trlcompat.catalog.issue import TRAINERS as MEASURED
 from pytest_trlcompat.catalog.issue import KnownIssue, kind, measured_with
 from pytest_trlcompat.catalog.known_issues import Catalog
+from pytest_trlcompat.catalog.ranges import ALL
 from pytest_trlcompat.catalog.regions import regions
 from pytest_trlcompat.catalog.verdict import SEVERITY
 from pytest_trlcompat.doctor.applicable import considered_strategies, labels
 from pytest_trlcompat.doctor.confidence import distance
 from pytest_trlcompat.doctor.effects import Effect, effects_of, uncured
 from pytest_trlcompat.doctor.pins import Pins, Scope, fewest_issues, is_at, ok_pins, trainers_in
+from pytest_trlcompat.doctor.python import other_python
 from pytest_trlcompat.doctor.stack_spec import StackSpec
 from pytest_trlcompat.doctor.torch import other_torch
 from pytest_trlcompat.doctor.unmeasured import unmeasured_releases
@@ -68,6 +70,7 @@ class Diagnosis:
         measured: the day of the sweep from which the evidence is.
         torch: how the stack's torch differs from those with which the sweep, or its TRL and Transformers, were
             measured; empty if its minor release was measured.
+        python: how the stack's Python lies beyond those with which the sweep was measured; empty if it does not.
         left_out: strategies that were not considered, and why.
         trainer: the one that the question is about; empty for all.
         cells: all that were measured, the nearest first.
@@ -88,6 +91,12 @@ class Diagnosis:
     trainer: str = ""
     cells: tuple[MeasuredCell, ...] = ()
     unmeasured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    python: str = ""
+
+    @property
+    def predicted(self) -> bool:
+        """Whether also that an issue does not affect the stack is predicted from other releases, none of its own."""
+        return bool(self.unmeasured or self.torch or self.python)
 
     @property
     def unmeasured_trainer(self) -> str:
@@ -142,6 +151,10 @@ class Diagnosis:
             "schema": 2,
             "source": self.spec.source,
             "stack": dict(self.spec.texts),
+            "forks": [
+                {package: versions.describe() for package, versions in stack.items() if versions != ALL}
+                for stack in self.spec.together
+            ],
             "unknown": self.spec.unknown,
             "absent": self.spec.absent,
             "trainer": self.trainer,
@@ -150,6 +163,7 @@ class Diagnosis:
             "left_out": self.left_out,
             "measured": self.measured,
             "torch": self.torch,
+            "python": self.python,
             "unmeasured": {name: list(around) for name, around in self.unmeasured.items()},
             "issues": [_issue_to_dict(applicable, self) for applicable in self.issues],
             "clear": list(self.clear),
@@ -248,6 +262,7 @@ def diagnose(
         trainer=trainer,
         cells=cells,
         unmeasured=unmeasured_releases(spec, cells, {name for issue in relevant.values() for name in issue.packages}),
+        python=other_python(spec, cells),
     )
 
 
@@ -264,5 +279,5 @@ def _torch_of_same_pins(spec: StackSpec, cells: Sequence[MeasuredCell]) -> str:
 def _is_predicted(issue: KnownIssue, spec: StackSpec, considered: Sequence[str]) -> bool:
     """Whether the catalogue predicts a verdict for this stack, for any version of the packages not known."""
     relevant = labels(issue, considered)
-    found = [regions(issue, "upstream", label, spec.versions).predicted.values() for label in relevant]
+    found = [regions(issue, "upstream", label, spec.versions, spec.together).predicted.values() for label in relevant]
     return not relevant or any(prediction is not None for predicted in found for prediction in predicted)

@@ -133,7 +133,7 @@ def uncured(issue: KnownIssue, spec: StackSpec, effects: Sequence[Effect]) -> st
     if not issue.cure:
         return ""
     for label in itertools.chain.from_iterable(effect.strategies for effect in effects):
-        for prediction, region in regions(issue, "corrected", label, spec.versions).by_prediction():
+        for prediction, region in regions(issue, "corrected", label, spec.versions, spec.together).by_prediction():
             if prediction is not None and prediction.verdict is not Verdict.OK and region.whole:
                 return f"{prediction.verdict} under {label}: {prediction.why}"
     return ""

@@ -1,21 +1,27 @@
-"""Reading ``uv.lock`` and ``pylock.toml`` (:pep:`751`). Imports no package of the stack.
+"""Reading ``uv.lock``, ``pylock.toml`` (:pep:`751`), ``poetry.lock`` and ``Pipfile.lock``.
 
-A lock may hold a package several times, for several platforms or Pythons. Markers decide which one applies to
-this interpreter; where they leave several, all of these are possible.
+Imports no package of the stack.
+
+A lock may hold a package several times, for several platforms or Pythons. All of them are kept, each with its marker;
+see :mod:`pytest_trlcompat.doctor.alternatives`. A package that a lock holds for an extra, a group or some environments
+alone may be installed or not, and both are considered.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.utils import canonicalize_name
 
-from pytest_trlcompat.catalog.ranges import ALL
-from pytest_trlcompat.doctor.stack_spec import Mention, StackSpec, StackSpecError, of_mentions, pin
+from pytest_trlcompat.catalog.ranges import ABSENT, ALL
+from pytest_trlcompat.doctor.alternatives import Asked, combine
+from pytest_trlcompat.doctor.sources import displayed
+from pytest_trlcompat.doctor.stack_spec import Mention, StackSpec, StackSpecError, pin
 from pytest_trlcompat.stack import PACKAGES
 
 if sys.version_info >= (3, 11):
@@ -23,90 +29,233 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["read_lock"]
+__all__ = ["looks_like_lock", "read_lock"]
+
+_BEGINNING = re.compile(
+    r"(?:\s|#[^\n]*(?:\n|$))*(?:\{|(?:version|lock-version|created-by|requires-python)\s*=|\[\[package)"
+)
+_DEEP_KEY = re.compile(r"(?<![\w\"'-])(?:[\w\"'-]+[ \t]*\.[ \t]*){50}")
+_POSITION = re.compile(r"\(at [^()]*\)")
+_REQUIRED_BY_TRL = ("trl", "transformers", "torch", "accelerate", "datasets")
+"""Where trl is installed, these are."""
+_MOST = 1000
+"""Entries of one package."""
+
+Table = Mapping[str, Any]
 
 
-def read_lock(text: str, where: str) -> StackSpec:
-    """Read a lock; its keys say which of the two kinds it is.
+def looks_like_lock(text: str) -> bool:
+    """Whether what came without a name is a lock, and no list of requirements."""
+    return _BEGINNING.match(text) is not None
+
+
+def read_lock(text: str, where: str, asked: Asked) -> StackSpec:
+    """Read a lock; its keys say of which kind it is.
 
     Raises:
-        StackSpecError: it is neither.
+        StackSpecError: it is of none, or damaged.
     """
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise StackSpecError(f"{where}: not valid TOML: {error}") from error
+    document = _document(text, where)
+    requires = ""
     if isinstance(document.get("packages"), list) and "lock-version" in document:
-        if not str(document["lock-version"]).startswith("1."):
-            raise StackSpecError(
-                f"{where}: lock-version 1.x of pylock.toml was expected, {document['lock-version']} found"
-            )
-        return _to_spec(document["packages"], _pylock_markers, where)
-    if isinstance(document.get("package"), list) and isinstance(document.get("version"), int):
-        if document["version"] != 1:
-            raise StackSpecError(f"{where}: version 1 of uv.lock was expected, {document['version']} was found")
-        return _to_spec(document["package"], _uv_markers, where)
-    raise StackSpecError(
-        f"{where}: neither a uv.lock nor a pylock.toml; export other locks to requirements first, "
-        "for example with uv export, poetry export or pip freeze"
-    )
-
-
-def _uv_markers(entry: Mapping[str, Any]) -> list[str]:
-    """Markers of which one must hold."""
-    return list(entry.get("resolution-markers", []))
-
-
-def _pylock_markers(entry: Mapping[str, Any]) -> list[str]:
-    return [entry["marker"]] if "marker" in entry else []
-
-
-def _to_spec(entries: list[Any], markers: Any, where: str) -> StackSpec:
-    found: dict[str, list[Mention]] = {}
-    for entry in entries:
-        if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
-            raise StackSpecError(f"{where}: a package has no name; the lock is damaged, create it again")
-        name = canonicalize_name(entry["name"])
-        if name in PACKAGES and _possible(markers(entry)):
-            found.setdefault(name, []).append(_mention(name, entry, where))
-    mentions = [_one_of(package, several, where) for package, several in found.items()]
-    if "trl" not in found:
+        _expect(document, "lock-version", ["1."], "pylock.toml", where)
+        entries, requires = _entries(document["packages"], where), _text(document.get("requires-python", ""), where)
+        mentions = [_mention(entry, where, _text(entry.get("marker", ""), where)) for entry in _of_stack(entries)]
+    elif isinstance(document.get("package"), list) and isinstance(document.get("version"), int):
+        _expect(document, "version", ["1"], "uv.lock", where)
+        entries, requires = _entries(document["package"], where), _text(document.get("requires-python", ""), where)
+        mentions = list(_of_uv(entries, where))
+    elif isinstance(document.get("package"), list) and "lock-version" in _table(document.get("metadata"), where):
+        metadata = _table(document["metadata"], where)
+        _expect(metadata, "lock-version", ["1.", "2."], "poetry.lock", where)
+        entries, requires = _entries(document["package"], where), _text(metadata.get("python-versions", ""), where)
+        mentions = list(_of_poetry(entries, where))
+    elif "_meta" in document and isinstance(document.get("default"), Mapping):
+        mentions = list(_of_pipenv(document, where))
+    else:
+        raise StackSpecError(
+            f"{where}: neither a uv.lock nor a pylock.toml, poetry.lock or Pipfile.lock; export other locks to "
+            "requirements first, for example with pip freeze"
+        )
+    if not any(mention.package == "trl" for mention in mentions):
         raise StackSpecError(
             f"{where}: it does not contain trl, which all known issues are about; is this the right lock?"
         )
-    return of_mentions(mentions, where, complete=True)
+    if len(mentions) > _MOST:
+        raise StackSpecError(f"{where}: more than {_MOST} entries of {', '.join(PACKAGES)}")
+    return combine(mentions, where, asked, lock=True, complete=True, requires_python=requires)
 
 
-def _mention(name: str, entry: Mapping[str, Any], where: str) -> Mention:
-    if "version" in entry:
-        return pin(name, str(entry["version"]), where)
-    source = entry.get("source", entry.get("vcs", entry.get("directory", entry.get("archive", "a source"))))
-    return Mention(name, f"from {source}", ALL, where)
-
-
-def _one_of(name: str, several: list[Mention], where: str) -> Mention:
-    versions = list(dict.fromkeys(mention.text for mention in several))
-    if len(versions) == 1:
-        note = "" if several[0].pinned else f"{where}: the version of {name} is not known ({several[0].text})"
-        return dataclasses.replace(several[0], note=note)
-    possible = several[0].versions
-    for mention in several[1:]:
-        possible |= mention.versions
-    text = " or ".join(versions)
-    note = f"{where}: holds {name} {text} for different environments, and its markers do not say which applies here"
-    return Mention(name, text, possible, where, note=note)
-
-
-def _possible(markers: Iterable[str]) -> bool:
-    """Whether one of the markers may hold for this interpreter; a marker about groups or extras may."""
-    markers = list(markers)
-    return not markers or any(_holds(marker) for marker in markers)
-
-
-def _holds(marker: str) -> bool:
-    if any(word in marker for word in ("extra", "dependency_groups")):
-        return True
+def _document(text: str, where: str) -> dict[str, Any]:
+    """The keys of a lock. Nothing of what is not valid is repeated: it may be another file, with secrets."""
+    is_json = text.lstrip("\ufeff \t\r\n").startswith("{")
+    if not is_json and _DEEP_KEY.search(text):
+        raise StackSpecError(f"{where}: a key has more than 50 parts; no lock has")
     try:
-        return Marker(marker).evaluate()
-    except (InvalidMarker, UndefinedComparison, UndefinedEnvironmentName, KeyError):
-        return True
+        found = json.loads(text) if is_json else tomllib.loads(text.removeprefix("\ufeff").replace("\r\n", "\n"))
+    except RecursionError as error:
+        raise StackSpecError(f"{where}: nested too deeply for a lock") from error
+    except ValueError as error:
+        position = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else _position(str(error))
+        raise StackSpecError(f"{where}: not valid {'JSON' if is_json else 'TOML'}: {position}") from error
+    if not isinstance(found, dict):
+        raise _damaged(where)
+    return found
+
+
+def _position(message: str) -> str:
+    found = _POSITION.search(message)
+    return found[0] if found else "a value cannot be read"
+
+
+def _expect(table: Table, key: str, versions: Sequence[str], kind: str, where: str) -> None:
+    """
+    Args:
+        versions: those that are understood; one that ends with a dot, with all that begin so.
+    """
+    found = str(table[key])[:20]
+    if not any(found == each or (each.endswith(".") and found.startswith(each)) for each in versions):
+        expected = " or ".join(f"{each}x" if each.endswith(".") else each for each in versions)
+        raise StackSpecError(f"{where}: {key} {expected} of {kind} was expected, {found} was found")
+
+
+def _entries(found: object, where: str) -> list[Table]:
+    if not isinstance(found, list):
+        raise _damaged(where)
+    for entry in found:
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+            raise StackSpecError(f"{where}: a package has no name; the lock is damaged, create it again")
+    return found
+
+
+def _of_stack(entries: Iterable[Table]) -> Iterator[Table]:
+    return (entry for entry in entries if canonicalize_name(entry["name"]) in PACKAGES)
+
+
+def _mention(entry: Table, where: str, marker: str = "", sometimes: bool = False) -> Mention:
+    """
+    Args:
+        sometimes: whether it may be left out where its marker holds.
+    """
+    name = canonicalize_name(entry["name"])
+    if isinstance(entry.get("version"), str | int | float):
+        found = pin(name, str(entry["version"]), where)
+    else:
+        source = next((entry[key] for key in ("source", "vcs", "directory", "archive") if key in entry), None)
+        text = f"from {_shown(source)}"
+        note = f"{where}: the version of {name} is not known ({text})"
+        found = Mention(name, text, ALL, where, note=note)
+    if sometimes and name not in _REQUIRED_BY_TRL:
+        text = f"{found.text} or not installed"
+        found = dataclasses.replace(found, text=text, versions=found.versions | ABSENT, pinned=False)
+    return dataclasses.replace(found, marker=marker)
+
+
+def _shown(source: object) -> str:
+    """Where a package comes from, without what may be secret."""
+    if isinstance(source, Mapping):
+        named = (
+            source[key] for key in ("url", "git", "path", "directory", "editable") if isinstance(source.get(key), str)
+        )
+        return displayed(next(named, "a source"))
+    return "a source"
+
+
+def _any_of(markers: Sequence[str]) -> str:
+    return " or ".join(f"({marker})" for marker in markers) if len(markers) > 1 else "".join(markers)
+
+
+def _of_uv(entries: Sequence[Table], where: str) -> Iterator[Mention]:
+    certain = _certain_in_uv(entries, where)
+    for entry in _of_stack(entries):
+        markers = [_text(marker, where) for marker in _list(entry.get("resolution-markers", []), where)]
+        # Of a fork it is not known whether some other package asks for it there.
+        sometimes = canonicalize_name(entry["name"]) not in certain
+        yield _mention(entry, where, _any_of(markers), sometimes)
+
+
+def _certain_in_uv(entries: Sequence[Table], where: str) -> set[str]:
+    """The packages that are installed with the project, whatever the environment, the extras and the groups."""
+    needed: dict[str, set[str]] = {}
+    reached: set[str] = set()
+    for entry in entries:
+        name = canonicalize_name(entry["name"])
+        source = entry.get("source")
+        if isinstance(source, Mapping) and {"editable", "virtual", "directory"} & source.keys():
+            reached.add(name)
+        needed.setdefault(name, set()).update(
+            canonicalize_name(_text(each.get("name"), where))
+            for each in (_table(each, where) for each in _list(entry.get("dependencies", []), where))
+            if "marker" not in each
+        )
+    left = list(reached)
+    while left:
+        new = needed.get(left.pop(), set()) - reached
+        reached |= new
+        left += new
+    return reached
+
+
+def _of_poetry(entries: Sequence[Table], where: str) -> Iterator[Mention]:
+    """Since lock-version 2.1 an entry has its markers; before, only whoever asks for it has."""
+    asked_for = set()
+    for entry in entries:
+        for name, wanted in _table(entry.get("dependencies", {}), where).items():
+            plain = isinstance(wanted, str) or (
+                isinstance(wanted, Mapping) and not {"markers", "optional"} & wanted.keys()
+            )
+            if not plain:
+                asked_for.add(canonicalize_name(name))
+    for entry in _of_stack(entries):
+        markers = entry.get("markers", "")
+        # One marker, or one for each group: where a group is left out, its package is.
+        by_group = list(markers.values()) if isinstance(markers, Mapping) else [markers]
+        texts = [_text(marker, where) for marker in by_group]
+        groups = _list(entry.get("groups", ["main"]), where)
+        sometimes = (
+            entry.get("optional") is not False
+            or "main" not in groups
+            or canonicalize_name(entry["name"]) in asked_for
+            or len(by_group) > 1
+        )
+        yield _mention(entry, where, "" if "" in texts else _any_of(texts), sometimes)
+
+
+def _of_pipenv(document: Table, where: str) -> Iterator[Mention]:
+    default, develop = (_table(document.get(key, {}), where) for key in ("default", "develop"))
+    for table, sometimes in ((default, False), (develop, True)):
+        for name, entry in table.items():
+            if canonicalize_name(name) not in PACKAGES:
+                continue
+            entry = {**_table(entry, where), "name": name}
+            version = entry.get("version", "")
+            if isinstance(version, str) and version.startswith("=="):
+                entry["version"] = version.removeprefix("==").removeprefix("=")
+            else:
+                entry.pop("version", None)
+                entry["source"] = {key: entry[key] for key in ("git", "path", "file") if key in entry}
+            yield _mention(entry, where, _text(entry.get("markers", ""), where), sometimes and name not in default)
+
+
+def _text(found: object, where: str) -> str:
+    if not isinstance(found, str):
+        raise _damaged(where)
+    return found
+
+
+def _list(found: object, where: str) -> list[Any]:
+    if not isinstance(found, list):
+        raise _damaged(where)
+    return found
+
+
+def _table(found: object, where: str) -> Table:
+    if found is None:
+        return {}
+    if not isinstance(found, Mapping):
+        raise _damaged(where)
+    return found
+
+
+def _damaged(where: str) -> StackSpecError:
+    return StackSpecError(f"{where}: something in it is not what a lock has there; it is damaged, create it again")

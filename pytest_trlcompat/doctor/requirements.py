@@ -6,29 +6,23 @@ marks. Only the packages of the stack are looked at. Imports only the standard l
 
 from __future__ import annotations
 
-import codecs
 import dataclasses
 import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import (
-    InvalidSdistFilename,
-    InvalidWheelFilename,
-    canonicalize_name,
-    parse_sdist_filename,
-    parse_wheel_filename,
-)
+from packaging.utils import canonicalize_name
 
 from pytest_trlcompat.catalog.ranges import ALL, parse
+from pytest_trlcompat.doctor.files import Files, decoded
+from pytest_trlcompat.doctor.sources import displayed, read_source
 from pytest_trlcompat.doctor.stack_spec import Mention, StackSpecError, pin
 from pytest_trlcompat.stack import PACKAGES
 
-__all__ = ["Listing", "decoded", "of_pins", "read_listing"]
+__all__ = ["Listing", "of_pins", "read_listing"]
 
 _INCLUDES = re.compile(r"(?:(?:-r|-c)\s*|(?:--requirement|--constraint)(?:\s+|=))(?P<path>\S.*)")
 _EDITABLE = re.compile(r"(?:-e\s*|--editable(?:\s+|=))(?P<what>\S.*)")
@@ -38,18 +32,17 @@ _OPTIONS = re.compile(
 )
 _REQUIREMENT_OPTIONS = re.compile(r"\s--(?:hash|config-settings?|global-option|no-deps)\b.*$")
 _COMMENT = re.compile(r"(?:^|\s)#.*$")
-_FROZEN_EDITABLE = re.compile(r"# Editable .*\((?P<name>[\w.-]+)==(?P<version>[^\s)]+)\)")
+_FROZEN_EDITABLE = re.compile(r"# Editable [^()]*\((?P<name>[\w.-]+)==(?P<version>[^\s()]+)\)")
 """What pip freeze writes above ``-e /some/folder``, which itself says neither name nor version."""
 _URL = re.compile(r"(?:[a-z][a-z+]*:|\.{0,2}/)", re.IGNORECASE)
-_FILE = re.compile(r"^[^\s=<>;@]+\.(?:whl|tar\.gz|zip)$")
-_TAG = re.compile(r"v?(\d+(?:\.\d+)+)$")
-_MARKS = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose mark it begins with
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
+_FILE = re.compile(r"[^\s=<>;@]+\.(?:whl|tar\.(?:gz|bz2|xz|Z)|tar|tgz|tbz|zip)(?:\s*;.*)?")
+_FOLDER = re.compile(r"\.{1,2}(?:\[[^]]*\])?(?:\s*;.*)?")
+_PLAIN = re.compile(r"(?P<name>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)(?:\s*\[[\w\s.,-]*\])?(?:\s*===?\s*[\w.!+-]+)?")
+"""Most lines of a list: a name, perhaps with a version. Those of other packages need no closer look."""
+_MOST_SPECIFIERS = 200
+"""Of one package; a person writes a dozen."""
+_NAMED = 5
+"""How many lines a note names."""
 
 
 @dataclass
@@ -57,43 +50,54 @@ class Listing:
     """What a list of requirements says.
 
     Attributes:
-        ignored: lines that name a package of the stack but do not apply to this Python.
         requirements: how many lines named a package, of the stack or not.
+        unnamed: where something is installed of which nobody knows the name: it may be a package of the stack.
+        specifiers: how many there are of each package.
     """
 
     mentions: list[Mention] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)
     requirements: int = 0
+    unnamed: list[str] = field(default_factory=list)
+    specifiers: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be taken as a part of the stack."""
+        if not self.unnamed:
+            return []
+        rest = len(self.unnamed) - _NAMED
+        where = "; ".join(self.unnamed[:_NAMED]) + (f"; and {rest} more" if rest > 0 else "")
+        return [
+            f"{where}: installs something whose name is not given; it may be a package of the stack in any version, so "
+            "none that is not named here is taken as not installed; add a pin for each that it is or brings, for "
+            "example trl==VERSION"
+        ]
+
+    def add(self, mention: Mention, specifiers: int = 1) -> None:
+        """
+        Raises:
+            StackSpecError: there are more specifiers of the package than can be meant.
+        """
+        number = self.specifiers[mention.package] = self.specifiers.get(mention.package, 0) + specifiers
+        if number > _MOST_SPECIFIERS:
+            raise StackSpecError(
+                f"{mention.where}: more than {_MOST_SPECIFIERS} version specifiers of {mention.package}"
+            )
+        self.mentions.append(mention)
 
 
-def decoded(data: bytes, where: str) -> str:
-    """Text in the encoding that its byte order mark names, else in UTF-8.
-
-    Raises:
-        StackSpecError: it is not text in that encoding.
-    """
-    encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8")
-    try:
-        text = data.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise StackSpecError(f"{where}: not text in UTF-8 ({error}); save it as UTF-8") from error
-    if "\0" in text:
-        raise StackSpecError(f"{where}: not text (it holds null bytes); give the output of pip freeze, or a lock")
-    return text
-
-
-def read_listing(text: str, where: str, folder: Path | None) -> Listing:
+def read_listing(text: str, where: str, file: Path | None, files: Files) -> Listing:
     """Read a requirements file and the files that it includes.
 
     Args:
         where: the name of the list in messages.
-        folder: where included files are looked for; ``None``: nowhere, since the list is not a file.
+        file: where it is; ``None``: nowhere, and then it includes nothing.
 
     Raises:
-        StackSpecError: for a line that pip would reject, or a missing included file.
+        StackSpecError: for a line that pip would reject, or a file that cannot be included.
     """
     listing = Listing()
-    _read(text, where, folder, listing, ())
+    _read(text, where, file, listing, files)
     return listing
 
 
@@ -103,21 +107,32 @@ def of_pins(words: Sequence[str]) -> list[Mention]:
     Raises:
         StackSpecError: for a word of another form, or a package that is not part of the stack.
     """
-    mentions = []
+    listing = Listing()
     for word in words:
-        requirement = _requirement(re.sub(r"^([\w.-]+(?:\[[^]]*\])?)\s*=(?!=)", r"\1==", word), repr(word))
+        try:
+            requirement = Requirement(re.sub(r"^([\w.-]+(?:\[[^]]*\])?)\s*=(?!=)", r"\1==", word))
+        except (InvalidRequirement, RecursionError) as error:
+            reason = str(error).split("\n")[0]
+            raise StackSpecError(f"{word!r}: cannot read {word!r} ({reason}); {_LIKE}") from error
         name = canonicalize_name(requirement.name)
         if name not in PACKAGES:
             near = difflib.get_close_matches(name, PACKAGES, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise StackSpecError(f"unknown package {requirement.name!r}; known are {', '.join(PACKAGES)}{hint}")
-        mention = _mention(requirement, "the command line")
-        if mention is not None:
-            mentions.append(mention)
-    return mentions
+        if requirement.url:
+            raise StackSpecError(
+                f"{word!r}: a pin has a version, like {name}==VERSION; give a list with URLs as a file"
+            )
+        listing.add(*_mention(requirement, "the command line"))
+    return listing.mentions
 
 
-def _read(text: str, where: str, folder: Path | None, listing: Listing, including: tuple[Path, ...]) -> None:
+_LIKE = "write one requirement a line, like trl==0.15.2 (as pip freeze and pip list --format=freeze do)"
+
+
+def _read(text: str, where: str, file: Path | None, listing: Listing, files: Files) -> None:
+    if file is not None:
+        files.begin(file)
     editable_above: tuple[str, str] | None = None
     for number, line in _logical_lines(text):
         location = f"{where}, line {number}"
@@ -129,137 +144,114 @@ def _read(text: str, where: str, folder: Path | None, listing: Listing, includin
         if not line:
             continue
         if (included := _INCLUDES.fullmatch(line)) is not None:
-            _include(included["path"], location, folder, listing, including)
+            _include(included["path"].strip().strip("'\""), location, file, listing, files)
         elif (editable := _EDITABLE.fullmatch(line)) is not None:
             listing.requirements += 1
             _editable(editable["what"], editable_above, location, listing)
         elif line.startswith("-"):
             if not _OPTIONS.match(line):
-                raise StackSpecError(f"{location}: unknown option {line.split()[0]!r}")
+                raise StackSpecError(f"{location}: begins with an unknown option of pip")
         else:
             listing.requirements += 1
             _line(line, location, listing)
         editable_above = None
+    if file is not None:
+        files.end()
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Each line with its number; lines that end with a backslash are joined, except for comments."""
-    begun, first = "", 0
+    begun: list[str] = []
+    first = 0
     for number, line in enumerate(text.splitlines(), 1):
         first = first if begun else number
         if line.endswith("\\") and not line.lstrip().startswith("#"):
-            begun += line[:-1] + " "
+            begun.append(line[:-1])
             continue
-        yield first, (begun + line).strip()
-        begun = ""
+        yield first, " ".join([*begun, line]).strip()
+        begun = []
     if begun:
-        yield first, begun.strip()
+        yield first, " ".join(begun).strip()
 
 
-def _include(path: str, location: str, folder: Path | None, listing: Listing, including: tuple[Path, ...]) -> None:
-    path = path.strip().strip("'\"")
+def _include(path: str, location: str, file: Path | None, listing: Listing, files: Files) -> None:
     if _URL.match(path) and "://" in path:
-        raise StackSpecError(f"{location}: {path} is not fetched; download it and include the file")
-    if folder is None:
+        raise StackSpecError(f"{location}: {displayed(path)} is not fetched; download it and include the file")
+    if file is None:
         raise StackSpecError(f"{location}: a list from standard input cannot include {path}; give it as a file with -r")
-    file = (folder / path).resolve()
-    if file in including:
-        raise StackSpecError(f"{location}: {path} includes itself, through {len(including)} files")
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise StackSpecError(f"{location}: cannot read {file}: {error.strerror}") from error
-    _read(decoded(data, str(file)), path, file.parent, listing, (*including, file))
+    found, data = files.included(path, location)
+    if data is not None:
+        _read(decoded(data, f"{location}: {path}"), path, found, listing, files)
 
 
 def _editable(what: str, above: tuple[str, str] | None, location: str, listing: Listing) -> None:
     if above is not None and above[0] in PACKAGES:
-        listing.mentions.append(pin(*above, location))
-        return
-    _url(what, location, listing)
+        listing.add(pin(*above, location))
+    elif above is None or read_source(what).name in PACKAGES:
+        _url(what, location, listing)
 
 
 def _line(line: str, location: str, listing: Listing) -> None:
     line = _REQUIREMENT_OPTIONS.sub("", line).strip()
-    if _URL.match(line) or _FILE.search(line):
+    if _URL.match(line) or _FILE.fullmatch(line) or _FOLDER.fullmatch(line):
         _url(line, location, listing)
+        return
+    if (plain := _PLAIN.fullmatch(line)) is not None and canonicalize_name(plain["name"]) not in PACKAGES:
         return
     requirement = _requirement(line, location)
     name = canonicalize_name(requirement.name)
     if name not in PACKAGES:
         return
     if requirement.url:
-        if _wanted(requirement):
-            _url(requirement.url, location, listing, name)
-        return
-    mention = _mention(requirement, location)
-    if mention is None:
-        listing.ignored.append(f"{location}: {line} is ignored, because its marker excludes this Python")
+        _url(requirement.url, location, listing, name, str(requirement.marker or ""))
     else:
-        listing.mentions.append(mention)
+        listing.add(*_mention(requirement, location))
 
 
 def _requirement(text: str, location: str) -> Requirement:
+    """What is no requirement may be a secret, so that nothing of it is repeated but the name of a package."""
     try:
         return Requirement(text)
-    except InvalidRequirement as error:
-        reason = str(error).split("\n")[0]
-        raise StackSpecError(
-            f"{location}: cannot read {text!r} ({reason}); write one requirement a line, like trl==0.15.2 "
-            "(as pip freeze and pip list --format=freeze do)"
-        ) from error
+    except (InvalidRequirement, RecursionError) as error:
+        named = next((name for name in PACKAGES if re.match(rf"{name}\b", text, re.IGNORECASE)), "")
+        about = f" about {named}" if named else ""
+        raise StackSpecError(f"{location}: cannot read this line{about}; {_LIKE}") from error
 
 
-def _wanted(requirement: Requirement) -> bool:
-    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-
-
-def _mention(requirement: Requirement, location: str) -> Mention | None:
-    """What a requirement by name specifies; ``None`` if its marker excludes this Python."""
-    if not _wanted(requirement):
-        return None
-    name = canonicalize_name(requirement.name)
+def _mention(requirement: Requirement, location: str) -> tuple[Mention, int]:
+    """What a requirement by name specifies, and by how many specifiers."""
+    name, marker = canonicalize_name(requirement.name), str(requirement.marker or "")
     specifiers = list(requirement.specifier)
+    if len(specifiers) > _MOST_SPECIFIERS:
+        raise StackSpecError(f"{location}: more than {_MOST_SPECIFIERS} version specifiers of {name}")
     if len(specifiers) == 1 and specifiers[0].operator in ("==", "===") and not specifiers[0].version.endswith("*"):
-        return pin(name, specifiers[0].version, location)
+        return dataclasses.replace(pin(name, specifiers[0].version, location), marker=marker), 1
     text = str(requirement.specifier)
     try:
         versions = parse(text)
     except ValueError as error:
-        raise StackSpecError(f"{location}: {error}") from error
+        raise StackSpecError(f"{location}: the version of {name}: {error}") from error
     if not versions:
         raise StackSpecError(f"{location}: no version of {name} satisfies {text!r}")
-    return Mention(name, versions.describe(), versions, location)
+    return Mention(name, versions.describe(), versions, location, marker=marker), max(1, len(specifiers))
 
 
-def _url(url: str, location: str, listing: Listing, name: str | None = None) -> None:
+def _url(line: str, location: str, listing: Listing, name: str = "", marker: str = "") -> None:
     """A package from a URL or a folder: the version, if any, is in the file's name or the tag."""
-    parts = urlsplit(url.split(" ;")[0].strip())
-    fragment = dict(part.partition("=")[::2] for part in parts.fragment.split("&"))
-    last = unquote(parts.path.rstrip("/").rpartition("/")[2])
-    found, version = _of_file(last)
-    if version is None:
-        repository, _, reference = last.partition("@")
-        found = fragment.get("egg", "").partition("[")[0] or repository.removesuffix(".git")
-        tag = _TAG.match(reference)
-        version = tag[1] if tag else None
-    name = name or canonicalize_name(found)
-    if name not in PACKAGES:
+    url, _, after = line.partition(" ;")
+    marker = marker or after.strip()
+    source, shown = read_source(url.strip()), displayed(url.strip())
+    known = name or source.name
+    if known is None:
+        listing.unnamed.append(f"{location}, {shown}")
         return
-    if version is not None:
-        note = f"{location}: {name} is taken to be {version}, from the name {last}"
-        listing.mentions.append(dataclasses.replace(pin(name, version, location), note=note))
+    if known not in PACKAGES:
+        return
+    if source.version is not None and source.name in (known, None):
+        note = f"{location}: {known} is taken to be {source.version}, from the name {source.file}"
+        listing.add(dataclasses.replace(pin(known, source.version, location), note=note, marker=marker))
     else:
-        note = f"{location}: the version of {name} cannot be read from {url}; add a pin, for example {name}==VERSION"
-        listing.mentions.append(Mention(name, url, ALL, location, note=note))
-
-
-def _of_file(name: str) -> tuple[str, str | None]:
-    try:
-        if name.endswith(".whl"):
-            wheel = parse_wheel_filename(name)
-            return wheel[0], str(wheel[1])
-        sdist = parse_sdist_filename(name)
-    except (InvalidWheelFilename, InvalidSdistFilename):
-        return "", None
-    return sdist[0], str(sdist[1])
+        note = (
+            f"{location}: the version of {known} cannot be read from {shown}; add a pin, for example {known}==VERSION"
+        )
+        listing.add(Mention(known, shown, ALL, location, note=note, marker=marker))

@@ -7,6 +7,8 @@ Each package of the stack has one version, a range of versions (it is not pinned
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import operator
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,9 +16,9 @@ from dataclasses import dataclass, field
 from packaging.version import InvalidVersion, Version
 
 from pytest_trlcompat import stack
-from pytest_trlcompat.catalog.ranges import ALL, Range, at
+from pytest_trlcompat.catalog.ranges import ABSENT, ALL, Range, at, both
 
-__all__ = ["ORDER", "Mention", "StackSpec", "StackSpecError", "installed_here", "of_mentions", "pin"]
+__all__ = ["ORDER", "Mention", "StackSpec", "StackSpecError", "installed_here", "joined", "of_mentions", "pin"]
 
 ORDER = ("trl", "transformers", *(package for package in stack.PACKAGES if package not in ("trl", "transformers")))
 """The packages in the order in which a person names them, and would be least willing to change their versions."""
@@ -35,6 +37,7 @@ class Mention:
         where: file and line.
         pinned: whether the text is one version.
         note: how it was interpreted, where that is not obvious.
+        marker: of the environments in which it holds; empty for all.
     """
 
     package: str
@@ -43,6 +46,7 @@ class Mention:
     where: str
     pinned: bool = False
     note: str = ""
+    marker: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,13 @@ class StackSpec:
         source: where it was read from, for the first line of an answer.
         texts: each package that is named, in :data:`ORDER`, to what was said about it.
         versions: each package to its possible versions; :data:`~pytest_trlcompat.catalog.ranges.ALL` if nothing is
-            known about its version, ``None`` if it is known not to be installed.
+            known about its version, ``None`` if it is known not to be installed. Of a package that may be installed or
+            not the range holds :data:`~pytest_trlcompat.catalog.ranges.ABSENT`.
         noted: by package, how the text was interpreted, where that is not obvious.
         ignored: what was not taken as part of the stack, and why.
+        together: the stacks that are possible, one for each fork of a lock; ``versions`` is all of them. Empty where
+            every version of one package goes with every version of the others.
+        python: the minor release of Python, ``3.12``; empty if it is not known.
     """
 
     source: str
@@ -63,6 +71,8 @@ class StackSpec:
     versions: Mapping[str, Range | None]
     noted: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    together: tuple[Mapping[str, Range], ...] = ()
+    python: str = ""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -86,18 +96,29 @@ class StackSpec:
     @property
     def unknown(self) -> list[str]:
         """Packages about whose version nothing is known."""
-        return [package for package, versions in self.versions.items() if versions == ALL]
+        return [p for p, versions in self.versions.items() if versions is not None and versions.covers(ALL)]
 
-    def with_versions(self, mentions: Iterable[Mention]) -> StackSpec:
-        """The same stack with other versions of some packages."""
-        others = _joined(mentions)
-        texts = {**self.texts, **{package: mention.text for package, mention in others.items()}}
+    def with_versions(self, other: StackSpec) -> StackSpec:
+        """The same stack with the versions of some packages that another one names."""
+        named = {package: other.versions[package] for package in other.texts}
+        texts = {**self.texts, **other.texts}
+        stacks = [
+            {**mine, **{package: theirs[package] for package in named}}
+            for mine in self.together or [_box(self.versions)]
+            for theirs in other.together or [_box(named)]
+        ]
         return dataclasses.replace(
             self,
             texts={package: texts[package] for package in ORDER if package in texts},
-            versions={**self.versions, **{package: mention.versions for package, mention in others.items()}},
-            noted={**self.noted, **{package: mention.note for package, mention in others.items()}},
+            versions={**self.versions, **named},
+            noted={**self.noted, **{package: other.noted.get(package, "") for package in named}},
+            ignored=(*self.ignored, *other.ignored),
+            together=tuple(stacks) if len(stacks) > 1 else (),
         )
+
+
+def _box(versions: Mapping[str, Range | None]) -> dict[str, Range]:
+    return {package: ABSENT if found is None else found for package, found in versions.items()}
 
 
 def installed_here() -> StackSpec:
@@ -108,7 +129,8 @@ def installed_here() -> StackSpec:
     """
     found = stack.installed()
     mentions = [pin(package, version, "installed here") for package, version in found.items()]
-    spec = of_mentions(mentions, f"installed in {sys.prefix}", complete=True)
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    spec = dataclasses.replace(of_mentions(mentions, f"installed in {sys.prefix}", complete=True), python=python)
     if "trl" not in found:
         raise StackSpecError(
             f"trl is not installed in {sys.prefix}; run doctor with the Python of your training environment, or "
@@ -130,7 +152,7 @@ def pin(package: str, version: str, where: str) -> Mention:
 
 
 def of_mentions(mentions: Iterable[Mention], source: str, *, complete: bool, ignored: Iterable[str] = ()) -> StackSpec:
-    """A stack from what was said about each package.
+    """A stack from what was said about each package, whatever the markers.
 
     Args:
         complete: whether packages that are not mentioned are not installed; otherwise nothing is known about them.
@@ -138,34 +160,49 @@ def of_mentions(mentions: Iterable[Mention], source: str, *, complete: bool, ign
     Raises:
         StackSpecError: when two sources contradict each other.
     """
-    joined = _joined(mentions)
+    found = joined(mentions)
     rest = None if complete else ALL
-    versions = {package: joined[package].versions if package in joined else rest for package in ORDER}
-    texts = {package: joined[package].text for package in ORDER if package in joined}
-    noted = {package: mention.note for package, mention in joined.items()}
+    versions = {package: found[package].versions if package in found else rest for package in ORDER}
+    texts = {package: found[package].text for package in ORDER if package in found}
+    noted = {package: mention.note for package, mention in found.items()}
     return StackSpec(source, texts, versions, noted, tuple(ignored))
 
 
-def _joined(mentions: Iterable[Mention]) -> dict[str, Mention]:
-    joined: dict[str, Mention] = {}
+def joined(mentions: Iterable[Mention]) -> dict[str, Mention]:
+    """By package, what holds where all of the mentions do.
+
+    Raises:
+        StackSpecError: two of them contradict each other.
+    """
+    of_package: dict[str, list[Mention]] = {}
     for mention in mentions:
-        before = joined.get(mention.package)
-        if before is None:
-            joined[mention.package] = mention
-            continue
-        both = before.versions & mention.versions
-        if not both:
-            raise StackSpecError(
-                f"{mention.package} is required as {before.text} ({before.where}) and as {mention.text} "
-                f"({mention.where}); no version satisfies both: remove one of them"
-            )
-        kept = next((each for each in (before, mention) if each.pinned), None)
-        if kept is None and before.versions != ALL and mention.versions != ALL:
-            text = both.describe()
-        else:
-            text = (kept or (mention if before.versions == ALL else before)).text
-        joined[mention.package] = dataclasses.replace(kept or mention, text=text, versions=both)
-    return joined
+        of_package.setdefault(mention.package, []).append(mention)
+    return {package: _all_of(several) for package, several in of_package.items()}
+
+
+def _all_of(mentions: list[Mention]) -> Mention:
+    if len(mentions) == 1:
+        return mentions[0]
+    versions = both(mention.versions for mention in mentions)
+    if not versions:
+        raise _contradiction(mentions)
+    pinned = next((each for each in mentions if each.pinned), None)
+    limited = [each for each in mentions if each.versions != ALL]
+    kept = pinned or (limited or mentions)[0]
+    text = versions.describe() if pinned is None and len(limited) > 1 else kept.text
+    return dataclasses.replace(kept, text=text, versions=versions)
+
+
+def _contradiction(mentions: list[Mention]) -> StackSpecError:
+    """The first mention that leaves no version, and the first one before it that it contradicts."""
+    left = list(itertools.accumulate((mention.versions for mention in mentions), operator.and_))
+    number = next(number for number, versions in enumerate(left) if not versions)
+    mention, earlier = mentions[number], mentions[:number]
+    before = next((each for each in earlier if not each.versions.meets(mention.versions)), earlier[-1])
+    return StackSpecError(
+        f"{mention.package} is required as {before.text} ({before.where}) and as {mention.text} "
+        f"({mention.where}); no version satisfies both: remove one of them"
+    )
 
 
 def _prereleases(texts: Mapping[str, str]) -> list[str]:

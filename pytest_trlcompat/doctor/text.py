@@ -16,6 +16,7 @@ from pytest_trlcompat.doctor.applicable import summary
 from pytest_trlcompat.doctor.diagnosis import ApplicableIssue, Diagnosis
 from pytest_trlcompat.doctor.effects import Effect
 from pytest_trlcompat.doctor.pins import Pins
+from pytest_trlcompat.doctor.printable import encodable, printable
 from pytest_trlcompat.doctor.stack_spec import ORDER
 from pytest_trlcompat.doctor.unmeasured import describe
 
@@ -43,9 +44,9 @@ def show(diagnosis: Diagnosis, file: IO[str]) -> None:
         else:
             console = Console(file=file, highlight=False)
             for style, text in lines:
-                console.print(Text(text, style=style), soft_wrap=True)
+                console.print(Text(encodable(text, getattr(file, "encoding", None)), style=style), soft_wrap=True)
             return
-    file.write("".join(f"{text}\n" for _, text in lines))
+    file.write(encodable("".join(f"{text}\n" for _, text in lines), getattr(file, "encoding", None)))
 
 
 def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
@@ -56,6 +57,8 @@ def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         yield from _wrapped("", f"not considered: {diagnosis.left_out}", width)
     if diagnosis.torch:
         yield from _wrapped("yellow", f"torch: {diagnosis.torch}", width)
+    if diagnosis.python:
+        yield from _wrapped("yellow", f"python: {diagnosis.python}", width)
     if missing := describe(diagnosis.unmeasured, diagnosis.spec.texts):
         said = "what follows is predicted from other releases, also that an issue does not affect this stack"
         yield from _wrapped("yellow", f"not measured: {missing}; {said}", width)
@@ -149,9 +152,9 @@ def _summary(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
             found = f"No known issue that was measured with GRPO and may meet {name} affects this stack{near}."
             yield from _wrapped("bold", found, width)
         else:
-            style = "bold yellow" if diagnosis.unmeasured else "bold green"
-            found = summary(0, measured=not diagnosis.unmeasured)
-            yield from _wrapped(style, f"{found.capitalize()}{near}.", width)
+            style = "bold yellow" if diagnosis.predicted else "bold green"
+            found = summary(0, measured=not diagnosis.predicted)
+            yield from _wrapped(style, f"{found[0].upper()}{found[1:]}{near}.", width)
     if diagnosis.unpredicted:
         names = ", ".join(diagnosis.unpredicted)
         yield from _wrapped("", f"The catalogue makes no prediction for this stack about {names}.", width)
@@ -206,5 +209,10 @@ def _wrapped(style: str, text: str, width: int) -> Iterator[Line]:
 
 def _fill(text: str, width: int, first: str, margin: str) -> list[str]:
     return textwrap.wrap(
-        text, width, initial_indent=first, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False
+        printable(text),
+        width,
+        initial_indent=first,
+        subsequent_indent=margin,
+        break_long_words=False,
+        break_on_hyphens=False,
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from packaging.version import Version
 
-from pytest_trlcompat.catalog.ranges import parse
+from pytest_trlcompat.catalog.ranges import Range, at, parse
 from pytest_trlcompat.doctor.stack_spec import StackSpec
 
 __all__ = ["other_torch"]
@@ -22,7 +22,11 @@ def other_torch(spec: StackSpec, measured: Sequence[str]) -> str:
     if wanted is None or not measured:
         return ""
     releases = sorted(set(map(Version, measured)))
-    if any(wanted & parse(f"=={release.major}.{release.minor}.*") for release in releases):
-        return ""
+    minors = [parse(f"=={release.major}.{release.minor}.*") for release in releases]
     named = str(releases[0]) if len(releases) == 1 else f"{', '.join(map(str, releases[:-1]))} and {releases[-1]}"
-    return f"measured with torch {named}, yours is {spec.texts.get('torch', '')}"
+    if not any(wanted.meets(minor) for minor in minors):
+        return f"measured with torch {named}, yours is {spec.texts.get('torch', '')}"
+    # Of the versions of a lock's forks each may be the one that is installed.
+    forks = [Range((interval,)).version for interval in wanted.intervals]
+    others = [fork for fork in forks if fork is not None and not any(minor.covers(at(str(fork))) for minor in minors)]
+    return f"measured with torch {named}, not with {' or '.join(map(str, others))}" if others else ""

@@ -34,7 +34,7 @@ def unmeasured_releases(
     named = [package for package in ORDER if package in packages and package != "torch"]
     for package in named:
         wanted = spec.versions.get(package)
-        if wanted is None or wanted == ALL or any(is_at(cell, package, wanted) for cell in cells):
+        if wanted is None or wanted.covers(ALL) or any(is_at(cell, package, wanted) for cell in cells):
             continue
         measured = sorted({cell.versions[package] for cell in cells if package in cell.versions}, key=Version)
         found[package] = _around(spec.pinned.get(package), measured)

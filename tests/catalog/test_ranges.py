@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import random
+import sys
+from collections.abc import Callable
 
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from pytest_trlcompat.catalog.ranges import ALL, Range, at, parse, pieces
+from pytest_trlcompat.catalog.ranges import ABSENT, ALL, Range, at, both, either, parse, pieces
 
 TEXTS = (
     "",
@@ -122,3 +125,114 @@ def test_pieces_are_cut_where_some_range_begins_or_ends() -> None:
     assert [piece.describe() for piece in cut] == [">=1,<2", ">=2,<3", "==3", ">3,<4"]
     assert cut[1].from_here() == ">=2"
     assert pieces(ALL, []) == [ALL]
+
+
+# A package that may not be installed
+
+
+def test_no_version_range_holds_that_a_package_is_not_installed() -> None:
+    assert not ALL.meets(ABSENT)
+    assert not parse("!=1").meets(ABSENT)
+    assert not parse("").covers(ABSENT)
+    maybe = parse("==1.0") | ABSENT
+    assert maybe.version is None
+    assert maybe.describe() == "==1.0 or not installed"
+    assert (ABSENT | ALL).describe() == "any version or not installed"
+    assert ABSENT.describe() == "not installed"
+    assert [piece.describe() for piece in pieces(maybe, [parse(">=0.5"), ALL])] == ["not installed", "==1.0"]
+
+
+# As sets
+
+
+def _some_range(generator: random.Random) -> Range:
+    operators, versions = (">=", "<=", ">", "<", "!=", "=="), range(12)
+    texts = [
+        generator.choice(operators) + str(generator.choice(versions)) for _ in range(generator.choice((0, 1, 2, 8)))
+    ]
+    points = (parse(f"=={generator.choice(versions)}") for _ in range(generator.choice((0, 0, 2, 6))))
+    return either([parse(",".join(texts)), *points, *([ABSENT] if generator.random() < 0.2 else [])])
+
+
+POINTS = [parse(f"=={text}") for text in ("0.dev0", *map(str, range(12)), *(f"{number}.5" for number in range(12)))]
+
+
+def _points(of: Range) -> set[int]:
+    return {
+        number
+        for number, point in enumerate([*POINTS, ABSENT])
+        if any(low <= point.intervals[0][0] and point.intervals[0][1] <= high for low, high in of.intervals)
+    }
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranges_are_sets(seed: int) -> None:
+    generator = random.Random(seed)
+    for _ in range(50):
+        one, other = _some_range(generator), _some_range(generator)
+        here, there = _points(one), _points(other)
+        assert _points(one & other) == here & there
+        assert _points(one | other) == here | there
+        assert _points(one - other) == here - there
+        assert _points(both((one, other))) == here & there
+        assert one.covers(other) is (there <= here)
+        assert one.meets(other) is bool(here & there)
+        cut = pieces(one, [other])
+        assert _points(either(cut)) == here
+        assert all(not here_and_there or _points(each) == here_and_there for each in cut
+                   for here_and_there in [_points(each) & there])  # fmt: skip
+
+
+# What they cost
+
+
+def _calls(function: Callable[[], object]) -> int:
+    """How many functions are called, of Python or in C: it grows as the time does, and is the same every time."""
+    number = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal number
+        number += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return number
+
+
+def _exclusions(number: int) -> str:
+    return ",".join(f"!=0.{minor}.{micro}" for minor in range(number // 10) for micro in range(10))
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [
+        lambda n: _calls(lambda: parse(_exclusions(n))),
+        lambda n: _cost_of(n, lambda one, other: one & other),
+        lambda n: _cost_of(n, lambda one, other: one | other),
+        lambda n: _cost_of(n, lambda one, other: one.covers(other)),
+        lambda n: _cost_of(n, lambda one, other: pieces(one, [other])),
+        lambda n: _cost_of_all([parse(f"!=1.{number}") for number in range(n)]),
+    ],
+    ids=["parse", "and", "or", "covers", "pieces", "both"],
+)
+def test_twice_the_specifiers_cost_twice_the_time(cost: Callable[[int], int]) -> None:
+    cost(10)  # what is done once
+    assert cost(800) / cost(400) < 2.6  # n log n; n squared makes it 4
+
+
+def _cost_of(number: int, function: Callable[[Range, Range], object]) -> int:
+    one, other = parse(_exclusions(number)), parse(_exclusions(number) + ",!=0.0.0.1")
+    return _calls(lambda: function(one, other))
+
+
+def _cost_of_all(ranges: list[Range]) -> int:
+    return _calls(lambda: both(ranges))
+
+
+def test_one_range_is_looked_up_in_many() -> None:
+    many, few = parse(_exclusions(800)), parse(">=0.15,<0.18")
+    for ask in (many.covers, many.meets, lambda other: other.covers(many), lambda other: other.meets(many)):
+        assert _calls(lambda ask=ask: ask(few)) < 100  # type: ignore[misc]

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.issue import SUBJECTS, KnownIssue, Prediction
-from pytest_trlcompat.catalog.ranges import ALL, at, parse
+from pytest_trlcompat.catalog.ranges import ABSENT, ALL, at, parse
 from pytest_trlcompat.catalog.regions import regions, unreachable
 from pytest_trlcompat.catalog.verdict import Verdict
 
@@ -133,3 +133,51 @@ def test_a_prediction_for_another_strategy_shadows_nothing() -> None:
 
 def test_a_pattern_for_variants_alone_is_reached_by_some_variant() -> None:
     assert unreachable(issue(predict("broken", ("zero3-*",)), predict("ok"), strategies=())) == []
+
+
+# Stacks of which some versions stand together
+
+
+def test_points_at_which_no_fork_stands_are_left_out() -> None:
+    entry = issue(predict("broken", trl="<1", transformers="<5"), predict("silent", trl="<1"), predict("ok"))
+    versions = {"trl": parse("==0.15.2") | parse("==1.16.0"), "transformers": parse("==4.48.3") | parse("==5.23.0")}
+    forks = [
+        {"trl": at("0.15.2"), "transformers": at("4.48.3")},
+        {"trl": at("1.16.0"), "transformers": at("5.23.0")},
+    ]
+    free = regions(entry, "upstream", "single", versions)
+    assert {p.verdict for p in free.predicted.values() if p} == {Verdict.BROKEN, Verdict.SILENT, Verdict.OK}
+    together = regions(entry, "upstream", "single", versions, forks)
+    assert [(p and p.verdict, region.describe(), region.whole) for p, region in together.by_prediction()] == [
+        (Verdict.BROKEN, "transformers ==4.48.3 and trl ==0.15.2", False),
+        (Verdict.OK, "transformers ==5.23.0 and trl ==1.16.0", False),
+    ]
+    assert together.impossible == {(0, 1), (1, 0)}
+
+
+def test_what_every_fork_has_is_the_whole() -> None:
+    entry = issue(predict("broken", trl="<2", transformers="<6"), predict("ok"))
+    versions = {"trl": parse("==0.15.2") | parse("==3.0"), "transformers": parse("==4.48.3") | parse("==7.0")}
+    forks = [{"trl": at("0.15.2"), "transformers": at("4.48.3")}]
+    ((prediction, region),) = regions(entry, "upstream", "single", versions, forks).by_prediction()
+    assert prediction is entry.predictions[0]
+    assert region.whole
+
+
+def test_many_exclusions_in_every_package_make_no_more_points() -> None:
+    """Of 31 intervals in each of three packages there were 29,791 points."""
+    entry = issue(predict("broken", trl="<1", transformers="<5", peft=">=0.5"), predict("ok"))
+    excluded = parse(",".join(f"!=0.{number}" for number in range(30)))
+    found = regions(entry, "upstream", "single", {"trl": excluded, "transformers": excluded, "peft": excluded})
+    assert len(found.predicted) == 8
+    assert [axis.package for axis in found.axes] == ["transformers", "trl", "peft"]
+    assert len(found.axes[0].pieces[0].intervals) == 31
+
+
+def test_a_package_that_may_be_missing_meets_no_range() -> None:
+    entry = issue(predict("ok", peft=">=0.13"), predict("broken"))
+    maybe = regions(entry, "upstream", "single", {"peft": at("0.14.0") | ABSENT})
+    assert [(p and p.verdict, region.describe()) for p, region in maybe.by_prediction()] == [
+        (Verdict.BROKEN, "peft not installed"),
+        (Verdict.OK, "peft ==0.14.0"),
+    ]

@@ -11,6 +11,7 @@ from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.evidence import Evidence
 from pytest_trlcompat.catalog.issue import KnownIssue
 from pytest_trlcompat.catalog.known_issues import Catalog
+from pytest_trlcompat.doctor.alternatives import Asked
 from pytest_trlcompat.doctor.request import read_stack_spec
 from pytest_trlcompat.doctor.stack_spec import StackSpec
 
@@ -45,11 +46,19 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Write files into a temporary folder and read a stack there."""
     monkeypatch.chdir(tmp_path)
 
-    def ask(*words: str, r: tuple[str, ...] = (), stdin: str | bytes = b"", **files: str | bytes) -> StackSpec:
+    def ask(
+        *words: str,
+        r: tuple[str, ...] = (),
+        stdin: str | bytes = b"",
+        python: str = "",
+        platform: str = "",
+        **files: str | bytes,
+    ) -> StackSpec:
         for name, text in files.items():
             path = tmp_path / name.replace("__", "/").replace("_", ".")
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return read_stack_spec(words, r, lambda: stdin if isinstance(stdin, bytes) else stdin.encode())
+        data = stdin if isinstance(stdin, bytes) else stdin.encode()
+        return read_stack_spec(words, r, lambda most: data[:most], Asked(python, platform))
 
     return ask

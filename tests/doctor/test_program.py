@@ -140,6 +140,7 @@ def test_json_contains_everything_that_the_text_does(doctor: Run, small: KnownIs
         "schema": 2,
         "source": "the command line",
         "stack": {"trl": "0.15.2", "peft": "0.14.0"},
+        "forks": [],
         "unknown": ["transformers", "torch", "accelerate", "deepspeed", "datasets"],
         "absent": [],
         "trainer": "",
@@ -148,6 +149,7 @@ def test_json_contains_everything_that_the_text_does(doctor: Run, small: KnownIs
         "left_out": "",
         "measured": "2026-11-21",
         "torch": "",
+        "python": "",
         "unmeasured": {},
         "issues": [
             {
