@@ -9,7 +9,7 @@
     nox -s cell -- trl=0.19.1 transformers=4.53.3 [accelerate=...] [--issue ID ...] [--date DAY]
     nox -s bisect -- releases --package transformers --good 4.49.0 --bad 4.53.3 --with trl=0.14.0 --issue ID
     nox -s tests                           this project's own tests
-    nox -s fuzz                            those by chosen examples, with many others
+    nox -s fuzz                            those by examples of hypothesis's choice, with many others
     nox -s browser                         those of the report's page, in a real browser
     nox -s "unit(3.12)"                    the unit tests, which need no stack, on another Python
 
@@ -146,16 +146,16 @@ def unit(session: nox.Session, python: str) -> None:
 
 @nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
-    """Examples that hypothesis chooses, many of them, and 50,000 damaged lists and locks for the doctor [-- NUMBER]."""
+    """Ask the doctor about 50,000 lists and locks that are mutated and damaged [-- NUMBER], and try hostile reports."""
     if session.posargs and not session.posargs[0].isdecimal():
         session.error(f"fuzz takes a number of inputs for the doctor, not {session.posargs[0]}")
     with errors_as_messages(session):
         environment = PROJECT.tools("unit", group("test"), project=True)
-        pytest = ["python", "-m", "pytest"]
-        PROJECT.run_in(environment, [*pytest, "-m", "fuzz", "--hypothesis-profile=fuzz", *UNIT_TESTS])
         os.environ["TRLCOMPAT_FUZZ_INPUTS"] = session.posargs[0] if session.posargs else str(FUZZ_INPUTS)
         # Not captured, since it ends with how many inputs of each kind were tried.
-        PROJECT.run_in(environment, [*pytest, "tests/doctor/test_fuzz.py", "--capture=no"])
+        doctor = ["python", "-m", "pytest", "tests/doctor/test_fuzz.py", "--capture=no"]
+        marked = ["python", "-m", "pytest", "-m", "fuzz", "--hypothesis-profile=fuzz", *UNIT_TESTS]
+        PROJECT.run_all_in(environment, [doctor, marked])
 
 
 @nox.session(default=False)
