@@ -131,7 +131,7 @@ def test_an_invalid_torch_is_one_clear_message() -> None:
 def test_the_other_sessions_are_run_by_name() -> None:
     listed = nox(ROOT, "--list").stdout
     assert re.findall(r"^- (\w+) ->", listed, re.MULTILINE) == [
-        *("browser", "coverage"),
+        *("browser", "fuzz", "coverage"),
         *("cell", "lock", "pairwise", "rows", "clean", "report", "bisect", "bench", "mutations"),
         *("upstream_tests", "branches"),
         *("points", "fields", "lint", "docs", "examples"),
