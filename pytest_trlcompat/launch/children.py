@@ -299,6 +299,7 @@ def _drain(child: Child) -> bool:
                 child.outcome = outcome
         except Exception:  # the rank's function has written into the connection
             child.outcome = None
+            child.release()  # what it says can no longer be known
             return False
 
 

@@ -45,11 +45,12 @@ def run(spec: LaunchSpec, rank: int, channel: socket.socket, parent: int, output
         outcome = _call(spec, rank)
         with contextlib.suppress(OSError):  # the disk is full, which the outcome says
             _flush()
-        status = 0 if outcome.returned else 1
-        if os.getpid() == own:  # a process that the function forked and let return has nothing to report
+        is_own = os.getpid() == own  # a process that the function forked and let return has nothing to report
+        if is_own:
             protocol.send(channel, outcome)
-            if outcome.returned:
-                _wait_for_the_others(channel)
+        status = 0 if outcome.returned else 1
+        if is_own and outcome.returned:
+            _wait_for_the_others(channel)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
