@@ -31,7 +31,7 @@ class _Socket(NamedTuple):
 
 @contextlib.contextmanager
 def only_own() -> Iterator[None]:
-    """Check what has connected to the sockets of this process that began to listen within the block.
+    """Check what has connected to the sockets of this process that it made within the block.
 
     Sockets beyond the loopback, which ranks on several machines have, are not checked.
 
@@ -39,11 +39,12 @@ def only_own() -> Iterator[None]:
         RuntimeError: the other end of a connection belongs to another user, or has ended, so that nobody knows whose
             it was.
     """
-    before = {each.local for each in _own(_sockets()) if each.state == _LISTENS}
+    before = _own_inodes()
     yield
-    sockets = _sockets()
-    own = _own(sockets)
-    ports = {each.local for each in own if each.state == _LISTENS and each.local not in before and _is_loopback(each)}
+    inodes, sockets = _own_inodes(), _sockets()
+    own = [each for each in sockets if each.inode in inodes]
+    new = (each for each in own if each.inode not in before)
+    ports = {each.local for each in new if each.state == _LISTENS and _is_loopback(each)}
     ends = {(each.local, each.remote): each for each in sockets}
     for each in own:
         if each.local in ports and each.state != _LISTENS:
@@ -72,12 +73,15 @@ def _sockets() -> list[_Socket]:
     return found
 
 
-def _own(sockets: list[_Socket]) -> list[_Socket]:
-    inodes = set()
+def _own_inodes() -> set[str]:
+    """Those of the sockets of this process."""
+    found = set()
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # that of the listing itself
-            inodes.add(os.readlink(f"/proc/self/fd/{descriptor}"))
-    return [each for each in sockets if f"socket:[{each.inode}]" in inodes]
+            kind, _, inode = os.readlink(f"/proc/self/fd/{descriptor}").partition(":")
+            if kind == "socket":
+                found.add(inode.strip("[]"))
+    return found
 
 
 def _is_loopback(one: _Socket) -> bool:
