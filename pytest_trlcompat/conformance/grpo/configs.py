@@ -36,7 +36,7 @@ GENERATIONS = 2
 """How many times completions are sampled at least."""
 AXES: Mapping[str, tuple[Any, ...]] = {
     "data": ("plain", "conversational", "assistant_last", "iterable", "none"),
-    "prompts": (24, 5),
+    "prompts": (24, 5, 16),
     "rewards": (
         *("letters", "target", "prompt", "two", "sometimes", "nowhere", "equal"),
         *("partial", "object", "async_object", "one_number", "shared_class"),
