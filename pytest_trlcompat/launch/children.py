@@ -90,7 +90,7 @@ class Child:
             self.channel.shutdown(socket.SHUT_WR)
 
     def end(self, reason: str) -> None:
-        if self.returned:  # it only waits, and need not be killed
+        if self.status is None and self.returned:  # it only waits, and need not be killed
             self.release()
             exited = select.poll()
             exited.register(self.pidfd, select.POLLIN)

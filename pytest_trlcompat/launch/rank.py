@@ -29,6 +29,8 @@ from pytest_trlcompat.launch.result import Failure
 __all__ = ["STACK_DUMP_SIGNAL", "run"]
 
 STACK_DUMP_SIGNAL = signal.SIGUSR2
+_LINGER = 2.0
+"""Seconds; a rank needs some milliseconds to read what is left of a collective, if it is given a core."""
 
 
 def run(spec: LaunchSpec, rank: int, channel: socket.socket, parent: int, output: tuple[int, int]) -> NoReturn:
@@ -62,10 +64,11 @@ def _wait_for_the_others(channel: socket.socket) -> None:
     """Keep this process's connections open until every rank has returned or failed, which the other end says.
 
     A process that ends right after a collective resets connections, from which another rank may still have to read what
-    the collective sent: gloo's "Connection reset by peer" there.
+    the collective sent: gloo's "Connection reset by peer" there. Not for long, since a rank that waits in a collective
+    for one that has returned learns it by the connection's end.
     """
     with contextlib.suppress(OSError):
-        channel.settimeout(None)
+        channel.settimeout(_LINGER)
         channel.recv(1)
 
 

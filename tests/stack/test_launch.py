@@ -217,22 +217,6 @@ def test_looking_up_an_auto_class_imports_nothing(launcher: Launcher) -> None:
     assert launcher(look, strategy="single").values == [[]]
 
 
-def test_rendezvous_listens_on_loopback_alone(launcher: Launcher) -> None:
-    def listeners() -> list[str]:
-        import os
-
-        from accelerate import PartialState
-
-        PartialState()
-        port = int(os.environ["MASTER_PORT"])
-        with open("/proc/net/tcp") as table4, open("/proc/net/tcp6") as table6:
-            rows = [line.split() for table in (table4, table6) for line in table.readlines()[1:]]
-        # 0A is LISTEN; the address is hexadecimal in host order.
-        return [row[1].split(":")[0] for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == port]
-
-    assert launcher(listeners, strategy="ddp", sharded=False).values == [["0100007F"]] * 2
-
-
 def test_fixtures_launch_their_strategy(
     ddp_launcher: Callable[..., Any], deepspeed_launcher: Callable[..., Any], fsdp_launcher: Callable[..., Any]
 ) -> None:
