@@ -112,6 +112,6 @@ def test_a_host_with_another_secret_is_turned_away(hosts: tuple[str, str], tmp_p
     assert (first[0], second[0]) == (1, 1)
     where = f"machine 0 at {HOSTS[0]}:29412"
     refused = f"PermissionError: {where} has another secret: set TRLCOMPAT_RDZV_SECRET to the same on every machine"
-    assert f"the launch server could not answer: {refused}" in second[2]
+    assert refused in second[2]
     told = f"1 of 2 machines met at {where} within 20 s; turned away for another secret: {HOSTS[1]}"
-    assert f"the launch server could not answer: TimeoutError: {told}" in first[2]
+    assert f"TimeoutError: {told}" in first[2]
