@@ -128,6 +128,9 @@ def launch(
         timed_out = supervise(keepers, spec.timeout, spec.debugged)
         if not timed_out:
             keepers.dismiss()
+        if keepers.lost:  # the command has still to print why
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_TIMEOUT)
         return LaunchReport(keepers.reports(_tail(log)), timed_out, time.monotonic() - started)
 
 
@@ -210,6 +213,11 @@ class _Keepers:
     def dismiss(self) -> None:
         """Let the keepers exit. That of a failed rank waits, since its exit makes the command end the others."""
         self._send({"kind": "leave"}, self._keepers.values())
+
+    @property
+    def lost(self) -> bool:
+        """Whether a rank has no report."""
+        return any(keeper.report is None for keeper in self._keepers.values())
 
     def reports(self, output: str) -> tuple[RankReport, ...]:
         """The report of each rank, or that it was lost.
