@@ -1,6 +1,7 @@
 """What libraries, package indexes and authors of commits said, made harmless for where it is shown, in one place.
 
-For a terminal and XML: :func:`printable`. For Markdown: :func:`in_row`, :func:`in_block`, :func:`code`, :func:`fenced`.
+For a terminal and XML: :func:`printable`; for a terminal where a reader must see what is hidden: :func:`visible` and
+:func:`encodable`. For Markdown: :func:`in_row`, :func:`in_block`, :func:`code`, :func:`fenced`.
 For HTML that stands in Markdown: :func:`in_html`; templates of HTML escape by themselves. For a script's data:
 :func:`script_json`. Imports only the standard library.
 """
@@ -10,10 +11,22 @@ from __future__ import annotations
 import html
 import json
 import re
+import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["code", "fenced", "in_block", "in_html", "in_row", "one_line", "printable", "script_json"]
+__all__ = [
+    "code",
+    "encodable",
+    "fenced",
+    "in_block",
+    "in_html",
+    "in_row",
+    "one_line",
+    "printable",
+    "script_json",
+    "visible",
+]
 
 _UNPRINTABLE = re.compile(
     "["
@@ -23,6 +36,8 @@ _UNPRINTABLE = re.compile(
     "\ud800-\udfff\ufffe\uffff"  # neither UTF-8 nor XML 1.0 has them
     "]"
 )
+_HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+"""Unicode's categories of what has no shape of its own, or ends a line."""
 _MARKUP = re.compile(r"[\\`*\[\]|~$]|_+|[&<]|://|\bwww\.", re.IGNORECASE)
 _ENTITIES = {"&": "&amp;", "<": "&lt;"}
 _BLOCK = re.compile(r"[#>+\-=%:(]|\d{1,9}(?=[.)])")
@@ -32,6 +47,23 @@ _BLOCK = re.compile(r"[#>+\-=%:(]|\d{1,9}(?=[.)])")
 def printable(text: str) -> str:
     """Without what a terminal would obey, or XML 1.0 and UTF-8 cannot hold: U+FFFD stands in its place."""
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def visible(text: str) -> str:
+    """With every control, format or unassigned character and lone surrogate as Python writes it: ``\\x1b``."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_as_python_writes(each) if unicodedata.category(each) in _HIDDEN else each for each in text)
+
+
+def _as_python_writes(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def encodable(text: str, encoding: str | None) -> str:
+    """With what an encoding lacks as Python writes it."""
+    known = encoding or "utf-8"
+    return text.encode(known, "backslashreplace").decode(known, "replace")
 
 
 def one_line(text: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from pytest_trlcompat._escaping import encodable, visible
 from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.evidence import EvidenceError
 from pytest_trlcompat.catalog.issue import STRATEGIES
@@ -19,7 +20,6 @@ from pytest_trlcompat.catalog.known_issues import CatalogError
 from pytest_trlcompat.doctor.alternatives import PLATFORMS, Asked
 from pytest_trlcompat.doctor.applicable import StrategyError
 from pytest_trlcompat.doctor.diagnosis import diagnose
-from pytest_trlcompat.doctor.printable import encodable, printable
 from pytest_trlcompat.doctor.request import read_stack_spec
 from pytest_trlcompat.doctor.stack_spec import StackSpecError
 from pytest_trlcompat.doctor.text import show
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _refused(text: str) -> int:
-    print(encodable(printable(f"trlcompat doctor: {text}"), sys.stderr.encoding), file=sys.stderr)
+    print(encodable(visible(f"trlcompat doctor: {text}"), sys.stderr.encoding), file=sys.stderr)
     return UNUSABLE
 
 
@@ -85,7 +85,7 @@ def _standard_input(most: int) -> bytes:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
+        super().error(visible(message))
 
 
 def _python(text: str) -> str:

@@ -10,13 +10,13 @@ import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import IO
 
+from pytest_trlcompat._escaping import encodable, visible
 from pytest_trlcompat.catalog import remedies
 from pytest_trlcompat.catalog.issue import STRATEGIES
 from pytest_trlcompat.doctor.applicable import summary
 from pytest_trlcompat.doctor.diagnosis import ApplicableIssue, Diagnosis
 from pytest_trlcompat.doctor.effects import Effect
 from pytest_trlcompat.doctor.pins import Pins
-from pytest_trlcompat.doctor.printable import encodable, printable
 from pytest_trlcompat.doctor.stack_spec import ORDER
 from pytest_trlcompat.doctor.unmeasured import describe
 
@@ -209,7 +209,7 @@ def _wrapped(style: str, text: str, width: int) -> Iterator[Line]:
 
 def _fill(text: str, width: int, first: str, margin: str) -> list[str]:
     return textwrap.wrap(
-        printable(text),
+        visible(text),
         width,
         initial_indent=first,
         subsequent_indent=margin,
