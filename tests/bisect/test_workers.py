@@ -12,6 +12,8 @@ import pytest
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.workers import ForkedWorkers, WorkerDied
 
+from ..launch.processes import wait_until_gone
+
 # Python 3.12 and later warn about forking while pytest-xdist's threads run; the program itself has no threads.
 FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
@@ -45,7 +47,5 @@ def test_a_worker_that_is_stopped_leaves_nothing_behind(tmp_path: Path) -> None:
         time.sleep(0.02)
     workers.stop([0, 5])
     pid = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
-        assert time.monotonic() < deadline, "it still runs"
+    wait_until_gone(pid)
     assert workers.running() == set()

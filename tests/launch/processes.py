@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -12,12 +13,31 @@ from pathlib import Path
 import pytest
 
 
-def alive(pid: int) -> bool:
+def state_of(pid: int) -> str:
+    """A letter as in ``proc_pid_stat(5)``: ``S`` for one that sleeps; empty where there is no such process."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "zombie" not in Path(f"/proc/{pid}/status").read_text()
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def alive(pid: int) -> bool:
+    """An orphan is reaped by init whenever that gets to it, so a zombie counts as ended."""
+    return state_of(pid) not in ("", "Z")
+
+
+def open_in_server(server: int) -> int:
+    """For a rank: how many descriptors its server has open once it waits for its ranks.
+
+    Before, it still closes some that it has passed on; the last that it opens is what it waits with.
+    """
+    opened: list[str] = []
+    while "anon_inode:[eventpoll]" not in opened:
+        opened = []
+        for descriptor in Path(f"/proc/{server}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                opened.append(os.readlink(descriptor))
+    return len(opened)
 
 
 def wait_until_gone(pid: int) -> None:

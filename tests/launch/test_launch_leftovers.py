@@ -17,7 +17,7 @@ import pytest
 
 from pytest_trlcompat.launch import Launcher, LaunchError, LaunchWarning
 
-from .processes import raise_with_output, wait_until_gone
+from .processes import open_in_server, raise_with_output, wait_until_gone
 
 
 @pytest.mark.fault("A rank starts another process and leaves it.", "It is ended with the launch.")
@@ -43,11 +43,8 @@ def test_temporary_files_of_ranks_last_as_long_as_the_launcher() -> None:
 def test_nothing_is_left_in_the_test_process_or_the_server(launch: Launcher) -> None:
     def server_state() -> tuple[int, int, list[str]]:
         server = os.getppid()
-        # Until the server sleeps, it may not have closed what it needed only for the fork of this rank.
-        while Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[0] != "S":
-            time.sleep(0.01)
-        threads = len(os.listdir(f"/proc/{server}/task"))
-        return len(os.listdir(f"/proc/{server}/fd")), threads, sorted(os.listdir("/dev/shm"))
+        opened = open_in_server(server)
+        return opened, len(os.listdir(f"/proc/{server}/task")), sorted(os.listdir("/dev/shm"))
 
     def own_state() -> tuple[object, ...]:
         return (

@@ -25,7 +25,7 @@ from pytest_trlcompat.launch.payload import dump
 from pytest_trlcompat.launch.proof import expectation
 from pytest_trlcompat.launch.strategy import strategy
 
-from .processes import output_of, program, unprivileged
+from .processes import open_in_server, output_of, program, unprivileged
 
 
 def three_ranks(folder: Path) -> LaunchSpec:
@@ -103,14 +103,8 @@ def test_a_rank_that_cannot_be_watched_is_ended(tmp_path: Path, monkeypatch: pyt
 def test_descriptors_run_out_at_any_point() -> None:
     def server_state() -> tuple[int, int, list[int]]:
         server = os.getppid()
-        opened: list[str] = []
-        while "anon_inode:[eventpoll]" not in opened:  # opened last: before, it still closes what it has passed on
-            opened = []
-            for descriptor in Path(f"/proc/{server}/fd").iterdir():
-                with contextlib.suppress(FileNotFoundError):
-                    opened.append(os.readlink(descriptor))
         others = [int(pid) for pid in Path(f"/proc/{server}/task/{server}/children").read_text().split()]
-        return server, len(opened), [pid for pid in others if pid != os.getpid()]
+        return server, open_in_server(server), [pid for pid in others if pid != os.getpid()]
 
     with Launcher(device="cpu", timeout=20) as launch:
         server, opened, _ = launch(server_state, strategy="single").values[0]

@@ -15,6 +15,8 @@ import pytest
 
 from pytest_trlcompat.matrix import process
 
+from ..launch.processes import wait_until_gone
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # A child that ignores Ctrl-C, like one that computes outside Python, and that starts a grandchild in a session of
@@ -55,7 +57,7 @@ def test_the_child_gets_the_environment_folder_and_group_of_its_own(tmp_path: Pa
 def test_processes_that_the_child_left_running_are_ended(tmp_path: Path) -> None:
     assert process.run([sys.executable, "-c", CHILD, str(tmp_path / "pids"), "0"], env=os.environ, cwd=tmp_path) == 0
     _, grandchild = pids(tmp_path / "pids")
-    wait_for_end(grandchild)
+    wait_until_gone(grandchild)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -69,7 +71,7 @@ def test_an_interrupt_ends_all_descendants_within_the_time_that_nox_allows(
         assert running.wait(10) == 130
         assert time.monotonic() - started < 2
         for pid in family:
-            wait_for_end(pid)
+            wait_until_gone(pid)
 
 
 def test_the_child_ends_when_the_parent_is_killed(tmp_path: Path) -> None:
@@ -78,7 +80,7 @@ def test_the_child_ends_when_the_parent_is_killed(tmp_path: Path) -> None:
         try:
             running.kill()
             running.wait(10)
-            wait_for_end(child)
+            wait_until_gone(child)
         finally:
             os.kill(grandchild, signal.SIGKILL)  # no other process knows of it
 
@@ -106,17 +108,3 @@ def pids(path: Path, seconds: float = 20) -> tuple[int, int]:
         time.sleep(0.01)
     child, grandchild = map(int, path.read_text().split())
     return child, grandchild
-
-
-def wait_for_end(pid: int, seconds: float = 10) -> None:
-    """An orphan is reaped by init whenever that gets to it, so a zombie counts as ended."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return
-        if state == "Z":
-            return
-        time.sleep(0.02)
-    pytest.fail(f"process {pid} is still alive after {seconds} s")

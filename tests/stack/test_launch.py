@@ -15,6 +15,7 @@ import pytest
 
 from pytest_trlcompat.launch import Launcher, LaunchError
 
+from ..launch.processes import state_of
 from .launch_bodies import ELEMENTS, meet, train_step
 
 
@@ -145,7 +146,7 @@ def test_a_rank_that_has_returned_keeps_its_connections_until_the_others_have(
         while not own.exists():
             time.sleep(0.01)
         time.sleep(0.5)
-        return Path(f"/proc/{own.read_text()}/stat").read_text().rpartition(")")[2].split()[0]
+        return state_of(int(own.read_text()))
 
     found = launcher(state_of_the_first, strategy="ddp", sharded=False)
     assert found.values[1] in ("S", "R")

@@ -16,7 +16,7 @@ import pytest
 
 from pytest_trlcompat.launch import Launcher, LaunchError
 
-from ..launch.processes import output_of, permitted, program, wait_until, wait_until_gone
+from ..launch.processes import open_in_server, output_of, permitted, program, wait_until, wait_until_gone
 from .launch_bodies import all_reduce, meet
 
 SUMS = (
@@ -92,7 +92,7 @@ def test_descriptors_run_out_between_ranks(launch: Launcher) -> None:
     def server_state() -> tuple[int, int, int]:
         server = os.getppid()
         children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-        return server, len(os.listdir(f"/proc/{server}/fd")), len(children)
+        return server, open_in_server(server), len(children)
 
     server, opened, _ = launch(server_state, strategy="single").values[0]
     before = resource.prlimit(server, resource.RLIMIT_NOFILE)
