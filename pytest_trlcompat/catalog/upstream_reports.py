@@ -16,6 +16,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -56,9 +57,9 @@ def output_of(command: str, script: Path) -> str:
     settings = dict(word.split("=", 1) for word in words[:count])
     arguments = [*_PROGRAMS[words[count]], *words[count + 1 : -1], str(script)]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ACCELERATE", "FSDP"))}
-    run = subprocess.run(
-        arguments, env={**env, **_ON_CPU, **settings}, capture_output=True, text=True, timeout=TIMEOUT, check=False
-    )
+    with tempfile.TemporaryDirectory() as temporary:  # in which torchrun leaves its logs
+        env = {**env, **_ON_CPU, **settings, "TMPDIR": temporary}
+        run = subprocess.run(arguments, env=env, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     found = [line for line in run.stdout.splitlines() if "wrong" in line and "right" in line]
     if run.returncode or len(found) != 1:
         raise RuntimeError(f"{command}: exit status {run.returncode}\n{run.stdout[-1000:]}\n{run.stderr[-3000:]}")
