@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.comparison import FLOOR, Difference, Quantity, Unsteady, differing
-
-if TYPE_CHECKING:
-    from pytest_trlcompat.equivalence.recording import Training
+from pytest_trlcompat.equivalence.recording import Training, load
 
 __all__ = ["Divergence", "compare"]
 
@@ -41,10 +38,10 @@ def compare(path: str, under: str, changed: Sequence[str], tolerance: float | No
         changed: of runs in a single process whose weights were changed in their last place.
         tolerance: relative to the largest number of each quantity; ``None``: as those show.
     """
-    alone, found = _load(path), _load(under)
+    alone, found = load(path), load(under)
     if len(alone) != len(found):
         return _counted("trainings", "", len(alone), len(found))
-    near = [_load(each) for each in changed]
+    near = [load(each) for each in changed]
     for number, (one, two) in enumerate(zip(alone, found, strict=True)):
         place = f"training {number}, " if len(alone) > 1 else ""
         for what, mine, theirs in (
@@ -125,10 +122,3 @@ def _counted(what: str, place: str, one: int, two: int) -> Divergence:
     return Divergence(
         (Difference(f"number of {what}", place.rstrip(", ") or "all", [one], [two], abs(one - two), 0.0),)
     )
-
-
-def _load(path: str) -> list[Any]:
-    import torch
-
-    loaded: list[Any] = torch.load(path, weights_only=False)  # ours, of a moment ago
-    return loaded

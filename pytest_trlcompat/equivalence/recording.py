@@ -16,7 +16,7 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["NothingTrained", "Training", "record"]
+__all__ = ["NothingTrained", "Training", "load", "record"]
 
 
 class NothingTrained(RuntimeError):
@@ -67,7 +67,14 @@ def record(payload: bytes, path: str, accumulate: int = 1, seed: int | None = No
     for training in trainings:
         training.inputs = [_of_all_ranks(step) for step in training.inputs]
     if _rank() == 0:
-        torch.save(trainings, path)
+        torch.save([vars(training) for training in trainings], path)
+
+
+def load(path: str) -> list[Training]:
+    """What :func:`record` has saved."""
+    import torch
+
+    return [Training(**fields) for fields in torch.load(path, weights_only=True)]
 
 
 @contextlib.contextmanager
