@@ -61,8 +61,8 @@ def record(payload: bytes, path: str, accumulate: int = 1, seed: int | None = No
         function(*args, **kwargs)
     if not trainings:
         raise NothingTrained(
-            "the function trained no transformers.Trainer: nothing can be compared of a loop of one's own; compare "
-            "what it returns by a launch under each strategy"
+            "the function trained no transformers.Trainer: nothing can be compared of a loop of one's own, which TRL's "
+            "PPOTrainer has, too; compare what it returns by a launch under each strategy"
         )
     for training in trainings:
         training.inputs = [_of_all_ranks(step) for step in training.inputs]

@@ -10,6 +10,7 @@ import pytest
 from packaging.version import Version
 
 from pytest_trlcompat import stack, tiny, trainers
+from pytest_trlcompat.equivalence import assert_equivalent
 from pytest_trlcompat.launch import Launcher, LaunchError
 
 pytest.importorskip("trl")
@@ -374,3 +375,12 @@ def test_deepspeed_by_argument_is_the_one_in_use(launch: Launcher, model: tiny.T
         deepspeed=settings,
     )
     assert result.values == [{"stage": 3, "engine": "DeepSpeedEngine"}] * 2
+
+
+@needs_ppo
+def test_strategies_of_its_own_loop_are_not_compared(launcher: Launcher, model: tiny.TinyModel, tmp_path: Path) -> None:
+    def train() -> None:
+        build("corrected", model, tmp_path).train()
+
+    with pytest.raises(LaunchError, match=r"nothing can be compared of a loop of one's own, which TRL's PPOTrainer"):
+        assert_equivalent(launcher, train, strategies=["ddp"])
