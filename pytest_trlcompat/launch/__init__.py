@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from pytest_trlcompat.launch.client import DEFAULT_TIMEOUT, Launcher
 from pytest_trlcompat.launch.cluster import Cluster, ClusterError
+from pytest_trlcompat.launch.program import CommandError
 from pytest_trlcompat.launch.result import Failure, LaunchError, LaunchResult, LaunchWarning, RankResult
 from pytest_trlcompat.launch.strategy import NAMES, Strategy, StrategyAbsent, StrategyError, accelerate_config, strategy
 
@@ -21,6 +22,7 @@ __all__ = [
     "NAMES",
     "Cluster",
     "ClusterError",
+    "CommandError",
     "Failure",
     "LaunchError",
     "LaunchResult",

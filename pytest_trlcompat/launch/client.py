@@ -24,19 +24,22 @@ from typing import Any, Protocol
 from pytest_trlcompat import stack
 from pytest_trlcompat._cleaner import OwnFolder
 from pytest_trlcompat._devices import visible_gpus
-from pytest_trlcompat.launch import cold
+from pytest_trlcompat.launch import cold, commands, launchers
 from pytest_trlcompat.launch.cluster import Cluster, ClusterError
 from pytest_trlcompat.launch.debugging import PATIENCE, Debug
 from pytest_trlcompat.launch.environment import base_environment, rank_environment
+from pytest_trlcompat.launch.launchers import Read
 from pytest_trlcompat.launch.limits import explain
 from pytest_trlcompat.launch.live import followed
 from pytest_trlcompat.launch.measuring import is_measured, measurement, merge
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankOutcome, RankReport
 from pytest_trlcompat.launch.payload import arguments, dump
+from pytest_trlcompat.launch.program import LauncherWords
 from pytest_trlcompat.launch.proof import expectation
 from pytest_trlcompat.launch.raising import RAISES, error_of
 from pytest_trlcompat.launch.relay import settings_of_this_process
 from pytest_trlcompat.launch.result import Failure, LaunchError, LaunchResult, LaunchWarning, RankResult
+from pytest_trlcompat.launch.running import Run
 from pytest_trlcompat.launch.strategy import Strategy, accelerate_config, check_present, is_file_name, strategy
 from pytest_trlcompat.launch.warm import Refused, Server
 
@@ -212,6 +215,69 @@ class Launcher:
         if failed is not None:
             raise failed.with_traceback(None)
         return result
+
+    def command(
+        self,
+        words: Sequence[str | os.PathLike[str]],
+        /,
+        *,
+        strategy: str | Strategy | os.PathLike[str] | None = None,
+        world_size: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        check: bool = True,
+        sharded: bool = True,
+        seed: int = 0,
+        device: str | None = None,
+        mode: str = "warm",
+    ) -> LaunchResult:
+        """Run a command's program on every rank, as ``__main__``: ``["trl", "sft", "--config", "sft.yaml"]``.
+
+        Args:
+            words: ``["python", "-m", "package.module", ...]``, ``["python", "script.py", ...]``, ``["script.py", ...]``
+                or the name of an installed command that is Python. Of ``accelerate launch``, ``torchrun`` and
+                ``deepspeed`` the words say what runs, and their options the strategy and the number of ranks; a
+                command that starts one of them gets this launch's ranks for it.
+            strategy: as in a launch of a function, or what a launcher's options say; else ``"ddp"``.
+            world_size: likewise.
+            cwd: the working directory, from which paths are meant; by default that of the test process.
+            sharded: require that the program builds an engine of the strategy (DDP, FSDP, DeepSpeed).
+            options, timeout, env, check, seed, device, mode: as in a launch of a function.
+
+        Returns:
+            In ``values``, one exit status per rank, 0; in ``ranks``, what each printed.
+
+        Raises:
+            LaunchError: as in a launch of a function; also where the program ends by another exit status than 0.
+            CommandError: the command cannot run in ranks, or contradicts ``strategy`` or ``world_size``.
+            StrategyError, ValueError, TypeError: as in a launch of a function.
+        """
+        __tracebackhide__ = _HIDE
+        requested = None if strategy is None else _choose(strategy, options)
+        if requested is None and options:
+            raise ValueError("options need a strategy that they are of: pass strategy= as well")
+        folder = Path(_working_directory()) / (cwd or "")
+        where: dict[str, Any] = {"device": device, "env": env, "timeout": timeout}
+
+        def read(found: LauncherWords) -> Read:
+            parsed: Read = self(launchers.read, found, strategy="single", raises="original", **where).values[0]
+            return parsed
+
+        planned = commands.plan(words, folder, requested, world_size, _choose("ddp", None), read)
+        cold_by = planned.launcher if mode == "cold" else None
+        return self(
+            Run(planned.program),
+            strategy=planned.strategy,
+            world_size=planned.world_size,
+            check=check,
+            sharded=sharded,
+            seed=seed,
+            mode=mode,
+            command=cold_by,
+            **where,
+        )
 
     def _spec(
         self,

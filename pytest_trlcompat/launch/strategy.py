@@ -24,7 +24,10 @@ __all__ = [
     "StrategyError",
     "accelerate_config",
     "check_present",
+    "from_accelerate",
+    "fsdp_options",
     "is_file_name",
+    "read_accelerate_config",
     "strategy",
 ]
 
@@ -185,12 +188,23 @@ def accelerate_config(path: str | os.PathLike[str]) -> Strategy:
     Raises:
         StrategyError: when it cannot be read, or requests none of :data:`NAMES`.
     """
-    config = _read_accelerate_config(Path(path))
+    return from_accelerate(read_accelerate_config(Path(path)), Path(path))
+
+
+def from_accelerate(config: Mapping[str, Any], path: Path) -> Strategy:
+    """Make a strategy from the content of an Accelerate configuration file.
+
+    Args:
+        path: of the file, for messages, and from whose folder the path of DeepSpeed's configuration is meant.
+
+    Raises:
+        StrategyError: it requests none of :data:`NAMES`.
+    """
     kind = str(config.get("distributed_type", "NO")).upper()
     more = {"ACCELERATE_MIXED_PRECISION": str(config.get("mixed_precision", "no"))}
     size = int(config["num_processes"]) if "num_processes" in config else None
     if kind == "DEEPSPEED":
-        made = _from_deepspeed_section(dict(config.get("deepspeed_config") or {}), Path(path))
+        made = _from_deepspeed_section(dict(config.get("deepspeed_config") or {}), path)
     elif kind == "FSDP":
         made = _from_fsdp_section(dict(config.get("fsdp_config") or {}))
     elif kind in ("NO", "MULTI_GPU", "MULTI_NPU", "MULTI_CPU", "MULTI_XPU"):
@@ -200,7 +214,12 @@ def accelerate_config(path: str | os.PathLike[str]) -> Strategy:
     return replace(made, more=more, world_size=None if made.name == "single" else size)
 
 
-def _read_accelerate_config(path: Path) -> dict[str, Any]:
+def read_accelerate_config(path: Path) -> dict[str, Any]:
+    """The content of an Accelerate configuration file.
+
+    Raises:
+        StrategyError: it cannot be read.
+    """
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".json":
@@ -284,11 +303,16 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def _fsdp_settings(name: str, options: dict[str, Any]) -> dict[str, Any]:
     own = _FSDP1_DEFAULTS if name == "fsdp1" else _FSDP2_DEFAULTS
-    known = set(_FSDP_DEFAULTS) | set(own) | _FSDP_MORE
+    known = fsdp_options(int(name[-1]))
     unknown = sorted(set(options) - known)
     if unknown:
         raise StrategyError(f"unknown option of {name}: {', '.join(unknown)}; known are {', '.join(sorted(known))}")
     return {**_FSDP_DEFAULTS, **own, **options}
+
+
+def fsdp_options(version: int) -> frozenset[str]:
+    """The names of the options of ``fsdp1`` or ``fsdp2``."""
+    return frozenset(_FSDP_DEFAULTS) | frozenset(_FSDP1_DEFAULTS if version == 1 else _FSDP2_DEFAULTS) | _FSDP_MORE
 
 
 def _text(value: Any) -> str:

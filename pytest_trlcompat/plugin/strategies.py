@@ -5,7 +5,8 @@ Must not import the stack.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -93,3 +94,8 @@ class StrategyLauncher:
     def __call__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> LaunchResult:
         __tracebackhide__ = True
         return self._launcher(function, *args, strategy=self.strategy, **kwargs)
+
+    def command(self, words: Sequence[str | os.PathLike[str]], /, **kwargs: Any) -> LaunchResult:
+        """Run a command; takes what a launcher's ``command`` takes, but for ``strategy``."""
+        __tracebackhide__ = True
+        return self._launcher.command(words, strategy=self.strategy, **kwargs)
