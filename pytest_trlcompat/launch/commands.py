@@ -59,7 +59,7 @@ def plan(
     if found is None:
         chosen = strategy or default
         made = program(command, folder)
-        return Planned(replace(made, strategy=chosen.name), chosen, world_size, None)
+        return Planned(replace(made, strategy=chosen), chosen, world_size, None)
     parsed = read(found)
     asked = launchers.strategy_of(parsed, folder)
     if asked is not None and strategy is not None:
@@ -70,7 +70,7 @@ def plan(
         raise CommandError(f"{shlex.join(command)}: deepspeed says no stage; pass strategy='zero3', or another")
     chosen = asked or strategy or default
     made = program(("python", *parsed.target), folder)
-    made = replace(made, words=command, strategy=chosen.name, gets_local_rank=parsed.gets_local_rank)
+    made = replace(made, words=command, strategy=chosen, gets_local_rank=parsed.gets_local_rank)
     size = launchers.world_size_of(parsed, world_size)
     return Planned(made, chosen, 1 if size is None and chosen.name == "single" else size, found.launcher)
 

@@ -6,11 +6,11 @@ starts itself.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import io
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from pytest_trlcompat.launch import strategy as strategies
 from pytest_trlcompat.launch.program import CommandError, LauncherWords
 from pytest_trlcompat.launch.strategy import Strategy
 
-__all__ = ["Read", "read", "strategy_of", "world_size_of"]
+__all__ = ["Read", "read", "read_parsed", "strategy_of", "world_size_of"]
 
 _PARSERS: Mapping[str, tuple[str, str]] = {
     "accelerate": ("accelerate.commands.launch", "launch_command_parser"),
@@ -78,42 +78,47 @@ class Read:
 
 
 def read(words: LauncherWords) -> Read:
-    """Parse the words as the launcher would, and refuse what a launch cannot honour.
+    """Parse the words as the launcher would.
 
     Raises:
         CommandError: the launcher's own parser refuses them, or they ask for what cannot be honoured here.
         ImportError: the launcher is not installed.
     """
-    module, name = _PARSERS[words.launcher]
+    return read_parsed(words.launcher, _parsed(words.launcher, words.words))
+
+
+def read_parsed(launcher: str, options: Mapping[str, Any]) -> Read:
+    """The same, of what the launcher's parser has made of them.
+
+    Raises:
+        CommandError: they ask for what cannot be honoured here.
+    """
+    parsed, plain = dict(options), _parsed(launcher, ("script",))
+    script, arguments = parsed.pop(_SCRIPTS[launcher]), parsed.pop(_ARGUMENTS[launcher])
+    target = (*(("-m",) if parsed.pop("module") else ()), str(script), *arguments)
+    given = {key: value for key, value in parsed.items() if value != plain.get(key)}
+    _check(launcher, given)
+    return Read(
+        launcher=launcher,
+        target=target,
+        given={key: value for key, value in given.items() if _is_about_strategy(key)},
+        defaults={key: value for key, value in plain.items() if key.startswith("fsdp_")},
+        size=_size(launcher, parsed.get(_SIZES[launcher])),
+        gets_local_rank=launcher == "deepspeed" and not parsed.get("no_local_rank"),
+    )
+
+
+def _parsed(launcher: str, words: Sequence[str]) -> dict[str, Any]:
+    module, name = _PARSERS[launcher]
     made: Any = getattr(importlib.import_module(module), name)
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
-            parsed, plain = _parsed(words, made)
+            # DeepSpeed has a function that parses, and no parser.
+            return dict(vars(made(list(words)) if launcher == "deepspeed" else made().parse_args(list(words))))
     except SystemExit:
         said = (printed.getvalue().strip().splitlines() or ["no reason"])[-1]
-        raise CommandError(f"{_NAMES[words.launcher]} refuses {' '.join(words.words)!r}: {said}") from None
-    script, arguments = parsed.pop(_SCRIPTS[words.launcher]), parsed.pop(_ARGUMENTS[words.launcher])
-    target = (*(("-m",) if parsed.pop("module") else ()), script, *arguments)
-    given = {key: value for key, value in parsed.items() if value != plain.get(key)}
-    size = _size(words.launcher, parsed.get(_SIZES[words.launcher]))
-    _check(words.launcher, given)
-    return Read(
-        launcher=words.launcher,
-        target=target,
-        given={key: value for key, value in given.items() if _is_about_strategy(key)},
-        defaults={key: value for key, value in plain.items() if key.startswith("fsdp_")},
-        size=size,
-        gets_local_rank=words.launcher == "deepspeed" and not parsed.get("no_local_rank"),
-    )
-
-
-def _parsed(words: LauncherWords, made: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options, and the same for words that give none."""
-    if words.launcher == "deepspeed":  # which has a function that parses, and no parser
-        return vars(made(list(words.words))), vars(made(["script"]))
-    parser: argparse.ArgumentParser = made()
-    return vars(parser.parse_args(list(words.words))), vars(parser.parse_args(["script"]))
+        raise CommandError(f"{_NAMES[launcher]} refuses {shlex.join(words)}: {said}") from None
 
 
 def _size(launcher: str, value: Any) -> int | None:

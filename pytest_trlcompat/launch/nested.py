@@ -1,28 +1,41 @@
-"""A launcher of ranks that a command starts itself, as ``llamafactory-cli`` and ``axolotl`` do.
+"""A launcher of ranks that a command starts itself, as ``trl sft``, ``llamafactory-cli`` and ``axolotl train`` do.
 
-Its ranks are there already: the rank that starts it becomes one of them, and runs what the launcher would. Runs in
-ranks; imports the stack only where a launcher was started.
+Its ranks are there already: the rank that starts it becomes one of them, and runs what the launcher would. It is seen
+where a process is started, and where the launcher's own function is called. Runs in ranks; imports of the stack only
+what is there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import shlex
 import subprocess
+import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat.launch import launchers
-from pytest_trlcompat.launch.program import CommandError, LauncherWords, Program, launcher_words, program
-from pytest_trlcompat.launch.strategy import StrategyError
+from pytest_trlcompat.launch.launchers import Read
+from pytest_trlcompat.launch.program import CommandError, Program, launcher_words, program
+from pytest_trlcompat.launch.strategy import Strategy, StrategyError
 
 __all__ = ["Becomes", "NestedLauncherError", "replaced"]
 
+_FUNCTIONS = (
+    ("accelerate.commands.launch", "_validate_launch_command", "accelerate"),  # which launch_command begins with
+    ("accelerate.commands.launch", "launch_command", "accelerate"),
+    ("torch.distributed.run", "run", "torchrun"),
+)
+"""Functions that start a launcher in the process that calls them, with the options as their parser made them."""
+_STARTS = ("execv", "execve", "execvp", "execvpe", "system")
 _OF_THE_LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "ROLE_", "ACCELERATE_", "FSDP_", "TORCHELASTIC_")
+_ADVICE = "pass what it runs as the command, or have it start no launcher"
 
 
 class NestedLauncherError(RuntimeError):
@@ -43,40 +56,56 @@ class Becomes(BaseException):
 
 @contextlib.contextmanager
 def replaced(running: Program) -> Iterator[None]:
-    """Within the block, a launcher that is started, by :mod:`subprocess` or ``os.exec*``, raises :class:`Becomes`."""
-
-    def become(command: Any, env: Any, folder: Any) -> None:
-        words = _words(command)
-        found = None if words is None else launcher_words(words)
-        if words is not None and found is not None:
-            raise Becomes(_of_this_launch(running, found, words, env, folder))
-
-    popen: Any = subprocess.Popen
-    start = popen.__init__
-
-    def started(process: Any, args: Any, *more: Any, **options: Any) -> None:
-        become(args, options.get("env"), options.get("cwd"))
-        start(process, args, *more, **options)
-
-    saved = {name: getattr(os, name) for name in ("execv", "execve", "execvp", "execvpe", "system")}
-
-    def instead_of(name: str) -> Callable[..., Any]:
-        def called(*args: Any) -> Any:
-            command = args[0] if name == "system" else args[1]
-            become(command, args[2] if name in ("execve", "execvpe") else None, None)
-            return saved[name](*args)
-
-        return called
-
-    popen.__init__ = started
-    for name in saved:
-        setattr(os, name, instead_of(name))
-    try:
+    """Within the block, a launcher that is started raises :class:`Becomes`, or a :class:`NestedLauncherError`."""
+    with contextlib.ExitStack() as exits:
+        for owner, name, substitute in _substitutes(running):
+            own = getattr(owner, name)
+            exits.callback(setattr, owner, name, own)
+            setattr(owner, name, substitute(own))
         yield
-    finally:
-        popen.__init__ = start
-        for name, function in saved.items():
-            setattr(os, name, function)
+
+
+def _substitutes(running: Program) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
+    def started(own: Any) -> Any:
+        def start(process: Any, args: Any, *more: Any, **options: Any) -> None:
+            _look(running, args, options.get("env"), options.get("cwd"))
+            own(process, args, *more, **options)
+
+        return start
+
+    def replacing(name: str) -> Callable[[Any], Any]:
+        def substitute(own: Any) -> Any:
+            def called(*args: Any) -> Any:
+                command = args[0] if name == "system" else args[1]
+                _look(running, command, args[2] if name.endswith("e") else None, None)
+                return own(*args)
+
+            return called
+
+        return substitute
+
+    def calling(launcher: str) -> Callable[[Any], Any]:
+        def called(options: Any) -> None:
+            _become(running, launcher, None, None, lambda: launchers.read_parsed(launcher, vars(options)))
+
+        return lambda own: called
+
+    yield subprocess.Popen, "__init__", started
+    for name in _STARTS:
+        yield os, name, replacing(name)
+    if "torch" in sys.modules:
+        for module, name, launcher in _FUNCTIONS:
+            with contextlib.suppress(ImportError):
+                owner = importlib.import_module(module)
+                if hasattr(owner, name):
+                    yield owner, name, calling(launcher)
+
+
+def _look(running: Program, command: Any, env: Any, folder: Any) -> None:
+    words = _words(command)
+    found = None if words is None else launcher_words(words)
+    if words is not None and found is not None:
+        _become(running, shlex.join(words), env, folder, lambda: launchers.read(found))
 
 
 def _words(command: Any) -> list[str] | None:
@@ -88,35 +117,51 @@ def _words(command: Any) -> list[str] | None:
             words = [os.fsdecode(word) for word in command]
     except (TypeError, ValueError):
         return None
-    while words and "=" in words[0].split("/")[0]:  # variables of a shell
+    while words and "=" in words[0].split("/")[0]:  # variables, for a shell
         words = words[1:]
     return words
 
 
-def _of_this_launch(running: Program, found: LauncherWords, words: Sequence[str], env: Any, folder: Any) -> Program:
-    """What this rank runs in place of the launcher.
+def _become(running: Program, started: str, env: Any, folder: Any, read: Callable[[], Read]) -> None:
+    """Have this rank run what the ranks of a launcher would.
+
+    Args:
+        started: the launcher, for messages.
+        env: variables for it, if it gets others; ``folder`` likewise.
+        read: reads its options.
 
     Raises:
-        NestedLauncherError: it asks for other ranks than this launch's.
+        Becomes: to end what runs.
+        NestedLauncherError: the launcher asks for other ranks than this launch's.
     """
-    text = f"{running!r} starts {shlex.join(words)}"
-    advice = "pass what it runs as the command, or have it start no launcher"
+    text = f"{running!r} starts {started}"
     if threading.current_thread() is not threading.main_thread():
-        raise NestedLauncherError(f"{text} in a thread of its own, where ranks cannot become its ranks; {advice}")
-    here = Path(running.folder) / os.fspath(folder) if folder else Path.cwd()
+        raise NestedLauncherError(f"{text} in a thread, where a rank cannot become one of its ranks; {_ADVICE}")
+    here = Path.cwd() / os.fspath(folder or "")
     try:
-        read = launchers.read(found)
-        launchers.world_size_of(read, int(os.environ.get("WORLD_SIZE", "1")))
-        asked = launchers.strategy_of(read, here)
-        inner = program(("python", *read.target), here)
+        found = read()
+        asked = launchers.strategy_of(found, here)
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        launchers.world_size_of(found, size)
+        inner = program(("python", *found.target), here)
     except (CommandError, StrategyError) as error:
-        raise NestedLauncherError(f"{text}, which ranks cannot become: {error}; {advice}") from None
-    if asked is not None and asked.name != running.strategy:
-        raise NestedLauncherError(
-            f"{text}, which asks for {asked.name}, while the launch runs under {running.strategy}; pass "
-            f"strategy={asked.name!r}"
-        )
+        raise NestedLauncherError(f"{text}, whose ranks these cannot become: {error}; {_ADVICE}") from None
+    if asked is not None and running.strategy is not None:
+        _check(text, asked, running.strategy, found, size)
+        os.environ.update(asked.environment(Path(tempfile.mkdtemp())))
     if isinstance(env, Mapping):
         own = {os.fsdecode(key): os.fsdecode(value) for key, value in env.items()}
         os.environ.update({key: value for key, value in own.items() if not key.startswith(_OF_THE_LAUNCH)})
-    return replace(inner, gets_local_rank=read.gets_local_rank)
+    raise Becomes(replace(inner, gets_local_rank=found.gets_local_rank))
+
+
+def _check(text: str, asked: Strategy, own: Strategy, found: Read, size: int) -> None:
+    if asked.name != own.name:
+        raise NestedLauncherError(
+            f"{text}, which asks for {asked.name}, while the launch runs under {own.name}; pass strategy={asked.name!r}"
+        )
+    if found.size is None and asked.world_size not in (None, size):
+        raise NestedLauncherError(
+            f"{text}, whose configuration file says {asked.world_size} ranks, while the launch has {size}; pass "
+            f"world_size={asked.world_size}, or say --num_processes {size} there"
+        )

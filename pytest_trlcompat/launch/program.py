@@ -17,6 +17,8 @@ from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
 
+from pytest_trlcompat.launch.strategy import Strategy
+
 __all__ = ["CommandError", "LauncherWords", "Program", "launcher_words", "program"]
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
@@ -48,7 +50,7 @@ class Program:
         is_module: which of them it is.
         arguments: what follows, ``sys.argv[1:]``.
         folder: the working directory.
-        strategy: under which the launch runs, which a launcher that the command starts must not contradict.
+        strategy: of the launch, which a launcher that the command starts must not contradict.
         gets_local_rank: whether ``--local_rank=N`` stands before the arguments, as DeepSpeed's launcher passes it.
     """
 
@@ -57,7 +59,7 @@ class Program:
     is_module: bool
     arguments: tuple[str, ...]
     folder: str
-    strategy: str = ""
+    strategy: Strategy | None = None
     gets_local_rank: bool = False
 
     def __repr__(self) -> str:

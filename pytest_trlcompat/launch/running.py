@@ -128,10 +128,9 @@ def _exit_handlers() -> Iterator[None]:
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
-        while handlers:
-            function, args, kwargs = handlers.pop()
+        atexit.register, atexit.unregister = register, unregister
+        for function, args, kwargs in reversed(handlers):
             try:
                 function(*args, **kwargs)
             except Exception:  # an interpreter shows it, and goes on
                 traceback.print_exc()
-        atexit.register, atexit.unregister = register, unregister
