@@ -19,14 +19,15 @@ from pytest_trlcompat.launch import strategy as strategies
 from pytest_trlcompat.launch.program import CommandError, LauncherWords
 from pytest_trlcompat.launch.strategy import Strategy
 
-__all__ = ["Read", "read", "read_parsed", "strategy_of", "world_size_of"]
+__all__ = ["NAMES", "Read", "read", "read_parsed", "strategy_of", "world_size_of"]
 
 _PARSERS: Mapping[str, tuple[str, str]] = {
     "accelerate": ("accelerate.commands.launch", "launch_command_parser"),
     "torchrun": ("torch.distributed.run", "get_args_parser"),
     "deepspeed": ("deepspeed.launcher.runner", "parse_args"),
 }
-_NAMES = {"accelerate": "accelerate launch", "torchrun": "torchrun", "deepspeed": "deepspeed"}
+NAMES = {"accelerate": "accelerate launch", "torchrun": "torchrun", "deepspeed": "deepspeed"}
+"""The launchers, and how people call them."""
 _SIZES = {"accelerate": "num_processes", "torchrun": "nproc_per_node", "deepspeed": "num_gpus"}
 _SCRIPTS = {"accelerate": "training_script", "torchrun": "training_script", "deepspeed": "user_script"}
 _ARGUMENTS = {"accelerate": "training_script_args", "torchrun": "training_script_args", "deepspeed": "user_args"}
@@ -96,6 +97,7 @@ def read_parsed(launcher: str, options: Mapping[str, Any]) -> Read:
     parsed, plain = dict(options), _parsed(launcher, ("script",))
     script, arguments = parsed.pop(_SCRIPTS[launcher]), parsed.pop(_ARGUMENTS[launcher])
     target = (*(("-m",) if parsed.pop("module") else ()), str(script), *arguments)
+    parsed.pop("nondefault", None)  # Accelerate's parser names there which options were given
     given = {key: value for key, value in parsed.items() if value != plain.get(key)}
     _check(launcher, given)
     return Read(
@@ -118,7 +120,7 @@ def _parsed(launcher: str, words: Sequence[str]) -> dict[str, Any]:
             return dict(vars(made(list(words)) if launcher == "deepspeed" else made().parse_args(list(words))))
     except SystemExit:
         said = (printed.getvalue().strip().splitlines() or ["no reason"])[-1]
-        raise CommandError(f"{_NAMES[launcher]} refuses {shlex.join(words)}: {said}") from None
+        raise CommandError(f"{NAMES[launcher]} refuses {shlex.join(words)}: {said}") from None
 
 
 def _size(launcher: str, value: Any) -> int | None:
@@ -127,7 +129,7 @@ def _size(launcher: str, value: Any) -> int | None:
     try:
         return int(value)
     except (TypeError, ValueError):
-        raise CommandError(f"{_NAMES[launcher]}: {value!r} is no number of ranks") from None
+        raise CommandError(f"{NAMES[launcher]}: {value!r} is no number of ranks") from None
 
 
 def _is_about_strategy(key: str) -> bool:
@@ -139,12 +141,12 @@ def _check(launcher: str, given: Mapping[str, Any]) -> None:
     for key, value in given.items():
         if key in only and value not in only[key]:
             raise CommandError(
-                f"{_NAMES[launcher]} --{key} {value}: a launch runs on this machine, as it is; leave {key} out"
+                f"{NAMES[launcher]} --{key} {value}: a launch runs on this machine, as it is; leave {key} out"
             )
         known = (*_WITHOUT_EFFECT[launcher], *only, _SIZES[launcher])
         if key not in known and not (launcher == "accelerate" and _is_about_strategy(key)):
             raise CommandError(
-                f"{_NAMES[launcher]} --{key} cannot be honoured: the ranks are the launch's own. Leave it out, or "
+                f"{NAMES[launcher]} --{key} cannot be honoured: the ranks are the launch's own. Leave it out, or "
                 "say it by strategy=, options=, device= or env= of the launch"
             )
 
@@ -157,7 +159,7 @@ def world_size_of(found: Read, requested: int | None) -> int | None:
     """
     if None not in (found.size, requested) and found.size != requested:
         raise CommandError(
-            f"world_size={requested} was requested, and {_NAMES[found.launcher]} is asked for {found.size} ranks; say "
+            f"world_size={requested} was requested, and {NAMES[found.launcher]} is asked for {found.size} ranks; say "
             "it once"
         )
     return found.size if requested is None else requested

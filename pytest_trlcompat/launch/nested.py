@@ -8,6 +8,7 @@ what is there.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import shlex
@@ -86,7 +87,9 @@ def _substitutes(running: Program) -> Iterator[tuple[Any, str, Callable[[Any], A
 
     def calling(launcher: str) -> Callable[[Any], Any]:
         def called(options: Any) -> None:
-            _become(running, launcher, None, None, lambda: launchers.read_parsed(launcher, vars(options)))
+            _become(
+                running, launchers.NAMES[launcher], None, None, lambda: launchers.read_parsed(launcher, vars(options))
+            )
 
         return lambda own: called
 
@@ -105,7 +108,7 @@ def _look(running: Program, command: Any, env: Any, folder: Any) -> None:
     words = _words(command)
     found = None if words is None else launcher_words(words)
     if words is not None and found is not None:
-        _become(running, shlex.join(words), env, folder, lambda: launchers.read(found))
+        _become(running, shlex.join(words), env, folder, functools.partial(launchers.read, found))
 
 
 def _words(command: Any) -> list[str] | None:

@@ -20,6 +20,7 @@ class RecordingLauncher:
 
     def __init__(self, **arguments: Any) -> None:
         self.arguments = arguments
+        self.commands: list[tuple[list[str], dict[str, Any]]] = []
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.closed = 0
         self.made.append(self)
@@ -29,6 +30,10 @@ class RecordingLauncher:
 
     def __exit__(self, *_: object) -> None:
         self.closed += 1
+
+    def command(self, words: list[str], /, **kwargs: Any) -> str:
+        self.commands.append((words, kwargs))
+        return "commanded"
 
     def __call__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> str:
         self.calls.append((args, kwargs))

@@ -23,6 +23,7 @@ def test_a_test_runs_under_each_strategy_and_is_skipped_under_an_absent_one(
         def test_some(strategy_launcher, number):
             assert strategy_launcher.strategy in ("ddp", "zero3", "fsdp1")
             assert strategy_launcher(print, number, world_size=4) == "launched"
+            assert strategy_launcher.command(["trl", "sft"], world_size=4) == "commanded"
 
         @pytest.mark.strategies("ddp", "zero1")
         class TestClass:
@@ -54,6 +55,7 @@ def test_a_test_runs_under_each_strategy_and_is_skipped_under_an_absent_one(
         *("single", "ddp", "zero1", "zero2", "zero3", "fsdp1"),
     ]
     assert launcher.calls[0] == ((1,), {"strategy": "ddp", "world_size": 4})
+    assert launcher.commands[0] == (["trl", "sft"], {"strategy": "ddp", "world_size": 4})
 
 
 @pytest.mark.parametrize(
