@@ -140,6 +140,7 @@ def _read(text: str, where: str, file: Path | None, listing: Listing, files: Fil
         if frozen:
             editable_above = (canonicalize_name(frozen["name"]), frozen["version"])
             continue
+        above, editable_above = editable_above, None  # pip writes it into the line before
         line = _COMMENT.sub("", line).strip()
         if not line:
             continue
@@ -147,14 +148,13 @@ def _read(text: str, where: str, file: Path | None, listing: Listing, files: Fil
             _include(included["path"].strip().strip("'\""), location, file, listing, files)
         elif (editable := _EDITABLE.fullmatch(line)) is not None:
             listing.requirements += 1
-            _editable(editable["what"], editable_above, location, listing)
+            _editable(editable["what"], above, location, listing)
         elif line.startswith("-"):
             if not _OPTIONS.match(line):
                 raise StackSpecError(f"{location}: begins with an unknown option of pip")
         else:
             listing.requirements += 1
             _line(line, location, listing)
-        editable_above = None
     if file is not None:
         files.end()
 
@@ -187,7 +187,7 @@ def _include(path: str, location: str, file: Path | None, listing: Listing, file
 def _editable(what: str, above: tuple[str, str] | None, location: str, listing: Listing) -> None:
     if above is not None and above[0] in PACKAGES:
         listing.add(pin(*above, location))
-    elif above is None or read_source(what).name in PACKAGES:
+    elif above is None or read_source(_without_marker(what)[0]).name in PACKAGES:
         _url(what, location, listing)
 
 
@@ -238,9 +238,9 @@ def _mention(requirement: Requirement, location: str) -> tuple[Mention, int]:
 
 def _url(line: str, location: str, listing: Listing, name: str = "", marker: str = "") -> None:
     """A package from a URL or a folder: the version, if any, is in the file's name or the tag."""
-    url, _, after = line.partition(" ;")
-    marker = marker or after.strip()
-    source, shown = read_source(url.strip()), displayed(url.strip())
+    url, after = _without_marker(line)
+    marker = marker or after
+    source, shown = read_source(url), displayed(url)
     known = name or source.name
     if known is None:
         listing.unnamed.append(f"{location}, {shown}")
@@ -255,3 +255,9 @@ def _url(line: str, location: str, listing: Listing, name: str = "", marker: str
             f"{location}: the version of {known} cannot be read from {shown}; add a pin, for example {known}==VERSION"
         )
         listing.add(Mention(known, shown, ALL, location, note=note, marker=marker))
+
+
+def _without_marker(line: str) -> tuple[str, str]:
+    """A URL or a path, and the marker behind it."""
+    url, _, marker = line.partition(" ;")
+    return url.strip(), marker.strip()

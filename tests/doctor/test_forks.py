@@ -280,6 +280,21 @@ def test_what_has_another_name_is_none_of_the_stack(ask: Ask, line: str) -> None
     assert (found.absent, found.notes) == (["deepspeed", "peft"], ())
 
 
+@pytest.mark.parametrize("between", ["", "\n", "# more\n"])
+def test_a_folder_of_the_stack_is_no_other_package_whatever_a_comment_says(ask: Ask, between: str) -> None:
+    comment = "# Editable install with no version control (mine==1.0)\n"
+    line = "--editable=file:///home/me/peft ; python_version < '3.11'\n"
+    found = ask("-", stdin=f"{COMPLETE}{comment}{between}{line}peft==0.14.0 ; python_version >= '3.11'\n")
+    assert any("the version of peft cannot be read from file:///home/me/peft" in note for note in found.notes)
+
+
+def test_a_comment_is_of_the_line_below_it(ask: Ask) -> None:
+    comment = "# Editable install with no version control (mine==1.0)\n"
+    assert ask("-", stdin=f"{COMPLETE}{comment}-e .\n").unknown == []
+    for between in ("\n", " \n", "# more\n"):
+        assert ask("-", stdin=f"{COMPLETE}{comment}{between}-e .\n").unknown == ["deepspeed", "peft"]
+
+
 def test_a_file_of_another_name_says_no_version(ask: Ask) -> None:
     found = ask("-", stdin="trl @ https://example.org/other-9.9-py3-none-any.whl\n")
     assert found.unknown[0] == "trl"
