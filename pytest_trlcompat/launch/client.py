@@ -232,6 +232,7 @@ class Launcher:
         seed: int = 0,
         device: str | None = None,
         mode: str = "warm",
+        follow: bool | None = None,
     ) -> LaunchResult:
         """Run a command's program on every rank, as ``__main__``: ``["trl", "sft", "--config", "sft.yaml"]``.
 
@@ -244,6 +245,9 @@ class Launcher:
             world_size: likewise.
             cwd: the working directory, from which paths are meant; by default that of the test process.
             sharded: require that the program builds an engine of the strategy (DDP, FSDP, DeepSpeed).
+            follow: what to do where the program starts another one of Python's in a process of its own, which would be
+                no rank: ``True``: each rank runs that in its own place; ``False``: it is left alone; by default the
+                launch fails, and says what was started.
             options, timeout, env, check, seed, device, mode: as in a launch of a function.
 
         Returns:
@@ -268,7 +272,7 @@ class Launcher:
         planned = commands.plan(words, folder, requested, world_size, _choose("ddp", None), read)
         cold_by = planned.launcher if mode == "cold" else None
         return self(
-            Run(planned.program),
+            Run(replace(planned.program, follow=follow)),
             strategy=planned.strategy,
             world_size=planned.world_size,
             check=check,

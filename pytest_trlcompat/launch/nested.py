@@ -16,14 +16,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat.launch import launchers
 from pytest_trlcompat.launch.launchers import Read
-from pytest_trlcompat.launch.program import CommandError, Program, launcher_words, program
+from pytest_trlcompat.launch.program import CommandError, Program, launcher_words, program, started_program
 from pytest_trlcompat.launch.strategy import Strategy, StrategyError
 
 __all__ = ["Becomes", "NestedLauncherError", "replaced"]
@@ -40,7 +40,7 @@ _ADVICE = "pass what it runs as the command, or have it start no launcher"
 
 
 class NestedLauncherError(RuntimeError):
-    """A command starts a launcher whose ranks this launch's are not."""
+    """A command starts ranks that are not this launch's, or another program of Python's that would be none."""
 
 
 class Becomes(BaseException):
@@ -57,7 +57,10 @@ class Becomes(BaseException):
 
 @contextlib.contextmanager
 def replaced(running: Program) -> Iterator[None]:
-    """Within the block, a launcher that is started raises :class:`Becomes`, or a :class:`NestedLauncherError`."""
+    """Within the block, a launcher that is started raises :class:`Becomes`, or a :class:`NestedLauncherError`.
+
+    So does, as ``follow`` says, another program of Python's.
+    """
     with contextlib.ExitStack() as exits:
         for owner, name, substitute in _substitutes(running):
             own = getattr(owner, name)
@@ -106,9 +109,13 @@ def _substitutes(running: Program) -> Iterator[tuple[Any, str, Callable[[Any], A
 
 def _look(running: Program, command: Any, env: Any, folder: Any) -> None:
     words = _words(command)
-    found = None if words is None else launcher_words(words)
-    if words is not None and found is not None:
+    if words is None:
+        return
+    found = launcher_words(words)
+    if found is not None:
         _become(running, shlex.join(words), env, folder, functools.partial(launchers.read, found))
+    elif running.follow is not False and started_program(words):
+        _follow(running, words, env, folder)
 
 
 def _words(command: Any) -> list[str] | None:
@@ -152,10 +159,37 @@ def _become(running: Program, started: str, env: Any, folder: Any, read: Callabl
     if asked is not None and running.strategy is not None:
         _check(text, asked, running.strategy, found, size)
         os.environ.update(asked.environment(Path(tempfile.mkdtemp())))
+    _take_variables(env)
+    raise Becomes(replace(inner, gets_local_rank=found.gets_local_rank))
+
+
+def _follow(running: Program, words: Sequence[str], env: Any, folder: Any) -> None:
+    """Have this rank run what a process of its own would, which would be no rank.
+
+    Raises:
+        Becomes: to end what runs.
+        NestedLauncherError: nobody has said that it may.
+    """
+    text = f"{running!r} starts {shlex.join(words)}"
+    if running.follow is None:
+        raise NestedLauncherError(
+            f"{text} in a process of its own, which is no rank of this launch. If that is what trains, pass it as the "
+            "command, or follow=True, and each rank runs it in its own place; if it is not, pass follow=False"
+        )
+    if threading.current_thread() is not threading.main_thread():
+        raise NestedLauncherError(f"{text} in a thread, where a rank cannot run it in its own place; {_ADVICE}")
+    try:
+        inner = program(words, Path.cwd() / os.fspath(folder or ""))
+    except CommandError as error:
+        raise NestedLauncherError(f"{text}, which ranks cannot run: {error}") from None
+    _take_variables(env)
+    raise Becomes(inner)
+
+
+def _take_variables(env: Any) -> None:
     if isinstance(env, Mapping):
         own = {os.fsdecode(key): os.fsdecode(value) for key, value in env.items()}
         os.environ.update({key: value for key, value in own.items() if not key.startswith(_OF_THE_LAUNCH)})
-    raise Becomes(replace(inner, gets_local_rank=found.gets_local_rank))
 
 
 def _check(text: str, asked: Strategy, own: Strategy, found: Read, size: int) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pytest_trlcompat.launch.strategy import Strategy
 
-__all__ = ["CommandError", "LauncherWords", "Program", "launcher_words", "program"]
+__all__ = ["CommandError", "LauncherWords", "Program", "launcher_words", "program", "started_program"]
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 _WITHOUT_EFFECT = ("-u", "-B", "-q", "-s")
@@ -51,6 +51,8 @@ class Program:
         arguments: what follows, ``sys.argv[1:]``.
         folder: the working directory.
         strategy: of the launch, which a launcher that the command starts must not contradict.
+        follow: what to do where the program starts another of Python's in a process of its own: ``True``: the rank runs
+            that in its place; ``False``: nothing; ``None``: refuse.
         gets_local_rank: whether ``--local_rank=N`` stands before the arguments, as DeepSpeed's launcher passes it.
     """
 
@@ -60,6 +62,7 @@ class Program:
     arguments: tuple[str, ...]
     folder: str
     strategy: Strategy | None = None
+    follow: bool | None = None
     gets_local_rank: bool = False
 
     def __repr__(self) -> str:
@@ -103,6 +106,24 @@ def _module_of(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     while words and words[0] in _WITHOUT_EFFECT:
         words = words[1:]
     return (words[1], words[2:]) if words[:1] == ("-m",) and len(words) > 1 else ("", words)
+
+
+def started_program(words: Sequence[str]) -> str:
+    """The script or the module that a command gives to Python; empty for another command, and for code in a word.
+
+    Empty too for the standard library's, pip's and torch's own, which do something beside the program that starts them.
+    """
+    if not words or not _is_python(words[0]):
+        return ""
+    module, rest = _module_of(tuple(words[1:]))
+    if module:
+        top = module.partition(".")[0]
+        return "" if top in (*sys.stdlib_module_names, "pip", "torch") else module
+    if not rest or rest[0].startswith("-"):
+        return ""
+    parents = Path(rest[0]).resolve().parents
+    beside = any(parent.parent.name == "site-packages" and parent.name in ("pip", "torch") for parent in parents)
+    return "" if beside or Path(sysconfig.get_path("stdlib")) in parents[:2] else rest[0]
 
 
 def program(words: Sequence[str], folder: Path) -> Program:

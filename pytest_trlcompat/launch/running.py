@@ -57,7 +57,7 @@ class Run:
 
         Raises:
             ExitStatusError: it ended by another exit status.
-            NestedLauncherError: it starts a launcher whose ranks this launch's are not.
+            NestedLauncherError: it starts ranks that are not this launch's, or another program of Python's.
             BaseException: whatever it raised.
         """
         with _exit_handlers():
@@ -73,7 +73,7 @@ def _run(program: Program) -> int:
             with nested.replaced(program):
                 return _execute(program)
         except nested.Becomes as other:
-            program = replace(other.program, words=program.words, strategy=program.strategy)
+            program = replace(other.program, words=program.words, strategy=program.strategy, follow=program.follow)
 
 
 def _execute(program: Program) -> int:

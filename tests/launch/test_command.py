@@ -195,6 +195,45 @@ def test_nothing_of_a_command_is_left_for_the_next(launcher: Launcher, tmp_path:
     assert run(launcher, ["python", "two.py"], cwd=tmp_path) == "False False False\n"
 
 
+STARTS = """
+    import os, subprocess, sys
+    print("outer", os.getpid(), flush=True)
+    if os.environ.get("HOW") == "exec":
+        os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+    done = subprocess.run([sys.executable, *sys.argv[1:]], env={**os.environ, "MORE": "1"})
+    print("after", done.returncode)
+"""
+INNER = "import os, sys\nprint('inner', os.getpid(), sys.argv[1:], os.environ.get('MORE'), __name__)\n"
+
+
+@pytest.mark.parametrize("how", ["run", "exec"])
+@pytest.mark.parametrize("words", [["inner.py", "a"], ["-u", "-m", "inner", "a"]])
+def test_a_program_that_starts_another_of_pythons(
+    launcher: Launcher, tmp_path: Path, words: list[str], how: str
+) -> None:
+    write(tmp_path, "starts.py", STARTS)
+    write(tmp_path, "inner.py", INNER)
+    command, more = ["python", "starts.py", *words], {"cwd": tmp_path, "env": {"HOW": how}}
+    with pytest.raises(
+        LaunchError, match=r"starts .* in a process of its own, which is no rank .* follow=True"
+    ) as caught:
+        run(launcher, command, **more)
+    assert caught.value.failure is not None
+    assert caught.value.failure.type_name == "NestedLauncherError"
+    outer, inner = run(launcher, command, follow=True, **more).splitlines()
+    assert outer.split()[1] == inner.split()[1]  # the same process
+    assert inner.split()[2:] == ["['a']", "1" if how == "run" else "None", "__main__"]
+    if how == "run":  # a rank that becomes another program is lost
+        left = run(launcher, command, follow=False, **more).splitlines()
+        assert (left[1].split()[0], left[2:]) == ("inner", ["after 0"])
+
+
+@pytest.mark.parametrize("words", [["-c", "pass"], ["-m", "calendar", "2026"], ["-m", "pip", "--version"], ["--version"]])
+def test_what_is_no_program_of_its_own_is_started(launcher: Launcher, tmp_path: Path, words: list[str]) -> None:
+    write(tmp_path, "starts.py", STARTS)
+    assert "\nafter " in run(launcher, ["python", "starts.py", *words], cwd=tmp_path)
+
+
 def test_variables_of_the_environment(launcher: Launcher, tmp_path: Path) -> None:
     write(tmp_path, "env.py", "import os\nprint(os.environ['ONE'], 'TWO' in os.environ)\n")
     assert run(launcher, ["python", "env.py"], cwd=tmp_path, env={"ONE": "1"}) == "1 False\n"
