@@ -273,6 +273,13 @@ def upstream_tests(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def downstream(session: nox.Session) -> None:
+    """Test real projects by their own commands beside this one [-- NAME ... | --lock NAME ...]; all: no name."""
+    with errors_as_messages(session):
+        PROJECT.test_downstream(session.posargs)
+
+
+@nox.session(default=False)
 def branches(session: nox.Session) -> None:
     """List undecided branches for NPUs in releases, or in the newest cell [-- trl==1.17.0 ...]."""
     with errors_as_messages(session):

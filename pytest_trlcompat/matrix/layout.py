@@ -75,6 +75,11 @@ class Layout:
         return self.results / "hashes"
 
     @property
+    def downstream(self) -> Path:
+        """The tests of real projects, what these are, and their locks."""
+        return self.root / "downstream"
+
+    @property
     def suites(self) -> Path:
         return self.root / "suites"
 

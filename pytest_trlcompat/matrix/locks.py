@@ -35,6 +35,7 @@ else:
 __all__ = [
     "Lock",
     "compile_versions",
+    "digest",
     "find_date",
     "kept",
     "kept_date",
@@ -72,7 +73,7 @@ class Lock:
     @property
     def digest(self) -> str:
         """A digest of what an environment depends on: the versions and the interpreter."""
-        return _digest(self.python, *self.requirements)
+        return digest(self.python, *self.requirements)
 
     def to_text(self) -> str:
         return "\n".join(
@@ -180,7 +181,12 @@ def resolve(matrix: Matrix, cell: Cell) -> Lock:
 
 
 def compile_versions(
-    matrix: Matrix, requirements: Sequence[str], date: datetime.date, preferred: Sequence[str] = ()
+    matrix: Matrix,
+    requirements: Sequence[str],
+    date: datetime.date,
+    preferred: Sequence[str] = (),
+    left_out: Sequence[str] = (),
+    needed: Sequence[str] = (),
 ) -> dict[str, str]:
     """Resolve ``requirements`` as of ``date`` to versions by canonical name.
 
@@ -188,6 +194,8 @@ def compile_versions(
 
     Args:
         preferred: ``name==version`` lines to prefer wherever the requirements allow them.
+        left_out: packages to leave out, whoever requires them.
+        needed: packages to keep that a CPU build of torch has not.
 
     Raises:
         Untestable: with the resolver's reason.
@@ -205,7 +213,8 @@ def compile_versions(
     with tempfile.TemporaryDirectory() as folder:
         # Overridden with a marker that never holds, which excludes them.
         overrides = Path(folder) / "overrides.txt"
-        overrides.write_text("".join(f"{name}; python_version < '0'\n" for name in cuda.LEFT_OUT), encoding="utf-8")
+        excluded = sorted({*cuda.LEFT_OUT, *left_out} - set(needed))
+        overrides.write_text("".join(f"{name}; python_version < '0'\n" for name in excluded), encoding="utf-8")
         command += ["--override", str(overrides)]
         if not preferred:
             return _packages(uv_network_first(command, stdin=wanted))
@@ -271,10 +280,11 @@ def _midnight(day: datetime.date) -> str:
 
 def _request(matrix: Matrix, cell: Cell) -> str:
     later = [f"{name} {day.isoformat()}" for name, day in sorted(matrix.not_before.items())]
-    return _digest(matrix.python_of(cell), *matrix.requirements(cell), *matrix.undated, *later)
+    return digest(matrix.python_of(cell), *matrix.requirements(cell), *matrix.undated, *later)
 
 
-def _digest(*texts: str) -> str:
+def digest(*texts: str) -> str:
+    """Of what a resolver is given."""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
 
 

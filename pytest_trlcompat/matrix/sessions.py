@@ -17,7 +17,7 @@ from typing import Any
 
 from pytest_trlcompat._escaping import printable
 from pytest_trlcompat._secrets import redacted
-from pytest_trlcompat.matrix import cuda, disk, hashes, locks, own_coverage, process, torch_axis
+from pytest_trlcompat.matrix import cuda, disk, downstream, hashes, locks, own_coverage, process, torch_axis
 from pytest_trlcompat.matrix.arguments import (
     EVERY_PAIR,
     FULL,
@@ -218,7 +218,9 @@ class Project:
             MatrixError: when a lock cannot be read, or an environment cannot be removed.
         """
         layout = self.layout
-        paths = [*layout.locks.glob("*.txt"), *layout.resolved.glob("*.txt"), *layout.bisections.glob("*/locks/*.txt")]
+        folders = (layout.locks, layout.resolved, layout.downstream / "locks")
+        paths = [path for folder in folders for path in folder.glob("*.txt")]
+        paths += layout.bisections.glob("*/locks/*.txt")
         prune(layout, [locks.read_lock(path) for path in paths], self.say)
 
     def report(self, arguments: Sequence[str] = ()) -> None:
@@ -240,6 +242,10 @@ class Project:
         done = subprocess.run(command, cwd=self.layout.root, env=_variables(tools), check=False)
         if done.returncode != 0:
             raise MatrixError("the report could not be made, for the reason printed above")
+
+    def test_downstream(self, arguments: Sequence[str]) -> None:
+        """Test real projects beside this one; see :func:`pytest_trlcompat.matrix.downstream.session`."""
+        downstream.session(self.matrix, self.layout, arguments, self.say, self.run_in)
 
     def run_in(self, environment: Environment, command: Sequence[str]) -> None:
         """Run a program of an environment in the checkout, with no process left behind.

@@ -228,7 +228,9 @@ def test_a_program_that_starts_another_of_pythons(
         assert (left[1].split()[0], left[2:]) == ("inner", ["after 0"])
 
 
-@pytest.mark.parametrize("words", [["-c", "pass"], ["-m", "calendar", "2026"], ["-m", "pip", "--version"], ["--version"]])
+@pytest.mark.parametrize(
+    "words", [["-c", "pass"], ["-m", "calendar", "2026"], ["-m", "pip", "--version"], ["--version"]]
+)
 def test_what_is_no_program_of_its_own_is_started(launcher: Launcher, tmp_path: Path, words: list[str]) -> None:
     write(tmp_path, "starts.py", STARTS)
     assert "\nafter " in run(launcher, ["python", "starts.py", *words], cwd=tmp_path)

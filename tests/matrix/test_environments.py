@@ -18,6 +18,7 @@ from pytest_trlcompat.matrix.environments import ensure, ensure_tools, existing,
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Untestable
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
+from pytest_trlcompat.matrix.uv import WHEELS_ONLY
 
 LOCK = Lock(
     "trl1.0.0", datetime.date(2026, 4, 2), "3.11", {"deepspeed": "0.18.9", "torch": "2.13.0", "trl": "1.0.0"}, "x"
@@ -85,7 +86,8 @@ def test_deepspeed_comes_after_torch_without_isolation_and_the_project_last(uv: 
     assert environment.root.parent == layout.environments
     python = str(environment.python)
     install = ["pip", "install", "--quiet", "--no-deps", "--python", python]
-    wheels = [*install, "--only-binary", ":all:", "--no-binary", "deepspeed"]
+    wheels = [*install, *WHEELS_ONLY]
+    assert WHEELS_ONLY[:2] == ("--only-binary", ":all:")
     hashed = ["--require-hashes", "-r", "-"]
     assert uv.calls == [
         ["venv", "--quiet", "--python", "3.11", str(environment.root)],
