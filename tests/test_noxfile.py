@@ -133,7 +133,7 @@ def test_the_other_sessions_are_run_by_name() -> None:
     assert re.findall(r"^- (\w+) ->", listed, re.MULTILINE) == [
         *("browser", "fuzz", "coverage"),
         *("cell", "lock", "pairwise", "rows", "clean", "report", "bisect", "bench", "soak", "mutations"),
-        *("upstream_tests", "branches"),
+        *("upstream_tests", "downstream", "branches"),
         *("points", "fields", "lint", "docs", "examples"),
     ]
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import io
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -74,13 +75,32 @@ def dump(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     _check_runs(function)
     with _by_value(function):
         try:
-            return bytes(cloudpickle.dumps((function, args, kwargs)))
+            file = io.BytesIO()
+            _Pickler(file).dump((function, args, kwargs))
+            return file.getvalue()
         except Exception as error:
             where = unpicklable.find(function, args, kwargs)
             raise LaunchError(
                 f"{_name(function)} cannot be sent to the ranks: {where + ': ' if where else ''}"
                 f"{type(error).__name__}: {error}. Make it inside the function, or pass what it is made from."
             ) from None
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Keeps the files of functions, in which tracebacks and warnings of ranks show lines.
+
+    cloudpickle 3.1.3 and later replace them by ``<dynamic-code>``.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, CodeType):
+            make, arguments = self.dispatch_table[CodeType](value)
+            return _code, (make, arguments, value.co_filename)
+        return super().reducer_override(value)
+
+
+def _code(make: Callable[..., CodeType], arguments: tuple[Any, ...], filename: str) -> CodeType:
+    return make(*arguments).replace(co_filename=filename)
 
 
 def _check_runs(function: Callable[..., Any]) -> None:
