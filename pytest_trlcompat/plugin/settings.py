@@ -112,6 +112,7 @@ class Settings:
         resume: whether verdicts that ``results`` contains are not measured again.
         issue: ids of the known issues whose suites run; empty: all.
         subject: the one for which they run, ``upstream`` or ``corrected``; ``None``: both.
+        trainer: classes of the project under test, of which the end of a run says which known issues bite them.
         timeout: seconds that a launch may take.
         preload: modules of the project under test that the warm server imports.
         debug_rank: the rank that gets the terminal, for a debugger; ``None``: none.
@@ -125,6 +126,7 @@ class Settings:
     resume: Setting[bool]
     issue: Setting[tuple[str, ...]]
     subject: Setting[str | None]
+    trainer: Setting[tuple[str, ...]]
     timeout: Setting[float]
     preload: Setting[tuple[str, ...]]
     debug_rank: Setting[int | None]
@@ -205,6 +207,13 @@ def _module(text: str) -> str:
     return text
 
 
+def _class(text: str) -> str:
+    module, _, name = text.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        raise ValueError("write the module and the name of a class, for example my_project.train:MyTrainer")
+    return text
+
+
 def _subject(text: str) -> str:
     if text not in SUBJECTS:
         raise ValueError(f"choose one of {', '.join(SUBJECTS)}")
@@ -251,6 +260,14 @@ SPECS: tuple[Spec, ...] = (
         default=None,
         metavar="{" + ",".join(SUBJECTS) + "}",
         help="run the suites of known issues only for TRL's own trainer (upstream), or only for the corrected one",
+    ),
+    Spec(
+        "trainer",
+        parse=_class,
+        default=(),
+        metavar="MODULE:CLASS",
+        kind="words",
+        help="say at the end which known issues, of those that the suites showed, bite this trainer of yours",
     ),
     Spec("timeout", parse=_seconds, default=120.0, metavar="SECONDS", help="seconds that a launch may take"),
     Spec(

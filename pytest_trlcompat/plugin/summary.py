@@ -15,7 +15,7 @@ from pytest_trlcompat import stack
 from pytest_trlcompat.plugin import settings
 
 if TYPE_CHECKING:
-    from pytest_trlcompat.catalog.summary_parts import Line
+    from pytest_trlcompat.catalog.summary_parts import CellSummary, Line
     from pytest_trlcompat.catalog.verdict import Record
 
 __all__ = ["pytest_terminal_summary"]
@@ -60,6 +60,19 @@ def pytest_terminal_summary(
     more = "" if where else "the evidence is kept with: --trlcompat-results FILE"
     terminalreporter.section("known issues")
     _write(terminalreporter, screen([cell], where=where, more=more, width=_WIDTH))
+    _say_what_is_touched(terminalreporter, config.stash[settings.KEY].trainer.value, cell)
+
+
+def _say_what_is_touched(reporter: pytest.TerminalReporter, trainers: Iterable[str], cell: CellSummary) -> None:
+    from pytest_trlcompat._escaping import printable
+    from pytest_trlcompat._secrets import redacted
+    from pytest_trlcompat.plugin import touched
+
+    issues = touched.shown(cell.records)
+    for trainer in trainers:
+        reporter.write_line("")
+        for line in touched.lines(trainer, issues):
+            reporter.write_line(printable(redacted(line)))
 
 
 def _recorded(reporter: pytest.TerminalReporter) -> Iterator[str]:

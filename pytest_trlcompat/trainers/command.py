@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from pytest_trlcompat.trainers._cure import CureStatus
 from pytest_trlcompat.trainers.errors import installed_version
-from pytest_trlcompat.trainers.kinds import KINDS
+from pytest_trlcompat.trainers.kinds import KINDS, TRAINERS
 
 __all__ = ["UnknownTrainerError", "main", "trainer_named"]
 
@@ -136,6 +136,7 @@ def _to_dict(trainer: type, cures: Sequence[CureStatus]) -> dict[str, Any]:
         "schema": 1,
         "trainer": f"{trainer.__module__}:{trainer.__qualname__}",
         "kind": kind_of(trainer),
+        "trainers": _trainers_of(trainer),
         "stack": _stack(),
         "cures": [
             {
@@ -148,6 +149,12 @@ def _to_dict(trainer: type, cures: Sequence[CureStatus]) -> dict[str, Any]:
             for cure in cures
         ],
     }
+
+
+def _trainers_of(trainer: type) -> list[str]:
+    """Which of TRL's trainers it is, as :data:`~pytest_trlcompat.trainers.kinds.TRAINERS` calls them."""
+    names = {base.__name__.replace("PPOv2Trainer", "PPOTrainer") for base in trainer.__mro__}
+    return [name for name, cls in TRAINERS.items() if cls in names]
 
 
 def _show(trainer: type, cures: Sequence[CureStatus], file: IO[str]) -> None:

@@ -106,7 +106,7 @@ def test_options_have_their_own_group(run: Run) -> None:
     group = lines[start : lines.index("", start)]
     shown = [match[1] for line in group if (match := re.match(r"  --trlcompat-([\w-]+)", line))]
     assert shown == [
-        *("device", "results", "resume", "issue", "subject", "timeout"),
+        *("device", "results", "resume", "issue", "subject", "trainer", "timeout"),
         *("preload", "debug-rank", "nnodes", "node-rank", "rdzv-endpoint"),
     ]
 

@@ -54,6 +54,7 @@ def test_every_setting_can_come_from_every_source(read: Read, pytester: pytest.P
         "--trlcompat-issue=a",
         "--trlcompat-issue=b",
         "--trlcompat-subject=upstream",
+        "--trlcompat-trainer=a.b:C d:E",
         "--trlcompat-timeout=1.5",
         "--trlcompat-preload=a.b c",
         "--trlcompat-preload=d",
@@ -66,6 +67,7 @@ def test_every_setting_can_come_from_every_source(read: Read, pytester: pytest.P
             "TRLCOMPAT_RESUME": "1",
             "TRLCOMPAT_ISSUE": "a b",
             "TRLCOMPAT_SUBJECT": "upstream",
+            "TRLCOMPAT_TRAINER": "a.b:C d:E",
             "TRLCOMPAT_TIMEOUT": "1.5",
             "TRLCOMPAT_PRELOAD": "a.b c d",
             "TRLCOMPAT_DEBUG_RANK": "1",
@@ -74,12 +76,13 @@ def test_every_setting_can_come_from_every_source(read: Read, pytester: pytest.P
     by_ini = read(
         ini="trlcompat_device = cpu\ntrlcompat_results = sub/out.jsonl\ntrlcompat_resume = true\n"
         "trlcompat_issue =\n    a\n    b\n"
-        "trlcompat_subject = upstream\ntrlcompat_timeout = 1.5\n"
+        "trlcompat_subject = upstream\ntrlcompat_trainer = a.b:C\n    d:E\ntrlcompat_timeout = 1.5\n"
         "trlcompat_preload = a.b c\n    d\n"
         "trlcompat_debug_rank = 1"
     )
     expected = {
         **{"device": "cpu", "results": file, "resume": True, "issue": ("a", "b"), "subject": "upstream"},
+        "trainer": ("a.b:C", "d:E"),
         "timeout": 1.5,
         "preload": ("a.b", "c", "d"),
         "debug_rank": 1,
@@ -106,6 +109,10 @@ def test_the_results_file_is_found_from_the_working_directory_and_in_the_ini_fil
         (
             ["--trlcompat-timeout=0"],
             "option --trlcompat-timeout: invalid value '0'; write a positive number of seconds",
+        ),
+        (
+            ["--trlcompat-trainer=mine"],
+            "option --trlcompat-trainer: invalid value ['mine']; write the module and the",
         ),
         (["--trlcompat-subject=trl"], "option --trlcompat-subject: invalid value 'trl'; choose one of upstream, "),
         (["--trlcompat-timeout=inf"], "invalid value 'inf'; write a positive number of seconds"),
