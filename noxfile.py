@@ -4,6 +4,7 @@
     nox -s matrix --parallel 2             two cells at a time
     nox -s matrix -- --full                every cell, for each TRL release the lowest and highest Transformers
     nox -s matrix -- --pairwise            cells that covering arrays have chosen: every release of TRL, and more
+    nox -s matrix -- --shard 3/16          the third of sixteen parts, for as many machines
     nox -s matrix -- --torch dated         each cell with the torch of its date, from 2.4 on
     nox -s "matrix(trl0.15.2-tf4.48.3)"    one of them
     nox -s cell -- trl=0.19.1 transformers=4.53.3 [accelerate=...] [--issue ID ...] [--date DAY]
@@ -170,7 +171,7 @@ def coverage(session: nox.Session) -> None:
 @nox.session(allow_parallel=True)
 @nox.parametrize("cell", CELLS, ids=CELLS)
 def matrix(session: nox.Session, cell: str) -> None:
-    """Run the suites in a cell's environment [-- --full, --pairwise, --torch dated, --issue ID, --fresh]."""
+    """Run the suites in a cell's environment [-- --full, --pairwise, --torch dated, --shard 3/16, --issue ID]."""
     with errors_as_messages(session):
         PROJECT.matrix_cell(cell, session.posargs)
 
@@ -214,7 +215,7 @@ def clean(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def report(session: nox.Session) -> None:
-    """Merge the results in build/compat into the report, print its summary [-- --tables, --publish, --pages]."""
+    """Make the report of build/compat, print its summary [-- --tables, --merge DIR ..., --publish, --pages]."""
     with errors_as_messages(session):
         PROJECT.report(session.posargs)
 

@@ -12,6 +12,7 @@ from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.matrix import torch_axis
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.parsing import parse_day
+from pytest_trlcompat.matrix.shards import SHARD, requested_shard
 
 __all__ = [
     "EVERY_PAIR",
@@ -57,13 +58,14 @@ class Arguments:
     pairwise: int
     torch: str | None
     python: str | None
+    shard: tuple[int, int] | None
     pytest_arguments: tuple[str, ...]
 
 
 _USAGE = {
     "matrix": (
         "nox -s matrix -- [--full] [--pairwise] [--pairwise-strength 2] [--torch dated|VERSION] [--issue ID ...] "
-        "[--fresh] [--tables] [-- PYTEST ARGUMENTS]"
+        "[--fresh] [--tables] [--shard 3/16] [-- PYTEST ARGUMENTS]"
     ),
     "cell": (
         "nox -s cell -- PACKAGE=VERSION ... [--torch dated] [--python 3.12] [--issue ID ...] [--date DAY] [--fresh] "
@@ -92,6 +94,7 @@ def parse_arguments(session: str, arguments: Sequence[str]) -> Arguments:
     parser.add_argument(TABLES, action="store_true")
     parser.add_argument(torch_axis.OPTION)
     parser.add_argument(PYTHON)
+    parser.add_argument(SHARD)
     parsed = parser.parse_intermixed_args(ours)
     for issue in parsed.issue:
         # Checked here, since a cell that runs in vain loses its earlier verdicts.
@@ -109,6 +112,7 @@ def parse_arguments(session: str, arguments: Sequence[str]) -> Arguments:
         requested_pairwise(ours),
         parsed.torch,
         parsed.python,
+        requested_shard(ours),
         for_pytest,
     )
 

@@ -35,6 +35,11 @@ class Layout:
         return self.root / "fixtures" / "evidence.json"
 
     @property
+    def seconds(self) -> Path:
+        """What its cells took, by which a sweep is divided among machines."""
+        return self.root / "fixtures" / "seconds.json"
+
+    @property
     def page(self) -> Path:
         """The same for people, in short."""
         return self.root / "docs" / "compatibility.md"

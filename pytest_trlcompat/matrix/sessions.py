@@ -17,7 +17,7 @@ from typing import Any
 
 from pytest_trlcompat._escaping import printable
 from pytest_trlcompat._secrets import redacted
-from pytest_trlcompat.matrix import cuda, disk, downstream, hashes, locks, own_coverage, process, torch_axis
+from pytest_trlcompat.matrix import cuda, disk, downstream, hashes, locks, own_coverage, process, shards, torch_axis
 from pytest_trlcompat.matrix.arguments import (
     EVERY_PAIR,
     FULL,
@@ -89,11 +89,17 @@ class Project:
         self._tables = TABLES in posargs
         torch = torch_axis.requested_torch(posargs)
         pairwise = requested_pairwise(posargs)
-        chosen = torch_axis.selection(self.matrix, self.layout, full=FULL in posargs, pairwise=pairwise, torch=torch)
+        chosen = self._selection(FULL in posargs, pairwise, torch, shards.requested_shard(posargs))
         known = {cell.id for cell in (*chosen, *self.matrix.cells)}
         named = re.findall(r"matrix\(([^()]+)\)", " ".join(names))
         self._named = [cell_id for cell_id in named if self._has(cell_id, known)]
         return list(dict.fromkeys([*(cell.id for cell in chosen), *self._named]))
+
+    def _selection(
+        self, full: bool, pairwise: int, torch: str | None, shard: tuple[int, int] | None
+    ) -> tuple[Cell, ...]:
+        cells = torch_axis.selection(self.matrix, self.layout, full=full, pairwise=pairwise, torch=torch)
+        return cells if shard is None else shards.shard_of(cells, shards.costs(self.layout), shard)
 
     def _has(self, cell_id: str, known: Container[str]) -> bool:
         if cell_id not in known:
@@ -115,9 +121,7 @@ class Project:
         cell = torch_axis.find(self.matrix, self.layout, cell_id)
         if options.torch is not None:
             cell = torch_axis.with_torch(self.matrix, self.layout, cell, options.torch)
-        cells = torch_axis.selection(
-            self.matrix, self.layout, full=options.full, pairwise=options.pairwise, torch=options.torch
-        )
+        cells = self._selection(options.full, options.pairwise, options.torch, options.shard)
         later = tuple(itertools.dropwhile(lambda each: each.id != cell.id, cells))
         if not self.sweep.has_begun:
             # nox does not give a session the names of the others; with --parallel only its own is known.
@@ -134,8 +138,8 @@ class Project:
             MatrixError: see :meth:`matrix_cell`.
         """
         options = parse_arguments("cell", arguments)
-        if options.full or options.pairwise:
-            which = FULL if options.full else PAIRWISE
+        if options.full or options.pairwise or options.shard:
+            which = FULL if options.full else PAIRWISE if options.pairwise else shards.SHARD
             raise MatrixError(f"cell does not take {which}; for all cells use: nox -s matrix -- {which}")
         if len(options.positional) == 1 and "=" not in options.positional[0]:
             cell = torch_axis.find(self.matrix, self.layout, options.positional[0])

@@ -14,6 +14,7 @@ from pathlib import Path
 from pytest_trlcompat._escaping import printable
 from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.matrix import shards
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import explained_os_errors, write_whole
 from pytest_trlcompat.matrix.layout import Layout
@@ -55,11 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--pages", type=Path, metavar="CHECKOUT", help="only write the pages of docs/ anew, from fixtures/evidence.json"
     )
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", metavar="DIR", help="first copy what parts of a sweep left there (--shard)"
+    )
     parsed = parser.parse_args(arguments)
     try:
         with explained_os_errors():
             if parsed.pages:
                 return _published(publish.write_pages(Layout(parsed.pages)))
+            if parsed.merge:
+                print(f"merged: {shards.bring_together(parsed.merge, parsed.results)} cells")
             report = publish.with_boundaries(gather(parsed.results).judged_by(known_issues.load()))
             paths = write_all(report, parsed.results)
             published = publish.publish(report, Layout(parsed.publish), keep=parsed.keep) if parsed.publish else []

@@ -20,6 +20,7 @@ from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.report import site
 from pytest_trlcompat.matrix.report.model import CellReport, Report, evidence_of, merge
 from pytest_trlcompat.matrix.results import TESTED, Sidecar
+from pytest_trlcompat.matrix.shards import keep_seconds
 from pytest_trlcompat.stack import PACKAGES
 
 __all__ = ["last_day", "publish", "report_of", "with_boundaries", "write_pages"]
@@ -51,6 +52,7 @@ def publish(report: Report, layout: Layout, *, keep: bool = False) -> list[Path]
         raise MatrixError(f"not published: {', '.join(short)} was not finished; run it again first")
     evidence = evidence_of(report, last_day(layout.results))
     write_whole(layout.evidence, evidence.to_json())
+    keep_seconds((cell.sidecar for cell in report.cells), layout)
     return [layout.evidence, *write_pages(layout)]
 
 

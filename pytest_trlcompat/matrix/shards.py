@@ -1,0 +1,121 @@
+"""Parts of a sweep for as many machines: ``--shard 3/16``, balanced by what the cells took before, and merged again.
+
+Every machine computes the same parts, from what the repository has. Imports only the standard library, the catalogue's
+evidence and what writes files.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from pytest_trlcompat.catalog.evidence import EvidenceError, load
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.matrix.cells import Cell
+from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.files import write_whole
+from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.results import Sidecar
+
+__all__ = ["SHARD", "bring_together", "costs", "keep_seconds", "requested_shard", "shard_of"]
+
+SHARD = "--shard"
+"""Option of ``matrix``: ``3/16`` is the third of sixteen parts of the cells."""
+
+_RESULTS = (".cell.json", ".jsonl")
+_REMOVE = "remove one of them"
+
+
+def requested_shard(arguments: Sequence[str]) -> tuple[int, int] | None:
+    """The part that the arguments of a session ask for, from 1, and how many there are; ``None`` for all cells.
+
+    Raises:
+        MatrixError: it is no part.
+    """
+    for index, argument in enumerate(arguments):
+        if argument.partition("=")[0] == SHARD:
+            text = argument.partition("=")[2] or "".join(arguments[index + 1 : index + 2])
+            found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
+            if found is None or int(found[1]) > int(found[2]):
+                raise MatrixError(f"{SHARD} {text!r} is no part; write for example 3/16, the third of sixteen")
+            return int(found[1]), int(found[2])
+    return None
+
+
+def shard_of(cells: Sequence[Cell], cost: Mapping[str, float], shard: tuple[int, int]) -> tuple[Cell, ...]:
+    """One part of the cells, in their order: the dearest first, each to the part that has least so far (LPT).
+
+    R. L. Graham, Bounds on Multiprocessing Timing Anomalies, 1969: at most a third longer than the best division.
+
+    Raises:
+        MatrixError: there are more parts than cells, so that some would be empty.
+    """
+    number, parts = shard
+    if parts > len(cells):
+        raise MatrixError(f"{SHARD} {number}/{parts}: there are {len(cells)} cells; ask for {len(cells)} parts at most")
+    middle = statistics.median(cost.values()) if cost else 1.0
+    heap = [(0.0, part) for part in range(1, parts + 1)]
+    chosen: dict[str, int] = {}
+    for cell in sorted(cells, key=lambda each: (-cost.get(each.id, middle), each.id)):
+        load, part = heapq.heappop(heap)
+        chosen[cell.id] = part
+        heapq.heappush(heap, (load + cost.get(cell.id, middle), part))
+    return tuple(cell for cell in cells if chosen[cell.id] == number)
+
+
+def costs(layout: Layout) -> dict[str, float]:
+    """What cells cost, in seconds where a published sweep took some, else estimated by their number of verdicts."""
+    try:
+        seconds = {str(name): float(value) for name, value in json.loads(layout.seconds.read_text()).items()}
+    except FileNotFoundError:
+        seconds = {}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise MatrixError(f"{layout.seconds}: {error}; publish a sweep again, which writes it") from error
+    try:
+        cells = load(layout.evidence).cells
+    except EvidenceError:
+        cells = ()
+    verdicts = {cell.id: sum(each is not Verdict.ABSENT for each in cell.verdicts.values()) for cell in cells}
+    both = [name for name in seconds if verdicts.get(name)]
+    rate = sum(seconds[name] for name in both) / sum(verdicts[name] for name in both) if both else 1.0
+    return {**{name: count * rate for name, count in verdicts.items()}, **seconds}
+
+
+def keep_seconds(sidecars: Iterable[Sidecar], layout: Layout) -> None:
+    """Write what the cells of a published sweep took beside its evidence, and keep what others took before."""
+    try:
+        before = json.loads(layout.seconds.read_text())
+    except FileNotFoundError:
+        before = {}
+    taken = {each.id: round(each.seconds, 1) for each in sidecars if each.seconds}
+    write_whole(layout.seconds, json.dumps(dict(sorted({**before, **taken}.items())), indent=0) + "\n")
+
+
+def bring_together(folders: Sequence[Path], results: Path) -> int:
+    """Copy the results of the parts, ``build/compat`` of each, into one folder; returns the number of cells.
+
+    Raises:
+        MatrixError: a folder has none, or a cell has other results in two of them; nothing is then copied.
+    """
+    found: dict[str, Path] = {}
+    for folder in folders:
+        paths = [path for path in sorted(folder.glob("*")) if path.name.endswith(_RESULTS)] if folder.is_dir() else []
+        if not paths:
+            raise MatrixError(f"{folder} has no results of a sweep; name folders that were build/compat")
+        for path in paths:
+            other = found.setdefault(path.name, path)
+            if other.read_bytes() != path.read_bytes():
+                raise MatrixError(
+                    f"{path.name} is another one in {path.parent} than in {other.parent}; remove one of them"
+                )
+    for name, path in found.items():
+        here = results / name
+        if here.exists() and here.read_bytes() != path.read_bytes():
+            raise MatrixError(f"{name} is another one in {path.parent} than in {results}; {_REMOVE}")
+    for name, path in found.items():
+        write_whole(results / name, path.read_text(encoding="utf-8", errors="surrogateescape"))
+    return sum(name.endswith(_RESULTS[0]) for name in found)
