@@ -31,7 +31,7 @@ __all__ = [
     "uv_would_install",
 ]
 
-BUILT_FROM_SOURCE = ("axolotl-contribs-lgpl", "axolotl-contribs-mit", "deepspeed")
+BUILT_FROM_SOURCE = ("axolotl-contribs-lgpl", "axolotl-contribs-mit", "cellpylib", "deepspeed", "pycosat", "zss")
 """The packages of the index that may be built, since they have no wheel: building runs code of the package's own."""
 
 WHEELS_ONLY = ("--only-binary", ":all:", *(word for name in BUILT_FROM_SOURCE for word in ("--no-binary", name)))
