@@ -154,3 +154,8 @@ def test_a_damaged_list_of_projects(tmp_path: Path, text: str | None, error: str
         path.write_text(text)
     with pytest.raises(MatrixError, match=error):
         read_projects(path)
+
+
+def test_the_hosted_workflow_tests_every_project() -> None:
+    workflow = (CHECKOUT.root / ".github" / "workflows" / "ci.yml").read_text()
+    assert f"project: [{', '.join(PROJECTS)}]" in workflow
