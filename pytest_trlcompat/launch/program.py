@@ -24,6 +24,8 @@ __all__ = ["CommandError", "LauncherWords", "Program", "launcher_words", "progra
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 _WITHOUT_EFFECT = ("-u", "-B", "-q", "-s")
 """Options of Python that change nothing of what a rank does: it writes each line at once, and writes no bytecode."""
+_HELPERS = ("debugpy", "pip", "ray", "tensorboard", "torch", "triton", "wandb")
+"""Packages that start programs of their own, which do not train: compilers' workers, servers of logs."""
 _LAUNCHERS = {"accelerate-launch": "accelerate", "torchrun": "torchrun", "deepspeed": "deepspeed", "ds": "deepspeed"}
 _LAUNCHER_MODULES = {
     "accelerate.commands.launch": "accelerate",
@@ -111,18 +113,18 @@ def _module_of(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
 def started_program(words: Sequence[str]) -> str:
     """The script or the module that a command gives to Python; empty for another command, and for code in a word.
 
-    Empty too for the standard library's, pip's and torch's own, which do something beside the program that starts them.
+    Empty too for the standard library's and those of :data:`_HELPERS`, which do something beside what starts them.
     """
     if not words or not _is_python(words[0]):
         return ""
     module, rest = _module_of(tuple(words[1:]))
     if module:
         top = module.partition(".")[0]
-        return "" if top in (*sys.stdlib_module_names, "pip", "torch") else module
+        return "" if top in (*sys.stdlib_module_names, *_HELPERS) else module
     if not rest or rest[0].startswith("-"):
         return ""
     parents = Path(rest[0]).resolve().parents
-    beside = any(parent.parent.name == "site-packages" and parent.name in ("pip", "torch") for parent in parents)
+    beside = any(parent.parent.name == "site-packages" and parent.name in _HELPERS for parent in parents)
     return "" if beside or Path(sysconfig.get_path("stdlib")) in parents[:2] else rest[0]
 
 

@@ -229,7 +229,8 @@ def test_a_program_that_starts_another_of_pythons(
 
 
 @pytest.mark.parametrize(
-    "words", [["-c", "pass"], ["-m", "calendar", "2026"], ["-m", "pip", "--version"], ["--version"]]
+    "words",
+    [["-c", "pass"], ["-m", "calendar", "2026"], ["-m", "pip", "--version"], ["-m", "wandb", "service"], ["--version"]],
 )
 def test_what_is_no_program_of_its_own_is_started(launcher: Launcher, tmp_path: Path, words: list[str]) -> None:
     write(tmp_path, "starts.py", STARTS)
