@@ -12,6 +12,7 @@ import pytest
 from pytest_trlcompat._devices import visible_gpus
 from pytest_trlcompat.catalog.issue import measured_with
 from pytest_trlcompat.catalog.verdict import Record
+from pytest_trlcompat.conformance import rows
 from pytest_trlcompat.plugin.judging import Absent, Finding, Judge, Untestable
 
 from .adapters.trainings import AdapterTrainings
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "every_pair: left out of a sweep of the default cells, and part of a full one")
     config.addinivalue_line("markers", "on_demand: part of a sweep with --issue alone")
+    for part in rows.PARTS:
+        config.addinivalue_line(
+            "markers", f"{part}: of the default cells, left out of all but some; see conformance.rows"
+        )
 
 
 class _WithoutGRPO(Judge):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,10 +18,15 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["TRAINERS", "Row", "labels", "load"]
+__all__ = ["PARTS", "TRAINERS", "Row", "labels", "load", "part_of", "together_with"]
 
 TRAINERS = tuple(sorted(each.parent.name for each in Path(__file__).parent.glob("*/rows.toml")))
 """Trainers that have a conformance suite."""
+PARTS = ("rows_1", "rows_2", "rows_3", "rows_4")
+"""What the rows are divided into, by the names of pytest's markers: of the default cells each tries one part, and the
+newest all."""
+_TOGETHER = 8
+"""Rows of one launch, the same for whoever asks for one: they share its start, and only they are lost with it."""
 _LINE = re.compile(r"(?P<name>\w+) = \{")
 _OF_ARRAY = re.compile(r"(pair|ranks)_\d+")
 _STRATEGY = re.compile(r'\bstrategy = "(?P<name>\w+)"')
@@ -63,6 +68,30 @@ def load(trainer: str) -> Mapping[str, Row]:
         for name, entry in raw.items()
     ]
     return {row.label: row for row in found}
+
+
+def together_with(trainer: str, label: str) -> Sequence[Row]:
+    """The rows that are tried in the same launch as this one, in order; it is one of them."""
+    return _launches(trainer)[label][1]
+
+
+def part_of(trainer: str, label: str) -> str:
+    """Which of :data:`PARTS` a row belongs to: that of the other rows of its launch."""
+    return PARTS[_launches(trainer)[label][0] % len(PARTS)]
+
+
+@lru_cache
+def _launches(trainer: str) -> Mapping[str, tuple[int, Sequence[Row]]]:
+    """By label, the number of the launch among those of its strategy, and its rows."""
+    strategies: dict[str, list[Row]] = {}
+    for row in load(trainer).values():
+        strategies.setdefault(row.strategy, []).append(row)
+    return {
+        row.label: (number, rows[start : start + _TOGETHER])
+        for rows in strategies.values()
+        for number, start in enumerate(range(0, len(rows), _TOGETHER))
+        for row in rows[start : start + _TOGETHER]
+    }
 
 
 @lru_cache

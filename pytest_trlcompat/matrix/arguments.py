@@ -15,9 +15,7 @@ from pytest_trlcompat.matrix.parsing import parse_day
 from pytest_trlcompat.matrix.shards import SHARD, requested_shard
 
 __all__ = [
-    "EVERY_PAIR",
     "FULL",
-    "ON_DEMAND",
     "PAIRWISE",
     "PYTHON",
     "STRENGTH",
@@ -27,9 +25,6 @@ __all__ = [
     "requested_pairwise",
 ]
 
-EVERY_PAIR, ON_DEMAND = "every_pair", "on_demand"
-"""Markers of the suites' tests that a sweep of the default cells leaves out, rows that hold pairs of settings, and that
-every sweep does, unless it is of their issue: they take a minute each."""
 FULL = "--full"
 """Option of ``matrix``: the full selection of cells instead of the default ones, and more tests of the suites."""
 

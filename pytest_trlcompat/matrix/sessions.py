@@ -19,9 +19,7 @@ from pytest_trlcompat._escaping import printable
 from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.matrix import cuda, disk, downstream, hashes, locks, own_coverage, process, shards, torch_axis
 from pytest_trlcompat.matrix.arguments import (
-    EVERY_PAIR,
     FULL,
-    ON_DEMAND,
     PAIRWISE,
     PYTHON,
     TABLES,
@@ -37,6 +35,7 @@ from pytest_trlcompat.matrix.job import run_cell
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.parsing import parse_pins, read_matrix
 from pytest_trlcompat.matrix.results import Outcome
+from pytest_trlcompat.matrix.suite_choice import chosen_tests
 from pytest_trlcompat.matrix.sweep import Sweep
 from pytest_trlcompat.matrix.uv import BUILT_FROM_SOURCE, WHEELS_ONLY, uv_cached_first
 
@@ -127,8 +126,7 @@ class Project:
             # nox does not give a session the names of the others; with --parallel only its own is known.
             named = [torch_axis.find(self.matrix, self.layout, each) for each in self._named if self.sweep.outermost]
             self._announce(named or later or [cell])
-        left_out = f"not {ON_DEMAND}" if options.full else f"not {ON_DEMAND} and not {EVERY_PAIR}"
-        few = () if options.issues else ("-m", left_out)
+        few = () if options.issues else ("-m", chosen_tests(cell, self.matrix.default(), full=options.full))
         self._run(cell, dataclasses.replace(options, pytest_arguments=(*few, *options.pytest_arguments)), later[1:])
 
     def free_cell(self, arguments: Sequence[str]) -> None:

@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 __all__ = [
     "_trlcompat_folder",
     "assert_equivalent",
+    "conversations",
     "ddp_launcher",
     "deepspeed_launcher",
     "fsdp_launcher",
     "judge",
     "launcher",
+    "preferences",
     "prompts",
     "strategy_launcher",
     "tiny_gemma",
@@ -39,6 +41,7 @@ __all__ = [
     "tiny_moe",
     "tiny_qwen2",
     "tiny_vlm",
+    "unpaired_preferences",
     "version_matrix",
 ]
 
@@ -119,6 +122,40 @@ def prompts() -> Dataset:
     from pytest_trlcompat import tiny
 
     return tiny.prompts()
+
+
+@pytest.fixture
+def conversations() -> Dataset:
+    """A ``datasets.Dataset`` of 16 conversations of one or two turns, in the column ``messages``, as SFT takes them.
+
+    ``pytest_trlcompat.tiny.conversations`` creates others.
+    """
+    from pytest_trlcompat import tiny
+
+    return tiny.conversations()
+
+
+@pytest.fixture
+def preferences() -> Dataset:
+    """A ``datasets.Dataset`` of 16 rows with ``prompt``, ``chosen`` and ``rejected``, as DPO and reward models take them.
+
+    ``pytest_trlcompat.tiny.preferences`` creates others, conversational ones too.
+    """
+    from pytest_trlcompat import tiny
+
+    return tiny.preferences()
+
+
+@pytest.fixture
+def unpaired_preferences() -> Dataset:
+    """A ``datasets.Dataset`` of 16 rows with ``prompt``, ``completion`` and ``label``, half of them liked, as KTO takes
+    them.
+
+    ``pytest_trlcompat.tiny.unpaired_preferences`` creates others, conversational ones too.
+    """
+    from pytest_trlcompat import tiny
+
+    return tiny.unpaired_preferences()
 
 
 @pytest.fixture(scope="session")

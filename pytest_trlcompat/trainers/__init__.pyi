@@ -1,5 +1,6 @@
 """Made by `python -m pytest_trlcompat.trainers.stub` from what the modules export; do not edit."""
 
+from .adapter_checkpointing import AdapterCheckpointingMixin as AdapterCheckpointingMixin
 from .adapter_loading import AdapterLoadingMixin as AdapterLoadingMixin
 from .adapter_reference import AdapterReferenceMixin as AdapterReferenceMixin
 from .adapter_seed import AdapterSeedMixin as AdapterSeedMixin

@@ -15,7 +15,7 @@ from typing import Any
 from pytest_trlcompat.trainers._conditions import ADAPTER, CHECKPOINTING, Condition, trains_adapters, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers._upstream import method_uses
-from pytest_trlcompat.trainers.lora_checkpointing import checkpointing_keywords
+from pytest_trlcompat.trainers.adapter_checkpointing import is_reentrant
 
 __all__ = ["DDPAdapterCheckpointingMixin"]
 
@@ -32,7 +32,7 @@ class DDPAdapterCheckpointingMixin(Cure):
 
     def _wrap_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
-        if self.args.ddp_find_unused_parameters is not None or not _is_reentrant(model):
+        if self.args.ddp_find_unused_parameters is not None or not _reenters(model):
             return upstream._wrap_model(model, *args, **kwargs)
         self.args.ddp_find_unused_parameters = False
         try:
@@ -52,9 +52,8 @@ class DDPAdapterCheckpointingMixin(Cure):
         return under(trainer, why, _DDP, CHECKPOINTING, ADAPTER)
 
 
-def _is_reentrant(model: Any) -> bool:
-    keywords = checkpointing_keywords(model) if trains_adapters(model) else None
-    return keywords is not None and bool(keywords.get("use_reentrant", True))
+def _reenters(model: Any) -> bool:
+    return trains_adapters(model) and is_reentrant(model)
 
 
 def _is_ddp(trainer: Any) -> bool:

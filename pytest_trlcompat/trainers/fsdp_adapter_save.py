@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers._conditions import FSDP1, fsdp_version
 from pytest_trlcompat.trainers._cure import Activity, Cure
-from pytest_trlcompat.trainers.lora_checkpointing import trains_adapters
+from pytest_trlcompat.trainers._conditions import trains_adapters
 
 __all__ = [
     "FSDPAdapterSaveMixin",

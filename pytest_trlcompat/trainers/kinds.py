@@ -18,6 +18,7 @@ _ANY = (
     "ZeRO3BiasesMixin",
     "ZeRO3WholeModulesMixin",
     "ZeRO3MixedDtypesMixin",
+    "AdapterCheckpointingMixin",
     "DDPAdapterCheckpointingMixin",
     "FSDPCheckpointedCacheMixin",
     "PrecomputedReferenceMixin",

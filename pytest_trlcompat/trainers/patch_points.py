@@ -82,6 +82,7 @@ _LOAD, _TRAIN, _EVALUATE = _trainer("_load_from_checkpoint"), _trainer("train"),
 _ACCELERATOR_MADE = _trainer("create_accelerator_and_postprocess")
 _TRAINING_STEP = _trainer("training_step")
 _CREATE_OPTIMIZER = _trainer("create_optimizer")
+_WRAP_MODEL = _trainer("_wrap_model")
 
 
 def _of_ppo(name: str) -> tuple[PatchPoint, ...]:
@@ -109,6 +110,7 @@ _NULL_REFERENCE = (  # without it, TRL asks for a reference model where it train
 
 
 POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
+    "AdapterCheckpointingMixin": (_WRAP_MODEL,),
     "AdapterLoadingMixin": (_LOAD, PEFT_SHARDING),
     "AdapterReferenceMixin": (
         GRPO_CONSTRUCTOR,
@@ -130,7 +132,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     ),
     "CheckpointedGenerationMixin": (GENERATION,),
     "Cure": (_TRAIN,),
-    "DDPAdapterCheckpointingMixin": (_trainer("_wrap_model"),),
+    "DDPAdapterCheckpointingMixin": (_WRAP_MODEL,),
     "DecayedNormsMixin": (_trainer("get_decay_parameter_names"), PARAMETER_NAMES),
     "DeepSpeedAccumulationMixin": (_TRAINING_STEP,),
     "DeepSpeedEvaluationMixin": (_trainer("evaluation_loop"), _TRAIN),
@@ -176,7 +178,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         COMPUTE_LOSS,
         _trainer("_prepare_input"),
     ),
-    "LoraCheckpointingMixin": (GENERATION,),
+    "LoraCheckpointingMixin": (GENERATION, _WRAP_MODEL),
     "OneDevicePerRankMixin": (CREATE_MODEL,),
     "PPOAcceleratorMixin": (ACCELERATOR,),
     "PPOAccumulationMixin": _of_ppo_trainer("train"),

@@ -16,7 +16,7 @@ from typing import Any
 
 from pytest_trlcompat.trainers._conditions import ADAPTER, CHECKPOINTING, ZERO3, installed, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
-from pytest_trlcompat.trainers.lora_checkpointing import checkpointing_keywords, input_gradients_are_on
+from pytest_trlcompat.trainers.adapter_checkpointing import checkpointing_keywords, input_gradients_are_on
 
 __all__ = ["ZeRO3LoraCheckpointingMixin"]
 

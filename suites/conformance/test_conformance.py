@@ -2,7 +2,8 @@
 
 Right is: with a setting, every quantity of a short training that can be seen is the reference's, from the tokens to the
 logs; see :mod:`pytest_trlcompat.conformance`. A difference that another known issue predicts is that issue's, and the
-verdict ``blocked``. What nothing predicts is a finding, and fails. Each value alone is tried in every sweep.
+verdict ``blocked``. What nothing predicts is a finding, and fails. Each value alone is tried in every sweep, in some of
+its cells: see :data:`pytest_trlcompat.conformance.rows.PARTS`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from .trainings import ConformanceTrainings
 
-ON_DEMAND = ("dpo", "ppo", "reward", "rloo", "sft")
+ON_DEMAND = ("ppo",)
 """Trainers whose suite waits until what it finds in every release is in the catalogue."""
 
 
@@ -29,8 +30,10 @@ def marks_of(trainer: str, label: str) -> Sequence[pytest.MarkDecorator]:
     named = pytest.mark.known_issue(f"conformance-{trainer}")
     if trainer in ON_DEMAND:
         return named, pytest.mark.on_demand
+    part = getattr(pytest.mark, rows.part_of(trainer, label))
     row = rows.load(trainer)[label]
-    return (named,) if row.strategy == "single" and not row.is_of_array else (named, pytest.mark.every_pair)
+    alone = row.strategy == "single" and not row.is_of_array
+    return (named, part) if alone else (named, part, pytest.mark.every_pair)
 
 
 CASES = [

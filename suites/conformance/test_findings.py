@@ -1,7 +1,7 @@
 """Known issues that the conformance suite found: each is one or a few of its settings, and what differs with them.
 
 What is measured, and what shows the issue, stands in the catalogue: ``settings``, ``[[issue.difference]]`` and
-``[[issue.symptom]]``. Strategies with ranks are part of a full sweep.
+``[[issue.symptom]]``. Strategies with ranks are part of a full sweep; of the others a cell tries its part of the rows.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import pytest
 
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.issue import measured_with
+from pytest_trlcompat.conformance import rows
 from pytest_trlcompat.plugin.judging import Judge
 
 if TYPE_CHECKING:
@@ -22,15 +23,10 @@ if TYPE_CHECKING:
     from .trainings import ConformanceTrainings
 
 
-ON_DEMAND = ("dpo", "reward", "rloo")
-"""Trainers whose findings wait until every cell of the default sweep was measured."""
-
-
 def marks_of(issue: KnownIssue, label: str) -> Sequence[pytest.MarkDecorator]:
     named = pytest.mark.known_issue(issue.id)
-    if measured_with(issue.id) in ON_DEMAND:
-        return named, pytest.mark.on_demand
-    return (named,) if label.startswith("single-") else (named, pytest.mark.every_pair)
+    part = getattr(pytest.mark, rows.part_of(measured_with(issue.id), label))
+    return (named, part) if label.startswith("single-") else (named, part, pytest.mark.every_pair)
 
 
 CASES = [

@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ConformanceTrainings"]
 
-_TOGETHER = 8
-"""Settings of one launch, the same for whoever asks for one: they share its start, and only they are lost with it."""
-
 
 @dataclass(frozen=True)
 class ConformanceTrainings:
@@ -135,9 +132,7 @@ class ConformanceTrainings:
             Absent: this release has no such trainer, or this stack not the strategy.
             Untestable: something that the setting needs is not installed.
         """
-        of_strategy = [each for each in rows.load(trainer).values() if each.strategy == row.strategy]
-        start = of_strategy.index(row) // _TOGETHER * _TOGETHER
-        together = of_strategy[start : start + _TOGETHER]
+        together = rows.together_with(trainer, row.label)
         settings = {each.name: each.setting for each in together}
         partly = [each.name for each in together if each.is_of_array]
         found = self._launched(trainer, subject, row.strategy, settings, partly)[row.name]

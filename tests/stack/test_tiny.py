@@ -389,5 +389,51 @@ def test_prompts_are_known_words_of_different_lengths(prompts: Any) -> None:
         f"w{n}" for n in range(7)
     }
     assert len(set(prompts["prompt"])) == 16
-    with pytest.raises(ValueError, match=r"^words=\(4, 2\) is neither the length of a prompt"):
+    with pytest.raises(ValueError, match=r"^words=\(4, 2\) is neither the length of a text"):
         tiny.prompts(words=(4, 2))
+
+
+def all_known(texts: list[str]) -> bool:
+    tokenizer = tiny.qwen2().tokenizer
+    return all(tiny.UNK_TOKEN_ID not in tokenizer(text).input_ids for text in texts)
+
+
+def test_conversations_alternate_between_user_and_assistant(conversations: Any) -> None:
+    assert conversations.column_names == ["messages"]
+    assert conversations["messages"][:2] == [
+        [{"content": "w0 w1", "role": "user"}, {"content": "w2 w3 w4", "role": "assistant"}],
+        [
+            {"content": "w5 w6 w7 w8", "role": "user"},
+            {"content": "w9 w10", "role": "assistant"},
+            {"content": "w11 w12 w13", "role": "user"},
+            {"content": "w14 w15 w16 w17", "role": "assistant"},
+        ],
+    ]
+    assert [len(row) for row in conversations["messages"]] == [2, 4] * 8
+    assert all_known([message["content"] for row in tiny.conversations(100)["messages"] for message in row])
+    assert {len(row) for row in tiny.conversations(turns=3)["messages"]} == {6}
+    with pytest.raises(ValueError, match=r"^turns=0 is neither the length of a conversation nor a pair"):
+        tiny.conversations(turns=0)
+
+
+def test_preferences_have_two_completions_that_differ(preferences: Any) -> None:
+    assert preferences.column_names == ["prompt", "chosen", "rejected"]
+    assert preferences[0] == {"prompt": "w0 w1", "chosen": "w2 w3 w4", "rejected": "w5 w6 w7 w8"}
+    assert all(row["chosen"].split()[0] != row["rejected"].split()[0] for row in tiny.preferences(200))
+    assert all_known([text for row in tiny.preferences(100) for text in row.values()])
+    assert tiny.preferences(1, words=1, conversational=True)[0] == {
+        "prompt": [{"content": "w0", "role": "user"}],
+        "chosen": [{"content": "w1", "role": "assistant"}],
+        "rejected": [{"content": "w2", "role": "assistant"}],
+    }
+
+
+def test_every_other_unpaired_completion_is_liked(unpaired_preferences: Any) -> None:
+    assert unpaired_preferences.column_names == ["prompt", "completion", "label"]
+    assert unpaired_preferences[1] == {"prompt": "w5 w6 w7 w8", "completion": "w9 w10", "label": False}
+    assert unpaired_preferences["label"][:] == [True, False] * 8
+    assert tiny.unpaired_preferences(1, words=1, conversational=True)[0] == {
+        "prompt": [{"content": "w0", "role": "user"}],
+        "completion": [{"content": "w1", "role": "assistant"}],
+        "label": True,
+    }

@@ -13,14 +13,14 @@ import pytest
 
 from pytest_trlcompat import tiny
 from pytest_trlcompat.trainers import plain_logprobs, zero3_lora_checkpointing
-from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
-from pytest_trlcompat.trainers.lora_checkpointing import (
-    LoraCheckpointingMixin,
-    _keeping_keywords,
+from pytest_trlcompat.trainers._conditions import trains_adapters
+from pytest_trlcompat.trainers.adapter_checkpointing import (
+    AdapterCheckpointingMixin,
     checkpointing_keywords,
     input_gradients_are_on,
-    trains_adapters,
 )
+from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
+from pytest_trlcompat.trainers.lora_checkpointing import _keeping_keywords
 from pytest_trlcompat.trainers.resuming import ResumingMixin, random_states_can_be_loaded
 from pytest_trlcompat.trainers.train_sampler import TrainSamplerMixin
 from pytest_trlcompat.trainers.warnings_issued import WarningsIssuedMixin
@@ -50,38 +50,45 @@ def lora() -> Any:
     return peft.get_peft_model(policy, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
 
 
-def trainer_of(model: Any, kwargs: Any, checkpointing: bool = True) -> Any:
+def wrapped_for_training(model: Any, kwargs: Any, checkpointing: bool = True, training: bool = True) -> None:
     class Base:
-        def __init__(self) -> None:
-            self.model = model
-            self.args = SimpleNamespace(gradient_checkpointing=checkpointing, gradient_checkpointing_kwargs=kwargs)
+        def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
+            assert training or dataloader == "of an evaluation"
+            return model
 
-    class Mine(LoraCheckpointingMixin, Base):
+    class Mine(AdapterCheckpointingMixin, Base):
         pass
 
-    return Mine()
+    if checkpointing and checkpointing_keywords(model) is None:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+        model.get_input_embeddings()._forward_hooks.clear()  # Transformers 5 asks for gradients itself
+    mine: Any = Mine.__new__(Mine)
+    assert (
+        mine._wrap_model(model, **({} if training else {"training": False, "dataloader": "of an evaluation"})) is model
+    )
 
 
-@pytest.mark.parametrize("kwargs", [None, {}, {"use_reentrant": True}])
-def test_inputs_of_adapters_require_gradients_under_reentrant_checkpointing(kwargs: Any) -> None:
+def test_inputs_of_adapters_require_gradients_under_reentrant_checkpointing() -> None:
     model = lora()
     assert trains_adapters(model)
+    wrapped_for_training(model, {"use_reentrant": True}, training=False)
     assert not input_gradients_are_on(model)
-    trainer_of(model, kwargs)
+    wrapped_for_training(model, {"use_reentrant": True})
     assert input_gradients_are_on(model)
     hooks = len(model.get_input_embeddings()._forward_hooks)
-    trainer_of(model, kwargs)  # and once is enough
+    wrapped_for_training(model, {"use_reentrant": True})  # and once is enough
     assert len(model.get_input_embeddings()._forward_hooks) == hooks
 
 
 def test_nothing_is_changed_where_nothing_is_wrong() -> None:
     model = lora()
-    trainer_of(model, {"use_reentrant": False})
-    trainer_of(model, None, checkpointing=False)
+    wrapped_for_training(model, {"use_reentrant": False})
     assert not input_gradients_are_on(model)
+    wrapped_for_training(lora_model := lora(), None, checkpointing=False)
+    assert not input_gradients_are_on(lora_model)
     whole = tiny.qwen2().model
     assert not trains_adapters(whole)
-    trainer_of(whole, None)
+    wrapped_for_training(whole, {"use_reentrant": True})
     assert not input_gradients_are_on(whole)
 
 

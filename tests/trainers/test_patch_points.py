@@ -15,7 +15,7 @@ from pytest_trlcompat.trainers.kinds import KINDS
 from pytest_trlcompat.trainers.names import MODULES
 
 FOLDER = Path(trainers.__file__).parent
-OWN = {"__init__", "__init_subclass__", "__setattr__", "_around_generation"}
+OWN = {"__init__", "__init_subclass__", "__setattr__", "_activity", "_around_generation"}
 """What mixins call by super() although it is not upstream's."""
 
 
