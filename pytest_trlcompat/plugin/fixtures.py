@@ -137,7 +137,8 @@ def conversations() -> Dataset:
 
 @pytest.fixture
 def preferences() -> Dataset:
-    """A ``datasets.Dataset`` of 16 rows with ``prompt``, ``chosen`` and ``rejected``, as DPO and reward models take them.
+    """A ``datasets.Dataset`` of 16 rows with ``prompt``, ``chosen`` and ``rejected``, as DPO and reward models take
+    them.
 
     ``pytest_trlcompat.tiny.preferences`` creates others, conversational ones too.
     """

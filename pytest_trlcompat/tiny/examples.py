@@ -1,7 +1,7 @@
 """Datasets of words that the tiny models' tokenizers know, in the forms that TRL documents.
 
-The same rows at every call, of unequal lengths, so that a batch needs padding. Their words go through the vocabulary from
-first to last, over and over, so that no two texts of a small dataset are the same.
+The same rows at every call, of unequal lengths, so that a batch needs padding. Their words go through the vocabulary
+from first to last, over and over, so that no two texts of a small dataset are the same.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Cure of ``reward-adapter-checkpointing``, ``sft-adapter-checkpointing`` and ``grpo-lora-checkpointing``: gradients for
-adapters under reentrant checkpointing, in any trainer.
+"""Cure of ``reward-adapter-checkpointing``, ``sft-adapter-checkpointing`` and ``grpo-lora-checkpointing``: gradients
+for adapters under reentrant checkpointing, in any trainer.
 
 Reentrant gradient checkpointing gives a layer gradients only if its input requires one. Where the model beneath the
 adapters is frozen, embeddings included, it does not: training ends in ``element 0 of tensors does not require grad and

@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, ClassVar
 
-from pytest_trlcompat.trainers._conditions import FSDP1, fsdp_version
+from pytest_trlcompat.trainers._conditions import FSDP1, fsdp_version, trains_adapters
 from pytest_trlcompat.trainers._cure import Activity, Cure
-from pytest_trlcompat.trainers._conditions import trains_adapters
 
 __all__ = [
     "FSDPAdapterSaveMixin",

@@ -1,4 +1,4 @@
-"""Adapters learn under reentrant checkpointing in any trainer: beside a head that learns as well nobody would notice."""
+"""Adapters learn under reentrant checkpointing in any trainer; beside a head that learns, too, nobody would notice."""
 
 from __future__ import annotations
 
