@@ -18,7 +18,7 @@ from pytest_trlcompat.matrix import shards
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import explained_os_errors, write_whole
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.report import explorer, junit, pages, publish, terminal, torch_comparison
+from pytest_trlcompat.matrix.report import explorer, hosted, junit, pages, publish, terminal, torch_comparison
 from pytest_trlcompat.matrix.report.changes import Changes
 from pytest_trlcompat.matrix.report.model import DAMAGED, Report, gather
 
@@ -63,6 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--pages", type=Path, metavar="CHECKOUT", help="only write the pages of docs/ anew, from fixtures/evidence.json"
     )
     parser.add_argument(
+        "--summary", type=Path, metavar="FILE", help="append a short page in Markdown to it, as to $GITHUB_STEP_SUMMARY"
+    )
+    parser.add_argument(
+        "--annotations", action="store_true", help="print what is not as predicted as workflow commands of GitHub"
+    )
+    parser.add_argument(
         "--history", type=Path, metavar="CHECKOUT", help="say what changed since the sweeps that were published there"
     )
     parser.add_argument(
@@ -81,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 day = publish.last_day(parsed.results)
                 changes = publish.since_published(report, Layout(parsed.history), day)
             paths = write_all(report, parsed.results, changes)
+            if parsed.summary:
+                hosted.append(hosted.summary_page(report, changes), parsed.summary)
             published = publish.publish(report, Layout(parsed.publish), keep=parsed.keep) if parsed.publish else []
     except MatrixError as error:
         print(printable(redacted(str(error))), file=sys.stderr)
@@ -94,6 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         terminal.show(shown, parsed.results / "compat.html", changes=changes)
     _published(published)
+    if parsed.annotations:
+        print("\n".join(hosted.annotations(report)))
     damaged = [cell for cell in report.cells if cell.sidecar.state == DAMAGED]
     for cell in damaged:
         print(printable(str(cell.sidecar.reason)), file=sys.stderr)
