@@ -17,7 +17,7 @@ from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.verdict import Record, Verdict, append_record
 from pytest_trlcompat.matrix.report.changes import Change, Changes
 from pytest_trlcompat.matrix.report.command import main
-from pytest_trlcompat.matrix.report.hosted import annotations, summary_page
+from pytest_trlcompat.matrix.report.hosted import summary_page, workflow_commands
 from pytest_trlcompat.matrix.report.model import CellReport, Report
 from tests.hostile import lines
 
@@ -43,7 +43,7 @@ def _unescaped(text: str) -> str:
 
 
 def test_an_annotation_stands_at_the_entry_of_the_catalogue() -> None:
-    found = annotations(Report((CellReport(OLD, (KNOWN, FINE)), CellReport(NEW, (KNOWN, PREDICTED)))))
+    found = workflow_commands(Report((CellReport(OLD, (KNOWN, FINE)), CellReport(NEW, (KNOWN, PREDICTED)))))
     (one,) = map(parsed, found)
     kind, properties, message = one
     assert (kind, properties["title"]) == ("error", f"{ISSUE}: not as predicted")
@@ -57,7 +57,8 @@ def test_an_annotation_stands_at_the_entry_of_the_catalogue() -> None:
 
 def test_each_verdict_that_is_not_as_predicted_and_each_unfinished_cell_is_annotated() -> None:
     found = [
-        parsed(line) for line in annotations(Report((CellReport(OLD, (SURPRISE, CRASH)), CellReport(UNBUILT, ()))))
+        parsed(line)
+        for line in workflow_commands(Report((CellReport(OLD, (SURPRISE, CRASH)), CellReport(UNBUILT, ()))))
     ]
     assert [(kind, set(properties)) for kind, properties, _ in found] == [("error", {"title"}), ("warning", {"title"})]
     assert "fsdp1: silent, predicted ok\n" in found[0][2]
@@ -66,17 +67,17 @@ def test_each_verdict_that_is_not_as_predicted_and_each_unfinished_cell_is_annot
         {"title": f"{UNBUILT.id}: untestable"},
         "there is no version of trl==9.9.9 | so <b>stop</b>",
     )
-    assert annotations(Report((CellReport(OLD, (FINE, PREDICTED)),))) == []
+    assert workflow_commands(Report((CellReport(OLD, (FINE, PREDICTED)),))) == []
 
 
 def test_no_more_is_annotated_than_github_shows_and_the_rest_is_counted() -> None:
     records = tuple(dataclasses.replace(KNOWN, issue=f"grpo-{number}") for number in range(25))
-    found = annotations(Report((CellReport(OLD, records),)))
+    found = workflow_commands(Report((CellReport(OLD, records),)))
     assert len(found) == 10
     assert found[-1] == "::error::16 more known issues; the summary and the report name them"
-    assert len(annotations(Report((CellReport(OLD, records[:10]),)))) == 10
+    assert len(workflow_commands(Report((CellReport(OLD, records[:10]),)))) == 10
     many = tuple(CellReport(dataclasses.replace(OLD, id=f"trl0.{number}.0"), (KNOWN,)) for number in range(25))
-    (one,) = annotations(Report(many))
+    (one,) = workflow_commands(Report(many))
     assert parsed(one)[2].splitlines()[-1] == "and 5 more"
 
 
@@ -86,7 +87,7 @@ def test_whatever_a_text_holds_it_is_one_command_a_line(issue: str, reason: str,
     report = Report((CellReport(OLD, (dataclasses.replace(SURPRISE, issue=issue),)), CellReport(unfinished, ())))
     output = io.StringIO()
     with redirect_stdout(output):
-        print("\n".join(annotations(report)))
+        print("\n".join(workflow_commands(report)))
     found = output.getvalue().split("\n")
     assert len(found) == 3
     assert found[-1] == ""

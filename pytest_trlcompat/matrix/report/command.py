@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         terminal.show(shown, parsed.results / "compat.html", changes=changes)
     _published(published)
     if parsed.annotations:
-        print("\n".join(hosted.annotations(report)))
+        print("\n".join(hosted.workflow_commands(report)))
     damaged = [cell for cell in report.cells if cell.sidecar.state == DAMAGED]
     for cell in damaged:
         print(printable(str(cell.sidecar.reason)), file=sys.stderr)

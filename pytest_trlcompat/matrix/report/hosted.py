@@ -18,7 +18,7 @@ from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.report.changes import Changes
 from pytest_trlcompat.matrix.report.model import CellReport, Report
 
-__all__ = ["annotations", "append", "summary_page"]
+__all__ = ["append", "summary_page", "workflow_commands"]
 
 _ROWS = 50
 """Verdicts, cells or changes that the page names; a summary may have 1 MiB, and nobody reads so much."""
@@ -90,7 +90,7 @@ def _reason(cell: CellReport) -> str:
     return text if len(text) <= _REASON else f"{text[:_REASON]}..."
 
 
-def annotations(report: Report) -> list[str]:
+def workflow_commands(report: Report) -> list[str]:
     """A line for each known issue with verdicts that are not as predicted, at its entry of the catalogue, which is to
     be corrected where the code is not; and for each cell that was not finished. What GitHub would drop is counted.
     """
