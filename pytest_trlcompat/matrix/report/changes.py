@@ -119,9 +119,9 @@ class Changes:
 
 
 def compare(now: Evidence, past: Past) -> Changes:
-    """Hold a sweep against those of the past, of which none is newer."""
+    """Hold a sweep against those of the past, of which none is newer; without a cell of it nothing is said."""
     earlier = past.sweeps[::-1]
-    if not earlier:
+    if not earlier or not now.cells:
         return Changes(problems=past.problems)
     known = [{cell.id: cell for cell in sweep.cells} for sweep in earlier]
     standing, changed = {}, []
