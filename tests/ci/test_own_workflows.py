@@ -1,8 +1,8 @@
 """This project's own workflows: their shell steps are run in a copy of the checkout, from the parts to the report.
 
 Without a package index and with an empty cache no environment can be built, and every cell is `untestable`. So the
-whole way is taken, from the division into parts over nox to the merged report, its page and its annotations, in a minute
-and with a known end. What the suites find is no matter of these files. The matrix is cut to two cells and two parts.
+whole way is taken, from the division into parts over nox to the merged report, its page and its annotations, in little
+time and to a known end. What the suites find is no matter of these files. Two cells are left, in two parts.
 """
 
 from __future__ import annotations
