@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         if parsed.print:
             print(text, end="")
             return 0
-        path = _path(parsed.kind, root, force=parsed.force)
+        path = _path(parsed.kind, root)
         _write(root / path, text, force=parsed.force)
     except CiError as error:
         print(encodable(visible(f"trlcompat init-ci: {error}"), sys.stderr.encoding), file=sys.stderr)
@@ -49,17 +49,19 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _path(kind: str, root: Path, *, force: bool) -> Path:
+def _path(kind: str, root: Path) -> Path:
     if kind == "github":
         return _GITHUB
-    # One that this program wrote itself may be written again; another stays the project's own.
-    own = (root / _GITLAB).exists() and not (force and _is_ours(root / _GITLAB))
-    return _INCLUDED if own else _GITLAB
+    return _GITLAB if not os.path.lexists(root / _GITLAB) or _is_ours(root / _GITLAB) else _INCLUDED
 
 
 def _is_ours(path: Path) -> bool:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.readline().startswith("# Written by `trlcompat init-ci")
+    """Whether this program wrote it: another stays the project's own, even where this one may be written anew."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.readline().startswith("# Written by `trlcompat init-ci")
+    except OSError:  # a folder, say
+        return False
 
 
 def _write(path: Path, text: str, *, force: bool) -> None:

@@ -304,6 +304,8 @@ def test_a_pipeline_that_is_there_includes_the_file(tmp_path: Path, capsys: pyte
     arguments = ["gitlab", "--from", ORIGIN, "--project", str(tmp_path)]
     assert main(arguments) == 0
     assert (tmp_path / ".gitlab-ci.yml").is_file()
+    assert main(arguments) == 2
+    assert ".gitlab-ci.yml exists: --force writes it anew" in capsys.readouterr().err
     assert main([*arguments, "--force"]) == 0
     assert not (tmp_path / ".gitlab").exists(), "what this program wrote is written anew"
     (tmp_path / ".gitlab-ci.yml").write_text("mine: {}\n")
