@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ def test_what_is_kept_is_what_is_read(tmp_path: Path) -> None:
     path = history.keep(SWEEP, tmp_path / "evidence")
     assert path == tmp_path / "evidence" / "2026-11-22.json.gz"
     assert history.read(tmp_path / "evidence") == history.Past((SWEEP,))
-    assert path.read_bytes() == history.pack(SWEEP), "the same bytes whenever they are made"
+    assert path.read_bytes() == history.pack(SWEEP)
+    assert path.read_bytes()[4:8] == b"\0\0\0\0", "no time, so that the bytes are the same whenever they are made"
 
 
 def test_every_verdict_has_a_letter_which_the_file_explains() -> None:
@@ -126,6 +128,18 @@ def test_what_cannot_be_read_is_named_and_costs_the_others_nothing(tmp_path: Pat
     assert found.startswith(f"{tmp_path / '2026-11-22.json.gz'}: ")
     assert problem in found
     assert found.endswith("; this sweep is left out of what is said of earlier ones")
+
+
+def test_what_unpacks_to_far_more_takes_no_memory_for_it(tmp_path: Path) -> None:
+    (tmp_path / "2026-11-22.json.gz").write_bytes(gzip.compress(b"\0" * (200 * 2**20), compresslevel=1))
+    tracemalloc.start()
+    try:
+        (problem,) = history.read(tmp_path).problems
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "it unpacks to more than 16 MiB" in problem
+    assert peak < 64 * 2**20
 
 
 def test_nothing_but_a_regular_file_is_read(tmp_path: Path) -> None:

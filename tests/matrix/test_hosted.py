@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.verdict import Record, Verdict, append_record
@@ -130,7 +131,12 @@ def test_whatever_a_text_holds_the_page_has_the_same_elements(issue: str, reason
     def page(record: Record, why: str) -> list[str]:
         unfinished = dataclasses.replace(UNBUILT, reason=why)
         text = summary_page(Report((CellReport(OLD, (record,)), CellReport(unfinished, ()))), Changes())
-        return [token.type for token in MarkdownIt("gfm-like", {"linkify": False}).parse(text)]
+        tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(text)
+        return [each for token in tokens for each in (token.type, *inner(token))]
+
+    def inner(token: Token) -> list[str]:
+        found = [child.type for child in token.children or () if child.type not in ("text", "text_special")]
+        return found if found or not token.content else ["text"]
 
     assert page(dataclasses.replace(SURPRISE, issue=issue or "x"), reason) == page(SURPRISE, "plain")
 
