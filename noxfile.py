@@ -36,6 +36,7 @@ from pytest_trlcompat.bisect.candidates.releases import list_releases, releases_
 from pytest_trlcompat.matrix.environments import Environment  # noqa: E402
 from pytest_trlcompat.matrix.errors import MatrixError  # noqa: E402
 from pytest_trlcompat.matrix.sessions import Project  # noqa: E402
+from pytest_trlcompat.matrix.workflows import check_workflows  # noqa: E402
 
 nox.needs_version = ">=2026.8"
 nox.options.default_venv_backend = "none"
@@ -314,11 +315,11 @@ def fields(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def lint(session: nox.Session) -> None:
-    """Run ruff and mypy, and check the hosted workflow against its schema."""
+    """Run ruff and mypy, and check the workflows of GitHub and GitLab, and those that init-ci writes."""
     with errors_as_messages(session):
         environment = PROJECT.tools("lint", group("lint"))
-        workflow = ["check-jsonschema", "--builtin-schema", "vendor.github-workflows", ".github/workflows/ci.yml"]
-        PROJECT.run_all_in(environment, [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"], workflow])
+        workflows = check_workflows(ROOT, session.log)
+        PROJECT.run_all_in(environment, [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"], *workflows])
 
 
 @nox.session(default=False)

@@ -10,16 +10,19 @@ import json
 import math
 import os
 import stat
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from packaging.version import InvalidVersion, Version
 
-__all__ = ["Unreadable", "check_version", "lines_of", "parse", "read_text"]
+__all__ = ["Unreadable", "check_version", "lines_of", "parse", "read_gzipped", "read_text"]
 
 _LONGEST = 16 * 2**20
 """Bytes of a line, or of a file that is read as one text."""
+_GZIP = 16 + zlib.MAX_WBITS
+"""For zlib: with the header of gzip (RFC 1952) and its checksum."""
 _DEEPEST = 50
 """Arrays and objects within each other."""
 _KINDS = {
@@ -42,6 +45,30 @@ def read_text(path: Path) -> str:
     Raises:
         Unreadable: there is none, or it is no regular file, too large, or not UTF-8.
     """
+    return _decoded(_bytes(path))
+
+
+def read_gzipped(path: Path) -> str:
+    """The text of a file that gzip compressed, whose text has at most as many bytes as one that is not.
+
+    Raises:
+        Unreadable: as :func:`read_text`; or it is cut short, damaged, or goes on after its end.
+    """
+    unpacking = zlib.decompressobj(_GZIP)
+    try:
+        data = unpacking.decompress(_bytes(path), _LONGEST + 1)
+    except zlib.error as error:
+        raise Unreadable(f"it is not what gzip wrote: {error}") from error
+    if len(data) > _LONGEST:
+        raise Unreadable(f"it unpacks to more than {_LONGEST // 2**20} MiB")
+    if not unpacking.eof:
+        raise Unreadable("it is cut short")
+    if unpacking.unused_data:
+        raise Unreadable("it goes on after its end")
+    return _decoded(data)
+
+
+def _bytes(path: Path) -> bytes:
     try:
         with _opened(path) as file:
             data = file.read(_LONGEST + 1)
@@ -49,7 +76,7 @@ def read_text(path: Path) -> str:
         raise Unreadable(error.strerror) from error
     if len(data) > _LONGEST:
         raise Unreadable(f"it has more than {_LONGEST // 2**20} MiB")
-    return _decoded(data)
+    return data
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str | Unreadable, bool]]:

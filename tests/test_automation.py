@@ -21,6 +21,7 @@ from pytest_trlcompat.matrix.parsing import read_matrix
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
+SWEEP = WORKFLOW.with_name("sweep.yml")
 HOOKS = ROOT / ".pre-commit-config.yaml"
 LIST_CELLS = "nox -l --json -s matrix -- --full"
 
@@ -67,8 +68,9 @@ def test_every_supported_python_is_tested() -> None:
     main = read_matrix(ROOT / "fixtures" / "matrix.toml").python
     others = runpy.run_path(str(ROOT / "noxfile.py"))["OTHER_PYTHONS"]
     assert sorted([main, *others]) == pythons
-    jobs = workflow()["jobs"]
+    jobs = {**workflow()["jobs"], **yaml.safe_load(SWEEP.read_text())["jobs"]}
     assert jobs["unit"]["strategy"]["matrix"]["python"] == others
+    assert yaml.safe_load((ROOT / ".gitlab-ci.yml").read_text())["default"]["image"] == f"python:{main}"
     setups = [step for job in jobs.values() for step in job["steps"] if "setup-python" in step.get("uses", "")]
     assert {step["with"]["python-version"] for step in setups} == {main}
     assert f"python{main}" in (ROOT / ".ci" / "run").read_text()
@@ -100,10 +102,15 @@ def test_the_workflow_runs_what_ci_run_does_and_nightly_every_cell() -> None:
     assert listed.count('"session"') == len(full) <= 256, "a hosted matrix has at most 256 jobs"
 
 
-@pytest.mark.parametrize("file", [WORKFLOW, ROOT / ".ci" / "run"], ids=lambda path: path.name)
-def test_automation_names_only_sessions_that_exist(file: Path) -> None:
-    names = set(re.findall(r"nox (?:-l --json )?-s \"?(\w+)", file.read_text()))
-    assert len(names) >= 3
+@pytest.mark.parametrize(
+    ("file", "least"),
+    [(WORKFLOW, 3), (SWEEP, 2), (ROOT / ".gitlab-ci.yml", 2), (ROOT / ".ci" / "run", 3)],
+    ids=lambda value: value.name if isinstance(value, Path) else "",
+)
+def test_automation_names_only_sessions_that_exist(file: Path, least: int) -> None:
+    text = "\n".join(line for line in file.read_text().splitlines() if not line.lstrip().startswith("#"))
+    names = set(re.findall(r"nox (?:-l --json )?-s \"?(\w+)", text))
+    assert len(names) >= least
     assert names <= set(re.findall(r"^[-*] (\w+)", nox_list(), re.MULTILINE))
 
 

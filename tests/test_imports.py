@@ -19,7 +19,7 @@ LAYERS = (
     {"cli"},
     {"bisect", "plugin"},
     {"equivalence"},
-    {"checks", "doctor", "launch", "matrix"},
+    {"checks", "ci", "doctor", "launch", "matrix"},
     {"accelerator", "catalog"},
     {"conformance"},
     {"reference", "tiny", "trainers", "_cleaner", "_location"},

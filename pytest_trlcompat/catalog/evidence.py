@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import functools
 import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from packaging.version import Version
 
 from pytest_trlcompat import _data
-from pytest_trlcompat._json_files import Unreadable, check_version, parse, read_text
-from pytest_trlcompat.catalog.verdict import NAME, Verdict
+from pytest_trlcompat._json_files import Unreadable, parse, read_text
+from pytest_trlcompat.catalog.evidence_fields import check_names, day, field_of, stack
+from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.stack import PACKAGES
 
 __all__ = [
@@ -38,14 +38,12 @@ __all__ = [
     "published_torches",
 ]
 
-_T = TypeVar("_T")
 Key = tuple[str, str, str]
 """Issue, subject, strategy."""
 
 _SCHEMA = 2
 _UNATTRIBUTED = 1
 """The schema in which no cell's failures are attributed; read, no longer written."""
-_DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _BY = " by "
 _BLOCKED_BY = f"{Verdict.BLOCKED.value}{_BY}"
 """Of such a verdict the text names the known issue as well: ``blocked by grpo-evaluate``."""
@@ -143,9 +141,9 @@ class Evidence:
             schema = raw.get("schema")
             if schema not in (_UNATTRIBUTED, _SCHEMA):
                 raise EvidenceError(f"schema {_UNATTRIBUTED} or {_SCHEMA} was expected, {schema!r} was found")
-            cells = _field(raw, "cells", list)
+            cells = field_of(raw, "cells", list)
             return cls(
-                _day(_field(raw, "date", str)), tuple(_from_dict(cell, schema != _UNATTRIBUTED) for cell in cells)
+                day(field_of(raw, "date", str)), tuple(_from_dict(cell, schema != _UNATTRIBUTED) for cell in cells)
             )
         except Unreadable as error:
             raise EvidenceError(f"not the evidence of a sweep ({error})") from error
@@ -163,13 +161,13 @@ def _to_dict(cell: MeasuredCell) -> dict[str, Any]:
 
 
 def _from_dict(raw: Any, attributed: bool) -> MeasuredCell:
-    cell_id = _field(raw, "id", str)
+    cell_id = field_of(raw, "id", str)
     try:
         known = attributed and bool(raw.get("attributed", True))
-        date = None if raw.get("date", "") is None else _day(_field(raw, "date", str))
-        verdicts, blocked_by = _verdicts(_field(raw, "verdicts", dict))
-        _check_names({cell_id, *blocked_by.values()})
-        return MeasuredCell(cell_id, _stack(_field(raw, "stack", dict)), verdicts, date, known, blocked_by)
+        date = None if raw.get("date", "") is None else day(field_of(raw, "date", str))
+        verdicts, blocked_by = _verdicts(field_of(raw, "verdicts", dict))
+        check_names({cell_id, *blocked_by.values()})
+        return MeasuredCell(cell_id, stack(field_of(raw, "stack", dict)), verdicts, date, known, blocked_by)
     except Unreadable as error:
         raise Unreadable(f"the cell {cell_id[:100]!r}: {error}") from error
 
@@ -189,34 +187,8 @@ def _verdicts(raw: Mapping[str, Any]) -> tuple[dict[Key, Verdict], dict[Key, str
         verdicts = {key: Verdict.BLOCKED if key in by else _VERDICTS[text] for key, text in texts.items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise Unreadable(f"its verdicts cannot be read ({error!r:.200})") from error
-    _check_names(names)
+    check_names(names)
     return verdicts, by
-
-
-def _field(raw: Any, name: str, kind: type[_T]) -> _T:
-    value = raw.get(name) if isinstance(raw, dict) else None
-    if not isinstance(value, kind):
-        raise Unreadable(f"{name!r} is missing, or no {kind.__name__}: {str(value)[:100]!r}")
-    return value
-
-
-def _day(text: str) -> str:
-    if text and not _DAY.fullmatch(text):
-        raise Unreadable(f"'date' is no day: {text[:100]!r}")
-    return text
-
-
-def _stack(versions: Mapping[str, Any]) -> dict[str, str]:
-    _check_names(versions)
-    for package, version in versions.items():
-        check_version(package, version)
-    return dict(versions)
-
-
-def _check_names(names: Iterable[str]) -> None:
-    for name in names:
-        if not NAME.fullmatch(name):
-            raise Unreadable(f"{name[:100]!r} is no name")
 
 
 def load(path: Path) -> Evidence:

@@ -33,9 +33,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Catalog", "CatalogError", "fingerprint", "load"]
+__all__ = ["SOURCE", "Catalog", "CatalogError", "fingerprint", "load"]
 
-_CATALOG = Path(__file__).with_name("catalog.toml")
+SOURCE = Path(__file__).with_name("catalog.toml")
+"""Where they are written down."""
 
 
 class CatalogError(ValueError):
@@ -56,14 +57,14 @@ class Catalog(dict[str, KnownIssue]):
             raise CatalogError(f"unknown issue {issue_id!r}; known are {', '.join(sorted(self))}") from None
 
 
-def fingerprint(path: Path = _CATALOG) -> tuple[int, int]:
+def fingerprint(path: Path = SOURCE) -> tuple[int, int]:
     """Changes when the catalogue does; costs no reading."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns
 
 
 @lru_cache
-def load(path: Path = _CATALOG) -> Catalog:
+def load(path: Path = SOURCE) -> Catalog:
     """Read and check a catalogue.
 
     Raises:

@@ -18,13 +18,13 @@ from pytest_trlcompat.matrix.errors import DiskFull, MatrixError
 __all__ = ["disk_is_full", "explained_os_errors", "in_use", "locked", "unless_in_use", "write_whole"]
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` atomically: a reader, also after a crash, finds the old file or the new one, never a part."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write atomically: a reader, also after a crash, finds the old file or the new one, never a part of one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

@@ -40,6 +40,11 @@ class Layout:
         return self.root / "fixtures" / "seconds.json"
 
     @property
+    def history(self) -> Path:
+        """What was published before, a file for each day; not part of the package."""
+        return self.root / "evidence"
+
+    @property
     def page(self) -> Path:
         """The same for people, in short."""
         return self.root / "docs" / "compatibility.md"

@@ -239,7 +239,9 @@ class Project:
         tools = self.tools("report", [*needed, *metadata["optional-dependencies"]["report"]])
         rest = [word for word in arguments if word not in ("--publish", "--pages")]
         publish = [part for word in arguments if word not in rest for part in (word, str(self.layout.root))]
-        command = [str(tools.python), "-m", "pytest_trlcompat.matrix", str(self.layout.results), *rest, *publish]
+        history = ["--history", str(self.layout.root)]
+        program = [str(tools.python), "-m", "pytest_trlcompat.matrix"]
+        command = [*program, str(self.layout.results), *history, *rest, *publish]
         sys.stdout.flush()
         done = subprocess.run(command, cwd=self.layout.root, env=_variables(tools), check=False)
         if done.returncode != 0:

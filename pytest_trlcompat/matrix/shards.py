@@ -117,5 +117,5 @@ def bring_together(folders: Sequence[Path], results: Path) -> int:
         if here.exists() and here.read_bytes() != path.read_bytes():
             raise MatrixError(f"{name} is another one in {path.parent} than in {results}; {_REMOVE}")
     for name, path in found.items():
-        write_whole(results / name, path.read_text(encoding="utf-8", errors="surrogateescape"))
+        write_whole(results / name, path.read_bytes())
     return sum(name.endswith(_RESULTS[0]) for name in found)

@@ -147,7 +147,8 @@ def test_the_session_publishes_into_its_checkout(
     monkeypatch.setattr(subprocess, "run", run)
     project.report(arguments)
     (command,) = commands
-    assert command[3:] == [str(root / "build" / "compat"), *(word.format(root=root) for word in rest)]
+    assert command[3:6] == [str(root / "build" / "compat"), "--history", str(root)]
+    assert command[6:] == [*(word.format(root=root) for word in rest)]
 
 
 @pytest.mark.parametrize(("after", "more"), [([], []), (["--full", "--tables"], ["--tables"])])

@@ -14,8 +14,10 @@ from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
 from pytest_trlcompat.catalog.issue import TRAINERS
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.matrix import history
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.report.changes import Changes, compare
 from pytest_trlcompat.matrix.report.command import main
 from pytest_trlcompat.matrix.report.publish import report_of, write_pages
 from pytest_trlcompat.matrix.report.site import pages
@@ -41,7 +43,7 @@ def made(*cells: MeasuredCell) -> Mapping[str, list[str]]:
     """The lines of each Markdown page by its name."""
     found = Evidence("2026-11-23", cells)
     layout = Layout(Path("/checkout"))
-    written = pages(report_of(found), found, layout)
+    written = pages(report_of(found), found, layout, Changes())
     assert layout.explorer in written
     return {str(path.relative_to(layout.root / "docs")): text.splitlines() for path, text in written.items()}
 
@@ -55,7 +57,8 @@ def section(lines: list[str], title: str) -> list[str]:
 def test_the_pages_of_the_repository_are_those_that_would_be_written_now() -> None:
     layout = Layout(ROOT)
     published = evidence.load(layout.evidence)
-    wanted = pages(report_of(published), published, layout)
+    changes = compare(published, history.read(layout.history, before=published.date))
+    wanted = pages(report_of(published), published, layout, changes)
     drifted = [path.name for path, text in wanted.items() if not path.is_file() or path.read_text("utf-8") != text]
     assert not drifted, "make them anew with: nox -s report -- --pages"
     assert {path for path in layout.issues.iterdir() if path not in wanted} == set()

@@ -18,20 +18,26 @@ from pytest_trlcompat.matrix import shards
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import explained_os_errors, write_whole
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.report import explorer, junit, pages, publish, terminal, torch_comparison
+from pytest_trlcompat.matrix.report import explorer, hosted, junit, pages, publish, terminal, torch_comparison
+from pytest_trlcompat.matrix.report.changes import Changes
 from pytest_trlcompat.matrix.report.model import DAMAGED, Report, gather
 
 __all__ = ["main", "write_all"]
 
 
-def write_all(report: Report, results: Path) -> list[Path]:
+def write_all(report: Report, results: Path, changes: Changes | None = None) -> list[Path]:
     """Write ``compat.json``, ``.md``, ``.html`` and ``.xml`` and return their paths."""
+    changes = changes or Changes()
     torch = torch_comparison.compare(report.cells, report.columns)
-    document = {**report.to_dict(), **({"torch_alone": torch.to_dict()} if torch.compared else {})}
+    document = {
+        **report.to_dict(),
+        **({"torch_alone": torch.to_dict()} if torch.compared else {}),
+        **({"since_published": changes.to_dict()} if changes.last else {}),
+    }
     texts = {
         "compat.json": json.dumps(document, indent=1) + "\n",
-        "compat.md": pages.markdown(report),
-        "compat.html": explorer.html(report),
+        "compat.md": pages.markdown(report, changes),
+        "compat.html": explorer.html(report, changes),
         "compat.xml": junit.junit(report),
     }
     for name, text in texts.items():
@@ -57,6 +63,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--pages", type=Path, metavar="CHECKOUT", help="only write the pages of docs/ anew, from fixtures/evidence.json"
     )
     parser.add_argument(
+        "--summary", type=Path, metavar="FILE", help="append a short page in Markdown to it, as to $GITHUB_STEP_SUMMARY"
+    )
+    parser.add_argument(
+        "--annotations", action="store_true", help="print what is not as predicted as workflow commands of GitHub"
+    )
+    parser.add_argument(
+        "--history", type=Path, metavar="CHECKOUT", help="say what changed since the sweeps that were published there"
+    )
+    parser.add_argument(
         "--merge", type=Path, nargs="+", metavar="DIR", help="first copy what parts of a sweep left there (--shard)"
     )
     parsed = parser.parse_args(arguments)
@@ -67,18 +82,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if parsed.merge:
                 print(f"merged: {shards.bring_together(parsed.merge, parsed.results)} cells")
             report = publish.with_boundaries(gather(parsed.results).judged_by(known_issues.load()))
-            paths = write_all(report, parsed.results)
+            changes = Changes()
+            if parsed.history:
+                day = publish.last_day(parsed.results)
+                changes = publish.since_published(report, Layout(parsed.history), day)
+            paths = write_all(report, parsed.results, changes)
+            if parsed.summary:
+                hosted.append(hosted.summary_page(report, changes), parsed.summary)
             published = publish.publish(report, Layout(parsed.publish), keep=parsed.keep) if parsed.publish else []
     except MatrixError as error:
         print(printable(redacted(str(error))), file=sys.stderr)
         return 1
+    for problem in changes.problems:
+        print(printable(redacted(problem)), file=sys.stderr)
     shown = report.of_sweep(parsed.sweep) if parsed.sweep else report
     if parsed.tables:
         # Also cells of other sweeps are compared: those of today's torch, which had their own.
         terminal.show_tables(shown, paths, torch=torch_comparison.compare(report.cells, report.columns))
     else:
-        terminal.show(shown, parsed.results / "compat.html")
+        terminal.show(shown, parsed.results / "compat.html", changes=changes)
     _published(published)
+    if parsed.annotations:
+        print("\n".join(hosted.workflow_commands(report)))
     damaged = [cell for cell in report.cells if cell.sidecar.state == DAMAGED]
     for cell in damaged:
         print(printable(str(cell.sidecar.reason)), file=sys.stderr)

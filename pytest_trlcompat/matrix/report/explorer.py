@@ -28,6 +28,7 @@ from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.summary_parts import expected
 from pytest_trlcompat.catalog.verdict import SEVERITY, Record, Verdict, is_wrong
 from pytest_trlcompat.matrix.report import texts
+from pytest_trlcompat.matrix.report.changes import Changes
 from pytest_trlcompat.matrix.report.model import CellReport, Column, Report, evidence_of
 from pytest_trlcompat.matrix.report.pages import environment
 from pytest_trlcompat.matrix.report.torch_comparison import TorchComparison, compare
@@ -56,12 +57,16 @@ _WORST_FIRST = (*SEVERITY, Verdict.UNTESTABLE, Verdict.OK, Verdict.ABSENT)
 _NONE = "."
 
 
-def html(report: Report, *, evidence: bool = True, title: str = "Compatibility report") -> str:
+def html(
+    report: Report, changes: Changes | None = None, *, evidence: bool = True, title: str = "Compatibility report"
+) -> str:
     """The page.
 
     Args:
+        changes: since the last published sweep, and since when each verdict stands.
         evidence: whether the cells have any; a published sweep has verdicts alone, and a page for each known issue.
     """
+    changes = changes or Changes()
     report = dataclasses.replace(report, cells=report.cells[::-1])  # the newest is what most people look for
     known = known_issues.load()
     issues = _in_order(report.issues, known)
@@ -72,6 +77,7 @@ def html(report: Report, *, evidence: bool = True, title: str = "Compatibility r
     rendered = page.render(
         title=title,
         report=report,
+        changes=changes,
         trainers=[
             (name, list(group)) for name, group in itertools.groupby(issues, lambda issue: _trainer(issue, known))
         ],
@@ -83,17 +89,24 @@ def html(report: Report, *, evidence: bool = True, title: str = "Compatibility r
         script=Markup(script),
         style=Markup(style),
         policy=f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'",
-        data=Markup(script_json(_data(report, issues, known, torch, published=not evidence))),
+        data=Markup(script_json(_data(report, issues, known, torch, changes, published=not evidence))),
         blobs=blobs,
     )
     return printable(rendered)
 
 
 def _data(
-    report: Report, issues: Sequence[str], known: Catalog, torch: TorchComparison, *, published: bool
+    report: Report,
+    issues: Sequence[str],
+    known: Catalog,
+    torch: TorchComparison,
+    changes: Changes,
+    *,
+    published: bool,
 ) -> dict[str, Any]:
     columns = [column for column in report.columns if column.subject in SUBJECTS]
     measured = evidence_of(report).cells
+    since: dict[str, int] = {}
     return {
         "published": published,
         "verdicts": [
@@ -110,7 +123,8 @@ def _data(
             for name in issues
         ],
         "columns": [[issues.index(c.issue), SUBJECTS.index(c.subject), c.strategy] for c in columns],
-        "cells": [_cell(report, cell, columns) for cell in report.cells],
+        "cells": [{**_cell(report, cell, columns), **_history(cell, columns, changes, since)} for cell in report.cells],
+        "since": list(since),  # after the cells, which add to it
     }
 
 
@@ -141,6 +155,30 @@ def _cell(report: Report, cell: CellReport, columns: Sequence[Column]) -> dict[s
         "verdicts": "".join(_LETTERS[record.verdict] if record else _NONE for record in records),
         **({"wrong": wrong} if wrong else {}),
     }
+
+
+def _history(
+    cell: CellReport, columns: Sequence[Column], changes: Changes, since: dict[str, int]
+) -> dict[str, list[Any]]:
+    """Since when its verdicts stand, as runs of columns for which the same text holds, and which of them changed.
+
+    Args:
+        since: the texts of all cells, to each its number; new ones are added.
+    """
+    standing = changes.standing.get(cell.id)
+    if standing is None:
+        return {}
+    keys = [(column.issue, column.subject, column.strategy) for column in columns]
+    runs: list[list[int]] = []
+    for key in keys:
+        found = since.setdefault(standing[key].describe(), len(since)) if key in standing else None
+        if runs and found in (None, runs[-1][0]):  # where there is no verdict, nothing is said
+            runs[-1][1] += 1
+        else:
+            runs.append([found or 0, 1])
+    others = {change.key for change in changes.changed if change.cell == cell.id}
+    changed = [number for number, key in enumerate(keys) if key in others]
+    return {"since": runs, **({"changed": changed} if changed else {})}
 
 
 def _packed(cell: CellReport, columns: Sequence[Column]) -> str:

@@ -12,6 +12,7 @@ from pytest_trlcompat.catalog import known_issues, remedies
 from pytest_trlcompat.catalog.summary_parts import expected, measured, sentence
 from pytest_trlcompat.catalog.verdict import is_wrong
 from pytest_trlcompat.matrix.report import texts
+from pytest_trlcompat.matrix.report.changes import Changes
 from pytest_trlcompat.matrix.report.model import Report
 from pytest_trlcompat.matrix.report.rows import MANY, axes, rows
 from pytest_trlcompat.matrix.report.torch_comparison import compare
@@ -38,12 +39,13 @@ def environment(*, html: bool) -> jinja2.Environment:
     return found
 
 
-def markdown(report: Report) -> str:
+def markdown(report: Report, changes: Changes | None = None) -> str:
     """Tables that GitHub renders, the evidence folded up below them."""
     page = environment(html=False).get_template("compat.md.j2")
     return printable(
         page.render(
             report=report,
+            changes=changes or Changes(),
             meanings=texts.MEANINGS,
             many=len(report.cells) >= MANY,
             axes=axes(report),

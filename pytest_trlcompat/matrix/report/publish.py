@@ -1,6 +1,7 @@
 """Publishing a sweep: the evidence that ships with the package, and the pages that people read, made from it.
 
-``fixtures/evidence.json`` holds the versions and verdicts of each cell; the pages follow from it and the catalogue.
+``fixtures/evidence.json`` holds the versions and verdicts of each cell; the pages follow from it, from what was
+published before (:mod:`pytest_trlcompat.matrix.history`), and from the catalogue.
 Imports no package of the stack.
 """
 
@@ -14,16 +15,18 @@ from pytest_trlcompat.catalog import boundaries, known_issues
 from pytest_trlcompat.catalog.evidence import Evidence, EvidenceError, load
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Record, Verdict
+from pytest_trlcompat.matrix import history
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import write_whole
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.report import site
+from pytest_trlcompat.matrix.report.changes import Changes, compare
 from pytest_trlcompat.matrix.report.model import CellReport, Report, evidence_of, merge
 from pytest_trlcompat.matrix.results import TESTED, Sidecar
 from pytest_trlcompat.matrix.shards import keep_seconds
 from pytest_trlcompat.stack import PACKAGES
 
-__all__ = ["last_day", "publish", "report_of", "with_boundaries", "write_pages"]
+__all__ = ["last_day", "publish", "report_of", "since_published", "with_boundaries", "write_pages"]
 
 _AS_PINNED = tuple(dict.fromkeys(("trl", "transformers", *PACKAGES)))
 """The packages of the stack, in the order in which people pin them."""
@@ -36,11 +39,15 @@ def publish(report: Report, layout: Layout, *, keep: bool = False) -> list[Path]
         keep: publish the cells of the evidence that stands there as well, as far as ``report`` has not run them anew.
             All are held against the catalogue as it is now.
 
+    What was published on an earlier day is kept in ``evidence/``; of one day the last sweep alone counts.
+
     Raises:
-        MatrixError: a verdict is not as predicted, or a cell was cut short: such a sweep is not fit to be relied upon.
+        MatrixError: a verdict is not as predicted, or a cell was cut short: such a sweep is not fit to be relied upon;
+            or a newer one was published already.
     """
+    before = _load(layout) if keep else _standing(layout)
     if keep:
-        report = merge(report, report_of(_load(layout)).cells).judged_by(known_issues.load())
+        report = merge(report, report_of(before).cells).judged_by(known_issues.load())
     if report.wrong:
         cell, record = report.wrong[0]
         raise MatrixError(
@@ -50,10 +57,17 @@ def publish(report: Report, layout: Layout, *, keep: bool = False) -> list[Path]
     short = [cell.id for cell in report.unfinished if cell.sidecar.state != Verdict.UNTESTABLE.value]
     if short:
         raise MatrixError(f"not published: {', '.join(short)} was not finished; run it again first")
-    evidence = evidence_of(report, last_day(layout.results))
-    write_whole(layout.evidence, evidence.to_json())
+    date = max(last_day(layout.results), before.date if keep else "")
+    if date < before.date:
+        raise MatrixError(
+            f"not published: what is published was measured until {before.date}, these cells until {date}; run them "
+            f"again, or restore {layout.evidence} of an earlier day"
+        )
+    # First, so that a command that is cut short loses neither; pages leave it out while it is the published one.
+    kept = [history.keep(before, layout.history)] if before.date and before.date < date else []
+    write_whole(layout.evidence, evidence_of(report, date).to_json())
     keep_seconds((cell.sidecar for cell in report.cells), layout)
-    return [layout.evidence, *write_pages(layout)]
+    return [layout.evidence, *write_pages(layout), *kept]
 
 
 def write_pages(layout: Layout) -> list[Path]:
@@ -63,13 +77,22 @@ def write_pages(layout: Layout) -> list[Path]:
         MatrixError: nothing was published.
     """
     evidence = _load(layout)
-    found = site.pages(report_of(evidence), evidence, layout)
+    changes = compare(evidence, history.read(layout.history, before=evidence.date))
+    found = site.pages(report_of(evidence), evidence, layout, changes)
     for path, text in found.items():
         write_whole(path, text)
     for path in layout.issues.glob("*.md"):
         if path not in found:  # of an issue that the catalogue no longer has
             path.unlink()
     return list(found)
+
+
+def _standing(layout: Layout) -> Evidence:
+    """What is published; none where that cannot be read, since to publish again is what then helps."""
+    try:
+        return load(layout.evidence)
+    except EvidenceError:
+        return Evidence()
 
 
 def _load(layout: Layout) -> Evidence:
@@ -92,9 +115,22 @@ def report_of(evidence: Evidence) -> Report:
     return merge(Report(()), cells).judged_by(known_issues.load())
 
 
+def since_published(report: Report, layout: Layout, date: str) -> Changes:
+    """What changed since the sweeps that were published in a checkout until ``date``; later ones are left out."""
+    past = history.read(layout.history)
+    sweeps, problems = {sweep.date: sweep for sweep in past.sweeps}, past.problems
+    try:
+        published = load(layout.evidence)
+        sweeps[published.date] = published
+    except EvidenceError as error:
+        problems = (*problems, str(error)) if layout.evidence.exists() else problems
+    earlier = tuple(sweeps[day] for day in sorted(sweeps) if day and day <= date)
+    return compare(evidence_of(report, date), history.Past(earlier, problems))
+
+
 def last_day(results: Path) -> str:
-    """The day on which the newest cell ended."""
-    newest = max(path.stat().st_mtime for path in results.glob("*.cell.json"))
+    """The day on which the newest cell ended; 1970-01-01 where none has left a sidecar."""
+    newest = max((path.stat().st_mtime for path in results.glob("*.cell.json")), default=0.0)
     return datetime.datetime.fromtimestamp(newest, datetime.timezone.utc).date().isoformat()
 
 

@@ -20,6 +20,7 @@ from pytest_trlcompat.catalog.summary_parts import PROBLEMS, CellSummary, correc
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.report import explorer
+from pytest_trlcompat.matrix.report.changes import Changes
 from pytest_trlcompat.matrix.report.model import CellReport, Column, Report
 from pytest_trlcompat.matrix.report.rows import axes, has_other_pins, release, rows
 from pytest_trlcompat.matrix.report.texts import MEANINGS
@@ -28,28 +29,31 @@ from pytest_trlcompat.matrix.report.torch_comparison import TorchComparison, com
 __all__ = ["pages"]
 
 _MADE = "<!-- Made by `nox -s report -- --pages`; do not edit. -->"
+_MOST = 30
+"""Changes that the overview names."""
+_TITLE = "Compatibility, as measured"
 _UPSTREAM, _CORRECTED = SUBJECTS
 
 
-def pages(report: Report, evidence: Evidence, layout: Layout) -> Mapping[Path, str]:
+def pages(report: Report, evidence: Evidence, layout: Layout, changes: Changes) -> Mapping[Path, str]:
     """Each page's path and text."""
     torch = compare(report.cells, report.columns)
     known = known_issues.load()
     found = {
-        layout.page: _overview(report, evidence, torch),
+        layout.page: _overview(report, evidence, torch, changes),
         layout.issues / "index.md": _index(report, known),
         **{layout.issues / f"{name}.md": _issue(issue, report, evidence, torch) for name, issue in known.items()},
     }
     texts = {path: printable("\n".join(lines)) + "\n" for path, lines in found.items()}
-    return {**texts, layout.explorer: explorer.html(report, evidence=False, title="Compatibility, as measured")}
+    return {**texts, layout.explorer: explorer.html(report, changes, evidence=False, title=_TITLE)}
 
 
 # ---- the overview
 
 
-def _overview(report: Report, evidence: Evidence, torch: TorchComparison) -> Iterator[str]:
+def _overview(report: Report, evidence: Evidence, torch: TorchComparison, changes: Changes) -> Iterator[str]:
     verdicts = sum(len(cell.verdicts) for cell in report.cells)
-    yield "# Compatibility, as measured"
+    yield f"# {_TITLE}"
     yield ""
     yield _MADE
     yield ""
@@ -81,12 +85,28 @@ def _overview(report: Report, evidence: Evidence, torch: TorchComparison) -> Ite
         numbers = "".join(f" {least_to_most(counted, verdict)} |" for verdict in kinds)
         yield f"| {in_row(trl)} | {len(cells)} | {spans} |{numbers} {corrected(counted)[0] or '-'} |"
     yield ""
+    if changes.last:
+        yield from _changed(changes)
     yield "## Verdicts"
     yield ""
     yield from (f"- `{verdict}`: {meaning}" for verdict, meaning in MEANINGS.items())
     if report.unattributed:
         yield ""
         yield report.unattributed
+
+
+def _changed(changes: Changes) -> Iterator[str]:
+    yield "## What changed"
+    yield ""
+    yield f"{in_block(changes.summary.capitalize())}."
+    yield "Earlier sweeps are kept in `evidence/`; the page to explore says since when each verdict stands."
+    yield ""
+    for change in changes.changed[:_MOST]:
+        yield f"- {in_block(change.describe())}"
+    if (more := len(changes.changed) - _MOST) > 0:
+        yield f"- and {more} more, which the page to explore names"
+    if changes.changed:
+        yield ""
 
 
 def _problems(cell: CellReport, verdict: Verdict) -> bool:

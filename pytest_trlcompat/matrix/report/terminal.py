@@ -17,6 +17,7 @@ from pytest_trlcompat._escaping import one_line
 from pytest_trlcompat.catalog.summary import screen
 from pytest_trlcompat.catalog.summary_parts import STYLES, CellSummary, sentence
 from pytest_trlcompat.catalog.verdict import Record, Verdict, is_wrong
+from pytest_trlcompat.matrix.report.changes import Changes
 from pytest_trlcompat.matrix.report.model import CellReport, Column, Report
 from pytest_trlcompat.matrix.report.rows import MANY, axes, rows
 from pytest_trlcompat.matrix.report.torch_comparison import TorchComparison
@@ -29,21 +30,31 @@ _SCREEN = 80
 """Columns of the summary, which must be read at a glance."""
 _PIPE_WIDTH = 120
 """Columns of tables where there is no terminal to ask, as in a CI log."""
+_CHANGES = 5
+"""Verdicts that changed since the last published sweep which the summary names."""
 _FRAME = 3
 """What a column of a table takes beside its text."""
 
 
-def show(report: Report, page: Path | None = None, file: IO[str] | None = None) -> None:
+def show(report: Report, page: Path | None = None, file: IO[str] | None = None, changes: Changes | None = None) -> None:
     """Print the summary, one screen.
 
     Args:
         page: where every verdict stands.
+        changes: since the last published sweep; those in the cells of the report come before the summary.
     """
     cells = [
         CellSummary(report.name(cell), cell.sidecar.pins.get("trl", "-"), cell.verdicts, _unfinished(cell))
         for cell in report.cells
     ]
     console = Console(file=file or sys.stdout, width=_SCREEN, highlight=False)
+    if changes is not None and (found := changes.of(cell.id for cell in report.cells)).worth_saying:
+        console.print(_text(f"{found.summary}{':' if found.changed else ''}".capitalize(), "bold"), soft_wrap=True)
+        for change in found.changed[:_CHANGES]:
+            console.print(_text(f"- {change.describe()}"), soft_wrap=True)
+        if len(found.changed) > _CHANGES:
+            console.print(_text(f"and {len(found.changed) - _CHANGES} more, all in compat.html"), soft_wrap=True)
+        console.print()
     for line in screen(cells, where=_near(page), more="tables of all issues: nox -s report -- --tables"):
         text = Text.assemble(*((part.text, part.style) for part in line))
         console.print(text, soft_wrap=True)

@@ -33,6 +33,7 @@
   function fits(cell, found, verdict) {
     if (!verdict) return found.length > 0;
     return found.some(number => verdict === "wrong" ? wrongIn(cell, number)
+      : verdict === "changed" ? (cell.changed || []).includes(number)
       : verdict === "problem" ? data.verdicts[rank.get(cell.verdicts[number])].problem
       : named(verdict).letter === cell.verdicts[number]);
   }
@@ -159,6 +160,14 @@
     }
   }
 
+  function standsSince(cell, number) {
+    for (const [text, length] of cell.since || []) {
+      if (number < length) return data.since[text];
+      number -= length;
+    }
+    return "";
+  }
+
   function verdictsOf(row, column, body) {
     const cell = data.cells[row], articles = new Map();
     [subject, 1 - subject].forEach(whose => {
@@ -169,8 +178,9 @@
       for (const number of found) {
         const wrong = wrongIn(cell, number)
           ? ` not as predicted: ${cell.wrong[number] ? `predicted ${cell.wrong[number]}` : "nothing was predicted"}` : "";
+        const since = standsSince(cell, number);
         const article = element("article", [tag(cell.verdicts[number]), ` ${data.columns[number][2]}`,
-          element("b", wrong), " "]);
+          element("b", wrong), since ? element("small", ` ${since} `) : null, " "]);
         articles.set(String(number), article);
         body.append(article);
       }

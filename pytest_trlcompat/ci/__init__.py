@@ -1,0 +1,4 @@
+"""Continuous integration of projects that use this one: what ``trlcompat init-ci`` writes for them.
+
+Imports only the standard library and ``packaging``.
+"""
