@@ -1,9 +1,9 @@
 """Replay the watch over a past, day by day, and hold what it reports against what the catalogue knows today.
 
-    nox -s bench -- watch_replay --first 2026-06-01 --last 2026-08-01 [--plan] [--only DAY ...] [-- WATCH OPTIONS]
+    nox -s watch_replay -- [--first 2026-06-01] [--last 2026-08-01] [--plan] [--only DAY ...] [-- WATCH OPTIONS]
 
-Each day on which something came out is asked with the index as it was then, the matrix and the catalogue cut back to the
-day that was asked before. Days that are done are not run again, so that the command goes on where it stopped. With
+Each day on which something came out is asked with the index as it was then, the matrix and the catalogue cut back to
+the day that was asked before. Days that are done are not run again, so that the command goes on where it stopped. With
 ``--plan`` nothing is run: the days, their releases, and what should be found.
 
 What should be found follows from today's catalogue: the changes that a cell would show whose verdicts are all as it
@@ -14,7 +14,6 @@ reported and today's catalogue does not say, with what a bisection made of it.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import datetime
 import json
 import sys
@@ -29,6 +28,8 @@ from pytest_trlcompat.catalog import known_issues  # noqa: E402 - needs sys.path
 from pytest_trlcompat.catalog.issue import SUBJECTS  # noqa: E402
 from pytest_trlcompat.catalog.known_issues import Catalog  # noqa: E402
 from pytest_trlcompat.catalog.verdict import Record  # noqa: E402
+from pytest_trlcompat.matrix.files import write_whole  # noqa: E402
+from pytest_trlcompat.matrix.parsing import read_matrix  # noqa: E402
 from pytest_trlcompat.matrix.report.model import CellReport, Report  # noqa: E402
 from pytest_trlcompat.matrix.results import TESTED, Sidecar  # noqa: E402
 from pytest_trlcompat.stack import PACKAGES  # noqa: E402
@@ -82,7 +83,7 @@ def keys(changes: Iterable[Change]) -> dict[Key, str]:
     }
 
 
-def compare(session: Watch, wanted: Sequence[Change], found: Sequence[Change]) -> dict[str, list[str]]:
+def compare(session: Watch, wanted: Sequence[Change], found: Sequence[Change]) -> dict[str, list[Key]]:
     """What was to be found and was, what was missed, what today's catalogue does not say."""
     measured = {(cell.id, *record.key) for cell in session.reports().values() for record in cell.verdicts}
     want = {key: text for key, text in keys(wanted).items() if key[:4] in measured}
@@ -118,7 +119,7 @@ def main() -> int:
 def replay(options: Options, index: Index, *, plan_only: bool) -> int:
     """One day; returns how much was missed."""
     layout = WatchLayout(ROOT, ROOT / "build" / "watch", options.scope.name)
-    matrix = cli.read_matrix(layout.matrix)
+    matrix = read_matrix(layout.matrix)
     session = Watch(matrix, layout, options, Budget(None, None, lambda: 0), lambda _: None, lambda *_: index)
     base = session.base or base_cell(matrix, layout, session.known)
     wanted = expected(session, base)
@@ -129,15 +130,14 @@ def replay(options: Options, index: Index, *, plan_only: bool) -> int:
     if plan_only:
         return 0
     started = time.monotonic()
-    cli.watch(dataclasses.replace(options), ROOT, lambda text: print(f"  {text}", flush=True), lambda *_: index)
+    cli.watch(options, ROOT, lambda text: print(f"  {text}", flush=True), lambda *_: index)
     found = compare(session, wanted, session.changes(session.reports()))
     seconds = round(time.monotonic() - started)
     print(f"  {seconds} s; " + ", ".join(f"{name.replace('_', ' ')}: {len(each)}" for name, each in found.items()))
     for name in ("missed", "not_known_today"):
         for key in found[name]:
             print(f"    {name}: {', '.join(key)}")
-    path = layout.day(options.day) / "replay.json"
-    path.write_text(json.dumps({"seconds": seconds, **found}, indent=1) + "\n")
+    write_whole(layout.day(options.day) / "replay.json", json.dumps({"seconds": seconds, **found}, indent=1) + "\n")
     return len(found["missed"])
 
 

@@ -1,7 +1,7 @@
 """The catalogue as it could have been written on an earlier day: nothing in it knows a release that was not out yet.
 
-By this the project measures itself: asked about a past day, it must not predict from what came later. Imports no package
-of the stack.
+By this the project measures itself: asked about a past day, it must not predict from what came later. Imports no
+package of the stack.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _NEWEST = ALL.intervals[0][1]
 _EVERY_VERSION = ">=0"
 
 
-def cut_back(catalog: Catalog, known: Mapping[str, Iterable[Version]], later: Mapping[str, Iterable[Version]]) -> Catalog:
+def cut_back(
+    catalog: Catalog, known: Mapping[str, Iterable[Version]], later: Mapping[str, Iterable[Version]]
+) -> Catalog:
     """A catalogue whose predictions have no bound at a release that was not out yet.
 
     A range that begins at such a release is gone, and its prediction with it. One that ends there has no end: who had

@@ -16,9 +16,9 @@ from pytest_trlcompat.watch.running import Scope
 
 __all__ = ["Options", "parse"]
 
-_ABOUT = """Ask the package index for releases that the matrix does not know, run the suites with them, hold the verdicts
-against the catalogue, and bisect what nothing predicts. Leaves build/watch/DAY/report.md and .html, and a patch for a
-person to review. Every finished step is kept: the same command goes on after the last one."""
+_ABOUT = """Ask the package index for releases that the matrix does not know, run the suites with them, hold the
+verdicts against the catalogue, and bisect what nothing predicts. Leaves build/watch/DAY/report.md and .html, and a
+patch for a person to review. Every finished step is kept: the same command goes on after the last one."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def parse(words: Sequence[str], today: datetime.date) -> Options:
     parser.add_argument("--keep-environments", action="store_true", help="do not remove those that were built")
     parser.add_argument("--as-of", metavar="DAY", help="ask the index as it was when this day began")
     parser.add_argument(
-        "--since", metavar="DAY", help="of --as-of: cut the matrix and the catalogue back to this day (default: the day before)"
+        "--since", metavar="DAY", help="of --as-of: cut matrix and catalogue back to this day (default: the day before)"
     )
     parsed = parser.parse_args(list(words))
     for issue in parsed.issue:

@@ -13,7 +13,7 @@ __all__ = ["Budget", "OutOfTime"]
 
 
 class OutOfTime(KeyboardInterrupt):
-    """The minutes are spent. Whatever runs ends as at Ctrl-C: nothing is left running, and finished verdicts are kept."""
+    """The minutes are spent. What runs ends as at Ctrl-C: nothing of it is left, and finished verdicts are kept."""
 
 
 @dataclass(frozen=True)

@@ -126,17 +126,13 @@ def changes_in(watched: Sequence[WatchedCell], cells: Mapping[str, CellReport], 
     shown: dict[tuple[object, ...], list[str]] = {}
     for each in order:
         for record in _noteworthy(cells.get(each.cell.id), base):
-            key = (*record.key, record.verdict, record.expected)
+            key = _answer(record)
             alone = first.setdefault(key, each)
             if alone is not each:
                 shown.setdefault(key, []).append(each.cell.id)
     found = []
     for each in order:
-        own = [
-            record
-            for record in _noteworthy(cells.get(each.cell.id), base)
-            if first[(*record.key, record.verdict, record.expected)] is each
-        ]
+        own = [record for record in _noteworthy(cells.get(each.cell.id), base) if first[_answer(record)] is each]
         found += [_change(each, alike, shown) for alike in _alike(own)]
     return found
 
@@ -146,10 +142,13 @@ def _oldest_release_first(watched: WatchedCell) -> tuple[object, ...]:
     return (1,) if release is None else (0, release.day, release.package, Version(release.version))
 
 
+def _answer(record: Record) -> tuple[object, ...]:
+    """Equal where two cells say the same."""
+    return (*record.key, record.verdict, record.expected)
+
+
 def _change(cell: WatchedCell, records: Sequence[Record], shown: Mapping[tuple[object, ...], Sequence[str]]) -> Change:
-    elsewhere = {
-        other for each in records for other in shown.get((*each.key, each.verdict, each.expected), ())
-    }
+    elsewhere = {other for each in records for other in shown.get(_answer(each), ())}
     return Change(cell, _kind(records[0]), tuple(records), _cause(records[0]), tuple(sorted(elsewhere)))
 
 

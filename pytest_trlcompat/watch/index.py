@@ -58,8 +58,8 @@ def ask(packages: Iterable[str], python: str, prereleases: bool) -> Index:
                 page = index.get_project_page(package)
             except (requests.RequestException, ValueError, LookupError) as error:
                 raise MatrixError(
-                    f"the package index could not be asked for {package}: {error}; check the network and the index that "
-                    "pip uses (pip config list)"
+                    f"the package index could not be asked for {package}: {error}; check the network and the index "
+                    "that pip uses (pip config list)"
                 ) from error
             files = registry.installable(page.packages, python, prereleases=prereleases)
             found[package] = tuple(

@@ -27,7 +27,7 @@ def html(outcome: Outcome) -> str:
 
 
 def to_paste(cause: Cause) -> str:
-    """Markdown for an upstream issue: the bisection's report, or what was measured; empty for what is not upstream's."""
+    """Markdown for an upstream issue: the bisection's report, or what was measured; empty if it is not upstream's."""
     if cause.first.is_ours or cause.first.subject == "corrected":
         return ""
     if cause.narrowed is not None and cause.narrowed.report:
@@ -37,8 +37,8 @@ def to_paste(cause: Cause) -> str:
         f"# {in_row(change.cell.about)}: {in_row(change.issue)} is {change.record.verdict} under "
         f"{in_row(', '.join(change.strategies))}",
         "",
-        f"Measured with {in_row(describe(change.cell.stack))}, Python on Linux, by pytest-trlcompat {__version__}. It is "
-        "not known yet which release changed this.",
+        f"Measured with {in_row(describe(change.cell.stack))}, Python on Linux, by pytest-trlcompat {__version__}. "
+        "It is not known yet which release changed this.",
         "",
         fenced(redacted(texts.evidence(change.record))),
         "",

@@ -167,4 +167,3 @@ def _correction(change: Change, narrowed: Narrowed | None) -> Correction:
         versions=versions,
         why=f"measured: {narrowed.before} and {narrowed.after} of {narrowed.package} differ; say why",
     )
-

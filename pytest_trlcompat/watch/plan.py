@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-
+from dataclasses import dataclass, replace
 
 from pytest_trlcompat.matrix import locks
 from pytest_trlcompat.matrix.cells import ORDER, Cell, Matrix
@@ -19,11 +18,11 @@ from pytest_trlcompat.matrix.files import write_whole
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock, compile_versions
 from pytest_trlcompat.matrix.parsing import parse_day
-from pytest_trlcompat.matrix.results import TESTED, read_sidecars
+from pytest_trlcompat.matrix.results import TESTED, Sidecar, read_sidecars
 from pytest_trlcompat.stack import PACKAGES
 from pytest_trlcompat.watch.known import Known
 
-__all__ = ["WatchedCell", "base_cell", "make_plan"]
+__all__ = ["WatchedCell", "as_measured", "base_cell", "make_plan"]
 
 _NAMED = ("trl", "transformers")
 """Pinned in every cell, as in the matrix."""
@@ -67,6 +66,15 @@ def make_plan(matrix: Matrix, layout: Layout, known: Known, new: Sequence[Releas
     return [everything, *alone]
 
 
+def as_measured(layout: Layout, known: Known) -> Known:
+    """What is known, with the lock of the newest known stack as it was measured, if it was."""
+    measured = _measured(layout, _of_stack(known.base.packages))
+    if measured is None:
+        return known
+    day = parse_day(measured.date)
+    return replace(known, base=replace(known.base, cell_id=measured.id, date=day, packages=dict(measured.lock)))
+
+
 def base_cell(matrix: Matrix, layout: Layout, known: Known) -> WatchedCell:
     """The newest known stack as a cell: what new releases are held against, where it has not been measured."""
     stack = _of_stack(known.base.packages)
@@ -92,6 +100,9 @@ def _alone(matrix: Matrix, layout: Layout, known: Known, release: Release) -> Wa
         if name != release.package and version != base.packages.get(name)
     )
     cell = _fewest_pins(matrix, layout, stack, release.package, max(date, base.date))
+    if _measured(layout, stack) is None:
+        # What is no part of the stack stays as well, where the resolver would have taken what came out since.
+        _keep_lock(matrix, layout, cell, found)
     return WatchedCell(cell, stack, release, known.previous(release.package, release.version), moved)
 
 
@@ -107,28 +118,24 @@ def _newest_of_all(matrix: Matrix, layout: Layout, new: Iterable[Release]) -> Wa
     return WatchedCell(_fewest_pins(matrix, layout, stack, "trl", date), stack)
 
 
-def _fewest_pins(
-    matrix: Matrix, layout: Layout, stack: Mapping[str, str], package: str, date: datetime.date
-) -> Cell:
+def _fewest_pins(matrix: Matrix, layout: Layout, stack: Mapping[str, str], package: str, date: datetime.date) -> Cell:
     """A cell that resolves to a stack: one that was measured, or else as few pins as are needed beside its date."""
-    measured = [sidecar for sidecar in read_sidecars(layout) if sidecar.state == TESTED]
     default = matrix.pins.get("torch")
 
     def ordered(pins: Mapping[str, str]) -> dict[str, str]:
         return {name: pins[name] for name in ORDER if name in pins and (name, pins[name]) != ("torch", default)}
 
-    for sidecar in measured:
-        if _of_stack(sidecar.lock) == dict(stack):
-            return Cell(ordered(sidecar.pins), parse_day(sidecar.date))
+    measured = _measured(layout, stack)
+    if measured is not None:
+        return Cell(ordered(measured.pins), parse_day(measured.date))
     pins = {name: stack[name] for name in (*_NAMED, package)}
     while True:
         cell = Cell(ordered(pins), date)
         lock = _resolved(matrix, layout, cell)
         others = [dict(lock.packages) if lock is not None else {}]
-        others += [dict(sidecar.lock) for sidecar in measured if sidecar.id == cell.id]  # whose name it may not take
-        needed = {
-            name: version for name, version in stack.items() for other in others if other.get(name) != version
-        }
+        # That of a cell whose name it may not take.
+        others += [dict(each.lock) for each in read_sidecars(layout) if each.id == cell.id and each.state == TESTED]
+        needed = {name: version for name, version in stack.items() for other in others if other.get(name) != version}
         if not needed.keys() - pins.keys():
             return cell
         pins.update(needed)
@@ -141,8 +148,20 @@ def _resolved(matrix: Matrix, layout: Layout, cell: Cell) -> Lock | None:
         raise
     except Untestable:
         return None
-    write_whole(layout.resolved / f"{cell.id}.txt", lock.to_text())
+    _keep_lock(matrix, layout, cell, lock.packages)
     return lock
+
+
+def _keep_lock(matrix: Matrix, layout: Layout, cell: Cell, packages: Mapping[str, str]) -> None:
+    assert cell.date is not None
+    lock = Lock(cell.id, cell.date, matrix.python_of(cell), packages, locks.request_of(matrix, cell))
+    write_whole(layout.resolved / f"{cell.id}.txt", lock.to_text())
+
+
+def _measured(layout: Layout, stack: Mapping[str, str]) -> Sidecar | None:
+    """A cell of the same stack that has its verdicts, whatever its name."""
+    found = (each for each in read_sidecars(layout) if each.state == TESTED)
+    return next((each for each in found if _of_stack(each.lock) == dict(stack)), None)
 
 
 def _of_stack(packages: Mapping[str, str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from pytest_trlcompat.watch.budget import Budget
 from pytest_trlcompat.watch.layout import WatchLayout
 from pytest_trlcompat.watch.plan import WatchedCell
 
-__all__ = ["Scope", "Runner", "sidecar_of"]
+__all__ = ["Runner", "Scope", "sidecar_of"]
 
 Say = Callable[[str], None]
 
@@ -41,7 +41,11 @@ class Scope:
     @property
     def name(self) -> str:
         """Of the folder of results: what was measured by another scope is no answer to this one."""
-        words = ["compat", *(["every-pair"] if self.every_pair else []), *([] if self.conformance else ["suites-alone"])]
+        words = [
+            "compat",
+            *(["every-pair"] if self.every_pair else []),
+            *([] if self.conformance else ["suites-alone"]),
+        ]
         return "-".join([*words, *self.issues])
 
     def pytest_arguments(self, suites: Path) -> list[str]:
@@ -132,4 +136,3 @@ class Runner:
             except MatrixError as error:
                 self.say(str(error))
         return found
-

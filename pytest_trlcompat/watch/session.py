@@ -18,16 +18,17 @@ from pytest_trlcompat.matrix.report.model import CellReport, gather
 from pytest_trlcompat.stack import PACKAGES
 from pytest_trlcompat.watch import index as indexes
 from pytest_trlcompat.watch import sources
+from pytest_trlcompat.watch.adjacent import measured_boundary
 from pytest_trlcompat.watch.arguments import Options
 from pytest_trlcompat.watch.budget import Budget, OutOfTime
 from pytest_trlcompat.watch.changes import Change, Verdicts, changes_in, judged, known_wrong, verdicts_of
 from pytest_trlcompat.watch.index import Index
 from pytest_trlcompat.watch.known import Known, known_before, known_now, new_releases
 from pytest_trlcompat.watch.layout import WatchLayout
-from pytest_trlcompat.watch.narrowing import command_for, narrow, read_narrowed
+from pytest_trlcompat.watch.narrowing import Narrowed, command_for, narrow, read_narrowed
 from pytest_trlcompat.watch.outcome import Cause, Outcome
 from pytest_trlcompat.watch.patch import make_patch
-from pytest_trlcompat.watch.plan import WatchedCell, base_cell, make_plan
+from pytest_trlcompat.watch.plan import WatchedCell, as_measured, base_cell, make_plan
 from pytest_trlcompat.watch.running import Runner, sidecar_of
 
 __all__ = ["Watch"]
@@ -60,7 +61,7 @@ class Watch:
         """What the matrix knows, or would have known."""
         if self.options.since is None:
             return known_now(self.matrix, self.layout)
-        return known_before(self.matrix, self._all, self.options.since)
+        return as_measured(self.layout, known_before(self.matrix, self._all, self.options.since))
 
     @cached_property
     def new(self) -> list[Release]:
@@ -120,8 +121,7 @@ class Watch:
             with self.budget.running():
                 for watched in runner.run(cells, self._look_at_sources):
                     self.say(f"{watched.cell.id}: not run, since {self.options.gigabytes:g} GB are used")
-                for _ in self._narrowed(self.changes(self.reports())):
-                    pass
+                self._narrow(self.changes(self.reports()))
         except OutOfTime as over:
             self.say(f"{over}; the same command goes on")
         finally:
@@ -175,26 +175,36 @@ class Watch:
 
     def changes(self, reports: Mapping[str, CellReport]) -> list[Change]:
         """What these cells show that nothing predicts, and the newest known stack does not show."""
-        base = verdicts_of(reports.get(self.base.cell.id)) if self.base else self._published()
-        return changes_in(self.plan, reports, base)
+        return changes_in(self.plan, reports, self._given(reports))
 
-    def _narrowed(self, changes: Iterable[Change]) -> Iterator[Cause]:
+    def _given(self, reports: Mapping[str, CellReport]) -> Verdicts:
+        """The verdicts of the newest known stack."""
+        return verdicts_of(reports.get(self.base.cell.id)) if self.base else self._published()
+
+    def _narrow(self, changes: Iterable[Change]) -> None:
+        """Search for what each of them comes from, as far as that has not been done, or needs no search."""
         for alike in _by_cause(changes):
             arguments = self._arguments(alike[0])
-            if isinstance(arguments, str):
-                yield Cause(alike, not_narrowed=arguments)
-            else:
-                yield Cause(alike, narrow(alike[0], arguments, self.layout, self.say))
+            if not isinstance(arguments, str) and self._measured_boundary(alike[0]) is None:
+                narrow(alike[0], arguments, self.layout, self.say)
 
     def _causes(self, changes: Iterable[Change]) -> Iterator[Cause]:
-        """As :meth:`_narrowed`, by what was found until now."""
+        """Changes with what is known of where they come from."""
         for alike in _by_cause(changes):
             arguments = self._arguments(alike[0])
-            if isinstance(arguments, str):
-                yield Cause(alike, not_narrowed=arguments)
-                continue
-            found = read_narrowed(alike[0], self.layout.bisections)
-            yield Cause(alike, found, "" if found else f"{_LEFT}{alike[0].sentence}")
+            found = self._measured_boundary(alike[0]) or read_narrowed(alike[0], self.layout.bisections)
+            if found is None and not isinstance(arguments, str):
+                yield Cause(alike, not_narrowed=f"{_LEFT}{alike[0].sentence}")
+            else:
+                yield Cause(alike, found, arguments if found is None and isinstance(arguments, str) else "")
+
+    def _measured_boundary(self, change: Change) -> Narrowed | None:
+        if self.options.clones or change.cell.release is None:
+            return None  # a search goes on to the commit, or there is more than one release
+        sidecar = sidecar_of(change.cell.cell, self.layout)
+        releases = self._all.versions().get(change.cell.release.package, ())
+        given = self._given(self.reports())
+        return measured_boundary(change, self.known.base, given, sidecar.lock if sidecar else {}, releases)
 
     def _arguments(self, change: Change) -> list[str] | str:
         if not self.options.narrow:

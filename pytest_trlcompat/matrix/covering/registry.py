@@ -44,7 +44,8 @@ def ask(first: str, python: str) -> Listing:
         for package in PACKAGES:
             versions = [version for version in files[package] if version >= Version(first)]
             if package != "trl":
-                versions = [each for each in _newest_patches(files[package]) if upload_day(files[package][each]) >= since]
+                days = {each: upload_day(files[package][each]) for each in _newest_patches(files[package])}
+                versions = [each for each, day in days.items() if day >= since]
             found[package] = tuple(_release(package, each, files[package][each], python) for each in sorted(versions))
     return Listing(datetime.datetime.now(datetime.timezone.utc).date(), found)
 
