@@ -57,7 +57,7 @@ def _prediction(prediction: Prediction, known: _Releases, later: _Releases) -> I
         return
     texts = []
     for package, wanted in prediction.ranges.items():
-        cut = _range(wanted, known.get(package, ()), later.get(package, ()))
+        cut = _range(wanted, known.get(package, ()), later[package]) if later.get(package) else wanted
         texts.append([prediction.when[package]] if cut == wanted else [*_specifiers(cut)])
     for chosen in itertools.product(*texts):
         yield replace(prediction, when=dict(zip(prediction.when, chosen, strict=True)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import requests
 from packaging.version import Version
+from pypi_simple import NoSuchProjectError
 
 from pytest_trlcompat.matrix.covering import registry
 from pytest_trlcompat.matrix.covering.releases import Release
@@ -56,7 +57,7 @@ def ask(packages: Iterable[str], python: str, prereleases: bool) -> Index:
         for package in packages:
             try:
                 page = index.get_project_page(package)
-            except (requests.RequestException, ValueError, LookupError) as error:
+            except (requests.RequestException, ValueError, NoSuchProjectError) as error:
                 raise MatrixError(
                     f"the package index could not be asked for {package}: {error}; check the network and the index "
                     "that pip uses (pip config list)"
