@@ -48,6 +48,7 @@ class Change:
     Attributes:
         cell: in which they were measured: that of the first release that has them.
         records: one for each strategy.
+        before: what the newest known stack gave, if it was measured: ``blocked by lora-zero3-checkpointing``.
         cause: equal for failures that have the same words at the same place, whatever suite met them.
         elsewhere: other cells of the same day that show it too.
     """
@@ -56,6 +57,7 @@ class Change:
     kind: Kind
     records: tuple[Record, ...]
     cause: str
+    before: str = ""
     elsewhere: tuple[str, ...] = ()
 
     @property
@@ -94,7 +96,8 @@ class Change:
         if expected := record.evidence.get("blocked_by_expected"):
             predicted += f" by {expected}"
         whose = "the corrected trainer" if self.subject == "corrected" else "TRL's own trainer"
-        return f"{self.issue}, {whose} under {', '.join(self.strategies)}: {record.verdict}{named}, {predicted}"
+        before = f"; before it was {self.before}" if self.before else ""
+        return f"{self.issue}, {whose} under {', '.join(self.strategies)}: {record.verdict}{named}, {predicted}{before}"
 
 
 def judged(report: Report, watched: Sequence[WatchedCell], catalog: Catalog) -> dict[str, CellReport]:
@@ -133,7 +136,7 @@ def changes_in(watched: Sequence[WatchedCell], cells: Mapping[str, CellReport], 
     found = []
     for each in order:
         own = [record for record in _noteworthy(cells.get(each.cell.id), base) if first[_answer(record)] is each]
-        found += [_change(each, alike, shown) for alike in _alike(own)]
+        found += [_change(each, alike, shown, base) for alike in _alike(own, base)]
     return found
 
 
@@ -147,9 +150,19 @@ def _answer(record: Record) -> tuple[object, ...]:
     return (*record.key, record.verdict, record.expected)
 
 
-def _change(cell: WatchedCell, records: Sequence[Record], shown: Mapping[tuple[object, ...], Sequence[str]]) -> Change:
+def _change(
+    cell: WatchedCell, records: Sequence[Record], shown: Mapping[tuple[object, ...], Sequence[str]], base: Verdicts
+) -> Change:
+    first = records[0]
     elsewhere = {other for each in records for other in shown.get(_answer(each), ())}
-    return Change(cell, _kind(records[0]), tuple(records), _cause(records[0]), tuple(sorted(elsewhere)))
+    return Change(
+        cell,
+        _kind(first, base),
+        tuple(records),
+        _cause(first),
+        _before(first, base),
+        tuple(sorted(elsewhere)),
+    )
 
 
 def _noteworthy(cell: CellReport | None, base: Verdicts) -> Iterator[Record]:
@@ -161,18 +174,29 @@ def _noteworthy(cell: CellReport | None, base: Verdicts) -> Iterator[Record]:
             yield record
 
 
-def _kind(record: Record) -> Kind:
-    expected = record.expected is not None and record.expected.is_problem
+def _kind(record: Record, base: Verdicts) -> Kind:
+    """By what the newest known stack gave, else by what was predicted of it."""
+    before = base[record.key][0] if record.key in base else record.expected
+    was = before is not None and before.is_problem
     if record.verdict.is_problem:
-        return Kind.CHANGED if expected else Kind.BROKE
-    return Kind.CURED if expected else Kind.CHANGED
+        return Kind.CHANGED if was else Kind.BROKE
+    return Kind.CURED if was else Kind.CHANGED
 
 
-def _alike(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Those of one issue and subject with the same verdict, prediction and cause."""
+def _before(record: Record, base: Verdicts) -> str:
+    """What the newest known stack gave; empty where it was not measured."""
+    if record.key not in base:
+        return ""
+    verdict, by = base[record.key]
+    return f"{verdict} by {by}" if by else str(verdict)
+
+
+def _alike(records: Iterable[Record], base: Verdicts) -> Iterator[list[Record]]:
+    """Those of one issue and subject with the same verdict, prediction, cause, and verdict before."""
 
     def key(record: Record) -> tuple[str, ...]:
-        return (record.issue, record.subject, record.verdict.value, str(record.expected), _cause(record))
+        answer = (record.verdict.value, str(record.expected), _before(record, base))
+        return (record.issue, record.subject, *answer, _cause(record))
 
     for _, group in itertools.groupby(sorted(records, key=key), key):
         yield sorted(group, key=lambda record: record.strategy)

@@ -5,10 +5,13 @@ Nothing of the checkout is changed. Imports the matrix and what is below it.
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from packaging.version import Version
 
 from pytest_trlcompat.matrix import hashes, locks
 from pytest_trlcompat.matrix.cells import FULL_TAG, Matrix
@@ -45,8 +48,9 @@ def make_patch(
 ) -> Patch:
     """A patch by which the matrix knows the new releases, and the catalogue what was measured of them.
 
-    The newest of all becomes a cell, and each release alone that changed something, so that its boundary is measured on
-    both sides. A prediction is corrected only where a bisection has measured the release that changed it.
+    The newest of all becomes a cell; so does each release alone that changed something, by which its boundary is
+    measured on both sides, and each that would otherwise be new again. A prediction is corrected only where a bisection
+    has measured the release that changed it.
 
     Args:
         tested: cells with verdicts.
@@ -87,10 +91,30 @@ def _new_cells(
     newest = _newest(tested)
     found = []
     for watched in tested:
-        if watched.cell.id not in known and (watched is newest or watched.cell.id in changed):
-            why = "the newest release" if watched is newest else f"{watched.release} alone, which changed something"
-            found.append((watched, why))
+        if watched.cell.id in known or newest is None:
+            continue
+        if watched is newest:
+            found.append((watched, "the newest release"))
+        elif watched.cell.id in changed:
+            found.append((watched, f"{watched.release} alone, which changed something"))
+        elif _is_new_by_its_day(watched, tested, newest):
+            found.append((watched, f"{watched.release} alone, a patch of an older series"))
     return found
+
+
+def _is_new_by_its_day(watched: WatchedCell, tested: Sequence[WatchedCell], newest: WatchedCell) -> bool:
+    """Whether its release would still be new, if the matrix knew the newest of all alone."""
+    release = watched.release
+    if release is None or Version(release.version) >= Version(newest.stack.get(release.package, release.version)):
+        return False
+    days = (
+        each.release.day
+        for each in tested
+        if each.release
+        and each.release.package == release.package
+        and each.release.version == newest.stack[release.package]
+    )
+    return release.day > next(days, datetime.date.min)
 
 
 def _newest(tested: Sequence[WatchedCell]) -> WatchedCell | None:
