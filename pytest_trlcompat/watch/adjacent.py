@@ -44,7 +44,7 @@ def measured_boundary(
         for name in {*base.packages, *lock} - {release.package}
         if base.packages.get(name) != lock.get(name)
     )
-    together = f", together with {', '.join(moved)}" if moved else ""
+    together = f"; beside it moved {', '.join(moved)}" if moved else ""
     verdict = f"{release} fixed {change.issue} ({seen[0]} with {before}){together}"
     return Narrowed(
         command=f"trlcompat bisect releases --package {release.package} --bad {before} --good {release.version} "

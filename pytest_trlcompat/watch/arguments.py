@@ -31,7 +31,6 @@ class Options:
         since: of a watch on a past, the day to which the matrix and the catalogue are cut back; else ``None``.
         minutes, gigabytes: what it may use; ``None``: as much as it takes.
         clones: ``PACKAGE=FOLDER`` of local git clones, in which a bisection goes on to the commit.
-        main: also run what these clones have checked out.
         narrow: bisect what nothing predicts.
         list_only: say what is new and which cells follow, and run nothing.
         keep: leave the environments.
@@ -45,7 +44,6 @@ class Options:
     gigabytes: float | None
     prereleases: bool
     clones: tuple[str, ...]
-    main: bool
     narrow: bool
     list_only: bool
     keep: bool
@@ -70,7 +68,6 @@ def parse(words: Sequence[str], today: datetime.date) -> Options:
     parser.add_argument(
         "--clone", action="append", default=[], metavar="PACKAGE=FOLDER", help="a git clone, to bisect to the commit"
     )
-    parser.add_argument("--main", action="store_true", help="run what the clones have checked out as well")
     parser.add_argument("--issue", action="append", default=[], metavar="ID", help="only the suites of this issue")
     parser.add_argument("--every-pair", action="store_true", help="conformance rows for every pair of settings as well")
     parser.add_argument("--no-conformance", action="store_true", help="without the conformance suites")
@@ -91,8 +88,6 @@ def parse(words: Sequence[str], today: datetime.date) -> Options:
         value = getattr(parsed, name)
         if value is not None and not value > 0:
             raise MatrixError(f"--{name} {value:g}: must be more than nothing")
-    if parsed.main and not parsed.clone:
-        raise MatrixError("--main runs what clones have checked out, and there is no --clone PACKAGE=FOLDER")
     day, since = _days(parsed.as_of, parsed.since, today)
     return Options(
         packages=tuple(parsed.package or PACKAGES),
@@ -103,7 +98,6 @@ def parse(words: Sequence[str], today: datetime.date) -> Options:
         gigabytes=parsed.gigabytes,
         prereleases=parsed.pre,
         clones=tuple(parsed.clone),
-        main=parsed.main,
         narrow=not parsed.no_bisect,
         list_only=parsed.list,
         keep=parsed.keep_environments,

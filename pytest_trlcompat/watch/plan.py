@@ -59,8 +59,9 @@ def make_plan(matrix: Matrix, layout: Layout, known: Known, new: Sequence[Releas
     """
     order = sorted(new, key=lambda each: (each.package != "trl", each.package != "transformers"))
     order.sort(key=lambda each: each.day, reverse=True)
-    alone = [_alone(matrix, layout, known, release) for release in order]
     everything = _newest_of_all(matrix, layout, new)
+    # Afterwards, since the lock of a release alone holds what is no part of the stack, also where it is the newest.
+    alone = [_alone(matrix, layout, known, release) for release in order]
     if everything is None or any(dict(each.stack) == dict(everything.stack) for each in alone):
         return alone  # the newest of all is one of them
     return [everything, *alone]

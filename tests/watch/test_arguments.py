@@ -45,7 +45,6 @@ def test_results_of_another_scope_have_another_folder() -> None:
         (["--minutes", "nan"], "must be more than nothing"),
         (["--issue", "no-such-issue"], "unknown issue"),
         (["--package", "numpy"], "invalid choice"),
-        (["--main"], "there is no --clone"),
         (["--unheard-of"], "unrecognized arguments"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pytest_trlcompat.matrix import locks
 from pytest_trlcompat.matrix.cells import Cell, Matrix
+from pytest_trlcompat.matrix.covering.releases import Release
 from pytest_trlcompat.matrix.files import write_whole
 from pytest_trlcompat.matrix.locks import read_lock
 from pytest_trlcompat.matrix.results import TESTED, Sidecar
@@ -51,6 +52,15 @@ def test_what_is_no_part_of_the_stack_stays_as_it_was(matrix: Matrix, checkout: 
     assert lock.packages == {**known.base.packages, "trl": "1.1.0"}
 
 
+def test_so_it_does_where_one_release_is_the_newest_of_all(matrix: Matrix, checkout: WatchLayout) -> None:
+    """As of its day the resolver alone would take tokenizers 0.2.1."""
+    known = past(matrix, "2026-06-11")
+    assert known.base.packages["tokenizers"] == "0.1.0"
+    late = Release("peft", "0.1.0", day("2026-06-14"))  # nothing else is new: the stack is that of the newest of all
+    (only,) = make_plan(matrix, checkout, known, [late])
+    assert locks.lock_for(matrix, only.cell, checkout).packages == known.base.packages
+
+
 def test_what_must_move_moves_and_is_said(matrix: Matrix, checkout: WatchLayout) -> None:
     found = {each.about: each for each in plan(matrix, checkout, past(matrix, "2026-06-10"), "2026-06-21")}
     alone = found["trl 1.2.0 alone"]
@@ -80,8 +90,6 @@ def test_a_name_that_another_stack_was_measured_under_is_not_taken(matrix: Matri
 def test_a_release_that_cannot_be_resolved_is_still_a_cell(matrix: Matrix, checkout: WatchLayout) -> None:
     """Its run says why it cannot."""
     known = known_now(matrix, checkout)
-    from pytest_trlcompat.matrix.covering.releases import Release
-
     found = make_plan(matrix, checkout, known, [Release("peft", "9.9.9", day("2026-06-06"))])
     alone = next(each for each in found if each.release is not None)
     assert alone.cell.id == "trl1.0.0-tf5.0.0-peft9.9.9"
