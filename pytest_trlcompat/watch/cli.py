@@ -57,7 +57,7 @@ def watch(options: Options, root: Path, say: Callable[[str], None], ask: indexes
         say(f"nothing new as of {options.day}: the matrix knows every release of {', '.join(options.packages)}")
         return _AS_PREDICTED
     say(f"new as of {options.day}: {', '.join(f'{each} ({each.day})' for each in session.new)}")
-    with locked(kept / ".lock", lambda: say("another watch is running in this checkout; waiting")):
+    with locked(kept / f".{options.scope.name}.lock", lambda: say("the same watch is running already; waiting")):
         if options.list_only:
             for watched in session.plan:
                 moved = f", with {', '.join(watched.moved)}" if watched.moved else ""

@@ -14,11 +14,11 @@ import pytest
 
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.verdict import Record, Verdict, append_record
-from pytest_trlcompat.matrix import locks
+from pytest_trlcompat.matrix import disk, locks, process
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.files import write_whole
 from pytest_trlcompat.matrix.results import INTERRUPTED, TESTED, Outcome, Sidecar
-from pytest_trlcompat.watch import cli, narrowing, running, session
+from pytest_trlcompat.watch import cli, running
 from pytest_trlcompat.watch.arguments import parse
 from pytest_trlcompat.watch.layout import WatchLayout
 
@@ -66,11 +66,11 @@ class Trainings:
 def trainings(monkeypatch: pytest.MonkeyPatch, checkout: WatchLayout) -> Trainings:
     found = Trainings()
     monkeypatch.setattr(running, "run_cell", found.run_cell)
-    monkeypatch.setattr(narrowing.process, "run", found.bisect)
+    monkeypatch.setattr(process, "run", found.bisect)
     checkout.catalog.parent.mkdir(parents=True)
     checkout.catalog.write_text(CATALOG)
     catalog = known_issues.load.__wrapped__(checkout.catalog)
-    monkeypatch.setattr(session.known_issues, "load", lambda: catalog)
+    monkeypatch.setattr(known_issues, "load", lambda: catalog)
     (checkout.root / "fixtures" / "hashes").mkdir()
     (checkout.root / "fixtures" / "hashes" / "3.11.txt").write_text("")
     return found
@@ -159,9 +159,9 @@ def test_what_broke_is_bisected_once(watch: Watch, trainings: Trainings, checkou
     trainings.verdicts = lambda versions: [
         record("broken" if versions["accelerate"] == "1.1.0" else "ok", "ok", issue="grpo-x", subject="upstream")
     ]
-    (issue,) = session.known_issues.load().values()
+    (issue,) = known_issues.load().values()
     right = dataclasses.replace(issue.predictions[-1], verdict=Verdict.OK)
-    session.known_issues.load()["grpo-x"] = dataclasses.replace(issue, predictions=(right,))
+    known_issues.load()["grpo-x"] = dataclasses.replace(issue, predictions=(right,))
     assert watch("--as-of", "2026-06-11", "--since", "2026-06-10")[0] == 1
     (command,) = trainings.bisected
     assert command[command.index("releases") :][:5] == ["releases", "--package", "accelerate", "--rest", "fixed"]
@@ -209,7 +209,7 @@ def test_with_the_disk_full_nothing_more_is_built(
     watch: Watch, trainings: Trainings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = iter([10_000_000_000])
-    monkeypatch.setattr(cli.disk, "available", lambda layout: next(free, 1))
+    monkeypatch.setattr(disk, "available", lambda layout: next(free, 1))
     _, said = watch("--gigabytes", "1")
     assert trainings.ran == []
     assert "not run, since 1 GB are used" in said
