@@ -234,10 +234,31 @@ def bisect(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def watch(session: nox.Session) -> None:
+    """Measure releases that the matrix does not know, and bisect what nobody predicted: see -- --help."""
+    with errors_as_messages(session):
+        environment = PROJECT.tools("watch", group("watch"), project=True)
+    session.run(
+        *(str(environment.python), "-m", "pytest_trlcompat.watch", *session.posargs),
+        external=True,
+        interrupt_timeout=15,
+        terminate_timeout=5,
+    )
+
+
+@nox.session(default=False)
+def watch_replay(session: nox.Session) -> None:
+    """Ask the watch about a past, day by day, and compare with what is known today; goes on where it stopped."""
+    with errors_as_messages(session):
+        environment = PROJECT.tools("watch", group("watch"), project=True)
+        PROJECT.run_in(environment, ["python", "benchmarks/watch_replay.py", *session.posargs])
+
+
+@nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Run the benchmarks except the long ones, or one of them [-- NAME ARGUMENTS ...]; see benchmarks/README.md."""
     scripts = {script.stem: script for script in sorted((ROOT / "benchmarks").glob("*.py"))}
-    del scripts["mutations"]  # a session of its own
+    del scripts["mutations"], scripts["watch_replay"]  # sessions of their own
     name, *arguments = session.posargs or [""]
     if name and name not in scripts:
         session.error(f"no benchmark {name!r}; there are: {', '.join(scripts)}")

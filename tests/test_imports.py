@@ -17,6 +17,7 @@ STANDIN = ROOT / PACKAGE / "accelerator" / "standin"
 LAYERS = (
     {"__main__"},
     {"cli"},
+    {"watch"},
     {"bisect", "plugin"},
     {"equivalence"},
     {"checks", "ci", "doctor", "launch", "matrix"},

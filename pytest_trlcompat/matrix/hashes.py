@@ -27,7 +27,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["RELEASE", "ask", "of_pytorch_index", "read", "renew", "with_hashes"]
+__all__ = ["RELEASE", "ask", "of_pytorch_index", "read", "renew", "text_of", "with_hashes"]
 
 RELEASE = re.compile(
     r"[a-z0-9]+(?:-[a-z0-9]+)*==(?:[0-9]+!)?[0-9]+(?:\.[0-9]+)*(?:(?:a|b|rc)[0-9]+)?(?:\.post[0-9]+)?(?:\.dev[0-9]+)?"
@@ -206,8 +206,17 @@ def _remember(path: Path, python: str, found: Mapping[str, tuple[str, ...]]) -> 
 
 
 def _write(path: Path, python: str, hashes: Mapping[str, Iterable[str]]) -> None:
+    write_whole(path, text_of(hashes, python))
+
+
+def text_of(hashes: Mapping[str, Iterable[str]], python: str) -> str:
+    """What a file of hashes holds.
+
+    Args:
+        hashes: ``name==version`` to hexadecimal digests.
+    """
     header = _HEADER.format(python=_minor(python), source=", ".join(BUILT_FROM_SOURCE))
-    write_whole(path, header + "".join(f"{_line(*entry)}\n" for entry in sorted(hashes.items())))
+    return header + "".join(f"{_line(*entry)}\n" for entry in sorted(hashes.items()))
 
 
 def _line(requirement: str, digests: Iterable[str]) -> str:

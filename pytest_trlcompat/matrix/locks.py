@@ -42,6 +42,7 @@ __all__ = [
     "lock_for",
     "read_lock",
     "renew",
+    "request_of",
     "resolve",
     "strays",
 ]
@@ -158,7 +159,7 @@ def _valid(path: Path, matrix: Matrix, cell: Cell) -> Lock | None:
     if not path.is_file():
         return None
     lock = read_lock(path)
-    return lock if lock.request == _request(matrix, cell) and cell.date in (None, lock.date) else None
+    return lock if lock.request == request_of(matrix, cell) and cell.date in (None, lock.date) else None
 
 
 def renew(matrix: Matrix, cell: Cell, layout: Layout) -> Lock:
@@ -177,7 +178,7 @@ def resolve(matrix: Matrix, cell: Cell) -> Lock:
     date = cell.date or find_date(matrix, cell)
     python = matrix.python_of(cell)
     versions = compile_versions(dataclasses.replace(matrix, python=python), matrix.requirements(cell), date)
-    return Lock(cell.id, date, python, versions, _request(matrix, cell))
+    return Lock(cell.id, date, python, versions, request_of(matrix, cell))
 
 
 def compile_versions(
@@ -278,7 +279,8 @@ def _midnight(day: datetime.date) -> str:
     return f"{day.isoformat()}T00:00:00Z"
 
 
-def _request(matrix: Matrix, cell: Cell) -> str:
+def request_of(matrix: Matrix, cell: Cell) -> str:
+    """A digest of what the resolver is given for a cell."""
     later = [f"{name} {day.isoformat()}" for name, day in sorted(matrix.not_before.items())]
     return digest(matrix.python_of(cell), *matrix.requirements(cell), *matrix.undated, *later)
 

@@ -15,7 +15,7 @@ from pytest_trlcompat.matrix.sweep import Sweep
 __all__ = ["child_variables", "code_digest", "suite_command"]
 
 _IRRELEVANT = (
-    *("matrix", "bisect", "doctor", "templates", "__pycache__"),
+    *("matrix", "bisect", "doctor", "watch", "templates", "__pycache__"),
     *("boundaries.py", "header.py", "summary.py", "evidence.json"),
 )
 

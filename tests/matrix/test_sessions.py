@@ -121,7 +121,7 @@ def test_named_cells_announce_only_their_own_needs(stage: Stage) -> None:
     assert stage.ran == [("trl0.15.2-torch2.7.1", [])]
 
 
-def test_a_cell_named_without_torch_gets_the_requested_one(stage: Stage) -> None:
+def test_a_cell_named_without_torch_gets_therequest_ofed_one(stage: Stage) -> None:
     assert "trl0.15.2" in stage.project.cells(["-s", "matrix(trl0.15.2)", "--", "--torch", "dated"])
     stage.project.matrix_cell("trl0.15.2", ["--torch", "dated"])
     assert stage.ran == [("trl0.15.2-torch2.6.0", ["trl1.9.2"])]
@@ -173,7 +173,7 @@ def test_locks_of_dated_cells_and_cuda_libraries_are_renewed_with_the_others(
             cell.date or datetime.date.min,
             "3.11",
             {"deepspeed": "2", "trl": "1"},
-            locks._request(matrix, cell),
+            locks.request_of(matrix, cell),
         )
 
     def resolve_libraries(torch: str, python: str, day: datetime.date) -> CudaLibraries:

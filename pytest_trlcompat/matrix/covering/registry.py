@@ -22,7 +22,7 @@ from pytest_trlcompat.matrix.covering.releases import PACKAGES, Listing, Release
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.uv import settings
 
-__all__ = ["ask"]
+__all__ = ["Files", "ask", "client", "installable", "upload_day"]
 
 Files = list[DistributionPackage]
 
@@ -35,22 +35,30 @@ def ask(first: str, python: str) -> Listing:
     Raises:
         MatrixError: the registry does not have ``first``, or does not say when something was uploaded.
     """
-    endpoint = settings(os.environ).get("UV_DEFAULT_INDEX", PYPI_SIMPLE_ENDPOINT)
-    with PyPISimple(endpoint) as client:
-        files = {package: _files(client.get_project_page(package).packages, python) for package in PACKAGES}
+    with client() as index:
+        files = {package: installable(index.get_project_page(package).packages, python) for package in PACKAGES}
         if Version(first) not in files["trl"]:
             raise MatrixError(f"the registry has no trl {first}")
-        since = _day(files["trl"][Version(first)])
+        since = upload_day(files["trl"][Version(first)])
         found = {}
         for package in PACKAGES:
             versions = [version for version in files[package] if version >= Version(first)]
             if package != "trl":
-                versions = [each for each in _newest_patches(files[package]) if _day(files[package][each]) >= since]
+                days = {each: upload_day(files[package][each]) for each in _newest_patches(files[package])}
+                versions = [each for each, day in days.items() if day >= since]
             found[package] = tuple(_release(package, each, files[package][each], python) for each in sorted(versions))
     return Listing(datetime.datetime.now(datetime.timezone.utc).date(), found)
 
 
-def _files(packages: Iterable[DistributionPackage], python: str) -> dict[Version, Files]:
+def client() -> PyPISimple:
+    """A client of the index that pip and uv use."""
+    return PyPISimple(settings(os.environ).get("UV_DEFAULT_INDEX", PYPI_SIMPLE_ENDPOINT))
+
+
+def installable(
+    packages: Iterable[DistributionPackage], python: str, *, prereleases: bool = False
+) -> dict[Version, Files]:
+    """The files of each release that were not yanked and are for this Python."""
     found: dict[Version, Files] = {}
     for file in packages:
         try:
@@ -58,7 +66,7 @@ def _files(packages: Iterable[DistributionPackage], python: str) -> dict[Version
         except InvalidVersion:
             continue
         runs = file.requires_python is None or python in SpecifierSet(file.requires_python)
-        if not version.is_prerelease and not file.is_yanked and runs:
+        if (prereleases or not version.is_prerelease) and not file.is_yanked and runs:
             found.setdefault(version, []).append(file)
     return found
 
@@ -71,10 +79,15 @@ def _newest_patches(versions: Iterable[Version]) -> Iterator[Version]:
 
 
 def _release(package: str, version: Version, files: Files, python: str) -> Release:
-    return Release(package, str(version), _day(files), tuple(_requires(files, python)))
+    return Release(package, str(version), upload_day(files), tuple(_requires(files, python)))
 
 
-def _day(files: Files) -> datetime.date:
+def upload_day(files: Files) -> datetime.date:
+    """The day of the first of a release's files.
+
+    Raises:
+        MatrixError: the index does not say when it was uploaded.
+    """
     days = [file.upload_time.date() for file in files if file.upload_time is not None]
     if not days:
         raise MatrixError(f"the package index does not say when {files[0].filename} was uploaded")

@@ -20,11 +20,14 @@ from pytest_trlcompat.matrix.report.torch_comparison import compare
 __all__ = ["environment", "markdown"]
 
 
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
 @functools.cache
-def environment(*, html: bool) -> jinja2.Environment:
+def environment(*, html: bool, templates: Path = _TEMPLATES) -> jinja2.Environment:
     """Where the templates are found and what they may call. Kept, since it keeps the compiled templates."""
     found = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=jinja2.FileSystemLoader(templates),
         autoescape=html,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

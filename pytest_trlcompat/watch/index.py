@@ -1,0 +1,69 @@
+"""What the package index has of the stack, and when it came. Imports ``pypi_simple``, by the matrix's registry."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import requests
+from packaging.version import Version
+from pypi_simple import NoSuchProjectError
+
+from pytest_trlcompat.matrix.covering import registry
+from pytest_trlcompat.matrix.covering.releases import Release
+from pytest_trlcompat.matrix.errors import MatrixError
+
+__all__ = ["Ask", "Index", "ask"]
+
+
+@dataclass(frozen=True)
+class Index:
+    """The releases of some packages of the stack, each package's from old to new by version."""
+
+    releases: Mapping[str, tuple[Release, ...]]
+
+    def before(self, day: datetime.date) -> Index:
+        """What it had when that day began, as uv's ``--exclude-newer`` sees it."""
+        return self._only(lambda release: release.day < day)
+
+    def since(self, day: datetime.date) -> Index:
+        """What it got on that day and afterwards."""
+        return self._only(lambda release: release.day >= day)
+
+    def versions(self) -> dict[str, tuple[Version, ...]]:
+        """Package to versions, oldest first."""
+        return {package: tuple(Version(each.version) for each in found) for package, found in self.releases.items()}
+
+    def all(self) -> list[Release]:
+        """Every release, by package."""
+        return [release for found in self.releases.values() for release in found]
+
+    def _only(self, keep: Callable[[Release], bool]) -> Index:
+        return Index({package: tuple(filter(keep, found)) for package, found in self.releases.items()})
+
+
+Ask = Callable[[Iterable[str], str, bool], Index]
+
+
+def ask(packages: Iterable[str], python: str, prereleases: bool) -> Index:
+    """Ask the index, once for each package: for releases that were not yanked and have a file for this Python.
+
+    Raises:
+        MatrixError: the index cannot be reached, does not have a package, or does not say when a file was uploaded.
+    """
+    found: dict[str, tuple[Release, ...]] = {}
+    with registry.client() as index:
+        for package in packages:
+            try:
+                page = index.get_project_page(package)
+            except (requests.RequestException, ValueError, NoSuchProjectError) as error:
+                raise MatrixError(
+                    f"the package index could not be asked for {package}: {error}; check the network and the index "
+                    "that pip uses (pip config list)"
+                ) from error
+            files = registry.installable(page.packages, python, prereleases=prereleases)
+            found[package] = tuple(
+                Release(package, str(version), registry.upload_day(files[version])) for version in sorted(files)
+            )
+    return Index(found)

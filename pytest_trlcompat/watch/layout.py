@@ -1,0 +1,41 @@
+"""Where the watch keeps its files: ``build/watch``, apart from the results of sweeps. Imports the matrix alone."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_trlcompat.matrix.layout import Layout
+
+__all__ = ["WatchLayout"]
+
+
+@dataclass(frozen=True)
+class WatchLayout(Layout):
+    """A checkout, with the results of the watch in a folder of their own.
+
+    Attributes:
+        kept: that folder. Environments are shared with the matrix.
+        scope: what is run of each cell, as the name of a folder within it.
+    """
+
+    kept: Path
+    scope: str = "compat"
+
+    @property
+    def results(self) -> Path:
+        """Verdicts of all days: a cell is measured once."""
+        return self.kept / self.scope
+
+    @property
+    def bisections(self) -> Path:
+        return self.kept / "bisect"
+
+    @property
+    def catalog(self) -> Path:
+        return self.root / "pytest_trlcompat" / "catalog" / "catalog.toml"
+
+    def day(self, day: datetime.date) -> Path:
+        """The folder of a day's page."""
+        return self.kept / day.isoformat()

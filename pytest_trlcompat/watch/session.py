@@ -1,0 +1,241 @@
+"""A watch, step by step: what is new, which cells, their verdicts, what changed, since when, the page, the patch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from pytest_trlcompat.catalog import evidence, known_issues, past
+from pytest_trlcompat.catalog.known_issues import Catalog
+from pytest_trlcompat.matrix.cells import Matrix
+from pytest_trlcompat.matrix.covering.releases import Release
+from pytest_trlcompat.matrix.environments import existing
+from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.locks import Lock
+from pytest_trlcompat.matrix.report.model import CellReport, gather
+from pytest_trlcompat.stack import PACKAGES
+from pytest_trlcompat.watch import index as indexes
+from pytest_trlcompat.watch import sources
+from pytest_trlcompat.watch.adjacent import measured_boundary
+from pytest_trlcompat.watch.arguments import Options
+from pytest_trlcompat.watch.budget import Budget, OutOfTime
+from pytest_trlcompat.watch.changes import Change, Verdicts, changes_in, judged, known_wrong, verdicts_of
+from pytest_trlcompat.watch.index import Index
+from pytest_trlcompat.watch.known import Known, known_before, known_now, new_releases
+from pytest_trlcompat.watch.layout import WatchLayout
+from pytest_trlcompat.watch.narrowing import Narrowed, command_for, narrow, read_narrowed
+from pytest_trlcompat.watch.outcome import Cause, Outcome
+from pytest_trlcompat.watch.patch import make_patch
+from pytest_trlcompat.watch.plan import WatchedCell, as_measured, base_cell, make_plan
+from pytest_trlcompat.watch.running import Runner, sidecar_of
+
+__all__ = ["Watch"]
+
+
+@dataclass
+class Watch:
+    """One command.
+
+    Attributes:
+        layout: with the folder of results of this scope.
+    """
+
+    matrix: Matrix
+    layout: WatchLayout
+    options: Options
+    budget: Budget
+    say: Callable[[str], None]
+    ask: indexes.Ask = indexes.ask
+
+    # What is new
+
+    @cached_property
+    def _all(self) -> Index:
+        """What the index has, for every package: the catalogue is cut back in all of them."""
+        return self.ask(PACKAGES, self.matrix.python, self.options.prereleases)
+
+    @cached_property
+    def known(self) -> Known:
+        """What the matrix knows, or would have known."""
+        if self.options.since is None:
+            return known_now(self.matrix, self.layout)
+        return as_measured(self.layout, known_before(self.matrix, self._all, self.options.since))
+
+    @cached_property
+    def new(self) -> list[Release]:
+        """The releases that it does not know, of the packages that are watched."""
+        seen = self._all.before(self.options.day)
+        if self.options.since is None:
+            found = new_releases(seen, self.known.versions)
+        else:
+            versions = self._all.before(self.options.since).versions()
+            found = new_releases(seen, {package: frozenset(each) for package, each in versions.items()})
+        return [release for release in found if release.package in self.options.packages]
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """The catalogue, of a watch on a past cut back to its day."""
+        catalog = known_issues.load()
+        since = self.options.since
+        if since is None:
+            return catalog
+        return past.cut_back(catalog, self._all.before(since).versions(), self._all.since(since).versions())
+
+    # The cells
+
+    @cached_property
+    def plan(self) -> list[WatchedCell]:
+        """The cells that follow from what is new."""
+        return make_plan(self.matrix, self.layout, self.known, self.new)
+
+    @cached_property
+    def base(self) -> WatchedCell | None:
+        """The newest known stack as a cell, where no published sweep has measured it; else ``None``."""
+        return None if self._published() else base_cell(self.matrix, self.layout, self.known)
+
+    def _published(self) -> Verdicts:
+        """What the published sweep says of the newest known stack."""
+        if self.options.since is not None:
+            return {}
+        try:
+            cells = evidence.load(self.layout.evidence).cells
+        except evidence.EvidenceError:
+            return {}
+        found = next((cell for cell in cells if cell.id == self.known.base.cell_id), None)
+        if found is None or any(found.versions[name] != self.known.base.packages.get(name) for name in found.versions):
+            return {}
+        return {key: (verdict, found.blocked_by.get(key, "")) for key, verdict in found.verdicts.items()}
+
+    def run(self) -> Outcome:
+        """Do what is left to do, within the bounds.
+
+        Raises:
+            KeyboardInterrupt: at Ctrl-C; what is finished is kept.
+            MatrixError: when the index cannot be asked, or a file is not usable.
+        """
+        runner = Runner(self.matrix, self.layout, self.options.scope, self.budget, self.say)
+        cells = [*([self.base] if self.base else []), *self.plan]
+        try:
+            with self.budget.running():
+                for watched in runner.run(cells, self._look_at_sources):
+                    self.say(f"{watched.cell.id}: not run, since {self.options.gigabytes:g} GB are used")
+                self._narrow(self.changes(self.reports()))
+        except OutOfTime as over:
+            self.say(f"{over}; the same command goes on")
+        finally:
+            if not self.options.keep:
+                runner.remove_environments()
+        return self.outcome()
+
+    def _look_at_sources(self, watched: WatchedCell, lock: Lock) -> None:
+        environment = existing(lock, self.layout)
+        if watched.release is not None and environment is not None:
+            (site_packages,) = (environment.root / "lib").glob("python*/site-packages")
+            path = self.layout.results / f"{watched.cell.id}.remarks.json"
+            sources.keep_remarks(watched.release, site_packages, path)
+
+    # What changed
+
+    def outcome(self) -> Outcome:
+        """What is known by now, from the files; runs nothing."""
+        reports = self.reports()
+        causes = tuple(self._causes(self.changes(reports)))
+        left = [*self._unfinished(), *(cause.not_narrowed for cause in causes if cause.not_narrowed.startswith(_LEFT))]
+        found = Outcome(
+            day=self.options.day,
+            since=self.options.since,
+            new=tuple(self.new),
+            plan=tuple(self._cells),
+            cells=reports,
+            base=self.base.cell.id if self.base else self.known.base.cell_id,
+            known_wrong=tuple(known_wrong(reports.get(self.base.cell.id)) if self.base else ()),
+            causes=causes,
+            remarks=self._remarks(),
+            left=tuple(left),
+        )
+        if self.options.since is not None:
+            return found  # a patch to the matrix of today does not follow from a past
+        changes = [(change, cause.narrowed) for cause in causes for change in cause.changes]
+        tested = [each for each in self.plan if each.cell.id in reports]
+        patch = make_patch(self.matrix, self.layout, tested, changes)
+        return replace(found, patch=patch.text, by_hand=patch.left_out)
+
+    @property
+    def _cells(self) -> list[WatchedCell]:
+        return [*([self.base] if self.base else []), *self.plan]
+
+    def reports(self) -> dict[str, CellReport]:
+        """The cells that have left results, held against the catalogue."""
+        try:
+            return judged(gather(self.layout.results), self._cells, self.catalog)
+        except MatrixError:  # nothing was run yet
+            return {}
+
+    def changes(self, reports: Mapping[str, CellReport]) -> list[Change]:
+        """What these cells show that nothing predicts, and the newest known stack does not show."""
+        return changes_in(self.plan, reports, self._given(reports))
+
+    def _given(self, reports: Mapping[str, CellReport]) -> Verdicts:
+        """The verdicts of the newest known stack."""
+        return verdicts_of(reports.get(self.base.cell.id)) if self.base else self._published()
+
+    def _narrow(self, changes: Iterable[Change]) -> None:
+        """Search for what each of them comes from, as far as that has not been done, or needs no search."""
+        for alike in _by_cause(changes):
+            arguments = self._arguments(alike[0])
+            if not isinstance(arguments, str) and self._measured_boundary(alike[0]) is None:
+                narrow(alike[0], arguments, self.layout, self.say)
+
+    def _causes(self, changes: Iterable[Change]) -> Iterator[Cause]:
+        """Changes with what is known of where they come from."""
+        for alike in _by_cause(changes):
+            arguments = self._arguments(alike[0])
+            found = self._measured_boundary(alike[0]) or read_narrowed(alike[0], self.layout.bisections)
+            if found is None and not isinstance(arguments, str):
+                yield Cause(alike, not_narrowed=f"{_LEFT}{alike[0].sentence}")
+            else:
+                yield Cause(alike, found, arguments if found is None and isinstance(arguments, str) else "")
+
+    def _measured_boundary(self, change: Change) -> Narrowed | None:
+        if self.options.clones or change.cell.release is None:
+            return None  # a search goes on to the commit, or there is more than one release
+        sidecar = sidecar_of(change.cell.cell, self.layout)
+        releases = self._all.versions().get(change.cell.release.package, ())
+        given = self._given(self.reports())
+        return measured_boundary(change, self.known.base, given, sidecar.lock if sidecar else {}, releases)
+
+    def _arguments(self, change: Change) -> list[str] | str:
+        if not self.options.narrow:
+            return "bisecting was left out (--no-bisect)"
+        return command_for(change, self.known, self.options.day, self.options.clones, self.layout.bisections)
+
+    def _unfinished(self) -> Iterator[str]:
+        for watched in self._cells:
+            sidecar = sidecar_of(watched.cell, self.layout)
+            if sidecar is None:
+                yield f"{watched.cell.id} ({watched.about}) was not run"
+            elif sidecar.state not in ("tested", "untestable"):
+                yield f"{watched.cell.id} ({watched.about}) is not finished: {sidecar.reason or 'it was stopped'}"
+
+    def _remarks(self) -> Mapping[str, list[str]]:
+        found = {
+            str(watched.release): sources.read_remarks(self.layout.results / f"{watched.cell.id}.remarks.json")
+            for watched in self.plan
+            if watched.release is not None
+        }
+        return {release: lines for release, lines in found.items() if lines}
+
+
+_LEFT = "not bisected yet: "
+
+
+def _by_cause(changes: Iterable[Change]) -> Iterator[tuple[Change, ...]]:
+    """Changes of one cell, kind and subject with the same cause: one bisection is enough for them."""
+
+    def key(change: Change) -> tuple[str, ...]:
+        return (change.cell.cell.id, change.subject, change.kind.value, change.cause)
+
+    for _, group in itertools.groupby(sorted(changes, key=key), key):
+        yield tuple(group)
