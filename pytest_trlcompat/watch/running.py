@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_trlcompat.matrix import locks
-from pytest_trlcompat.matrix.arguments import EVERY_PAIR, ON_DEMAND
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.environments import drop_unused, existing, remove
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.job import run_cell
 from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.results import TESTED, UNTESTABLE, Sidecar, read_sidecar
+from pytest_trlcompat.matrix.suite_choice import EVERY_PAIR, ON_DEMAND
 from pytest_trlcompat.matrix.sweep import Sweep
 from pytest_trlcompat.watch.budget import Budget
 from pytest_trlcompat.watch.layout import WatchLayout
