@@ -113,7 +113,7 @@ def test_wrong_usage_has_status_2(arguments: list[str], capsys: pytest.CaptureFi
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
-    assert "doctor  which known issues affect a stack, and what cures them" in capsys.readouterr().out
+    assert "doctor   which known issues affect a stack, and what cures them" in capsys.readouterr().out
 
 
 def test_options_may_come_in_any_order(doctor: Run) -> None:
@@ -331,4 +331,4 @@ def test_an_unknown_trainer_is_refused_with_the_known_ones(capsys: pytest.Captur
 def test_help_names_the_command_that_lists_cures(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--help"])
-    assert "cures   what each cure of a trainer does on the installed stack" in capsys.readouterr().out
+    assert "cures    what each cure of a trainer does on the installed stack" in capsys.readouterr().out
