@@ -12,7 +12,10 @@ from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.sweep import Sweep
 
-__all__ = ["child_variables", "code_digest", "suite_command"]
+__all__ = ["OF_THE_MACHINE", "child_variables", "code_digest", "suite_command"]
+
+OF_THE_MACHINE = (Sweep.VARIABLE, "TRLCOMPAT_CACHE", "TRLCOMPAT_NODE_CACHE", "TRLCOMPAT_RUN")
+"""Settings on which no verdict depends."""
 
 _IRRELEVANT = (
     *("matrix", "bisect", "doctor", "templates", "__pycache__"),
@@ -51,7 +54,7 @@ def code_digest(layout: Layout) -> str:
     """A digest of our code, the suites, their data and the ``TRLCOMPAT_`` settings."""
     digest = hashlib.sha256()
     for name, value in sorted(os.environ.items()):
-        if name.startswith("TRLCOMPAT_") and name not in (Sweep.VARIABLE, "TRLCOMPAT_CACHE", "TRLCOMPAT_RUN"):
+        if name.startswith("TRLCOMPAT_") and name not in OF_THE_MACHINE:
             digest.update(f"{name}={value}".encode())
     for folder in (layout.root / "pytest_trlcompat", layout.suites, layout.root / "fixtures"):
         for path in sorted(folder.rglob("*")):
