@@ -246,7 +246,9 @@ class Driver:
             run.mirror.give_up(self._blank(run), INTERRUPTED, "it was stopped")
             run.mirror.release()
         if started:
-            self.say(f"{len(started)} running cells were stopped; the same command continues after their last verdicts")
+            which = "1 running cell was" if len(started) == 1 else f"{len(started)} running cells were"
+            whose = "its last verdict" if len(started) == 1 else "their last verdicts"
+            self.say(f"{which} stopped; the same command continues after {whose}")
 
     def _usable(self) -> bool:
         return not self.nodes or any(report.node not in self._avoided for report in self.nodes)

@@ -17,7 +17,7 @@ ENGINE = "--engine"
 
 LOCAL, RAY = "local", "ray"
 
-_ADDRESS = re.compile(r"auto|ray://[\w.\[\]:-]+:\d+|[\w.\[\]-]+:\d+")
+_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:]+\]):\d+")
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def chosen(parsed: argparse.Namespace) -> RayOptions | None:
             f"--address {options.address!r} is none of: auto, HOST:PORT of the cluster's head from one of its nodes, "
             "or ray://HOST:PORT from elsewhere"
         )
-    if options.cpus <= 0 or options.memory <= 0:
+    if not (options.cpus > 0 and options.memory > 0):
         raise MatrixError(
             f"a cell needs CPUs and memory; --cell-cpus {options.cpus:g} and --cell-memory {options.memory:g} must be "
             "above 0"
