@@ -22,7 +22,7 @@ from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.parsing import read_matrix
 from pytest_trlcompat.matrix.process import signals_as_ctrl_c
 from pytest_trlcompat.matrix.shards import costs
-from pytest_trlcompat.matrix.suite_run import OF_THE_MACHINE
+from pytest_trlcompat.matrix.suite_run import OF_THE_MACHINE, files_digest
 from pytest_trlcompat.matrix.sweep import Sweep
 
 __all__ = ["main"]
@@ -52,17 +52,19 @@ def _run(request: Request) -> None:
     sweep = Sweep(layout, {Sweep.VARIABLE: request.sweep})
     waiting = "another sweep on Ray writes to the same folder; waiting for its end"
     with locked(layout.results / ".engine.lock", lambda: _say(waiting)), connected(request.options, layout):
-        template = _template(request)
+        template = _template(request, files_digest(layout))
         tasks = streams(request.options)
-        nodes = node_reports(template.cache, request.requirements)
+        nodes = node_reports(template)
         have = sum(len(node.environments) for node in nodes)
         _say(f"{len(nodes)} nodes, which have {have} environments: {', '.join(sorted(node.host for node in nodes))}")
         driver = Driver(read_matrix(layout.matrix), sweep, tasks, template, costs(layout), nodes, _say)
         driver.run(request.cells, fresh=request.fresh)
 
 
-def _template(request: Request) -> CellTask:
-    """What all tasks have in common. A cluster of this machine alone shares the environments of the checkout."""
+def _template(request: Request, files: str) -> CellTask:
+    """What all tasks have in common.
+
+    A cluster of this machine alone shares the environments of the checkout."""
     local = request.options.address is None
     cache = request.options.node_cache or (str(request.root / ".nox") if local else None)
     settings = {
@@ -81,6 +83,7 @@ def _template(request: Request) -> CellTask:
         variables=settings,
         requirements=request.requirements,
         cache=cache,
+        files=files,
         own_caches=not local or request.options.node_cache is not None,
     )
 

@@ -36,6 +36,7 @@ class CellTask:
         variables: the driver's ``TRLCOMPAT_`` settings, in place of the node's.
         requirements: of what runs a cell, where the node's Python lacks them.
         cache: the folder of environments, where the node does not name its own.
+        files: the digest of this project's files, those of the driver.
         own_caches: whether uv's cache and that of compiled extensions are in that folder too, unless the node names
             them.
         lock: that of a cell which has none in the repository, if it was resolved before.
@@ -52,6 +53,7 @@ class CellTask:
     variables: Mapping[str, str] = field(default_factory=dict)
     requirements: tuple[str, ...] = ()
     cache: str | None = None
+    files: str | None = None
     own_caches: bool = True
     lock: str | None = None
     verdicts: str = ""

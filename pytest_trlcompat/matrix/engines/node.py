@@ -25,9 +25,9 @@ from pytest_trlcompat.matrix.environments import built
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import in_use, locked, unless_in_use
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.suite_run import OF_THE_MACHINE
+from pytest_trlcompat.matrix.suite_run import OF_THE_MACHINE, files_digest
 
-__all__ = ["NODE_CACHE", "NodeLayout", "interpreter", "node_cache", "report", "run_folder", "variables"]
+__all__ = ["NODE_CACHE", "NodeLayout", "check_files", "interpreter", "node_cache", "report", "run_folder", "variables"]
 
 NODE_CACHE = "TRLCOMPAT_NODE_CACHE"
 """The variable that names a node's folder."""
@@ -84,12 +84,17 @@ def node_cache(requested: str | None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-trlcompat" / "nodes"
 
 
-def report(node: str, requested: str | None, requirements: Sequence[str]) -> NodeReport:
-    """What this node is and has; what runs cells is installed, if it is missing."""
+def report(node: str, requested: str | None, requirements: Sequence[str], files: str | None) -> NodeReport:
+    """What this node is and has; what runs cells is installed, if it is missing.
+
+    Args:
+        files: see :func:`check_files`.
+    """
     cache = node_cache(requested)
     found = NodeReport(node, socket.gethostname(), str(cache))
     problem = None
     try:
+        check_files(files)
         cache.mkdir(parents=True, exist_ok=True)
         interpreter(cache, requirements)
         if not (os.environ.get("CXX") or any(map(shutil.which, _COMPILERS))):
@@ -98,6 +103,26 @@ def report(node: str, requested: str | None, requirements: Sequence[str]) -> Nod
         problem = str(error)
     environments = built(NodeLayout(PROJECT, cache, cache))
     return NodeReport(found.node, found.host, found.cache, tuple(environments), problem)
+
+
+def check_files(wanted: str | None) -> None:
+    """
+    Args:
+        wanted: the digest of the driver's files; ``None``: no matter which.
+
+    Raises:
+        MatrixError: this process has imported others, such as those of an installation on this node.
+    """
+    if wanted is not None and wanted != _files():
+        raise MatrixError(
+            f"this project's files in {PROJECT} are not those of the command, which have not arrived here whole; run "
+            "the same command again"
+        )
+
+
+@functools.cache
+def _files() -> str:
+    return files_digest(Layout(PROJECT))
 
 
 def interpreter(cache: Path, requirements: Sequence[str]) -> Path:

@@ -5,6 +5,7 @@ Runs in the driver's environment and on nodes; the only module, beside :mod:`.cl
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ from pytest_trlcompat.matrix.engines.messages import (
 )
 from pytest_trlcompat.matrix.engines.node import report
 from pytest_trlcompat.matrix.engines.task import cell_events
+from pytest_trlcompat.matrix.errors import MatrixError
 
 __all__ = ["RayStreams", "RemoteStreams", "node_reports"]
 
@@ -56,8 +58,8 @@ def _cell(task: CellTask) -> Iterator[Event]:
 
 
 @ray.remote(num_cpus=0, max_retries=1)  # type: ignore[untyped-decorator, unused-ignore]
-def _report(cache: str | None, requirements: Sequence[str]) -> NodeReport:
-    return report(ray.get_runtime_context().get_node_id(), cache, requirements)
+def _report(cache: str | None, requirements: Sequence[str], files: str | None) -> NodeReport:
+    return report(ray.get_runtime_context().get_node_id(), cache, requirements, files)
 
 
 class RayStreams:
@@ -149,24 +151,28 @@ class RemoteStreams:
         ray.get(self._actor.cancel.remote())
 
 
-def node_reports(cache: str | None, requirements: Sequence[str]) -> list[NodeReport]:
-    """What the nodes that have CPUs say of themselves; one that does not answer in time is not listed."""
-    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-    asked = [
-        _report.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
-            cache, tuple(requirements)
-        )
-        for node in nodes
-    ]
-    if not asked:
-        return []
+def node_reports(template: CellTask) -> list[NodeReport]:
+    """What the nodes that have CPUs say of themselves; one that does not answer in time is not listed.
+
+    Those of one machine one after the other: they share a folder, into which each would unpack this project's files.
+    """
+    machines: dict[str, list[str]] = {}
+    for node in ray.nodes():
+        if node["Alive"] and node["Resources"].get("CPU"):
+            machines.setdefault(node["NodeManagerHostname"], []).append(node["NodeID"])
+    rounds = itertools.zip_longest(*machines.values())
+    return [report for nodes in rounds for report in _ask([node for node in nodes if node], template)]
+
+
+def _ask(nodes: Sequence[str], template: CellTask) -> Iterator[NodeReport]:
+    strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    given = (template.cache, template.requirements, template.files)
+    asked = [_report.options(scheduling_strategy=strategy).remote(*given) for strategy in strategies]
     answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_PROBE_TIMEOUT)
-    found = []
     for answer in answered:
         try:
-            found.append(ray.get(answer))
-        except RuntimeEnvSetupError:
-            raise
+            yield ray.get(answer)
+        except RuntimeEnvSetupError as error:
+            raise MatrixError(f"this project's files cannot be sent to a node: {error}") from error
         except RayError:  # the node has gone meanwhile
             continue
-    return found

@@ -15,7 +15,7 @@ from pathlib import Path
 from pytest_trlcompat.matrix import process
 from pytest_trlcompat.matrix.engines.cell_process import END, LINES, TASK
 from pytest_trlcompat.matrix.engines.messages import CellTask, Ended, Event, Line, Resolved, Started, State, Verdicts
-from pytest_trlcompat.matrix.engines.node import interpreter, node_cache, run_folder, variables
+from pytest_trlcompat.matrix.engines.node import check_files, interpreter, node_cache, run_folder, variables
 
 __all__ = ["cell_events"]
 
@@ -37,6 +37,7 @@ def cell_events(task: CellTask, node: str) -> Iterator[Event]:
         MatrixError: when nothing can be run on this node.
         KeyboardInterrupt: when it is cancelled, after all processes have ended.
     """
+    check_files(task.files)
     yield Started(node, socket.gethostname())
     cache = node_cache(task.cache)
     python = interpreter(cache, task.requirements)

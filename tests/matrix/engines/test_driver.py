@@ -172,7 +172,7 @@ def test_verdicts_of_a_lost_run_are_not_there_twice_where_the_next_begins_anew(s
 
 
 def test_a_cell_that_is_lost_twice_is_untestable_and_says_so(stage: Stage) -> None:
-    runs = [[*begun(CELLS[0], f"n{number}"), Lost("NodeDiedError: dead")] for number in (1, 2)]
+    runs: list[list[TaskEvent]] = [[*begun(CELLS[0], f"n{number}"), Lost("NodeDiedError: dead")] for number in (1, 2)]
     runs[1][1] = Verdicts(len(lines(OK)), lines(BROKEN))
     script = Script()
     script.runs = {CELLS[0]: runs}

@@ -13,7 +13,10 @@ from pytest_trlcompat import _processes
 from pytest_trlcompat.matrix.engines import node as node_module
 from pytest_trlcompat.matrix.engines.messages import CellTask, Ended, Event, Started, State, Verdicts
 from pytest_trlcompat.matrix.engines.task import cell_events
+from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.results import Sidecar
+from pytest_trlcompat.matrix.suite_run import files_digest
 from tests.matrix.made_up import BROKEN, OK, SURPRISE
 
 from .made_up_node import CELLS, ROOT, Node, task
@@ -179,11 +182,11 @@ def test_an_error_of_the_matrix_is_no_verdict(node: Node, monkeypatch: pytest.Mo
 
 
 def test_a_node_says_what_it_has_and_what_it_lacks(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = node_module.report("node-1", str(node.cache), ())
+    found = node_module.report("node-1", str(node.cache), (), None)
     assert (found.problem, len(found.environments)) == (None, 3)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
-    assert node_module.report("node-1", str(node.cache), ()).problem == (
+    assert node_module.report("node-1", str(node.cache), (), None).problem == (
         "there is no C++ compiler; install one, such as g++"
     )
 
@@ -194,7 +197,7 @@ def test_a_python_without_uv_gets_an_environment_once_and_says_why_if_it_cannot(
     monkeypatch.setattr(node_module.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    found = node_module.report("node-1", str(tmp_path), ("no-such-package-of-ours==1",))
+    found = node_module.report("node-1", str(tmp_path), ("no-such-package-of-ours==1",), None)
     assert found.problem is not None
     assert "which installs what runs a cell" in found.problem
     assert "no-such-package-of-ours" in found.problem
@@ -213,3 +216,16 @@ def test_a_nodes_folder_is_its_own_else_the_drivers_else_that_of_the_user(monkey
     assert node_module.node_cache("/drivers") == Path("/drivers")
     monkeypatch.setenv(node_module.NODE_CACHE, "/own")
     assert node_module.node_cache("/drivers") == Path("/own")
+
+
+def test_a_node_that_has_imported_other_files_runs_nothing(node: Node) -> None:
+    right = files_digest(Layout(ROOT))
+    assert node_module.report("node-1", str(node.cache), (), right).problem is None
+    found = node_module.report("node-1", str(node.cache), (), "0123").problem
+    assert found is not None
+    assert f"this project's files in {ROOT} are not those of the command" in found
+    node.play(OK)
+    with pytest.raises(MatrixError, match="are not those of the command"):
+        events(task(node.cache, files="0123"))
+    assert len(events(task(node.cache, files=right))) == 5
+    assert len(node.calls) == 1
