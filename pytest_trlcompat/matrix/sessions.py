@@ -353,6 +353,10 @@ class Project:
         wanted = [*requirements, *(self._metadata()["dependencies"] if project else [])]
         return ensure_tools(name, wanted, self.layout, self.say, project=project, python=python)
 
+    def extra(self, name: str) -> list[str]:
+        """The requirements of an extra of this project."""
+        return list(self._metadata()["optional-dependencies"][name])
+
     def locked_releases(self, packages: Collection[str]) -> list[str]:
         """Every release of these packages in the kept locks, as ``trl==1.17.0``."""
         kept = [locks.read_lock(path).packages for path in self.layout.locks.glob("*.txt")]

@@ -6,12 +6,14 @@ import contextlib
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from pytest_trlcompat._cleaner import OwnFolder
 from pytest_trlcompat.matrix.engines.options import RayOptions
 from pytest_trlcompat.matrix.engines.payload import copy_project
 from pytest_trlcompat.matrix.engines.ray_streams import RayStreams, RemoteStreams
@@ -21,6 +23,9 @@ from pytest_trlcompat.matrix.layout import Layout
 __all__ = ["GIB", "connected", "streams"]
 
 GIB = 1024**3
+
+_MARK = "_TRLCOMPAT_RAY"
+"""An environment variable that marks the processes of a cluster that this one has started."""
 
 _CONNECTION = (ConnectionError, RuntimeError, TimeoutError, ValueError)
 """What Ray raises for an address that is none, a cluster that does not answer, or one of another release."""
@@ -33,8 +38,7 @@ def connected(options: RayOptions, layout: Layout) -> Iterator[None]:
     Raises:
         MatrixError: there is no such cluster, or it has another release of Ray or Python.
     """
-    # A path below /tmp is short enough for the names of Ray's sockets; one below $TMPDIR may not be.
-    with tempfile.TemporaryDirectory(prefix="trlcompat-ray-", dir="/tmp") as folder:
+    with _folder() as folder:
         project = Path(folder) / "project"
         copy_project(layout, project)
         try:
@@ -49,14 +53,29 @@ def connected(options: RayOptions, layout: Layout) -> Iterator[None]:
             ray.shutdown()
 
 
+@contextlib.contextmanager
+def _folder() -> Iterator[str]:
+    """A folder that is removed also when this process is killed; it then ends the cluster that uses it, too."""
+    # A path below /tmp is short enough for the names of Ray's sockets; one below $TMPDIR may not be.
+    folder = tempfile.mkdtemp(prefix="trlcompat-ray-", dir="/tmp")
+    mark = uuid.uuid4().hex
+    os.environ[_MARK] = mark
+    own = OwnFolder(Path(folder), f"{_MARK}={mark}")
+    try:
+        yield folder
+    finally:
+        own.remove()
+
+
 def _arguments(options: RayOptions, project: Path, folder: str) -> dict[str, Any]:
     # PYTHONPATH, which Ray passes on, would let this checkout's files pass for those that were sent.
     environment = {"working_dir": str(project)}
-    common: dict[str, Any] = {"runtime_env": environment, "log_to_driver": False, "logging_level": "error"}
+    common: dict[str, Any] = {"runtime_env": environment, "log_to_driver": False, "logging_level": "critical"}
     if options.address is not None:
         return {**common, "address": options.address}
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    return {**common, "num_cpus": os.cpu_count(), "include_dashboard": False, "_temp_dir": folder}
+    # Without "local" Ray connects to whatever cluster runs on this machine.
+    return {**common, "address": "local", "num_cpus": os.cpu_count(), "include_dashboard": False, "_temp_dir": folder}
 
 
 def _explained(options: RayOptions, error: Exception) -> str:

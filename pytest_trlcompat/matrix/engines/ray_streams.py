@@ -39,7 +39,7 @@ from pytest_trlcompat.matrix.engines.messages import (
     TaskEvent,
 )
 from pytest_trlcompat.matrix.engines.node import report
-from pytest_trlcompat.matrix.engines.task import cell_events
+from pytest_trlcompat.matrix.engines.task import NodeLost, cell_events
 from pytest_trlcompat.matrix.errors import MatrixError
 
 __all__ = ["RayStreams", "RemoteStreams", "node_reports"]
@@ -120,7 +120,8 @@ def _next(stream: Any) -> TaskEvent:
         cause = error.cause
         if isinstance(error, TaskCancelledError) or isinstance(cause, (TaskCancelledError, KeyboardInterrupt)):
             return Cancelled()
-        return Failed(f"{type(cause).__name__}: {cause}")
+        why = f"{type(cause).__name__}: {cause}"
+        return Lost(why) if isinstance(cause, NodeLost) else Failed(why)
     except _LOST as error:
         return Lost(f"{type(error).__name__}: {_first_sentence(error)}")
     except RuntimeEnvSetupError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -16,8 +17,9 @@ from pytest_trlcompat.matrix import process
 from pytest_trlcompat.matrix.engines.cell_process import END, LINES, TASK
 from pytest_trlcompat.matrix.engines.messages import CellTask, Ended, Event, Line, Resolved, Started, State, Verdicts
 from pytest_trlcompat.matrix.engines.node import check_files, interpreter, node_cache, run_folder, variables
+from pytest_trlcompat.matrix.errors import MatrixError
 
-__all__ = ["cell_events"]
+__all__ = ["NodeLost", "cell_events"]
 
 _POLL = 0.25
 """Seconds between two looks at what the cell has written."""
@@ -27,6 +29,10 @@ _GRACE = 3.0
 """Seconds in which a cell that is cancelled may end by itself."""
 
 
+class NodeLost(MatrixError):
+    """The process that has started this one has ended, and with it the node, although this process still runs."""
+
+
 def cell_events(task: CellTask, node: str) -> Iterator[Event]:
     """Run a cell in a process of its own.
 
@@ -34,9 +40,11 @@ def cell_events(task: CellTask, node: str) -> Iterator[Event]:
         node: the name of this node, which the first event has.
 
     Raises:
+        NodeLost: when the process that has started this one ends, after all processes of the cell have ended.
         MatrixError: when nothing can be run on this node.
         KeyboardInterrupt: when it is cancelled, after all processes have ended.
     """
+    parent = os.getppid()
     check_files(task.files)
     yield Started(node, socket.gethostname())
     cache = node_cache(task.cache)
@@ -51,6 +59,8 @@ def cell_events(task: CellTask, node: str) -> Iterator[Event]:
             process.started(command, env=variables(task, cache), cwd=run, output=file, grace=_GRACE) as child,
         ):
             while not _has_ended(child):
+                if os.getppid() != parent:  # a worker of Ray would go on with its task
+                    raise NodeLost("the node's own process of Ray has ended")
                 yield from written.since_before()
         yield from written.since_before()
         end = _end(run)

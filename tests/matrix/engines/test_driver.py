@@ -172,10 +172,10 @@ def test_verdicts_of_a_lost_run_are_not_there_twice_where_the_next_begins_anew(s
 
 
 def test_a_cell_that_is_lost_twice_is_untestable_and_says_so(stage: Stage) -> None:
-    runs: list[list[TaskEvent]] = [[*begun(CELLS[0], f"n{number}"), Lost("NodeDiedError: dead")] for number in (1, 2)]
-    runs[1][1] = Verdicts(len(lines(OK)), lines(BROKEN))
+    first: list[TaskEvent] = [*begun(CELLS[0]), Lost("NodeDiedError: dead")]
+    second: list[TaskEvent] = [Started("n2", "host-n2"), Verdicts(len(lines(OK)), lines(BROKEN)), *first[2:]]
     script = Script()
-    script.runs = {CELLS[0]: runs}
+    script.runs = {CELLS[0]: [first, second]}
     stage.drive(script)
     assert (stage.state().state, stage.state().reason) == (
         "untestable",
