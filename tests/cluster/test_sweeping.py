@@ -185,7 +185,6 @@ def test_cells_go_where_their_environments_are_and_on_when_that_node_is_killed(
         assert driver.returncode == 0, output
         assert checkout.verdicts(CELLS[0]) == (OK, BROKEN)
         assert "goes on elsewhere after its last verdict" in output
-        assert "state-dump" not in output
         wait_for(lambda: not processes_in(cluster.nodes[number].cache), 30)
 
 

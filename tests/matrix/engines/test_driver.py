@@ -143,8 +143,8 @@ def test_cells_that_take_longest_are_submitted_first_and_the_unknown_before_them
 
 
 def test_a_lost_cell_goes_on_after_its_last_verdict(stage: Stage) -> None:
-    first = [*begun(CELLS[0]), Lost("NodeDiedError: the node is dead")]
-    second = [
+    first: list[TaskEvent] = [*begun(CELLS[0]), Lost("NodeDiedError: the node is dead")]
+    second: list[TaskEvent] = [
         Started("n2", "host-n2"),
         Verdicts(len(lines(OK)), lines(BROKEN)),
         State(sidecar(CELLS[0], "tested")),
