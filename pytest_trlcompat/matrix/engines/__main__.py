@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_trlcompat._escaping import printable
 from pytest_trlcompat._secrets import redacted
-from pytest_trlcompat.matrix.engines.cluster import connected, streams
+from pytest_trlcompat.matrix.engines.cluster import connected, places, streams
 from pytest_trlcompat.matrix.engines.driver import Driver
 from pytest_trlcompat.matrix.engines.messages import CellTask
 from pytest_trlcompat.matrix.engines.ray_streams import node_reports
@@ -57,7 +57,16 @@ def _run(request: Request) -> None:
         nodes = node_reports(template)
         have = sum(len(node.environments) for node in nodes)
         _say(f"{len(nodes)} nodes, which have {have} environments: {', '.join(sorted(node.host for node in nodes))}")
-        driver = Driver(read_matrix(layout.matrix), sweep, tasks, template, costs(layout), nodes, _say)
+        driver = Driver(
+            read_matrix(layout.matrix),
+            sweep,
+            tasks,
+            template,
+            costs(layout),
+            nodes,
+            _say,
+            limit=places(request.options),
+        )
         driver.run(request.cells, fresh=request.fresh)
 
 

@@ -20,12 +20,15 @@ from pytest_trlcompat.matrix.engines.ray_streams import RayStreams, RemoteStream
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 
-__all__ = ["GIB", "connected", "streams"]
+__all__ = ["GIB", "connected", "places", "streams"]
 
 GIB = 1024**3
 
 _MARK = "_TRLCOMPAT_RAY"
 """An environment variable that marks the processes of a cluster that this one has started."""
+
+_QUEUED = 64
+"""Cells that wait in Ray at least, where a cluster grows by demand."""
 
 _CONNECTION = (ConnectionError, RuntimeError, TimeoutError, ValueError)
 """What Ray raises for an address that is none, a cluster that does not answer, or one of another release."""
@@ -103,6 +106,12 @@ def streams(options: RayOptions) -> RayStreams | RemoteStreams:
         )
     remote = options.address is not None and options.address.startswith("ray://")
     return (RemoteStreams if remote else RayStreams)(options.cpus, memory)
+
+
+def places(options: RayOptions) -> int:
+    """How many cells the cluster has room for, and as many again, so that a place that gets free is never idle."""
+    fitting = sum(int(node["Resources"].get("CPU", 0) // options.cpus) for node in ray.nodes() if node["Alive"])
+    return 2 * fitting + _QUEUED
 
 
 def _size(node: dict[str, float]) -> str:

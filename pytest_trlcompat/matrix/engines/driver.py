@@ -6,6 +6,7 @@ What runs them is a :class:`Streams`. Imports only the standard library and the 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -77,6 +78,7 @@ class Driver:
         template: what all cells' tasks have in common.
         costs: seconds of cells, as far as they are known.
         nodes: what the nodes said at the beginning.
+        limit: cells that are submitted at a time. Looking for the next event takes time in proportion to their number.
     """
 
     matrix: Matrix
@@ -87,6 +89,7 @@ class Driver:
     nodes: Sequence[NodeReport]
     say: Say
     now: Callable[[], float] = time.monotonic
+    limit: int = 1000
 
     def __post_init__(self) -> None:
         self._runs: dict[str, _Run] = {}
@@ -107,11 +110,12 @@ class Driver:
         left = self._without_finished(cells, fresh)
         progress = Progress([cell.id for cell in left], self.costs, self.now())
         try:
-            for cell in sorted(left, key=lambda each: -self.costs.get(each.id, float("inf"))):
-                run = _Run(cell, self._task(cell), Mirror(self.sweep, cell.id))
-                self._runs[cell.id] = run
-                self._submit(run, fresh=fresh)
-            while self._runs:
+            waiting = deque(sorted(left, key=lambda each: -self.costs.get(each.id, float("inf"))))
+            while waiting or self._runs:
+                while waiting and len(self._runs) < self.limit:
+                    cell = waiting.popleft()
+                    self._runs[cell.id] = run = _Run(cell, self._task(cell), Mirror(self.sweep, cell.id))
+                    self._submit(run, fresh=fresh)
                 for cell_id, event in self.streams.poll(_WAIT):
                     self._handle(self._runs[cell_id], event, progress)
         except BaseException:

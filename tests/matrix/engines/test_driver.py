@@ -111,12 +111,13 @@ class Stage:
         nodes: Sequence[NodeReport] = (),
         sweep: str = "first",
         fresh: bool = False,
+        limit: int = 1000,
     ) -> None:
         times = iter(range(0, 10_000, 10))
         template = CellTask("", {}, None, None, sweep, issues=("grpo-train-sampler",))
         named = Sweep(self.layout, {Sweep.VARIABLE: sweep})
         costs = {CELLS[0]: 10.0, CELLS[1]: 30.0}
-        driver = Driver(MATRIX, named, script, template, costs, nodes, self.said.append, lambda: next(times))
+        driver = Driver(MATRIX, named, script, template, costs, nodes, self.said.append, lambda: next(times), limit)
         driver.run([MATRIX.cell(cell_id) for cell_id in cells], fresh=fresh)
 
     def state(self, cell_id: str = CELLS[0]) -> Sidecar:
@@ -140,6 +141,21 @@ def test_cells_that_take_longest_are_submitted_first_and_the_unknown_before_them
     assert [len(stage.verdicts(cell_id)) for cell_id in CELLS] == [1, 1, 1]
     assert stage.said[-1] == f"[3/3] 6.0 cells a minute; {CELLS[0]}: 1 verdict in 0 s, all as predicted [host-n1]"
     assert not list((stage.layout.results / ".sweeps" / "first").iterdir())
+
+
+def test_no_more_cells_are_submitted_at_a_time_than_the_limit(stage: Stage) -> None:
+    class Counting(Script):
+        most = 0
+
+        def start(self, task: CellTask, preferred: Collection[str], avoided: Collection[str]) -> None:
+            super().start(task, preferred, avoided)
+            self.most = max(self.most, len(self.going))
+
+    script = Counting()
+    script.runs = {cell_id: [passing(cell_id)] for cell_id in CELLS}
+    stage.drive(script, CELLS, limit=2)
+    assert (script.most, len(script.started)) == (2, 3)
+    assert [stage.state(cell_id).state for cell_id in CELLS] == ["tested"] * 3
 
 
 def test_a_lost_cell_goes_on_after_its_last_verdict(stage: Stage) -> None:
