@@ -12,7 +12,7 @@ import pytest
 from pytest_trlcompat import _processes
 from pytest_trlcompat.matrix.engines import node as node_module
 from pytest_trlcompat.matrix.engines.messages import CellTask, Ended, Event, Started, State, Verdicts
-from pytest_trlcompat.matrix.engines.task import cell_events
+from pytest_trlcompat.matrix.engines.task import NodeLost, cell_events
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.results import Sidecar
@@ -229,3 +229,14 @@ def test_a_node_that_has_imported_other_files_runs_nothing(node: Node) -> None:
         events(task(node.cache, files="0123"))
     assert len(events(task(node.cache, files=right))) == 5
     assert len(node.calls) == 1
+
+
+def test_a_cell_ends_with_what_has_started_its_worker(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.play(OK, seconds=60)
+    stream = cell_events(task(node.cache), "node-1")
+    while not isinstance(next(stream), Verdicts):
+        pass
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    with pytest.raises(NodeLost, match="the node's own process of Ray has ended"):
+        list(stream)
+    assert not of_the_cell(node)
