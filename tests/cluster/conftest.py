@@ -69,6 +69,8 @@ def cluster_of(folder: Path, cells: Sequence[Sequence[str]]) -> Iterator[RayClus
     home.mkdir()
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "TRLCOMPAT_", "PYTEST_"))}
     variables = {**kept, "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(home)}
+    # Ray gives the server of a client 30 seconds to start, which a busy machine does not keep.
+    variables["RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S"] = "180"
     command = [sys.executable, str(Path(__file__).with_name("nodes.py")), str(folder), str(len(nodes))]
     with open(folder / "nodes.txt", "wb") as log:
         running = subprocess.Popen(
