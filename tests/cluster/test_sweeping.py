@@ -16,7 +16,6 @@ from tests.matrix.made_up import BROKEN, OK, SURPRISE
 
 from .conftest import NODES, Checkout, RayCluster, cluster_of, processes_in, wait_for
 
-
 CLIENT = pytest.mark.skipif(
     "TRLCOMPAT_TRY_RAY_CLIENT" not in os.environ,
     reason="Ray's own server for a client ended at its start in 3 of 5 runs; try it with TRLCOMPAT_TRY_RAY_CLIENT=1",
