@@ -5,6 +5,7 @@
     nox -s matrix -- --full                every cell, for each TRL release the lowest and highest Transformers
     nox -s matrix -- --pairwise            cells that covering arrays have chosen: every release of TRL, and more
     nox -s matrix -- --shard 3/16          the third of sixteen parts, for as many machines
+    nox -s matrix -- --engine ray          on a cluster of Ray
     nox -s matrix -- --torch dated         each cell with the torch of its date, from 2.4 on
     nox -s "matrix(trl0.15.2-tf4.48.3)"    one of them
     nox -s cell -- trl=0.19.1 transformers=4.53.3 [accelerate=...] [--issue ID ...] [--date DAY]
@@ -56,6 +57,9 @@ OTHER_TORCHES = ["2.6.0", "2.15.0"]
 
 OTHER_PYTHONS = ["3.10", "3.12", "3.13"]
 """Interpreters, as uv understands them, on which the unit tests run, besides the one that runs nox."""
+
+CLUSTER_PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+"""Interpreters on which the engine is tried with Ray."""
 
 FIRST_TRL = "0.9.6"
 """The first release of TRL whose config fields stand in the table, which is the matrix's."""
@@ -127,6 +131,15 @@ def browser(session: nox.Session) -> None:
     with errors_as_messages(session):
         environment = PROJECT.tools("browser", group("browser"), project=True)
         PROJECT.run_in(environment, ["python", "-m", "pytest", "tests/browser", *session.posargs])
+
+
+@nox.session(default=False)
+@nox.parametrize("python", CLUSTER_PYTHONS, ids=CLUSTER_PYTHONS)
+def cluster(session: nox.Session, python: str) -> None:
+    """The engine on a real cluster of Ray, of several nodes on this machine, on each Python that it is for."""
+    with errors_as_messages(session):
+        environment = PROJECT.tools("cluster", [*group("test"), *PROJECT.extra("ray")], project=True, python=python)
+        PROJECT.run_in(environment, ["python", "-m", "pytest", "tests/cluster", *session.posargs])
 
 
 @nox.session(default=False)

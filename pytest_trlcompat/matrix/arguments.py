@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.matrix import torch_axis
+from pytest_trlcompat.matrix.engines import options as engine_options
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.parsing import parse_day
 from pytest_trlcompat.matrix.shards import SHARD, requested_shard
@@ -54,17 +55,18 @@ class Arguments:
     torch: str | None
     python: str | None
     shard: tuple[int, int] | None
+    ray: engine_options.RayOptions | None
     pytest_arguments: tuple[str, ...]
 
 
 _USAGE = {
     "matrix": (
         "nox -s matrix -- [--full] [--pairwise] [--pairwise-strength 2] [--torch dated|VERSION] [--issue ID ...] "
-        "[--fresh] [--tables] [--shard 3/16] [-- PYTEST ARGUMENTS]"
+        "[--fresh] [--tables] [--shard 3/16] [--engine ray ...] [-- PYTEST ARGUMENTS]"
     ),
     "cell": (
         "nox -s cell -- PACKAGE=VERSION ... [--torch dated] [--python 3.12] [--issue ID ...] [--date DAY] [--fresh] "
-        "[--tables] [-- PYTEST ARGUMENTS]"
+        "[--tables] [--engine ray ...] [-- PYTEST ARGUMENTS]"
     ),
 }
 
@@ -90,6 +92,7 @@ def parse_arguments(session: str, arguments: Sequence[str]) -> Arguments:
     parser.add_argument(torch_axis.OPTION)
     parser.add_argument(PYTHON)
     parser.add_argument(SHARD)
+    engine_options.add_arguments(parser)
     parsed = parser.parse_intermixed_args(ours)
     for issue in parsed.issue:
         # Checked here, since a cell that runs in vain loses its earlier verdicts.
@@ -108,6 +111,7 @@ def parse_arguments(session: str, arguments: Sequence[str]) -> Arguments:
         parsed.torch,
         parsed.python,
         requested_shard(ours),
+        engine_options.chosen(parsed),
         for_pytest,
     )
 

@@ -23,11 +23,13 @@ from pytest_trlcompat.matrix.uv import BUILT_FROM_SOURCE, WHEELS_ONLY, uv, uv_ca
 
 __all__ = [
     "Environment",
+    "built",
     "drop_unused",
     "ensure",
     "ensure_tools",
     "existing",
     "install_hashed",
+    "name_of",
     "prune",
     "remove",
     "reserved",
@@ -46,9 +48,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment that is ready to use."""
+    """A virtual environment that is ready to use.
+
+    Attributes:
+        project: the folder that this project is imported from, where the environment does not hold it.
+    """
 
     root: Path
+    project: Path | None = None
 
     @property
     def python(self) -> Path:
@@ -63,6 +70,7 @@ class Environment:
             "PATH": os.pathsep.join([str(self.root / "bin"), os.environ.get("PATH", os.defpath)]),
             "TORCH_EXTENSIONS_DIR": str(self.root / "torch_extensions"),
             "PYTHONNOUSERSITE": "1",
+            **({} if self.project is None else {"PYTHONPATH": str(self.project)}),
         }
 
     def used(self) -> contextlib.AbstractContextManager[None]:
@@ -83,7 +91,7 @@ class Environment:
 
 
 def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
-    """The environment of a lock, with this project installed as editable; built if it does not exist.
+    """The environment of a lock, with this project as its layout says; built if it does not exist.
 
     If the available build of torch is a CUDA build, its CUDA libraries are installed as well.
 
@@ -109,8 +117,9 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
         locked(root.with_suffix(".lock"), lambda: say(f"{root.name}: another process is building it")),
     ):
         _build(root, lock.python, fill, lambda: say(f"{lock.cell_id}: building its environment {root.name}"))
-        _install_project(root, layout)
-    return Environment(root)
+        if layout.editable:
+            _install_project(root, layout)
+    return Environment(root, None if layout.editable else layout.root)
 
 
 def reserved(lock: Lock, layout: Layout) -> contextlib.AbstractContextManager[None]:
@@ -138,6 +147,16 @@ def existing(lock: Lock, layout: Layout) -> Environment | None:
     """The environment of a lock, if it has been built."""
     root = _root(lock, layout)
     return Environment(root) if _is_complete(root) else None
+
+
+def name_of(lock: Lock, layout: Layout) -> str:
+    """The name of a lock's environment, which is the same on every machine."""
+    return _root(lock, layout).name
+
+
+def built(layout: Layout) -> list[str]:
+    """The names of the cells' environments that have been built."""
+    return sorted(path.name for path in layout.environments.glob("cell-*") if _is_complete(path))
 
 
 def ensure_tools(

@@ -20,7 +20,6 @@ from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.environments import Environment, ensure, reserved
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Untestable
 from pytest_trlcompat.matrix.files import explained_os_errors, locked, write_whole
-from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock, kept, lock_for
 from pytest_trlcompat.matrix.results import (
     INTERRUPTED,
@@ -34,7 +33,7 @@ from pytest_trlcompat.matrix.results import (
 from pytest_trlcompat.matrix.suite_run import child_variables, code_digest, suite_command
 from pytest_trlcompat.matrix.sweep import Sweep
 
-__all__ = ["run_cell"]
+__all__ = ["finished_before", "run_cell"]
 
 _TESTS_PASSED, _TESTS_FAILED, _NOTHING_COLLECTED = 0, 1, 5
 
@@ -71,6 +70,29 @@ def run_cell(
         if not outcome.out_of_space:
             sweep.end_cell(cell.id)
         return outcome
+
+
+def finished_before(
+    matrix: Matrix,
+    cell: Cell,
+    sweep: Sweep,
+    lock: Lock,
+    code: str,
+    *,
+    issues: Sequence[str] = (),
+    pytest_arguments: Sequence[str] = (),
+) -> Outcome | None:
+    """The outcome of a cell that an interrupted sweep has finished, now as one of this sweep; ``None``: it has to run.
+
+    Args:
+        code: of :func:`code_digest`.
+
+    Raises:
+        MatrixError: for a damaged sidecar or results file.
+    """
+    job = _Job(matrix, cell, sweep, tuple(sorted(issues)), False, tuple(pytest_arguments), (), lambda text: None)
+    job.identify(lock, code)
+    return job.reuse()
 
 
 @dataclass
@@ -110,20 +132,28 @@ class _Job:
         except Untestable as error:
             self._write(UNTESTABLE, str(error))
             return Outcome(self.sidecar, ())
+        self.identify(lock, code_digest(layout))
+        return self.reuse() or self._test(environment)
+
+    def identify(self, lock: Lock, code: str) -> None:
+        """Write down all that the verdicts depend on."""
         self.sidecar = dataclasses.replace(
             self.sidecar,
             lock=dict(lock.packages),
             date=lock.date.isoformat(),
-            digest=_digest(lock, layout, self.issues, self.pytest_arguments),
+            digest=_digest(lock, code, self.issues, self.pytest_arguments),
         )
-        if self._is_finished():
-            assert self.before is not None
-            which = "a sweep that still runs" if self.sweep.still_runs(self.before.sweep) else "an interrupted sweep"
-            self.say(f"{self.cell.id}: finished in {which}; its verdicts are reused (not with '-- --fresh')")
-            self.sidecar = dataclasses.replace(self.before, sweep=self.sweep.name)
-            write_whole(self.path, self.sidecar.to_json())
-            return self._outcome(None)
-        return self._test(environment)
+
+    def reuse(self) -> Outcome | None:
+        """The outcome of an interrupted sweep, if that has finished the cell."""
+        if not self._is_finished():
+            return None
+        assert self.before is not None
+        which = "a sweep that still runs" if self.sweep.still_runs(self.before.sweep) else "an interrupted sweep"
+        self.say(f"{self.cell.id}: finished in {which}; its verdicts are reused (not with '-- --fresh')")
+        self.sidecar = dataclasses.replace(self.before, sweep=self.sweep.name)
+        write_whole(self.path, self.sidecar.to_json())
+        return self._outcome(None)
 
     def _test(self, environment: Environment) -> Outcome:
         resumed = self._can_resume()
@@ -226,9 +256,9 @@ def _incomplete(status: int, records: Sequence[Record]) -> str | None:
     return f"pytest ended with exit status {status}; see its output"
 
 
-def _digest(lock: Lock, layout: Layout, issues: Sequence[str], arguments: Sequence[str]) -> str:
+def _digest(lock: Lock, code: str, issues: Sequence[str], arguments: Sequence[str]) -> str:
     """A digest of all that verdicts depend on: the versions, our code, the suites, their data and the settings."""
     digest = hashlib.sha256(lock.digest.encode())
     digest.update(repr((tuple(issues), tuple(arguments))).encode())
-    digest.update(code_digest(layout).encode())
+    digest.update(code.encode())
     return digest.hexdigest()[:16]

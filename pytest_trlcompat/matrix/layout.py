@@ -99,6 +99,12 @@ class Layout:
         return self.root / ".nox" / "envs"
 
     @property
+    def editable(self) -> bool:
+        """Whether environments hold this project as editable. If not, what runs in them gets it by its path, and
+        several versions of this project can share them."""
+        return True
+
+    @property
     def results(self) -> Path:
         """The results of sweeps."""
         return self.root / "build" / "compat"

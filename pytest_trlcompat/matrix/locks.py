@@ -39,6 +39,7 @@ __all__ = [
     "find_date",
     "kept",
     "kept_date",
+    "known",
     "lock_for",
     "read_lock",
     "renew",
@@ -127,12 +128,16 @@ def lock_for(matrix: Matrix, cell: Cell, layout: Layout) -> Lock:
     Raises:
         Untestable: when the cell cannot be resolved; the text is the resolver's reason.
     """
-    resolved = layout.resolved / f"{cell.id}.txt"
-    lock = kept(matrix, cell, layout) or _valid(resolved, matrix, cell)
+    lock = known(matrix, cell, layout)
     if lock is None:
         lock = resolve(matrix, cell)
-        write_whole(resolved, lock.to_text())
+        write_whole(layout.resolved / f"{cell.id}.txt", lock.to_text())
     return lock
+
+
+def known(matrix: Matrix, cell: Cell, layout: Layout) -> Lock | None:
+    """The lock of a cell from the repository, else as it was resolved before, unless that is out of date."""
+    return kept(matrix, cell, layout) or _valid(layout.resolved / f"{cell.id}.txt", matrix, cell)
 
 
 def kept(matrix: Matrix, cell: Cell, layout: Layout) -> Lock | None:

@@ -17,7 +17,7 @@ from typing import IO
 
 from pytest_trlcompat._processes import die_with_parent, ignore_signals, kill_marked
 
-__all__ = ["deferred_signals", "run", "signals_as_ctrl_c"]
+__all__ = ["deferred_signals", "run", "signals_as_ctrl_c", "started"]
 
 _MARK = "TRLCOMPAT_RUN"
 _GRACE = 1.2
@@ -33,6 +33,7 @@ def run(
     cwd: Path,
     output: IO[bytes] | None = None,
     timeout: float | None = None,
+    grace: float = _GRACE,
 ) -> int:
     """Run ``command`` to its end and return its exit status, negative for death by a signal.
 
@@ -43,10 +44,29 @@ def run(
     Args:
         output: a file for the child's standard output and error; by default it inherits ours.
         timeout: seconds after which the child is stopped.
+        grace: seconds between SIGINT and SIGKILL.
 
     Raises:
         KeyboardInterrupt: after all descendants have ended.
         subprocess.TimeoutExpired: after all descendants have ended.
+    """
+    with started(command, env=env, cwd=cwd, output=output, grace=grace) as child:
+        return child.wait(timeout)
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    output: IO[bytes] | None = None,
+    grace: float = _GRACE,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start ``command`` as :func:`run` does, for the block; at its end the child has ended, with all its descendants.
+
+    Raises:
+        KeyboardInterrupt: on a signal within the block, after all descendants have ended.
     """
     mark = f"{_MARK}={uuid.uuid4().hex}"
     variables = {**env, _MARK: mark.partition("=")[2]}
@@ -63,11 +83,11 @@ def run(
                     stderr=output,
                     preexec_fn=_lead_a_group(os.getpid()),
                 )
-            return child.wait(timeout)
+            yield child
         finally:
             with ignore_signals():
                 if child is not None and child.poll() is None:
-                    _stop(child)
+                    _stop(child, grace)
                 kill_marked(mark)
 
 
@@ -81,10 +101,10 @@ def _lead_a_group(parent: int) -> Callable[[], None]:
     return prepare
 
 
-def _stop(child: subprocess.Popen[bytes]) -> None:
+def _stop(child: subprocess.Popen[bytes], grace: float) -> None:
     _signal_group(child.pid, signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(_GRACE)
+        child.wait(grace)
     _signal_group(child.pid, signal.SIGKILL)
     child.wait()
 

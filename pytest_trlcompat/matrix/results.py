@@ -16,7 +16,7 @@ from typing import Any
 
 from pytest_trlcompat._json_files import Unreadable, check_version, parse, read_text
 from pytest_trlcompat._secrets import redacted
-from pytest_trlcompat.catalog.verdict import NAME, Record, Verdict, is_wrong
+from pytest_trlcompat.catalog.verdict import NAME, Record, RecordError, Verdict, is_wrong, read_records
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 
@@ -30,6 +30,7 @@ __all__ = [
     "read_sidecar",
     "read_sidecars",
     "scan_sidecar",
+    "success",
 ]
 
 TESTED = "tested"
@@ -88,6 +89,18 @@ class Outcome:
     exit_status: int | None = None
     out_of_space: bool = False
 
+    @classmethod
+    def read(cls, sidecar: Sidecar, verdicts: Path) -> Outcome:
+        """How a cell ended that another process has run.
+
+        Raises:
+            MatrixError: its verdicts cannot be read.
+        """
+        try:
+            return cls(sidecar, () if sidecar.state == UNTESTABLE else tuple(read_records(verdicts)))
+        except RecordError as error:
+            raise MatrixError(f"{error}; remove the file and run the cell again") from error
+
     @property
     def wrong(self) -> list[Record]:
         """Verdicts that differ from their prediction, and unpredicted failures."""
@@ -117,6 +130,22 @@ class Outcome:
         if untested and all(record.untested or record.verdict is Verdict.ABSENT for record in self.records):
             return f"{cell_id}: nothing could be tested. {untested[0].reason}"
         return None
+
+
+def success(outcome: Outcome) -> str:
+    """A line about a cell without a problem."""
+    count = len(outcome.records)
+    text = (
+        f"{outcome.sidecar.id}: {count} verdict{'' if count == 1 else 's'} in {outcome.sidecar.seconds:.0f} s, "
+        "all as predicted"
+    )
+    untested = sum(record.untested for record in outcome.records)
+    unpredicted = sum(record.expected is None and not record.untested for record in outcome.records)
+    if unpredicted:
+        text += f"; {unpredicted} without a prediction"
+    if untested:
+        text += f"; {untested} could not be tested with the software accelerator"
+    return text
 
 
 def read_sidecars(layout: Layout) -> list[Sidecar]:

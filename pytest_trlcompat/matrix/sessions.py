@@ -28,13 +28,15 @@ from pytest_trlcompat.matrix.arguments import (
     requested_pairwise,
 )
 from pytest_trlcompat.matrix.cells import PAIRS_TAG, Cell, Matrix
+from pytest_trlcompat.matrix.engines import session as ray_session
+from pytest_trlcompat.matrix.engines.options import requested_ray
 from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, install_hashed, prune
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import explained_os_errors
 from pytest_trlcompat.matrix.job import run_cell
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.parsing import parse_pins, read_matrix
-from pytest_trlcompat.matrix.results import Outcome
+from pytest_trlcompat.matrix.results import success
 from pytest_trlcompat.matrix.suite_choice import chosen_tests
 from pytest_trlcompat.matrix.sweep import Sweep
 from pytest_trlcompat.matrix.uv import BUILT_FROM_SOURCE, WHEELS_ONLY, uv_cached_first
@@ -66,6 +68,7 @@ class Project:
         self.say = say
         self._named: list[str] = []
         self._tables = False
+        self.ray = ray_session.RaySession(self.layout, self.sweep, self.tools, _variables)
         if self.sweep.outermost:
             # nox has no hook for the end of all sessions that also works after a failure or Ctrl-C, and under
             # --parallel, where sessions run in other processes. The exit of the outermost nox is that end.
@@ -75,6 +78,8 @@ class Project:
 
     def cells(self, command: Sequence[str], environ: Mapping[str, str] = os.environ) -> list[str]:
         """The ids of the cells that have sessions in a nox command: not all, so that ``nox -l`` stays short.
+
+        With ``-- --engine ray`` one session has all chosen cells.
 
         They are the full selection with ``-- --full``, those of covering arrays with ``-- --pairwise``, else the
         default cells; with another torch after ``-- --torch dated`` or ``-- --torch 2.6.0``; and the cells that the
@@ -92,7 +97,8 @@ class Project:
         known = {cell.id for cell in (*chosen, *self.matrix.cells)}
         named = re.findall(r"matrix\(([^()]+)\)", " ".join(names))
         self._named = [cell_id for cell_id in named if self._has(cell_id, known)]
-        return list(dict.fromkeys([*(cell.id for cell in chosen), *self._named]))
+        sessions = [ray_session.WHOLE] if requested_ray(posargs) else [cell.id for cell in chosen]
+        return list(dict.fromkeys([*sessions, *self._named]))
 
     def _selection(
         self, full: bool, pairwise: int, torch: str | None, shard: tuple[int, int] | None
@@ -117,17 +123,34 @@ class Project:
         if options.positional or options.date or options.python:
             refused = " ".join(options.positional) or ("--date" if options.date else PYTHON)
             raise MatrixError(f"matrix does not take {refused}; for other cells use: nox -s cell")
-        cell = torch_axis.find(self.matrix, self.layout, cell_id)
-        if options.torch is not None:
-            cell = torch_axis.with_torch(self.matrix, self.layout, cell, options.torch)
+        if options.ray is not None:
+            self._on_ray(cell_id, options)
+            return
+        cell = self._with_torch(cell_id, options)
         cells = self._selection(options.full, options.pairwise, options.torch, options.shard)
         later = tuple(itertools.dropwhile(lambda each: each.id != cell.id, cells))
         if not self.sweep.has_begun:
             # nox does not give a session the names of the others; with --parallel only its own is known.
             named = [torch_axis.find(self.matrix, self.layout, each) for each in self._named if self.sweep.outermost]
             self._announce(named or later or [cell])
-        few = () if options.issues else ("-m", chosen_tests(cell, self.matrix.default(), full=options.full))
+        few = ("-m", self._chosen_tests(cell, options)) if not options.issues else ()
         self._run(cell, dataclasses.replace(options, pytest_arguments=(*few, *options.pytest_arguments)), later[1:])
+
+    def _chosen_tests(self, cell: Cell, options: Arguments) -> str:
+        return chosen_tests(cell, self.matrix.default(), full=options.full)
+
+    def _with_torch(self, cell_id: str, options: Arguments) -> Cell:
+        cell = torch_axis.find(self.matrix, self.layout, cell_id)
+        return cell if options.torch is None else torch_axis.with_torch(self.matrix, self.layout, cell, options.torch)
+
+    def _on_ray(self, session: str, options: Arguments) -> None:
+        """The session of all chosen cells, or of one that the command names; the first one runs all of them."""
+        if not self.ray.has_run:
+            named = [self._with_torch(each, options) for each in self._named]
+            chosen = self._selection(options.full, options.pairwise, options.torch, options.shard)
+            tests = {} if options.issues else {cell.id: self._chosen_tests(cell, options) for cell in named or chosen}
+            self.ray.run(named or chosen, options, self._metadata(), tests)
+        self.ray.check(session)
 
     def free_cell(self, arguments: Sequence[str]) -> None:
         """Run any other combination: pins (``trl=0.19.1``), or the id of a cell of the matrix.
@@ -150,6 +173,10 @@ class Project:
             if options.torch == torch_axis.DATED and locks.kept_date(cell, self.layout) is None:
                 cell = dataclasses.replace(cell, date=cell.date or locks.find_date(self.matrix, cell))
             cell = torch_axis.with_torch(self.matrix, self.layout, cell, options.torch)
+        if options.ray is not None:
+            self.ray.run([cell], options, self._metadata())
+            self.ray.check(cell.id)
+            return
         self._announce([cell])
         self._run(cell, options)
 
@@ -330,6 +357,10 @@ class Project:
         wanted = [*requirements, *(self._metadata()["dependencies"] if project else [])]
         return ensure_tools(name, wanted, self.layout, self.say, project=project, python=python)
 
+    def extra(self, name: str) -> list[str]:
+        """The requirements of an extra of this project."""
+        return list(self._metadata()["optional-dependencies"][name])
+
     def locked_releases(self, packages: Collection[str]) -> list[str]:
         """Every release of these packages in the kept locks, as ``trl==1.17.0``."""
         kept = [locks.read_lock(path).packages for path in self.layout.locks.glob("*.txt")]
@@ -377,7 +408,7 @@ class Project:
         )
         if outcome.problem is not None:
             raise MatrixError(outcome.problem)
-        self.say(_success(outcome))
+        self.say(success(outcome))
 
     def _metadata(self) -> dict[str, Any]:
         with open(self.layout.root / "pyproject.toml", "rb") as file:
@@ -386,21 +417,6 @@ class Project:
 
 def _count(things: Collection[str], name: str) -> str:
     return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
-
-
-def _success(outcome: Outcome) -> str:
-    count = len(outcome.records)
-    text = (
-        f"{outcome.sidecar.id}: {count} verdict{'' if count == 1 else 's'} in {outcome.sidecar.seconds:.0f} s, "
-        "all as predicted"
-    )
-    untested = sum(record.untested for record in outcome.records)
-    unpredicted = sum(record.expected is None and not record.untested for record in outcome.records)
-    if unpredicted:
-        text += f"; {unpredicted} without a prediction"
-    if untested:
-        text += f"; {untested} could not be tested with the software accelerator"
-    return text
 
 
 def _variables(environment: Environment) -> dict[str, str]:

@@ -1,0 +1,202 @@
+"""A node's folder of environments, and what it needs to run cells: nothing but a Python, a compiler and an index.
+
+The folder is that of ``TRLCOMPAT_NODE_CACHE``, set where ``ray start`` was called, else the one of ``--node-cache``,
+else ``~/.cache/pytest-trlcompat/nodes``. Imports only the standard library and the matrix.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_trlcompat.matrix.engines.messages import CellTask, NodeReport
+from pytest_trlcompat.matrix.environments import built
+from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.files import in_use, locked, unless_in_use
+from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.suite_run import OF_THE_MACHINE, files_digest
+
+__all__ = ["NODE_CACHE", "NodeLayout", "check_files", "interpreter", "node_cache", "report", "run_folder", "variables"]
+
+NODE_CACHE = "TRLCOMPAT_NODE_CACHE"
+"""The variable that names a node's folder."""
+
+PROJECT = Path(__file__).resolve().parents[3]
+"""The files of this project, as the driver has sent them."""
+
+_COMPILERS = ("c++", "g++", "clang++")
+
+
+@dataclass(frozen=True)
+class NodeLayout(Layout):
+    """The files of a node. ``root`` has this project's, which differ from driver to driver.
+
+    Attributes:
+        cache: the node's folder.
+        run: the results of one run of one cell.
+    """
+
+    cache: Path
+    run: Path
+
+    @property
+    def environments(self) -> Path:
+        return self.cache / "envs"
+
+    @property
+    def editable(self) -> bool:
+        return False
+
+    @property
+    def results(self) -> Path:
+        return self.run
+
+    @property
+    def resolved_hashes(self) -> Path:
+        return self.cache / "hashes"
+
+    @property
+    def used_locks(self) -> Path:
+        """The locks of the node's environments, those used last written last."""
+        return self.cache / "locks"
+
+
+def node_cache(requested: str | None) -> Path:
+    """This node's folder.
+
+    Args:
+        requested: the folder of nodes that do not name their own.
+    """
+    named = os.environ.get(NODE_CACHE) or requested
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-trlcompat" / "nodes"
+
+
+def report(node: str, requested: str | None, requirements: Sequence[str], files: str | None) -> NodeReport:
+    """What this node is and has; what runs cells is installed, if it is missing.
+
+    Args:
+        files: see :func:`check_files`.
+    """
+    cache = node_cache(requested)
+    found = NodeReport(node, socket.gethostname(), str(cache))
+    problem = None
+    try:
+        check_files(files)
+        cache.mkdir(parents=True, exist_ok=True)
+        interpreter(cache, requirements)
+        if not (os.environ.get("CXX") or any(map(shutil.which, _COMPILERS))):
+            problem = "there is no C++ compiler; install one, such as g++"
+    except (MatrixError, OSError) as error:
+        problem = str(error)
+    environments = built(NodeLayout(PROJECT, cache, cache))
+    return NodeReport(found.node, found.host, found.cache, tuple(environments), problem)
+
+
+def check_files(wanted: str | None) -> None:
+    """
+    Args:
+        wanted: the digest of the driver's files; ``None``: no matter which.
+
+    Raises:
+        MatrixError: this process has imported others, such as those of an installation on this node.
+    """
+    if wanted is not None and wanted != _files():
+        raise MatrixError(
+            f"this project's files in {PROJECT} are not those of the command, which have not arrived here whole; run "
+            "the same command again"
+        )
+
+
+@functools.cache
+def _files() -> str:
+    return files_digest(Layout(PROJECT))
+
+
+def interpreter(cache: Path, requirements: Sequence[str]) -> Path:
+    """A Python that can run a cell: this one, if it has uv and the rest; else one of a virtual environment, made once.
+
+    Args:
+        requirements: of what runs a cell.
+
+    Raises:
+        MatrixError: the environment cannot be made.
+    """
+    needed = ("uv", "packaging", *(("tomli",) if sys.version_info < (3, 11) else ()))
+    if all(map(importlib.util.find_spec, needed)):
+        return Path(sys.executable)
+    key = hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:12]
+    root = cache / f"runner-{key}"
+    python = root / "bin" / "python"
+    with locked(root.with_suffix(".lock")):
+        if not (root / "complete").is_file():
+            shutil.rmtree(root, ignore_errors=True)
+            for command in (
+                [sys.executable, "-m", "venv", str(root)],
+                [str(python), "-m", "pip", "install", "--quiet", "--only-binary", ":all:", *requirements],
+            ):
+                done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+                if done.returncode != 0:
+                    lines = (done.stderr or done.stdout).strip().splitlines()
+                    raise MatrixError(
+                        f"{' '.join(command[1:5])} failed, which installs what runs a cell: {' '.join(lines[-3:])}"
+                    )
+            (root / "complete").touch()
+    return python
+
+
+def variables(task: CellTask, cache: Path) -> dict[str, str]:
+    """The environment variables of a cell's process: this node's, without those of Ray and of Python, and with the
+    driver's settings in place of its own."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("RAY_", "PYTHON", "TRLCOMPAT_")) or name in ("TRLCOMPAT_CACHE",)
+    }
+    if "OMP_NUM_THREADS" not in _at_the_start():
+        kept.pop("OMP_NUM_THREADS", None)  # Ray sets it in its workers, nox does not
+    if task.own_caches:
+        kept.setdefault("UV_CACHE_DIR", str(cache / "uv"))
+        kept.setdefault("TRLCOMPAT_CACHE", str(cache / "compiled"))
+    settings = {name: value for name, value in task.variables.items() if name not in OF_THE_MACHINE}
+    return {**kept, **settings, "PYTHONPATH": str(PROJECT)}
+
+
+@functools.cache
+def _at_the_start() -> Mapping[str, str]:
+    """The variables with which this process was started."""
+    with open("/proc/self/environ", "rb") as file:
+        entries = file.read().split(b"\0")
+    return dict(os.fsdecode(entry).partition("=")[::2] for entry in entries if entry)
+
+
+@contextlib.contextmanager
+def run_folder(cache: Path) -> Iterator[Path]:
+    """A folder for one run of a cell, which is removed at the end, as are those that killed runs have left."""
+    runs = cache / "runs"
+    runs.mkdir(parents=True, exist_ok=True)
+    for mark in runs.glob("*.used"):
+        with unless_in_use(mark) as free:
+            if free:
+                shutil.rmtree(mark.with_suffix(""), ignore_errors=True)
+                mark.unlink(missing_ok=True)
+    folder = runs / uuid.uuid4().hex
+    with in_use(folder.with_suffix(".used")):
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.with_suffix(".used").unlink(missing_ok=True)

@@ -1,0 +1,99 @@
+"""The options of an engine, after ``--`` of the sessions ``matrix`` and ``cell``."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_trlcompat.matrix.errors import MatrixError
+
+__all__ = ["ENGINE", "RAY", "RayOptions", "add_arguments", "chosen", "requested_ray"]
+
+ENGINE = "--engine"
+"""Option of ``matrix`` and ``cell``: what runs the cells."""
+
+LOCAL, RAY = "local", "ray"
+
+_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:]+\]):\d+")
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """How cells run on Ray.
+
+    Attributes:
+        address: of a cluster that runs: ``auto``, ``HOST:PORT`` of its head or ``ray://HOST:PORT``; ``None``: a cluster
+            of this machine alone, for this command alone.
+        version: the release of Ray, which must be the cluster's; ``None``: the newest that is allowed.
+        python: the Python of the cluster, as uv understands it; ``None``: that of nox.
+        cpus: logical CPUs of a cell.
+        memory: GiB of a cell.
+        node_cache: the folder of environments on nodes that do not name their own.
+    """
+
+    address: str | None = None
+    version: str | None = None
+    python: str | None = None
+    cpus: float = 1.0
+    memory: float = 2.0
+    node_cache: str | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of engines."""
+    parser.add_argument(ENGINE, choices=(LOCAL, RAY), default=LOCAL)
+    parser.add_argument("--address")
+    parser.add_argument("--ray-version")
+    parser.add_argument("--ray-python")
+    parser.add_argument("--cell-cpus", type=float, default=RayOptions.cpus)
+    parser.add_argument("--cell-memory", type=float, default=RayOptions.memory)
+    parser.add_argument("--node-cache")
+
+
+def chosen(parsed: argparse.Namespace) -> RayOptions | None:
+    """The options of Ray; ``None`` for nox alone.
+
+    Raises:
+        MatrixError: they make no sense.
+    """
+    options = RayOptions(
+        parsed.address,
+        parsed.ray_version,
+        parsed.ray_python,
+        parsed.cell_cpus,
+        parsed.cell_memory,
+        parsed.node_cache,
+    )
+    if parsed.engine == LOCAL:
+        if options != RayOptions():
+            raise MatrixError(
+                f"--address, --ray-version, --ray-python, --cell-cpus, --cell-memory and --node-cache are for {ENGINE} "
+                f"{RAY}; add that, or leave them out"
+            )
+        return None
+    if options.address is not None and not _ADDRESS.fullmatch(options.address):
+        raise MatrixError(
+            f"--address {options.address!r} is none of: auto, HOST:PORT of the cluster's head from one of its nodes, "
+            "or ray://HOST:PORT from elsewhere"
+        )
+    if not (options.cpus > 0 and options.memory > 0):
+        raise MatrixError(
+            f"a cell needs CPUs and memory; --cell-cpus {options.cpus:g} and --cell-memory {options.memory:g} must be "
+            "above 0"
+        )
+    for option, value in (("--ray-version", options.version), ("--ray-python", options.python)):
+        if value is not None and not re.fullmatch(r"\d+(\.\d+)*", value):
+            raise MatrixError(f"{option} {value!r} is no version; write for example 2.60.0, or 3.12 for Python")
+    if options.node_cache is not None and not options.node_cache.startswith("/"):
+        raise MatrixError(f"--node-cache {options.node_cache!r} must be an absolute path, since it is one of each node")
+    return options
+
+
+def requested_ray(arguments: Sequence[str]) -> bool:
+    """Whether the arguments of a session choose Ray."""
+    return f"{ENGINE}={RAY}" in arguments or any(
+        one == ENGINE and other == RAY for one, other in itertools.pairwise(arguments)
+    )

@@ -1,0 +1,37 @@
+"""This project's files as they travel to the nodes: package, suites and fixtures, nothing else of the checkout.
+
+Imports only the standard library and the matrix.
+"""
+
+from __future__ import annotations
+
+import shutil
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.layout import Layout
+
+__all__ = ["copy_project"]
+
+_FOLDERS = ("pytest_trlcompat", "suites", "fixtures")
+_METADATA = ("METADATA", "entry_points.txt")
+"""Of the installed package: by its entry point pytest finds the plugin."""
+
+
+def copy_project(layout: Layout, folder: Path) -> None:
+    """Copy this project's files into an empty folder, which can then be imported from.
+
+    Raises:
+        MatrixError: this project is not installed where this runs.
+    """
+    for name in _FOLDERS:
+        shutil.copytree(layout.root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    try:
+        installed = distribution("pytest-trlcompat")
+    except PackageNotFoundError as error:
+        raise MatrixError(f"pytest-trlcompat is not installed where the engine runs: {error}") from error
+    metadata = folder / f"pytest_trlcompat-{installed.version}.dist-info"
+    metadata.mkdir()
+    for name in _METADATA:
+        (metadata / name).write_text(installed.read_text(name) or "", encoding="utf-8")
