@@ -132,7 +132,20 @@ def test_the_other_sessions_are_run_by_name() -> None:
     listed = nox(ROOT, "--list").stdout
     assert re.findall(r"^- (\w+) ->", listed, re.MULTILINE) == [
         *("browser", "fuzz", "coverage"),
-        *("cell", "lock", "pairwise", "rows", "clean", "report", "bisect", "bench", "soak", "mutations"),
+        *(
+            "cell",
+            "lock",
+            "pairwise",
+            "rows",
+            "clean",
+            "report",
+            "bisect",
+            "watch",
+            "watch_replay",
+            "bench",
+            "soak",
+            "mutations",
+        ),
         *("upstream_tests", "downstream", "branches"),
         *("points", "fields", "lint", "docs", "examples"),
     ]

@@ -79,7 +79,11 @@ class Outcome:
 
     @property
     def broke(self) -> list[Cause]:
-        return self.of_kind(Kind.BROKE, Kind.CHANGED)
+        return self.of_kind(Kind.BROKE)
+
+    @property
+    def changed(self) -> list[Cause]:
+        return self.of_kind(Kind.CHANGED)
 
     @property
     def cured(self) -> list[Cause]:
@@ -102,6 +106,8 @@ class Outcome:
             f"{_count(len(self.new), 'new release')}, {_count(len(self.cells), 'cell')}, {_count(verdicts, 'verdict')}",
             f"{len(self.broke)} broke, {len(self.cured)} cured",
         ]
+        if self.changed:
+            parts.append(f"{len(self.changed)} changed")
         if self.ours:
             parts.append(f"{_count(len(self.ours), 'cure')} not right")
         if self.left:

@@ -90,3 +90,13 @@ def check(said: str) -> None:
     plain, evil = Parsed(page.html(outcome("plain"))), Parsed(page.html(outcome(said)))
     assert evil.tags == plain.tags
     page.markdown(outcome(said)).encode()
+
+
+def test_what_a_cure_has_uncovered_is_changed_and_not_broken() -> None:
+    hidden, seen = record("blocked", None, blocked_by="grpo-x"), record("silent", None)
+    base = {hidden.key: (hidden.verdict, hidden.blocked_by)}
+    (change,) = changes_in([ALONE], {ALONE.cell.id: cell_report(ALONE, seen)}, base)
+    text = page.markdown(outcome(causes=(Cause((change,), None, "not searched"),)))
+    assert "0 broke, 0 cured; 1 changed" in text
+    assert "## Changed" in text
+    assert "## Broke" not in text
