@@ -22,6 +22,8 @@ __all__ = [
     "PYTHON",
     "STRENGTH",
     "TABLES",
+    "VLLM",
+    "WITH_VLLM",
     "Arguments",
     "parse_arguments",
     "requested_pairwise",
@@ -35,6 +37,12 @@ FULL = "--full"
 
 PAIRWISE = "--pairwise"
 """Option of ``matrix``: the cells that covering arrays have chosen, so that each release has one."""
+
+VLLM = "--vllm"
+"""Option of ``matrix``: the cells that have vLLM, and the suites that need it alone."""
+
+WITH_VLLM = "vllm"
+"""Marker of these suites, which a sweep of other cells leaves out."""
 
 STRENGTH = "--pairwise-strength"
 """Option of ``matrix``: 1 is :data:`PAIRWISE`; with 2 each pair of releases has a cell."""
@@ -59,13 +67,14 @@ class Arguments:
     torch: str | None
     python: str | None
     shard: tuple[int, int] | None
+    vllm: bool
     pytest_arguments: tuple[str, ...]
 
 
 _USAGE = {
     "matrix": (
-        "nox -s matrix -- [--full] [--pairwise] [--pairwise-strength 2] [--torch dated|VERSION] [--issue ID ...] "
-        "[--fresh] [--tables] [--shard 3/16] [-- PYTEST ARGUMENTS]"
+        "nox -s matrix -- [--full] [--pairwise] [--pairwise-strength 2] [--torch dated|VERSION] [--vllm] "
+        "[--issue ID ...] [--fresh] [--tables] [--shard 3/16] [-- PYTEST ARGUMENTS]"
     ),
     "cell": (
         "nox -s cell -- PACKAGE=VERSION ... [--torch dated] [--python 3.12] [--issue ID ...] [--date DAY] [--fresh] "
@@ -90,6 +99,7 @@ def parse_arguments(session: str, arguments: Sequence[str]) -> Arguments:
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument(FULL, action="store_true")
     parser.add_argument(PAIRWISE, action="store_true")
+    parser.add_argument(VLLM, action="store_true")
     parser.add_argument(STRENGTH)
     parser.add_argument(TABLES, action="store_true")
     parser.add_argument(torch_axis.OPTION)
@@ -113,6 +123,7 @@ def parse_arguments(session: str, arguments: Sequence[str]) -> Arguments:
         parsed.torch,
         parsed.python,
         requested_shard(ours),
+        parsed.vllm,
         for_pytest,
     )
 

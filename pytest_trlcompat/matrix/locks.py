@@ -176,7 +176,9 @@ def resolve(matrix: Matrix, cell: Cell) -> Lock:
     """
     date = cell.date or find_date(matrix, cell)
     python = matrix.python_of(cell)
-    versions = compile_versions(dataclasses.replace(matrix, python=python), matrix.requirements(cell), date)
+    left_out = matrix.left_out_of(cell)
+    on_python = dataclasses.replace(matrix, python=python)
+    versions = compile_versions(on_python, matrix.requirements(cell), date, left_out=left_out)
     return Lock(cell.id, date, python, versions, _request(matrix, cell))
 
 
@@ -280,7 +282,8 @@ def _midnight(day: datetime.date) -> str:
 
 def _request(matrix: Matrix, cell: Cell) -> str:
     later = [f"{name} {day.isoformat()}" for name, day in sorted(matrix.not_before.items())]
-    return digest(matrix.python_of(cell), *matrix.requirements(cell), *matrix.undated, *later)
+    without = [f"without {name}" for name in matrix.left_out_of(cell)]
+    return digest(matrix.python_of(cell), *matrix.requirements(cell), *matrix.undated, *later, *without)
 
 
 def digest(*texts: str) -> str:

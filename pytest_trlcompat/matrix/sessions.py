@@ -25,11 +25,13 @@ from pytest_trlcompat.matrix.arguments import (
     PAIRWISE,
     PYTHON,
     TABLES,
+    VLLM,
+    WITH_VLLM,
     Arguments,
     parse_arguments,
     requested_pairwise,
 )
-from pytest_trlcompat.matrix.cells import PAIRS_TAG, Cell, Matrix
+from pytest_trlcompat.matrix.cells import PAIRS_TAG, VLLM_TAG, Cell, Matrix
 from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, install_hashed, prune
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import explained_os_errors
@@ -89,16 +91,16 @@ class Project:
         self._tables = TABLES in posargs
         torch = torch_axis.requested_torch(posargs)
         pairwise = requested_pairwise(posargs)
-        chosen = self._selection(FULL in posargs, pairwise, torch, shards.requested_shard(posargs))
+        chosen = self._selection(FULL in posargs, pairwise, torch, shards.requested_shard(posargs), VLLM in posargs)
         known = {cell.id for cell in (*chosen, *self.matrix.cells)}
         named = re.findall(r"matrix\(([^()]+)\)", " ".join(names))
         self._named = [cell_id for cell_id in named if self._has(cell_id, known)]
         return list(dict.fromkeys([*(cell.id for cell in chosen), *self._named]))
 
     def _selection(
-        self, full: bool, pairwise: int, torch: str | None, shard: tuple[int, int] | None
+        self, full: bool, pairwise: int, torch: str | None, shard: tuple[int, int] | None, vllm: bool
     ) -> tuple[Cell, ...]:
-        cells = torch_axis.selection(self.matrix, self.layout, full=full, pairwise=pairwise, torch=torch)
+        cells = torch_axis.selection(self.matrix, self.layout, full=full, pairwise=pairwise, torch=torch, vllm=vllm)
         return cells if shard is None else shards.shard_of(cells, shards.costs(self.layout), shard)
 
     def _has(self, cell_id: str, known: Container[str]) -> bool:
@@ -121,14 +123,13 @@ class Project:
         cell = torch_axis.find(self.matrix, self.layout, cell_id)
         if options.torch is not None:
             cell = torch_axis.with_torch(self.matrix, self.layout, cell, options.torch)
-        cells = self._selection(options.full, options.pairwise, options.torch, options.shard)
+        cells = self._selection(options.full, options.pairwise, options.torch, options.shard, options.vllm)
         later = tuple(itertools.dropwhile(lambda each: each.id != cell.id, cells))
         if not self.sweep.has_begun:
             # nox does not give a session the names of the others; with --parallel only its own is known.
             named = [torch_axis.find(self.matrix, self.layout, each) for each in self._named if self.sweep.outermost]
             self._announce(named or later or [cell])
-        left_out = f"not {ON_DEMAND}" if options.full else f"not {ON_DEMAND} and not {EVERY_PAIR}"
-        few = () if options.issues else ("-m", left_out)
+        few = () if options.issues else ("-m", _tests_of(cell, options))
         self._run(cell, dataclasses.replace(options, pytest_arguments=(*few, *options.pytest_arguments)), later[1:])
 
     def free_cell(self, arguments: Sequence[str]) -> None:
@@ -138,8 +139,9 @@ class Project:
             MatrixError: see :meth:`matrix_cell`.
         """
         options = parse_arguments("cell", arguments)
-        if options.full or options.pairwise or options.shard:
-            which = FULL if options.full else PAIRWISE if options.pairwise else shards.SHARD
+        if options.full or options.pairwise or options.shard or options.vllm:
+            chosen = {FULL: options.full, PAIRWISE: options.pairwise, VLLM: options.vllm}
+            which = next((name for name, value in chosen.items() if value), shards.SHARD)
             raise MatrixError(f"cell does not take {which}; for all cells use: nox -s matrix -- {which}")
         if len(options.positional) == 1 and "=" not in options.positional[0]:
             cell = torch_axis.find(self.matrix, self.layout, options.positional[0])
@@ -382,6 +384,14 @@ class Project:
     def _metadata(self) -> dict[str, Any]:
         with open(self.layout.root / "pyproject.toml", "rb") as file:
             return dict(tomllib.load(file)["project"])
+
+
+def _tests_of(cell: Cell, options: Arguments) -> str:
+    """The marker expression of the suites' tests that a sweep runs in a cell."""
+    if VLLM_TAG in cell.tags:
+        return WITH_VLLM
+    left_out = [ON_DEMAND, WITH_VLLM, *([] if options.full else [EVERY_PAIR])]
+    return " and ".join(f"not {marker}" for marker in left_out)
 
 
 def _count(things: Collection[str], name: str) -> str:

@@ -1,0 +1,96 @@
+"""Lets vLLM on a CPU take new weights, as trainers that generate with it need.
+
+After loading a model, vLLM's layers for CPUs pack their weights for their kernels and drop the originals, so that a
+trainer's first synchronisation ends with ``'Parameter' object has no attribute 'weight_loader'``. Here they keep them
+and multiply by ``torch.nn.functional.linear``, as vLLM itself has it for layers that it marks. Besides, nothing is
+compiled, which would take most of a short training.
+
+vLLM calls :func:`install` in each of its processes (entry point ``vllm.general_plugins``). It acts in ranks alone: see
+:data:`.environment.ON_CPU`. Imports torch and vLLM inside functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_trlcompat.inference.environment import ON_CPU
+
+__all__ = ["changes", "install"]
+
+
+@dataclass
+class _Changes:
+    kept_layers: int = 0
+    eager_engines: int = 0
+    missing: list[str] = field(default_factory=list)
+    installed: bool = False
+
+
+_changes = _Changes()
+
+
+def install() -> None:
+    """Change vLLM in this process, once, if it is a rank whose engine runs on the CPU."""
+    if os.environ.get(ON_CPU) != "1" or _changes.installed:
+        return
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        _changes.installed = True
+        _keep_weights()
+        _do_not_compile()
+
+
+def changes() -> dict[str, Any]:
+    """What differs from an engine of vLLM's own in this process, for evidence.
+
+    Returns:
+        ``kept_layers``: layers that keep their weights as they were loaded; ``eager_engines``: engines that were not
+        compiled; ``missing``: names that this release of vLLM does not have, so that nothing was changed there.
+    """
+    return {
+        "kept_layers": _changes.kept_layers,
+        "eager_engines": _changes.eager_engines,
+        "missing": list(_changes.missing),
+    }
+
+
+def _keep_weights() -> None:
+    import torch
+    from vllm.model_executor.layers import utils
+
+    name = "dispatch_cpu_unquantized_gemm"
+    original: Callable[..., None] | None = getattr(utils, name, None)
+    if original is None:
+        _changes.missing.append(f"{utils.__name__}.{name}")
+        return
+    pack = original
+
+    @functools.wraps(pack)
+    def keep(layer: Any, *args: Any, **kwargs: Any) -> None:
+        if layer.weight.ndim != 2:  # no linear layer; vLLM looks at each kind by itself
+            pack(layer, *args, **kwargs)
+            return
+        layer.cpu_linear = torch.nn.functional.linear
+        _changes.kept_layers += 1
+
+    # Its callers look the name up in this module whenever they call it.
+    setattr(utils, name, keep)
+
+
+def _do_not_compile() -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    configure = EngineArgs.create_engine_config
+
+    @functools.wraps(configure)
+    def eager(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.enforce_eager = True
+        _changes.eager_engines += 1
+        return configure(self, *args, **kwargs)
+
+    EngineArgs.create_engine_config = eager
