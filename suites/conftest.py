@@ -22,6 +22,7 @@ from .launches import LaunchCache
 from .ppo.runs import PPORuns
 from .settings.trainings import SettingTrainings
 from .sharding import trainings
+from .vllm.trainings import VLLMTrainings
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher, LaunchResult
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "every_pair: left out of a sweep of the default cells, and part of a full one")
     config.addinivalue_line("markers", "on_demand: part of a sweep with --issue alone")
+    config.addinivalue_line("markers", "vllm: needs vLLM; part of a sweep with --vllm alone")
 
 
 class _WithoutGRPO(Judge):
@@ -212,6 +214,16 @@ def setting_trainings(launches: LaunchCache, tmp_path_factory: pytest.TempPathFa
         "vision": lambda: tiny.vlm(**sizes),
     }
     return SettingTrainings(launches, models)
+
+
+@pytest.fixture(scope="session")
+def vllm_trainings(
+    launches: LaunchCache,
+    tiny_qwen2: Callable[..., TinyModel],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> VLLMTrainings:
+    """GRPO with vLLM, one training per subject and label for all suites; weights large enough that each matters."""
+    return VLLMTrainings(launches, tiny_qwen2, tmp_path_factory.mktemp("vllm"))
 
 
 @pytest.fixture(scope="session")

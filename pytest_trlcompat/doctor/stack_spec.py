@@ -91,7 +91,8 @@ class StackSpec:
 
     @property
     def absent(self) -> list[str]:
-        return [package for package, versions in self.versions.items() if versions is None]
+        """Packages that are not installed; of the optional ones nobody expects that, and none is among them."""
+        return [p for p, versions in self.versions.items() if versions is None and p not in stack.OPTIONAL]
 
     @property
     def unknown(self) -> list[str]:

