@@ -3,7 +3,8 @@
 After loading a model, vLLM's layers for CPUs pack their weights for their kernels and drop the originals, so that a
 trainer's first synchronisation ends with ``'Parameter' object has no attribute 'weight_loader'``. Here they keep them
 and multiply by ``torch.nn.functional.linear``, as vLLM itself has it for layers that it marks. Besides, nothing is
-compiled, which would take most of a short training.
+compiled, neither the model nor the functions that sample, which would take most of a short training, and minutes of a
+busy machine.
 
 vLLM calls :func:`install` in each of its processes (entry point ``vllm.general_plugins``). It acts in ranks alone: see
 :data:`.environment.ON_CPU`. Imports torch and vLLM inside functions.
@@ -83,7 +84,9 @@ def _keep_weights() -> None:
 
 
 def _do_not_compile() -> None:
+    from torch.compiler import set_stance
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.core import EngineCore
 
     configure = EngineArgs.create_engine_config
 
@@ -94,3 +97,7 @@ def _do_not_compile() -> None:
         return configure(self, *args, **kwargs)
 
     EngineArgs.create_engine_config = eager
+    # Functions that were decorated when vLLM was imported, such as those of log-probabilities.
+    for name in ("step", "step_with_batch_queue"):
+        if (step := getattr(EngineCore, name, None)) is not None:
+            setattr(EngineCore, name, set_stance("force_eager")(step))

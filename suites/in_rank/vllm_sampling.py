@@ -72,6 +72,7 @@ def compare(
         "passed_on": None if given is None else _largest(_rows(given, mask), sampler),
         "policy_error": None if old is None else _largest(_rows(old, mask), policys),
         "ratio_error": None if ratios is None else _ratio_error(ratios, policys, sampler),
+        "moved": _largest(policys, sampler),
     }
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.launch import LaunchResult
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["LABELS", "VLLMTraining", "VLLMTrainings"]
+__all__ = ["LABELS", "VLLMTraining", "VLLMTrainings", "sizes"]
 
 LABELS = (
     "single",
@@ -36,6 +36,16 @@ LABELS = (
     "fsdp2-lora",
 )
 """A strategy and, behind it, the variant of the training."""
+
+
+def sizes(variant: str) -> dict[str, Any]:
+    """Of the tiny model: vLLM's attention on a CPU takes heads of 32 and more."""
+    return {
+        "hidden_size": 128,
+        "initializer_range": 0.1,
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": variant == "tied",
+    }
 
 
 @dataclass(frozen=True)
@@ -83,10 +93,7 @@ class VLLMTrainings:
         if "vllm" not in stack.installed():
             raise Untestable("vLLM is not installed; cells that have it are run by: nox -s matrix -- --vllm")
         strategy, _, variant = label.partition("-")
-        # vLLM's attention on a CPU takes heads of 32 and more.
-        model = self.build(
-            hidden_size=128, initializer_range=0.1, num_hidden_layers=1, tie_word_embeddings=variant == "tied"
-        )
+        model = self.build(**sizes(variant))
         self.launch(models.save_model, model, strategy="single")
         more: tuple[Any, ...] = ()
         if variant == "resumed":  # by another process: TRL leaves the variables of a distributed training in the first
