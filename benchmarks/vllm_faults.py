@@ -70,6 +70,8 @@ def _judged(launch: Launcher, label: str, fault: Mapping[str, Any] | None, folde
     try:
         ranks = launch(_train, model, variant, None if fault is None else dict(fault), strategy=strategy, sharded=False)
     except LaunchError as error:
+        if error.failure is not None and error.failure.type_name in ("SyntaxError", "IndentationError", "SystemExit"):
+            raise SystemExit(f"{label}: the fault cannot be planted: {error.failure.message}") from error
         return dict.fromkeys(JUDGEMENTS, f"launch: {str(error).splitlines()[0]}")
     training = VLLMTraining(ranks.values)
     answers = {}

@@ -44,6 +44,7 @@ def install() -> None:
         _changes.installed = True
         _keep_weights()
         _do_not_compile()
+        _open_no_port()
 
 
 def changes() -> dict[str, Any]:
@@ -101,3 +102,22 @@ def _do_not_compile() -> None:
     for name in ("step", "step_with_batch_queue"):
         if (step := getattr(EngineCore, name, None)) is not None:
             setattr(EngineCore, name, set_stance("force_eager")(step))
+
+
+def _open_no_port() -> None:
+    """Let an engine that is alone meet itself in memory.
+
+    vLLM would listen on a port of all addresses, which TRL chooses before: two trainings at a time may choose the same.
+    """
+    from torch import distributed
+    from vllm.v1.worker import gpu_worker  # the CPU's worker calls it there
+
+    begin = gpu_worker.init_distributed_environment
+
+    @functools.wraps(begin)
+    def alone(world_size: int, *args: Any, **kwargs: Any) -> Any:
+        if world_size == 1 and os.environ.get("WORLD_SIZE", "1") == "1" and not distributed.is_initialized():
+            distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        return begin(world_size, *args, **kwargs)
+
+    gpu_worker.init_distributed_environment = alone
