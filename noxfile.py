@@ -4,6 +4,7 @@
     nox -s matrix --parallel 2             two cells at a time
     nox -s matrix -- --full                every cell, for each TRL release the lowest and highest Transformers
     nox -s matrix -- --pairwise            cells that covering arrays have chosen: every release of TRL, and more
+    nox -s matrix -- --vllm                the cells that have vLLM, by the suites that need it
     nox -s matrix -- --shard 3/16          the third of sixteen parts, for as many machines
     nox -s matrix -- --engine ray          on a cluster of Ray
     nox -s matrix -- --torch dated         each cell with the torch of its date, from 2.4 on
@@ -67,7 +68,7 @@ FIRST_TRL = "0.9.6"
 FUZZ_INPUTS = 50_000
 """Of ``nox -s fuzz``, in some ten minutes of processor time."""
 
-LONG_BENCHMARKS = ("conformance_faults", "kills", "sweep", "launch", "soak", "training_cost")
+LONG_BENCHMARKS = ("conformance_faults", "kills", "sweep", "launch", "soak", "training_cost", "vllm_faults")
 
 try:
     PROJECT = Project(ROOT)
@@ -281,7 +282,8 @@ def bench(session: nox.Session) -> None:
             if stem == "launch":  # PyTorch's own test class imports expecttest, which is not part of the stack
                 (packages,) = (PROJECT.tools("expecttest", ["expecttest"]).root / "lib").glob("python*/site-packages")
                 more = ["--extra-path", str(packages)]
-            for cell in STACK_TESTS if stem == "training_cost" else STACK_TESTS[-1:]:
+            with_vllm = [each.id for each in PROJECT.matrix.with_vllm()][:1]
+            for cell in {"training_cost": STACK_TESTS, "vllm_faults": with_vllm}.get(stem, STACK_TESTS[-1:]):
                 PROJECT.run_in(PROJECT.stack(cell), ["python", str(scripts[stem]), *more, *arguments])
 
 

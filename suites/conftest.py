@@ -23,6 +23,7 @@ from .launches import LaunchCache
 from .ppo.runs import PPORuns
 from .settings.trainings import SettingTrainings
 from .sharding import trainings
+from .vllm.trainings import VLLMTrainings
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher, LaunchResult
@@ -36,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line(
             "markers", f"{part}: of the default cells, left out of all but some; see conformance.rows"
         )
+    config.addinivalue_line("markers", "vllm: needs vLLM; part of a sweep with --vllm alone")
 
 
 class _WithoutGRPO(Judge):
@@ -217,6 +219,16 @@ def setting_trainings(launches: LaunchCache, tmp_path_factory: pytest.TempPathFa
         "vision": lambda: tiny.vlm(**sizes),
     }
     return SettingTrainings(launches, models)
+
+
+@pytest.fixture(scope="session")
+def vllm_trainings(
+    launches: LaunchCache,
+    tiny_qwen2: Callable[..., TinyModel],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> VLLMTrainings:
+    """GRPO with vLLM, one training per subject and label for all suites; weights large enough that each matters."""
+    return VLLMTrainings(launches, tiny_qwen2, tmp_path_factory.mktemp("vllm"))
 
 
 @pytest.fixture(scope="session")

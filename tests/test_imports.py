@@ -21,7 +21,7 @@ LAYERS = (
     {"bisect", "plugin"},
     {"equivalence"},
     {"checks", "ci", "doctor", "launch", "matrix"},
-    {"accelerator", "catalog"},
+    {"accelerator", "catalog", "inference"},
     {"conformance"},
     {"reference", "tiny", "trainers", "_cleaner", "_location"},
     {"__init__", "_data", "_devices", "_escaping", "_json_files", "_processes", "_secrets", "_trust", "stack"},

@@ -72,6 +72,9 @@ def test_the_plugin_and_the_program_are_registered_by_name(wheel: Path) -> None:
         "[pytest11]",
         "trlcompat = pytest_trlcompat.plugin",
         "",
+        "[vllm.general_plugins]",
+        "trlcompat = pytest_trlcompat.inference.cpu_engine:install",
+        "",
     ]
 
 

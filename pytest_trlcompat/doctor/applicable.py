@@ -44,7 +44,7 @@ def applicable_predictions(
     issue: KnownIssue, spec: StackSpec, considered: Sequence[str]
 ) -> list[tuple[str, Prediction, Region]]:
     """The strategies under which the catalogue predicts a problem, each with the prediction and its versions."""
-    if any(package in spec.absent for package in issue.needs):
+    if any(spec.versions[package] is None for package in issue.needs):
         return []
     found = []
     for label in labels(issue, considered):

@@ -277,7 +277,12 @@ def _torch_of_same_pins(spec: StackSpec, cells: Sequence[MeasuredCell]) -> str:
 
 
 def _is_predicted(issue: KnownIssue, spec: StackSpec, considered: Sequence[str]) -> bool:
-    """Whether the catalogue predicts a verdict for this stack, for any version of the packages not known."""
+    """Whether the catalogue predicts a verdict for this stack, for any version of the packages not known.
+
+    Of an issue that needs a package which is not there it predicts that it cannot show.
+    """
+    if any(spec.versions[package] is None for package in issue.needs):
+        return True
     relevant = labels(issue, considered)
     found = [regions(issue, "upstream", label, spec.versions, spec.together).predicted.values() for label in relevant]
     return not relevant or any(prediction is not None for predicted in found for prediction in predicted)

@@ -16,13 +16,11 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from packaging.utils import canonicalize_name
-
 from pytest_trlcompat.catalog.ranges import ABSENT, ALL
 from pytest_trlcompat.doctor.alternatives import Asked, combine
 from pytest_trlcompat.doctor.sources import displayed
 from pytest_trlcompat.doctor.stack_spec import Mention, StackSpec, StackSpecError, pin
-from pytest_trlcompat.stack import PACKAGES
+from pytest_trlcompat.stack import PACKAGES, package_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -129,7 +127,7 @@ def _entries(found: object, where: str) -> list[Table]:
 
 
 def _of_stack(entries: Iterable[Table]) -> Iterator[Table]:
-    return (entry for entry in entries if canonicalize_name(entry["name"]) in PACKAGES)
+    return (entry for entry in entries if package_of(entry["name"]) in PACKAGES)
 
 
 def _mention(entry: Table, where: str, marker: str = "", sometimes: bool = False) -> Mention:
@@ -137,7 +135,7 @@ def _mention(entry: Table, where: str, marker: str = "", sometimes: bool = False
     Args:
         sometimes: whether it may be left out where its marker holds.
     """
-    name = canonicalize_name(entry["name"])
+    name = package_of(entry["name"])
     if isinstance(entry.get("version"), str | int | float):
         found = pin(name, str(entry["version"]), where)
     else:
@@ -170,7 +168,7 @@ def _of_uv(entries: Sequence[Table], where: str) -> Iterator[Mention]:
     for entry in _of_stack(entries):
         markers = [_text(marker, where) for marker in _list(entry.get("resolution-markers", []), where)]
         # Of a fork it is not known whether some other package asks for it there.
-        sometimes = canonicalize_name(entry["name"]) not in certain
+        sometimes = package_of(entry["name"]) not in certain
         yield _mention(entry, where, _any_of(markers), sometimes)
 
 
@@ -179,12 +177,12 @@ def _certain_in_uv(entries: Sequence[Table], where: str) -> set[str]:
     needed: dict[str, set[str]] = {}
     reached: set[str] = set()
     for entry in entries:
-        name = canonicalize_name(entry["name"])
+        name = package_of(entry["name"])
         source = entry.get("source")
         if isinstance(source, Mapping) and {"editable", "virtual", "directory"} & source.keys():
             reached.add(name)
         needed.setdefault(name, set()).update(
-            canonicalize_name(_text(each.get("name"), where))
+            package_of(_text(each.get("name"), where))
             for each in (_table(each, where) for each in _list(entry.get("dependencies", []), where))
             if "marker" not in each
         )
@@ -205,7 +203,7 @@ def _of_poetry(entries: Sequence[Table], where: str) -> Iterator[Mention]:
                 isinstance(wanted, Mapping) and not {"markers", "optional"} & wanted.keys()
             )
             if not plain:
-                asked_for.add(canonicalize_name(name))
+                asked_for.add(package_of(name))
     for entry in _of_stack(entries):
         markers = entry.get("markers", "")
         # One marker, or one for each group: where a group is left out, its package is.
@@ -215,7 +213,7 @@ def _of_poetry(entries: Sequence[Table], where: str) -> Iterator[Mention]:
         sometimes = (
             entry.get("optional") is not False
             or "main" not in groups
-            or canonicalize_name(entry["name"]) in asked_for
+            or package_of(entry["name"]) in asked_for
             or len(by_group) > 1
         )
         yield _mention(entry, where, "" if "" in texts else _any_of(texts), sometimes)
@@ -225,7 +223,7 @@ def _of_pipenv(document: Table, where: str) -> Iterator[Mention]:
     default, develop = (_table(document.get(key, {}), where) for key in ("default", "develop"))
     for table, sometimes in ((default, False), (develop, True)):
         for name, entry in table.items():
-            if canonicalize_name(name) not in PACKAGES:
+            if package_of(name) not in PACKAGES:
                 continue
             entry = {**_table(entry, where), "name": name}
             version = entry.get("version", "")

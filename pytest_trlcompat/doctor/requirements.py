@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
 
 from pytest_trlcompat.catalog.ranges import ALL, parse
 from pytest_trlcompat.doctor.files import Files, decoded
 from pytest_trlcompat.doctor.sources import displayed, read_source
 from pytest_trlcompat.doctor.stack_spec import Mention, StackSpecError, pin
-from pytest_trlcompat.stack import PACKAGES
+from pytest_trlcompat.stack import PACKAGES, package_of
 
 __all__ = ["Listing", "of_pins", "read_listing"]
 
@@ -114,7 +113,7 @@ def of_pins(words: Sequence[str]) -> list[Mention]:
         except (InvalidRequirement, RecursionError) as error:
             reason = str(error).split("\n")[0]
             raise StackSpecError(f"{word!r}: cannot read {word!r} ({reason}); {_LIKE}") from error
-        name = canonicalize_name(requirement.name)
+        name = package_of(requirement.name)
         if name not in PACKAGES:
             near = difflib.get_close_matches(name, PACKAGES, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
@@ -138,7 +137,7 @@ def _read(text: str, where: str, file: Path | None, listing: Listing, files: Fil
         location = f"{where}, line {number}"
         frozen = _FROZEN_EDITABLE.match(line)
         if frozen:
-            editable_above = (canonicalize_name(frozen["name"]), frozen["version"])
+            editable_above = (package_of(frozen["name"]), frozen["version"])
             continue
         above, editable_above = editable_above, None  # pip writes it into the line before
         line = _COMMENT.sub("", line).strip()
@@ -196,10 +195,10 @@ def _line(line: str, location: str, listing: Listing) -> None:
     if _URL.match(line) or _FILE.fullmatch(line) or _FOLDER.fullmatch(line):
         _url(line, location, listing)
         return
-    if (plain := _PLAIN.fullmatch(line)) is not None and canonicalize_name(plain["name"]) not in PACKAGES:
+    if (plain := _PLAIN.fullmatch(line)) is not None and package_of(plain["name"]) not in PACKAGES:
         return
     requirement = _requirement(line, location)
-    name = canonicalize_name(requirement.name)
+    name = package_of(requirement.name)
     if name not in PACKAGES:
         return
     if requirement.url:
@@ -220,7 +219,7 @@ def _requirement(text: str, location: str) -> Requirement:
 
 def _mention(requirement: Requirement, location: str) -> tuple[Mention, int]:
     """What a requirement by name specifies, and by how many specifiers."""
-    name, marker = canonicalize_name(requirement.name), str(requirement.marker or "")
+    name, marker = package_of(requirement.name), str(requirement.marker or "")
     specifiers = list(requirement.specifier)
     if len(specifiers) > _MOST_SPECIFIERS:
         raise StackSpecError(f"{location}: more than {_MOST_SPECIFIERS} version specifiers of {name}")

@@ -91,7 +91,8 @@ class StackSpec:
 
     @property
     def absent(self) -> list[str]:
-        return [package for package, versions in self.versions.items() if versions is None]
+        """Packages that are not installed; of the optional ones nobody expects that, and none is among them."""
+        return [p for p, versions in self.versions.items() if versions is None and p not in stack.OPTIONAL]
 
     @property
     def unknown(self) -> list[str]:
@@ -155,14 +156,15 @@ def of_mentions(mentions: Iterable[Mention], source: str, *, complete: bool, ign
     """A stack from what was said about each package, whatever the markers.
 
     Args:
-        complete: whether packages that are not mentioned are not installed; otherwise nothing is known about them.
+        complete: whether packages that are not mentioned are not installed; otherwise nothing is known about them,
+            but of :data:`~pytest_trlcompat.stack.OPTIONAL` ones that they are not installed.
 
     Raises:
         StackSpecError: when two sources contradict each other.
     """
     found = joined(mentions)
-    rest = None if complete else ALL
-    versions = {package: found[package].versions if package in found else rest for package in ORDER}
+    rest = {package: None if complete or package in stack.OPTIONAL else ALL for package in ORDER}
+    versions = {package: found[package].versions if package in found else rest[package] for package in ORDER}
     texts = {package: found[package].text for package in ORDER if package in found}
     noted = {package: mention.note for package, mention in found.items()}
     return StackSpec(source, texts, versions, noted, tuple(ignored))

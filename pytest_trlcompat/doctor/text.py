@@ -19,6 +19,7 @@ from pytest_trlcompat.doctor.effects import Effect
 from pytest_trlcompat.doctor.pins import Pins
 from pytest_trlcompat.doctor.stack_spec import ORDER
 from pytest_trlcompat.doctor.unmeasured import describe
+from pytest_trlcompat.stack import OPTIONAL
 
 __all__ = ["show"]
 
@@ -85,7 +86,7 @@ def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
 def _stack(diagnosis: Diagnosis) -> str:
     spec = diagnosis.spec
     texts = ", ".join(f"{package} {text}" for package, text in spec.texts.items())
-    unnamed = [package for package in ORDER if package not in spec.texts]
+    unnamed = [package for package in ORDER if package not in {*spec.texts, *OPTIONAL}]
     parts = [f"{texts} ({spec.source})"]
     if unnamed:
         parts.append(f"{'not installed' if unnamed == spec.absent else 'not specified'}: {', '.join(unnamed)}")

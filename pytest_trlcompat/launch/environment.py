@@ -10,9 +10,11 @@ import os
 import sys
 from pathlib import Path
 
+from pytest_trlcompat import stack
 from pytest_trlcompat._devices import visible_gpus
 from pytest_trlcompat._trust import UntrustedError, make_folder
 from pytest_trlcompat.accelerator.build import AcceleratorError, cache_folder
+from pytest_trlcompat.inference.environment import engine_environment
 from pytest_trlcompat.launch import store
 from pytest_trlcompat.launch.cluster import SECRET_VARIABLE, Cluster
 from pytest_trlcompat.launch.strategy import Strategy
@@ -51,6 +53,7 @@ def base_environment(device: str, cluster: Cluster) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
+        **engine_environment(device, stack.installed()),
     }
     if "TORCH_EXTENSIONS_DIR" not in environment and (extensions := _extensions_folder()) is not None:
         defaults["TORCH_EXTENSIONS_DIR"] = str(extensions)

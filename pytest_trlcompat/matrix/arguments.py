@@ -21,6 +21,7 @@ __all__ = [
     "PYTHON",
     "STRENGTH",
     "TABLES",
+    "VLLM",
     "Arguments",
     "parse_arguments",
     "requested_pairwise",
@@ -31,6 +32,9 @@ FULL = "--full"
 
 PAIRWISE = "--pairwise"
 """Option of ``matrix``: the cells that covering arrays have chosen, so that each release has one."""
+
+VLLM = "--vllm"
+"""Option of ``matrix``: the cells that have vLLM, and the suites that need it alone."""
 
 STRENGTH = "--pairwise-strength"
 """Option of ``matrix``: 1 is :data:`PAIRWISE`; with 2 each pair of releases has a cell."""
@@ -56,13 +60,14 @@ class Arguments:
     python: str | None
     shard: tuple[int, int] | None
     ray: engine_options.RayOptions | None
+    vllm: bool
     pytest_arguments: tuple[str, ...]
 
 
 _USAGE = {
     "matrix": (
-        "nox -s matrix -- [--full] [--pairwise] [--pairwise-strength 2] [--torch dated|VERSION] [--issue ID ...] "
-        "[--fresh] [--tables] [--shard 3/16] [--engine ray ...] [-- PYTEST ARGUMENTS]"
+        "nox -s matrix -- [--full] [--pairwise] [--pairwise-strength 2] [--torch dated|VERSION] [--vllm] "
+        "[--issue ID ...] [--fresh] [--tables] [--shard 3/16] [--engine ray ...] [-- PYTEST ARGUMENTS]"
     ),
     "cell": (
         "nox -s cell -- PACKAGE=VERSION ... [--torch dated] [--python 3.12] [--issue ID ...] [--date DAY] [--fresh] "
@@ -87,6 +92,7 @@ def parse_arguments(session: str, arguments: Sequence[str]) -> Arguments:
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument(FULL, action="store_true")
     parser.add_argument(PAIRWISE, action="store_true")
+    parser.add_argument(VLLM, action="store_true")
     parser.add_argument(STRENGTH)
     parser.add_argument(TABLES, action="store_true")
     parser.add_argument(torch_axis.OPTION)
@@ -112,6 +118,7 @@ def parse_arguments(session: str, arguments: Sequence[str]) -> Arguments:
         parsed.python,
         requested_shard(ours),
         engine_options.chosen(parsed),
+        parsed.vllm,
         for_pytest,
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from packaging.version import Version
 
 from pytest_trlcompat.matrix.errors import MatrixError
-from pytest_trlcompat.stack import PACKAGES
+from pytest_trlcompat.stack import PACKAGES, distributions_of
 
 __all__ = [
     "DATED_TAG",
@@ -22,6 +22,8 @@ __all__ = [
     "ORDER",
     "PAIRS_TAG",
     "PAIRWISE_TAG",
+    "PINNED",
+    "VLLM_TAG",
     "Cell",
     "Excluded",
     "Matrix",
@@ -44,8 +46,15 @@ PAIRWISE_TAG = "pairwise"
 PAIRS_TAG = "pairs"
 """Cells with this tag are swept by ``nox -s matrix -- --pairwise-strength 2``, besides those; no locks are kept."""
 
+VLLM_TAG = "vllm"
+"""Cells with this tag are swept by ``nox -s matrix -- --vllm``: with vLLM in them, and by the suites that need it."""
+
+_CUDA_ALONE = ("vllm",)
+"""Distributions that are built for CUDA alone; their package has another one for CPUs."""
 _SHORT = {"trl": "trl", "transformers": "tf"}
-ORDER = ("trl", "transformers", *(package for package in PACKAGES if package not in ("trl", "transformers")))
+PINNED = tuple(name for package in PACKAGES for name in distributions_of(package) if name not in _CUDA_ALONE)
+"""What a cell may pin: the distributions of the stack's packages."""
+ORDER = ("trl", "transformers", *(name for name in PINNED if name not in ("trl", "transformers")))
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,7 @@ class Matrix:
         not_before: dependencies of the undated packages, and the days as of which older cells take them.
         torch: releases of torch that the harness supports, oldest first, and the days when the index got them.
         excluded: combinations that no covering array chooses.
+        left_out: distribution that a cell pins to those that it requires and that are not installed beside it.
     """
 
     python: str
@@ -109,6 +119,7 @@ class Matrix:
     cells: tuple[Cell, ...] = field(default=())
     torch: Mapping[str, datetime.date] = field(default_factory=dict)
     excluded: tuple[Excluded, ...] = ()
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def default(self) -> tuple[Cell, ...]:
         """The cells of a plain ``nox -s matrix``: few, and the most informative."""
@@ -121,6 +132,10 @@ class Matrix:
     def tagged_dated(self) -> tuple[Cell, ...]:
         """Those that stand for a release of torch each, besides the default ones."""
         return self._tagged(DATED_TAG)
+
+    def with_vllm(self) -> tuple[Cell, ...]:
+        """Those that have vLLM, oldest first."""
+        return tuple(sorted(self._tagged(VLLM_TAG), key=age))
 
     def pairwise(self, strength: int) -> tuple[Cell, ...]:
         """The cells that covering arrays have chosen: of strength 1 for each release, of strength 2 for each pair."""
@@ -150,6 +165,10 @@ class Matrix:
     def all_pins(self, cell: Cell) -> dict[str, str]:
         """The cell's pins, and the default ones of packages that it does not pin."""
         return {**cell.pins, **{name: version for name, version in self.pins.items() if name not in cell.pins}}
+
+    def left_out_of(self, cell: Cell) -> tuple[str, ...]:
+        """What is not installed in a cell, whoever requires it, beside what no cell has."""
+        return tuple(name for pinned, names in self.left_out.items() if pinned in cell.pins for name in names)
 
     def python_of(self, cell: Cell) -> str:
         """The interpreter of the cell's environment."""

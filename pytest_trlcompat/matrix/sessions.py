@@ -23,6 +23,7 @@ from pytest_trlcompat.matrix.arguments import (
     PAIRWISE,
     PYTHON,
     TABLES,
+    VLLM,
     Arguments,
     parse_arguments,
     requested_pairwise,
@@ -93,7 +94,7 @@ class Project:
         self._tables = TABLES in posargs
         torch = torch_axis.requested_torch(posargs)
         pairwise = requested_pairwise(posargs)
-        chosen = self._selection(FULL in posargs, pairwise, torch, shards.requested_shard(posargs))
+        chosen = self._selection(FULL in posargs, pairwise, torch, shards.requested_shard(posargs), VLLM in posargs)
         known = {cell.id for cell in (*chosen, *self.matrix.cells)}
         named = re.findall(r"matrix\(([^()]+)\)", " ".join(names))
         self._named = [cell_id for cell_id in named if self._has(cell_id, known)]
@@ -101,9 +102,9 @@ class Project:
         return list(dict.fromkeys([*sessions, *self._named]))
 
     def _selection(
-        self, full: bool, pairwise: int, torch: str | None, shard: tuple[int, int] | None
+        self, full: bool, pairwise: int, torch: str | None, shard: tuple[int, int] | None, vllm: bool
     ) -> tuple[Cell, ...]:
-        cells = torch_axis.selection(self.matrix, self.layout, full=full, pairwise=pairwise, torch=torch)
+        cells = torch_axis.selection(self.matrix, self.layout, full=full, pairwise=pairwise, torch=torch, vllm=vllm)
         return cells if shard is None else shards.shard_of(cells, shards.costs(self.layout), shard)
 
     def _has(self, cell_id: str, known: Container[str]) -> bool:
@@ -127,7 +128,7 @@ class Project:
             self._on_ray(cell_id, options)
             return
         cell = self._with_torch(cell_id, options)
-        cells = self._selection(options.full, options.pairwise, options.torch, options.shard)
+        cells = self._selection(options.full, options.pairwise, options.torch, options.shard, options.vllm)
         later = tuple(itertools.dropwhile(lambda each: each.id != cell.id, cells))
         if not self.sweep.has_begun:
             # nox does not give a session the names of the others; with --parallel only its own is known.
@@ -147,7 +148,7 @@ class Project:
         """The session of all chosen cells, or of one that the command names; the first one runs all of them."""
         if not self.ray.has_run:
             named = [self._with_torch(each, options) for each in self._named]
-            chosen = self._selection(options.full, options.pairwise, options.torch, options.shard)
+            chosen = self._selection(options.full, options.pairwise, options.torch, options.shard, options.vllm)
             tests = {} if options.issues else {cell.id: self._chosen_tests(cell, options) for cell in named or chosen}
             self.ray.run(named or chosen, options, self._metadata(), tests)
         self.ray.check(session)
@@ -159,8 +160,9 @@ class Project:
             MatrixError: see :meth:`matrix_cell`.
         """
         options = parse_arguments("cell", arguments)
-        if options.full or options.pairwise or options.shard:
-            which = FULL if options.full else PAIRWISE if options.pairwise else shards.SHARD
+        if options.full or options.pairwise or options.shard or options.vllm:
+            chosen = {FULL: options.full, PAIRWISE: options.pairwise, VLLM: options.vllm}
+            which = next((name for name, value in chosen.items() if value), shards.SHARD)
             raise MatrixError(f"cell does not take {which}; for all cells use: nox -s matrix -- {which}")
         if len(options.positional) == 1 and "=" not in options.positional[0]:
             cell = torch_axis.find(self.matrix, self.layout, options.positional[0])

@@ -53,4 +53,4 @@ class VersionMatrix:
         return max(matching, key=lambda cell: len(cell.pins), default=None)
 
     def _is(self, pins: Mapping[str, str]) -> bool:
-        return self.holds(**{package: f"=={version}" for package, version in pins.items()})
+        return self.holds(**{package: f"=={version}" for package, version in stack.versions_of(pins).items()})

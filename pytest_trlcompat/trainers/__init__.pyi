@@ -61,6 +61,7 @@ from .scale_rewards import ScaleRewardsMixin as ScaleRewardsMixin
 from .sft import SFTTrainer as SFTTrainer
 from .token_normalizer import TokenNormalizerMixin as TokenNormalizerMixin
 from .train_sampler import TrainSamplerMixin as TrainSamplerMixin
+from .vllm_sync import VLLMSyncMixin as VLLMSyncMixin
 from .warnings_issued import WarningsIssuedMixin as WarningsIssuedMixin
 from .zero3_biases import ZeRO3BiasesMixin as ZeRO3BiasesMixin
 from .zero3_fused_head import ZeRO3FusedHeadMixin as ZeRO3FusedHeadMixin

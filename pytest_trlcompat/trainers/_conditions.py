@@ -86,7 +86,7 @@ def defined_by(cls: type, method: str, behind: type | None = None) -> str:
     return next((base.__module__.partition(".")[0] for base in owners), "")
 
 
-_TITLES = {"deepspeed": "DeepSpeed", "peft": "PEFT"}
+_TITLES = {"deepspeed": "DeepSpeed", "peft": "PEFT", "vllm": "vLLM"}
 
 DEEPSPEED = Condition(
     "under DeepSpeed", "not under DeepSpeed", lambda trainer: _deepspeed_plugin(trainer) is not None, needs="deepspeed"

@@ -46,6 +46,7 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "SamplingMixin",
             "CheckpointedGenerationMixin",
             "AdapterReferenceMixin",
+            "VLLMSyncMixin",
             "PlainLogProbsMixin",
             "LogitsToKeepMixin",
             "Float32LogProbsMixin",

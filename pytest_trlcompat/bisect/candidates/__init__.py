@@ -22,7 +22,7 @@ from pytest_trlcompat.matrix.environments import Environment, ensure, reserved
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock, compile_versions
 from pytest_trlcompat.matrix.suite_run import child_variables
-from pytest_trlcompat.stack import PACKAGES
+from pytest_trlcompat.stack import PACKAGES, package_of
 
 __all__ = [
     "Candidate",
@@ -144,7 +144,7 @@ def lock_near(matrix: Matrix, label: str, pins: Mapping[str, str], base: Lock) -
     Raises:
         Untestable: when they are incompatible; the text is the resolver's reason.
     """
-    held = {name: version for name, version in base.packages.items() if name in PACKAGES}
+    held = {name: version for name, version in base.packages.items() if package_of(name) in PACKAGES}
     requirements = [f"{name}=={version}" for name, version in sorted({**held, **pins}.items())]
     preferred = [f"{name}=={version}" for name, version in base.packages.items() if name not in pins]
     versions = compile_versions(matrix, [*requirements, *matrix.harness], base.date, preferred)

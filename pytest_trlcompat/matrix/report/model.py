@@ -26,7 +26,7 @@ from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Record, Scan, Verdict, is_wrong, scan_records
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.results import TESTED, UNTESTABLE, Sidecar, scan_sidecar
-from pytest_trlcompat.stack import PACKAGES
+from pytest_trlcompat.stack import versions_of
 
 __all__ = ["DAMAGED", "CellReport", "Column", "Report", "evidence_of", "gather", "merge"]
 
@@ -330,8 +330,7 @@ def evidence_of(report: Report, date: str = "") -> Evidence:
 
 
 def _measured(cell: CellReport) -> MeasuredCell:
-    installed = cell.versions
-    versions = {package: installed[package] for package in PACKAGES if package in installed}
+    versions = versions_of(cell.versions)
     verdicts = {record.key: record.verdict for record in cell.verdicts}
     attributed = not any(record.unattributed for record in cell.verdicts)
     blocked_by = {record.key: record.blocked_by for record in cell.verdicts if record.blocked_by}

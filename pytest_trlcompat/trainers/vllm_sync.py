@@ -1,0 +1,219 @@
+"""Cure of ``grpo-vllm-weights`` and ``grpo-vllm-merge-drift``: vLLM gets all weights, and the policy stays as it is.
+
+TRL walks the policy's parameters and hands each to vLLM.
+
+- Under FSDP1 it walks the model beneath FSDP's root, whose parameters (embeddings, final norm, output head) belong to
+  no layer and are skipped: the engine generates with those of the checkpoint for good. An adapter is merged while its
+  layers are sharded: ``inconsistent tensor size``.
+- An adapter is merged into the policy and taken out again, which rounds the frozen weights twice each time: in bfloat16
+  they drift away (trl 6688).
+
+The cure walks from the root, a layer at a time, and merges into a copy of each weight.
+
+Imports the standard library; torch, and PEFT where there is an adapter, inside functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._conditions import Condition, fsdp_version, trains_adapters, under
+from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers._patching import owner_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["VLLMSyncMixin", "parameters_for_engine"]
+
+_METHOD = "_iter_named_params"
+_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+_PEFT_PREFIX = "base_model.model."
+
+Gather = Callable[[list[Any]], Any]
+
+
+class VLLMSyncMixin(Cure):
+    """Hands vLLM all weights of a ``trl.GRPOTrainer``, under FSDP1 too, and merges LoRA without touching the policy.
+
+    In either mode of vLLM. Adapters other than LoRA, and variants of it such as DoRA, are merged by TRL as ever. Does
+    nothing without vLLM, or where neither FSDP1 nor an adapter is used.
+    """
+
+    _needed: ClassVar = (
+        Condition(
+            "with vLLM",
+            "vLLM does not generate",
+            lambda trainer: hasattr(getattr(trainer, "vllm_generation", None), _METHOD),
+            needs="vllm",
+        ),
+        Condition(
+            "under FSDP1, or with LoRA",
+            "neither FSDP1 nor plain LoRA is used",
+            lambda trainer: fsdp_version(trainer.accelerator) == 1 or _merges(trainer.model),
+        ),
+    )
+    accelerator: Any
+    model: Any
+    model_wrapped: Any
+    vllm_generation: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        generation = getattr(self, "vllm_generation", None)
+        if generation is not None and VLLMSyncMixin._activity(type(self), self).active:
+            owner_of(patch_points.VLLM_PARAMETERS, VLLMSyncMixin.__name__)
+            upstream = getattr(generation, _METHOD)
+            setattr(generation, _METHOD, lambda: self._parameters_for_engine(upstream))
+
+    def _parameters_for_engine(self, upstream: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        generation = self.vllm_generation
+        if trains_adapters(generation.model) and not _merges(generation.model):
+            return upstream()
+        if fsdp_version(self.accelerator) != 1:
+            return parameters_for_engine(generation.model, generation._dist.gather_params)
+        return _of_fsdp1(self._root())
+
+    def _root(self) -> nn.Module:
+        """FSDP1's root; before anything is wrapped, the policy."""
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        candidates = (self.model_wrapped, self.model)
+        return next((each for each in candidates if isinstance(each, FullyShardedDataParallel)), self.model)
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        return under(trainer, "the engine gets every weight, merged into a copy", *cls._needed)
+
+
+def parameters_for_engine(model: nn.Module, gather: Gather) -> Iterator[tuple[str, torch.Tensor]]:
+    """A model's parameters under the names of its checkpoint, one at a time, LoRA merged into copies.
+
+    The model is not changed, and no more than one layer of it is gathered at once. Collective where it is sharded.
+
+    Args:
+        model: not sharded, partitioned by ZeRO-3, or sharded by FSDP2.
+        gather: a context manager in which a list of parameters is whole.
+
+    Yields:
+        Names and whole tensors, each valid until the next.
+    """
+    layers = _lora_layers(model)
+    for name, parameter in model.named_parameters():
+        place = _name_for_engine(name, layers)
+        if place is not None:
+            layer = _layer_of(name, layers)
+            needed = [parameter] if layer is None else [parameter, *_factors(layer)]
+            with gather(needed):
+                yield place, _whole(_value(parameter, layer))
+
+
+def _of_fsdp1(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those of a model that FSDP1 has wrapped: the root's own first, then each unit with all beneath it."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    layers = _lora_layers(root)
+    units = {
+        name: module
+        for name, module in root.named_modules()
+        if isinstance(module, FullyShardedDataParallel) and module is not root
+    }
+    outer = {name: unit for name, unit in units.items() if not any(name.startswith(f"{each}.") for each in units)}
+    seen: set[str] = set()
+    beneath = tuple(_bare(f"{name}.") for name in outer)
+    # A layer of the root's own may have its adapter in units of their own.
+    adapted = any(not f"{name}.".startswith(beneath) for name in layers)
+    for prefix, unit, recurse in (("", root, adapted), *((f"{name}.", unit, True) for name, unit in outer.items())):
+        with FullyShardedDataParallel.summon_full_params(unit, recurse=recurse, writeback=False):
+            for name, parameter in unit.named_parameters():
+                full = _bare(f"{prefix}{name}")
+                if full in seen or (unit is root and full.startswith(beneath)):
+                    continue
+                seen.add(full)
+                place = _name_for_engine(full, layers)
+                if place is not None:
+                    yield place, _value(parameter, _layer_of(full, layers))
+
+
+def _merges(model: nn.Module) -> bool:
+    """Whether a model has an adapter, and all of it is LoRA as :func:`_value` merges it."""
+    return trains_adapters(model) and bool(_tuned(model)) and all(_is_plain(layer) for layer in _tuned(model).values())
+
+
+def _tuned(model: nn.Module) -> dict[str, Any]:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return {_bare(name): module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
+
+
+def _is_plain(layer: Any) -> bool:
+    from peft.tuners.lora import Linear
+
+    variants = getattr(layer, "lora_variant", None) or {}
+    flags = (getattr(layer, name, None) or {} for name in ("use_dora", "lora_bias"))
+    return type(layer) is Linear and not variants and not any(value for flag in flags for value in flag.values())
+
+
+def _lora_layers(model: nn.Module) -> dict[str, Any]:
+    """Of a model's layers with LoRA the names, without those of wrappers; empty without an adapter."""
+    wrapped = next((module for module in model.modules() if trains_adapters(module)), None)
+    return {} if wrapped is None else _tuned(model)
+
+
+def _bare(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def _layer_of(name: str, layers: Mapping[str, Any]) -> Any:
+    """The layer whose adapter changes this parameter; ``None`` for any other."""
+    return layers.get(_bare(name).removesuffix(".base_layer.weight")) if name.endswith(".base_layer.weight") else None
+
+
+def _name_for_engine(name: str, layers: Mapping[str, Any]) -> str | None:
+    """The name in a checkpoint; ``None`` for what that does not have: adapters, and originals of what learns whole."""
+    bare = _bare(name)
+    active = {adapter for layer in layers.values() for adapter in layer.active_adapters}
+    if any(f".{part}." in bare for part in ("original_module", *_ADAPTER_PARTS)):
+        return None
+    head, saved, rest = bare.partition(".modules_to_save.")
+    if saved:
+        adapter, _, last = rest.partition(".")
+        if adapter not in active:
+            return None
+        bare = f"{head}.{last}"
+    return bare.removeprefix(_PEFT_PREFIX).replace(".base_layer.", ".")
+
+
+_ADAPTER_PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector")
+
+
+def _factors(layer: Any) -> list[Any]:
+    parts = (layer.lora_A, layer.lora_B)
+    return [part[adapter].weight for adapter in layer.active_adapters for part in parts if adapter in part]
+
+
+def _value(parameter: torch.Tensor, layer: Any) -> torch.Tensor:
+    """A parameter with what the active adapters add to it."""
+    value = parameter.detach()
+    if layer is None or layer.disable_adapters or layer.merged:
+        return value
+    for adapter in layer.active_adapters:
+        if adapter in layer.lora_A:
+            value = value + layer.get_delta_weight(adapter).to(value.dtype)
+    return value.detach()
+
+
+def _whole(value: torch.Tensor) -> torch.Tensor:
+    """Of a tensor that FSDP2 has sharded all of it; on the rank's device, where offloading has put it on the CPU."""
+    if not hasattr(value, "full_tensor"):
+        return value
+    mesh: Any = value.device_mesh
+    if value.device.type != mesh.device_type:
+        value = value.to(mesh.device_type)
+    whole: torch.Tensor = value.full_tensor()
+    return whole

@@ -1,0 +1,135 @@
+"""What a batch made of vLLM's completions must hold: ids in order, the sampler's log-probabilities, importance ratios.
+
+The reference is a plain forward pass of Transformers in float32 on the CPU: of the sampler with the weights that the
+engine holds, whatever they are, and of the policy with those that it has. Imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["CLIP_MAX", "compare"]
+
+CLIP_MAX = 3.0
+"""``vllm_importance_sampling_clip_max``: with its default mode "sequences with ratios outside [C_min, C_max] are masked
+out", by a ratio of 0."""
+
+
+def compare(
+    model: TinyModel,
+    policy: Mapping[str, torch.Tensor],
+    engine: Mapping[str, torch.Tensor],
+    outputs: Sequence[Any],
+    batch: Mapping[str, Any],
+    temperature: float,
+) -> dict[str, Any]:
+    """Hold a batch against the engine's outputs and the reference.
+
+    Args:
+        policy, engine: weights under the names of a checkpoint, in float32.
+
+    Returns:
+        ``same_ids``: whether the batch's completions are the engine's, in its order; ``sampler_error``: the largest
+        difference of the sampler's log-probabilities to the reference's; ``sampler_tolerance``: the same difference of
+        a reference in the engine's bfloat16, four times; ``passed_on``: of the sampler's to those in the batch;
+        ``policy_error``: of the batch's log-probabilities of the policy to the reference's; ``ratio_error``: of the
+        importance ratios, relative, to ``exp(sum(policy - sampler))`` of the sequence, and 0 where that is above
+        :data:`CLIP_MAX`; ``moved``: by how much policy and sampler differ at most; ``tokens``.
+    """
+    import torch
+
+    completions = [list(each.token_ids) for output in outputs for each in output.outputs]
+    prompts = [list(output.prompt_token_ids) for output in outputs for _ in output.outputs]
+    mask = batch["completion_mask"].cpu().bool()
+    found = [row[chosen].tolist() for row, chosen in zip(batch["completion_ids"].cpu(), mask, strict=True)]
+    if found != completions:
+        return {"same_ids": False, "tokens": sum(map(len, completions))}
+    sampler = [_of_tokens(output) for output in outputs]
+
+    def logps(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> list[list[float]]:
+        return _logps(model, weights, prompts, completions, temperature, dtype)
+
+    reference = logps(engine, torch.float32)
+    policys = logps(policy, torch.float32)
+    old, given, ratio = (
+        batch.get(name) for name in ("old_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio")
+    )
+    ratios = None if ratio is None else ratio.cpu().double().flatten().tolist()
+    return {
+        "same_ids": True,
+        "tokens": sum(map(len, completions)),
+        "sampler_error": _largest(sampler, reference),
+        "sampler_tolerance": 4 * _largest(logps(engine, torch.bfloat16), reference),
+        "passed_on": None if given is None else _largest(_rows(given, mask), sampler),
+        "policy_error": None if old is None else _largest(_rows(old, mask), policys),
+        "ratio_error": None if ratios is None else _ratio_error(ratios, policys, sampler),
+        "moved": _largest(policys, sampler),
+    }
+
+
+def _ratio_error(
+    found: Sequence[float], policy: Sequence[Sequence[float]], sampler: Sequence[Sequence[float]]
+) -> float:
+    errors = []
+    for ratio, ours, theirs in zip(found, policy, sampler, strict=True):
+        exact = math.exp(sum(ours) - sum(theirs))
+        masked = exact > CLIP_MAX
+        errors.append(abs(ratio) if masked else abs(ratio / exact - 1))
+    return max(errors)
+
+
+def _of_tokens(output: Any) -> list[float]:
+    (completion,) = output.outputs
+    return [
+        float(choices[token].logprob) for token, choices in zip(completion.token_ids, completion.logprobs, strict=True)
+    ]
+
+
+def _rows(values: torch.Tensor, mask: torch.Tensor) -> list[list[float]]:
+    return [row[chosen].tolist() for row, chosen in zip(values.cpu().double(), mask, strict=True)]
+
+
+def _largest(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
+    return max(abs(a - b) for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True))
+
+
+def _logps(
+    model: TinyModel,
+    weights: Mapping[str, torch.Tensor],
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    temperature: float,
+    dtype: torch.dtype,
+) -> list[list[float]]:
+    import torch
+
+    network = copy.deepcopy(_network(str(model.path)))
+    network.load_state_dict(dict(weights), strict=False)  # tied weights are named once
+    network.to(dtype)
+    found = []
+    with torch.no_grad():
+        for prompt, completion in zip(prompts, completions, strict=True):
+            ids = torch.tensor([[*prompt, *completion]])
+            logits = network(input_ids=ids).logits[0, len(prompt) - 1 : -1].float() / temperature
+            chosen = logits.log_softmax(-1).gather(-1, torch.tensor(completion)[:, None])
+            found.append(chosen[:, 0].tolist())
+    return found
+
+
+@functools.cache
+def _network(path: str) -> Any:
+    """Built by its class: what ``from_pretrained`` and ``from_config`` build, ZeRO-3 partitions."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(path)
+    config._attn_implementation = "eager"
+    return AutoModelForCausalLM._model_mapping[type(config)](config).float().eval()

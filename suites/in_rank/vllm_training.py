@@ -1,0 +1,228 @@
+"""GRPO with vLLM in the same process, watched inside a rank: what the engine holds and returns at each generation.
+
+Imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat.accelerator import artefacts
+from pytest_trlcompat.inference import cpu_engine
+
+from . import adapters, grpo, models, vllm_engine
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["RANK", "SAVED_STEP", "SCALING", "TEMPERATURE", "VARIANTS", "train"]
+
+TEMPERATURE = 0.7
+RANK, SCALING = 4, 2.0
+SAVED_STEP = 2
+_EVALUATED: Mapping[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
+_LORA: Mapping[str, Any] = {"adapter": "lora", "learning_rate": 5e-2}
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "": _EVALUATED,
+    "tied": _EVALUATED,
+    "lora": _LORA,
+    "lora_bf16": {**_LORA, "bf16": True, "dtype": "bfloat16"},
+    "whole": {**_LORA, "adapter": "whole"},
+    "reuse": {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1, "max_steps": 8},
+    "accumulated": {"gradient_accumulation_steps": 2, "max_steps": 3},
+    "resumed": {"save_strategy": "steps", "save_steps": SAVED_STEP, "max_steps": 4},
+}
+"""By name, settings of ``GRPOConfig``, and ``adapter`` and ``dtype``, see :func:`train`."""
+_ENGINE: Mapping[str, Any] = {
+    "use_vllm": True,
+    "vllm_mode": "colocate",
+    "vllm_max_model_length": 64,
+    "vllm_gpu_memory_utilization": 0.05,
+    "temperature": TEMPERATURE,
+    "max_steps": 3,
+    "beta": 0.0,
+}
+
+
+@dataclass
+class _Watch:
+    """What was seen of one trainer."""
+
+    generations: list[dict[str, Any]] = field(default_factory=list)
+    synchronisations: list[dict[str, Any]] = field(default_factory=list)
+    batches: list[dict[str, Any]] = field(default_factory=list)
+    loaded: list[Counter[str]] = field(default_factory=list)
+
+
+def train(
+    subject: str, model: TinyModel, variant: str, folder: str | None = None, resume: bool = False
+) -> dict[str, Any]:
+    """Train with one variant of :data:`VARIANTS`.
+
+    Args:
+        folder: where it saves.
+        resume: go on from the checkpoint of :data:`SAVED_STEP` there.
+
+    Returns:
+        ``generations``: of each call of the engine the step, whether it was an evaluation's, how the engine compares
+        with the policy (:class:`vllm_engine.Comparison`), the prompts and the completions' lengths;
+        ``synchronisations``: of each, the names that were not loaded exactly once, and the policy's tensors that it
+        changed; ``batches``: of each batch that was made of completions, how its numbers compare with a reference;
+        ``seconds``: of building the trainer and of synchronisations; ``engine``: what is changed in it; ``failure``.
+    """
+    settings = {**_ENGINE, **VARIANTS[variant], **({} if folder is None else {"output_dir": folder})}
+    watch = _Watch()
+    seconds: dict[str, float] = {}
+    try:
+        trainer = _build(subject, model, settings, seconds)
+        _watch(trainer, watch, model)
+        trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-{SAVED_STEP}" if resume else None)
+        failure = None
+    except Exception as error:
+        failure = artefacts.error_text(error)
+    return {
+        "generations": watch.generations,
+        "synchronisations": watch.synchronisations,
+        "batches": watch.batches,
+        "seconds": seconds,
+        "engine": cpu_engine.changes(),
+        "failure": failure,
+    }
+
+
+def _build(subject: str, model: TinyModel, settings: Mapping[str, Any], seconds: dict[str, float]) -> Any:
+    import torch
+    from peft import LoraConfig
+
+    rest = dict(settings)
+    kind, dtype = rest.pop("adapter", None), rest.pop("dtype", None)
+    policy = grpo.load_policy(model)
+    if dtype is not None:
+        policy = policy.to(getattr(torch, dtype))
+    arguments: dict[str, Any] = {"model": policy, "eval_dataset": grpo.prompts().select(range(4))}
+    if kind is not None:
+        arguments["peft_config"] = LoraConfig(
+            r=RANK,
+            lora_alpha=int(SCALING * RANK),
+            target_modules=["q_proj", "v_proj", "down_proj"],
+            modules_to_save=["lm_head"] if kind == "whole" else None,
+            task_type="CAUSAL_LM",
+        )
+    started = time.monotonic()
+    trainer = grpo.build_trainer(subject, model, arguments=arguments, **rest)
+    seconds["build"] = time.monotonic() - started
+    if kind is not None:
+        adapters.fill_adapter(dict(trainer.model.named_parameters()))
+    return trainer
+
+
+def _watch(trainer: Any, watch: _Watch, model: TinyModel) -> None:
+    engine = vllm_engine.engine_model(trainer)
+    _watch_loading(engine, watch)
+    _watch_synchronisation(trainer, watch)
+    _watch_generation(trainer, engine, watch, model)
+
+
+def _watch_loading(engine: Any, watch: _Watch) -> None:
+    load = engine.load_weights
+
+    @functools.wraps(load)
+    def counted(weights: Any) -> Any:
+        given = list(weights)
+        if watch.loaded:
+            watch.loaded[-1].update(name for name, _ in given)
+        return load(given)
+
+    engine.load_weights = counted
+
+
+def _watch_synchronisation(trainer: Any, watch: _Watch) -> None:
+    import torch
+
+    holder, name = (
+        (trainer.vllm_generation, "sync_weights")
+        if hasattr(trainer, "vllm_generation")
+        else (trainer, "_move_model_to_vllm")
+    )
+    synchronise = getattr(holder, name)
+
+    @functools.wraps(synchronise)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        before = models.whole(trainer.model)
+        watch.loaded.append(Counter())
+        started = time.monotonic()
+        returned = synchronise(*args, **kwargs)
+        spent = time.monotonic() - started
+        after = models.whole(trainer.model)
+        names = set(vllm_engine.merged(before, SCALING, torch.float32))
+        loaded = watch.loaded[-1]
+        watch.synchronisations.append(
+            {
+                "step": trainer.state.global_step,
+                "seconds": spent,
+                "parameters": len(names),
+                "missing": sorted(names - set(loaded)),
+                "unknown": sorted(set(loaded) - names),
+                "repeated": sorted(each for each, count in loaded.items() if count > 1),
+                "changed": {
+                    each: float((after[each] - before[each]).abs().max())
+                    for each in before
+                    if not torch.equal(before[each], after[each])
+                },
+            }
+        )
+        return returned
+
+    setattr(holder, name, watched)
+
+
+def _watch_generation(trainer: Any, engine: Any, watch: _Watch, model: TinyModel) -> None:
+    from . import vllm_sampling
+
+    llm = getattr(getattr(trainer, "vllm_generation", None), "llm", None) or trainer.llm
+    generate = llm.generate
+    last: dict[str, Any] = {}
+
+    @functools.wraps(generate)
+    def watched(prompts: Any, *args: Any, **kwargs: Any) -> Any:
+        parameters = models.whole(trainer.model)
+        expected = vllm_engine.merged(parameters, SCALING, _dtype(trainer))
+        compared = vllm_engine.compare(expected, engine)
+        outputs = generate(prompts, *args, **kwargs)
+        last["policy"] = {name: truth.value.float() for name, truth in expected.items()}
+        last["engine"] = vllm_engine.unpacked(expected, engine)
+        last["outputs"] = outputs
+        watch.generations.append(
+            {
+                "step": trainer.state.global_step,
+                "evaluation": not trainer.model.training,
+                **asdict(compared),
+                "prompts": [list(output.prompt_token_ids) for output in outputs],
+                "completions": [len(each.token_ids) for output in outputs for each in output.outputs],
+            }
+        )
+        return outputs
+
+    llm.generate = watched
+    score = trainer._generate_and_score_completions
+
+    @functools.wraps(score)
+    def scored(inputs: Any) -> Any:
+        batch = score(inputs)
+        watch.batches.append(vllm_sampling.compare(model, batch=batch, temperature=TEMPERATURE, **last))
+        return batch
+
+    trainer._generate_and_score_completions = scored
+
+
+def _dtype(trainer: Any) -> torch.dtype:
+    """In which PEFT merges; without an adapter nothing depends on it."""
+    dtypes = {name: parameter.dtype for name, parameter in trainer.model.named_parameters()}
+    return next((dtype for name, dtype in dtypes.items() if ".base_layer." in name), next(iter(dtypes.values())))

@@ -1,0 +1,116 @@
+"""How GRPO trainings with vLLM are judged, by numbers alone; the benchmark of planted faults asks the same.
+
+Runs in the test process and imports nothing of the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.plugin.judging import Finding
+
+from ..grpo.verdicts import failure_of
+from .trainings import VLLMTraining
+
+__all__ = ["WEIGHTS", "batches", "policy", "weights"]
+
+WEIGHTS = "grpo-vllm-weights"
+STRAYS = ("missing", "unknown", "repeated")
+GROUP = 2
+"""``num_generations`` of these trainings."""
+LOGP_TOLERANCE = 2e-4
+"""Of the policy's log-probabilities, in float32, about 5; measured were 4e-6 at most."""
+LOGP_TOLERANCE_BF16 = 0.5
+"""The same where the policy trains in bfloat16; measured were 0.05, and stale weights are off by 1 and more."""
+
+
+def weights(training: VLLMTraining, label: str) -> Finding:
+    """``ok`` where the engine had the policy's weights whenever it was asked, each handed over once."""
+    if training.failure:
+        failed = failure_of(WEIGHTS, {"training": training.failure})
+        return Finding(failed or Verdict.ERROR, training.evidence())
+    generations = [each for rank in training.ranks for each in rank["generations"]]
+    synchronisations = [each for rank in training.ranks for each in rank["synchronisations"]]
+    steps = {each["step"] for each in generations}
+    assert len(steps) > 1, "the policy was asked for once alone, before it had moved"
+    assert synchronisations, "nothing was synchronised"
+    assert all(each["tensors"] > 0 for each in generations)
+    if label.endswith(("lora", "lora_bf16", "whole")):
+        assert max(each["margin"] for each in generations) > 4, "the adapter is too small to be seen"
+    off = [each for each in generations if each["wrong"]]
+    strays = {name: sorted({each for one in synchronisations for each in one[name]}) for name in STRAYS}
+    evidence = {
+        **training.evidence(),
+        "generations": len(generations),
+        "steps": sorted(steps),
+        "evaluations": sum(each["evaluation"] for each in generations),
+        "tensors": generations[0]["tensors"],
+        "generations_off": len(off),
+        "tensors_off": sorted({name for each in off for name in each["wrong"]}),
+        "most_off": max((amount for each in off for amount in each["wrong"].values()), default=0.0),
+        **strays,
+    }
+    return Finding(Verdict.SILENT if off or any(strays.values()) else Verdict.OK, evidence)
+
+
+def policy(training: VLLMTraining, label: str) -> Finding:
+    """``ok`` where no synchronisation changed the policy."""
+    if training.failure:
+        return Finding(Verdict.ERROR, training.evidence())
+    synchronisations = [each for rank in training.ranks for each in rank["synchronisations"]]
+    assert len({each["step"] for each in synchronisations}) > 1, "the adapter was zero when it was merged"
+    changed = [each["changed"] for each in synchronisations]
+    evidence = {
+        **training.evidence(),
+        "synchronisations": len(synchronisations),
+        "parameters_changed": sorted({name for each in changed for name in each}),
+        "most_changed": max((amount for each in changed for amount in each.values()), default=0.0),
+    }
+    return Finding(Verdict.SILENT if any(changed) else Verdict.OK, evidence)
+
+
+def batches(training: VLLMTraining, label: str) -> Finding:
+    """``ok`` where the batches hold what the engine was asked for and returned."""
+    if training.failure:
+        return Finding(Verdict.ERROR, training.evidence())
+    found = [each for rank in training.ranks for each in rank["batches"]]
+    assert found, "nothing was trained on"
+    tolerance = LOGP_TOLERANCE_BF16 if label.endswith("bf16") else LOGP_TOLERANCE
+    calls = list(zip(*(rank["generations"] for rank in training.ranks), strict=True))
+    wrong = {
+        "prompts": sum(not _in_groups(call) for call in calls),
+        "completions": sum(not each["same_ids"] for each in found),
+    }
+    complete = [each for each in found if each["same_ids"]]
+    limits = {"passed_on": 1e-6, "policy_error": tolerance, "ratio_error": 5 * tolerance}
+    for name, limit in limits.items():
+        wrong[name] = sum(each[name] is None or not each[name] <= limit for each in complete)
+    wrong["sampler_error"] = sum(not each["sampler_error"] <= each["sampler_tolerance"] for each in complete)
+    evidence = {
+        **training.evidence(),
+        "calls": len(calls),
+        "batches": len(found),
+        "tokens": sum(each["tokens"] for each in found),
+        "wrong": {name: count for name, count in wrong.items() if count},
+        **{f"most_{name}": _most(complete, name) for name in (*limits, "sampler_error", "moved")},
+    }
+    return Finding(Verdict.SILENT if any(wrong.values()) else Verdict.OK, evidence)
+
+
+def _most(batches: Sequence[dict[str, Any]], name: str) -> float | None:
+    return max((each[name] for each in batches if each[name] is not None), default=None)
+
+
+def _in_groups(call: Sequence[dict[str, Any]]) -> bool:
+    """Whether the ranks' prompts, one rank's behind another's, are groups of an equal prompt, in training each of its
+    own, and every prompt got a completion."""
+    prompts = [prompt for rank in call for prompt in rank["prompts"]]
+    groups = [prompts[index : index + GROUP] for index in range(0, len(prompts), GROUP)]
+    firsts = [tuple(group[0]) for group in groups]
+    return (
+        all(prompt == group[0] for group in groups for prompt in group)
+        and (len(set(firsts)) == len(firsts) or call[0]["evaluation"])
+        and all(len(rank["completions"]) == len(rank["prompts"]) and min(rank["completions"]) > 0 for rank in call)
+    )

@@ -1,0 +1,26 @@
+"""Known issue ``grpo-vllm-weights``: vLLM generates with other weights than the policy has.
+
+Right is: whenever the engine is asked, each of its tensors is the policy's in the engine's dtype, adapters merged; and
+each synchronisation brings each of the policy's parameters exactly once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_trlcompat.plugin.judging import Judge
+
+from . import judging
+from .trainings import LABELS
+
+if TYPE_CHECKING:
+    from .trainings import VLLMTrainings
+
+pytestmark = [pytest.mark.known_issue("grpo-vllm-weights"), pytest.mark.vllm]
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_weights(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
+    judge(lambda: judging.weights(vllm_trainings(subject, label), label), subject=subject, strategy=label)
