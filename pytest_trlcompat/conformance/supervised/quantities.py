@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance.comparison import Difference, Quantity, differing
+from pytest_trlcompat.conformance.comparison import ULP, Difference, Quantity, differing
 from pytest_trlcompat.conformance.supervised.records import Recording, Row
 from pytest_trlcompat.conformance.supervised.truth import Truth
 
@@ -87,7 +87,7 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
                 f"logs[{name}]",
                 place,
                 torch.tensor([value], dtype=torch.float64),
-                rounding=_rounding(name, transformers),
+                rounding=_rounding(name, logs or {}, truth.settings, transformers),
             )
     for number, evaluation in enumerate(truth.evaluations):
         place = f"evaluation {number}"
@@ -97,12 +97,24 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
                 yield Quantity(f"evaluated[{name}]", where, values, one.masks.get(name))
         for kind in ("evaluation", "evaluate()"):
             for name, value in evaluation.logs.items():
-                yield Quantity(f"{kind}[{name}]", place, torch.tensor([value], dtype=torch.float64))
+                rounding = _of_rewards(name.removeprefix("eval_"), evaluation.logs, truth.settings)
+                yield Quantity(f"{kind}[{name}]", place, torch.tensor([value], dtype=torch.float64), rounding=rounding)
 
 
-def _rounding(name: str, transformers: int) -> float:
+def _rounding(name: str, logs: Mapping[str, float], settings: Any, transformers: int) -> float:
     """Transformers rounded the loss to four digits until 5.0."""
-    return 1e-4 if name == "loss" and transformers < 5 else 0.0
+    return 1e-4 if name == "loss" and transformers < 5 else _of_rewards(name, logs, settings)
+
+
+def _of_rewards(name: str, logs: Mapping[str, float], settings: Any) -> float:
+    """Two units in the last place of each of the four log-probabilities whose differences, times beta, are rewards.
+
+    Where policy and reference model are equal, rewards are 0 but for that, also with weights changed by rounding.
+    """
+    if not name.startswith("rewards/") or name == "rewards/accuracies":
+        return 0.0
+    logps = [abs(value) for key, value in logs.items() if "logps/" in key]
+    return 8 * ULP * max(logps) * float(settings.beta) if logps else 0.0
 
 
 def recorded_quantities(recordings: Sequence[Recording]) -> Mapping[tuple[str, str], torch.Tensor]:
