@@ -205,7 +205,7 @@ def test_more_jobs_than_the_services_allow(tmp_path: Path) -> None:
     [
         "git+https://example.org/a/b.git@main",
         "vendor/x-1.0-py3-none-any.whl",
-        "/opt/x.whl",
+        "/somewhere/x.whl",
         "https://example.org/x.whl",
     ],
 )
