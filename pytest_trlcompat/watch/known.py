@@ -17,7 +17,7 @@ from pytest_trlcompat.matrix.covering.releases import Release, read_listing
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
-from pytest_trlcompat.stack import PACKAGES
+from pytest_trlcompat.stack import REQUIRED
 from pytest_trlcompat.watch.index import Index
 
 __all__ = ["Known", "known_before", "known_now", "new_releases"]
@@ -88,7 +88,7 @@ def _versions(matrix: Matrix, layout: Layout) -> Versions:
     named = [matrix.pins, *(cell.pins for cell in matrix.cells)]
     named += [locks.read_lock(path).packages for path in sorted(layout.locks.glob("*.txt"))]
     listed = read_listing(layout.releases).releases if layout.releases.is_file() else {}
-    found: dict[str, set[Version]] = {package: set() for package in PACKAGES}
+    found: dict[str, set[Version]] = {package: set() for package in REQUIRED}
     for pins in named:
         for package in found.keys() & pins.keys():
             found[package].add(Version(pins[package]))

@@ -19,7 +19,7 @@ from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock, compile_versions
 from pytest_trlcompat.matrix.parsing import parse_day
 from pytest_trlcompat.matrix.results import TESTED, Sidecar, read_sidecars
-from pytest_trlcompat.stack import PACKAGES
+from pytest_trlcompat.stack import REQUIRED
 from pytest_trlcompat.watch.known import Known
 
 __all__ = ["WatchedCell", "as_measured", "base_cell", "make_plan"]
@@ -166,4 +166,4 @@ def _measured(layout: Layout, stack: Mapping[str, str]) -> Sidecar | None:
 
 
 def _of_stack(packages: Mapping[str, str]) -> dict[str, str]:
-    return {package: packages[package] for package in PACKAGES if package in packages}
+    return {package: packages[package] for package in REQUIRED if package in packages}

@@ -15,7 +15,7 @@ from pytest_trlcompat.matrix.environments import existing
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.report.model import CellReport, gather
-from pytest_trlcompat.stack import PACKAGES
+from pytest_trlcompat.stack import REQUIRED
 from pytest_trlcompat.watch import index as indexes
 from pytest_trlcompat.watch import sources
 from pytest_trlcompat.watch.adjacent import measured_boundary
@@ -54,7 +54,7 @@ class Watch:
     @cached_property
     def _all(self) -> Index:
         """What the index has, for every package: the catalogue is cut back in all of them."""
-        return self.ask(PACKAGES, self.matrix.python, self.options.prereleases)
+        return self.ask(REQUIRED, self.matrix.python, self.options.prereleases)
 
     @cached_property
     def known(self) -> Known:

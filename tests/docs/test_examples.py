@@ -47,7 +47,7 @@ def test_a_file_that_two_pages_show_is_the_same() -> None:
         for name, text in files(page).items():
             shown.setdefault(name, set()).add(text)
     assert {name: len(texts) for name, texts in shown.items()} == dict.fromkeys(shown, 1)
-    assert set(shown) == {"test_training.py", "test_ranks.py", "test_failure.py"}
+    assert set(shown) == {"test_training.py", "test_each_trainer.py", "test_ranks.py", "test_failure.py"}
 
 
 def test_the_readme_is_short() -> None:

@@ -28,6 +28,7 @@ NO_CURE = {
     "known",
     "names",
     "patch_points",
+    "points_in_sources",
     "reward",
     "rloo",
     "sft",

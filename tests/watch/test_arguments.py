@@ -7,7 +7,7 @@ import datetime
 import pytest
 
 from pytest_trlcompat.matrix.errors import MatrixError
-from pytest_trlcompat.stack import PACKAGES
+from pytest_trlcompat.stack import REQUIRED
 from pytest_trlcompat.watch.arguments import parse
 
 TODAY = datetime.date(2026, 11, 24)
@@ -15,7 +15,7 @@ TODAY = datetime.date(2026, 11, 24)
 
 def test_by_default_everything_as_of_today() -> None:
     found = parse([], TODAY)
-    assert (found.packages, found.day, found.since) == (PACKAGES, TODAY, None)
+    assert (found.packages, found.day, found.since) == (REQUIRED, TODAY, None)
     assert (found.minutes, found.gigabytes, found.narrow, found.prereleases) == (None, None, True, False)
     assert found.scope.name == "compat"
 
