@@ -69,6 +69,7 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "ResumedEpochsMixin",
             "TrainSamplerMixin",
             "LoraCheckpointingMixin",
+            "AdapterCheckpointingMixin",
             "ZeRO3LoraCheckpointingMixin",
             "ZeRO3BiasesMixin",
             "ZeRO3WholeModulesMixin",
