@@ -13,7 +13,7 @@ from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.job import run_cell
 from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.results import TESTED, UNTESTABLE, Sidecar, read_sidecar
-from pytest_trlcompat.matrix.suite_choice import EVERY_PAIR, ON_DEMAND, WITH_VLLM
+from pytest_trlcompat.matrix.suite_choice import chosen_tests
 from pytest_trlcompat.matrix.sweep import Sweep
 from pytest_trlcompat.watch.budget import Budget
 from pytest_trlcompat.watch.layout import WatchLayout
@@ -49,8 +49,8 @@ class Scope:
         return "-".join([*words, *self.issues])
 
     def pytest_arguments(self, suites: Path) -> list[str]:
-        left_out = [f"not {ON_DEMAND}", f"not {WITH_VLLM}", *([] if self.every_pair else [f"not {EVERY_PAIR}"])]
-        choice = [] if self.issues else ["-m", " and ".join(left_out)]
+        # A new cell is none of the default ones, and tries all rows.
+        choice = [] if self.issues else ["-m", chosen_tests(Cell({}), (), full=self.every_pair)]
         return [*choice, *([] if self.conformance else [f"--ignore={suites / 'conformance'}"])]
 
 
