@@ -239,7 +239,7 @@ def report(session: nox.Session) -> None:
 def bisect(session: nox.Session) -> None:
     """Find what broke or cured a verdict: -- releases | days | commits, see -- --help; continues if stopped."""
     with errors_as_messages(session):
-        environment = PROJECT.tools("bisect", group("bisect"), project=True)
+        environment = PROJECT.bisect_tools(group("bisect"), session.posargs)
     command = [str(environment.python), "-m", "pytest_trlcompat.bisect", *session.posargs]
     if session.posargs and session.posargs[0] in ("releases", "days", "commits", "test"):
         command += ["--called-as", "nox -s bisect --"]

@@ -17,6 +17,8 @@ from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.predicate import CommandPredicate, IssuePredicate, Predicate, PytestPredicate
 from pytest_trlcompat.bisect.search import Policy
 from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.matrix.engines import options as engines
+from pytest_trlcompat.matrix.engines.options import RayOptions
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.parsing import parse_day, parse_pins
 from pytest_trlcompat.stack import PACKAGES
@@ -25,6 +27,7 @@ __all__ = [
     "check_package",
     "parse_clones",
     "parse_days",
+    "parse_engine",
     "parse_held",
     "parse_policy",
     "parse_predicate",
@@ -75,6 +78,26 @@ def parse_policy(options: argparse.Namespace) -> Policy:
     if options.jobs < 1:
         raise BisectError(f"--jobs {options.jobs}: must be at least 1")
     return Policy(options.find_fix, options.confidence, max_inconclusive=options.max_unknown)
+
+
+def parse_engine(options: argparse.Namespace) -> RayOptions | None:
+    """What tests the candidates: Ray, or ``None`` for this machine alone.
+
+    Raises:
+        MatrixError: for options that make no sense, or a predicate that needs this machine's files.
+    """
+    if not hasattr(options, "engine"):  # commits are in a clone of this machine
+        return None
+    ray = engines.chosen(options)
+    if ray is None:
+        return None
+    if options.issue is None:
+        raise BisectError("--engine ray tests known issues alone (--issue), since nodes lack the files of other tests")
+    if options.clone:
+        raise BisectError(
+            "--clone is for this machine alone; search the releases with --engine ray, then the commits without it"
+        )
+    return ray
 
 
 def parse_held(options: argparse.Namespace, *, searched: str | None = None) -> dict[str, str]:

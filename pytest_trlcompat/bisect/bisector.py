@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from pytest_trlcompat.bisect.candidates import Candidate, Source
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.failure_signature import FailureSignature, NoSignature, judge, signature_of
 from pytest_trlcompat.bisect.observation import Observation
 from pytest_trlcompat.bisect.search import Answer, Found, InvalidRange, NextTest, RangeProblem, Vote, plan
-from pytest_trlcompat.bisect.session import BisectSession, Evaluation
-from pytest_trlcompat.bisect.workers import ForkedWorkers, SerialWorker, Workers
+from pytest_trlcompat.bisect.session import BisectSession, Evaluation, Workers
 
 __all__ = ["ChangePoint", "bisect"]
 
@@ -77,7 +75,7 @@ class _Bisector:
     def run(self) -> ChangePoint:
         if self.count < 2:
             raise BisectError(self._invalid_range(RangeProblem.TOO_FEW))
-        workers: Workers[int] = SerialWorker() if self.session.jobs == 1 else ForkedWorkers()
+        workers = self.session.workers()
         try:
             while True:
                 self._define_signature()
@@ -97,7 +95,7 @@ class _Bisector:
 
     # Testing
 
-    def _start(self, workers: Workers[int], step: NextTest, votes: Votes) -> None:
+    def _start(self, workers: Workers, step: NextTest, votes: Votes) -> None:
         """Have this step's candidate running, and beside it as many of the next possible ones as there are jobs."""
         wanted = self._next_possible(step, votes)
         workers.stop(workers.running() - set(wanted))
@@ -109,7 +107,7 @@ class _Bisector:
                 else:
                     self.session.progress.testing_ahead(candidate)
                 again = bool(votes.get(index))
-                workers.start(index, partial(self.session.evaluate, self.source, candidate, again=again))
+                workers.start(index, self.session.test(self.source, candidate, again=again))
 
     def _next_possible(self, step: NextTest, votes: Votes) -> list[int]:
         """This step's candidate, and those that would come next after either answer."""

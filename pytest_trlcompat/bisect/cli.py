@@ -6,6 +6,7 @@ Imports only the standard library, this package and those below it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.bisect import leftovers
 from pytest_trlcompat.bisect.commands import Request, commits, days, releases, test
 from pytest_trlcompat.bisect.layouts import find_layout
+from pytest_trlcompat.matrix.engines import options as engines
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import explained_os_errors
 from pytest_trlcompat.matrix.process import signals_as_ctrl_c
@@ -32,6 +34,9 @@ _COMMANDS = {"releases": releases, "days": days, "commits": commits, "test": tes
 _DESCRIPTION = """Find the release, package or commit that broke a verdict, or with --find-fix the one that fixed it.
 Every step is kept: the same command continues where it was interrupted. Exit status 0: found; 2: not found, with the
 reason."""
+
+_OF_THIS_MACHINE = ("--json", "--report", "--state", "--jobs", *engines.NAMES)
+"""Options that do not change what is found."""
 
 _REST = """the other packages of the stack. 'dated' (default): each release is tested with what was current when it came
 out, in environments shared with the matrix; if other packages changed as well, a final test separates them. 'fixed':
@@ -67,6 +72,7 @@ def _add_releases(commands: Any) -> None:
     _add_clones(command)
     _add_predicate(command)
     _add_search(command)
+    _add_engine(command)
 
 
 def _add_days(commands: Any) -> None:
@@ -77,6 +83,7 @@ def _add_days(commands: Any) -> None:
     _add_clones(command)
     _add_predicate(command)
     _add_search(command)
+    _add_engine(command)
 
 
 def _add_commits(commands: Any) -> None:
@@ -179,13 +186,22 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     out.add_argument("--report", type=Path, metavar="FILE", help="also write the Markdown report to this file")
 
 
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    engines.add_arguments(
+        parser.add_argument_group(
+            "engine",
+            "--engine ray tests the candidates of --issue on a cluster of Ray: docs/how-to/ray.md has its options",
+        )
+    )
+
+
 def _run(parsed: argparse.Namespace, words: Sequence[str]) -> int:
     again = [word for word in _without(words, ["--called-as"]) if word != "--fresh"]
     command = f"{parsed.called_as} {shlex.join(again)}"
-    reproduce = f"trlcompat bisect {shlex.join(_without(again, ('--json', '--report', '--state', '--jobs')))}"
+    reproduce = f"trlcompat bisect {shlex.join(_without(again, _OF_THIS_MACHINE))}"
     try:
-        with explained_os_errors(), signals_as_ctrl_c():
-            request = Request(parsed, find_layout(), Path.cwd(), command, reproduce, _say)
+        with explained_os_errors(), signals_as_ctrl_c(), contextlib.ExitStack() as resources:
+            request = Request(parsed, find_layout(), Path.cwd(), command, reproduce, _say, resources)
             with leftovers.removed(request.state, request.named_clones()):
                 return _COMMANDS[parsed.kind](request)
     except MatrixError as error:

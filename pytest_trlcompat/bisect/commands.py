@@ -6,6 +6,7 @@ Imports only the standard library, this package and those below it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 from collections.abc import Callable, Mapping
@@ -25,11 +26,13 @@ from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.failure_signature import judge, one_line
 from pytest_trlcompat.bisect.journal import Journal
 from pytest_trlcompat.bisect.layouts import state_folder
+from pytest_trlcompat.bisect.node_workers import workers_on_ray
 from pytest_trlcompat.bisect.predicate import Predicate
 from pytest_trlcompat.bisect.progress import Progress
 from pytest_trlcompat.bisect.result import Result, markdown
 from pytest_trlcompat.bisect.search import Answer
-from pytest_trlcompat.bisect.session import BisectSession, evaluate
+from pytest_trlcompat.bisect.session import BisectSession, CandidateTest, Workers
+from pytest_trlcompat.bisect.workers import ForkedWorkers, SerialWorker
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.errors import Unreachable, Untestable
 from pytest_trlcompat.matrix.files import write_whole
@@ -49,7 +52,8 @@ class Request:
     Attributes:
         folder: to which paths are relative.
         command: repeats the request.
-        reproduce: repeats it anywhere else, without options that concern this machine's files alone.
+        reproduce: repeats it anywhere else, without options that concern this machine or its files alone.
+        resources: what is open until the command ends.
     """
 
     options: argparse.Namespace
@@ -58,6 +62,7 @@ class Request:
     command: str
     reproduce: str
     say: Callable[[str], None]
+    resources: contextlib.ExitStack
 
     @cached_property
     def matrix(self) -> Matrix:
@@ -85,11 +90,20 @@ class Request:
             self.journal(predicate),
             arguments.parse_policy(options),
             Progress(self.say),
+            self._workers(),
             jobs=options.jobs,
             noise=options.noise,
             expected=options.expect,
             checks=options.strategy,
         )
+
+    def _workers(self) -> Callable[[], Workers]:
+        """What tests the candidates: this process, forks of it, or the nodes of a cluster."""
+        ray = arguments.parse_engine(self.options)
+        if ray is None:
+            return SerialWorker if self.options.jobs == 1 else ForkedWorkers
+        workers = self.resources.enter_context(workers_on_ray(ray, self.layout, self.say))
+        return lambda: workers
 
     def listing(self, package: str) -> Listing:
         return list_releases(package, self.matrix.python, self.state / f"releases-{package}.json")
@@ -196,7 +210,7 @@ def test(request: Request) -> int:
     source = Commits(clone, [head], package, lock, request.layout, request.folder, request.work)
     (candidate,) = source.candidates
     journal = request.journal(predicate)
-    done = evaluate(source, candidate, predicate, journal)
+    done = CandidateTest(source, candidate, predicate, journal)()
     if done.reused is None:
         journal.add(candidate.key, candidate.label, done.identity, done.observation)
     judgement = judge(done.observation.only(options.strategy), None)

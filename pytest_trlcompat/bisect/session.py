@@ -10,8 +10,10 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from pytest_trlcompat.bisect.candidates import Candidate, PreparedCandidate, Source
 from pytest_trlcompat.bisect.errors import BisectError
@@ -21,9 +23,10 @@ from pytest_trlcompat.bisect.observation import Observation
 from pytest_trlcompat.bisect.predicate import Predicate
 from pytest_trlcompat.bisect.progress import Progress
 from pytest_trlcompat.bisect.search import Answer, Policy
+from pytest_trlcompat.bisect.workers import SerialWorker
 from pytest_trlcompat.matrix.errors import Unreachable, Untestable
 
-__all__ = ["BisectSession", "Evaluation", "Step", "evaluate"]
+__all__ = ["BisectSession", "CandidateTest", "Evaluation", "Step", "Workers", "observe"]
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,89 @@ class Evaluation:
     reused: str | None = None
 
 
+@dataclass(frozen=True)
+class CandidateTest:
+    """The test of one candidate: its versions are resolved, then it is observed.
+
+    Attributes:
+        again: observe it even if that was done before.
+    """
+
+    source: Source
+    candidate: Candidate
+    predicate: Predicate
+    journal: Journal
+    again: bool = False
+
+    def __call__(self) -> Evaluation:
+        """Do all of it here.
+
+        Raises:
+            BisectError: when the registry cannot be reached, or the arguments make no sense.
+        """
+        started = time.monotonic()
+        prepared = self.prepare()
+        if isinstance(prepared, Evaluation):
+            return prepared
+        try:
+            return Evaluation(prepared.identity, observe(prepared, self.predicate, self.journal.folder, started))
+        except Unreachable as error:
+            raise self.unreachable(error) from error
+
+    def prepare(self) -> PreparedCandidate | Evaluation:
+        """Resolve its versions; an evaluation, where those cannot be had, or were observed before.
+
+        Raises:
+            BisectError: as above.
+        """
+        started = time.monotonic()
+        try:
+            prepared = self.source.prepare(self.candidate)
+        except Unreachable as error:
+            raise self.unreachable(error) from error
+        except Untestable as error:
+            seconds = time.monotonic() - started
+            observation = Observation(reason=f"untestable: {error}", build_seconds=seconds)
+            return Evaluation(f"unresolved {self.candidate.key}", observation)
+        if prepared.lock is not None:
+            self.journal.keep_lock(prepared.identity, prepared.lock)
+        known = self.journal.observations(prepared.identity)
+        if known and not self.again:
+            first = self.journal.first(prepared.identity)
+            assert first is not None
+            return Evaluation(prepared.identity, known[-1], first.label)
+        return prepared
+
+    def unreachable(self, error: object) -> BisectError:
+        """The error of a candidate of which nothing is known, since the registry cannot be reached."""
+        return BisectError(
+            f"{self.candidate.label}: the package registry cannot be reached, and the cache lacks what is needed, so "
+            "this candidate could not be tested. Every finished step is kept: run the same command again when "
+            f"there is a network.\n{error}"
+        )
+
+
+class Workers(Protocol):
+    """Tests candidates, and returns what came of them as it comes; see :mod:`.workers` and :mod:`.node_workers`."""
+
+    def running(self) -> set[int]: ...
+
+    def start(self, key: int, test: CandidateTest, /) -> None: ...
+
+    def next(self) -> tuple[int, Evaluation]:
+        """Wait for a result; an exception of the test is raised here."""
+        ...
+
+    def stop(self, keys: Iterable[int]) -> None: ...
+
+
 @dataclass
 class BisectSession:
     """One predicate and one journal, for all searches of a command.
 
     Attributes:
+        workers: makes what tests candidates.
+        jobs: candidates that are tested at a time.
         noise: probability that an answer is wrong, for observations that do not name a higher one.
         expected: what the failure at the bad end must contain.
         checks: a shell pattern; other checks (strategies of a suite) are kept in the journal but not looked at.
@@ -71,6 +152,7 @@ class BisectSession:
     journal: Journal
     policy: Policy
     progress: Progress
+    workers: Callable[[], Workers] = SerialWorker
     jobs: int = 1
     noise: float = 0.0
     expected: str = ""
@@ -86,24 +168,18 @@ class BisectSession:
         if identity is not None and known:
             return self.add_step(phase, candidate, identity, known[-1], signature, kept=True)
         self.progress.testing(candidate)
-        done = self.evaluate(source, candidate)
+        workers = self.workers()
+        try:
+            workers.start(0, self.test(source, candidate))
+            _, done = workers.next()
+        finally:
+            workers.stop(workers.running())
         self.keep(candidate, done)
         kept = done.reused is not None
         return self.add_step(phase, candidate, done.identity, done.observation, signature, kept=kept)
 
-    def evaluate(self, source: Source, candidate: Candidate, *, again: bool = False) -> Evaluation:
-        """
-        Raises:
-            BisectError: when the registry cannot be reached.
-        """
-        try:
-            return evaluate(source, candidate, self.predicate, self.journal, again=again)
-        except Unreachable as error:
-            raise BisectError(
-                f"{candidate.label}: the package registry cannot be reached, and the cache lacks what is needed, so "
-                "this candidate could not be tested. Every finished step is kept: run the same command again when "
-                f"there is a network.\n{error}"
-            ) from error
+    def test(self, source: Source, candidate: Candidate, *, again: bool = False) -> CandidateTest:
+        return CandidateTest(source, candidate, self.predicate, self.journal, again)
 
     def keep(self, candidate: Candidate, done: Evaluation) -> None:
         """Write what was observed into the journal."""
@@ -137,38 +213,16 @@ class BisectSession:
             self.steps[number] = dataclasses.replace(step, answer=judgement.answer, why=judgement.why)
 
 
-def evaluate(
-    source: Source, candidate: Candidate, predicate: Predicate, journal: Journal, *, again: bool = False
-) -> Evaluation:
-    """Observe a candidate, or take the observation of another one that has the same versions.
+def observe(prepared: PreparedCandidate, predicate: Predicate, folder: Path, started: float) -> Observation:
+    """Make a candidate's environment, and observe it.
 
     Args:
-        again: run it even if it was observed before.
+        folder: for files of the predicate.
+        started: when its versions began to be resolved, in seconds of the monotonic clock.
 
     Raises:
         Unreachable: when the registry cannot be reached, so that nothing is known of the candidate itself.
-        BisectError: when the arguments make no sense.
     """
-    started = time.monotonic()
-    try:
-        prepared = source.prepare(candidate)
-    except Unreachable:
-        raise
-    except Untestable as error:
-        seconds = time.monotonic() - started
-        observation = Observation(reason=f"untestable: {error}", build_seconds=seconds)
-        return Evaluation(f"unresolved {candidate.key}", observation)
-    if prepared.lock is not None:
-        journal.keep_lock(prepared.identity, prepared.lock)
-    known = journal.observations(prepared.identity)
-    if known and not again:
-        first = journal.first(prepared.identity)
-        assert first is not None
-        return Evaluation(prepared.identity, known[-1], first.label)
-    return Evaluation(prepared.identity, _observe(prepared, predicate, journal.folder, started))
-
-
-def _observe(prepared: PreparedCandidate, predicate: Predicate, folder: Path, started: float) -> Observation:
     build_messages: list[str] = []
     built = started
     try:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pytest_trlcompat import _processes
 from pytest_trlcompat.matrix import process
 
-__all__ = ["WORKER_VARIABLE", "ForkedWorkers", "SerialWorker", "WorkerDied", "Workers"]
+__all__ = ["WORKER_VARIABLE", "ForkedWorkers", "SerialWorker", "WorkerDied"]
 
 Key = TypeVar("Key", bound=Hashable)
 WORKER_VARIABLE = "_TRLCOMPAT_WORKER"
@@ -28,20 +28,6 @@ started without it."""
 
 class WorkerDied(RuntimeError):
     """A worker ended without a result."""
-
-
-class Workers(Protocol[Key]):
-    """Runs functions, and returns their results as they come."""
-
-    def running(self) -> set[Key]: ...
-
-    def start(self, key: Key, function: Callable[[], Any]) -> None: ...
-
-    def next(self) -> tuple[Key, Any]:
-        """Wait for a result; an exception of the function is raised here."""
-        ...
-
-    def stop(self, keys: Iterable[Key]) -> None: ...
 
 
 class SerialWorker(Generic[Key]):

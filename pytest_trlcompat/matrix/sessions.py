@@ -29,8 +29,8 @@ from pytest_trlcompat.matrix.arguments import (
     requested_pairwise,
 )
 from pytest_trlcompat.matrix.cells import PAIRS_TAG, Cell, Matrix
+from pytest_trlcompat.matrix.engines import options as engine_options
 from pytest_trlcompat.matrix.engines import session as ray_session
-from pytest_trlcompat.matrix.engines.options import requested_ray
 from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, install_hashed, prune
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import explained_os_errors
@@ -98,7 +98,7 @@ class Project:
         known = {cell.id for cell in (*chosen, *self.matrix.cells)}
         named = re.findall(r"matrix\(([^()]+)\)", " ".join(names))
         self._named = [cell_id for cell_id in named if self._has(cell_id, known)]
-        sessions = [ray_session.WHOLE] if requested_ray(posargs) else [cell.id for cell in chosen]
+        sessions = [ray_session.WHOLE] if engine_options.requested_ray(posargs) else [cell.id for cell in chosen]
         return list(dict.fromkeys([*sessions, *self._named]))
 
     def _selection(
@@ -358,6 +358,14 @@ class Project:
         """
         wanted = [*requirements, *(self._metadata()["dependencies"] if project else [])]
         return ensure_tools(name, wanted, self.layout, self.say, project=project, python=python)
+
+    def bisect_tools(self, requirements: Sequence[str], words: Sequence[str]) -> Environment:
+        """The environment of bisect, with Ray where its command line asks for that engine."""
+        ray = engine_options.of_words(words)
+        if ray is None:
+            return self.tools("bisect", requirements, project=True)
+        wanted = [*requirements, *ray_session.ray_requirements(self.extra("ray"), ray.version)]
+        return self.tools("bisect-ray", wanted, project=True, python=ray.python)
 
     def extra(self, name: str) -> list[str]:
         """The requirements of an extra of this project."""

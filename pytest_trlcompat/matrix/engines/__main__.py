@@ -5,7 +5,6 @@ Runs in an environment with ``ray``. Returns 0 when every cell has ended, howeve
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -13,8 +12,9 @@ from pytest_trlcompat._escaping import printable
 from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.matrix.engines.cluster import connected, places, streams
 from pytest_trlcompat.matrix.engines.driver import Driver
-from pytest_trlcompat.matrix.engines.messages import CellTask
-from pytest_trlcompat.matrix.engines.ray_streams import node_reports
+from pytest_trlcompat.matrix.engines.messages import CellTask, NodeTask
+from pytest_trlcompat.matrix.engines.options import node_task
+from pytest_trlcompat.matrix.engines.ray_tasks import node_reports
 from pytest_trlcompat.matrix.engines.request import Request
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import explained_os_errors, locked
@@ -22,12 +22,9 @@ from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.parsing import read_matrix
 from pytest_trlcompat.matrix.process import signals_as_ctrl_c
 from pytest_trlcompat.matrix.shards import costs
-from pytest_trlcompat.matrix.suite_run import OF_THE_MACHINE, files_digest
 from pytest_trlcompat.matrix.sweep import Sweep
 
 __all__ = ["main"]
-
-_SECRET = "TRLCOMPAT_RDZV_SECRET"
 
 
 def main(path: str) -> int:
@@ -52,7 +49,7 @@ def _run(request: Request) -> None:
     sweep = Sweep(layout, {Sweep.VARIABLE: request.sweep})
     waiting = "another sweep on Ray writes to the same folder; waiting for its end"
     with locked(layout.results / ".engine.lock", lambda: _say(waiting)), connected(request.options, layout):
-        template = _template(request, files_digest(layout))
+        template = _template(request, node_task(layout, request.options, request.requirements))
         tasks = streams(request.options)
         nodes = node_reports(template)
         have = sum(len(node.environments) for node in nodes)
@@ -71,17 +68,8 @@ def _run(request: Request) -> None:
         driver.run(request.cells, fresh=request.fresh)
 
 
-def _template(request: Request, files: str) -> CellTask:
-    """What all tasks have in common.
-
-    A cluster of this machine alone shares the environments of the checkout."""
-    local = request.options.address is None
-    cache = request.options.node_cache or (str(request.root / ".nox") if local else None)
-    settings = {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith("TRLCOMPAT_") and name not in (*OF_THE_MACHINE, _SECRET)
-    }
+def _template(request: Request, common: NodeTask) -> CellTask:
+    """What all tasks have in common."""
     return CellTask(
         id="",
         pins={},
@@ -90,11 +78,7 @@ def _template(request: Request, files: str) -> CellTask:
         sweep=request.sweep,
         issues=request.issues,
         pytest_arguments=request.pytest_arguments,
-        variables=settings,
-        requirements=request.requirements,
-        cache=cache,
-        files=files,
-        own_caches=not local or request.options.node_cache is not None,
+        **vars(common),
     )
 
 

@@ -14,13 +14,15 @@ from typing import Any
 import ray
 
 from pytest_trlcompat._cleaner import OwnFolder
+from pytest_trlcompat.matrix.engines.messages import NodeTask
 from pytest_trlcompat.matrix.engines.options import RayOptions
 from pytest_trlcompat.matrix.engines.payload import copy_project
 from pytest_trlcompat.matrix.engines.ray_streams import RayStreams, RemoteStreams
+from pytest_trlcompat.matrix.engines.ray_tasks import RayPrograms
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 
-__all__ = ["GIB", "connected", "places", "streams"]
+__all__ = ["GIB", "connected", "places", "programs", "streams"]
 
 GIB = 1024**3
 
@@ -91,11 +93,27 @@ def _explained(options: RayOptions, error: Exception) -> str:
 
 
 def streams(options: RayOptions) -> RayStreams | RemoteStreams:
-    """The tasks of this command on the cluster.
+    """The cells of this command on the cluster.
 
     Raises:
         MatrixError: no node has what a cell needs.
     """
+    memory = _memory(options)
+    remote = options.address is not None and options.address.startswith("ray://")
+    return (RemoteStreams if remote else RayStreams)(options.cpus, memory)
+
+
+def programs(options: RayOptions, task: NodeTask) -> RayPrograms[Any]:
+    """The programs of this command on the cluster, each of which needs what a cell needs.
+
+    Raises:
+        MatrixError: no node has that.
+    """
+    return RayPrograms(options.cpus, _memory(options), task)
+
+
+def _memory(options: RayOptions) -> int:
+    """The memory of a cell, in bytes, after a look at what the nodes have."""
     memory = int(options.memory * GIB)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if not any(node.get("CPU", 0) >= options.cpus and node.get("memory", 0) >= memory for node in nodes):
@@ -104,8 +122,7 @@ def streams(options: RayOptions) -> RayStreams | RemoteStreams:
             f"are: {', '.join(map(_size, nodes)) or 'none'}"
             ". Ask for less with --cell-cpus and --cell-memory, or add a node"
         )
-    remote = options.address is not None and options.address.startswith("ray://")
-    return (RemoteStreams if remote else RayStreams)(options.cpus, memory)
+    return memory
 
 
 def places(options: RayOptions) -> int:

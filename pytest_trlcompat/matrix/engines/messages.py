@@ -1,4 +1,4 @@
-"""What the driver of a sweep and its nodes tell each other. Imports only the standard library."""
+"""What a command on a cluster and its nodes tell each other. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ __all__ = [
     "Line",
     "Lost",
     "NodeReport",
+    "NodeTask",
+    "ProgramEnd",
     "Resolved",
     "Started",
     "State",
@@ -26,19 +28,33 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class CellTask:
-    """What a node needs to run a cell, beside this project's files.
+@dataclass(frozen=True, kw_only=True)
+class NodeTask:
+    """What a node needs to run any program of this project, beside the project's files.
 
     Attributes:
-        pins, date, python: of the cell.
-        sweep: the name of the command.
         variables: the driver's ``TRLCOMPAT_`` settings, in place of the node's.
-        requirements: of what runs a cell, where the node's Python lacks them.
+        requirements: of the program, where the node's Python lacks them.
         cache: the folder of environments, where the node does not name its own.
         files: the digest of this project's files, those of the driver.
         own_caches: whether uv's cache and that of compiled extensions are in that folder too, unless the node names
             them.
+    """
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    requirements: tuple[str, ...] = ()
+    cache: str | None = None
+    files: str | None = None
+    own_caches: bool = True
+
+
+@dataclass(frozen=True)
+class CellTask(NodeTask):
+    """What a node needs to run a cell.
+
+    Attributes:
+        pins, date, python: of the cell.
+        sweep: the name of the command.
         lock: that of a cell which has none in the repository, if it was resolved before.
         verdicts, state: what an interrupted run of the cell has left.
     """
@@ -50,11 +66,6 @@ class CellTask:
     sweep: str
     issues: tuple[str, ...] = ()
     pytest_arguments: tuple[str, ...] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
-    requirements: tuple[str, ...] = ()
-    cache: str | None = None
-    files: str | None = None
-    own_caches: bool = True
     lock: str | None = None
     verdicts: str = ""
     state: str | None = None
@@ -126,6 +137,21 @@ class Ended:
 
 Event = Started | Line | Verdicts | State | Resolved | Ended
 """What a task yields."""
+
+
+@dataclass(frozen=True)
+class ProgramEnd:
+    """A program other than a cell has ended.
+
+    Attributes:
+        status: its exit status, negative for death by a signal.
+        output: the end of what it printed.
+        result: what it has written as its result; ``None`` where it did not come so far.
+    """
+
+    status: int
+    output: str
+    result: str | None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_trlcompat.matrix.engines.messages import CellTask, NodeReport
+from pytest_trlcompat.matrix.engines.messages import NodeReport, NodeTask
 from pytest_trlcompat.matrix.environments import built
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import in_use, locked, unless_in_use
@@ -157,8 +157,8 @@ def interpreter(cache: Path, requirements: Sequence[str]) -> Path:
     return python
 
 
-def variables(task: CellTask, cache: Path) -> dict[str, str]:
-    """The environment variables of a cell's process: this node's, without those of Ray and of Python, and with the
+def variables(task: NodeTask, cache: Path) -> dict[str, str]:
+    """The environment variables of a program: this node's, without those of Ray and of Python, and with the
     driver's settings in place of its own."""
     kept = {
         name: value

@@ -1,19 +1,42 @@
-"""The options of an engine, after ``--`` of the sessions ``matrix`` and ``cell``."""
+"""The options of an engine, of the sessions ``matrix``, ``cell`` and ``bisect``, and what follows from them."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pytest_trlcompat.matrix.engines.messages import NodeTask
 from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.suite_run import OF_THE_MACHINE, files_digest
 
-__all__ = ["ENGINE", "RAY", "RayOptions", "add_arguments", "chosen", "requested_ray"]
+__all__ = [
+    "ENGINE",
+    "NAMES",
+    "RAY",
+    "RayOptions",
+    "add_arguments",
+    "chosen",
+    "node_task",
+    "of_runner",
+    "of_words",
+    "requested_ray",
+]
 
 ENGINE = "--engine"
-"""Option of ``matrix`` and ``cell``: what runs the cells."""
+"""Option of ``matrix``, ``cell`` and ``bisect``: what runs the cells, or tests the candidates."""
+
+NAMES = (ENGINE, "--address", "--ray-version", "--ray-python", "--cell-cpus", "--cell-memory", "--node-cache")
+"""All options, each of which has a value."""
+
+_SECRET = "TRLCOMPAT_RDZV_SECRET"
+
+_RUNNER = ("packaging", "tomli", "uv")
+"""The packages that a node needs to run a cell, or to test a candidate."""
 
 LOCAL, RAY = "local", "ray"
 
@@ -42,7 +65,7 @@ class RayOptions:
     node_cache: str | None = None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse._ActionsContainer) -> None:
     """Add the options of engines."""
     parser.add_argument(ENGINE, choices=(LOCAL, RAY), default=LOCAL)
     parser.add_argument("--address")
@@ -70,8 +93,7 @@ def chosen(parsed: argparse.Namespace) -> RayOptions | None:
     if parsed.engine == LOCAL:
         if options != RayOptions():
             raise MatrixError(
-                f"--address, --ray-version, --ray-python, --cell-cpus, --cell-memory and --node-cache are for {ENGINE} "
-                f"{RAY}; add that, or leave them out"
+                f"{', '.join(NAMES[1:-1])} and {NAMES[-1]} are for {ENGINE} {RAY}; add that, or leave them out"
             )
         return None
     if options.address is not None and not _ADDRESS.fullmatch(options.address):
@@ -96,4 +118,43 @@ def requested_ray(arguments: Sequence[str]) -> bool:
     """Whether the arguments of a session choose Ray."""
     return f"{ENGINE}={RAY}" in arguments or any(
         one == ENGINE and other == RAY for one, other in itertools.pairwise(arguments)
+    )
+
+
+def of_words(words: Sequence[str]) -> RayOptions | None:
+    """The options among all words of a command line; ``None`` for nox alone, and where they do not make sense, since
+    the command itself says so."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    add_arguments(parser)
+    try:
+        return chosen(parser.parse_known_args(list(words))[0])
+    except (argparse.ArgumentError, MatrixError):
+        return None
+
+
+def of_runner(requirements: Iterable[str]) -> tuple[str, ...]:
+    """Those of this project's requirements that a node needs, without their markers."""
+    return tuple(line.partition(";")[0].strip() for line in requirements if line.startswith(_RUNNER))
+
+
+def node_task(layout: Layout, options: RayOptions, requirements: Sequence[str]) -> NodeTask:
+    """What all programs of a command on nodes have in common.
+
+    A cluster of this machine alone shares the environments of the checkout.
+
+    Args:
+        requirements: of what runs on a node.
+    """
+    local = options.address is None
+    settings = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("TRLCOMPAT_") and name not in (*OF_THE_MACHINE, _SECRET)
+    }
+    return NodeTask(
+        variables=settings,
+        requirements=tuple(requirements),
+        cache=options.node_cache or (str(layout.root / ".nox") if local else None),
+        files=files_digest(layout),
+        own_caches=not local or options.node_cache is not None,
     )

@@ -14,6 +14,7 @@ from typing import Any
 from pytest_trlcompat.matrix import process
 from pytest_trlcompat.matrix.arguments import Arguments
 from pytest_trlcompat.matrix.cells import Cell
+from pytest_trlcompat.matrix.engines.options import of_runner
 from pytest_trlcompat.matrix.engines.request import Request
 from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.errors import MatrixError
@@ -26,8 +27,6 @@ __all__ = ["WHOLE", "RaySession", "ray_requirements"]
 WHOLE = "ray"
 """The name of the one session of ``matrix`` that runs all chosen cells on Ray."""
 
-_OF_A_CELL = ("packaging", "tomli", "uv")
-"""The packages that a node needs to run a cell."""
 _NAMED = 10
 """Cells that a message names; the driver has said of each how it ended."""
 _GRACE = 15.0
@@ -81,7 +80,6 @@ class RaySession:
             )
         self._problems = {cell.id: f"{cell.id} was not run" for cell in cells}
         extra = metadata["optional-dependencies"]["ray"]
-        needed = [each for each in (*metadata["dependencies"], *extra) if each.startswith(_OF_A_CELL)]
         wanted = ray_requirements(extra, options.ray.version)
         environment = self._tools("ray", wanted, project=True, python=options.ray.python)
         request = Request(
@@ -92,7 +90,7 @@ class RaySession:
             options.issues,
             options.fresh,
             options.pytest_arguments,
-            tuple(needed),
+            of_runner([*metadata["dependencies"], *extra]),
             dict(tests),
         )
         self._drive(request, environment)

@@ -1,4 +1,4 @@
-"""A cell as a task of a node: starts its process, and yields what it writes as it comes.
+"""A cell, or another program of this project, as a task of a node: starts its process, and passes on what it writes.
 
 Imports only the standard library and the matrix, so that it can be tried without Ray.
 """
@@ -11,15 +11,30 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_trlcompat.matrix import process
 from pytest_trlcompat.matrix.engines.cell_process import END, LINES, TASK
-from pytest_trlcompat.matrix.engines.messages import CellTask, Ended, Event, Line, Resolved, Started, State, Verdicts
+from pytest_trlcompat.matrix.engines.messages import (
+    CellTask,
+    Ended,
+    Event,
+    Line,
+    NodeTask,
+    ProgramEnd,
+    Resolved,
+    Started,
+    State,
+    Verdicts,
+)
 from pytest_trlcompat.matrix.engines.node import check_files, interpreter, node_cache, run_folder, variables
 from pytest_trlcompat.matrix.errors import MatrixError
 
-__all__ = ["NodeLost", "cell_events"]
+__all__ = ["RESULT", "NodeLost", "cell_events", "run_program"]
+
+RESULT = "result.json"
+"""The file of the run in which a program leaves its result."""
 
 _POLL = 0.25
 """Seconds between two looks at what the cell has written."""
@@ -44,28 +59,79 @@ def cell_events(task: CellTask, node: str) -> Iterator[Event]:
         MatrixError: when nothing can be run on this node.
         KeyboardInterrupt: when it is cancelled, after all processes have ended.
     """
-    parent = os.getppid()
     check_files(task.files)
     yield Started(node, socket.gethostname())
+    with _started(task, "pytest_trlcompat.matrix.engines.cell_process", task.to_json()) as program:
+        written = _Written(program.run, task)
+        while program.runs():
+            yield from written.since_before()
+        yield from written.since_before()
+        end = _end(program.run)
+        yield Ended(program.status, program.printed(), end.get("error"), bool(end.get("out_of_space")))
+
+
+def run_program(task: NodeTask, module: str, text: str) -> ProgramEnd:
+    """Run another program of this project in a process of its own: ``python -m MODULE CACHE`` in the folder of the run.
+
+    Args:
+        module: reads ``task.json`` and writes ``result.json`` (:data:`RESULT`).
+        text: the contents of ``task.json``.
+
+    Raises:
+        NodeLost, MatrixError, KeyboardInterrupt: as for :func:`cell_events`.
+    """
+    check_files(task.files)
+    with _started(task, module, text) as program:
+        while program.runs():
+            pass
+        return ProgramEnd(program.status, program.printed(), _text(program.run / RESULT))
+
+
+@dataclass
+class _Program:
+    """A process that has been started in the folder of its run."""
+
+    run: Path
+    output: Path
+    child: subprocess.Popen[bytes]
+    parent: int
+
+    def runs(self) -> bool:
+        """Wait for a moment; whether it still runs.
+
+        Raises:
+            NodeLost: when the process that has started this one has ended.
+        """
+        if _has_ended(self.child):
+            return False
+        if os.getppid() != self.parent:  # a worker of Ray would go on with its task
+            raise NodeLost("the node's own process of Ray has ended")
+        return True
+
+    @property
+    def status(self) -> int:
+        assert self.child.returncode is not None
+        return self.child.returncode
+
+    def printed(self) -> str:
+        return self.output.read_text(encoding="utf-8", errors="replace")[-_OUTPUT:]
+
+
+@contextlib.contextmanager
+def _started(task: NodeTask, module: str, text: str) -> Iterator[_Program]:
+    """A program's process; at the end nothing of it is left, neither processes nor files."""
+    parent = os.getppid()
     cache = node_cache(task.cache)
     python = interpreter(cache, task.requirements)
-    command = [str(python), "-m", "pytest_trlcompat.matrix.engines.cell_process", str(cache)]
     with run_folder(cache) as run:
-        (run / TASK).write_text(task.to_json(), encoding="utf-8")
+        (run / TASK).write_text(text, encoding="utf-8")
         output = run / "output.txt"
-        written = _Written(run, task)
+        command = [str(python), "-m", module, str(cache)]
         with (
             open(output, "wb") as file,
             process.started(command, env=variables(task, cache), cwd=run, output=file, grace=_GRACE) as child,
         ):
-            while not _has_ended(child):
-                if os.getppid() != parent:  # a worker of Ray would go on with its task
-                    raise NodeLost("the node's own process of Ray has ended")
-                yield from written.since_before()
-        yield from written.since_before()
-        end = _end(run)
-        text = output.read_text(encoding="utf-8", errors="replace")[-_OUTPUT:]
-        yield Ended(child.returncode, text, end.get("error"), bool(end.get("out_of_space")))
+            yield _Program(run, output, child, parent)
 
 
 def _has_ended(child: subprocess.Popen[bytes]) -> bool:

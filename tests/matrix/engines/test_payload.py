@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from pytest_trlcompat import __version__
-from pytest_trlcompat.matrix.engines.messages import CellTask
+from pytest_trlcompat.matrix.engines.messages import CellTask, NodeTask
 from pytest_trlcompat.matrix.engines.options import RayOptions
 from pytest_trlcompat.matrix.engines.payload import copy_project
 from pytest_trlcompat.matrix.engines.request import Request
@@ -18,7 +18,7 @@ from tests.test_imports import read_imports
 
 from .made_up_node import ROOT, cell
 
-RAY = {f"pytest_trlcompat.matrix.engines.{name}" for name in ("__main__", "cluster", "ray_streams")}
+RAY = {f"pytest_trlcompat.matrix.engines.{name}" for name in ("__main__", "cluster", "ray_streams", "ray_tasks")}
 
 
 def test_the_copy_has_the_same_digest_so_that_a_cell_goes_on_with_either_engine(tmp_path: Path) -> None:
@@ -46,7 +46,8 @@ def test_pytest_finds_the_plugin_in_the_copy_by_its_path_alone(tmp_path: Path) -
 
 
 def test_messages_survive_the_way() -> None:
-    task = CellTask("c", {"trl": "1"}, None, "3.12", "s", ("i",), ("-x",), {"TRLCOMPAT_A": "b"}, ("uv",), "/c")
+    common = NodeTask(variables={"TRLCOMPAT_A": "b"}, requirements=("uv",), cache="/c", files="0123", own_caches=False)
+    task = CellTask("c", {"trl": "1"}, None, "3.12", "s", ("i",), ("-x",), **vars(common))
     assert CellTask.from_json(task.to_json()) == task
     request = Request(
         *(ROOT, "s", (cell(),), RayOptions(address="auto"), ("i",), True, ("-x",), ("uv>=0.9",)),
@@ -62,7 +63,7 @@ def test_neither_sessions_nor_plugin_nor_the_cells_process_import_ray() -> None:
         for path in (ROOT / "pytest_trlcompat").rglob("*.py")
         if any(line.lstrip().startswith(("import ray", "from ray")) for line in path.read_text().splitlines())
     }
-    assert {path.stem for path in importing} == {"cluster", "ray_streams"}
+    assert {path.stem for path in importing} == {"cluster", "ray_streams", "ray_tasks"}
     imports = read_imports(ROOT, "pytest_trlcompat")
     for start in ("matrix.sessions", "plugin", "matrix.engines.cell_process", "matrix.engines.task", "cli"):
         reached, todo = set(), {f"pytest_trlcompat.{start}"}

@@ -1,0 +1,190 @@
+"""Workers on the nodes of a cluster: candidates are resolved here, and observed there.
+
+Imports only the standard library, this package and the matrix; :func:`workers_on_ray` imports ``ray``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import requires
+from typing import Protocol
+
+from pytest_trlcompat.bisect.candidates import PreparedCandidate
+from pytest_trlcompat.bisect.errors import BisectError
+from pytest_trlcompat.bisect.node_program import MODULE, NodeTest
+from pytest_trlcompat.bisect.observation import Observation
+from pytest_trlcompat.bisect.predicate import IssuePredicate
+from pytest_trlcompat.bisect.session import CandidateTest, Evaluation
+from pytest_trlcompat.matrix.engines.messages import Cancelled, Failed, Lost, NodeReport, ProgramEnd
+from pytest_trlcompat.matrix.engines.options import RayOptions, node_task, of_runner
+from pytest_trlcompat.matrix.environments import name_of
+from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.layout import Layout
+
+__all__ = ["NodeWorkers", "Programs", "workers_on_ray"]
+
+_ATTEMPTS = 2
+"""Runs of a candidate whose node or worker process was lost, or that could not be started."""
+
+
+class Programs(Protocol):
+    """Runs programs of this project on nodes; see :class:`..matrix.engines.ray_tasks.RayPrograms`."""
+
+    def start(
+        self, key: int, module: str, text: str, preferred: Collection[str] = (), avoided: Collection[str] = ()
+    ) -> None: ...
+
+    def next(self) -> tuple[int, str, ProgramEnd | Lost | Failed | Cancelled]: ...
+
+    def stop(self, keys: Iterable[int]) -> None: ...
+
+
+@dataclass
+class _Run:
+    """A candidate that a node observes."""
+
+    test: CandidateTest
+    prepared: PreparedCandidate
+    troubles: list[str] = field(default_factory=list)
+
+
+class NodeWorkers:
+    """Tests candidates on nodes, as many at a time as these have room for.
+
+    A candidate that loses its node, or the process that runs it, twice is untestable. A node that cannot run one, for
+    a reason of its own, gets no more.
+
+    Args:
+        nodes: what the nodes said of themselves at the beginning.
+    """
+
+    def __init__(
+        self, programs: Programs, layout: Layout, nodes: Sequence[NodeReport], say: Callable[[str], None]
+    ) -> None:
+        self._programs, self._layout, self._nodes, self._say = programs, layout, nodes, say
+        self._hosts = {report.node: report.host for report in nodes}
+        self._avoided = {report.node for report in nodes if report.problem}
+        self._runs: dict[int, _Run] = {}
+        self._known: dict[int, Evaluation] = {}
+
+    def running(self) -> set[int]:
+        return {*self._runs, *self._known}
+
+    def start(self, key: int, test: CandidateTest, /) -> None:
+        """
+        Raises:
+            BisectError: when the registry cannot be reached from here.
+        """
+        prepared = test.prepare()
+        if isinstance(prepared, Evaluation):
+            self._known[key] = prepared
+            return
+        self._runs[key] = _Run(test, prepared)
+        self._submit(key)
+
+    def next(self) -> tuple[int, Evaluation]:
+        """
+        Raises:
+            BisectError: when a candidate can be run on no node, for a reason that says nothing of the candidate.
+        """
+        while True:
+            for key in self._known:
+                return key, self._known.pop(key)
+            key, node, end = self._programs.next()
+            evaluation = self._ended(self._runs[key], node, end)
+            if evaluation is None:
+                self._submit(key)
+            else:
+                del self._runs[key]
+                return key, evaluation
+
+    def stop(self, keys: Iterable[int]) -> None:
+        wanted = set(keys)
+        self._programs.stop(wanted & set(self._runs))
+        for key in wanted:
+            self._runs.pop(key, None)
+            self._known.pop(key, None)
+
+    def _submit(self, key: int) -> None:
+        run = self._runs[key]
+        predicate, lock = run.test.predicate, run.prepared.lock
+        assert isinstance(predicate, IssuePredicate)
+        assert lock is not None
+        task = NodeTest(lock.to_text(), predicate.issue, predicate.timeout, predicate.doubt)
+        environment = name_of(lock, self._layout)
+        preferred = [each.node for each in self._nodes if environment in each.environments]
+        usable = [node for node in preferred if node not in self._avoided]
+        self._programs.start(key, MODULE, task.to_json(), usable, sorted(self._avoided))
+
+    def _ended(self, run: _Run, node: str, end: ProgramEnd | Lost | Failed | Cancelled) -> Evaluation | None:
+        """What came of a run; ``None``: it has to run once more."""
+        if isinstance(end, Lost):
+            return self._lost(run, node, end.why)
+        if isinstance(end, Failed):
+            return self._failed(run, node, end.why)
+        if isinstance(end, Cancelled):
+            return self._failed(run, node, "it was cancelled")
+        if end.status < 0:
+            return self._lost(run, node, f"its process was killed by signal {-end.status}")
+        result = json.loads(end.result) if end.result is not None else {}
+        if "observation" in result:
+            return Evaluation(run.prepared.identity, Observation.from_json(result["observation"]))
+        last = "".join(end.output.strip().splitlines()[-1:])
+        why = result.get("error") or f"its process ended with exit status {end.status}: {last}"
+        return self._failed(run, node, str(why))
+
+    def _lost(self, run: _Run, node: str, why: str) -> Evaluation | None:
+        run.troubles.append(self._named(node, why))
+        if len(run.troubles) < _ATTEMPTS:
+            self._say(f"{run.test.candidate.label}: lost ({run.troubles[-1]}); tried once more")
+            return None
+        reason = f"untestable: what tested it was lost each time: {'; '.join(run.troubles)}"
+        return Evaluation(run.prepared.identity, Observation(reason=reason))
+
+    def _failed(self, run: _Run, node: str, why: str) -> Evaluation | None:
+        """No fault of the candidate: the node, if it is known, gets no more of them."""
+        run.troubles.append(self._named(node, why))
+        if node:
+            self._avoided.add(node)
+        if len(run.troubles) < _ATTEMPTS and set(self._hosts) - self._avoided:
+            self._say(f"{run.test.candidate.label}: not run ({run.troubles[-1]}); tried elsewhere")
+            return None
+        raise BisectError(
+            f"{run.test.candidate.label} could be tested on no node. Every finished step is kept: mend the nodes, and "
+            f"run the same command again.\n{'; '.join(run.troubles)}"
+        )
+
+    def _named(self, node: str, why: str) -> str:
+        return f"{self._hosts.get(node, 'a node')}: {why}"
+
+
+@contextlib.contextmanager
+def workers_on_ray(options: RayOptions, layout: Layout, say: Callable[[str], None]) -> Iterator[NodeWorkers]:
+    """Workers of a cluster of Ray, which is connected for the block.
+
+    Raises:
+        MatrixError: there is no such cluster, no node can run anything, or Ray is not installed here.
+    """
+    if not (layout.root / "suites").is_dir():
+        raise BisectError("--engine ray sends this project's files to the nodes, so it needs a checkout of it")
+    try:
+        from pytest_trlcompat.matrix.engines.cluster import connected, programs
+        from pytest_trlcompat.matrix.engines.ray_tasks import node_reports
+    except ModuleNotFoundError as error:
+        raise BisectError(
+            f"--engine ray: {error}; nox -s bisect installs Ray, or: pip install 'pytest-trlcompat[ray]'"
+        ) from error
+    with connected(options, layout):
+        task = node_task(layout, options, of_runner(requires("pytest-trlcompat") or ()))
+        nodes = node_reports(task)
+        hosts = ", ".join(sorted(report.host for report in nodes))
+        say(f"{len(nodes)} nodes: {hosts}")
+        for report in nodes:
+            if report.problem:
+                say(f"{report.host} gets no candidates: {report.problem}")
+        if all(report.problem for report in nodes):
+            raise MatrixError("no node can test candidates, for the reasons above")
+        yield NodeWorkers(programs(options, task), layout, nodes, say)
