@@ -1,7 +1,7 @@
 """Known issue ``ppo-stale-trace`` (trl 2304, deepspeed 8043): a record of modules that were numbered anew.
 
-Right is: PPO trains under ZeRO-3 on one update per batch, and the numbers of each step are those of
-DistributedDataParallel.
+Right is: PPO trains under ZeRO-3 on one update per batch, and the numbers of each step are those of the same trainer
+under DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def test_one_update_per_batch(subject: str, judge: Judge, ppo_runs: PPORuns) -> 
         failed = run.failed(["construct_again", "train"], judge.issue)
         if failed is not None:
             return failed
-        difference = run.difference(ppo_runs("corrected", "ddp"))
+        difference = run.difference(ppo_runs(subject, "ddp"))
         right = run.trained and difference <= TOLERANCE
         evidence = {"max_difference_to_ddp": difference, "log": run.log}
         return Finding(Verdict.OK if right else Verdict.SILENT, evidence)
