@@ -44,7 +44,7 @@ nox.needs_version = ">=2026.8"
 nox.options.default_venv_backend = "none"
 nox.options.sessions = ["tests", "matrix"]
 
-UNIT_TESTS = ["-n", "2", "--ignore=tests/stack", "--ignore=tests/operators", "tests"]
+UNIT_TESTS = ["-n", "2", *(f"--ignore=tests/{name}" for name in ("stack", "operators", "upstream_reports")), "tests"]
 """The arguments of pytest for the tests that need neither torch nor the rest of the stack."""
 
 STACK_TESTS = ["trl0.17.0-tf4.50.3", "trl1.16.0-tf5.23.0"]
@@ -126,7 +126,7 @@ def tests(session: nox.Session, where: str) -> None:
         PROJECT.run_in(environment, ["python", "-m", "pytest", *command, *session.posargs])
 
 
-@nox.session(default=False)
+@nox.session(allow_parallel=True, default=False)
 def browser(session: nox.Session) -> None:
     """The report's page in a real headless Chromium, the system's or the one that $TRLCOMPAT_BROWSER names."""
     with errors_as_messages(session):
@@ -288,6 +288,14 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def upstream_reports(session: nox.Session) -> None:
+    """Run the scripts to paste upstream, which need nothing of this project, in the newest stack."""
+    with errors_as_messages(session):
+        environment = PROJECT.stack(STACK_TESTS[-1])
+        PROJECT.run_in(environment, ["python", "-m", "pytest", "tests/upstream_reports", *session.posargs])
+
+
+@nox.session(default=False)
 def soak(session: nox.Session) -> None:
     """Launch a thousand times, and kill something at random at a tenth of them [-- --launches N, --seed N]."""
     with errors_as_messages(session):
@@ -349,7 +357,7 @@ def fields(session: nox.Session) -> None:
         PROJECT.run_in(unit, ["python", "-m", "pytest_trlcompat.conformance.walk", str(folder)])
 
 
-@nox.session(default=False)
+@nox.session(allow_parallel=True, default=False)
 def lint(session: nox.Session) -> None:
     """Run ruff and mypy, and check the workflows of GitHub and GitLab, and those that init-ci writes."""
     with errors_as_messages(session):
@@ -358,7 +366,7 @@ def lint(session: nox.Session) -> None:
         PROJECT.run_all_in(environment, [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"], *workflows])
 
 
-@nox.session(default=False)
+@nox.session(allow_parallel=True, default=False)
 def docs(session: nox.Session) -> None:
     """Build the site into build/docs; a warning is an error [-- --external: ask for links to other sites as well]."""
     external = session.posargs == ["--external"]
@@ -374,7 +382,7 @@ def docs(session: nox.Session) -> None:
     session.log("the site is in build/docs/index.html")
 
 
-@nox.session(default=False)
+@nox.session(allow_parallel=True, default=False)
 def examples(session: nox.Session) -> None:
     """Run what README and the tutorials show, and compare what is printed [-- --update: write it there]."""
     with errors_as_messages(session):
