@@ -143,6 +143,7 @@ def test_the_other_sessions_are_run_by_name() -> None:
             "watch",
             "watch_replay",
             "bench",
+            "upstream_reports",
             "soak",
             "mutations",
         ),
