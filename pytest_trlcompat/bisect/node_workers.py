@@ -175,7 +175,8 @@ def workers_on_ray(options: RayOptions, layout: Layout, say: Callable[[str], Non
         from pytest_trlcompat.matrix.engines.ray_tasks import node_reports
     except ModuleNotFoundError as error:
         raise BisectError(
-            f"--engine ray: {error}; run it as `nox -s bisect -- ...`, which installs Ray for it, or install the extra `ray`"
+            f"--engine ray: {error}; run it as `nox -s bisect -- ...`, which installs Ray for it, or install the extra "
+            "`ray`"
         ) from error
     with connected(options, layout):
         task = node_task(layout, options, of_runner(requires("pytest-trlcompat") or ()))
