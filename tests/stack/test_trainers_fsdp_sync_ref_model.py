@@ -26,7 +26,7 @@ def mix(cured: bool, axis: str) -> dict[str, Any]:
     from trl.trainer.callbacks import SyncRefModelCallback
 
     from pytest_trlcompat.trainers.errors import CureError
-    from pytest_trlcompat.trainers.fsdp_sync_ref_model import mix_parameters
+    from pytest_trlcompat.trainers.fsdp_sync_ref_model import FSDPSyncRefModelCallback, mix_parameters
 
     one, other = (tiny.qwen2(seed=seed, initializer_range=0.1) for seed in (0, 1))
     accelerator = Accelerator()
@@ -41,7 +41,7 @@ def mix(cured: bool, axis: str) -> dict[str, Any]:
         wanted = wanted_model(input_ids=ids).logits
         source = accelerator.prepare_model(source)
         plugin.activation_checkpointing = False
-        if axis == "wrapped-otherwise":
+        if axis in ("wrapped-otherwise", "begins-wrapped-otherwise"):
             plugin.auto_wrap_policy = None
         target = accelerator.prepare_model(whole)
         if axis == "compiled":
@@ -57,7 +57,9 @@ def mix(cured: bool, axis: str) -> dict[str, Any]:
 
         FlatParamHandle._all_gather_flat_param = all_gather
         try:
-            if cured:
+            if axis == "begins-wrapped-otherwise":
+                FSDPSyncRefModelCallback(target, accelerator).on_train_begin(None, None, None, model=source)
+            elif cured:
                 mix_parameters(target, source, 0.25)
             else:
                 SyncRefModelCallback._sync_target_model(accelerator.unwrap_model(source), target, 0.25)
@@ -92,9 +94,10 @@ def test_a_mixed_model_computes_with_its_new_weights(launch: Launcher, options: 
         assert rank["gathered"] == 0
 
 
-def test_models_that_are_wrapped_in_different_ways_are_refused(launch: Launcher) -> None:
+@pytest.mark.parametrize("axis", ["wrapped-otherwise", "begins-wrapped-otherwise"])
+def test_models_that_are_wrapped_in_different_ways_are_refused(launch: Launcher, axis: str) -> None:
     options = {"sharding_strategy": "FULL_SHARD", "transformer_cls_to_wrap": "Qwen2DecoderLayer"}
-    for rank in launch(mix, True, "wrapped-otherwise", strategy="fsdp1", options=options).values:
+    for rank in launch(mix, True, axis, strategy="fsdp1", options=options).values:
         assert "looked for the same FSDP1 unit 'at the root' in policy and reference model" in rank["refused"]
         assert "reference model: 27 parameters of 22816 elements" in rank["refused"]
         assert "policy: 3 parameters of 4128 elements" in rank["refused"]
