@@ -182,7 +182,7 @@ def workers_on_ray(options: RayOptions, layout: Layout, say: Callable[[str], Non
         task = node_task(layout, options, of_runner(requires("pytest-trlcompat") or ()))
         nodes = node_reports(task)
         hosts = ", ".join(sorted(report.host for report in nodes))
-        say(f"{len(nodes)} nodes: {hosts}")
+        say(f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}: {hosts}")
         for report in nodes:
             if report.problem:
                 say(f"{report.host} gets no candidates: {report.problem}")
