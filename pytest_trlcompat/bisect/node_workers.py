@@ -18,6 +18,7 @@ from pytest_trlcompat.bisect.node_program import MODULE, NodeTest
 from pytest_trlcompat.bisect.observation import Observation
 from pytest_trlcompat.bisect.predicate import IssuePredicate
 from pytest_trlcompat.bisect.session import CandidateTest, Evaluation
+from pytest_trlcompat.matrix.engines.driver import ATTEMPTS
 from pytest_trlcompat.matrix.engines.messages import Cancelled, Failed, Lost, NodeReport, ProgramEnd
 from pytest_trlcompat.matrix.engines.options import RayOptions, node_task, of_runner
 from pytest_trlcompat.matrix.environments import name_of
@@ -25,9 +26,6 @@ from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 
 __all__ = ["NodeWorkers", "Programs", "workers_on_ray"]
-
-_ATTEMPTS = 2
-"""Runs of a candidate whose node or worker process was lost, or that could not be started."""
 
 
 class Programs(Protocol):
@@ -138,7 +136,7 @@ class NodeWorkers:
 
     def _lost(self, run: _Run, node: str, why: str) -> Evaluation | None:
         run.troubles.append(self._named(node, why))
-        if len(run.troubles) < _ATTEMPTS:
+        if len(run.troubles) < ATTEMPTS:
             self._say(f"{run.test.candidate.label}: lost ({run.troubles[-1]}); tried once more")
             return None
         reason = f"untestable: what tested it was lost each time: {'; '.join(run.troubles)}"
@@ -149,7 +147,7 @@ class NodeWorkers:
         run.troubles.append(self._named(node, why))
         if node:
             self._avoided.add(node)
-        if len(run.troubles) < _ATTEMPTS and set(self._hosts) - self._avoided:
+        if len(run.troubles) < ATTEMPTS and set(self._hosts) - self._avoided:
             self._say(f"{run.test.candidate.label}: not run ({run.troubles[-1]}); tried elsewhere")
             return None
         raise BisectError(

@@ -34,10 +34,10 @@ from pytest_trlcompat.matrix.results import INTERRUPTED, RUNNING, UNTESTABLE, Ou
 from pytest_trlcompat.matrix.suite_run import code_digest
 from pytest_trlcompat.matrix.sweep import Sweep
 
-__all__ = ["Driver", "Streams"]
+__all__ = ["ATTEMPTS", "Driver", "Streams"]
 
-_ATTEMPTS = 2
-"""Runs of a cell whose nodes or workers were lost, or that could not be started; then it is given up."""
+ATTEMPTS = 2
+"""Runs of a cell or a candidate whose nodes or workers were lost, or that could not be started; then it is given up."""
 _WAIT = 1.0
 _PATIENCE = 10.0
 """Seconds in which cells that are cancelled may end."""
@@ -196,7 +196,7 @@ class Driver:
 
     def _lost(self, run: _Run, why: str, progress: Progress) -> None:
         run.troubles.append(f"{run.host or 'a node'}: {why}")
-        if len(run.troubles) < _ATTEMPTS:
+        if len(run.troubles) < ATTEMPTS:
             self.say(f"{run.cell.id}: lost ({run.troubles[-1]}); goes on elsewhere after its last verdict")
             self._again(run)
         else:
@@ -210,7 +210,7 @@ class Driver:
         run.troubles.append(f"{run.host or 'a node'}: {why}")
         if run.node and run.node not in self._avoided:
             self._avoided[run.node] = NodeReport(run.node, run.host, "", problem=why)
-        if len(run.troubles) < _ATTEMPTS and self._usable():
+        if len(run.troubles) < ATTEMPTS and self._usable():
             self.say(f"{run.cell.id}: not run ({run.troubles[-1]}); tried elsewhere")
             self._again(run)
         else:
