@@ -105,6 +105,7 @@ def measure(cells: int, verdicts: int) -> dict[str, Any]:
     from pytest_trlcompat.matrix.cells import Cell, Matrix
     from pytest_trlcompat.matrix.engines import messages, ray_streams
     from pytest_trlcompat.matrix.engines.driver import Driver
+    from pytest_trlcompat.matrix.engines.nodes import Nodes
     from pytest_trlcompat.matrix.results import Sidecar
     from pytest_trlcompat.matrix.sweep import Sweep
 
@@ -132,7 +133,7 @@ def measure(cells: int, verdicts: int) -> dict[str, Any]:
         chosen = [Cell({"trl": f"0.{number}"}) for number in range(cells)]
         said: list[str] = []
         streams = ray_streams.RayStreams(1, 1)
-        driver = Driver(matrix, sweep, streams, template, {}, (), said.append, limit=LIMIT)
+        driver = Driver(matrix, sweep, streams, template, {}, Nodes((), "cells"), said.append, limit=LIMIT)
         began, processor = time.monotonic(), time.process_time()
         driver.run(chosen, fresh=True)
         seconds, busy = time.monotonic() - began, time.process_time() - processor

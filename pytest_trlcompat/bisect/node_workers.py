@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import requires
 from typing import Protocol
@@ -18,11 +18,10 @@ from pytest_trlcompat.bisect.node_program import MODULE, NodeTest
 from pytest_trlcompat.bisect.observation import Observation
 from pytest_trlcompat.bisect.predicate import IssuePredicate
 from pytest_trlcompat.bisect.session import CandidateTest, Evaluation
-from pytest_trlcompat.matrix.engines.driver import ATTEMPTS
-from pytest_trlcompat.matrix.engines.messages import Cancelled, Failed, Lost, NodeReport, ProgramEnd
+from pytest_trlcompat.matrix.engines.messages import Cancelled, Failed, Lost, ProgramEnd
+from pytest_trlcompat.matrix.engines.nodes import Nodes, Troubles
 from pytest_trlcompat.matrix.engines.options import RayOptions, node_task, of_runner
 from pytest_trlcompat.matrix.environments import name_of
-from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 
 __all__ = ["NodeWorkers", "Programs", "workers_on_ray"]
@@ -46,7 +45,7 @@ class _Run:
 
     test: CandidateTest
     prepared: PreparedCandidate
-    troubles: list[str] = field(default_factory=list)
+    troubles: Troubles = field(default_factory=Troubles)
 
 
 class NodeWorkers:
@@ -54,17 +53,10 @@ class NodeWorkers:
 
     A candidate that loses its node, or the process that runs it, twice is untestable. A node that cannot run one, for
     a reason of its own, gets no more.
-
-    Args:
-        nodes: what the nodes said of themselves at the beginning.
     """
 
-    def __init__(
-        self, programs: Programs, layout: Layout, nodes: Sequence[NodeReport], say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, programs: Programs, layout: Layout, nodes: Nodes, say: Callable[[str], None]) -> None:
         self._programs, self._layout, self._nodes, self._say = programs, layout, nodes, say
-        self._hosts = {report.node: report.host for report in nodes}
-        self._avoided = {report.node for report in nodes if report.problem}
         self._runs: dict[int, _Run] = {}
         self._known: dict[int, Evaluation] = {}
 
@@ -113,9 +105,7 @@ class NodeWorkers:
         assert lock is not None
         task = NodeTest(lock.to_text(), predicate.issue, predicate.timeout, predicate.doubt)
         environment = name_of(lock, self._layout)
-        preferred = [each.node for each in self._nodes if environment in each.environments]
-        usable = [node for node in preferred if node not in self._avoided]
-        self._programs.start(key, MODULE, task.to_json(), usable, sorted(self._avoided))
+        self._programs.start(key, MODULE, task.to_json(), self._nodes.having(environment), self._nodes.avoided)
 
     def _ended(self, run: _Run, node: str, end: ProgramEnd | Lost | Failed | Cancelled) -> Evaluation | None:
         """What came of a run; ``None``: it has to run once more."""
@@ -135,28 +125,23 @@ class NodeWorkers:
         return self._failed(run, node, str(why))
 
     def _lost(self, run: _Run, node: str, why: str) -> Evaluation | None:
-        run.troubles.append(self._named(node, why))
-        if len(run.troubles) < ATTEMPTS:
-            self._say(f"{run.test.candidate.label}: lost ({run.troubles[-1]}); tried once more")
+        if run.troubles.add(self._nodes.host(node), why):
+            self._say(f"{run.test.candidate.label}: lost ({run.troubles.last}); tried once more")
             return None
-        reason = f"untestable: what tested it was lost each time: {'; '.join(run.troubles)}"
+        reason = f"untestable: what tested it was lost each time: {run.troubles}"
         return Evaluation(run.prepared.identity, Observation(reason=reason))
 
     def _failed(self, run: _Run, node: str, why: str) -> Evaluation | None:
         """No fault of the candidate: the node, if it is known, gets no more of them."""
-        run.troubles.append(self._named(node, why))
-        if node:
-            self._avoided.add(node)
-        if len(run.troubles) < ATTEMPTS and set(self._hosts) - self._avoided:
-            self._say(f"{run.test.candidate.label}: not run ({run.troubles[-1]}); tried elsewhere")
+        more = run.troubles.add(self._nodes.host(node), why)
+        self._nodes.avoid(node)
+        if more and self._nodes.usable:
+            self._say(f"{run.test.candidate.label}: not run ({run.troubles.last}); tried elsewhere")
             return None
         raise BisectError(
             f"{run.test.candidate.label} could be tested on no node. Every finished step is kept: mend the nodes, and "
-            f"run the same command again.\n{'; '.join(run.troubles)}"
+            f"run the same command again.\n{run.troubles}"
         )
-
-    def _named(self, node: str, why: str) -> str:
-        return f"{self._hosts.get(node, 'a node')}: {why}"
 
 
 @contextlib.contextmanager
@@ -178,12 +163,7 @@ def workers_on_ray(options: RayOptions, layout: Layout, say: Callable[[str], Non
         ) from error
     with connected(options, layout):
         task = node_task(layout, options, of_runner(requires("pytest-trlcompat") or ()))
-        nodes = node_reports(task)
-        hosts = ", ".join(sorted(report.host for report in nodes))
-        say(f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}: {hosts}")
-        for report in nodes:
-            if report.problem:
-                say(f"{report.host} gets no candidates: {report.problem}")
-        if all(report.problem for report in nodes):
-            raise MatrixError("no node can test candidates, for the reasons above")
+        nodes = Nodes(node_reports(task), "candidates")
+        say(str(nodes))
+        nodes.check(say)
         yield NodeWorkers(programs(options, task), layout, nodes, say)

@@ -12,7 +12,7 @@ from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.sweep import Sweep
 
-__all__ = ["OF_THE_MACHINE", "child_variables", "code_digest", "files_digest", "suite_command"]
+__all__ = ["OF_THE_MACHINE", "child_variables", "code_digest", "suite_command"]
 
 OF_THE_MACHINE = (Sweep.VARIABLE, "TRLCOMPAT_CACHE", "TRLCOMPAT_NODE_CACHE", "TRLCOMPAT_RUN")
 """Settings on which no verdict depends."""
@@ -56,13 +56,6 @@ def code_digest(layout: Layout) -> str:
     for name, value in sorted(os.environ.items()):
         if name.startswith("TRLCOMPAT_") and name not in OF_THE_MACHINE:
             digest.update(f"{name}={value}".encode())
-    digest.update(files_digest(layout).encode())
-    return digest.hexdigest()[:16]
-
-
-def files_digest(layout: Layout) -> str:
-    """A digest of our code, the suites and their data."""
-    digest = hashlib.sha256()
     for folder in (layout.root / "pytest_trlcompat", layout.suites, layout.root / "fixtures"):
         for path in sorted(folder.rglob("*")):
             relative = path.relative_to(layout.root)

@@ -23,6 +23,7 @@ from pytest_trlcompat.bisect.observation import Observation
 from pytest_trlcompat.bisect.predicate import IssuePredicate
 from pytest_trlcompat.bisect.session import CandidateTest, Evaluation
 from pytest_trlcompat.matrix.engines.messages import Cancelled, Failed, Lost, NodeReport, NodeTask, ProgramEnd
+from pytest_trlcompat.matrix.engines.nodes import Nodes
 from pytest_trlcompat.matrix.engines.options import of_words
 from pytest_trlcompat.matrix.engines.task import run_program
 from pytest_trlcompat.matrix.environments import name_of
@@ -112,7 +113,7 @@ def nodes() -> list[NodeReport]:
 
 
 def workers_of(cluster: MadeUpCluster, said: list[str]) -> NodeWorkers:
-    return NodeWorkers(cluster, Layout(ROOT), nodes(), said.append)
+    return NodeWorkers(cluster, Layout(ROOT), Nodes(nodes(), "candidates"), said.append)
 
 
 def test_a_candidate_goes_where_its_environment_is(tmp_path: Path) -> None:

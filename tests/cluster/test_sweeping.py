@@ -34,7 +34,7 @@ def test_cells_run_on_the_nodes_and_their_verdicts_come_back(cluster: RayCluster
     assert [(state.state, state.sweep, bool(state.digest)) for state in states if state] == [
         ("tested", "1-first", True)
     ] * len(CELLS)
-    assert f"{NODES} nodes, which have {NODES * len(CELLS)} environments" in output
+    assert f"{NODES} nodes with {NODES * len(CELLS)} environments" in output
     assert f"[{len(CELLS)}/{len(CELLS)}] " in output
     assert checkout.running_cells() == []
     calls = [call for each in cluster.calls().values() for call in each]

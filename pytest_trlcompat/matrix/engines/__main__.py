@@ -13,6 +13,7 @@ from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.matrix.engines.cluster import connected, places, streams
 from pytest_trlcompat.matrix.engines.driver import Driver
 from pytest_trlcompat.matrix.engines.messages import CellTask, NodeTask
+from pytest_trlcompat.matrix.engines.nodes import Nodes
 from pytest_trlcompat.matrix.engines.options import node_task
 from pytest_trlcompat.matrix.engines.ray_tasks import node_reports
 from pytest_trlcompat.matrix.engines.request import Request
@@ -51,9 +52,8 @@ def _run(request: Request) -> None:
     with locked(layout.results / ".engine.lock", lambda: _say(waiting)), connected(request.options, layout):
         template = _template(request, node_task(layout, request.options, request.requirements))
         tasks = streams(request.options)
-        nodes = node_reports(template)
-        have = sum(len(node.environments) for node in nodes)
-        _say(f"{len(nodes)} nodes, which have {have} environments: {', '.join(sorted(node.host for node in nodes))}")
+        nodes = Nodes(node_reports(template), "cells")
+        _say(str(nodes))
         driver = Driver(
             read_matrix(layout.matrix),
             sweep,

@@ -21,11 +21,11 @@ from pytest_trlcompat.matrix.engines.messages import (
     Failed,
     Line,
     Lost,
-    NodeReport,
     Started,
     TaskEvent,
 )
 from pytest_trlcompat.matrix.engines.mirror import Mirror
+from pytest_trlcompat.matrix.engines.nodes import Nodes, Troubles
 from pytest_trlcompat.matrix.engines.progress import Progress
 from pytest_trlcompat.matrix.environments import name_of
 from pytest_trlcompat.matrix.errors import MatrixError
@@ -34,10 +34,8 @@ from pytest_trlcompat.matrix.results import INTERRUPTED, RUNNING, UNTESTABLE, Ou
 from pytest_trlcompat.matrix.suite_run import code_digest
 from pytest_trlcompat.matrix.sweep import Sweep
 
-__all__ = ["ATTEMPTS", "Driver", "Streams"]
+__all__ = ["Driver", "Streams"]
 
-ATTEMPTS = 2
-"""Runs of a cell or a candidate whose nodes or workers were lost, or that could not be started; then it is given up."""
 _WAIT = 1.0
 _PATIENCE = 10.0
 """Seconds in which cells that are cancelled may end."""
@@ -67,7 +65,7 @@ class _Run:
     running: bool = False
     changed: bool = False
     ended: Ended | None = None
-    troubles: list[str] = field(default_factory=list)
+    troubles: Troubles = field(default_factory=Troubles)
 
 
 @dataclass
@@ -77,7 +75,7 @@ class Driver:
     Attributes:
         template: what all cells' tasks have in common.
         costs: seconds of cells, as far as they are known.
-        nodes: what the nodes said at the beginning.
+        nodes: those of the cluster.
         limit: cells that are submitted at a time. Looking for the next event takes time in proportion to their number.
         tests: by a cell's id, which tests of the suites run in it; see :class:`.request.Request`.
     """
@@ -87,7 +85,7 @@ class Driver:
     streams: Streams
     template: CellTask
     costs: Mapping[str, float]
-    nodes: Sequence[NodeReport]
+    nodes: Nodes
     say: Say
     now: Callable[[], float] = time.monotonic
     limit: int = 1000
@@ -95,11 +93,6 @@ class Driver:
 
     def __post_init__(self) -> None:
         self._runs: dict[str, _Run] = {}
-        self._avoided = {report.node: report for report in self.nodes if report.problem}
-        self._having: dict[str, list[str]] = {}
-        for report in self.nodes:
-            for name in report.environments:
-                self._having.setdefault(name, []).append(report.node)
 
     def run(self, cells: Sequence[Cell], *, fresh: bool = False) -> None:
         """Run the cells that an interrupted sweep has not finished, those that take longest first.
@@ -108,7 +101,7 @@ class Driver:
             MatrixError: no node can run any; a results file is damaged; a cell's files cannot be written.
             KeyboardInterrupt: after the cells that ran have ended; finished verdicts are kept.
         """
-        self._check_nodes()
+        self.nodes.check(self.say)
         left = self._without_finished(cells, fresh)
         progress = Progress([cell.id for cell in left], self.costs, self.now())
         try:
@@ -158,8 +151,8 @@ class Driver:
         run.task = run.mirror.with_earlier(run.task, fresh=fresh)
         run.running, run.changed, run.ended = False, False, None
         lock = self._lock(run.cell)
-        preferred = self._having.get(name_of(lock, self.sweep.layout), []) if lock else []
-        self.streams.start(run.task, [node for node in preferred if node not in self._avoided], list(self._avoided))
+        environment = name_of(lock, self.sweep.layout) if lock else None
+        self.streams.start(run.task, self.nodes.having(environment), self.nodes.avoided)
 
     def _handle(self, run: _Run, event: TaskEvent, progress: Progress) -> None:
         if isinstance(event, Started):
@@ -195,26 +188,22 @@ class Driver:
             self._finish(run, progress, stays=run.ended.out_of_space)
 
     def _lost(self, run: _Run, why: str, progress: Progress) -> None:
-        run.troubles.append(f"{run.host or 'a node'}: {why}")
-        if len(run.troubles) < ATTEMPTS:
-            self.say(f"{run.cell.id}: lost ({run.troubles[-1]}); goes on elsewhere after its last verdict")
+        if run.troubles.add(run.host or "a node", why):
+            self.say(f"{run.cell.id}: lost ({run.troubles.last}); goes on elsewhere after its last verdict")
             self._again(run)
         else:
-            run.mirror.give_up(
-                self._blank(run), UNTESTABLE, f"what ran it was lost each time: {'; '.join(run.troubles)}"
-            )
+            run.mirror.give_up(self._blank(run), UNTESTABLE, f"what ran it was lost each time: {run.troubles}")
             self._finish(run, progress)
 
     def _failed(self, run: _Run, why: str, progress: Progress) -> None:
         """No fault of the cell: the node, if it is known, gets no more of them."""
-        run.troubles.append(f"{run.host or 'a node'}: {why}")
-        if run.node and run.node not in self._avoided:
-            self._avoided[run.node] = NodeReport(run.node, run.host, "", problem=why)
-        if len(run.troubles) < ATTEMPTS and self._usable():
-            self.say(f"{run.cell.id}: not run ({run.troubles[-1]}); tried elsewhere")
+        more = run.troubles.add(run.host or "a node", why)
+        self.nodes.avoid(run.node)
+        if more and self.nodes.usable:
+            self.say(f"{run.cell.id}: not run ({run.troubles.last}); tried elsewhere")
             self._again(run)
         else:
-            run.mirror.give_up(self._blank(run), INTERRUPTED, "; ".join(run.troubles))
+            run.mirror.give_up(self._blank(run), INTERRUPTED, str(run.troubles))
             self._finish(run, progress, stays=True)
 
     def _again(self, run: _Run) -> None:
@@ -260,15 +249,6 @@ class Driver:
             which = "1 running cell was" if len(started) == 1 else f"{len(started)} running cells were"
             whose = "its last verdict" if len(started) == 1 else "their last verdicts"
             self.say(f"{which} stopped; the same command continues after {whose}")
-
-    def _usable(self) -> bool:
-        return not self.nodes or any(report.node not in self._avoided for report in self.nodes)
-
-    def _check_nodes(self) -> None:
-        for report in self._avoided.values():
-            self.say(f"{report.host} gets no cells: {report.problem}")
-        if not self._usable():
-            raise MatrixError("no node can run cells, for the reasons above")
 
 
 def _summary(run: _Run, sidecar: Sidecar | None) -> str:

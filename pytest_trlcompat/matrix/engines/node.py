@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_trlcompat.matrix.engines.messages import NodeReport, NodeTask
+from pytest_trlcompat.matrix.engines.payload import digest
 from pytest_trlcompat.matrix.environments import built
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import in_use, locked, unless_in_use
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.suite_run import OF_THE_MACHINE, files_digest
+from pytest_trlcompat.matrix.suite_run import OF_THE_MACHINE
 
 __all__ = ["NODE_CACHE", "NodeLayout", "check_files", "interpreter", "node_cache", "report", "run_folder", "variables"]
 
@@ -122,7 +123,7 @@ def check_files(wanted: str | None) -> None:
 
 @functools.cache
 def _files() -> str:
-    return files_digest(Layout(PROJECT))
+    return digest(Layout(PROJECT))
 
 
 def interpreter(cache: Path, requirements: Sequence[str]) -> Path:

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_trlcompat.matrix.engines.messages import NodeTask
+from pytest_trlcompat.matrix.engines.payload import digest
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.suite_run import OF_THE_MACHINE, files_digest
+from pytest_trlcompat.matrix.suite_run import OF_THE_MACHINE
 
 __all__ = [
     "ENGINE",
@@ -37,6 +38,9 @@ _SECRET = "TRLCOMPAT_RDZV_SECRET"
 
 _RUNNER = ("packaging", "tomli", "uv")
 """The packages that a node needs to run a cell, or to test a candidate."""
+
+_OF_AN_EXTRA = re.compile(r"(;|\band)\s*extra\s*==\s*(['\"])[\w.-]+\2\s*$")
+"""The end of a requirement as an installed package states it; see "Core metadata" in the packaging guide."""
 
 LOCAL, RAY = "local", "ray"
 
@@ -133,8 +137,9 @@ def of_words(words: Sequence[str]) -> RayOptions | None:
 
 
 def of_runner(requirements: Iterable[str]) -> tuple[str, ...]:
-    """Those of this project's requirements that a node needs, without their markers."""
-    return tuple(line.partition(";")[0].strip() for line in requirements if line.startswith(_RUNNER))
+    """Those of this project's requirements that a node needs, as pip takes them: with their markers, but for that of
+    the extra to which one belongs."""
+    return tuple(_OF_AN_EXTRA.sub("", line).strip() for line in requirements if line.startswith(_RUNNER))
 
 
 def node_task(layout: Layout, options: RayOptions, requirements: Sequence[str]) -> NodeTask:
@@ -155,6 +160,6 @@ def node_task(layout: Layout, options: RayOptions, requirements: Sequence[str]) 
         variables=settings,
         requirements=tuple(requirements),
         cache=options.node_cache or (str(layout.root / ".nox") if local else None),
-        files=files_digest(layout),
+        files=digest(layout),
         own_caches=not local or options.node_cache is not None,
     )

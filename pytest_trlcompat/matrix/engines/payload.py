@@ -5,6 +5,8 @@ Imports only the standard library and the matrix.
 
 from __future__ import annotations
 
+import fnmatch
+import hashlib
 import shutil
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -12,11 +14,26 @@ from pathlib import Path
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 
-__all__ = ["copy_project"]
+__all__ = ["copy_project", "digest"]
 
 _FOLDERS = ("pytest_trlcompat", "suites", "fixtures")
 _METADATA = ("METADATA", "entry_points.txt")
 """Of the installed package: by its entry point pytest finds the plugin."""
+
+
+_LEFT_OUT = ("__pycache__", ".*")
+
+
+def digest(layout: Layout) -> str:
+    """A digest of the files that travel, of a checkout or where they have arrived."""
+    found = hashlib.sha256()
+    for name in _FOLDERS:
+        for path in sorted((layout.root / name).rglob("*")):
+            parts = path.relative_to(layout.root).parts
+            left_out = any(fnmatch.fnmatch(part, pattern) for part in parts for pattern in _LEFT_OUT)
+            if path.is_file() and not left_out:
+                found.update("/".join(parts).encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()[:16]
 
 
 def copy_project(layout: Layout, folder: Path) -> None:
@@ -26,7 +43,7 @@ def copy_project(layout: Layout, folder: Path) -> None:
         MatrixError: this project is not installed where this runs.
     """
     for name in _FOLDERS:
-        shutil.copytree(layout.root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        shutil.copytree(layout.root / name, folder / name, ignore=shutil.ignore_patterns(*_LEFT_OUT))
     try:
         installed = distribution("pytest-trlcompat")
     except PackageNotFoundError as error:

@@ -28,6 +28,7 @@ from pytest_trlcompat.matrix.engines.messages import (
     TaskEvent,
     Verdicts,
 )
+from pytest_trlcompat.matrix.engines.nodes import Nodes
 from pytest_trlcompat.matrix.environments import name_of
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
@@ -119,7 +120,7 @@ class Stage:
         template = CellTask("", {}, None, None, sweep, issues=("grpo-train-sampler",))
         named = Sweep(self.layout, {Sweep.VARIABLE: sweep})
         costs = {CELLS[0]: 10.0, CELLS[1]: 30.0}
-        how = (costs, nodes, self.said.append, lambda: next(times), limit, tests)
+        how = (costs, Nodes(nodes, "cells"), self.said.append, lambda: next(times), limit, tests)
         driver = Driver(MATRIX, named, script, template, *how)
         driver.run([MATRIX.cell(cell_id) for cell_id in cells], fresh=fresh)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_trlcompat.matrix.arguments import parse_arguments
-from pytest_trlcompat.matrix.engines.options import RayOptions, requested_ray
+from pytest_trlcompat.matrix.engines.options import RayOptions, of_runner, requested_ray
 from pytest_trlcompat.matrix.errors import MatrixError
 
 
@@ -50,3 +50,19 @@ def test_addresses(address: str) -> None:
 def test_what_makes_no_sense_is_one_error(words: str, wrong: str) -> None:
     with pytest.raises(MatrixError, match=wrong.replace("(", "\\(")):
         parse_arguments("matrix", words.split())
+
+
+def test_what_a_node_installs_keeps_its_markers_but_for_that_of_an_extra() -> None:
+    requirements = [
+        "cloudpickle>=3.0",
+        "packaging>=23.2",
+        "tomli>=2.0; python_version < '3.11'",
+        "uv>=0.9; extra == 'ray'",
+        "uv>=0.8; (python_version < '3.11') and extra == \"ray\"",
+    ]
+    assert of_runner(requirements) == (
+        "packaging>=23.2",
+        "tomli>=2.0; python_version < '3.11'",
+        "uv>=0.9",
+        "uv>=0.8; (python_version < '3.11')",
+    )

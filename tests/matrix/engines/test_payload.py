@@ -10,7 +10,7 @@ from pathlib import Path
 from pytest_trlcompat import __version__
 from pytest_trlcompat.matrix.engines.messages import CellTask, NodeTask
 from pytest_trlcompat.matrix.engines.options import RayOptions
-from pytest_trlcompat.matrix.engines.payload import copy_project
+from pytest_trlcompat.matrix.engines.payload import copy_project, digest
 from pytest_trlcompat.matrix.engines.request import Request
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.suite_run import code_digest
@@ -24,6 +24,7 @@ RAY = {f"pytest_trlcompat.matrix.engines.{name}" for name in ("__main__", "clust
 def test_the_copy_has_the_same_digest_so_that_a_cell_goes_on_with_either_engine(tmp_path: Path) -> None:
     copy_project(Layout(ROOT), tmp_path)
     assert code_digest(Layout(tmp_path)) == code_digest(Layout(ROOT))
+    assert digest(Layout(tmp_path)) == digest(Layout(ROOT))
     assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == [
         "fixtures",
         "pytest_trlcompat",
@@ -31,6 +32,17 @@ def test_the_copy_has_the_same_digest_so_that_a_cell_goes_on_with_either_engine(
         "suites",
     ]
     assert not list(tmp_path.rglob("__pycache__"))
+
+
+def test_a_file_that_has_arrived_otherwise_is_noticed_also_one_on_which_no_verdict_depends(tmp_path: Path) -> None:
+    copy_project(Layout(ROOT), tmp_path)
+    (tmp_path / "pytest_trlcompat" / "__pycache__").mkdir()
+    (tmp_path / "pytest_trlcompat" / "__pycache__" / "cli.pyc").write_bytes(b"of this machine")
+    assert digest(Layout(tmp_path)) == digest(Layout(ROOT))
+    with (tmp_path / "pytest_trlcompat" / "bisect" / "node_program.py").open("a") as program:
+        program.write("# of another release\n")
+    assert code_digest(Layout(tmp_path)) == code_digest(Layout(ROOT))
+    assert digest(Layout(tmp_path)) != digest(Layout(ROOT))
 
 
 def test_pytest_finds_the_plugin_in_the_copy_by_its_path_alone(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 from pytest_trlcompat import _processes
 from pytest_trlcompat.matrix.engines import node as node_module
 from pytest_trlcompat.matrix.engines.messages import CellTask, Ended, Event, Started, State, Verdicts
+from pytest_trlcompat.matrix.engines.payload import digest
 from pytest_trlcompat.matrix.engines.task import NodeLost, cell_events
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.results import Sidecar
-from pytest_trlcompat.matrix.suite_run import files_digest
 from tests.matrix.made_up import BROKEN, OK, SURPRISE
 
 from .made_up_node import CELLS, ROOT, Node, task
@@ -219,7 +219,7 @@ def test_a_nodes_folder_is_its_own_else_the_drivers_else_that_of_the_user(monkey
 
 
 def test_a_node_that_has_imported_other_files_runs_nothing(node: Node) -> None:
-    right = files_digest(Layout(ROOT))
+    right = digest(Layout(ROOT))
     assert node_module.report("node-1", str(node.cache), (), right).problem is None
     found = node_module.report("node-1", str(node.cache), (), "0123").problem
     assert found is not None
