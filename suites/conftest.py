@@ -26,6 +26,7 @@ from .sharding import trainings
 from .vllm.trainings import VLLMTrainings
 
 if TYPE_CHECKING:
+    from pytest_trlcompat.inference.server import VLLMServer
     from pytest_trlcompat.launch import Launcher, LaunchResult
     from pytest_trlcompat.tiny import TinyModel
 
@@ -226,9 +227,10 @@ def vllm_trainings(
     launches: LaunchCache,
     tiny_qwen2: Callable[..., TinyModel],
     tmp_path_factory: pytest.TempPathFactory,
+    vllm_server: Callable[..., VLLMServer],
 ) -> VLLMTrainings:
     """GRPO with vLLM, one training per subject and label for all suites; weights large enough that each matters."""
-    return VLLMTrainings(launches, tiny_qwen2, tmp_path_factory.mktemp("vllm"))
+    return VLLMTrainings(launches, tiny_qwen2, tmp_path_factory.mktemp("vllm"), vllm_server)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_trlcompat.inference import engine_weights, gloo_transfer
 from pytest_trlcompat.inference.environment import ON_CPU
 
 __all__ = ["changes", "install"]
@@ -45,6 +46,8 @@ def install() -> None:
         _keep_weights()
         _do_not_compile()
         _open_no_port()
+        gloo_transfer.adapt_server()
+        _offer_weights()
 
 
 def changes() -> dict[str, Any]:
@@ -121,3 +124,10 @@ def _open_no_port() -> None:
         return begin(world_size, *args, **kwargs)
 
     gpu_worker.init_distributed_environment = alone
+
+
+def _offer_weights() -> None:
+    """Let whoever uses a server look at what its engine holds."""
+    from vllm.v1.worker.gpu_worker import Worker
+
+    setattr(Worker, engine_weights.METHOD, engine_weights.save)

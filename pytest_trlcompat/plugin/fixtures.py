@@ -18,6 +18,7 @@ from pytest_trlcompat.plugin.strategies import StrategyLauncher, skip_reason
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from pytest_trlcompat.inference.server import VLLMServer
     from pytest_trlcompat.launch import Launcher, LaunchResult
     from pytest_trlcompat.plugin.judging import Judge
     from pytest_trlcompat.plugin.versions import VersionMatrix
@@ -43,6 +44,7 @@ __all__ = [
     "tiny_vlm",
     "unpaired_preferences",
     "version_matrix",
+    "vllm_server",
 ]
 
 
@@ -193,6 +195,53 @@ def launcher(pytestconfig: pytest.Config) -> Iterator[Launcher]:
         yield launch
         if values.preload.value:
             preloading.remember(pytestconfig, launch.preloaded)
+
+
+@pytest.fixture(scope="session")
+def vllm_server(pytestconfig: pytest.Config, launcher: Launcher) -> Iterator[Callable[..., VLLMServer]]:
+    """Factory of vLLM servers: ``vllm_server(tiny_qwen2(hidden_size=128), max_model_len=64)``.
+
+    A server is TRL's own (``trl vllm-serve``), on this machine's CPU. Its ``.url`` is for ``vllm_server_base_url`` of a
+    trainer with ``vllm_mode="server"`` that runs on the software accelerator. It takes half a minute to start; equal
+    models with equal options share one until the session ends. Skips the test where vLLM is not installed, and on
+    another device.
+    """
+    from pytest_trlcompat.inference.server import ServerError, VLLMServer
+    from pytest_trlcompat.launch.cluster import Cluster
+    from pytest_trlcompat.launch.environment import base_environment
+
+    servers: dict[str, VLLMServer] = {}
+    failed: dict[str, ServerError] = {}
+    device = pytestconfig.stash[settings.DEVICE_KEY].name
+
+    def serve(model: TinyModel, **options: str | int | float) -> VLLMServer:
+        if "vllm" not in stack.installed():
+            pytest.skip("vLLM is not installed")
+        if device != "software":
+            pytest.skip(f"a vLLM server is for trainings on the software accelerator, and these are on {device}")
+        path = launcher(_saved, model, strategy="single").values[0]
+        key = repr((path, sorted(options.items())))
+        known = servers.get(key)
+        if known is None or not known.running:
+            if known is not None:
+                known.stop()
+            if key in failed:
+                raise failed[key]
+            try:
+                servers[key] = VLLMServer(path, base_environment(device, Cluster()), options)
+            except ServerError as error:
+                failed[key] = error
+                raise
+        return servers[key]
+
+    with contextlib.ExitStack() as exits:
+        exits.callback(lambda: [exits.callback(server.stop) for server in servers.values()])
+        yield serve
+
+
+def _saved(model: TinyModel) -> str:
+    """In a rank: save the model, and return its folder."""
+    return str(model.path)
 
 
 def _build_accelerator(config: pytest.Config) -> None:

@@ -1,14 +1,18 @@
-"""Cure of ``grpo-vllm-weights`` and ``grpo-vllm-merge-drift``: vLLM gets all weights, and the policy stays as it is.
+"""Cure of how weights reach vLLM: it gets all of them as they are, and the policy stays as it is.
 
-TRL walks the policy's parameters and hands each to vLLM.
+Of ``grpo-vllm-weights``, ``grpo-vllm-merge-drift`` and ``grpo-vllm-server-weights``. TRL walks the policy's parameters and
+hands each to vLLM.
 
 - Under FSDP1 it walks the model beneath FSDP's root, whose parameters (embeddings, final norm, output head) belong to
   no layer and are skipped: the engine generates with those of the checkpoint for good. An adapter is merged while its
   layers are sharded: ``inconsistent tensor size``.
 - An adapter is merged into the policy and taken out again, which rounds the frozen weights twice each time: in bfloat16
   they drift away (trl 6688).
+- A server's client keeps what it is handed until it has a gibibyte or the last weight, and sends it then. An adapter has
+  been taken out of the policy by that time, so that the server generates with the model without it; under FSDP1 the
+  memory of the weights has been freed.
 
-The cure walks from the root, a layer at a time, and merges into a copy of each weight.
+The cure walks from the root, a layer at a time, merges into a copy of each weight, and hands a server under FSDP1 copies.
 
 Imports the standard library; torch, and PEFT where there is an adapter, inside functions.
 """
@@ -75,7 +79,9 @@ class VLLMSyncMixin(Cure):
             return upstream()
         if fsdp_version(self.accelerator) != 1:
             return parameters_for_engine(generation.model, generation._dist.gather_params)
-        return _of_fsdp1(self._root())
+        walked = _of_fsdp1(self._root())
+        # A server's client sends a weight some time after the next has been asked for.
+        return ((name, value.clone()) for name, value in walked) if generation.mode == "server" else walked
 
     def _root(self) -> nn.Module:
         """FSDP1's root; before anything is wrapped, the policy."""

@@ -1,4 +1,4 @@
-"""GRPO with vLLM in the same process, watched inside a rank: what the engine holds and returns at each generation.
+"""GRPO with vLLM, in the same process or as a server, watched inside a rank: what the engine holds and returns.
 
 Imports the stack only inside functions.
 """
@@ -8,21 +8,21 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.accelerator import artefacts
 from pytest_trlcompat.inference import cpu_engine
 
-from . import adapters, grpo, models, vllm_engine
+from . import adapters, grpo, models, vllm_engine, vllm_server
 
 if TYPE_CHECKING:
     import torch
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["RANK", "SAVED_STEP", "SCALING", "TEMPERATURE", "VARIANTS", "train"]
+__all__ = ["MAX_LENGTH", "RANK", "SAVED_STEP", "SCALING", "TEMPERATURE", "VARIANTS", "train"]
 
 TEMPERATURE = 0.7
 RANK, SCALING = 4, 2.0
@@ -38,13 +38,20 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "reuse": {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1, "max_steps": 8},
     "accumulated": {"gradient_accumulation_steps": 2, "max_steps": 3},
     "resumed": {"save_strategy": "steps", "save_steps": SAVED_STEP, "max_steps": 4},
+    "server": _EVALUATED,
+    "server_lora": _LORA,
+    "server_whole": {**_LORA, "adapter": "whole"},
 }
 """By name, settings of ``GRPOConfig``, and ``adapter`` and ``dtype``, see :func:`train`."""
+MAX_LENGTH = 64
+"""Tokens of a prompt and its completion at most."""
+_COLOCATE: Mapping[str, Any] = {
+    "vllm_mode": "colocate",
+    "vllm_max_model_length": MAX_LENGTH,
+    "vllm_gpu_memory_utilization": 0.05,
+}
 _ENGINE: Mapping[str, Any] = {
     "use_vllm": True,
-    "vllm_mode": "colocate",
-    "vllm_max_model_length": 64,
-    "vllm_gpu_memory_utilization": 0.05,
     "temperature": TEMPERATURE,
     "max_steps": 3,
     "beta": 0.0,
@@ -62,11 +69,17 @@ class _Watch:
 
 
 def train(
-    subject: str, model: TinyModel, variant: str, folder: str | None = None, resume: bool = False
+    subject: str,
+    model: TinyModel,
+    variant: str,
+    folder: str | None = None,
+    resume: bool = False,
+    server: str | None = None,
 ) -> dict[str, Any]:
     """Train with one variant of :data:`VARIANTS`.
 
     Args:
+        server: the URL of a vLLM server of this model; ``None``: the engine is in this process.
         folder: where it saves.
         resume: go on from the checkpoint of :data:`SAVED_STEP` there.
 
@@ -77,12 +90,14 @@ def train(
         changed; ``batches``: of each batch that was made of completions, how its numbers compare with a reference;
         ``seconds``: of building the trainer and of synchronisations; ``engine``: what is changed in it; ``failure``.
     """
-    settings = {**_ENGINE, **VARIANTS[variant], **({} if folder is None else {"output_dir": folder})}
+    place = _COLOCATE if server is None else {"vllm_mode": "server", "vllm_server_base_url": server}
+    saved = {} if folder is None else {"output_dir": folder}
+    settings = {**_ENGINE, **place, **VARIANTS[variant], **saved}
     watch = _Watch()
     seconds: dict[str, float] = {}
     try:
         trainer = _build(subject, model, settings, seconds)
-        _watch(trainer, watch, model)
+        _watch(trainer, watch, model, server)
         trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-{SAVED_STEP}" if resume else None)
         failure = None
     except Exception as error:
@@ -123,11 +138,18 @@ def _build(subject: str, model: TinyModel, settings: Mapping[str, Any], seconds:
     return trainer
 
 
-def _watch(trainer: Any, watch: _Watch, model: TinyModel) -> None:
-    engine = vllm_engine.engine_model(trainer)
-    _watch_loading(engine, watch)
+def _watch(trainer: Any, watch: _Watch, model: TinyModel, server: str | None) -> None:
+    last: dict[str, Any] = {}
+    if server is None:
+        engine = vllm_engine.engine_model(trainer)
+        _watch_loading(engine, watch)
+        _watch_engine(trainer, engine, watch, last)
+    else:
+        if trainer.accelerator.is_main_process:
+            vllm_server.watch_handing_over(trainer, watch.loaded)
+        _watch_server(trainer, server, watch, last)
     _watch_synchronisation(trainer, watch)
-    _watch_generation(trainer, engine, watch, model)
+    _watch_scoring(trainer, watch, last, model)
 
 
 def _watch_loading(engine: Any, watch: _Watch) -> None:
@@ -152,6 +174,7 @@ def _watch_synchronisation(trainer: Any, watch: _Watch) -> None:
         else (trainer, "_move_model_to_vllm")
     )
     synchronise = getattr(holder, name)
+    hands_over = trainer.args.vllm_mode == "colocate" or trainer.accelerator.is_main_process
 
     @functools.wraps(synchronise)
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -163,6 +186,8 @@ def _watch_synchronisation(trainer: Any, watch: _Watch) -> None:
         after = models.whole(trainer.model)
         names = set(vllm_engine.merged(before, SCALING, torch.float32))
         loaded = watch.loaded[-1]
+        if not hands_over:
+            loaded.update(names)
         watch.synchronisations.append(
             {
                 "step": trainer.state.global_step,
@@ -183,34 +208,60 @@ def _watch_synchronisation(trainer: Any, watch: _Watch) -> None:
     setattr(holder, name, watched)
 
 
-def _watch_generation(trainer: Any, engine: Any, watch: _Watch, model: TinyModel) -> None:
-    from . import vllm_sampling
-
+def _watch_engine(trainer: Any, engine: Any, watch: _Watch, last: dict[str, Any]) -> None:
     llm = getattr(getattr(trainer, "vllm_generation", None), "llm", None) or trainer.llm
     generate = llm.generate
-    last: dict[str, Any] = {}
 
     @functools.wraps(generate)
     def watched(prompts: Any, *args: Any, **kwargs: Any) -> Any:
-        parameters = models.whole(trainer.model)
-        expected = vllm_engine.merged(parameters, SCALING, _dtype(trainer))
-        compared = vllm_engine.compare(expected, engine)
+        seen = _seen(trainer, engine, last)
         outputs = generate(prompts, *args, **kwargs)
-        last["policy"] = {name: truth.value.float() for name, truth in expected.items()}
-        last["engine"] = vllm_engine.unpacked(expected, engine)
-        last["outputs"] = outputs
-        watch.generations.append(
-            {
-                "step": trainer.state.global_step,
-                "evaluation": not trainer.model.training,
-                **asdict(compared),
-                "prompts": [list(output.prompt_token_ids) for output in outputs],
-                "completions": [len(each.token_ids) for output in outputs for each in output.outputs],
-            }
-        )
+        _answered(watch, seen, outputs, last)
         return outputs
 
     llm.generate = watched
+
+
+def _watch_server(trainer: Any, server: str, watch: _Watch, last: dict[str, Any]) -> None:
+    generation = trainer.vllm_generation
+    generate = generation.generate
+
+    @functools.wraps(generate)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        seen = _seen(trainer, vllm_server.held(server, trainer), last)
+        returned = generate(*args, **kwargs)
+        _answered(watch, seen, vllm_server.outputs_of(*returned), last)
+        return returned
+
+    generation.generate = watched
+
+
+def _seen(trainer: Any, engine: Any, last: dict[str, Any]) -> dict[str, Any]:
+    """How the engine compares with the policy, before it is asked."""
+    expected = vllm_engine.merged(models.whole(trainer.model), SCALING, _dtype(trainer))
+    last["policy"] = {name: truth.value.float() for name, truth in expected.items()}
+    last["engine"] = vllm_engine.unpacked(expected, engine)
+    return {
+        "step": trainer.state.global_step,
+        "evaluation": not trainer.model.training,
+        **asdict(vllm_engine.compare(expected, engine)),
+    }
+
+
+def _answered(watch: _Watch, seen: dict[str, Any], outputs: Sequence[Any], last: dict[str, Any]) -> None:
+    last["outputs"] = outputs
+    watch.generations.append(
+        {
+            **seen,
+            "prompts": [list(output.prompt_token_ids) for output in outputs],
+            "completions": [len(each.token_ids) for output in outputs for each in output.outputs],
+        }
+    )
+
+
+def _watch_scoring(trainer: Any, watch: _Watch, last: Mapping[str, Any], model: TinyModel) -> None:
+    from . import vllm_sampling
+
     score = trainer._generate_and_score_completions
 
     @functools.wraps(score)

@@ -14,9 +14,10 @@ from pytest_trlcompat.plugin.judging import Finding
 from ..grpo.verdicts import failure_of
 from .trainings import VLLMTraining
 
-__all__ = ["WEIGHTS", "batches", "policy", "weights"]
+__all__ = ["SERVER_WEIGHTS", "WEIGHTS", "batches", "policy", "weights"]
 
 WEIGHTS = "grpo-vllm-weights"
+SERVER_WEIGHTS = "grpo-vllm-server-weights"
 STRAYS = ("missing", "unknown", "repeated")
 GROUP = 2
 """``num_generations`` of these trainings."""
@@ -26,10 +27,10 @@ LOGP_TOLERANCE_BF16 = 0.5
 """The same where the policy trains in bfloat16; measured were 0.05, and stale weights are off by 1 and more."""
 
 
-def weights(training: VLLMTraining, label: str) -> Finding:
+def weights(training: VLLMTraining, label: str, issue: str = WEIGHTS) -> Finding:
     """``ok`` where the engine had the policy's weights whenever it was asked, each handed over once."""
     if training.failure:
-        failed = failure_of(WEIGHTS, {"training": training.failure})
+        failed = failure_of(issue, {"training": training.failure})
         return Finding(failed or Verdict.ERROR, training.evidence())
     generations = [each for rank in training.ranks for each in rank["generations"]]
     synchronisations = [each for rank in training.ranks for each in rank["synchronisations"]]

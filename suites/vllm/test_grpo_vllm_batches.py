@@ -14,7 +14,7 @@ import pytest
 from pytest_trlcompat.plugin.judging import Judge
 
 from . import judging
-from .trainings import LABELS
+from .trainings import LABELS, SERVER_LABELS
 
 if TYPE_CHECKING:
     from .trainings import VLLMTrainings
@@ -22,6 +22,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.known_issue("grpo-vllm-batches"), pytest.mark.vllm]
 
 
-@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("label", [*LABELS, *SERVER_LABELS])
 def test_batches(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
     judge(lambda: judging.batches(vllm_trainings(subject, label), label), subject=subject, strategy=label)

@@ -11,20 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat import stack
+from pytest_trlcompat.inference.server import ServerError
 from pytest_trlcompat.plugin.judging import Untestable
 
 from ..in_rank import models, vllm_training
 from ..launches import distinct
 
 if TYPE_CHECKING:
+    from pytest_trlcompat.inference.server import VLLMServer
     from pytest_trlcompat.launch import LaunchResult
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["LABELS", "VLLMTraining", "VLLMTrainings", "sizes"]
+__all__ = ["LABELS", "SERVER_LABELS", "VLLMTraining", "VLLMTrainings", "sizes"]
 
+_SERVER = "server"
+"""What names of variants begin with whose vLLM is a server."""
 LABELS = (
     "single",
-    *(f"single-{variant}" for variant in vllm_training.VARIANTS if variant),
+    *(f"single-{variant}" for variant in vllm_training.VARIANTS if variant and not variant.startswith(_SERVER)),
     "ddp",
     "zero2",
     "zero2-lora",
@@ -35,7 +39,21 @@ LABELS = (
     "fsdp2",
     "fsdp2-lora",
 )
-"""A strategy and, behind it, the variant of the training."""
+"""A strategy and, behind it, the variant of the training; the engine is in the rank's own process."""
+SERVER_LABELS = (
+    "single-server",
+    "single-server_lora",
+    "single-server_whole",
+    "ddp-server",
+    "zero2-server",
+    "zero3-server",
+    "zero3-server_lora",
+    "fsdp1-server",
+    "fsdp1-server_lora",
+    "fsdp2-server",
+    "fsdp2-server_lora",
+)
+"""The same where the engine is a server."""
 
 
 def sizes(variant: str) -> dict[str, Any]:
@@ -79,11 +97,13 @@ class VLLMTrainings:
         launch: makes each launch once.
         build: a tiny model of these sizes.
         folder: below which each training that is resumed has a folder of its own.
+        serve: a server of a model; see the fixture ``vllm_server``.
     """
 
     launch: Callable[..., LaunchResult]
     build: Callable[..., TinyModel]
     folder: Path
+    serve: Callable[..., VLLMServer]
 
     def __call__(self, subject: str, label: str) -> VLLMTraining:
         """
@@ -100,6 +120,8 @@ class VLLMTrainings:
             folder = str(self.folder / f"{subject}-{label}")
             self.launch(vllm_training.train, subject, model, variant, folder, strategy=strategy, sharded=False)
             more = (folder, True)
+        elif variant.startswith(_SERVER):
+            more = (None, False, self._server(model))
         result = self.launch(vllm_training.train, subject, model, variant, *more, strategy=strategy, sharded=False)
         training = VLLMTraining(result.values)
         missing = training.ranks[0]["engine"]["missing"]
@@ -107,3 +129,9 @@ class VLLMTrainings:
             version = stack.installed()["vllm"]
             raise Untestable(f"vLLM {version} has no {', '.join(missing)}, so that its weights stay packed")
         return training
+
+    def _server(self, model: TinyModel) -> str:
+        try:
+            return self.serve(model, max_model_len=vllm_training.MAX_LENGTH).url
+        except ServerError as error:
+            raise Untestable(str(error)) from error

