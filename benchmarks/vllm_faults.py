@@ -8,6 +8,8 @@ that is named beside it answers otherwise than without the fault, or the trainin
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -20,7 +22,10 @@ sys.path.insert(0, str(ROOT))
 
 from pytest_trlcompat import tiny  # noqa: E402
 from pytest_trlcompat.catalog.verdict import Verdict  # noqa: E402
-from pytest_trlcompat.launch import Launcher, LaunchError  # noqa: E402
+from pytest_trlcompat.inference import gloo_transfer  # noqa: E402
+from pytest_trlcompat.inference.server import VLLMServer  # noqa: E402
+from pytest_trlcompat.launch import Cluster, Launcher, LaunchError  # noqa: E402
+from pytest_trlcompat.launch.environment import base_environment  # noqa: E402
 from suites.in_rank import models, vllm_training  # noqa: E402
 from suites.vllm import judging  # noqa: E402
 from suites.vllm.trainings import VLLMTraining, sizes  # noqa: E402
@@ -45,14 +50,14 @@ def main() -> int:
         return 2
     faults = document["fault"]
     chosen = options.numbers or list(range(len(faults)))
-    with tempfile.TemporaryDirectory() as folder, Launcher(device="software", timeout=180) as launch:
-        sound = {
-            label: _judged(launch, label, None, folder) for label in dict.fromkeys(faults[n]["label"] for n in chosen)
-        }
+    with contextlib.ExitStack() as exits:
+        folder = exits.enter_context(tempfile.TemporaryDirectory())
+        stage = _Stage(exits.enter_context(Launcher(device="software", timeout=180)), folder, exits)
+        sound = {label: stage.judged(label, None) for label in dict.fromkeys(faults[n]["label"] for n in chosen)}
         found = 0
         for number in chosen:
             fault = faults[number]
-            what = _judged(launch, fault["label"], fault, folder)[fault["shown"]]
+            what = stage.judged(fault["label"], fault)[fault["shown"]]
             # What TRL itself is wrong in must be worse with the fault: an adapter's merge drifts by 1e-8 without one.
             caught = what != sound[fault["label"]][fault["shown"]]
             found += caught
@@ -62,13 +67,31 @@ def main() -> int:
     return 0 if found == len(chosen) else 1
 
 
-def _judged(launch: Launcher, label: str, fault: Mapping[str, Any] | None, folder: str) -> dict[str, str]:
-    """By judgement the verdict, and for ``policy`` also the order of magnitude by which it was changed."""
-    strategy, _, variant = label.partition("-")
-    model = tiny.qwen2(directory=folder, **sizes(variant))
-    launch(models.save_model, model, strategy="single")
+class _Stage:
+    """Where trainings run, with the server that some of them need."""
+
+    def __init__(self, launch: Launcher, folder: str, exits: contextlib.ExitStack) -> None:
+        self._launch, self._folder, self._exits = launch, folder, exits
+
+    def judged(self, label: str, fault: Mapping[str, Any] | None) -> dict[str, str]:
+        """By judgement the verdict, and for ``policy`` also the order of magnitude by which it was changed."""
+        strategy, _, variant = label.partition("-")
+        model = tiny.qwen2(directory=self._folder, **sizes(variant))
+        path = self._launch(models.save_model, model, strategy="single").values[0]
+        server = self._server(path) if variant.startswith("server") else None
+        planted = None if fault is None else dict(fault)
+        return _judged(self._launch, label, (model, variant, planted, server), strategy)
+
+    @functools.cache  # noqa: B019 - as long as the benchmark
+    def _server(self, path: str) -> str:
+        server = VLLMServer(path, base_environment("software", Cluster()), {"max_model_len": vllm_training.MAX_LENGTH})
+        self._exits.callback(server.stop)
+        return server.url
+
+
+def _judged(launch: Launcher, label: str, arguments: tuple[Any, ...], strategy: str) -> dict[str, str]:
     try:
-        ranks = launch(_train, model, variant, None if fault is None else dict(fault), strategy=strategy, sharded=False)
+        ranks = launch(_train, *arguments, strategy=strategy, sharded=False)
     except LaunchError as error:
         if error.failure is not None and error.failure.type_name in ("SyntaxError", "IndentationError", "SystemExit"):
             raise SystemExit(f"{label}: the fault cannot be planted: {error.failure.message}") from error
@@ -90,22 +113,26 @@ def _judged(launch: Launcher, label: str, fault: Mapping[str, Any] | None, folde
     return answers
 
 
-def _train(model: Any, variant: str, fault: dict[str, Any] | None) -> dict[str, Any]:
+def _train(model: Any, variant: str, fault: dict[str, Any] | None, server: str | None) -> dict[str, Any]:
     import trl
+    import trl.generation.vllm_client as client
     import trl.generation.vllm_generation as generation
     import trl.trainer.grpo_trainer as trainer
 
     if fault is not None:
-        module = generation if fault["module"].endswith("vllm_generation") else trainer
+        module = next(each for each in (client, generation, trainer) if each.__name__.endswith(fault["module"]))
         path = str(module.__file__)
         source = Path(path).read_text(encoding="utf-8")
         if fault["old"] not in source:
             raise SystemExit(f"this release of trl has nowhere: {fault['old']!r}")
         planted = compile(source.replace(fault["old"], fault["new"]), path, "exec")
         exec(planted, vars(module))  # noqa: S102 - the installed module, with one fault
+        if module is client:
+            gloo_transfer.adapt_client(client)
+        generation.VLLMClient = client.VLLMClient
         trainer.VLLMGeneration = generation.VLLMGeneration
         trl.GRPOTrainer = trainer.GRPOTrainer
-    return vllm_training.train("upstream", model, variant)
+    return vllm_training.train("upstream", model, variant, server=server)
 
 
 if __name__ == "__main__":

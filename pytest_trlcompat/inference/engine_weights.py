@@ -32,16 +32,20 @@ def engine_weights(url: str) -> dict[str, torch.Tensor]:
     with tempfile.TemporaryDirectory(prefix="weights-") as folder:  # 0700
         path = Path(folder) / "weights.safetensors"
         body = json.dumps({"method": METHOD, "args": [str(path)]}).encode()
-        request = urllib.request.Request(  # noqa: S310 - of a server of this harness
-            f"{url}/collective_rpc", body, {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=_TIMEOUT):  # noqa: S310
+        request = urllib.request.Request(f"{url}/collective_rpc", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=_TIMEOUT):
             return load_file(path)
 
 
 def save(worker: Any, path: str) -> None:
-    """Save the weights of a worker of vLLM's to a file, as :data:`METHOD`."""
+    """Save the weights of a worker of vLLM's to a file, as :data:`METHOD`.
+
+    Raises:
+        ValueError: it has a part of the weights alone.
+    """
     from safetensors.torch import save_file
 
+    if worker.parallel_config.world_size > 1:
+        raise ValueError(f"each of {worker.parallel_config.world_size} workers has a part of the weights alone")
     model = worker.model_runner.model
     save_file({name: parameter.detach().contiguous().clone() for name, parameter in model.named_parameters()}, path)

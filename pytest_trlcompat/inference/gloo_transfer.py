@@ -1,14 +1,15 @@
 """Carries weights from a trainer to a vLLM server over gloo, in place of NCCL, which needs GPUs on both sides.
 
-All that vLLM and TRL do with a weight is theirs: gathering, naming, packing into buffers, unpacking, loading. Replaced is
-the group that broadcasts a buffer, with vLLM's ``PyNcclCommunicator``, and the streams of CUDA on which it is filled.
+All that vLLM and TRL do with a weight is theirs: gathering, naming, packing into buffers, unpacking, loading. Replaced
+are the group that broadcasts a buffer, vLLM's ``PyNcclCommunicator``, and the streams of CUDA on which it is filled.
 
-Trainer and server meet at a file, whose name TRL hands to the server where it would hand over its address. Imports torch
-and vLLM inside functions.
+Trainer and server meet at a file, whose name TRL hands to the server where it would hand over its address. Imports
+torch and vLLM inside functions.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import stat
 import tempfile
@@ -36,8 +37,8 @@ class _Communicator:
         group: has the attributes ``store`` and ``socket``, which a client drops when it closes the group.
     """
 
-    def __init__(self, processes: Any, meeting: Path) -> None:
-        self._processes, self._meeting = processes, meeting
+    def __init__(self, processes: Any) -> None:
+        self._processes = processes
         self.group = SimpleNamespace(store=None, socket=None)
 
     def broadcast(self, tensor: Any, src: int, stream: Any = None) -> None:
@@ -51,7 +52,7 @@ class _Communicator:
 
         options = BroadcastOptions()
         options.rootRank = src
-        # Pinned to the CPU's memory, and bytes: gloo has no bfloat16 everywhere.
+        # As bytes: gloo does not know every dtype.
         wire = tensor.detach().to("cpu", copy=False).contiguous().view(-1).view(torch.uint8)
         self._processes.broadcast([wire], options).wait()
         if wire.data_ptr() != tensor.data_ptr() and self._processes.rank() != src:
@@ -86,7 +87,7 @@ def communicator(meeting: str, port: int, rank: int, world_size: int, device: An
     store = FileStore(str(path), world_size)
     store.set_timeout(_TIMEOUT)
     try:
-        return _Communicator(ProcessGroupGloo(store, rank, world_size, options), path)
+        return _Communicator(ProcessGroupGloo(store, rank, world_size, options))
     except RuntimeError as error:
         raise TransferError(f"rank {rank} of {world_size} waited in vain at {meeting}: {error}") from error
 
@@ -128,12 +129,14 @@ def adapt_client(module: ModuleType) -> None:
 
 
 def adapt_server() -> None:
-    """Change vLLM in a process of a server whose engine is on the CPU."""
+    """Change vLLM in a process whose engine is on the CPU; nothing before 0.28, which has another transfer."""
+    if importlib.util.find_spec("vllm.distributed.weight_transfer.nccl_common") is None:
+        return
     from vllm import collect_env
 
     _adapt_transfer()
-    # TRL's client asks the server how it was configured. vLLM then lists the packages, too, by pip or uv, and fails where
-    # neither is installed.
+    # TRL's client asks the server how it was configured. vLLM then lists the packages, too, by pip or uv, and fails
+    # where neither is installed.
     collect_env.get_pip_packages = lambda *_: ("pip3", "")
 
 
@@ -141,22 +144,26 @@ def _adapt_transfer() -> None:
     from vllm.distributed.weight_transfer import nccl_common, packed_tensor
 
     nccl_common.stateless_init_process_group = communicator
-    packed_tensor._get_streams = lambda device, number: (_NoStream(),) * number
     nccl_common.torch = packed_tensor.torch = _TorchWithoutCuda()
+
+
+class _NoStream:
+    """Orders nothing: gloo's broadcast has been waited for."""
+
+    def __init__(self, device: Any = None) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
 
 
 class _TorchWithoutCuda:
     """PyTorch, as these two modules see it: streams that order nothing, and a device that is of no use."""
 
-    cuda = SimpleNamespace(stream=lambda _: nullcontext(), Stream=None)
+    cuda = SimpleNamespace(stream=nullcontext, Stream=_NoStream)
     accelerator = SimpleNamespace(current_device_index=lambda: 0)
 
     def __getattr__(self, name: str) -> Any:
         import torch
 
         return getattr(torch, name)
-
-
-class _NoStream:
-    def synchronize(self) -> None:
-        """Nothing is left to wait for: gloo's broadcast has been waited for."""

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Mapping
@@ -32,6 +31,7 @@ _MARK = "TRLCOMPAT_VLLM_SERVER"
 _START_TIMEOUT = 600.0
 _STOP_TIMEOUT = 10.0
 _POLL = 0.2
+_HEALTH_TIMEOUT = 5.0
 _OPTION = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -69,9 +69,11 @@ class VLLMServer:
         mark = uuid.uuid4().hex
         folder = Path(tempfile.mkdtemp(prefix="trlcompat-vllm-"))
         self._mark = f"{_MARK}={mark}"
-        self._own = OwnFolder(folder, self._mark)
-        try:
+        with contextlib.ExitStack() as refused:
+            self._own = OwnFolder(folder, self._mark)
+            refused.callback(self._own.remove)
             self._port = _Port()
+            refused.callback(self._port.close)
             self.url = f"http://127.0.0.1:{self._port.number}"
             with open(folder / "log", "wb") as log:
                 self._process = subprocess.Popen(
@@ -86,20 +88,16 @@ class VLLMServer:
                     stderr=log,
                     start_new_session=True,  # Ctrl-C reaches the test process, which ends the server
                 )
-            try:
-                self._wait()
-            except BaseException:
-                self.stop()
-                raise
-        except BaseException:
-            self._own.remove()
-            raise
+            refused.callback(self.kill)
+            self._wait()
+            refused.pop_all()
 
     @property
     def running(self) -> bool:
         """Whether it answers."""
-        with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(f"{self.url}/health", timeout=5):  # noqa: S310 - our own
-            return self._process.poll() is None
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"{self.url}/health", timeout=_HEALTH_TIMEOUT).close()
+            return not self._has_ended()
         return False
 
     def output(self) -> str:
@@ -109,30 +107,39 @@ class VLLMServer:
         return ""
 
     def kill(self) -> None:
-        """End it at once, as a machine does that is lost; :meth:`stop` has still to be called."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        """End all its processes at once, as a machine does that is lost; :meth:`stop` has still to be called."""
+        if self._process.returncode is None:
+            # Until it has been waited for, no other group can have its number.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         _processes.kill_marked(self._mark)
 
     def stop(self) -> None:
         """End all its processes, and remove its folder."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)
         try:
-            self._process.wait(_STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            pass
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGTERM)
+                deadline = time.monotonic() + _STOP_TIMEOUT
+                while not self._has_ended() and time.monotonic() < deadline:
+                    time.sleep(_POLL)
         finally:
             with _processes.ignore_signals():
                 self.kill()
                 self._port.close()
                 self._own.remove()
 
+    def _has_ended(self) -> bool:
+        """Whether its first process has ended, which is then still to be waited for."""
+        if self._process.returncode is not None:
+            return True
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
     def _wait(self) -> None:
         deadline = time.monotonic() + _START_TIMEOUT
         while not self.running:
-            if self._process.poll() is not None:
+            if self._has_ended():
                 raise ServerError(f"the vLLM server ended before it answered:\n{self.output()}")
             if time.monotonic() > deadline:
                 raise ServerError(f"the vLLM server did not answer within {_START_TIMEOUT:g} s:\n{self.output()}")
@@ -140,7 +147,10 @@ class VLLMServer:
 
 
 class _Port:
-    """A port of the loopback that the system gives nobody else while this exists; vLLM asks for it (``SO_REUSEADDR``)."""
+    """A port of the loopback that the system gives nobody else while this exists; vLLM can still bind it.
+
+    Both set ``SO_REUSEADDR``, and this does not listen.
+    """
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

@@ -9,9 +9,12 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+
+from packaging.version import Version
 
 from pytest_trlcompat.matrix import compiled, torch_builds
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Untestable
@@ -109,7 +112,8 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
         built = [line for line in others if line.partition("==")[0] in BUILT_FROM_SOURCE]
         install_hashed([line for line in others if line not in built], lock.python, python, layout)
         if built:
-            install_hashed(built, lock.python, python, layout, "--no-build-isolation")
+            variables = _build_variables(lock)
+            install_hashed(built, lock.python, python, layout, "--no-build-isolation", variables=variables)
         Environment(root).adopt_modules()
 
     with (
@@ -127,20 +131,39 @@ def reserved(lock: Lock, layout: Layout) -> contextlib.AbstractContextManager[No
     return in_use(_users(_root(lock, layout)))
 
 
-def install_hashed(requirements: Sequence[str], python: str, interpreter: str, layout: Layout, *options: str) -> None:
+def _build_variables(lock: Lock) -> dict[str, str]:
+    """What a build needs with the lock's setuptools.
+
+    77.0.3, which vLLM pins for CPUs, loads distutils' commands before it puts its own ``Command`` there, so that
+    torch's ``BuildExtension.with_options`` ends with ``Command.__init__() got an unexpected keyword argument
+    'use_ninja'``; not with the standard library's distutils, which Python has up to 3.11.
+    """
+    old = lock.packages.get("setuptools") == "77.0.3" and Version(lock.python) < Version("3.12")
+    return {"SETUPTOOLS_USE_DISTUTILS": "stdlib"} if old else {}
+
+
+def install_hashed(
+    requirements: Sequence[str],
+    python: str,
+    interpreter: str,
+    layout: Layout,
+    *options: str,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Install releases, ``name==version``, each from a file whose hash is known.
 
     Args:
         python: as uv understands it, whose files are meant.
         interpreter: whose environment they are installed into.
         options: further ones of ``uv pip install``.
+        variables: further ones of uv's environment.
 
     Raises:
         Untestable: when a file has another hash, is missing or cannot be built, with uv's reason.
     """
     command = ["pip", "install", "--quiet", "--no-deps", "--python", interpreter, *WHEELS_ONLY, *options]
     lines = with_hashes(requirements, python, layout)
-    uv_cached_first([*command, "--require-hashes", "-r", "-"], stdin="\n".join(lines))
+    uv_cached_first([*command, "--require-hashes", "-r", "-"], stdin="\n".join(lines), variables=variables)
 
 
 def existing(lock: Lock, layout: Layout) -> Environment | None:

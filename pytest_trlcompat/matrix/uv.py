@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Unreachable, Untestable
 from pytest_trlcompat.matrix.files import disk_is_full
@@ -38,6 +39,7 @@ WHEELS_ONLY = ("--only-binary", ":all:", *(word for name in BUILT_FROM_SOURCE fo
 """Options of uv by which it builds nothing else, neither to install it nor to learn what it requires."""
 
 _FROM_PIP = {"find-links": "UV_FIND_LINKS", "index-url": "UV_DEFAULT_INDEX"}
+_LINES = 30
 _DISK_FULL = f"(os error {errno.ENOSPC})"
 # uv draws a tree: multiplication sign, box drawing, triangle.
 _ORNAMENT = re.compile(r"^(?:error:|cause:|[\u00d7\u2500-\u257f\u25b6\s]+)\s*")
@@ -61,17 +63,25 @@ def find_uv() -> str:
     return found
 
 
-def uv(arguments: Sequence[str], *, stdin: str | None = None, offline: bool = False, index_alone: bool = False) -> str:
+def uv(
+    arguments: Sequence[str],
+    *,
+    stdin: str | None = None,
+    offline: bool = False,
+    index_alone: bool = False,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """Run uv and return what it printed.
 
     Args:
+        variables: further ones of its environment.
         index_alone: ignore wheel folders, and use the index's own builds of torch.
 
     Raises:
         Untestable: when uv fails, with its reason.
         DiskFull: when the disk is full.
     """
-    return _run(arguments, stdin, offline, index_alone).stdout
+    return _run(arguments, stdin, offline, index_alone, variables).stdout
 
 
 def uv_would_install(arguments: Sequence[str]) -> str | None:
@@ -88,10 +98,14 @@ def uv_would_install(arguments: Sequence[str]) -> str | None:
 
 
 def _run(
-    arguments: Sequence[str], stdin: str | None, offline: bool, index_alone: bool
+    arguments: Sequence[str],
+    stdin: str | None,
+    offline: bool,
+    index_alone: bool,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.CompletedProcess[str]:
     command = [find_uv(), *arguments, *(["--offline"] if offline else [])]
-    child = settings(os.environ)
+    child = {**settings(os.environ), **variables}
     if index_alone:
         child = {name: value for name, value in child.items() if name not in ("UV_FIND_LINKS", "UV_TORCH_BACKEND")}
     done = subprocess.run(command, input=stdin, env=child, capture_output=True, text=True, check=False)
@@ -102,17 +116,19 @@ def _run(
     return done
 
 
-def uv_cached_first(arguments: Sequence[str], *, stdin: str | None = None) -> str:
+def uv_cached_first(
+    arguments: Sequence[str], *, stdin: str | None = None, variables: Mapping[str, str] = MappingProxyType({})
+) -> str:
     """Run uv offline from its cache, and with the network only if that fails.
 
     For exact versions, of which a cached copy cannot be outdated: the index is not queried again, and a machine without
     a network works as long as the cache has them.
     """
     try:
-        return uv(arguments, stdin=stdin, offline=True)
+        return uv(arguments, stdin=stdin, offline=True, variables=variables)
     except Untestable as from_cache:
         try:
-            return uv(arguments, stdin=stdin)
+            return uv(arguments, stdin=stdin, variables=variables)
         except Untestable as error:
             if _NETWORK.search(str(error)):
                 raise Unreachable(f"{error}\nand without the network: {from_cache}") from error
@@ -184,7 +200,9 @@ def _pip_config() -> dict[str, str]:
 
 
 def _reason(stderr: str) -> str:
-    """The first lines of uv's message, without its decoration."""
+    """The first lines of uv's message, and the last of a long one, which say why; without its decoration."""
     lines = [_ORNAMENT.sub("", line.strip()) for line in stderr.splitlines()]
     kept = [line for line in lines if line and not line.startswith(("warning:", "DEBUG", "Using ", "Resolved "))]
-    return "\n".join(kept[:30])
+    if len(kept) > _LINES:
+        kept = [*kept[: _LINES // 2], "...", *kept[-_LINES // 2 :]]
+    return "\n".join(kept)

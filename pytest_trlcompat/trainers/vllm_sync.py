@@ -1,18 +1,19 @@
 """Cure of how weights reach vLLM: it gets all of them as they are, and the policy stays as it is.
 
-Of ``grpo-vllm-weights``, ``grpo-vllm-merge-drift`` and ``grpo-vllm-server-weights``. TRL walks the policy's parameters and
-hands each to vLLM.
+Of ``grpo-vllm-weights``, ``grpo-vllm-merge-drift`` and ``grpo-vllm-server-weights``. TRL walks the policy's parameters
+and hands each to vLLM.
 
 - Under FSDP1 it walks the model beneath FSDP's root, whose parameters (embeddings, final norm, output head) belong to
   no layer and are skipped: the engine generates with those of the checkpoint for good. An adapter is merged while its
   layers are sharded: ``inconsistent tensor size``.
 - An adapter is merged into the policy and taken out again, which rounds the frozen weights twice each time: in bfloat16
   they drift away (trl 6688).
-- A server's client keeps what it is handed until it has a gibibyte or the last weight, and sends it then. An adapter has
-  been taken out of the policy by that time, so that the server generates with the model without it; under FSDP1 the
+- A server's client keeps what it is handed until it has a gibibyte or the last weight, and sends it then. An adapter
+  has been taken out of the policy by that time, so that the server generates with the model without it; under FSDP1 the
   memory of the weights has been freed.
 
-The cure walks from the root, a layer at a time, merges into a copy of each weight, and hands a server under FSDP1 copies.
+The cure walks from the root, a layer at a time, merges into a copy of each weight, and hands a server copies under
+FSDP1.
 
 Imports the standard library; torch, and PEFT where there is an adapter, inside functions.
 """

@@ -79,8 +79,8 @@ def watch_handing_over(trainer: Any, loaded: Sequence[Counter[str]]) -> None:
     """Count in the last of ``loaded`` the names that are handed to the server.
 
     The client fills a buffer with many tensors before it sends it. One whose memory is freed meanwhile would be read
-    all the same: the process then ends with SIGSEGV, or on a GPU with an illegal memory access, if it does not send what
-    others have written there. That is looked for, and the training ended with a ``RuntimeError`` before it happens.
+    all the same, and the process would end with SIGSEGV, as it does without this watch. That is looked for, and the
+    training ended with a ``RuntimeError`` before it happens.
     """
     client = trainer.vllm_generation.vllm_client
     update = client.update_named_params

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import errno
 import os
 import py_compile
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -35,8 +37,15 @@ class FakeUv:
         self.refuse: tuple[str, BaseException] | None = None
         self.source: Path | None = None
 
-    def __call__(self, arguments: Sequence[str], *, stdin: str | None = None, offline: bool = False) -> str:
-        arguments = [*arguments, *(stdin or "").split()]
+    def __call__(
+        self,
+        arguments: Sequence[str],
+        *,
+        stdin: str | None = None,
+        offline: bool = False,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> str:
+        arguments = [*(f"{name}={value}" for name, value in variables.items()), *arguments, *(stdin or "").split()]
         self.calls.append(arguments)
         if self.refuse is not None and self.refuse[0] in arguments:
             raise self.refuse[1]
@@ -79,6 +88,15 @@ def layout(tmp_path: Path) -> Layout:
     for python in ("3.11", "3.12", "3.13"):
         (layout.resolved_hashes / f"{python}-torch-cpu.txt").write_text(f"torch==2.13.0+cpu {HASH}\n")
     return layout
+
+
+def test_deepspeed_is_built_beside_a_setuptools_that_torch_cannot_build_with(uv: FakeUv, layout: Layout) -> None:
+    known = layout.hashes / "3.11.txt"
+    known.write_text(f"{known.read_text()}setuptools==77.0.3 {HASH}\n")
+    ensure(dataclasses.replace(LOCK, packages={**LOCK.packages, "setuptools": "77.0.3"}), layout)
+    told = [arguments[0] for arguments in uv.calls if "deepspeed==0.18.9" in arguments]
+    assert told == ["SETUPTOOLS_USE_DISTUTILS=stdlib"]
+    assert uv.count("SETUPTOOLS_USE_DISTUTILS=stdlib") == 1
 
 
 def test_deepspeed_comes_after_torch_without_isolation_and_the_project_last(uv: FakeUv, layout: Layout) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -34,6 +35,7 @@ class Answers:
         stdin: str | None = None,
         offline: bool = False,
         index_alone: bool = False,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> str:
         self.calls.append(offline)
         refusal = self.refusals[offline]
@@ -112,6 +114,13 @@ def test_what_is_resolved_comes_from_the_cache_only_without_network(monkeypatch:
     with pytest.raises(Untestable, match=r"^there is no version of trl==9\.9\.9$"):
         uv_module.uv_network_first([])
     assert answers.calls == [False]
+
+
+def test_of_a_long_reason_the_beginning_and_the_end_are_kept() -> None:
+    told = uv_module._reason("\n".join(f"line {number}" for number in range(100))).splitlines()
+    assert (told[0], told[-1]) == ("line 0", "line 99")
+    assert len(told) == 31
+    assert uv_module._reason("one\ntwo") == "one\ntwo"
 
 
 def test_an_unknown_version_gives_the_resolvers_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

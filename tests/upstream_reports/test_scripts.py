@@ -30,6 +30,7 @@ NUMBERS = {
     "grpo-policy-loss-log": ("-0.1936", "-0.3873"),
     "grpo-reference-by-name": ("1.0344", "0.0000"),
     "grpo-resumed-epoch": ("['w5', 'w8', 'w7', 'w9', 'w6', 'w10']", "['w10', 'w6', 'w7', 'w9', 'w5', 'w8']"),
+    "grpo-vllm-server-weights": ("0.1883", "0.0000"),
     "grpo-zero-std-log": ("0.0000", "1.0000"),
     "lora-fsdp-bf16-generation": (
         "mat1 and mat2 must have the same dtype, but got Float and BFloat16",

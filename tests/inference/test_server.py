@@ -1,0 +1,158 @@
+"""A vLLM server as a process: how it is started, what it says when it does not start, and that nothing of it stays.
+
+The package ``trl`` is made up: its command answers ``/health`` as vLLM's server does, or ends with an error. The real
+one is tested by ``suites/vllm``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_trlcompat import _processes, stack
+from pytest_trlcompat.inference import server as server_module
+from pytest_trlcompat.inference.server import ServerError, VLLMServer
+
+COMMAND = """
+import argparse, http.server, importlib.metadata, json, os, subprocess, sys
+
+parser = argparse.ArgumentParser()
+for name in ("model", "host", "port", "distributed_executor_backend", "max_model_len"):
+    parser.add_argument(f"--{name}")
+found = parser.parse_args()
+if found.model == "broken":
+    sys.exit("there is no such model")
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)  # an engine
+seen = {"version": importlib.metadata.version("vllm"), "TMPDIR": os.environ["TMPDIR"]}
+print(json.dumps({**vars(found), **seen}), flush=True)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+
+http.server.HTTPServer((found.host, int(found.port)), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.setattr(stack, "installed", lambda: {"trl": "1.16.0", "vllm": "0.31.0"})
+    scripts = tmp_path / "site" / "trl" / "scripts"
+    scripts.mkdir(parents=True)
+    for folder in (scripts.parent, scripts):
+        (folder / "__init__.py").touch()
+    (scripts / "vllm_serve.py").write_text(COMMAND)
+    return {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+
+
+@pytest.fixture
+def server(environment: dict[str, str]) -> Iterator[VLLMServer]:
+    found = VLLMServer("model", environment, {"max_model_len": 64})
+    yield found
+    found.stop()
+
+
+def runs(server: VLLMServer) -> bool:
+    return server.running
+
+
+def processes(server: VLLMServer) -> list[int]:
+    return _processes.marked(server._mark)
+
+
+def test_it_answers_at_its_address_as_long_as_it_runs(server: VLLMServer) -> None:
+    assert runs(server)
+    assert '"max_model_len": "64"' in server.output()
+    assert '"distributed_executor_backend": "uni"' in server.output()
+    assert '"version": "0.31.0+cpu"' in server.output()
+    assert '"host": "127.0.0.1"' in server.output()
+    assert len(processes(server)) == 2
+    server.kill()
+    assert not runs(server)
+    assert not processes(server)
+
+
+def test_nothing_of_it_stays(environment: dict[str, str]) -> None:
+    server = VLLMServer("model", environment)
+    folder = server._own.path
+    assert folder.is_dir()
+    assert f'"TMPDIR": "{folder}"' in server.output()
+    server.stop()
+    assert not folder.exists()
+    assert not processes(server)
+    assert server.output() == ""
+
+
+def test_two_servers_have_addresses_of_their_own(server: VLLMServer, environment: dict[str, str]) -> None:
+    other = VLLMServer("model", environment)
+    assert other.url != server.url
+    other.stop()
+    assert runs(server)
+
+
+def test_one_that_does_not_start_says_what_it_printed(environment: dict[str, str]) -> None:
+    with pytest.raises(ServerError, match=r"ended before it answered:\nthere is no such model"):
+        VLLMServer("broken", environment)
+
+
+def test_one_that_does_not_answer_is_ended(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_START_TIMEOUT", 0.0)
+    with pytest.raises(ServerError, match="did not answer within 0 s"):
+        VLLMServer("model", environment)
+
+
+@pytest.mark.parametrize("option", ["--max_model_len", "max-model-len", "port", "model", "host", ""])
+def test_what_is_no_option_is_refused_before_anything_is_started(environment: dict[str, str], option: str) -> None:
+    with pytest.raises(ServerError, match="is no option of a server here"):
+        VLLMServer("model", environment, {option: 1})
+
+
+def test_without_vllm_there_is_none(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack, "installed", lambda: {"trl": "1.16.0"})
+    with pytest.raises(ServerError, match="vLLM is not installed"):
+        VLLMServer("model", environment)
+
+
+def test_a_port_is_nobody_elses_until_the_server_has_it() -> None:
+    port = server_module._Port()
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(("127.0.0.1", port.number))
+    with socket.socket() as vllm:
+        vllm.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        vllm.bind(("127.0.0.1", port.number))
+        vllm.listen()
+        socket.create_connection(("127.0.0.1", port.number)).close()
+    port.close()
+
+
+def test_it_ends_with_the_process_that_has_started_it(environment: dict[str, str], tmp_path: Path) -> None:
+    code = (
+        "import sys, os; from pytest_trlcompat import stack; from pytest_trlcompat.inference.server import VLLMServer\n"
+        "stack.installed = lambda: {'vllm': '0.31.0'}\n"
+        "server = VLLMServer('model', dict(os.environ)); print(server._mark, server._own.path, flush=True)\n"
+        "sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as test:
+        assert test.stdout is not None
+        mark, folder = test.stdout.readline().split()
+        assert len(_processes.marked(mark)) == 2
+        test.send_signal(signal.SIGKILL)
+        test.wait()
+    deadline = time.monotonic() + 60
+    while (_processes.marked(mark) or Path(folder).exists()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _processes.marked(mark)
+    assert not Path(folder).exists()

@@ -1,0 +1,113 @@
+"""How weights travel between a trainer and a vLLM server, without either: two processes that meet, and tensors.
+
+With both it is tested by ``suites/vllm``.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.launch import Launcher
+
+SHAPES = ((3, 5), (7,), (), (0, 4))
+DTYPES = ("float32", "bfloat16", "uint8", "bool")
+
+
+def send_and_receive(meeting: str) -> dict[str, Any]:
+    """The first rank sends from the accelerator, the second receives on the CPU."""
+    import torch
+    from accelerate import PartialState
+
+    from pytest_trlcompat.inference.gloo_transfer import communicator
+
+    rank = PartialState().process_index
+    before = listening()
+    group = communicator(meeting, 0, rank, 2, device=0)
+    opened = listening() - before
+    found = {}
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            torch.manual_seed(1)
+            truth = (100 * torch.rand(shape)).to(getattr(torch, dtype))
+            tensor = truth.to("npu") if rank == 0 else torch.zeros_like(truth)
+            group.broadcast(tensor, src=0, stream=None)
+            found[f"{dtype} {shape}"] = torch.equal(tensor.cpu(), truth)
+    strided = torch.arange(6.0).view(2, 3).t() if rank == 0 else torch.zeros(3, 2)
+    group.broadcast(strided, src=0)
+    group.group.store = None  # as TRL's client closes it
+    return {
+        "equal": found,
+        "strided": strided.tolist(),
+        "elsewhere": sorted(address for address in opened if not address.startswith("127.")),
+    }
+
+
+def listening() -> set[str]:
+    """The addresses of this process's own listening sockets."""
+    import os
+
+    inodes = {
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.lexists(f"/proc/self/fd/{fd}")
+    }
+    found = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
+            address, _, port = words[1].partition(":")
+            found.add(f"{socket.inet_ntoa(bytes.fromhex(address)[::-1])}:{int(port, 16)}")
+    return found
+
+
+def test_a_tensor_of_the_accelerator_arrives_on_the_cpu_bit_by_bit(launch: Launcher, tmp_path: Path) -> None:
+    for rank in launch(send_and_receive, str(tmp_path / "meeting"), strategy="ddp", sharded=False).values:
+        assert rank["equal"] == {f"{dtype} {shape}": True for dtype in DTYPES for shape in SHAPES}
+        assert rank["strided"] == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+        assert rank["elsewhere"] == []  # ports of other addresses
+
+
+def leave(meeting: str) -> str:
+    import torch
+    from accelerate import PartialState
+
+    from pytest_trlcompat.inference.gloo_transfer import communicator
+
+    rank = PartialState().process_index
+    group = communicator(meeting, 0, rank, 2)
+    if rank == 0:
+        group.leave()
+        return ""
+    with pytest.raises(RuntimeError) as failed:
+        group.broadcast(torch.zeros(3), src=0)
+    return str(failed.value)
+
+
+def test_one_that_leaves_keeps_nobody_waiting(launch: Launcher, tmp_path: Path) -> None:
+    result = launch(leave, str(tmp_path / "meeting"), strategy="ddp", sharded=False, timeout=30)
+    assert re.search("Connection (closed|reset) by peer", result.values[1])
+
+
+@pytest.mark.parametrize("where", ["10.1.2.3", "nowhere/at/all", "/tmp/meeting"])
+def test_a_place_that_others_can_reach_is_no_meeting(where: str) -> None:
+    from pytest_trlcompat.inference.gloo_transfer import TransferError, communicator
+
+    with pytest.raises(TransferError, match="meet at a file in a folder of this user's alone"):
+        communicator(where, 51216, 0, 2)
+
+
+def test_a_client_of_another_transfer_is_left_alone() -> None:
+    """TRL before 1.11, and TRL with vLLM before 0.28: modules without the function that opens this transfer."""
+    from pytest_trlcompat.inference.gloo_transfer import adapt_client
+
+    module = SimpleNamespace(VLLMClient=object(), get_ip=None)
+    adapt_client(module)  # type: ignore[arg-type]
+    assert vars(module).keys() == {"VLLMClient", "get_ip"}
+    assert module.get_ip is None
