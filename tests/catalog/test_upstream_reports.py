@@ -24,7 +24,7 @@ NOT_WRITTEN = {
     *("rloo-reference-by-name", "rloo-zero-std-log"),
 }
 """Found by conformance; their scripts are still to be written."""
-NEEDS_ENGINE = {"grpo-vllm-merge-drift", "grpo-vllm-weights"}
+NEEDS_ENGINE = {"grpo-vllm-batches", "grpo-vllm-merge-drift", "grpo-vllm-weights"}
 """Of vLLM in the same process, which the cell of the scripts lacks."""
 WITHOUT_SCRIPT = NOT_ON_CPU | NOT_WRITTEN | NEEDS_ENGINE
 VLLM = "0.31.0"

@@ -110,7 +110,8 @@ class TestOld(unittest.TestCase):
     @unittest.skipIf(True, "needs vLLM")
     def test_skips(self): pass
 """
-    (tmp_path / "test_it.py").write_text(tests)
+    # Its name stays among the modules of this process, where tests of pytester would meet it.
+    (tmp_path / "test_what_tests_come_to.py").write_text(tests)
     file = tmp_path / "outcomes.jsonl"
     arguments = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", "/dev/null", str(tmp_path)]
     pytest.main(arguments, plugins=[Outcomes(file)])
