@@ -80,8 +80,10 @@ def leave(meeting: str) -> str:
 
     from pytest_trlcompat.inference.gloo_transfer import communicator
 
-    rank = PartialState().process_index
+    state = PartialState()
+    rank = state.process_index
     group = communicator(meeting, 0, rank, 2)
+    state.wait_for_everyone()  # one that leaves while the other still connects is another case
     if rank == 0:
         group.leave()
         return ""
