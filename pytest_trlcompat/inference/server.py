@@ -31,6 +31,7 @@ _MARK = "TRLCOMPAT_VLLM_SERVER"
 _START_TIMEOUT = 600.0
 _STOP_TIMEOUT = 10.0
 _POLL = 0.2
+_GONE = 0.02
 _HEALTH_TIMEOUT = 5.0
 _OPTION = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -113,7 +114,10 @@ class VLLMServer:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        _processes.kill_marked(self._mark)
+        deadline = time.monotonic() + _STOP_TIMEOUT
+        while _processes.marked(self._mark) and time.monotonic() < deadline:
+            _processes.kill_marked(self._mark)
+            time.sleep(_GONE)  # a process that was killed takes a moment to go
 
     def stop(self) -> None:
         """End all its processes, and remove its folder."""
