@@ -344,14 +344,20 @@ from pytest_trlcompat import accelerator
 accelerator.activate(devices=1)
 from torch_npu import _as_cuda
 import importlib, inspect
+absent = []
 for name in _as_cuda.ADAPTATIONS:
-    module = importlib.import_module(name)
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        assert error.name == "trl.generation", error  # before TRL 0.28
+        absent.append(name)
+        continue
     assert type(module.__loader__).__name__ == "SourceFileLoader", module.__loader__
     assert module.__spec__.loader is module.__loader__
     assert inspect.getsource(module)
-print(len(_as_cuda.ADAPTATIONS))
+print(len(_as_cuda.ADAPTATIONS), absent)
 """
-    assert run_python(code).splitlines()[-1] == "4"
+    assert run_python(code).splitlines()[-1] in ("5 []", "5 ['trl.generation.vllm_client']")
 
 
 def test_what_was_imported_before_is_adapted_too() -> None:
