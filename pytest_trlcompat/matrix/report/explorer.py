@@ -32,7 +32,7 @@ from pytest_trlcompat.matrix.report.changes import Changes
 from pytest_trlcompat.matrix.report.model import CellReport, Column, Report, evidence_of
 from pytest_trlcompat.matrix.report.pages import environment
 from pytest_trlcompat.matrix.report.torch_comparison import TorchComparison, compare
-from pytest_trlcompat.stack import PACKAGES
+from pytest_trlcompat.stack import versions_of
 
 __all__ = ["html"]
 
@@ -147,7 +147,7 @@ def _cell(report: Report, cell: CellReport, columns: Sequence[Column]) -> dict[s
     return {
         "id": cell.id,
         "name": report.name(cell),
-        "versions": {package: cell.versions[package] for package in PACKAGES if package in cell.versions},
+        "versions": versions_of(cell.versions),
         "date": cell.sidecar.date or "",
         "state": cell.sidecar.state,
         "reason": cell.sidecar.reason or "",

@@ -298,7 +298,7 @@ def merge(report: Report, others: Iterable[CellReport]) -> Report:
 def _judged(cell: CellReport, known: Catalog) -> CellReport:
     if not cell.versions_known:
         return cell
-    versions = cell.versions
+    versions = versions_of(cell.versions)
 
     def judged(record: Record) -> Record:
         if record.issue not in known:
