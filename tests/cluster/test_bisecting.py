@@ -38,7 +38,7 @@ def test_both_ends_are_observed_on_the_nodes_and_kept_here(cluster: RayCluster, 
     cluster.play(BROKEN)
     output, _ = (search := started(cluster, tmp_path)).communicate(timeout=400)
     assert search.returncode == 2, output
-    assert "3 nodes: " in output
+    assert "3 nodes with " in output
     assert "both ends are bad, so there is no change to find" in output
     calls = [call for each in cluster.calls().values() for call in each]
     assert len(calls) == 2
