@@ -6,7 +6,6 @@ With both it is tested by ``suites/vllm``.
 from __future__ import annotations
 
 import re
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -22,15 +21,18 @@ DTYPES = ("float32", "bfloat16", "uint8", "bool")
 
 def send_and_receive(meeting: str) -> dict[str, Any]:
     """The first rank sends from the accelerator, the second receives on the CPU."""
+    import os
+
     import torch
     from accelerate import PartialState
 
     from pytest_trlcompat.inference.gloo_transfer import communicator
+    from tests.launch.listening import listeners
 
     rank = PartialState().process_index
-    before = listening()
+    before = listeners([os.getpid()])
     group = communicator(meeting, 0, rank, 2, device=0)
-    opened = listening() - before
+    opened = set(listeners([os.getpid()])) - set(before)
     found = {}
     for dtype in DTYPES:
         for shape in SHAPES:
@@ -45,26 +47,8 @@ def send_and_receive(meeting: str) -> dict[str, Any]:
     return {
         "equal": found,
         "strided": strided.tolist(),
-        "elsewhere": sorted(address for address in opened if not address.startswith("127.")),
+        "elsewhere": sorted(str(each) for each in opened if not each.protected),
     }
-
-
-def listening() -> set[str]:
-    """The addresses of this process's own listening sockets."""
-    import os
-
-    inodes = {
-        os.readlink(f"/proc/self/fd/{fd}")
-        for fd in os.listdir("/proc/self/fd")
-        if os.path.lexists(f"/proc/self/fd/{fd}")
-    }
-    found = set()
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        words = line.split()
-        if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
-            address, _, port = words[1].partition(":")
-            found.add(f"{socket.inet_ntoa(bytes.fromhex(address)[::-1])}:{int(port, 16)}")
-    return found
 
 
 def test_a_tensor_of_the_accelerator_arrives_on_the_cpu_bit_by_bit(launch: Launcher, tmp_path: Path) -> None:
