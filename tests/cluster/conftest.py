@@ -43,11 +43,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class RayCluster:
-    """A cluster that runs."""
+    """A cluster that runs.
+
+    Attributes:
+        raylets: the processes of its nodes.
+        logs: Ray's folder of what its own processes write.
+    """
 
     address: str
     client: str
     raylets: Sequence[int]
+    logs: str
     nodes: Sequence[Node]
     variables: Mapping[str, str]
 

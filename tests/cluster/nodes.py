@@ -23,7 +23,12 @@ def main(folder: str, count: int) -> None:
         for number in range(count)
     ]
     raylets = [node.all_processes["raylet"][0].process.pid for node in nodes]
-    answer = {"address": cluster.address, "client": f"ray://127.0.0.1:{port}", "raylets": raylets}
+    answer = {
+        "address": cluster.address,
+        "client": f"ray://127.0.0.1:{port}",
+        "raylets": raylets,
+        "logs": f"{cluster.head_node.get_session_dir_path()}/logs",
+    }
     print(json.dumps(answer), flush=True)
     sys.stdin.read()
     cluster.shutdown()

@@ -16,13 +16,8 @@ from tests.matrix.made_up import BROKEN, OK, SURPRISE
 
 from .conftest import NODES, Checkout, RayCluster, cluster_of, processes_in, wait_for
 
-CLIENT = pytest.mark.skipif(
-    "TRLCOMPAT_TRY_RAY_CLIENT" not in os.environ,
-    reason="Ray's own server for a client ended at its start in 3 of 5 runs; try it with TRLCOMPAT_TRY_RAY_CLIENT=1",
-)
 
-
-@pytest.mark.parametrize("way", ["from one of its nodes", pytest.param("through Ray's client", marks=CLIENT)])
+@pytest.mark.parametrize("way", ["from one of its nodes", "through Ray's client"])
 def test_cells_run_on_the_nodes_and_their_verdicts_come_back(cluster: RayCluster, checkout: Checkout, way: str) -> None:
     cluster.play(OK, BROKEN, seconds=2)
     address = cluster.address if way == "from one of its nodes" else cluster.client
@@ -45,6 +40,16 @@ def test_cells_run_on_the_nodes_and_their_verdicts_come_back(cluster: RayCluster
         assert not {name for name in environ if name.startswith("RAY_")}
         assert "/working_dir_files/" in environ["PYTHONPATH"]  # what was sent, not this checkout
     assert sum(map(bool, cluster.calls().values())) > 1
+
+
+def test_files_are_unpacked_when_a_node_needs_them(cluster: RayCluster, checkout: Checkout) -> None:
+    # Nodes of one machine unpack into one folder: were all to do it at once, one would find it empty.
+    cluster.play(OK)
+    status, output = checkout.run(cluster.variables, RayOptions(cluster.address), CELLS[0])
+    assert status == 0, output
+    written = [path.read_text() for path in Path(cluster.logs).glob("runtime_env_agent*.log")]
+    assert len(written) == 1 + NODES
+    assert sum("Creating runtime env" in text for text in written) == NODES  # the head has no CPUs, and no task
 
 
 def test_a_verdict_that_is_not_as_predicted_ends_its_cell_alone(cluster: RayCluster, checkout: Checkout) -> None:
@@ -191,6 +196,21 @@ def test_cells_go_where_their_environments_are_and_on_when_that_node_is_killed(
         assert checkout.verdicts(CELLS[0]) == (OK, BROKEN)
         assert "goes on elsewhere after its last verdict" in output
         wait_for(lambda: not processes_in(cluster.nodes[number].cache), 30)
+
+
+def test_a_node_that_does_not_answer_is_named_and_gets_nothing(tmp_path: Path, checkout: Checkout) -> None:
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    with cluster_of(folder, [CELLS[:1], CELLS[:1]]) as cluster:
+        cluster.play(OK)
+        os.kill(cluster.raylets[0], signal.SIGSTOP)
+        try:
+            status, output = checkout.run(cluster.variables, RayOptions(cluster.address), CELLS[0])
+        finally:
+            os.kill(cluster.raylets[0], signal.SIGCONT)
+        assert status == 0, output
+        assert " gets no cells: it could not say what it has: " in output
+        assert [len(node.calls) for node in cluster.nodes] == [0, 1]
 
 
 def test_a_cluster_of_this_machine_alone_is_started_and_ends_with_the_command(

@@ -74,7 +74,9 @@ def _folder() -> Iterator[str]:
 
 def _arguments(options: RayOptions, project: Path, folder: str) -> dict[str, Any]:
     # PYTHONPATH, which Ray passes on, would let this checkout's files pass for those that were sent.
-    environment = {"working_dir": str(project)}
+    # Without eager_install the files are unpacked where and when a task needs them. Else all nodes do it at once, and
+    # those of one machine into one folder, which each empties first: a task that starts then finds nothing.
+    environment = {"working_dir": str(project), "config": {"eager_install": False}}
     common: dict[str, Any] = {"runtime_env": environment, "log_to_driver": False, "logging_level": "critical"}
     if options.address is not None:
         return {**common, "address": options.address}

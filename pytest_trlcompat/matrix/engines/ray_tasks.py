@@ -5,6 +5,7 @@ Runs in the driver's environment and on nodes. Imports ``ray``.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
@@ -136,27 +137,43 @@ def _report(cache: str | None, requirements: Sequence[str], files: str | None) -
 
 
 def node_reports(task: NodeTask) -> list[NodeReport]:
-    """What the nodes that have CPUs say of themselves; one that does not answer in time is not listed.
+    """What the nodes that have CPUs say of themselves; of one that does not, why, as its problem.
 
     Those of one machine one after the other: they share a folder, into which each would unpack this project's files.
+
+    Raises:
+        MatrixError: this project's files cannot be sent.
     """
-    machines: dict[str, list[str]] = {}
+    machines: dict[str, list[NodeReport]] = {}
     for node in ray.nodes():
         if node["Alive"] and node["Resources"].get("CPU"):
-            machines.setdefault(node["NodeManagerHostname"], []).append(node["NodeID"])
+            host = node["NodeManagerHostname"]
+            machines.setdefault(host, []).append(NodeReport(node["NodeID"], host, cache=""))
     rounds = itertools.zip_longest(*machines.values())
     return [report for nodes in rounds for report in _ask([node for node in nodes if node], task)]
 
 
-def _ask(nodes: Sequence[str], task: NodeTask) -> Iterator[NodeReport]:
-    strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+def _ask(nodes: Sequence[NodeReport], task: NodeTask) -> Iterator[NodeReport]:
+    """
+    Args:
+        nodes: at most one of each machine, of which no more than its name is known.
+    """
     given = (task.cache, task.requirements, task.files)
-    asked = [_report.options(scheduling_strategy=strategy).remote(*given) for strategy in strategies]
-    answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_PROBE_TIMEOUT)
+    asked = {_on(node.node).remote(*given): node for node in nodes}
+    answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_PROBE_TIMEOUT)
     for answer in answered:
         try:
             yield ray.get(answer)
         except RuntimeEnvSetupError as error:
             raise MatrixError(f"this project's files cannot be sent to a node: {error}") from error
-        except RayError:  # the node has gone meanwhile
-            continue
+        except RayError as error:
+            yield dataclasses.replace(asked[answer], problem=f"it could not say what it has: {error}")
+    for answer in silent:
+        ray.cancel(answer)
+        problem = f"it did not say within {_PROBE_TIMEOUT:g} seconds what it has"
+        yield dataclasses.replace(asked[answer], problem=problem)
+
+
+def _on(node: str) -> Any:
+    """The task that asks a node."""
+    return _report.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
