@@ -78,7 +78,7 @@ class _Stage:
         strategy, _, variant = label.partition("-")
         model = tiny.qwen2(directory=self._folder, **sizes(variant))
         path = self._launch(models.save_model, model, strategy="single").values[0]
-        server = self._server(path) if variant.startswith("server") else None
+        server = self._server(path) if vllm_training.has_server(variant) else None
         planted = None if fault is None else dict(fault)
         return _judged(self._launch, label, (model, variant, planted, server), strategy)
 

@@ -41,15 +41,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "vllm: needs vLLM; part of a sweep with --vllm alone")
 
 
-class _WithoutGRPO(Judge):
-    """Finds every suite absent that measures with GRPO, and launches nothing for it."""
+_NOT_IN_ALL = ("grpo", "distillation")
+"""Trainers that are in a file of their own, which not every release of TRL has."""
+
+
+class _WithoutTrainer(Judge):
+    """Finds every suite absent that measures with a trainer which TRL lacks, and launches nothing for it."""
 
     def __call__(self, measure: Callable[[], Finding], *, subject: str, strategy: str) -> Record:
-        return super().__call__(_no_grpo, subject=subject, strategy=strategy)
+        return super().__call__(self._absent, subject=subject, strategy=strategy)
 
-
-def _no_grpo() -> Finding:
-    raise Absent("this release of TRL has no trl/trainer/grpo_trainer.py")
+    def _absent(self) -> Finding:
+        raise Absent(f"this release of TRL has no {_file_of(measured_with(self.issue.id))}")
 
 
 class _OnOneGPU(Judge):
@@ -69,20 +72,24 @@ def _no_second_gpu() -> Finding:
 
 @pytest.fixture
 def judge(judge: Judge, launcher: Launcher) -> Judge:
-    """The plugin's; where TRL has no GRPO, one that finds suites absent that need it; and see :class:`_OnOneGPU`."""
-    if measured_with(judge.issue.id) == "grpo" and not _has_grpo():
-        return _WithoutGRPO(**vars(judge))
+    """The plugin's; where TRL lacks the trainer, one that finds suites absent; and see :class:`_OnOneGPU`."""
+    if measured_with(judge.issue.id) in _NOT_IN_ALL and not _has(measured_with(judge.issue.id)):
+        return _WithoutTrainer(**vars(judge))
     if launcher.device == "cuda" and visible_gpus() < 2:
         return _OnOneGPU(**vars(judge))
     return judge
 
 
-def _has_grpo() -> bool:
+def _file_of(trainer: str) -> str:
+    return f"trl/trainer/{trainer}_trainer.py"
+
+
+def _has(trainer: str) -> bool:
     """Looked up among TRL's files: the test process imports nothing of the stack."""
     trl = importlib.util.find_spec("trl")
     assert trl is not None, "the suites measure TRL, which is not installed"
     assert trl.submodule_search_locations, trl
-    return any((Path(folder) / "trainer" / "grpo_trainer.py").is_file() for folder in trl.submodule_search_locations)
+    return any((Path(folder).parent / _file_of(trainer)).is_file() for folder in trl.submodule_search_locations)
 
 
 @pytest.fixture(params=["upstream", "corrected"])
@@ -229,7 +236,7 @@ def vllm_trainings(
     tmp_path_factory: pytest.TempPathFactory,
     vllm_server: Callable[..., VLLMServer],
 ) -> VLLMTrainings:
-    """GRPO with vLLM, one training per subject and label for all suites; weights large enough that each matters."""
+    """Training with vLLM, once per trainer, subject and label for all suites; weights so large that each matters."""
     return VLLMTrainings(launches, tiny_qwen2, tmp_path_factory.mktemp("vllm"), vllm_server)
 
 

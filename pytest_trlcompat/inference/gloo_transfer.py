@@ -13,7 +13,6 @@ import importlib.util
 import os
 import stat
 import tempfile
-import uuid
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -102,8 +101,7 @@ def _is_private(folder: Path) -> bool:
 
 def _new_meeting() -> str:
     """A file that nobody has met at, in the temporary folder of this rank's launch."""
-    folder = Path(tempfile.mkdtemp(prefix="vllm-"))  # 0700
-    return str(folder / uuid.uuid4().hex)
+    return str(Path(tempfile.mkdtemp(prefix="vllm-")) / "meeting")  # nobody else may enter the folder
 
 
 def adapt_client(module: ModuleType) -> None:

@@ -76,19 +76,12 @@ class VLLMServer:
             self._port = _Port()
             refused.callback(self._port.close)
             self.url = f"http://127.0.0.1:{self._port.number}"
-            with open(folder / "log", "wb") as log:
-                self._process = subprocess.Popen(
-                    [
-                        *(sys.executable, "-m", "trl.scripts.vllm_serve", "--model", str(model)),
-                        *("--host", "127.0.0.1", "--port", str(self._port.number), *words),
-                    ],
-                    env={**_environment(environment, folder, versions["vllm"]), _MARK: mark},
-                    cwd=folder,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,  # Ctrl-C reaches the test process, which ends the server
-                )
+            self._command = [
+                *(sys.executable, "-m", "trl.scripts.vllm_serve", "--model", str(model)),
+                *("--host", "127.0.0.1", "--port", str(self._port.number), *words),
+            ]
+            self._variables = {**_environment(environment, folder, versions["vllm"]), _MARK: mark}
+            self._process = self._start()
             refused.callback(self.kill)
             self._wait()
             refused.pop_all()
@@ -119,6 +112,16 @@ class VLLMServer:
             _processes.kill_marked(self._mark)
             time.sleep(_GONE)  # a process that was killed takes a moment to go
 
+    def restart(self) -> None:
+        """:meth:`kill` it, and start another at the same URL: its engine has the weights of the model's folder.
+
+        Raises:
+            ServerError: it did not start; :meth:`stop` has still to be called.
+        """
+        self.kill()
+        self._process = self._start()
+        self._wait()
+
     def stop(self) -> None:
         """End all its processes, and remove its folder."""
         try:
@@ -133,6 +136,18 @@ class VLLMServer:
                 self.kill()
                 self._port.close()
                 self._own.remove()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with open(self._own.path / "log", "ab") as log:
+            return subprocess.Popen(
+                self._command,
+                env=self._variables,
+                cwd=self._own.path,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C reaches the test process, which ends the server
+            )
 
     def _has_ended(self) -> bool:
         """Whether its first process has ended, which is then still to be waited for."""

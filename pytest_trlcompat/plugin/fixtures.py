@@ -228,14 +228,15 @@ def vllm_server(pytestconfig: pytest.Config, launcher: Launcher) -> Iterator[Cal
             if key in failed:
                 raise failed[key]
             try:
-                servers[key] = VLLMServer(path, base_environment(device, Cluster()), options)
+                server = VLLMServer(path, base_environment(device, Cluster()), options)
             except ServerError as error:
                 failed[key] = error
                 raise
+            exits.callback(server.stop)
+            servers[key] = server
         return servers[key]
 
     with contextlib.ExitStack() as exits:
-        exits.callback(lambda: [exits.callback(server.stop) for server in servers.values()])
         yield serve
 
 

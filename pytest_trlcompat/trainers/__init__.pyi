@@ -14,6 +14,7 @@ from .deepspeed_evaluation import DeepSpeedEvaluationMixin as DeepSpeedEvaluatio
 from .deepspeed_hooks import DeepSpeedHooksMixin as DeepSpeedHooksMixin
 from .deepspeed_hooks import PPODeepSpeedHooksMixin as PPODeepSpeedHooksMixin
 from .device_map import OneDevicePerRankMixin as OneDevicePerRankMixin
+from .distillation import DistillationTrainer as DistillationTrainer
 from .dpo import DPOTrainer as DPOTrainer
 from .empty_param_groups import EmptyParamGroupsMixin as EmptyParamGroupsMixin
 from .entropy_bonus import EntropyBonusMixin as EntropyBonusMixin

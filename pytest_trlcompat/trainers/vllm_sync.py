@@ -1,7 +1,9 @@
 """Cure of how weights reach vLLM: it gets all of them as they are, and the policy stays as it is.
 
-Of ``grpo-vllm-weights``, ``grpo-vllm-merge-drift`` and ``grpo-vllm-server-weights``. TRL walks the policy's parameters
-and hands each to vLLM.
+Of ``grpo-vllm-weights``, ``grpo-vllm-merge-drift`` and ``grpo-vllm-server-weights``, and of the same with RLOO
+(``rloo-vllm-weights``, ``rloo-vllm-merge-drift``, ``rloo-vllm-server-weights``) and distillation
+(``distillation-vllm-weights``, ``distillation-vllm-merge-drift``, ``distillation-vllm-server-weights``). TRL walks the
+policy's parameters and hands each to vLLM.
 
 - Under FSDP1 it walks the model beneath FSDP's root, whose parameters (embeddings, final norm, output head) belong to
   no layer and are skipped: the engine generates with those of the checkpoint for good. An adapter is merged while its
@@ -42,10 +44,11 @@ Gather = Callable[[list[Any]], Any]
 
 
 class VLLMSyncMixin(Cure):
-    """Hands vLLM all weights of a ``trl.GRPOTrainer``, under FSDP1 too, and merges LoRA without touching the policy.
+    """Hands vLLM all weights of a policy, under FSDP1 too, and merges LoRA without touching the policy.
 
-    In either mode of vLLM. Adapters other than LoRA, and variants of it such as DoRA, are merged by TRL as ever. Does
-    nothing without vLLM, or where neither FSDP1 nor an adapter is used.
+    Of any trainer that generates with TRL's ``VLLMGeneration``, in either mode of vLLM. Adapters other than LoRA, and
+    variants of it such as DoRA, are merged by TRL as ever. Does nothing without vLLM, or where neither FSDP1 nor an
+    adapter is used.
     """
 
     _needed: ClassVar = (

@@ -1,5 +1,7 @@
 """GRPO bodies that the suites launch: they run inside the ranks and return plain numbers.
 
+Trainers that are built like it, RLOO's and that of distillation, come by their names.
+
 Imports the stack only inside functions, so that the test process stays light.
 """
 
@@ -23,36 +25,46 @@ ROWS = 4
 STEPS = 3
 
 
-def trainer_class(subject: str) -> type:
-    """TRL's ``GRPOTrainer``, or the corrected one."""
+def trainer_class(subject: str, name: str = "GRPO") -> type:
+    """TRL's trainer, or the corrected one.
+
+    Args:
+        name: that of TRL's class without its end, ``"RLOO"``.
+    """
     import trl
 
     from pytest_trlcompat import trainers
 
-    chosen: type = trainers.GRPOTrainer if subject == "corrected" else trl.GRPOTrainer
+    chosen: type = getattr(trainers if subject == "corrected" else trl, f"{name}Trainer")
     return chosen
 
 
 def build_trainer(
-    subject: str, model: TinyModel, cls: type | None = None, arguments: Mapping[str, Any] | None = None, **settings: Any
+    subject: str,
+    model: TinyModel,
+    cls: type | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    name: str = "GRPO",
+    **settings: Any,
 ) -> Any:
     """A GRPO trainer on a fresh tiny model: 3 steps, a KL term that matters, no dropout, no saving.
 
     Args:
         cls: a subclass to build instead of the subject's trainer.
+        name: see :func:`trainer_class`.
         arguments: of the trainer, in place of those that it is given here (``model``, ``train_dataset``, ...).
         settings: of its ``GRPOConfig``; those that the release does not know are left out.
     """
     given = {
-        "reward_funcs": reward,
-        "args": _config(**settings),
+        **({} if name == "Distillation" else {"reward_funcs": reward}),
+        "args": _config(name, **settings),
         "train_dataset": prompts(),
         "processing_class": model.tokenizer,
         **(arguments or {}),
     }
     if "model" not in given:
         given["model"] = load_policy(model)
-    return (cls or trainer_class(subject))(**given)
+    return (cls or trainer_class(subject, name))(**given)
 
 
 def load_policy(model: TinyModel) -> Any:
@@ -73,7 +85,7 @@ def _read_policy(path: Path) -> Any:
 _read_policy_once = functools.cache(_read_policy)
 
 
-def _config(**settings: Any) -> Any:
+def _config(name: str, **settings: Any) -> Any:
     import inspect
     import os
     import tempfile
@@ -105,8 +117,9 @@ def _config(**settings: Any) -> Any:
         # These releases load the reference model with device_map="auto" where the distributed type is not MULTI_GPU or
         # DEEPSPEED, as under FSDP: every rank's lands on device 0, on GPUs too. That is no concern of these suites.
         values["model_init_kwargs"] = {"device_map": None}
-    known = inspect.signature(trl.GRPOConfig.__init__).parameters
-    return trl.GRPOConfig(**{key: value for key, value in {**values, **settings}.items() if key in known})
+    config = getattr(trl, f"{name}Config")
+    known = inspect.signature(config.__init__).parameters
+    return config(**{key: value for key, value in {**values, **settings}.items() if key in known})
 
 
 def counted(rows: int) -> int:

@@ -41,9 +41,10 @@ def compare(
         ``same_ids``: whether the batch's completions are the engine's, in its order; ``sampler_error``: the largest
         difference of the sampler's log-probabilities to the reference's; ``sampler_tolerance``: the same difference of
         a reference in the engine's bfloat16, four times; ``passed_on``: of the sampler's to those in the batch;
-        ``policy_error``: of the batch's log-probabilities of the policy to the reference's; ``ratio_error``: of the
-        importance ratios, relative, to ``exp(sum(policy - sampler))`` of the sequence, and 0 where that is above
-        :data:`CLIP_MAX`; ``moved``: by how much policy and sampler differ at most; ``tokens``.
+        ``policy_error``: of the batch's log-probabilities of the policy, or of their sums over a completion, to the
+        reference's; ``ratio_error``: of the importance ratios, relative, to ``exp(sum(policy - sampler))`` of the
+        sequence, and 0 where that is above :data:`CLIP_MAX`; ``moved``: by how much policy and sampler differ at most;
+        ``tokens``. ``None`` for what the trainer does not compute, or the engine was not asked for.
     """
     import torch
 
@@ -53,26 +54,31 @@ def compare(
     found = [row[chosen].tolist() for row, chosen in zip(batch["completion_ids"].cpu(), mask, strict=True)]
     if found != completions:
         return {"same_ids": False, "tokens": sum(map(len, completions))}
-    sampler = [_of_tokens(output) for output in outputs]
+    # A trainer that has no use for them does not ask for log-probabilities.
+    sampler = None if None in (output.outputs[0].logprobs for output in outputs) else list(map(_of_tokens, outputs))
 
     def logps(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> list[list[float]]:
         return _logps(model, weights, prompts, completions, temperature, dtype)
 
     reference = logps(engine, torch.float32)
     policys = logps(policy, torch.float32)
-    old, given, ratio = (
-        batch.get(name) for name in ("old_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio")
+    old, given, ratio, sums = (
+        batch.get(name)
+        for name in ("old_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio", "old_logps")
     )
+    error = None if old is None else _largest(_rows(old, mask), policys)
+    if sums is not None:
+        error = _largest(sums.cpu().double()[:, None].tolist(), [[sum(row)] for row in policys])
     ratios = None if ratio is None else ratio.cpu().double().flatten().tolist()
     return {
         "same_ids": True,
         "tokens": sum(map(len, completions)),
-        "sampler_error": _largest(sampler, reference),
+        "sampler_error": None if sampler is None else _largest(sampler, reference),
         "sampler_tolerance": 4 * _largest(logps(engine, torch.bfloat16), reference),
-        "passed_on": None if given is None else _largest(_rows(given, mask), sampler),
-        "policy_error": None if old is None else _largest(_rows(old, mask), policys),
-        "ratio_error": None if ratios is None else _ratio_error(ratios, policys, sampler),
-        "moved": _largest(policys, sampler),
+        "passed_on": None if given is None or sampler is None else _largest(_rows(given, mask), sampler),
+        "policy_error": error,
+        "ratio_error": None if ratios is None or sampler is None else _ratio_error(ratios, policys, sampler),
+        "moved": _largest(policys, sampler or reference),
     }
 
 

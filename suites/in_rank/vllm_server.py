@@ -5,11 +5,13 @@ Imports the stack only inside functions.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.error import URLError
 
 from pytest_trlcompat.inference.engine_weights import engine_weights
 
@@ -29,15 +31,19 @@ class Held:
         return iter(self.tensors.items())
 
 
-def held(url: str, trainer: Any) -> Held:
-    """What the engine of a server holds now; collective.
+def held(url: str, trainer: Any) -> Held | None:
+    """What the engine of a server holds now; ``None`` where it does not answer. Collective.
 
     The main process asks, for all: it hands the weights over, and the others do not wait for that.
     """
     from accelerate.utils import broadcast_object_list
 
-    found = [engine_weights(url) if trainer.accelerator.is_main_process else None]
-    return Held(broadcast_object_list(found)[0])
+    found: list[Mapping[str, torch.Tensor] | None] = [None]
+    if trainer.accelerator.is_main_process:
+        with contextlib.suppress(ConnectionError, URLError):
+            found = [engine_weights(url)]
+    (tensors,) = broadcast_object_list(found)
+    return None if tensors is None else Held(tensors)
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class _Choice:
 @dataclass(frozen=True)
 class _Completion:
     token_ids: Sequence[int]
-    logprobs: Sequence[Mapping[int, _Choice]]
+    logprobs: Sequence[Mapping[int, _Choice]] | None
 
 
 @dataclass(frozen=True)
@@ -60,12 +66,17 @@ class _Output:
 def outputs_of(
     prompt_ids: Sequence[Sequence[int]],
     completion_ids: Sequence[Sequence[int]],
-    logprobs: Sequence[Sequence[Sequence[float]]],
-    logprob_token_ids: Sequence[Sequence[Sequence[int]]],
+    logprobs: Sequence[Sequence[Sequence[float]]] | None,
+    logprob_token_ids: Sequence[Sequence[Sequence[int]]] | None,
 ) -> list[_Output]:
     """What ``VLLMGeneration.generate`` of TRL returned to this rank, in the form of vLLM's own engine."""
-    rows = zip(prompt_ids, completion_ids, logprobs, logprob_token_ids, strict=True)
-    return [_Output(prompt, (_Completion(ids, _choices(values, names)),)) for prompt, ids, values, names in rows]
+    chosen: Sequence[Sequence[Mapping[int, _Choice]] | None]
+    if logprobs is None or logprob_token_ids is None:
+        chosen = [None] * len(completion_ids)
+    else:
+        chosen = list(map(_choices, logprobs, logprob_token_ids))
+    rows = zip(prompt_ids, completion_ids, chosen, strict=True)
+    return [_Output(prompt, (_Completion(ids, choices),)) for prompt, ids, choices in rows]
 
 
 def _choices(values: Sequence[Sequence[float]], names: Sequence[Sequence[int]]) -> list[dict[int, _Choice]]:

@@ -1,4 +1,6 @@
-"""GRPO with vLLM, in the same process or as a server, watched inside a rank: what the engine holds and returns.
+"""Training with vLLM, in the same process or as a server, watched inside a rank: what the engine holds and returns.
+
+With GRPO, RLOO or distillation, which generate alike.
 
 Imports the stack only inside functions.
 """
@@ -15,14 +17,24 @@ from typing import TYPE_CHECKING, Any
 from pytest_trlcompat.accelerator import artefacts
 from pytest_trlcompat.inference import cpu_engine
 
-from . import adapters, grpo, models, vllm_engine, vllm_server
+from . import adapters, grpo, models, vllm_engine, vllm_loss, vllm_server
 
 if TYPE_CHECKING:
     import torch
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["MAX_LENGTH", "RANK", "SAVED_STEP", "SCALING", "TEMPERATURE", "VARIANTS", "train"]
+__all__ = [
+    "MAX_LENGTH",
+    "RANK",
+    "SAVED_STEP",
+    "SCALING",
+    "TEMPERATURE",
+    "VARIANTS",
+    "has_server",
+    "loses_server",
+    "train",
+]
 
 TEMPERATURE = 0.7
 RANK, SCALING = 4, 2.0
@@ -41,6 +53,8 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "server": _EVALUATED,
     "server_lora": _LORA,
     "server_whole": {**_LORA, "adapter": "whole"},
+    "server_ended": _EVALUATED,
+    "server_restarted": _EVALUATED,
 }
 """By name, settings of ``GRPOConfig``, and ``adapter`` and ``dtype``, see :func:`train`."""
 MAX_LENGTH = 64
@@ -58,6 +72,16 @@ _ENGINE: Mapping[str, Any] = {
 }
 
 
+def has_server(variant: str) -> bool:
+    """Whether the engine of one of :data:`VARIANTS` is a server."""
+    return variant.startswith("server")
+
+
+def loses_server(variant: str) -> bool:
+    """Whether it is lost in the middle, see :mod:`.vllm_loss`."""
+    return variant in ("server_ended", "server_restarted")
+
+
 @dataclass
 class _Watch:
     """What was seen of one trainer."""
@@ -66,6 +90,7 @@ class _Watch:
     synchronisations: list[dict[str, Any]] = field(default_factory=list)
     batches: list[dict[str, Any]] = field(default_factory=list)
     loaded: list[Counter[str]] = field(default_factory=list)
+    unanswered: int = 0
 
 
 def train(
@@ -75,20 +100,23 @@ def train(
     folder: str | None = None,
     resume: bool = False,
     server: str | None = None,
+    trainer_name: str = "GRPO",
 ) -> dict[str, Any]:
     """Train with one variant of :data:`VARIANTS`.
 
     Args:
         server: the URL of a vLLM server of this model; ``None``: the engine is in this process.
-        folder: where it saves.
+        folder: where it saves, or asks for the loss of its server.
         resume: go on from the checkpoint of :data:`SAVED_STEP` there.
+        trainer_name: see :func:`grpo.trainer_class`.
 
     Returns:
         ``generations``: of each call of the engine the step, whether it was an evaluation's, how the engine compares
         with the policy (:class:`vllm_engine.Comparison`), the prompts and the completions' lengths;
         ``synchronisations``: of each, the names that were not loaded exactly once, and the policy's tensors that it
         changed; ``batches``: of each batch that was made of completions, how its numbers compare with a reference;
-        ``seconds``: of building the trainer and of synchronisations; ``engine``: what is changed in it; ``failure``.
+        ``unanswered``: calls of a server that was gone; ``seconds``: of building the trainer and of synchronisations;
+        ``engine``: what is changed in it; ``failure``.
     """
     place = _COLOCATE if server is None else {"vllm_mode": "server", "vllm_server_base_url": server}
     saved = {} if folder is None else {"output_dir": folder}
@@ -96,8 +124,10 @@ def train(
     watch = _Watch()
     seconds: dict[str, float] = {}
     try:
-        trainer = _build(subject, model, settings, seconds)
+        trainer = _build(subject, model, settings, seconds, trainer_name)
         _watch(trainer, watch, model, server)
+        if folder is not None and loses_server(variant):
+            vllm_loss.request_loss(trainer, folder)
         trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-{SAVED_STEP}" if resume else None)
         failure = None
     except Exception as error:
@@ -106,13 +136,14 @@ def train(
         "generations": watch.generations,
         "synchronisations": watch.synchronisations,
         "batches": watch.batches,
+        "unanswered": watch.unanswered,
         "seconds": seconds,
         "engine": cpu_engine.changes(),
         "failure": failure,
     }
 
 
-def _build(subject: str, model: TinyModel, settings: Mapping[str, Any], seconds: dict[str, float]) -> Any:
+def _build(subject: str, model: TinyModel, settings: Mapping[str, Any], seconds: dict[str, float], name: str) -> Any:
     import torch
     from peft import LoraConfig
 
@@ -122,6 +153,8 @@ def _build(subject: str, model: TinyModel, settings: Mapping[str, Any], seconds:
     if dtype is not None:
         policy = policy.to(getattr(torch, dtype))
     arguments: dict[str, Any] = {"model": policy, "eval_dataset": grpo.prompts().select(range(4))}
+    if name == "Distillation":
+        arguments["teacher_model"] = grpo.load_policy(model)
     if kind is not None:
         arguments["peft_config"] = LoraConfig(
             r=RANK,
@@ -131,7 +164,7 @@ def _build(subject: str, model: TinyModel, settings: Mapping[str, Any], seconds:
             task_type="CAUSAL_LM",
         )
     started = time.monotonic()
-    trainer = grpo.build_trainer(subject, model, arguments=arguments, **rest)
+    trainer = grpo.build_trainer(subject, model, arguments=arguments, name=name, **rest)
     seconds["build"] = time.monotonic() - started
     if kind is not None:
         adapters.fill_adapter(dict(trainer.model.named_parameters()))
@@ -228,7 +261,11 @@ def _watch_server(trainer: Any, server: str, watch: _Watch, last: dict[str, Any]
 
     @functools.wraps(generate)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        seen = _seen(trainer, vllm_server.held(server, trainer), last)
+        held = vllm_server.held(server, trainer)
+        if held is None:
+            watch.unanswered += 1
+            return generate(*args, **kwargs)
+        seen = _seen(trainer, held, last)
         returned = generate(*args, **kwargs)
         _answered(watch, seen, vllm_server.outputs_of(*returned), last)
         return returned

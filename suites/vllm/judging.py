@@ -1,4 +1,4 @@
-"""How GRPO trainings with vLLM are judged, by numbers alone; the benchmark of planted faults asks the same.
+"""How trainings with vLLM are judged, by numbers alone; the benchmark of planted faults asks the same.
 
 Runs in the test process and imports nothing of the stack.
 """
@@ -12,15 +12,22 @@ from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding
 
 from ..grpo.verdicts import failure_of
+from ..in_rank import vllm_loss
 from .trainings import VLLMTraining
 
-__all__ = ["SERVER_WEIGHTS", "WEIGHTS", "batches", "policy", "weights"]
+__all__ = ["SERVER_WEIGHTS", "WEIGHTS", "batches", "loss", "policy", "weights"]
 
 WEIGHTS = "grpo-vllm-weights"
 SERVER_WEIGHTS = "grpo-vllm-server-weights"
 STRAYS = ("missing", "unknown", "repeated")
-GROUP = 2
-"""``num_generations`` of these trainings."""
+GROUPS = {"GRPO": 2, "RLOO": 2, "Distillation": 1}
+"""By trainer how many completions a prompt gets."""
+NUMBERS = {
+    "GRPO": ("sampler_error", "passed_on", "policy_error", "ratio_error"),
+    "RLOO": ("policy_error",),
+    "Distillation": (),
+}
+"""By trainer which numbers of :func:`vllm_sampling.compare` it asks for or computes."""
 LOGP_TOLERANCE = 2e-4
 """Of the policy's log-probabilities, in float32, about 5; measured were 4e-6 at most."""
 LOGP_TOLERANCE_BF16 = 0.5
@@ -56,6 +63,24 @@ def weights(training: VLLMTraining, label: str, issue: str = WEIGHTS) -> Finding
     return Finding(Verdict.SILENT if off or any(strays.values()) else Verdict.OK, evidence)
 
 
+def loss(training: VLLMTraining, label: str) -> Finding:
+    """``ok`` where a training whose server was lost ended with an error in every rank, and never used other weights."""
+    ranks = training.ranks
+    generations = [each for rank in ranks for each in rank["generations"]]
+    off = [each for each in generations if each["wrong"]]
+    assert any(each["step"] < vllm_loss.LOST_AFTER for each in generations), "the server was never asked"
+    evidence = {
+        **training.evidence(),
+        "steps": sorted({each["step"] for each in generations}),
+        "unanswered": sum(rank["unanswered"] for rank in ranks),
+        "generations_off": len(off),
+        "most_off": max((amount for each in off for amount in each["wrong"].values()), default=0.0),
+        "ranks_failed": sum(rank["failure"] is not None for rank in ranks),
+    }
+    loud = evidence["ranks_failed"] == len(ranks)
+    return Finding(Verdict.OK if loud and not off else Verdict.SILENT, evidence)
+
+
 def policy(training: VLLMTraining, label: str) -> Finding:
     """``ok`` where no synchronisation changed the policy."""
     if training.failure:
@@ -72,7 +97,7 @@ def policy(training: VLLMTraining, label: str) -> Finding:
     return Finding(Verdict.SILENT if any(changed) else Verdict.OK, evidence)
 
 
-def batches(training: VLLMTraining, label: str) -> Finding:
+def batches(training: VLLMTraining, label: str, trainer: str = "GRPO") -> Finding:
     """``ok`` where the batches hold what the engine was asked for and returned."""
     if training.failure:
         return Finding(Verdict.ERROR, training.evidence())
@@ -81,21 +106,22 @@ def batches(training: VLLMTraining, label: str) -> Finding:
     tolerance = LOGP_TOLERANCE_BF16 if label.endswith("bf16") else LOGP_TOLERANCE
     calls = list(zip(*(rank["generations"] for rank in training.ranks), strict=True))
     wrong = {
-        "prompts": sum(not _in_groups(call) for call in calls),
+        "prompts": sum(not _in_groups(call, GROUPS[trainer]) for call in calls),
         "completions": sum(not each["same_ids"] for each in found),
     }
     complete = [each for each in found if each["same_ids"]]
-    limits = {"passed_on": 1e-6, "policy_error": tolerance, "ratio_error": 5 * tolerance}
-    for name, limit in limits.items():
-        wrong[name] = sum(each[name] is None or not each[name] <= limit for each in complete)
-    wrong["sampler_error"] = sum(not each["sampler_error"] <= each["sampler_tolerance"] for each in complete)
+    every = {"passed_on": 1e-6, "policy_error": tolerance, "ratio_error": 5 * tolerance}
+    for name in NUMBERS[trainer]:
+        wrong[name] = sum(
+            each[name] is None or not each[name] <= every.get(name, each["sampler_tolerance"]) for each in complete
+        )
     evidence = {
         **training.evidence(),
         "calls": len(calls),
         "batches": len(found),
         "tokens": sum(each["tokens"] for each in found),
         "wrong": {name: count for name, count in wrong.items() if count},
-        **{f"most_{name}": _most(complete, name) for name in (*limits, "sampler_error", "moved")},
+        **{f"most_{name}": _most(complete, name) for name in (*NUMBERS[trainer], "moved")},
     }
     return Finding(Verdict.SILENT if any(wrong.values()) else Verdict.OK, evidence)
 
@@ -104,11 +130,11 @@ def _most(batches: Sequence[dict[str, Any]], name: str) -> float | None:
     return max((each[name] for each in batches if each[name] is not None), default=None)
 
 
-def _in_groups(call: Sequence[dict[str, Any]]) -> bool:
+def _in_groups(call: Sequence[dict[str, Any]], size: int) -> bool:
     """Whether the ranks' prompts, one rank's behind another's, are groups of an equal prompt, in training each of its
     own, and every prompt got a completion."""
     prompts = [prompt for rank in call for prompt in rank["prompts"]]
-    groups = [prompts[index : index + GROUP] for index in range(0, len(prompts), GROUP)]
+    groups = [prompts[index : index + size] for index in range(0, len(prompts), size)]
     firsts = [tuple(group[0]) for group in groups]
     return (
         all(prompt == group[0] for group in groups for prompt in group)

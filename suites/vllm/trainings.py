@@ -1,4 +1,4 @@
-"""One GRPO training with vLLM per subject and label, shared by the suites that judge it.
+"""One training with vLLM per trainer, subject and label, shared by the suites that judge it.
 
 Runs in the test process and imports nothing of the stack.
 """
@@ -6,6 +6,7 @@ Runs in the test process and imports nothing of the stack.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from pytest_trlcompat import stack
 from pytest_trlcompat.inference.server import ServerError
 from pytest_trlcompat.plugin.judging import Untestable
 
-from ..in_rank import models, vllm_training
+from ..in_rank import models, vllm_loss, vllm_training
 from ..launches import distinct
 
 if TYPE_CHECKING:
@@ -24,11 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LABELS", "SERVER_LABELS", "VLLMTraining", "VLLMTrainings", "sizes"]
 
-_SERVER = "server"
-"""What names of variants begin with whose vLLM is a server."""
 LABELS = (
     "single",
-    *(f"single-{variant}" for variant in vllm_training.VARIANTS if variant and not variant.startswith(_SERVER)),
+    *(f"single-{variant}" for variant in vllm_training.VARIANTS if variant and not vllm_training.has_server(variant)),
     "ddp",
     "zero2",
     "zero2-lora",
@@ -54,6 +53,8 @@ SERVER_LABELS = (
     "fsdp2-server_lora",
 )
 """The same where the engine is a server."""
+_TIMEOUT = 400.0
+"""Seconds of a launch: TRL's client asks a server that is gone for a minute, and one that restarts takes another."""
 
 
 def sizes(variant: str) -> dict[str, Any]:
@@ -91,7 +92,7 @@ class VLLMTraining:
 
 @dataclass(frozen=True)
 class VLLMTrainings:
-    """Trains for a subject and label.
+    """Trains for a subject and label, with GRPO or another trainer.
 
     Attributes:
         launch: makes each launch once.
@@ -105,8 +106,11 @@ class VLLMTrainings:
     folder: Path
     serve: Callable[..., VLLMServer]
 
-    def __call__(self, subject: str, label: str) -> VLLMTraining:
+    def __call__(self, subject: str, label: str, trainer: str = "GRPO") -> VLLMTraining:
         """
+        Args:
+            trainer: see :func:`grpo.trainer_class`.
+
         Raises:
             Untestable: vLLM is not installed, or this release of it cannot take new weights on a CPU.
         """
@@ -115,14 +119,19 @@ class VLLMTrainings:
         strategy, _, variant = label.partition("-")
         model = self.build(**sizes(variant))
         self.launch(models.save_model, model, strategy="single")
-        more: tuple[Any, ...] = ()
+        server = self._server(model) if vllm_training.has_server(variant) else None
+        folder = self.folder / f"{subject}-{trainer}-{label}"
+        folder.mkdir(exist_ok=True)
+
+        def train(resume: bool) -> LaunchResult:
+            url = None if server is None else server.url
+            arguments = (subject, model, variant, str(folder), resume, url, trainer)
+            return self.launch(vllm_training.train, *arguments, strategy=strategy, sharded=False, timeout=_TIMEOUT)
+
         if variant == "resumed":  # by another process: TRL leaves the variables of a distributed training in the first
-            folder = str(self.folder / f"{subject}-{label}")
-            self.launch(vllm_training.train, subject, model, variant, folder, strategy=strategy, sharded=False)
-            more = (folder, True)
-        elif variant.startswith(_SERVER):
-            more = (None, False, self._server(model))
-        result = self.launch(vllm_training.train, subject, model, variant, *more, strategy=strategy, sharded=False)
+            train(False)
+        with nullcontext() if server is None else _lost(server, variant, folder):
+            result = train(variant == "resumed")
         training = VLLMTraining(result.values)
         missing = training.ranks[0]["engine"]["missing"]
         if missing:
@@ -130,8 +139,14 @@ class VLLMTrainings:
             raise Untestable(f"vLLM {version} has no {', '.join(missing)}, so that its weights stay packed")
         return training
 
-    def _server(self, model: TinyModel) -> str:
+    def _server(self, model: TinyModel) -> VLLMServer:
         try:
-            return self.serve(model, max_model_len=vllm_training.MAX_LENGTH).url
+            return self.serve(model, max_model_len=vllm_training.MAX_LENGTH)
         except ServerError as error:
             raise Untestable(str(error)) from error
+
+
+def _lost(server: VLLMServer, variant: str, folder: Path) -> AbstractContextManager[None]:
+    if not vllm_training.loses_server(variant):
+        return nullcontext()
+    return vllm_loss.lost_on_request(folder, server.kill if variant == "server_ended" else server.restart)

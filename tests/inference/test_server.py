@@ -83,6 +83,16 @@ def test_it_answers_at_its_address_as_long_as_it_runs(server: VLLMServer) -> Non
     assert not processes(server)
 
 
+def test_one_that_is_restarted_answers_at_the_same_address_by_new_processes(server: VLLMServer) -> None:
+    before, url = processes(server), server.url
+    server.restart()
+    assert runs(server)
+    assert server.url == url
+    assert len(processes(server)) == 2
+    assert not set(processes(server)) & set(before)
+    assert server.output().count('"host": "127.0.0.1"') == 2
+
+
 def test_nothing_of_it_stays(environment: dict[str, str]) -> None:
     server = VLLMServer("model", environment)
     folder = server._own.path

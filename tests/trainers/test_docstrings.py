@@ -21,6 +21,7 @@ NO_CURE = {
     "command",
     "compose",
     "device_map",
+    "distillation",
     "errors",
     "dpo",
     "grpo",
