@@ -34,6 +34,7 @@ from .fsdp_ref_model import FSDPReferenceModelMixin as FSDPReferenceModelMixin
 from .fsdp_save import FSDPSaveMixin as FSDPSaveMixin
 from .fsdp_sync_ref_model import FSDPSyncRefModelCallback as FSDPSyncRefModelCallback
 from .fsdp_sync_ref_model import FSDPSyncRefModelMixin as FSDPSyncRefModelMixin
+from .fsdp_teacher import FSDPTeacherMixin as FSDPTeacherMixin
 from .gradient_accumulation import GradientAccumulationMixin as GradientAccumulationMixin
 from .grpo import GRPOTrainer as GRPOTrainer
 from .logits_to_keep import LogitsToKeepMixin as LogitsToKeepMixin

@@ -26,6 +26,7 @@ _ANY = (
     "FSDPSyncRefModelMixin",
     "FSDP2OutputsMixin",
     "FSDPReferenceModelMixin",
+    "FSDPTeacherMixin",
     "FSDP2GradNormMixin",
     "FSDPSaveMixin",
     "FSDPAdapterSaveMixin",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_trlcompat.accelerator import artefacts
 from pytest_trlcompat.inference import cpu_engine
 
-from . import adapters, grpo, models, vllm_engine, vllm_loss, vllm_server
+from . import adapters, distillation, grpo, models, vllm_engine, vllm_loss, vllm_server
 
 if TYPE_CHECKING:
     import torch
@@ -154,7 +154,7 @@ def _build(subject: str, model: TinyModel, settings: Mapping[str, Any], seconds:
         policy = policy.to(getattr(torch, dtype))
     arguments: dict[str, Any] = {"model": policy, "eval_dataset": grpo.prompts().select(range(4))}
     if name == "Distillation":
-        arguments["teacher_model"] = grpo.load_policy(model)
+        arguments["teacher_model"] = distillation.load_teacher(model)
     if kind is not None:
         arguments["peft_config"] = LoraConfig(
             r=RANK,

@@ -1,0 +1,78 @@
+"""Cure of ``distillation-fsdp-teacher``: a teacher model that is where the policy is, under FSDP.
+
+TRL prepares the teacher by Accelerate's ``prepare_model(evaluation_mode=True)``, which under FSDP neither shards a
+model nor places it: it stays on the CPU of every rank, and its first forward fails with ``Expected all tensors to be on
+the same device``.
+
+Under FSDP2 the cure shards it like the policy, as is right for a reference model; TRL gathers the weights of its output
+head, which it uses beside the forward pass, itself. Under FSDP1 nothing can gather them there, and the teacher is whole
+on every rank, as under DDP. Each rank gets the weights of rank 0, which alone has them with
+``cpu_ram_efficient_loading``.
+
+Imports torch and, of this package, ``_conditions``, ``_cure`` and ``fsdp_ref_model``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from pytest_trlcompat.trainers._conditions import FSDP, Condition, fsdp_version, under
+from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers.fsdp_ref_model import is_sharded, shard_reference_model
+
+__all__ = ["FSDPTeacherMixin"]
+
+
+class FSDPTeacherMixin(Cure):
+    """Places the teacher of any trainer that keeps one as ``teacher_model``, under FSDP1 and FSDP2.
+
+    Does nothing with one that is sharded, or on another device than the CPU: somebody has placed it.
+    """
+
+    _needed: ClassVar = (
+        FSDP,
+        Condition(
+            "with a teacher on the CPU",
+            "there is no teacher, or it has been placed",
+            lambda trainer: _is_left(getattr(trainer, "teacher_model", None), trainer.accelerator.device),
+        ),
+    )
+    accelerator: Any
+    teacher_model: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._teacher_placed = False
+        if FSDPTeacherMixin._activity(type(self), self).active:
+            self.teacher_model = _placed(self.teacher_model, self.accelerator)
+            self._teacher_placed = True
+
+    @classmethod
+    def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if getattr(trainer, "_teacher_placed", False):
+            return Activity(True, _WHY)
+        return under(trainer, _WHY, *cls._needed)
+
+
+_WHY = "it is sharded like the policy under FSDP2, and whole on each rank's device under FSDP1"
+
+
+def _is_left(teacher: Any, device: torch.device) -> bool:
+    """Whether a model is whole, and on the CPU, where ranks have other devices."""
+    if not isinstance(teacher, nn.Module) or is_sharded(teacher) or device.type == "cpu":
+        return False
+    return all(parameter.device.type == "cpu" for parameter in teacher.parameters())
+
+
+def _placed(teacher: nn.Module, accelerator: Any) -> nn.Module:
+    if fsdp_version(accelerator) == 2:
+        return shard_reference_model(teacher, accelerator)
+    teacher.requires_grad_(False)
+    teacher.to(accelerator.device)
+    for tensor in itertools.chain(teacher.parameters(), teacher.buffers()):
+        torch.distributed.broadcast(tensor.data, src=0)
+    return teacher.eval()
