@@ -36,6 +36,7 @@ from pytest_trlcompat.trainers.errors import CureError
 __all__ = [
     "FSDPReferenceModelMixin",
     "beneath_compile",
+    "forget",
     "is_sharded",
     "shard_reference_model",
 ]
@@ -88,7 +89,7 @@ def shard_reference_model(model: nn.Module, accelerator: Any) -> nn.Module:
     model.requires_grad_(False)
     with _plugin_kept(accelerator.state.fsdp_plugin):
         sharded = (_shard_fsdp2 if version == 2 else _shard_fsdp1)(model, accelerator)
-    _forget(accelerator, compiled, model, beneath_compile(sharded), sharded)
+    forget(accelerator, compiled, model, beneath_compile(sharded), sharded)
     if not is_sharded(sharded):
         raise CureError(
             "FSDPReferenceModelMixin",
@@ -211,6 +212,6 @@ def _plugin_kept(plugin: Any) -> Iterator[None]:
             setattr(plugin, name, value)
 
 
-def _forget(accelerator: Any, *models: nn.Module) -> None:
+def forget(accelerator: Any, *models: nn.Module) -> None:
     """Take models out of those that the accelerator trains, clips the gradients of, and counts before an evaluation."""
     accelerator._models = [one for one in accelerator._models if not any(one is model for model in models)]

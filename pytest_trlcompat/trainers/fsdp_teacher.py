@@ -22,7 +22,7 @@ from torch import nn
 
 from pytest_trlcompat.trainers._conditions import FSDP, Condition, fsdp_version, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
-from pytest_trlcompat.trainers.fsdp_ref_model import is_sharded, shard_reference_model
+from pytest_trlcompat.trainers.fsdp_ref_model import forget, is_sharded, shard_reference_model
 
 __all__ = ["FSDPTeacherMixin"]
 
@@ -71,6 +71,7 @@ def _is_left(teacher: Any, device: torch.device) -> bool:
 def _placed(teacher: nn.Module, accelerator: Any) -> nn.Module:
     if fsdp_version(accelerator) == 2:
         return shard_reference_model(teacher, accelerator)
+    forget(accelerator, teacher)
     teacher.requires_grad_(False)
     teacher.to(accelerator.device)
     for tensor in itertools.chain(teacher.parameters(), teacher.buffers()):

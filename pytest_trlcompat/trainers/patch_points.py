@@ -167,6 +167,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "FSDPOffloadGenerationMixin": (GENERATION,),
     "FSDPReferenceModelMixin": (PREPARE_FSDP, PREPARE_FSDP2),
     "FSDPSaveMixin": (_SAVE_MODEL, GET_STATE_DICT),
+    "FSDPTeacherMixin": (PREPARE_FSDP2,),
     "FSDPSyncRefModelMixin": (
         PatchPoint("trl.trainer.callbacks:SyncRefModelCallback.on_step_end", ">=0.12"),
         FSDP1_RESHARD,

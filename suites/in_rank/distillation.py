@@ -6,6 +6,7 @@ Imports the stack only inside functions.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.accelerator import artefacts
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load_teacher", "train"]
 
-_SETTINGS = {"optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 0.0}
+_SETTINGS: Mapping[str, Any] = {"optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 0.0}
 
 
 def load_teacher(model: TinyModel) -> Any:

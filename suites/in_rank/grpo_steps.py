@@ -42,7 +42,7 @@ ALONE: Mapping[str, Mapping[str, Any]] = {
 """Settings that are measured in one process, in one launch."""
 RANKS: Mapping[str, Mapping[str, Any]] = {"grpo": ALONE["grpo"]}
 """Settings that are measured in several: one, since a process can set DeepSpeed up but once."""
-_SGD = {
+_SGD: Mapping[str, Any] = {
     "max_steps": STEPS,
     "optim": "sgd",
     "learning_rate": LEARNING_RATE,

@@ -191,6 +191,11 @@ def _build(
             arguments["model"] = get_peft_model(arguments["model"], config)
         else:
             arguments["peft_config"] = config
+    more: dict[str, Any] = {}
+    if setting.get("checkpointing") == "model":
+        more["gradient_checkpointing"] = True
+    if "compile" in setting:
+        more.update(torch_compile=True, torch_compile_backend="aot_eager")
     trainer = grpo.build_trainer(
         subject,
         model,
@@ -202,8 +207,7 @@ def _build(
         max_grad_norm=0.5,  # below every gradient norm here, so that clipping matters
         router_aux_loss_coef=0.0,  # that loss is no mean over rows: it depends on how they are dealt to ranks
         bf16=setting.get("precision") == "bf16",
-        **({"gradient_checkpointing": True} if setting.get("checkpointing") == "model" else {}),
-        **({"torch_compile": True, "torch_compile_backend": "aot_eager"} if "compile" in setting else {}),
+        **more,
     )
     trainer.model.register_forward_hook(looking(seen["computed"]))  # before a strategy has wrapped it
     if adapter is not None:

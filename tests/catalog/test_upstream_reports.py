@@ -24,8 +24,8 @@ NOT_WRITTEN = {
     *("rloo-reference-by-name", "rloo-zero-std-log"),
 }
 """Found by conformance; their scripts are still to be written."""
-NEEDS_ENGINE = {"grpo-vllm-batches", "grpo-vllm-merge-drift", "grpo-vllm-weights"}
-"""Of vLLM in the same process, which the cell of the scripts lacks."""
+NEEDS_ENGINE = {"grpo-vllm-batches", "grpo-vllm-merge-drift", "grpo-vllm-server-loss", "grpo-vllm-weights"}
+"""Of vLLM itself, which the cell of the scripts lacks."""
 AS_GRPO = {
     f"{trainer}-vllm-{what}"
     for trainer in ("distillation", "rloo")
