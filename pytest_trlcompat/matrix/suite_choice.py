@@ -33,7 +33,7 @@ def chosen_tests(cell: Cell, default: Sequence[Cell], *, full: bool) -> str:
         default: the default cells, in order. A cell that is none of them tries all rows.
     """
     if VLLM_TAG in cell.tags:
-        return WITH_VLLM
+        return f"{WITH_VLLM} and not {ON_DEMAND}"
     elsewhere = [part for part in PARTS if part not in parts_in(cell, default)]
     few = [] if full else [EVERY_PAIR, *elsewhere]
     return " and ".join(f"not {marker}" for marker in (ON_DEMAND, WITH_VLLM, *few))
