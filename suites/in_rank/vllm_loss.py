@@ -1,25 +1,23 @@
 """A vLLM server that is lost while a trainer uses it: the test process ends or restarts it when a rank says so.
 
-They meet at files. Imports the stack only inside functions.
+They meet at files; see ``suites/vllm/losing.py``. Imports the stack only inside functions.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["LOST_AFTER", "lost_on_request", "request_loss"]
+__all__ = ["DONE", "LOST_AFTER", "REQUEST", "request_loss"]
 
 LOST_AFTER = 1
 """Steps after which the server is lost."""
 _POLL = 0.1
 _TIMEOUT = 300.0
 """Seconds that a rank waits; a server takes one to start on a busy machine."""
-_REQUEST, _DONE = "request", "done"
+REQUEST, DONE = "request", "done"
+"""Files by which a rank asks for the loss, and is told that it has happened."""
 
 
 def request_loss(trainer: Any, folder: str) -> None:
@@ -32,8 +30,8 @@ def request_loss(trainer: Any, folder: str) -> None:
     class Loss(TrainerCallback):  # type: ignore[misc, unused-ignore]
         def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == LOST_AFTER and state.is_world_process_zero:
-                (Path(folder) / _REQUEST).touch()
-                _wait_for(Path(folder) / _DONE)
+                (Path(folder) / REQUEST).touch()
+                _wait_for(Path(folder) / DONE)
 
     trainer.add_callback(Loss())
 
@@ -44,36 +42,3 @@ def _wait_for(path: Path) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError("the test process does not answer")
         time.sleep(_POLL)
-
-
-@contextmanager
-def lost_on_request(folder: Path, lose: Callable[[], None]) -> Iterator[None]:
-    """In the test process: call ``lose`` when a rank asks for it within the block.
-
-    Raises:
-        Exception: of ``lose``, at the end.
-        AssertionError: no rank has asked.
-    """
-    over = threading.Event()
-    failures: list[Exception] = []
-
-    def watch() -> None:
-        while not (folder / _REQUEST).exists():
-            if over.wait(_POLL):
-                return
-        try:
-            lose()
-        except Exception as error:
-            failures.append(error)
-        (folder / _DONE).touch()
-
-    watching = threading.Thread(target=watch)
-    watching.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watching.join()
-    for failure in failures:
-        raise failure
-    assert (folder / _DONE).exists(), "the server was not lost: the training ended before"

@@ -5,13 +5,12 @@ Imports the stack only inside functions.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 
 from pytest_trlcompat.inference.engine_weights import engine_weights
 
@@ -40,8 +39,12 @@ def held(url: str, trainer: Any) -> Held | None:
 
     found: list[Mapping[str, torch.Tensor] | None] = [None]
     if trainer.accelerator.is_main_process:
-        with contextlib.suppress(ConnectionError, URLError):
+        try:
             found = [engine_weights(url)]
+        except HTTPError:  # it answers, and could not save them
+            raise
+        except (ConnectionError, URLError):
+            pass
     (tensors,) = broadcast_object_list(found)
     return None if tensors is None else Held(tensors)
 

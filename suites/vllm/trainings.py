@@ -15,8 +15,9 @@ from pytest_trlcompat import stack
 from pytest_trlcompat.inference.server import ServerError
 from pytest_trlcompat.plugin.judging import Untestable
 
-from ..in_rank import models, vllm_loss, vllm_training
+from ..in_rank import models, vllm_training
 from ..launches import distinct
+from .losing import lost_on_request
 
 if TYPE_CHECKING:
     from pytest_trlcompat.inference.server import VLLMServer
@@ -149,4 +150,4 @@ class VLLMTrainings:
 def _lost(server: VLLMServer, variant: str, folder: Path) -> AbstractContextManager[None]:
     if not vllm_training.loses_server(variant):
         return nullcontext()
-    return vllm_loss.lost_on_request(folder, server.kill if variant == "server_ended" else server.restart)
+    return lost_on_request(folder, server.kill if variant == "server_ended" else server.restart)

