@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from pytest_trlcompat.trainers import patch_points
-from pytest_trlcompat.trainers._conditions import FSDP, REFERENCE_MODEL, fsdp_version, under
+from pytest_trlcompat.trainers._conditions import FSDP, REFERENCE_MODEL, Condition, fsdp_version, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers._patching import replaced_in
 from pytest_trlcompat.trainers._upstream import points_of
@@ -39,6 +39,7 @@ __all__ = [
     "forget",
     "is_sharded",
     "shard_reference_model",
+    "share_parameters",
 ]
 
 # What preparing a model changes in the plugin. Accelerate 1.6 and 1.7 do not wrap the layers of the policy when the
@@ -51,6 +52,12 @@ def is_sharded(model: nn.Module) -> bool:
     model = beneath_compile(model)
     module_type = getattr(torch.distributed.fsdp, "FSDPModule", None)  # torch 2.6 and later
     return isinstance(model, FullyShardedDataParallel) or (module_type is not None and isinstance(model, module_type))
+
+
+def share_parameters(model: nn.Module, policy: nn.Module) -> bool:
+    """Whether a model is the policy, or has a parameter in common with it: what is done to one is done to the other."""
+    trained = {id(parameter) for parameter in policy.parameters()}
+    return any(id(parameter) in trained for parameter in model.parameters())
 
 
 def beneath_compile(model: Any) -> Any:
@@ -106,12 +113,21 @@ class FSDPReferenceModelMixin(Cure):
 
     Where upstream shards it rightly, that runs, and all that is left to do is to mark the reference model's parameters
     as ones that they require no gradient, and to let go of what FSDP2 keeps after a forward pass. It knows by looking
-    at the reference model that the trainer made.
+    at the reference model that the trainer made. Does nothing with one that is the policy itself.
     """
 
-    _needed: ClassVar = (FSDP, REFERENCE_MODEL)
+    _needed: ClassVar = (
+        FSDP,
+        REFERENCE_MODEL,
+        Condition(
+            "of its own",
+            "the reference model is the policy itself",
+            lambda trainer: _is_own(trainer.ref_model, trainer),
+        ),
+    )
     accelerator: Any
     callback_handler: Any
+    model: Any
     ref_model: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -119,7 +135,7 @@ class FSDPReferenceModelMixin(Cure):
         with replaced_in(points, _prepare_fsdp_of_both_versions, FSDPReferenceModelMixin.__name__):
             super().__init__(*args, **kwargs)
         ref_model = getattr(self, "ref_model", None)
-        if isinstance(ref_model, nn.Module) and fsdp_version(self.accelerator) is not None:
+        if _is_own(ref_model, self) and fsdp_version(self.accelerator) is not None:
             self._replace_ref_model(ref_model)
 
     @classmethod
@@ -136,6 +152,10 @@ class FSDPReferenceModelMixin(Cure):
         for callback in self.callback_handler.callbacks:
             if getattr(callback, "ref_model", None) is made:
                 callback.ref_model = self.ref_model
+
+
+def _is_own(ref_model: Any, trainer: Any) -> bool:
+    return isinstance(ref_model, nn.Module) and not share_parameters(ref_model, trainer.model)
 
 
 def _prepare_fsdp_of_both_versions(upstream: Callable[..., nn.Module]) -> Callable[..., nn.Module]:

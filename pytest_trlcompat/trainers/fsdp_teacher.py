@@ -22,7 +22,7 @@ from torch import nn
 
 from pytest_trlcompat.trainers._conditions import FSDP, Condition, fsdp_version, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
-from pytest_trlcompat.trainers.fsdp_ref_model import forget, is_sharded, shard_reference_model
+from pytest_trlcompat.trainers.fsdp_ref_model import forget, is_sharded, shard_reference_model, share_parameters
 
 __all__ = ["FSDPTeacherMixin"]
 
@@ -30,15 +30,16 @@ __all__ = ["FSDPTeacherMixin"]
 class FSDPTeacherMixin(Cure):
     """Places the teacher of any trainer that keeps one as ``teacher_model``, under FSDP1 and FSDP2.
 
-    Does nothing with one that is sharded, or on another device than the CPU: somebody has placed it.
+    Does nothing with one that is sharded, or on another device than the CPU, since somebody has placed it; or that is
+    the policy itself, as where a model is its own teacher.
     """
 
     _needed: ClassVar = (
         FSDP,
         Condition(
-            "with a teacher on the CPU",
-            "there is no teacher, or it has been placed",
-            lambda trainer: _is_left(getattr(trainer, "teacher_model", None), trainer.accelerator.device),
+            "with a teacher of its own on the CPU",
+            "there is no teacher beside the policy, or it has been placed",
+            lambda trainer: _is_left(getattr(trainer, "teacher_model", None), trainer),
         ),
     )
     accelerator: Any
@@ -61,9 +62,11 @@ class FSDPTeacherMixin(Cure):
 _WHY = "it is sharded like the policy under FSDP2, and whole on each rank's device under FSDP1"
 
 
-def _is_left(teacher: Any, device: torch.device) -> bool:
-    """Whether a model is whole, and on the CPU, where ranks have other devices."""
-    if not isinstance(teacher, nn.Module) or is_sharded(teacher) or device.type == "cpu":
+def _is_left(teacher: Any, trainer: Any) -> bool:
+    """Whether a model has nothing of the policy, and is whole and on the CPU, where ranks have other devices."""
+    if not isinstance(teacher, nn.Module) or is_sharded(teacher) or trainer.accelerator.device.type == "cpu":
+        return False
+    if share_parameters(teacher, trainer.model):
         return False
     return all(parameter.device.type == "cpu" for parameter in teacher.parameters())
 

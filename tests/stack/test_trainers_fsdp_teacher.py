@@ -104,3 +104,44 @@ def test_one_that_somebody_has_placed_is_left_alone(
     ranks = launch(prepare, model, True, True, strategy=strategy, options=options, sharded=False).values
     assert [rank["active"] for rank in ranks] == [False, False]
     assert [rank["error"] <= 1e-6 for rank in ranks] == [True, False]  # each rank has what it was given
+
+
+def teach_itself(model: tiny.TinyModel, name: str) -> dict[str, Any]:
+    """A trainer whose policy is its own teacher, as with ``teacher_model_kind="live"`` of TRL's self-distillation.
+
+    Args:
+        name: of the attribute that holds it.
+    """
+    import tempfile
+
+    import transformers
+
+    from pytest_trlcompat import trainers
+
+    class OwnTeacher(transformers.Trainer):
+        def __init__(self, **arguments: Any) -> None:
+            super().__init__(**arguments)
+            setattr(self, name, self.model)
+
+    arguments = transformers.TrainingArguments(tempfile.mkdtemp(), report_to="none", bf16=False)
+    cls: Any = trainers.cured(OwnTeacher)
+    trainer = cls(model=model.new_model(), args=arguments)
+    cures = ("FSDPTeacherMixin", "FSDPReferenceModelMixin")
+    return {
+        "active": [cure.active for cure in trainer.cures if cure.name in cures],
+        "same": getattr(trainer, name) is trainer.model,
+        "requires_grad": all(parameter.requires_grad for parameter in trainer.model.parameters()),
+        "devices": sorted({parameter.device.type for parameter in trainer.model.parameters()}),
+    }
+
+
+@pytest.mark.parametrize("name", ["teacher_model", "ref_model"])
+@pytest.mark.parametrize(("strategy", "options"), [FULL_SHARD, FSDP2], ids=["fsdp1", "fsdp2"])
+def test_a_policy_that_is_its_own_teacher_or_reference_is_left_alone(
+    launch: Launcher, model: tiny.TinyModel, strategy: str, options: dict[str, Any], name: str
+) -> None:
+    if strategy == "fsdp2" and not stack.satisfied({"accelerate": ">=1.6"}, INSTALLED):
+        pytest.skip("this Accelerate has no FSDP2")
+    options = {**options, "transformer_cls_to_wrap": model.decoder_layer}
+    for rank in launch(teach_itself, model, name, strategy=strategy, options=options, sharded=False).values:
+        assert rank == {"active": [False, False], "same": True, "requires_grad": True, "devices": ["cpu"]}
