@@ -128,6 +128,8 @@ def _is_looked_at(point: PatchPoint, cls: type) -> bool:
         return True
     if point.module.startswith("trl.") and point.module.endswith("_trainer"):
         return False
+    if point.module.startswith("trl.generation."):  # imports vLLM, which takes seconds; a trainer that uses it has it
+        return point.module in sys.modules
     bases = {base.__module__.partition(".")[0] for base in cls.__mro__}
     return point.package in {*bases, "accelerate"} or point.module in sys.modules
 
