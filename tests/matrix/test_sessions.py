@@ -125,7 +125,7 @@ def test_the_cells_with_vllm_are_a_selection_of_their_own_by_the_suites_that_nee
     assert project.cells(["-s", "matrix"]) == ["trl0.9.6", "trl0.15.2"]
     project.matrix_cell(ids[0], ["--vllm"])
     assert stage.ran == [(ids[0], [])]
-    assert stage.for_pytest == [("-m", "vllm")]
+    assert stage.for_pytest == [("-m", "vllm and not on_demand")]
     for more in (["--full"], ["--pairwise"], ["--torch", "dated"]):
         with pytest.raises(MatrixError, match="--vllm is a selection of its own"):
             project.cells(["-s", "matrix", "--", "--vllm", *more])

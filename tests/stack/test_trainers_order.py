@@ -34,8 +34,9 @@ def test_mixins_of_ppo_stand_as_they_declare() -> None:
 def test_a_trainer_has_every_mixin_of_the_package_but_those_for_the_other() -> None:
     mixins = {name for name in MODULES if name.endswith("Mixin")}
     grpo = {cls.__name__ for cls in trainers.GRPOTrainer.__mro__} & mixins
-    # GRPO computes no log-probabilities of a reference model before training.
-    assert grpo == {name for name in mixins if not name.startswith("PPO")} - {"PrecomputedReferenceMixin"}
+    # GRPO computes no log-probabilities of a reference model before training, and has no teacher.
+    others = {"PrecomputedReferenceMixin", "FSDPTeacherMixin"}
+    assert grpo == {name for name in mixins if not name.startswith("PPO")} - others
     if HAS_PPO:
         ppo = {cls.__name__ for cls in trainers.PPOTrainer.__mro__} & mixins
         assert ppo == {name for name in mixins if name.startswith("PPO")} | {
