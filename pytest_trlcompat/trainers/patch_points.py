@@ -167,12 +167,12 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "FSDPOffloadGenerationMixin": (GENERATION,),
     "FSDPReferenceModelMixin": (PREPARE_FSDP, PREPARE_FSDP2),
     "FSDPSaveMixin": (_SAVE_MODEL, GET_STATE_DICT),
-    "FSDPTeacherMixin": (PREPARE_FSDP2,),
     "FSDPSyncRefModelMixin": (
         PatchPoint("trl.trainer.callbacks:SyncRefModelCallback.on_step_end", ">=0.12"),
         FSDP1_RESHARD,
         FSDP1_WRITE_BACK,
     ),
+    "FSDPTeacherMixin": (PREPARE_FSDP2,),
     "Float32LogProbsMixin": (SELECTIVE_LOG_SOFTMAX, SELECTIVE_LOG_SOFTMAX_OF_UTILS),
     "GradientAccumulationMixin": (_ACCELERATOR_MADE, _TRAINING_STEP, _trainer("compute_loss")),
     "LogitsToKeepMixin": (

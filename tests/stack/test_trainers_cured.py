@@ -265,6 +265,14 @@ def test_what_one_strategy_alone_needs_is_an_error_under_that(monkeypatch: pytes
     check_points(type(trainer), trainer)
 
 
+def last_line(code: str, folder: Path) -> str:
+    """What a Python of its own prints last, in a folder that is its argument."""
+    command = [sys.executable, "-c", code, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
 def test_a_trainer_of_transformers_does_not_import_trls_grpo(tmp_path: Path) -> None:
     """In some releases importing it changes what every ``TrainingArguments`` of the process needs."""
     code = (
@@ -277,9 +285,7 @@ def test_a_trainer_of_transformers_does_not_import_trls_grpo(tmp_path: Path) -> 
         "arguments()\n"
         "print([name for name in sys.modules if name.startswith('trl.trainer.grpo')])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert last_line(code, tmp_path) == "[]"
 
 
 def test_a_trainer_of_trl_that_does_not_use_vllm_does_not_import_what_imports_it(tmp_path: Path) -> None:
@@ -297,12 +303,10 @@ def test_a_trainer_of_trl_that_does_not_use_vllm_does_not_import_what_imports_it
         "assert 'VLLMSyncMixin' in {cure.name for cure in trainer.cures}\n"
         "print([name for name in sys.modules if name.startswith(('trl.generation.vllm', 'vllm'))])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert last_line(code, tmp_path) == "[]"
 
 
-def test_a_trainer_does_not_need_what_another_ones_module_cannot_import() -> None:
+def test_a_trainer_does_not_need_what_another_ones_module_cannot_import(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "class Broken:\n"
@@ -317,6 +321,4 @@ def test_a_trainer_does_not_need_what_another_ones_module_cannot_import() -> Non
         "check_points(made)\n"
         "print([cure.name for cure in made.cures if 'name LLM' in cure.reason])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert last_line(code, tmp_path) == "[]"
