@@ -9,11 +9,9 @@ import contextlib
 import inspect
 import operator
 import os
-import pickle
 import sys
 import tempfile
 import threading
-import traceback
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -32,13 +30,14 @@ from pytest_trlcompat.launch.launchers import Read
 from pytest_trlcompat.launch.limits import explain
 from pytest_trlcompat.launch.live import followed
 from pytest_trlcompat.launch.measuring import is_measured, measurement, merge
-from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankOutcome, RankReport
+from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec
 from pytest_trlcompat.launch.payload import arguments, dump
 from pytest_trlcompat.launch.program import LauncherWords
 from pytest_trlcompat.launch.proof import expectation
 from pytest_trlcompat.launch.raising import RAISES, error_of
 from pytest_trlcompat.launch.relay import settings_of_this_process
-from pytest_trlcompat.launch.result import Failure, LaunchError, LaunchResult, LaunchWarning, RankResult
+from pytest_trlcompat.launch.result import LaunchError, LaunchResult, LaunchWarning
+from pytest_trlcompat.launch.returned import rank_result
 from pytest_trlcompat.launch.running import Run
 from pytest_trlcompat.launch.strategy import Strategy, accelerate_config, check_present, is_file_name, strategy
 from pytest_trlcompat.launch.warm import Refused, Server
@@ -316,7 +315,7 @@ class Launcher:
             strategy=spec.strategy,
             device=spec.device,
             mode=spec.mode,
-            ranks=tuple(_rank_result(rank, first) for rank in report.ranks),
+            ranks=tuple(rank_result(rank, first) for rank in report.ranks),
             timed_out=report.timed_out,
             seconds=report.seconds,
         )
@@ -479,37 +478,3 @@ def _choose(chosen: str | Strategy | os.PathLike[str], options: Mapping[str, Any
     if options:
         raise ValueError("options cannot be combined with a Strategy or a configuration file; add them to that")
     return chosen if isinstance(chosen, Strategy) else accelerate_config(chosen)
-
-
-def _rank_result(report: RankReport, first: int) -> RankResult:
-    outcome = report.outcome or RankOutcome(returned=False, ended_at=report.ended_at)
-    value, failure = None, outcome.failure
-    try:
-        value = None if outcome.value is None else pickle.loads(outcome.value)  # noqa: S301 - of a rank
-    except Exception as error:
-        failure = _unreadable(error)
-    return RankResult(
-        rank=first + report.rank,
-        value=value,
-        failure=failure,
-        exit_status=report.exit_status,
-        ended_by_launcher=report.ended_by_launcher,
-        stdout=report.stdout,
-        stderr=report.stderr,
-        seconds=report.seconds,
-        ended_at=report.ended_at,
-        peak_bytes=report.peak_bytes,
-        peak_accelerator_bytes=outcome.peak_accelerator_bytes,
-        returned=outcome.returned,
-        proof=dict(outcome.proof),
-        warned=outcome.warned,
-        records=tuple({**record, "rank": first + report.rank} for record in outcome.records),
-    )
-
-
-def _unreadable(error: Exception) -> Failure:
-    message = f"the function's result cannot be unpickled in the test process: {type(error).__name__}: {error}"
-    trace = "".join(traceback.format_exception(error))
-    return Failure(
-        type(error).__name__, message, f"{trace}{message}", tuple(base.__name__ for base in type(error).__mro__)
-    )
