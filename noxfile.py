@@ -5,6 +5,7 @@
     nox -s matrix -- --full                every cell, for each TRL release the lowest and highest Transformers
     nox -s matrix -- --pairwise            cells that covering arrays have chosen: every release of TRL, and more
     nox -s matrix -- --vllm                the cells that have vLLM, by the suites that need it
+    nox -s matrix -- --liger               the cells that have Liger's kernels, by the rows that use them
     nox -s matrix -- --shard 3/16          the third of sixteen parts, for as many machines
     nox -s matrix -- --engine ray          on a cluster of Ray
     nox -s matrix -- --torch dated         each cell with the torch of its date, from 2.4 on
@@ -68,7 +69,9 @@ FIRST_TRL = "0.9.6"
 FUZZ_INPUTS = 50_000
 """Of ``nox -s fuzz``, in some ten minutes of processor time."""
 
-LONG_BENCHMARKS = ("conformance_faults", "kills", "sweep", "launch", "soak", "training_cost", "vllm_faults")
+LONG_BENCHMARKS = (
+    *("conformance_faults", "kills", "loss_memory", "sweep", "launch", "soak", "training_cost", "vllm_faults"),
+)
 
 try:
     PROJECT = Project(ROOT)
@@ -282,8 +285,9 @@ def bench(session: nox.Session) -> None:
             if stem == "launch":  # PyTorch's own test class imports expecttest, which is not part of the stack
                 (packages,) = (PROJECT.tools("expecttest", ["expecttest"]).root / "lib").glob("python*/site-packages")
                 more = ["--extra-path", str(packages)]
-            with_vllm = [each.id for each in PROJECT.matrix.with_vllm()][:1]
-            for cell in {"training_cost": STACK_TESTS, "vllm_faults": with_vllm}.get(stem, STACK_TESTS[-1:]):
+            added = {tag: [each.id for each in PROJECT.matrix.with_added(tag)] for tag in ("vllm", "liger")}
+            cells = {"loss_memory": added["liger"], "training_cost": STACK_TESTS, "vllm_faults": added["vllm"][:1]}
+            for cell in cells.get(stem, STACK_TESTS[-1:]):
                 PROJECT.run_in(PROJECT.stack(cell), ["python", str(scripts[stem]), *more, *arguments])
 
 

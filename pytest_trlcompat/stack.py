@@ -29,9 +29,9 @@ __all__ = [
     "versions_of",
 ]
 
-PACKAGES = ("torch", "transformers", "trl", "accelerate", "deepspeed", "peft", "datasets", "vllm")
+PACKAGES = ("torch", "transformers", "trl", "accelerate", "deepspeed", "peft", "datasets", "vllm", "liger-kernel")
 
-OPTIONAL = ("vllm",)
+OPTIONAL = ("vllm", "liger-kernel")
 """Those that most stacks do not have: what does not name them is taken not to have them."""
 
 REQUIRED = tuple(package for package in PACKAGES if package not in OPTIONAL)

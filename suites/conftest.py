@@ -39,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
             "markers", f"{part}: of the default cells, left out of all but some; see conformance.rows"
         )
     config.addinivalue_line("markers", "vllm: needs vLLM; part of a sweep with --vllm alone")
+    config.addinivalue_line("markers", "liger: needs Liger; part of a sweep with --liger alone")
 
 
 _NOT_IN_ALL = ("grpo", "distillation")

@@ -55,6 +55,11 @@ class Row:
         that a release knows, and any other row only in a release that knows all of it."""
         return _OF_ARRAY.fullmatch(self.name) is not None
 
+    @property
+    def needs_liger(self) -> bool:
+        """Whether cells that have Liger try it, and no others."""
+        return bool(self.setting.get("liger"))
+
 
 @lru_cache
 def load(trainer: str) -> Mapping[str, Row]:
@@ -82,10 +87,10 @@ def part_of(trainer: str, label: str) -> str:
 
 @lru_cache
 def _launches(trainer: str) -> Mapping[str, tuple[int, Sequence[Row]]]:
-    """By label, the number of the launch among those of its strategy, and its rows."""
-    strategies: dict[str, list[Row]] = {}
+    """By label, the number of the launch among those like it, and its rows."""
+    strategies: dict[tuple[str, bool], list[Row]] = {}
     for row in load(trainer).values():
-        strategies.setdefault(row.strategy, []).append(row)
+        strategies.setdefault((row.strategy, row.needs_liger), []).append(row)
     return {
         row.label: (number, rows[start : start + _TOGETHER])
         for rows in strategies.values()

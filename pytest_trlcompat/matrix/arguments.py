@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.matrix import torch_axis
+from pytest_trlcompat.matrix.cells import ADDED_TAGS
 from pytest_trlcompat.matrix.engines import options as engine_options
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.parsing import parse_day
@@ -21,9 +22,9 @@ __all__ = [
     "PYTHON",
     "STRENGTH",
     "TABLES",
-    "VLLM",
     "Arguments",
     "parse_arguments",
+    "requested_added",
     "requested_pairwise",
 ]
 
@@ -32,9 +33,6 @@ FULL = "--full"
 
 PAIRWISE = "--pairwise"
 """Option of ``matrix``: the cells that covering arrays have chosen, so that each release has one."""
-
-VLLM = "--vllm"
-"""Option of ``matrix``: the cells that have vLLM, and the suites that need it alone."""
 
 STRENGTH = "--pairwise-strength"
 """Option of ``matrix``: 1 is :data:`PAIRWISE`; with 2 each pair of releases has a cell."""
@@ -60,13 +58,13 @@ class Arguments:
     python: str | None
     shard: tuple[int, int] | None
     ray: engine_options.RayOptions | None
-    vllm: bool
+    added: str
     pytest_arguments: tuple[str, ...]
 
 
 _USAGE = {
     "matrix": (
-        "nox -s matrix -- [--full] [--pairwise] [--pairwise-strength 2] [--torch dated|VERSION] [--vllm] "
+        "nox -s matrix -- [--full] [--pairwise] [--pairwise-strength 2] [--torch dated|VERSION] [--vllm | --liger] "
         "[--issue ID ...] [--fresh] [--tables] [--shard 3/16] [--engine ray ...] [-- PYTEST ARGUMENTS]"
     ),
     "cell": (
@@ -92,7 +90,8 @@ def parse_arguments(session: str, arguments: Sequence[str]) -> Arguments:
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument(FULL, action="store_true")
     parser.add_argument(PAIRWISE, action="store_true")
-    parser.add_argument(VLLM, action="store_true")
+    for tag in ADDED_TAGS:
+        parser.add_argument(f"--{tag}", action="store_true")
     parser.add_argument(STRENGTH)
     parser.add_argument(TABLES, action="store_true")
     parser.add_argument(torch_axis.OPTION)
@@ -118,9 +117,23 @@ def parse_arguments(session: str, arguments: Sequence[str]) -> Arguments:
         parsed.python,
         requested_shard(ours),
         engine_options.chosen(parsed),
-        parsed.vllm,
+        requested_added(ours),
         for_pytest,
     )
+
+
+def requested_added(arguments: Sequence[str]) -> str:
+    """The one of :data:`~pytest_trlcompat.matrix.cells.ADDED_TAGS` whose cells the arguments ask for; empty for none.
+
+    Raises:
+        MatrixError: for several.
+    """
+    asked = [tag for tag in ADDED_TAGS if f"--{tag}" in arguments]
+    if len(asked) > 1:
+        raise MatrixError(
+            f"{' and '.join(f'--{tag}' for tag in asked)} are selections of their own; run one after the other"
+        )
+    return "".join(asked)
 
 
 def requested_pairwise(arguments: Sequence[str]) -> int:

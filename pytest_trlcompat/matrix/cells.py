@@ -16,6 +16,7 @@ from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.stack import PACKAGES, distributions_of
 
 __all__ = [
+    "ADDED_TAGS",
     "DATED_TAG",
     "DEFAULT_TAG",
     "FULL_TAG",
@@ -23,7 +24,6 @@ __all__ = [
     "PAIRS_TAG",
     "PAIRWISE_TAG",
     "PINNED",
-    "VLLM_TAG",
     "Cell",
     "Excluded",
     "Matrix",
@@ -46,8 +46,9 @@ PAIRWISE_TAG = "pairwise"
 PAIRS_TAG = "pairs"
 """Cells with this tag are swept by ``nox -s matrix -- --pairwise-strength 2``, besides those; no locks are kept."""
 
-VLLM_TAG = "vllm"
-"""Cells with this tag are swept by ``nox -s matrix -- --vllm``: with vLLM in them, and by the suites that need it."""
+ADDED_TAGS: Mapping[str, str] = {"vllm": "vLLM", "liger": "Liger's kernels"}
+"""Cells with one of these tags have what it names beside the stack. They are swept by ``nox -s matrix -- --vllm`` or
+``--liger``, and by the suites with a marker of that name alone."""
 
 _CUDA_ALONE = ("vllm",)
 """Distributions that are built for CUDA alone; their package has another one for CPUs."""
@@ -107,6 +108,7 @@ class Matrix:
         torch: releases of torch that the harness supports, oldest first, and the days when the index got them.
         excluded: combinations that no covering array chooses.
         left_out: distribution that a cell pins to those that it requires and that are not installed beside it.
+        needed: distribution that a cell pins to those that it requires and that no other cell has.
     """
 
     python: str
@@ -120,6 +122,7 @@ class Matrix:
     torch: Mapping[str, datetime.date] = field(default_factory=dict)
     excluded: tuple[Excluded, ...] = ()
     left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    needed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def default(self) -> tuple[Cell, ...]:
         """The cells of a plain ``nox -s matrix``: few, and the most informative."""
@@ -133,9 +136,9 @@ class Matrix:
         """Those that stand for a release of torch each, besides the default ones."""
         return self._tagged(DATED_TAG)
 
-    def with_vllm(self) -> tuple[Cell, ...]:
-        """Those that have vLLM, oldest first."""
-        return tuple(sorted(self._tagged(VLLM_TAG), key=age))
+    def with_added(self, tag: str) -> tuple[Cell, ...]:
+        """Those with one of :data:`ADDED_TAGS`, oldest first."""
+        return tuple(sorted(self._tagged(tag), key=age))
 
     def pairwise(self, strength: int) -> tuple[Cell, ...]:
         """The cells that covering arrays have chosen: of strength 1 for each release, of strength 2 for each pair."""
@@ -169,6 +172,10 @@ class Matrix:
     def left_out_of(self, cell: Cell) -> tuple[str, ...]:
         """What is not installed in a cell, whoever requires it, beside what no cell has."""
         return tuple(name for pinned, names in self.left_out.items() if pinned in cell.pins for name in names)
+
+    def needed_of(self, cell: Cell) -> tuple[str, ...]:
+        """What is installed in a cell, where something requires it, that no other cell has."""
+        return tuple(name for pinned, names in self.needed.items() if pinned in cell.pins for name in names)
 
     def python_of(self, cell: Cell) -> str:
         """The interpreter of the cell's environment."""

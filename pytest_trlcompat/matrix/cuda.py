@@ -33,7 +33,8 @@ else:
 __all__ = ["LEFT_OUT", "CudaLibraries", "is_cuda_build", "kept", "libraries_of", "renew", "strays"]
 
 TRITON = "triton"
-"""Never installed: nothing on a CPU needs it, and a lock must give the same verdicts with either build of torch."""
+"""Not installed unless a cell needs it: nothing else on a CPU does, and a lock must give the same verdicts with either
+build of torch."""
 
 _BASES = (
     *("cublas", "cuda-cccl", "cuda-crt", "cuda-cupti", "cuda-nvcc", "cuda-nvrtc", "cuda-runtime", "cudnn"),

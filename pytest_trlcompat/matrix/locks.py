@@ -182,9 +182,9 @@ def resolve(matrix: Matrix, cell: Cell) -> Lock:
     """
     date = cell.date or find_date(matrix, cell)
     python = matrix.python_of(cell)
-    left_out = matrix.left_out_of(cell)
+    changed = {"left_out": matrix.left_out_of(cell), "needed": matrix.needed_of(cell)}
     on_python = dataclasses.replace(matrix, python=python)
-    versions = compile_versions(on_python, matrix.requirements(cell), date, left_out=left_out)
+    versions = compile_versions(on_python, matrix.requirements(cell), date, **changed)
     return Lock(cell.id, date, python, versions, request_of(matrix, cell))
 
 
@@ -289,8 +289,9 @@ def _midnight(day: datetime.date) -> str:
 def request_of(matrix: Matrix, cell: Cell) -> str:
     """A digest of what the resolver is given for a cell."""
     later = [f"{name} {day.isoformat()}" for name, day in sorted(matrix.not_before.items())]
-    without = [f"without {name}" for name in matrix.left_out_of(cell)]
-    return digest(matrix.python_of(cell), *matrix.requirements(cell), *matrix.undated, *later, *without)
+    changed = [f"without {name}" for name in matrix.left_out_of(cell)]
+    changed += [f"with {name}" for name in matrix.needed_of(cell)]
+    return digest(matrix.python_of(cell), *matrix.requirements(cell), *matrix.undated, *later, *changed)
 
 
 def digest(*texts: str) -> str:

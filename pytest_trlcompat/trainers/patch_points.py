@@ -175,6 +175,15 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "FSDPTeacherMixin": (PREPARE_FSDP2,),
     "Float32LogProbsMixin": (SELECTIVE_LOG_SOFTMAX, SELECTIVE_LOG_SOFTMAX_OF_UTILS),
     "GradientAccumulationMixin": (_ACCELERATOR_MADE, _TRAINING_STEP, _trainer("compute_loss")),
+    "LigerGradientsMixin": (_TRAINING_STEP,),
+    "LigerNormalizerMixin": (
+        COMPUTE_LOSS,
+        _grpo("GRPOTrainer.compute_liger_loss", ">=0.18,<1.13"),
+        PatchPoint(
+            "liger_kernel.chunked_loss.fused_linear_ppo:LigerFusedLinearPPOBase._compute_dapo_normalizer", ">=0.6.4"
+        ),
+    ),
+    "LigerSettingsMixin": (),
     "LogitsToKeepMixin": (
         _grpo("GRPOTrainer._get_per_token_logps", ">=0.15,<0.20"),
         COMPUTE_LOSS,

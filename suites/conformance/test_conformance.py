@@ -26,12 +26,14 @@ ON_DEMAND = ("ppo",)
 
 
 def marks_of(trainer: str, label: str) -> Sequence[pytest.MarkDecorator]:
-    """Rows of the covering array, and those with two ranks, are part of a full sweep."""
+    """Rows of the covering array, and those with two ranks, are part of a full sweep; those with Liger of their own."""
     named = pytest.mark.known_issue(f"conformance-{trainer}")
     if trainer in ON_DEMAND:
         return named, pytest.mark.on_demand
-    part = getattr(pytest.mark, rows.part_of(trainer, label))
     row = rows.load(trainer)[label]
+    if row.needs_liger:
+        return named, pytest.mark.liger
+    part = getattr(pytest.mark, rows.part_of(trainer, label))
     alone = row.strategy == "single" and not row.is_of_array
     return (named, part) if alone else (named, part, pytest.mark.every_pair)
 

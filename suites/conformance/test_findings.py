@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 def marks_of(issue: KnownIssue, label: str) -> Sequence[pytest.MarkDecorator]:
     named = pytest.mark.known_issue(issue.id)
-    part = getattr(pytest.mark, rows.part_of(measured_with(issue.id), label))
+    trainer = measured_with(issue.id)
+    if rows.load(trainer)[label].needs_liger:
+        return named, pytest.mark.liger
+    part = getattr(pytest.mark, rows.part_of(trainer, label))
     return (named, part) if label.startswith("single-") else (named, part, pytest.mark.every_pair)
 
 

@@ -16,6 +16,7 @@ from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.conformance import rows
 from pytest_trlcompat.conformance.grpo.methods import METHODS
+from pytest_trlcompat.launch import LaunchError
 from pytest_trlcompat.plugin.judging import Absent, Finding, Untestable
 
 from ..in_rank import conformance, models
@@ -180,7 +181,10 @@ class ConformanceTrainings:
         return {name: {**ranks[0][name], "failure": failures[name][0] if failures[name] else None} for name in settings}
 
     def _shows(self, trainer: str, subject: str, row: rows.Row, setting: Mapping[str, Any], stage: str) -> bool:
-        found = self._launched(trainer, subject, row.strategy, {"part": setting}, ["part"])["part"]
+        try:
+            found = self._launched(trainer, subject, row.strategy, {"part": setting}, ["part"])["part"]
+        except LaunchError:  # what the reference itself refuses: one value of a setting may need another
+            return False
         return any(each["stage"] == stage for each in found["differences"])
 
 

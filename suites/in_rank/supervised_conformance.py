@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance import comparison, conventions
+from pytest_trlcompat.conformance import comparison, conventions, liger
 from pytest_trlcompat.conformance.supervised import quantities, recording, truth
 
 from .grpo_conformance import gathering, trainer_class, without_numbers
@@ -37,6 +37,8 @@ def held(
     found: dict[str, Any] = {"failure": None, "differences": [], "compared": 0, "unknown": unknown}
     if unknown and not partly:
         return found
+    if lacking := liger.lacking(known):
+        return {**found, "lacking": lacking}
     with failure() as training:
         kind = trainer_class(subject, room.names[0])
         recorded = recording.record(room, kind, model, setting, seed, whole=gathering())

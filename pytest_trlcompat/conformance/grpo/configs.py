@@ -16,6 +16,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from pytest_trlcompat.conformance import liger
 from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
 from pytest_trlcompat.conformance.training import PLAIN, world_size
 
@@ -51,6 +52,7 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "refused": (False, True, "allowed", "0.15", "0.28"),
     "resumed": ("", "between_generations", "within_generation"),
     "tools": ("", "calls"),
+    "liger": liger.AXIS,
 }
 """What is chosen beside the fields of a config, with the default first; :mod:`~.objects` says what each means."""
 _SINCE = {
@@ -60,6 +62,7 @@ _SINCE = {
     ("rewards", "logging"): "trl>=1",
     ("model", "experts"): "transformers>=4.51",
     ("tools", "calls"): "trl>=0.26 transformers>=5",
+    ("liger", "loss"): liger.GRPO_LOSS,
     **{("refused", each): f"trl>={each}" for each in AXES["refused"] if str(each)[0].isdigit()},
 }
 """Releases that have, or whose documentation has, a value of an axis first. A value of ``refused`` that is a release is
@@ -88,6 +91,8 @@ def is_known(trl: Any, name: str, value: Any, method: Method = GRPO) -> bool:
 
 def lacking(setting: Mapping[str, Any]) -> str:
     """What is not installed here that a setting needs with this release; empty where nothing is lacking."""
+    if missing := liger.lacking(setting):
+        return missing
     if not setting.get("tools") or importlib.util.find_spec("jmespath") is not None:
         return ""
     trl, transformers = (Version(metadata.version(name)) for name in ("trl", "transformers"))
@@ -121,6 +126,7 @@ def config_of(trl: Any, setting: Mapping[str, Any], method: Method = GRPO) -> An
         name = "eval_strategy" if is_known(trl, "eval_strategy", "", method) else "evaluation_strategy"
         values |= {name: "steps", "eval_steps": 1}
     values |= given
+    values |= liger.fields(setting, {each.name for each in dataclasses.fields(getattr(trl, method.config_class))})
     if setting.get("resumed"):
         values |= {"save_strategy": "steps", "save_steps": _steps_before(setting, values)}
     return getattr(trl, method.config_class)(**known_part(trl, values, method))

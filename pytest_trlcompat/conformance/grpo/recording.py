@@ -23,7 +23,7 @@ from pytest_trlcompat.conformance.grpo.watching import (
     watched_tables,
     watched_trainer,
 )
-from pytest_trlcompat.conformance.training import Whole, watched_steps
+from pytest_trlcompat.conformance.training import Whole, eager, watched_steps
 
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
@@ -58,7 +58,7 @@ def record(
         found.asked[part] = objects.prompts_asked(model, data, setting, part)
     if setting.get("seeds") == "twice":
         found.seeded = _differing_by_seed(trainer_class, model, setting, config, data)
-    with fixed_completions(data, found, config.num_generations), watched_tables(found, method):
+    with fixed_completions(data, found, config.num_generations), watched_tables(found, method), eager():
         given = copy.deepcopy({name: value for name, value in vars(config).items() if isinstance(value, dict)})
         trainer = _build(trainer_class, model, setting, config, data, found)
         found.changed = {
@@ -181,7 +181,7 @@ def _resume(
     training = [each for each in found.micro_batches if not each.evaluation]
     generations = 1 + training[kept - 1].generation
     again.generated = found.generated[:generations]
-    with fixed_completions(data, again, config.num_generations):
+    with fixed_completions(data, again, config.num_generations), eager():
         trainer = _build(trainer_class, model, setting, config, data, again)
         with watched_steps(trainer, again.steps, again.trained_on, whole):
             trainer.train(resume_from_checkpoint=os.path.join(config.output_dir, f"checkpoint-{steps}"))

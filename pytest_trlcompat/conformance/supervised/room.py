@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from pytest_trlcompat.conformance import liger
 from pytest_trlcompat.conformance.conventions import Conventions
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
 from pytest_trlcompat.conformance.training import PLAIN, world_size
@@ -34,10 +35,12 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "evaluation": ("", "after", "before", "during", "best"),
     "resumed": ("", "between_steps"),
     "refused": (False, True, "allowed"),
+    "liger": liger.AXIS,
 }
 """What is chosen beside the fields of a config, with the default first, for every such trainer. A room has others
 beside. ``evaluation="best"``: an evaluation after each step, and at the end the best model is loaded; ``refused``: the
-training must end in an error, or, ``"allowed"``, may; a release: must from that one on."""
+training must end in an error, or, ``"allowed"``, may; a release: must from that one on; ``liger``: see
+:mod:`~pytest_trlcompat.conformance.liger`."""
 BASE: Mapping[str, Any] = {**PLAIN, "max_steps": 2}
 
 
@@ -181,6 +184,7 @@ class Room(abc.ABC):
             values |= {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
         if setting.get("resumed"):
             values |= {"save_strategy": "steps", "save_steps": 1}
+        values |= liger.fields(setting, {each.name for each in dataclasses.fields(self.config_class(trl))})
         given = {name: value for name, value in setting.items() if name not in AXES and name not in self.axes}
         values |= {name: None if value == "None" else value for name, value in given.items()}
         return self.config_class(trl)(**self.known_part(trl, values))

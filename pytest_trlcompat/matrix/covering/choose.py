@@ -9,7 +9,7 @@ import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_trlcompat.matrix.cells import PAIRS_TAG, PAIRWISE_TAG, VLLM_TAG, Cell, Matrix
+from pytest_trlcompat.matrix.cells import ADDED_TAGS, PAIRS_TAG, PAIRWISE_TAG, Cell, Matrix
 from pytest_trlcompat.matrix.covering.array import Array, build
 from pytest_trlcompat.matrix.covering.releases import PACKAGES, Listing, minor
 from pytest_trlcompat.matrix.covering.space import Row, Space, pairs_in, transformers_that_train
@@ -79,7 +79,7 @@ def space_of(matrix: Matrix, listing: Listing) -> Space:
 
 def written_down(matrix: Matrix) -> Sequence[Cell]:
     """The cells that a person wrote down, without those that are swept by the suites of vLLM alone."""
-    return [cell for cell in matrix.cells if not {PAIRWISE_TAG, PAIRS_TAG, VLLM_TAG} & {*cell.tags}]
+    return [cell for cell in matrix.cells if not {PAIRWISE_TAG, PAIRS_TAG, *ADDED_TAGS} & {*cell.tags}]
 
 
 def _row(space: Space, lock: Mapping[str, str]) -> Row | None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from torch_npu import _triton
 from torch_npu._op_builders import deepspeed_builds_no_kernels_for_npus
 
 __all__ = ["ADAPTATIONS", "install"]
@@ -82,12 +83,14 @@ ADAPTATIONS: dict[str, tuple[Callable[[ModuleType], None], ...]] = {
     "transformers.integrations.sdpa_attention": (attention_masks_stay_as_they_are,),
     "trl.generation.vllm_client": (a_vllm_server_gets_its_weights,),
     "deepspeed.accelerator.npu_accelerator": (deepspeed_names_its_device, deepspeed_builds_no_kernels_for_npus),
+    **_triton.ADAPTATIONS,
 }
 """What is done to each module once it has been imported."""
 
 
 def install() -> None:
     """Adapt what has been imported already, and the rest when its time comes."""
+    _triton.use_the_interpreter()
     for name in ADAPTATIONS:
         if name in sys.modules:
             _adapt(sys.modules[name], name)

@@ -1,0 +1,118 @@
+"""Kernels that are written in Triton, Liger's for one, on the software accelerator: run by Triton's own interpreter.
+
+The interpreter computes a kernel with NumPy, program by program, from the same source that a GPU's compiler takes. What
+it lacks is added here as its modules are imported. Floating-point arguments stay Python's numbers there, where a kernel
+expects a scalar of float32; numbers in bfloat16 are computed with as if they were integers, and cut off instead of
+rounded; and the functions of a GPU's mathematics library have no body.
+
+Liger has kernels of its own for Ascend's NPUs, which it takes wherever there is an NPU; here it takes those that
+everybody else runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+__all__ = ["ADAPTATIONS", "use_the_interpreter"]
+
+INTERPRETED = "TRITON_INTERPRET"
+"""Triton's variable; read where a kernel is decorated."""
+
+
+def use_the_interpreter() -> None:
+    """Have kernels interpreted that are defined from now on, if whoever started this process has not decided it."""
+    if "triton" not in sys.modules:
+        os.environ.setdefault(INTERPRETED, "1")
+
+
+def numbers_are_scalars(module: Any) -> None:
+    """A float that a kernel is given is a scalar of float32, as a compiled kernel has it."""
+    import numpy
+    import triton.language as tl
+
+    convert: Callable[[Any], Any] = module._implicit_cvt
+
+    @functools.wraps(convert)
+    def converted(argument: Any) -> Any:
+        if isinstance(argument, float):
+            return tl.tensor(module.TensorHandle(numpy.array([argument], dtype=numpy.float32), tl.float32), tl.float32)
+        return convert(argument)
+
+    module._implicit_cvt = converted
+
+
+def bfloat16_is_computed(module: Any) -> None:
+    """Operations with numbers in bfloat16 are done in float32, and what they give is rounded to the nearest."""
+    import numpy
+    import triton.language as tl
+
+    convert: Callable[..., Any] = module._convert_float
+
+    @functools.wraps(convert)
+    def converted(numbers: Any, given: Any, wanted: Any, rounding_mode: Any) -> Any:
+        if given != tl.float32 or wanted != tl.bfloat16:
+            return convert(numbers, given, wanted, rounding_mode)
+        rounded = torch.from_numpy(numpy.array(numbers, dtype=numpy.float32)).bfloat16()
+        return rounded.view(torch.int16).numpy().view(numpy.uint16)
+
+    def widened(operation: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(operation)
+        def in_float32(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            def is_bfloat16(one: Any) -> bool:
+                return isinstance(one, module.TensorHandle) and one.dtype.scalar == tl.bfloat16
+
+            if not any(map(is_bfloat16, arguments)):
+                return operation(self, *arguments, **keywords)
+            wide = [self.cast_impl(one, tl.float32) if is_bfloat16(one) else one for one in arguments]
+            found = operation(self, *wide, **keywords)
+            return self.cast_impl(found, tl.bfloat16) if found.data.dtype == numpy.float32 else found
+
+        return in_float32
+
+    module._convert_float = converted
+    for name in ("binary_op", "ternary_op", "unary_op", "create_erf", "create_fma", "create_rsqrt"):
+        setattr(module.InterpreterBuilder, name, widened(getattr(module.InterpreterBuilder, name)))
+    multiply = module.InterpreterBuilder.create_dot
+
+    @functools.wraps(multiply)
+    def dot(self: Any, left: Any, right: Any, *others: Any) -> Any:
+        wide = [self.cast_impl(one, tl.float32) if one.dtype.scalar == tl.bfloat16 else one for one in (left, right)]
+        return multiply(self, *wide, *others)
+
+    module.InterpreterBuilder.create_dot = dot
+
+
+def functions_are_computed(module: ModuleType) -> None:
+    """What Liger's kernels take of the GPU's mathematics library, from functions that the interpreter has."""
+    if os.environ.get(INTERPRETED) == "1":
+        from torch_npu._triton_functions import rsqrt, tanh
+
+        module.rsqrt, module.tanh = rsqrt, tanh  # type: ignore[attr-defined]
+
+
+def no_kernels_for_npus(module: Any) -> None:
+    """Liger finds no NPU."""
+    module.is_npu_available = lambda: False
+
+
+def autocast_is_of_this_device(module: Any) -> None:
+    """Liger's functions look at this device's automatic mixed precision: CUDA's do at CUDA's."""
+    for name in ("amp_custom_fwd", "amp_custom_bwd"):
+        if hasattr(module, name):
+            setattr(module, name, functools.partial(getattr(torch.amp, name.removeprefix("amp_")), device_type="npu"))
+
+
+ADAPTATIONS: dict[str, tuple[Callable[[ModuleType], None], ...]] = {
+    "triton.runtime.interpreter": (numbers_are_scalars, bfloat16_is_computed),
+    "triton.language.extra.libdevice": (functions_are_computed,),
+    "liger_kernel.utils": (no_kernels_for_npus,),
+    "liger_kernel.ops.utils": (autocast_is_of_this_device,),
+}
+"""What is done to each module once it has been imported."""
