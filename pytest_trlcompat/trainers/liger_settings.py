@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers._conditions import LIGER, under
-from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers._cure import Activity, Cure, own
 
 __all__ = ["LigerSettingsMixin"]
 
@@ -33,28 +33,35 @@ class LigerSettingsMixin(Cure):
     args: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        upstream: Any = super()
-        upstream.__init__(*args, **kwargs)
-        left_out = [*(_left_out(self) if LIGER.holds(self) else ()), *self._dropped_masks(upstream, args, kwargs)]
+        super().__init__(*args, **kwargs)
+        left_out = [*(_left_out(self) if LIGER.holds(self) else ()), *_dropped_masks(self, args, kwargs)]
         if left_out:
             raise ValueError(
                 f"With Liger {', '.join(left_out)} would be left out, and TRL does not say so. "
                 f"Train without {LIGER.where.removeprefix('with ')}, or without these settings."
             )
 
-    def _dropped_masks(self, upstream: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
-        """Which tokens count, where the given dataset says so and the trainer's own no longer does."""
-        if not getattr(self.args, "use_liger_kernel", False) or not hasattr(self.args, "completion_only_loss"):
-            return
-        given = inspect.signature(upstream.__init__).bind_partial(*args, **kwargs).arguments.get("train_dataset")
-        before, after = (_columns(data) for data in (given, self.train_dataset))  # type: ignore[attr-defined] # Trainer's
-        has_completions = {"completion", "completion_mask"} & before and self.args.completion_only_loss is not False
-        if has_completions and "completion_mask" not in after and "labels" not in after and "input_ids" in after:
-            yield "that completions alone are trained on"
-
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
         return under(trainer, "a setting that Liger's loss leaves out is refused", LIGER)
+
+
+def _given_dataset(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a trainer was given to train on, by name or by place."""
+    if "train_dataset" in kwargs:
+        return kwargs["train_dataset"]
+    build = next(vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base) and not own(base))
+    return inspect.signature(build).bind_partial(None, *args, **kwargs).arguments.get("train_dataset")
+
+
+def _dropped_masks(trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[str]:
+    """Which tokens count, where the given dataset says so and the trainer's own no longer does."""
+    if not getattr(trainer.args, "use_liger_kernel", False) or not hasattr(trainer.args, "completion_only_loss"):
+        return
+    before, after = _columns(_given_dataset(type(trainer), args, kwargs)), _columns(trainer.train_dataset)
+    has_completions = {"completion", "completion_mask"} & before and trainer.args.completion_only_loss is not False
+    if has_completions and "input_ids" in after and not {"completion_mask", "labels"} & after:
+        yield "that completions alone are trained on"
 
 
 def _columns(data: Any) -> set[str]:

@@ -18,7 +18,8 @@ def declared(trainer: type) -> dict[str, dict[str, str]]:
 def test_mixins_of_grpo_stand_as_they_declare() -> None:
     names = [cls.__name__ for cls in trainers.GRPOTrainer.__mro__]
     found = declared(trainers.GRPOTrainer)
-    assert set(found) == {"AdapterReferenceMixin", "FSDP2OutputsMixin", "PlainLogProbsMixin"}
+    named = {"AdapterReferenceMixin", "FSDP2OutputsMixin", "LigerNormalizerMixin", "PlainLogProbsMixin"}
+    assert set(found) == named
     for mixin, others in found.items():
         for other in others:
             assert names.index(mixin) < names.index(other), (mixin, other)
@@ -34,8 +35,9 @@ def test_mixins_of_ppo_stand_as_they_declare() -> None:
 def test_a_trainer_has_every_mixin_of_the_package_but_those_for_the_other() -> None:
     mixins = {name for name in MODULES if name.endswith("Mixin")}
     grpo = {cls.__name__ for cls in trainers.GRPOTrainer.__mro__} & mixins
-    # GRPO computes no log-probabilities of a reference model before training, and has no teacher.
-    others = {"PrecomputedReferenceMixin", "FSDPTeacherMixin"}
+    # GRPO computes no log-probabilities of a reference model before training, has no teacher, and its loss with Liger
+    # goes through DDP.
+    others = {"PrecomputedReferenceMixin", "FSDPTeacherMixin", "LigerGradientsMixin"}
     assert grpo == {name for name in mixins if not name.startswith("PPO")} - others
     if HAS_PPO:
         ppo = {cls.__name__ for cls in trainers.PPOTrainer.__mro__} & mixins
