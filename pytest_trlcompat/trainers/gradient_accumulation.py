@@ -73,8 +73,11 @@ class GradientAccumulationMixin(Cure):
 
         def recorded(*args: Any, **kwargs: Any) -> Any:
             computed = compute(*args, **kwargs)
-            losses.append(computed[0] if isinstance(computed, tuple) else computed)
-            return computed
+            loss = computed[0] if isinstance(computed, tuple) else computed
+            # Another tensor: where the loss is what DeepSpeed's or FSDP's forward pass returns, as with Liger, that one
+            # has hooks that begin the backward pass.
+            losses.append(loss.view_as(loss))
+            return (losses[-1], *computed[1:]) if isinstance(computed, tuple) else losses[-1]
 
         def scaled(loss: torch.Tensor, **kwargs: Any) -> Any:
             factor = self._missing_factor(loss, losses, bool(kwargs.get("scale_wrt_gas", True)))

@@ -30,7 +30,7 @@ def _is_ddp(trainer: Any) -> bool:
     return wrapped is None or wrapped is trainer.model or type(wrapped).__name__ == "DistributedDataParallel"
 
 
-_DDP = Condition("under DDP", "not under DDP", _is_ddp)
+_NEEDED = (LIGER, Condition("under DDP", "not under DDP", _is_ddp))
 
 
 class LigerGradientsMixin(Cure):
@@ -40,14 +40,14 @@ class LigerGradientsMixin(Cure):
     gradients are equal already.
     """
 
-    _needed: ClassVar = (LIGER, _DDP)
+    _needed: ClassVar = _NEEDED
     accelerator: Any
     model: Any
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
         loss = upstream.training_step(*args, **kwargs)
-        if _unwraps(type(self)) and all(each.holds(self) for each in self._needed) and self.accelerator.sync_gradients:
+        if _unwraps(type(self)) and all(each.holds(self) for each in _NEEDED) and self.accelerator.sync_gradients:
             _average([each for each in self.model.parameters() if each.requires_grad])
         return loss
 
@@ -55,7 +55,7 @@ class LigerGradientsMixin(Cure):
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
         if not _unwraps(trainer_class):
             return Activity(False, "the loss is not computed beside DDP")
-        return under(trainer, "the loss is computed beside DDP, which then averages no gradients", *cls._needed)
+        return under(trainer, "the loss is computed beside DDP, which then averages no gradients", *_NEEDED)
 
 
 def _unwraps(cls: type) -> bool:

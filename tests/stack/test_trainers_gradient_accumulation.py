@@ -333,3 +333,25 @@ def test_accelerate_does_not_divide_once_more() -> None:
         trainer.create_accelerator_and_postprocess()
         trainer.training_step(3.0)
         assert trainer.weight.grad.item() == pytest.approx(gradient)
+
+
+def test_hooks_that_an_engine_gives_its_loss_wait_for_the_backward_pass() -> None:
+    """As DeepSpeed and FSDP1 do where their forward pass returns the loss: with Liger's, in TRL."""
+    happened = []
+
+    class Hooked(Trainer448):
+        def compute_loss(self, data: float) -> Any:
+            loss = super().compute_loss(data)
+            loss.register_hook(lambda gradient: happened.append("hook"))
+            return loss
+
+    trainer = corrected(Hooked)
+    backward = trainer.accelerator.backward
+
+    def seen(loss: Any, **kwargs: Any) -> None:
+        happened.append("backward")
+        backward(loss, **kwargs)
+
+    trainer.accelerator.backward = seen
+    trainer.training_step(2.0)
+    assert happened == ["backward", "hook"]

@@ -1,7 +1,7 @@
 """The cures for Liger's losses on small bases: Liger is part of no cell of these tests.
 
-An object that says it is of Liger's package stands for its loss. The suites of the cells that have Liger measure the cures
-with the real one and TRL's trainers.
+An object that says it is of Liger's package stands for its loss. The suites of the cells that have Liger measure the
+cures with the real one and TRL's trainers.
 """
 
 from __future__ import annotations
@@ -28,22 +28,26 @@ def gradients_of_a_step(unwraps: bool, has_loss: bool, syncs: bool) -> list[floa
     import torch
     from accelerate import Accelerator
 
-    from pytest_trlcompat.trainers import LigerGradientsMixin
+    from pytest_trlcompat.trainers import DeepSpeedAccumulationMixin, LigerGradientsMixin
 
     class Beside:
-        def training_step(self: Any) -> None:
+        accelerator: Any
+        model: Any
+        use_liger_kernel: bool
+
+        def training_step(self) -> None:
             self.compute_loss().backward()
 
-        def compute_loss(self: Any) -> Any:
+        def compute_loss(self) -> Any:
             assert self.use_liger_kernel
             return self.accelerator.unwrap_model(self.model)(torch.ones(1, 1).to(self.accelerator.device)).sum() * rank
 
     class Through(Beside):
-        def compute_loss(self: Any) -> Any:
+        def compute_loss(self) -> Any:
             return self.model(torch.ones(1, 1).to(self.accelerator.device)).sum() * rank
 
     rank = 1.0 + int(os.environ["RANK"])
-    trainer = type("Mine", (LigerGradientsMixin, Beside if unwraps else Through), {})()
+    trainer = type("Mine", (DeepSpeedAccumulationMixin, LigerGradientsMixin, Beside if unwraps else Through), {})()
     accelerator = Accelerator()
     model = torch.nn.Linear(1, 1, bias=False).to(accelerator.device)
     trainer.accelerator, trainer.model, trainer.use_liger_kernel = accelerator, model, True
@@ -105,7 +109,12 @@ def test_settings_that_ligers_loss_leaves_out_are_refused(setting: dict[str, Any
 
 
 def test_settings_that_mean_nothing_else_are_kept() -> None:
-    settings = {"use_weighting": False, "ld_alpha": 1.0, "f_divergence_type": "reverse_kl", "loss_type": "robust"}
+    settings: dict[str, Any] = {
+        "use_weighting": False,
+        "ld_alpha": 1.0,
+        "f_divergence_type": "reverse_kl",
+        "loss_type": "robust",
+    }
     assert trainer_with(True, label_smoothing=0.0, **settings).args
 
 
@@ -120,7 +129,9 @@ def test_settings_that_mean_nothing_else_are_kept() -> None:
         (["prompt", "completion"], True, False),  # not prepared
     ],
 )
-def test_a_dataset_that_loses_its_completions_is_refused(columns: list[str], only: bool | None, is_refused: bool) -> None:
+def test_a_dataset_that_loses_its_completions_is_refused(
+    columns: list[str], only: bool | None, is_refused: bool
+) -> None:
     settings = {"use_liger_kernel": True, "completion_only_loss": only}
     if not is_refused:
         assert trainer_with(False, columns, **settings).args

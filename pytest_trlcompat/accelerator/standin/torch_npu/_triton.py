@@ -2,8 +2,8 @@
 
 The interpreter computes a kernel with NumPy, program by program, from the same source that a GPU's compiler takes. What
 it lacks is added here as its modules are imported. Floating-point arguments stay Python's numbers there, where a kernel
-expects a scalar of float32; numbers in bfloat16 are computed with as if they were integers, and cut off instead of
-rounded; and the functions of a GPU's mathematics library have no body.
+expects a scalar of float32; a scalar is no index for newer NumPy; numbers in bfloat16 are computed with as if they were
+integers, and cut off instead of rounded; and the functions of a GPU's mathematics library have no body.
 
 Liger has kernels of its own for Ascend's NPUs, which it takes wherever there is an NPU; here it takes those that
 everybody else runs.
@@ -46,6 +46,18 @@ def numbers_are_scalars(module: Any) -> None:
         return convert(argument)
 
     module._implicit_cvt = converted
+
+
+def scalars_are_indices(module: Any) -> None:
+    """A scalar can be the bound of a loop: before Triton 3.7 NumPy (from 2.4 on) refuses to make a number of one."""
+    patch: Callable[..., None] = module._patch_lang_tensor
+
+    @functools.wraps(patch)
+    def patched(tensor: Any, *scope: Any) -> None:
+        patch(tensor, *scope)  # restores what was there before when a kernel ends, also of what follows
+        tensor.__index__ = lambda self: int(self.handle.data.squeeze())
+
+    module._patch_lang_tensor = patched
 
 
 def bfloat16_is_computed(module: Any) -> None:
@@ -110,7 +122,7 @@ def autocast_is_of_this_device(module: Any) -> None:
 
 
 ADAPTATIONS: dict[str, tuple[Callable[[ModuleType], None], ...]] = {
-    "triton.runtime.interpreter": (numbers_are_scalars, bfloat16_is_computed),
+    "triton.runtime.interpreter": (numbers_are_scalars, scalars_are_indices, bfloat16_is_computed),
     "triton.language.extra.libdevice": (functions_are_computed,),
     "liger_kernel.utils": (no_kernels_for_npus,),
     "liger_kernel.ops.utils": (autocast_is_of_this_device,),
