@@ -4,16 +4,17 @@
 ``kernels``: all that ``use_liger_kernel`` brings, among it kernels of the model's layers, which are written in Triton;
 on the software accelerator Triton's interpreter runs them.
 
-Imports the standard library.
+Imports the standard library, and torch inside a function.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Collection, Mapping
 from typing import Any
 
-__all__ = ["AXIS", "DPO_LOSS", "GRPO_LOSS", "fields", "lacking"]
+__all__ = ["AXIS", "DPO_LOSS", "GRPO_LOSS", "fields", "lacking", "uncompiled"]
 
 AXIS = ("", "loss", "kernels")
 GRPO_LOSS, DPO_LOSS = "trl>=0.17,<1.13", "trl>=0.19,<1.13"
@@ -43,3 +44,13 @@ def lacking(setting: Mapping[str, Any]) -> str:
     if setting.get("liger") and importlib.util.find_spec("liger_kernel") is None:
         return "Liger is not installed; cells that have it are run by: nox -s matrix -- --liger"
     return ""
+
+
+def uncompiled(setting: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """Nothing is compiled within, with Liger: it compiles its losses, which PyTorch cannot on the software accelerator."""
+    if not setting.get("liger"):
+        return contextlib.nullcontext()
+    from torch.compiler import set_stance
+
+    stance: contextlib.AbstractContextManager[None] = set_stance("force_eager")
+    return stance

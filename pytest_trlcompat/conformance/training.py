@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PLAIN", "StepRecord", "Whole", "eager", "trained_weights", "watched_steps", "world_size"]
+__all__ = ["PLAIN", "StepRecord", "Whole", "trained_weights", "watched_steps", "world_size"]
 
 Whole = Callable[[Any], "dict[str, torch.Tensor]"]
 """Gathers the trained weights of a trainer, by their names in the bare model. Called on every rank."""
@@ -53,14 +53,6 @@ class StepRecord:
 
 def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def eager() -> contextlib.AbstractContextManager[None]:
-    """Nothing is compiled within: Liger compiles its losses, which PyTorch cannot on the software accelerator."""
-    from torch.compiler import set_stance
-
-    stance: contextlib.AbstractContextManager[None] = set_stance("force_eager")
-    return stance
 
 
 @contextlib.contextmanager

@@ -10,9 +10,10 @@ import os
 from collections.abc import Mapping, Sized
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.conformance import liger
 from pytest_trlcompat.conformance.supervised.records import MicroBatchRecord, Recording
 from pytest_trlcompat.conformance.supervised.room import Room
-from pytest_trlcompat.conformance.training import Whole, eager, trained_weights, watched_steps
+from pytest_trlcompat.conformance.training import Whole, trained_weights, watched_steps
 
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
@@ -42,7 +43,7 @@ def record(
     setting = room.known_part(trl, setting)
     config = room.config(trl, setting)
     found = Recording()
-    with eager():
+    with liger.uncompiled(setting):
         _train(room, trainer_class, model, setting, config, seed, found, whole)
     return found
 
