@@ -47,7 +47,7 @@ def lacking(setting: Mapping[str, Any]) -> str:
 
 
 def uncompiled(setting: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
-    """Nothing is compiled within, with Liger: it compiles its losses, which PyTorch cannot on the software accelerator."""
+    """Within, nothing is compiled with Liger: it has its losses compiled, which the software accelerator cannot do."""
     if not setting.get("liger"):
         return contextlib.nullcontext()
     from torch.compiler import set_stance
