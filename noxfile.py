@@ -343,7 +343,7 @@ def points(session: nox.Session) -> None:
     """Hold the names that cures change of upstream against the sources of every release in the locks."""
     with errors_as_messages(session):
         environment, unit = PROJECT.stack(STACK_TESTS[-1]), PROJECT.tools("unit", group("test"), project=True)
-        releases = PROJECT.locked_releases(("accelerate", "deepspeed", "peft", "transformers", "trl"))
+        releases = PROJECT.locked_releases(("accelerate", "deepspeed", "liger-kernel", "peft", "transformers", "trl"))
         os.environ["TRLCOMPAT_RELEASES"] = str(unpack(session, releases, environment, "releases"))
         PROJECT.run_in(unit, ["python", "-m", "pytest", "tests/points", *session.posargs])
 

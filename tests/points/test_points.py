@@ -31,7 +31,7 @@ def has(release: str, point: PatchPoint) -> bool:
 @pytest.mark.skipif(not FOLDER, reason="needs the sources of many releases; run: nox -s points")
 @pytest.mark.parametrize("point", POINTS)
 def test_every_release_in_the_locks_has_what_the_table_says(point: PatchPoint) -> None:
-    releases = [name for name in RELEASES if name.startswith(f"{point.package}==")]
+    releases = [name for name in RELEASES if name.startswith(f"{point.package.replace('_', '-')}==")]
     meant = [name for name in releases if point.exists_in(name.rpartition("==")[2])]
     assert releases
     assert meant, f"no release in the locks is in {point.releases}"
