@@ -46,7 +46,7 @@ PAIRWISE_TAG = "pairwise"
 PAIRS_TAG = "pairs"
 """Cells with this tag are swept by ``nox -s matrix -- --pairwise-strength 2``, besides those; no locks are kept."""
 
-ADDED_TAGS: Mapping[str, str] = {"vllm": "vLLM", "liger": "Liger's kernels"}
+ADDED_TAGS = ("vllm", "liger")
 """Cells with one of these tags have what it names beside the stack. They are swept by ``nox -s matrix -- --vllm`` or
 ``--liger``, and by the suites with a marker of that name alone."""
 

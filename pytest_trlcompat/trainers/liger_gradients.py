@@ -47,7 +47,7 @@ class LigerGradientsMixin(Cure):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
         loss = upstream.training_step(*args, **kwargs)
-        if _unwraps(type(self)) and all(each.holds(self) for each in _NEEDED) and self.accelerator.sync_gradients:
+        if self.accelerator.sync_gradients and all(each.holds(self) for each in _NEEDED) and _unwraps(type(self)):
             _average([each for each in self.model.parameters() if each.requires_grad])
         return loss
 

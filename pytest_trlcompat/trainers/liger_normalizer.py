@@ -42,7 +42,7 @@ class LigerNormalizerMixin(Cure):
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
         loss = upstream.compute_loss(model, inputs, *args, **kwargs)
-        if not self.model.training or not _divides_wrongly(type(self), self):
+        if not self.model.training or not _divides_wrongly(self):
             return loss
         if _COUNT not in inputs:
             raise CureError(
@@ -78,12 +78,12 @@ _DIVIDED_BY_TOKENS = Condition(
 )
 
 
-def _divides_wrongly(cls: type, trainer: Any) -> bool:
+def _divides_wrongly(trainer: Any) -> bool:
     return (
         LIGER.holds(trainer)
         and _DIVIDED_BY_TOKENS.holds(trainer)
-        and class_uses(cls, _LOSS, but=("transformers.",))
-        and not method_uses(cls, _LOSS, _COUNT)
+        and class_uses(type(trainer), _LOSS, but=("transformers.",))
+        and not method_uses(type(trainer), _LOSS, _COUNT)
     )
 
 

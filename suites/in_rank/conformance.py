@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance import comparison
+from pytest_trlcompat.conformance import comparison, liger
 from pytest_trlcompat.conformance.dpo.room import ROOM as DPO
 from pytest_trlcompat.conformance.grpo.methods import RLOO
 from pytest_trlcompat.conformance.reward.room import ROOM as REWARD
@@ -59,7 +59,8 @@ def hold(
     every = {}
     for name, setting in settings.items():
         try:
-            found = _HELD[trainer](subject, model, setting, seed, name in partly)
+            with liger.uncompiled(setting):
+                found = _HELD[trainer](subject, model, setting, seed, name in partly)
         except comparison.Unsteady as error:  # in bfloat16, say, of a loss whose terms cancel
             found = {"failure": None, "differences": [], "compared": 0, "unknown": []}
             found["lacking"] = f"rounding changes the first step so much that nothing can be told: {error}"

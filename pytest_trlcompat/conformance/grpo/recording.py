@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance import liger
 from pytest_trlcompat.conformance.grpo import objects, tools
 from pytest_trlcompat.conformance.grpo.configs import calls_of_a_generation, config_of, known_part
 from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
@@ -59,11 +58,7 @@ def record(
         found.asked[part] = objects.prompts_asked(model, data, setting, part)
     if setting.get("seeds") == "twice":
         found.seeded = _differing_by_seed(trainer_class, model, setting, config, data)
-    with (
-        fixed_completions(data, found, config.num_generations),
-        watched_tables(found, method),
-        liger.uncompiled(setting),
-    ):
+    with fixed_completions(data, found, config.num_generations), watched_tables(found, method):
         given = copy.deepcopy({name: value for name, value in vars(config).items() if isinstance(value, dict)})
         trainer = _build(trainer_class, model, setting, config, data, found)
         found.changed = {
@@ -186,7 +181,7 @@ def _resume(
     training = [each for each in found.micro_batches if not each.evaluation]
     generations = 1 + training[kept - 1].generation
     again.generated = found.generated[:generations]
-    with fixed_completions(data, again, config.num_generations), liger.uncompiled(setting):
+    with fixed_completions(data, again, config.num_generations):
         trainer = _build(trainer_class, model, setting, config, data, again)
         with watched_steps(trainer, again.steps, again.trained_on, whole):
             trainer.train(resume_from_checkpoint=os.path.join(config.output_dir, f"checkpoint-{steps}"))

@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping, Sized
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance import liger
 from pytest_trlcompat.conformance.supervised.records import MicroBatchRecord, Recording
 from pytest_trlcompat.conformance.supervised.room import Room
 from pytest_trlcompat.conformance.training import Whole, trained_weights, watched_steps
@@ -43,21 +42,6 @@ def record(
     setting = room.known_part(trl, setting)
     config = room.config(trl, setting)
     found = Recording()
-    with liger.uncompiled(setting):
-        _train(room, trainer_class, model, setting, config, seed, found, whole)
-    return found
-
-
-def _train(
-    room: Room,
-    trainer_class: type,
-    model: TinyModel,
-    setting: Mapping[str, Any],
-    config: Any,
-    seed: int,
-    found: Recording,
-    whole: Whole | None,
-) -> None:
     given = copy.deepcopy({name: value for name, value in vars(config).items() if isinstance(value, dict)})
     trainer = _build(room, trainer_class, model, setting, config, seed, found)
     found.changed = {name: (value, vars(config)[name]) for name, value in given.items() if vars(config)[name] != value}
@@ -72,6 +56,7 @@ def _train(
         trainer.evaluate()
     if setting.get("resumed"):
         _resume(room, trainer_class, model, setting, config, seed, found, whole)
+    return found
 
 
 def _logs(trainer: Any) -> list[dict[str, float]]:

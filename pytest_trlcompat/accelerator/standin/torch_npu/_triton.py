@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -74,16 +74,18 @@ def bfloat16_is_computed(module: Any) -> None:
         rounded = torch.from_numpy(numpy.array(numbers, dtype=numpy.float32)).bfloat16()
         return rounded.view(torch.int16).numpy().view(numpy.uint16)
 
+    def is_bfloat16(one: Any) -> bool:
+        return isinstance(one, module.TensorHandle) and bool(one.dtype.scalar == tl.bfloat16)
+
+    def widen(builder: Any, some: Iterable[Any]) -> list[Any]:
+        return [builder.cast_impl(one, tl.float32) if is_bfloat16(one) else one for one in some]
+
     def widened(operation: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(operation)
         def in_float32(self: Any, *arguments: Any, **keywords: Any) -> Any:
-            def is_bfloat16(one: Any) -> bool:
-                return isinstance(one, module.TensorHandle) and one.dtype.scalar == tl.bfloat16
-
             if not any(map(is_bfloat16, arguments)):
                 return operation(self, *arguments, **keywords)
-            wide = [self.cast_impl(one, tl.float32) if is_bfloat16(one) else one for one in arguments]
-            found = operation(self, *wide, **keywords)
+            found = operation(self, *widen(self, arguments), **keywords)
             return self.cast_impl(found, tl.bfloat16) if found.data.dtype == numpy.float32 else found
 
         return in_float32
@@ -95,8 +97,7 @@ def bfloat16_is_computed(module: Any) -> None:
 
     @functools.wraps(multiply)
     def dot(self: Any, left: Any, right: Any, *others: Any) -> Any:
-        wide = [self.cast_impl(one, tl.float32) if one.dtype.scalar == tl.bfloat16 else one for one in (left, right)]
-        return multiply(self, *wide, *others)
+        return multiply(self, *widen(self, (left, right)), *others)
 
     module.InterpreterBuilder.create_dot = dot
 
