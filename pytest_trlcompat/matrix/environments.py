@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from packaging.version import Version
 
-from pytest_trlcompat.matrix import compiled, torch_builds
+from pytest_trlcompat.matrix import commit_wheels, compiled, torch_builds
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Untestable
 from pytest_trlcompat.matrix.files import explained_os_errors, in_use, locked, unless_in_use, write_whole
 from pytest_trlcompat.matrix.hashes import with_hashes
@@ -108,12 +108,16 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
     def fill(python: str) -> None:
         if "torch" in lock.packages:
             torch_builds.install(lock.packages["torch"], lock.python, Path(python), layout, say)
-        others = [line for line in lock.requirements if not line.startswith("torch==")]
+        commits = [line for line in lock.requirements if commit_wheels.COMMIT.fullmatch(line)]
+        others = [line for line in lock.requirements if line not in commits and not line.startswith("torch==")]
         built = [line for line in others if line.partition("==")[0] in BUILT_FROM_SOURCE]
         install_hashed([line for line in others if line not in built], lock.python, python, layout)
         if built:
             variables = _build_variables(lock)
             install_hashed(built, lock.python, python, layout, "--no-build-isolation", variables=variables)
+        if commits:
+            wheels = [str(commit_wheels.wheel_of(line, layout)) for line in commits]
+            uv(["pip", "install", "--quiet", "--no-deps", "--python", python, *wheels], offline=True)
         Environment(root).adopt_modules()
 
     with (

@@ -99,6 +99,11 @@ class Layout:
         return self.root / ".nox" / "envs"
 
     @property
+    def commits(self) -> Path:
+        """Wheels of commits, which no index has."""
+        return self.results.parent / "commits"
+
+    @property
     def editable(self) -> bool:
         """Whether environments hold this project as editable. If not, what runs in them gets it by its path, and
         several versions of this project can share them."""

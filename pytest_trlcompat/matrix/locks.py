@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 
 from pytest_trlcompat.matrix import cuda
 from pytest_trlcompat.matrix.cells import Cell, Matrix, check_python
+from pytest_trlcompat.matrix.commit_wheels import COMMIT
 from pytest_trlcompat.matrix.errors import MatrixError, Untestable
 from pytest_trlcompat.matrix.files import write_whole
 from pytest_trlcompat.matrix.hashes import RELEASE
@@ -57,7 +58,8 @@ class Lock:
 
     Attributes:
         packages: canonical name to version, sorted by name, without local parts (``2.13.0``, not ``2.13.0+cpu``), so
-            that a lock can be used with any build of that torch.
+            that a lock can be used with any build of that torch; a commit of a package is the one exception, see
+            :mod:`.commit_wheels`.
         request: a digest of what the resolver was given; a lock is out of date if that of its cell differs. Called
             ``asked`` in the file.
     """
@@ -109,7 +111,7 @@ def read_lock(path: Path) -> Lock:
         if not line.strip() or line.startswith("#"):
             continue
         name, _, version = line.partition("==")
-        if not RELEASE.fullmatch(line) or name in packages:
+        if not (RELEASE.fullmatch(line) or COMMIT.fullmatch(line)) or name in packages:
             wrong = "is not NAME==VERSION" if name not in packages else f"names {name} again"
             raise MatrixError(f"{path}, line {number}: {line!r} {wrong}; renew it: nox -s lock")
         packages[name] = version
@@ -195,6 +197,7 @@ def compile_versions(
     preferred: Sequence[str] = (),
     left_out: Sequence[str] = (),
     needed: Sequence[str] = (),
+    wheels: Sequence[str] = (),
 ) -> dict[str, str]:
     """Resolve ``requirements`` as of ``date`` to versions by canonical name.
 
@@ -204,6 +207,7 @@ def compile_versions(
         preferred: ``name==version`` lines to prefer wherever the requirements allow them.
         left_out: packages to leave out, whoever requires them.
         needed: packages to keep that a CPU build of torch has not.
+        wheels: folders of wheels beside the index.
 
     Raises:
         Untestable: with the resolver's reason.
@@ -216,6 +220,7 @@ def compile_versions(
         *WHEELS_ONLY,
         *(text for name, moment in exempted.items() for text in ("--exclude-newer-package", f"{name}={moment}")),
         *torch_backend(os.environ),
+        *(word for folder in wheels for word in ("--find-links", folder)),
     ]
     wanted = "\n".join(requirements)
     with tempfile.TemporaryDirectory() as folder:

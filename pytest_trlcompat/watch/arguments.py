@@ -1,4 +1,4 @@
-"""What follows ``nox -s watch --``. Imports the matrix and the stack's list of packages alone."""
+"""What follows ``nox -s watch --``. Imports the matrix and the bisection's git clones."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.parsing import parse_day
 from pytest_trlcompat.stack import REQUIRED
+from pytest_trlcompat.watch.commits import AskedCommit, parse_commit
 from pytest_trlcompat.watch.running import Scope
 
 __all__ = ["Options", "parse"]
@@ -31,6 +32,7 @@ class Options:
         since: of a watch on a past, the day to which the matrix and the catalogue are cut back; else ``None``.
         minutes, gigabytes: what it may use; ``None``: as much as it takes.
         clones: ``PACKAGE=FOLDER`` of local git clones, in which a bisection goes on to the commit.
+        commits: of local git clones, each tried like a new release.
         narrow: bisect what nothing predicts.
         list_only: say what is new and which cells follow, and run nothing.
         keep: leave the environments.
@@ -44,6 +46,7 @@ class Options:
     gigabytes: float | None
     prereleases: bool
     clones: tuple[str, ...]
+    commits: tuple[AskedCommit, ...]
     narrow: bool
     list_only: bool
     keep: bool
@@ -67,6 +70,13 @@ def parse(words: Sequence[str], today: datetime.date) -> Options:
     parser.add_argument("--pre", action="store_true", help="pre-releases as well")
     parser.add_argument(
         "--clone", action="append", default=[], metavar="PACKAGE=FOLDER", help="a git clone, to bisect to the commit"
+    )
+    parser.add_argument(
+        "--commit",
+        action="append",
+        default=[],
+        metavar="PACKAGE=FOLDER[@REVISION]",
+        help="try this commit of a git clone as well (default: the one that is checked out)",
     )
     parser.add_argument("--issue", action="append", default=[], metavar="ID", help="only the suites of this issue")
     parser.add_argument("--every-pair", action="store_true", help="conformance rows for every pair of settings as well")
@@ -98,10 +108,19 @@ def parse(words: Sequence[str], today: datetime.date) -> Options:
         gigabytes=parsed.gigabytes,
         prereleases=parsed.pre,
         clones=tuple(parsed.clone),
+        commits=_commits(parsed.commit),
         narrow=not parsed.no_bisect,
         list_only=parsed.list,
         keep=parsed.keep_environments,
     )
+
+
+def _commits(texts: Sequence[str]) -> tuple[AskedCommit, ...]:
+    found = tuple(map(parse_commit, texts))
+    named = [commit.package for commit in found]
+    if twice := sorted({package for package in named if named.count(package) > 1}):
+        raise MatrixError(f"--commit names {twice[0]} more than once; run a watch for each commit")
+    return found
 
 
 def _days(as_of: str | None, since: str | None, today: datetime.date) -> tuple[datetime.date, datetime.date | None]:

@@ -53,10 +53,15 @@ def watch(options: Options, root: Path, say: Callable[[str], None], ask: indexes
     layout = WatchLayout(root, kept, options.scope.name)
     budget = Budget(options.minutes, options.gigabytes, lambda: disk.available(layout))
     session = Watch(read_matrix(layout.matrix), layout, options, budget, say, ask)
-    if not session.new:
+    new = [*session.new, *(commit.release for commit in session.commits)]
+    for line in session.not_built:
+        say(line)
+    if not new and session.not_built:
+        return _FAILED
+    if not new:
         say(f"nothing new as of {options.day}: the matrix knows every release of {', '.join(options.packages)}")
         return _AS_PREDICTED
-    say(f"new as of {options.day}: {', '.join(f'{each} ({each.day})' for each in session.new)}")
+    say(f"new as of {options.day}: {', '.join(f'{each} ({each.day})' for each in new)}")
     with locked(kept / f".{options.scope.name}.lock", lambda: say("the same watch is running already; waiting")):
         if options.list_only:
             for watched in session.plan:

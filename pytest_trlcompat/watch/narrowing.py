@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat._secrets import redacted
+from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.matrix import process
 from pytest_trlcompat.matrix.files import write_whole
 from pytest_trlcompat.watch.changes import Change, Kind
@@ -61,16 +62,25 @@ def command_for(
         return "it was a problem before as well, of another kind, which a search for good and bad does not tell apart"
     if change.subject == "corrected":
         return "a bisection runs TRL's own trainer, and this is the corrected one"
-    release = change.cell.release
-    if release is not None and not change.cell.previous:
+    release, commit, before = change.cell.release, change.cell.commit, change.cell.previous
+    if release is not None and not before:
         return f"no older release of {release.package} is known"
-    if release is not None:
-        good, bad = change.cell.previous, release.version
-        others = (f"{name}={version}" for name, version in change.cell.stack.items() if name != release.package)
+    named = [word for clone in clones for word in ("--clone", clone)]
+    others = [f"{name}={version}" for name, version in change.cell.stack.items() if name != change.cell.package]
+    if release is None:
+        where, good, bad = ["days"], known.base.date.isoformat(), day.isoformat()
+    elif commit is None:
         where = ["releases", "--package", release.package, "--rest", "fixed", "--with", *others]
+        good, bad = before, release.version
     else:
-        good, bad = known.base.date.isoformat(), day.isoformat()
-        where = ["days"]
+        try:
+            good, bad = commit.clone.tag_of(before), commit.commit.sha
+        except BisectError as error:
+            return str(error)
+        # What the release requires is installed beside the commits.
+        others = [f"{commit.package}={before}", *others]
+        where = ["commits", "--package", commit.package, "--allow-dirty", "--with", *others]
+        named = ["--clone", str(commit.clone.path)]
     ends = ["--good", good, "--bad", bad]
     if change.kind is Kind.CURED:
         ends = ["--good", bad, "--bad", good, "--find-fix"]
@@ -78,7 +88,7 @@ def command_for(
         *where,
         *ends,
         *("--issue", change.issue, "--strategy", change.record.strategy),
-        *(word for clone in clones for word in ("--clone", clone)),
+        *named,
         *("--state", str(folder), "--json", str(_json(folder, change)), "--report", str(_report(folder, change))),
     ]
 

@@ -14,6 +14,7 @@ from pytest_trlcompat.catalog.verdict import Record
 from pytest_trlcompat.matrix.covering.releases import Release
 from pytest_trlcompat.matrix.report.model import CellReport
 from pytest_trlcompat.watch.changes import Change, Kind
+from pytest_trlcompat.watch.commits import WatchedCommit
 from pytest_trlcompat.watch.narrowing import Narrowed
 from pytest_trlcompat.watch.plan import WatchedCell
 
@@ -49,6 +50,7 @@ class Outcome:
     Attributes:
         since: of a watch on a past, the day to which matrix and catalogue are cut back.
         new: the releases that the matrix does not know.
+        commits: those of local clones that were tried like new releases.
         plan: the cells that follow, and the one that they are held against, where that had to be measured.
         cells: those with results, by id.
         base: the cell that they are held against.
@@ -68,6 +70,7 @@ class Outcome:
     base: str = ""
     known_wrong: tuple[Record, ...] = ()
     causes: tuple[Cause, ...] = ()
+    commits: tuple[WatchedCommit, ...] = ()
     remarks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     left: tuple[str, ...] = ()
     patch: str = ""
@@ -102,8 +105,11 @@ class Outcome:
     def summary(self) -> str:
         """One line."""
         verdicts = sum(len(cell.verdicts) for cell in self.cells.values())
+        counted = [(len(self.new), "new release"), (len(self.cells), "cell"), (verdicts, "verdict")]
+        if self.commits:
+            counted.insert(1, (len(self.commits), "commit"))
         parts = [
-            f"{_count(len(self.new), 'new release')}, {_count(len(self.cells), 'cell')}, {_count(verdicts, 'verdict')}",
+            ", ".join(_count(number, noun) for number, noun in counted),
             f"{len(self.broke)} broke, {len(self.cured)} cured",
         ]
         if self.changed:
@@ -121,6 +127,10 @@ class Outcome:
             "since": self.since.isoformat() if self.since else None,
             "complete": self.is_complete,
             "new": [{"package": r.package, "version": r.version, "day": r.day.isoformat()} for r in self.new],
+            "commits": [
+                {"package": c.package, "version": c.wheel.version, "sha": c.commit.sha, "day": c.commit.day}
+                for c in self.commits
+            ],
             "base": self.base,
             "cells": {
                 each.cell.id: {

@@ -175,6 +175,8 @@ def _correction(change: Change, narrowed: Narrowed | None) -> Correction:
     Raises:
         NotCorrected: the boundary was not measured.
     """
+    if change.cell.commit is not None:
+        raise NotCorrected("a commit is no release: the release that has it will be measured when it is out")
     if narrowed is None or not narrowed.found:
         raise NotCorrected("which release changed it was not measured")
     if not narrowed.package:

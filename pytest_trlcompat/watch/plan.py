@@ -1,13 +1,15 @@
 """Which cells follow from new releases: the newest of all, and each new release alone in the newest known stack.
 
+So is a commit of a local clone, which is no part of the newest of all.
+
 A cell follows from its releases alone, not from the day on which somebody asks, so that it is measured once. Imports
-the matrix alone.
+the matrix, and the commits of clones.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_trlcompat.matrix import locks
@@ -20,9 +22,10 @@ from pytest_trlcompat.matrix.locks import Lock, compile_versions
 from pytest_trlcompat.matrix.parsing import parse_day
 from pytest_trlcompat.matrix.results import TESTED, Sidecar, read_sidecars
 from pytest_trlcompat.stack import REQUIRED
+from pytest_trlcompat.watch.commits import WatchedCommit
 from pytest_trlcompat.watch.known import Known
 
-__all__ = ["WatchedCell", "as_measured", "base_cell", "make_plan"]
+__all__ = ["WatchedCell", "as_measured", "base_cell", "cell_of_commit", "make_plan"]
 
 _NAMED = ("trl", "transformers")
 """Pinned in every cell, as in the matrix."""
@@ -37,6 +40,7 @@ class WatchedCell:
         release: what is new in it; ``None`` in the newest of all, where several releases are.
         previous: the version of that package before it; empty where none is known.
         moved: what else is not as in the newest known stack, since it had to move, as ``peft 0.20.0``.
+        commit: which stands for a release that is not out yet.
     """
 
     cell: Cell
@@ -44,6 +48,12 @@ class WatchedCell:
     release: Release | None = None
     previous: str = ""
     moved: tuple[str, ...] = ()
+    commit: WatchedCommit | None = None
+
+    @property
+    def package(self) -> str:
+        """Which is new in it; empty where several are."""
+        return self.release.package if self.release else ""
 
     @property
     def about(self) -> str:
@@ -57,6 +67,8 @@ def make_plan(matrix: Matrix, layout: Layout, known: Known, new: Sequence[Releas
     Raises:
         Unreachable: when the index cannot be reached.
     """
+    if not new:
+        return []
     order = sorted(new, key=lambda each: (each.package != "trl", each.package != "transformers"))
     order.sort(key=lambda each: each.day, reverse=True)
     everything = _newest_of_all(matrix, layout, new)
@@ -95,15 +107,41 @@ def _alone(matrix: Matrix, layout: Layout, known: Known, release: Release) -> Wa
         pins = {name: pins[name] for name in ORDER if name in pins}
         return WatchedCell(Cell(pins, date), {}, release, known.previous(release.package, release.version))
     stack = _of_stack(found)
-    moved = tuple(
-        f"{name} {version}"
-        for name, version in stack.items()
-        if name != release.package and version != base.packages.get(name)
-    )
     cell = _fewest_pins(matrix, layout, stack, release.package, max(date, base.date))
     if _measured(layout, stack) is None:
         # What is no part of the stack stays as well, where the resolver would have taken what came out since.
         _keep_lock(matrix, layout, cell, found)
+    return _watched(cell, stack, release, known)
+
+
+def cell_of_commit(matrix: Matrix, layout: Layout, known: Known, commit: WatchedCommit) -> WatchedCell:
+    """A commit alone in the newest known stack, of which moves what the commit requires to move.
+
+    Raises:
+        Untestable: when nothing can be resolved with it, with the resolver's reason.
+    """
+    base, wheel, package = known.base, commit.wheel, commit.package
+    date = max(commit.day + datetime.timedelta(days=1), base.date)
+    preferred = [line for line in base.requirements if line.partition("==")[0] != package]
+    asked = matrix.requirements(Cell({package: wheel.public}, date))
+    found = compile_versions(matrix, asked, date, preferred, wheels=[str(wheel.path.parent)])
+    packages = {**found, package: wheel.version}
+    stack = _of_stack(packages)
+
+    def resolved(cell: Cell) -> Lock:
+        return Lock(cell.id, date, matrix.python_of(cell), packages, locks.request_of(matrix, cell))
+
+    cell = _fewest_pins(matrix, layout, stack, package, date, resolved)
+    _keep_lock(matrix, layout, cell, packages)
+    return replace(_watched(cell, stack, commit.release, known), commit=commit)
+
+
+def _watched(cell: Cell, stack: Mapping[str, str], release: Release, known: Known) -> WatchedCell:
+    moved = tuple(
+        f"{name} {version}"
+        for name, version in stack.items()
+        if name != release.package and version != known.base.packages.get(name)
+    )
     return WatchedCell(cell, stack, release, known.previous(release.package, release.version), moved)
 
 
@@ -119,8 +157,19 @@ def _newest_of_all(matrix: Matrix, layout: Layout, new: Iterable[Release]) -> Wa
     return WatchedCell(_fewest_pins(matrix, layout, stack, "trl", date), stack)
 
 
-def _fewest_pins(matrix: Matrix, layout: Layout, stack: Mapping[str, str], package: str, date: datetime.date) -> Cell:
-    """A cell that resolves to a stack: one that was measured, or else as few pins as are needed beside its date."""
+def _fewest_pins(
+    matrix: Matrix,
+    layout: Layout,
+    stack: Mapping[str, str],
+    package: str,
+    date: datetime.date,
+    resolved: Callable[[Cell], Lock | None] | None = None,
+) -> Cell:
+    """A cell that resolves to a stack: one that was measured, or else as few pins as are needed beside its date.
+
+    Args:
+        resolved: what a cell resolves to, where not the index says it.
+    """
     default = matrix.pins.get("torch")
 
     def ordered(pins: Mapping[str, str]) -> dict[str, str]:
@@ -132,7 +181,7 @@ def _fewest_pins(matrix: Matrix, layout: Layout, stack: Mapping[str, str], packa
     pins = {name: stack[name] for name in (*_NAMED, package)}
     while True:
         cell = Cell(ordered(pins), date)
-        lock = _resolved(matrix, layout, cell)
+        lock = resolved(cell) if resolved is not None else _resolved(matrix, layout, cell)
         others = [dict(lock.packages) if lock is not None else {}]
         # That of a cell whose name it may not take.
         others += [dict(each.lock) for each in read_sidecars(layout) if each.id == cell.id and each.state == TESTED]

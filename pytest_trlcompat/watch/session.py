@@ -10,9 +10,10 @@ from functools import cached_property
 from pytest_trlcompat.catalog import evidence, known_issues, past
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.matrix.cells import Matrix
+from pytest_trlcompat.matrix.commit_wheels import drop_others
 from pytest_trlcompat.matrix.covering.releases import Release
 from pytest_trlcompat.matrix.environments import existing
-from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.errors import MatrixError, Unreachable, Untestable
 from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.report.model import CellReport, gather
 from pytest_trlcompat.stack import REQUIRED
@@ -22,13 +23,14 @@ from pytest_trlcompat.watch.adjacent import measured_boundary
 from pytest_trlcompat.watch.arguments import Options
 from pytest_trlcompat.watch.budget import Budget, OutOfTime
 from pytest_trlcompat.watch.changes import Change, Verdicts, changes_in, judged, known_wrong, verdicts_of
+from pytest_trlcompat.watch.commits import WatchedCommit
 from pytest_trlcompat.watch.index import Index
 from pytest_trlcompat.watch.known import Known, known_before, known_now, new_releases
 from pytest_trlcompat.watch.layout import WatchLayout
 from pytest_trlcompat.watch.narrowing import Narrowed, command_for, narrow, read_narrowed
 from pytest_trlcompat.watch.outcome import Cause, Outcome
 from pytest_trlcompat.watch.patch import make_patch
-from pytest_trlcompat.watch.plan import WatchedCell, as_measured, base_cell, make_plan
+from pytest_trlcompat.watch.plan import WatchedCell, as_measured, base_cell, cell_of_commit, make_plan
 from pytest_trlcompat.watch.running import Runner, sidecar_of
 
 __all__ = ["Watch"]
@@ -75,6 +77,32 @@ class Watch:
         return [release for release in found if release.package in self.options.packages]
 
     @cached_property
+    def _commits(self) -> tuple[list[WatchedCommit], list[str]]:
+        """Those of local clones with their wheels, and a line for each that is left out."""
+        found, left_out = [], []
+        for asked in self.options.commits:
+            try:
+                commit = asked.build(self.matrix.python, self.layout)
+            except Untestable as error:
+                left_out.append(str(error))
+                continue
+            if commit.is_released(self.known.versions.get(commit.package, ())):
+                self.say(f"{commit.package} {commit.commit.short} is release {commit.wheel.public}, which is known")
+            else:
+                found.append(commit)
+        return found, left_out
+
+    @property
+    def commits(self) -> list[WatchedCommit]:
+        """Those that are no release that is known."""
+        return self._commits[0]
+
+    @property
+    def not_built(self) -> list[str]:
+        """Why commits could not be built."""
+        return self._commits[1]
+
+    @cached_property
     def catalog(self) -> Catalog:
         """The catalogue, of a watch on a past cut back to its day."""
         catalog = known_issues.load()
@@ -88,7 +116,20 @@ class Watch:
     @cached_property
     def plan(self) -> list[WatchedCell]:
         """The cells that follow from what is new."""
-        return make_plan(self.matrix, self.layout, self.known, self.new)
+        return [*make_plan(self.matrix, self.layout, self.known, self.new), *self._of_commits[0]]
+
+    @cached_property
+    def _of_commits(self) -> tuple[list[WatchedCell], list[str]]:
+        """A cell for each commit, and a line for each that nothing can be resolved with."""
+        found, left_out = [], list(self._commits[1])
+        for commit in self.commits:
+            try:
+                found.append(cell_of_commit(self.matrix, self.layout, self.known, commit))
+            except Unreachable:
+                raise
+            except Untestable as error:
+                left_out.append(f"{commit.release} cannot be installed in the newest known stack: {error}")
+        return found, left_out
 
     @cached_property
     def base(self) -> WatchedCell | None:
@@ -127,6 +168,7 @@ class Watch:
         finally:
             if not self.options.keep:
                 runner.remove_environments()
+            drop_others([commit.wheel for commit in self.commits], self.layout)
         return self.outcome()
 
     def _look_at_sources(self, watched: WatchedCell, lock: Lock) -> None:
@@ -142,11 +184,16 @@ class Watch:
         """What is known by now, from the files; runs nothing."""
         reports = self.reports()
         causes = tuple(self._causes(self.changes(reports)))
-        left = [*self._unfinished(), *(cause.not_narrowed for cause in causes if cause.not_narrowed.startswith(_LEFT))]
+        left = [
+            *self._of_commits[1],
+            *self._unfinished(),
+            *(cause.not_narrowed for cause in causes if cause.not_narrowed.startswith(_LEFT)),
+        ]
         found = Outcome(
             day=self.options.day,
             since=self.options.since,
             new=tuple(self.new),
+            commits=tuple(self.commits),
             plan=tuple(self._cells),
             cells=reports,
             base=self.base.cell.id if self.base else self.known.base.cell_id,
@@ -158,7 +205,7 @@ class Watch:
         if self.options.since is not None:
             return found  # a patch to the matrix of today does not follow from a past
         changes = [(change, cause.narrowed) for cause in causes for change in cause.changes]
-        tested = [each for each in self.plan if each.cell.id in reports]
+        tested = [each for each in self.plan if each.cell.id in reports and each.commit is None]
         patch = make_patch(self.matrix, self.layout, tested, changes)
         return replace(found, patch=patch.text, by_hand=patch.left_out)
 
@@ -199,7 +246,7 @@ class Watch:
                 yield Cause(alike, found, arguments if found is None and isinstance(arguments, str) else "")
 
     def _measured_boundary(self, change: Change) -> Narrowed | None:
-        if self.options.clones or change.cell.release is None:
+        if self.options.clones or change.cell.release is None or change.cell.commit is not None:
             return None  # a search goes on to the commit, or there is more than one release
         sidecar = sidecar_of(change.cell.cell, self.layout)
         releases = self._all.versions().get(change.cell.release.package, ())

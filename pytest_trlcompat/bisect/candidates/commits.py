@@ -53,9 +53,19 @@ class Commit:
 
 @dataclass(frozen=True)
 class Clone:
-    """A git clone on this machine."""
+    """A git clone on this machine.
+
+    Attributes:
+        option: by which it was named, for messages.
+    """
 
     path: Path
+    option: str = "--clone"
+
+    @property
+    def named(self) -> str:
+        """As it was named."""
+        return f"{self.option} {self.path}"
 
     def check(self, *, may_be_dirty: bool = False) -> None:
         """
@@ -63,14 +73,14 @@ class Clone:
             BisectError: when it is no clone, or has changes that are part of no commit.
         """
         if not self.path.is_dir():
-            raise BisectError(f"--clone {self.path}: no such folder; name the folder of a git clone")
-        bare = self._git("rev-parse", "--is-bare-repository", failure=f"--clone {self.path}: not a git clone")
+            raise BisectError(f"{self.named}: no such folder; name the folder of a git clone")
+        bare = self._git("rev-parse", "--is-bare-repository", failure=f"{self.named}: not a git clone")
         if bare.strip() == "true":
             return  # nothing is checked out there
         changed = self._git("status", "--porcelain", "--untracked-files=no").splitlines()
         if changed and not may_be_dirty:
             raise BisectError(
-                f"--clone {self.path}: {len(changed)} file{'s have' if len(changed) > 1 else ' has'} uncommitted "
+                f"{self.named}: {len(changed)} file{'s have' if len(changed) > 1 else ' has'} uncommitted "
                 f"changes ({changed[0][3:]}), which no tested commit would contain; commit or stash them, or leave "
                 "them out with --allow-dirty"
             )
@@ -82,7 +92,7 @@ class Clone:
         """
         answer = self._git(
             *("log", "-1", "--format=%H%x09%cs%x09%s", "--end-of-options", f"{revision}^{{commit}}", "--"),
-            failure=f"--clone {self.path}: unknown revision {revision!r}; fetch it (git fetch --tags), or name another",
+            failure=f"{self.named}: unknown revision {revision!r}; fetch it (git fetch --tags), or name another",
         )
         return Commit(*answer.rstrip("\n").split("\t", 2))
 
@@ -97,7 +107,7 @@ class Clone:
             if name in tags:
                 return name
         raise BisectError(
-            f"--clone {self.path}: no tag for release {version}, such as v{version}; fetch the tags: git fetch --tags"
+            f"{self.named}: no tag for release {version}, such as v{version}; fetch the tags: git fetch --tags"
         )
 
     def base(self, one: str, other: str) -> Commit:
@@ -108,7 +118,7 @@ class Clone:
         """
         found = self._git(
             *("merge-base", one, other),
-            failure=f"--clone {self.path}: {one} and {other} have no common history; if the clone is shallow, run: "
+            failure=f"{self.named}: {one} and {other} have no common history; if the clone is shallow, run: "
             "git fetch --unshallow",
         )
         return self.commit(found.strip())
@@ -188,7 +198,7 @@ class Clone:
             raise BisectError("git was not found on PATH; install it to bisect by commit") from error
         if done.returncode != 0:
             reason = done.stderr.strip().splitlines()[:1] or [f"git ended with exit status {done.returncode}"]
-            raise BisectError(failure or f"--clone {self.path}: git {arguments[0]}: {reason[0]}")
+            raise BisectError(failure or f"{self.named}: git {arguments[0]}: {reason[0]}")
         return done.stdout
 
 
@@ -204,7 +214,7 @@ def commits_between(clone: Clone, first: str, last: str) -> tuple[list[Commit], 
     base = clone.base(one.sha, other.sha)
     if base.sha == other.sha and one.sha != other.sha:
         raise BisectError(
-            f"--clone {clone.path}: {last} is an ancestor of {first}; the bad commit must be the later one, with "
+            f"{clone.named}: {last} is an ancestor of {first}; the bad commit must be the later one, with "
             "--find-fix the good one: swap --good and --bad, or add or remove --find-fix"
         )
     note = ""
