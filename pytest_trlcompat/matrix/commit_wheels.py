@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import tempfile
 import zipfile
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
@@ -27,6 +28,7 @@ from pytest_trlcompat.matrix.uv import uv_network_first
 __all__ = ["COMMIT", "CommitWheel", "build", "drop_others", "wheel_of"]
 
 _DIGITS = 10
+_UNFINISHED = "unfinished-"
 COMMIT = re.compile(rf"(?:{RELEASE.pattern})\+g[0-9a-f]{{{_DIGITS}}}")
 """How locks write a commit of a package."""
 
@@ -64,13 +66,10 @@ def build(
     with locked(folder.with_suffix(".lock"), lambda: None):
         if _wheel_in(folder) is None:
             shutil.rmtree(folder, ignore_errors=True)
-            unfinished = folder.with_suffix(".unfinished")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            with files() as sources:
-                uv_network_first(
-                    ["build", "--quiet", "--wheel", "--python", python, "--out-dir", str(unfinished), str(sources)]
-                )
-            unfinished.rename(folder)
+            with tempfile.TemporaryDirectory(dir=layout.commits, prefix=_UNFINISHED) as unfinished, files() as sources:
+                whole = Path(unfinished, "wheel")
+                uv_network_first(["build", "--wheel", "--python", python, "--out-dir", str(whole), str(sources)])
+                whole.rename(folder)
     path = _wheel_in(folder)
     if path is None:
         raise Untestable(f"building {package} {sha[:_DIGITS]} left no wheel")
@@ -92,7 +91,7 @@ def wheel_of(requirement: str, layout: Layout) -> Path:
 
 def drop_others(wanted: Iterable[CommitWheel], layout: Layout) -> None:
     """Remove the wheels of all other commits."""
-    kept: Collection[Path] = {wheel.path.parent for wheel in wanted}
+    kept: Collection[Path] = {wheel.path.parent for wheel in wanted}  # also what a killed build has left
     for folder in layout.commits.glob("*"):
         if folder.is_dir() and folder not in kept:
             shutil.rmtree(folder)

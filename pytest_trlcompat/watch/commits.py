@@ -58,6 +58,10 @@ class AskedCommit:
             raise Untestable(f"{self.package} {commit.short} ({commit.subject}) cannot be built: {error}") from error
         return WatchedCommit(self.package, self.clone, commit, wheel)
 
+    def clean_up(self, layout: Layout) -> None:
+        """Remove the files of commits that a killed command has left, which git knows as worktrees."""
+        self.clone.remove_worktrees(layout.commits.resolve(), own=True)
+
 
 @dataclass(frozen=True)
 class WatchedCommit:

@@ -168,6 +168,8 @@ class Watch:
         finally:
             if not self.options.keep:
                 runner.remove_environments()
+            for asked in self.options.commits:
+                asked.clean_up(self.layout)
             drop_others([commit.wheel for commit in self.commits], self.layout)
         return self.outcome()
 
