@@ -23,10 +23,10 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
     if version == "broken":
         raise SystemExit("this commit has no version")
     info = f"{name}-{version}.dist-info"
-    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {r}" for r in requires)]
+    metadata = f"Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n"
     files = {
         f"{name}/__init__.py": pathlib.Path("code.py").read_text(),
-        f"{info}/METADATA": "\\n".join(lines) + "\\n",
+        f"{info}/METADATA": metadata + "".join(f"Requires-Dist: {each}\\n" for each in requires),
         f"{info}/WHEEL": "Wheel-Version: 1.0\\nGenerator: tests\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
         f"{info}/RECORD": "",
     }

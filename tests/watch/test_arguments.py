@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import datetime
+from pathlib import Path
 
 import pytest
 
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.stack import REQUIRED
 from pytest_trlcompat.watch.arguments import parse
+
+from ..conftest import GitHistory
+from .clones import make_clone
 
 TODAY = datetime.date(2026, 11, 24)
 
@@ -45,9 +49,16 @@ def test_results_of_another_scope_have_another_folder() -> None:
         (["--minutes", "nan"], "must be more than nothing"),
         (["--issue", "no-such-issue"], "unknown issue"),
         (["--package", "numpy"], "invalid choice"),
+        (["--commit", "trl"], "write PACKAGE=FOLDER"),
         (["--unheard-of"], "unrecognized arguments"),
     ],
 )
 def test_what_makes_no_sense_is_one_message(words: list[str], message: str) -> None:
     with pytest.raises(MatrixError, match=message):
         parse(words, TODAY)
+
+
+def test_a_package_has_one_commit(git_history: GitHistory, tmp_path: Path) -> None:
+    make_clone(git_history, tmp_path / "trl", "trl", ("1.0.0",))
+    with pytest.raises(MatrixError, match="--commit names trl more than once"):
+        parse([f"--commit=trl={tmp_path / 'trl'}"] * 2, TODAY)

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import json
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from pytest_trlcompat.watch import cli, running
 from pytest_trlcompat.watch.arguments import parse
 from pytest_trlcompat.watch.layout import WatchLayout
 
+from ..conftest import GitHistory
+from .clones import make_clone
 from .made_up import record
 from .test_patch import CATALOG
 
@@ -105,6 +108,113 @@ def cured_by_trl(versions: dict[str, str]) -> list[Record]:
 
 
 Watch = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def clone(git_history: GitHistory, tmp_path: Path) -> Path:
+    """Of Accelerate, of which a watch on 2026-06-09 knows 1.0.0."""
+    folder = tmp_path / "clone"
+    make_clone(git_history, folder, "accelerate", ("1.0.0",), ("1.1.0.dev0",), ("broken",))
+    git_history.run(folder, "tag", "v1.0.0", "main~2")
+    return folder
+
+
+BEFORE = datetime.date(2026, 6, 9)
+"""A day on which no release of Accelerate or TRL is new."""
+
+
+def test_a_commit_of_a_clone_is_run_once_like_a_new_release(
+    watch: Watch, trainings: Trainings, checkout: WatchLayout, clone: Path
+) -> None:
+    trainings.verdicts = silent
+    status, said = watch("--commit", f"accelerate={clone}@main~1", today=BEFORE)
+    version = f"1.1.0.dev0+g{sha(clone, 'main~1')[:10]}"
+    assert status == 0
+    assert f"new as of 2026-06-09: accelerate {version} (2026-06-08)" in said
+    assert trainings.ran == ["trl1.0.0-tf5.0.0", f"trl1.0.0-tf5.0.0-accelerate{version}"]
+    raw = json.loads((checkout.day(BEFORE) / "report.json").read_text())
+    assert [each["sha"] for each in raw["commits"]] == [sha(clone, "main~1")]
+    assert raw["new"] == []
+    for name in ("report.md", "report.html"):
+        assert version in (checkout.day(BEFORE) / name).read_text()
+    assert not (checkout.day(BEFORE) / "changes.patch").exists()  # a commit is no cell of the matrix
+    watch("--commit", f"accelerate={clone}@main~1", today=BEFORE)
+    assert len(trainings.ran) == 2
+
+
+def test_what_a_commit_broke_is_searched_among_the_commits_since_the_release(
+    watch: Watch, trainings: Trainings, checkout: WatchLayout, clone: Path
+) -> None:
+    """And no prediction is written of it."""
+    trainings.verdicts = lambda versions: [
+        record("broken" if "+g" in versions["accelerate"] else "ok", "ok", issue="grpo-x", subject="upstream")
+    ]
+    (issue,) = known_issues.load().values()
+    right = dataclasses.replace(issue.predictions[-1], verdict=Verdict.OK)
+    known_issues.load()["grpo-x"] = dataclasses.replace(issue, predictions=(right,))
+    assert watch("--commit", f"accelerate={clone}@main~1", today=BEFORE)[0] == 1
+    (command,) = trainings.bisected
+    words = command[command.index("commits") :]
+    assert words[:4] == ["commits", "--package", "accelerate", "--allow-dirty"]
+    assert words[words.index("--with") + 1] == "accelerate=1.0.0"
+    assert (words[words.index("--good") + 1], words[words.index("--bad") + 1]) == ("v1.0.0", sha(clone, "main~1"))
+    assert words[words.index("--clone") + 1] == str(clone)
+    assert not (checkout.day(BEFORE) / "changes.patch").exists()
+    assert "a commit is no release" in (checkout.day(BEFORE) / "report.md").read_text()
+
+
+def test_a_cure_in_a_commit_is_searched_although_no_release_lies_between(
+    watch: Watch, trainings: Trainings, clone: Path
+) -> None:
+    trainings.verdicts = lambda versions: [
+        record("ok" if "+g" in versions["accelerate"] else "silent", "silent", issue="grpo-x")
+    ]
+    assert watch("--commit", f"accelerate={clone}@main~1", today=BEFORE)[0] == 1
+    (command,) = trainings.bisected
+    assert "--find-fix" in command
+    assert command[command.index("--good") + 1] == sha(clone, "main~1")
+
+
+def test_without_the_tag_of_the_release_before_it_no_search_is_begun(
+    watch: Watch, trainings: Trainings, checkout: WatchLayout, clone: Path, git_history: GitHistory
+) -> None:
+    git_history.run(clone, "tag", "--delete", "v1.0.0")
+    trainings.verdicts = lambda versions: [
+        record("ok" if "+g" in versions["accelerate"] else "silent", "silent", issue="grpo-x")
+    ]
+    watch("--commit", f"accelerate={clone}@main~1", today=BEFORE)
+    assert trainings.bisected == []
+    assert "no tag for release 1.0.0" in (checkout.day(BEFORE) / "report.md").read_text()
+
+
+def test_a_commit_that_is_a_known_release_is_not_new(watch: Watch, trainings: Trainings, clone: Path) -> None:
+    status, said = watch("--commit", f"accelerate={clone}@v1.0.0", today=BEFORE)
+    assert (status, trainings.ran) == (0, [])
+    assert "is release 1.0.0, which is known" in said
+    assert "nothing new" in said
+
+
+def test_a_commit_that_cannot_be_built_does_not_keep_the_rest_from_being_run(
+    watch: Watch, trainings: Trainings, checkout: WatchLayout, clone: Path
+) -> None:
+    trainings.verdicts = silent
+    _, said = watch("--commit", f"accelerate={clone}")
+    assert len(trainings.ran) == 4  # those of the new releases
+    assert "cannot be built" in said
+    assert "not reached: accelerate" in said
+    assert json.loads((checkout.day(TODAY) / "report.json").read_text())["complete"] is False
+
+
+def test_status_2_where_all_that_was_asked_for_cannot_be_built(watch: Watch, trainings: Trainings, clone: Path) -> None:
+    status, said = watch("--commit", f"accelerate={clone}", today=BEFORE)
+    assert (status, trainings.ran) == (2, [])
+    assert "cannot be built" in said
+
+
+def sha(clone: Path, revision: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(clone), "rev-parse", revision], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def test_where_nothing_is_new_nothing_is_resolved_or_run(
