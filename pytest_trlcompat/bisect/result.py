@@ -62,9 +62,9 @@ class Result:
 
     @property
     def headline(self) -> str:
-        """The culprit, in one line."""
+        """The culprit, in one line; where some before it are inconclusive, that it may be one of these."""
         verb = "fixed" if self.culprit.find_fix else "broke"
-        return f"{self._name()} {verb} {self.about} ({self.change_point.signature})"
+        return f"{self._name()}{self._or_earlier()} {verb} {self.about} ({self.change_point.signature})"
 
     @property
     def verdict(self) -> str:
@@ -123,6 +123,12 @@ class Result:
         if culprit.release_versions is not None:
             return f"{culprit.package} {culprit.release_versions[1]}"
         return self.change_point.after.label
+
+    def _or_earlier(self) -> str:
+        count = len(self.change_point.inconclusive)
+        if count == 1:
+            return ", or the one before it, which is inconclusive,"
+        return f", or one of the {count} before it, which are inconclusive," if count else ""
 
     def _before(self) -> str:
         culprit = self.culprit

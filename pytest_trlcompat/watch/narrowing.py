@@ -36,6 +36,7 @@ class Narrowed:
     Attributes:
         verdict: its headline: ``trl 1.17.0 broke grpo-loss (...)``; empty where it found nothing.
         package, before, after: the culprit, its last release that is not changed, and the first that is.
+        between: how many between these two are inconclusive.
         report: Markdown to paste upstream; empty where it found nothing.
         reason: why it found nothing.
         command: repeats it.
@@ -46,6 +47,7 @@ class Narrowed:
     package: str = ""
     before: str = ""
     after: str = ""
+    between: int = 0
     report: str = ""
     reason: str = ""
 
@@ -137,6 +139,7 @@ def read_narrowed(change: Change, folder: Path) -> Narrowed | None:
             package=str(culprit["package"] or ""),
             before=str(culprit[before]),
             after=str(culprit[after]),
+            between=len(culprit["inconclusive"]),
             report=report.read_text(encoding="utf-8") if report.is_file() else "",
         )
     except (OSError, ValueError, KeyError, TypeError):

@@ -179,6 +179,8 @@ def _correction(change: Change, narrowed: Narrowed | None) -> Correction:
         raise NotCorrected("a commit is no release: the release that has it will be measured when it is out")
     if narrowed is None or not narrowed.found:
         raise NotCorrected("which release changed it was not measured")
+    if narrowed.between:
+        raise NotCorrected(f"of {narrowed.between} between {narrowed.before} and {narrowed.after} nothing is known")
     if not narrowed.package:
         raise NotCorrected("no single package changed it")
     versions: Mapping[str, str] = change.cell.stack

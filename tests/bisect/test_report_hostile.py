@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -69,7 +70,10 @@ def test_the_report_has_no_element_of_what_others_said(said: str, output: str, n
 
 def test_the_command_that_was_tested_is_code_in_the_heading() -> None:
     heading = markdown(made("a_b_", "x")).split("\n")[0]
-    assert heading == "# trl 2222222222 (a_b\\_) broke `python a_b_` (ValueError: a_b\\_ in a.py:f)"
+    assert heading == (
+        "# trl 2222222222 (a_b\\_), or the one before it, which is inconclusive, "
+        "broke `python a_b_` (ValueError: a_b\\_ in a.py:f)"
+    )
     evil = markdown(made(EVIL, "x")).split("\n")[0]
     assert "<img" not in re.sub(r"`{5}.*`{5}", "", evil)
 
@@ -102,3 +106,15 @@ def test_no_secret_reaches_what_a_bisect_keeps_or_says(
         in (registry.folder / "report.md").read_text()
     )
     assert read_result(registry)["culprit"]["first_bad"] == "4.52.0"
+
+
+def test_the_heading_names_no_single_commit_where_others_before_it_are_inconclusive() -> None:
+    result = made("x", "x")
+    ((name, point),) = result.culprit.change_points
+    for count, said in (
+        (0, "(x) broke"),
+        (1, "which is inconclusive, broke"),
+        (5, "one of the 5 before it, which are"),
+    ):
+        culprit = replace(result.culprit, commits=replace(point, inconclusive=(point.before,) * count))
+        assert said in replace(result, culprit=culprit).headline, name

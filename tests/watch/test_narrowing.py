@@ -105,7 +105,7 @@ def test_a_bisections_result_is_read_and_not_searched_again(
 
     def run(arguments: list[str], **options: object) -> int:
         runs.append(arguments)
-        culprit = {"package": "trl", "last_good": "1.0.0", "first_bad": "1.1.0"}
+        culprit = {"package": "trl", "last_good": "1.0.0", "first_bad": "1.1.0", "inconclusive": ["1.0.1", "1.0.2"]}
         raw = {"command": "trlcompat bisect ...", "verdict": "trl 1.1.0 broke it", "culprit": culprit}
         Path(words[words.index("--json") + 1]).write_text(json.dumps(raw))
         Path(words[words.index("--report") + 1]).write_text("# to paste")
@@ -120,7 +120,7 @@ def test_a_bisections_result_is_read_and_not_searched_again(
             "1.0.0",
             "1.1.0",
         )
-        assert found.report == "# to paste"
+        assert (found.report, found.between) == ("# to paste", 2)
     assert len(runs) == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,7 @@ def test_without_changes_the_newest_of_all_alone_becomes_a_cell(
     [
         (None, "which release changed it was not measured"),
         (Narrowed("command", reason="good is bad"), "which release changed it was not measured"),
+        (replace(FOUND, between=2), "of 2 between 1.0.0 and 1.1.0 nothing is known"),
         (Narrowed("command", "2026-06-10 fixed", "", "2026-06-09", "2026-06-10"), "no single package changed it"),
     ],
 )
