@@ -26,6 +26,8 @@ from pytest_trlcompat._secrets import redacted
 
 __all__ = ["ServerError", "VLLMServer"]
 
+_CARRIED = {"trl": ">=1.11", "vllm": ">=0.28"}
+"""With which :mod:`.gloo_transfer` carries weights."""
 _MARK = "TRLCOMPAT_VLLM_SERVER"
 """The variable that identifies the processes of one server."""
 _START_TIMEOUT = 600.0
@@ -52,8 +54,8 @@ class VLLMServer:
         url: for ``vllm_server_base_url``.
 
     Raises:
-        ServerError: vLLM is not installed; an option is none of such a command's; the server did not start, with the
-            end of its output.
+        ServerError: vLLM is not installed, or one that takes no weights on a CPU; an option is none of such a command's;
+            the server did not start, with the end of its output.
         OSError: the system refused a process or a folder.
     """
 
@@ -66,6 +68,12 @@ class VLLMServer:
         versions = stack.installed()
         if "vllm" not in versions:
             raise ServerError("vLLM is not installed")
+        if not stack.holds(_CARRIED, versions):
+            raise ServerError(
+                f"here a vLLM server on a CPU takes weights with TRL 1.11 and vLLM 0.28 and later; found "
+                f"{stack.describe({name: versions[name] for name in _CARRIED if name in versions})}. Before, TRL has a "
+                "server of its own, or vLLM another transfer, which need NCCL"
+            )
         words = _words(options or {})
         mark = uuid.uuid4().hex
         folder = Path(tempfile.mkdtemp(prefix="trlcompat-vllm-"))

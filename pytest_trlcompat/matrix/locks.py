@@ -209,9 +209,31 @@ def compile_versions(
         needed: packages to keep that a CPU build of torch has not.
         wheels: folders of wheels beside the index.
 
+    A package that is built for CPUs may require torch by the local version of PyTorch's CPU builds (``2.11.0+cpu``).
+    Where the index has another build of that very release alone, that is taken: both have the same interface.
+
     Raises:
         Untestable: with the resolver's reason.
     """
+    try:
+        return _compile(matrix, requirements, date, preferred, left_out, needed, wheels)
+    except Untestable as error:
+        torch = next((line for line in requirements if line.startswith("torch==")), "")
+        if not torch or f"no version of {torch}+cpu" not in str(error):
+            raise
+        return _compile(matrix, requirements, date, preferred, left_out, needed, wheels, overridden=(torch,))
+
+
+def _compile(
+    matrix: Matrix,
+    requirements: Sequence[str],
+    date: datetime.date,
+    preferred: Sequence[str],
+    left_out: Sequence[str],
+    needed: Sequence[str],
+    wheels: Sequence[str],
+    overridden: Sequence[str] = (),
+) -> dict[str, str]:
     later = {name: _midnight(day) for name, day in matrix.not_before.items() if day > date}
     exempted = {**later, **dict.fromkeys(matrix.undated, _FOREVER)}
     command = [
@@ -224,10 +246,10 @@ def compile_versions(
     ]
     wanted = "\n".join(requirements)
     with tempfile.TemporaryDirectory() as folder:
-        # Overridden with a marker that never holds, which excludes them.
         overrides = Path(folder) / "overrides.txt"
-        excluded = sorted({*cuda.LEFT_OUT, *left_out} - set(needed))
-        overrides.write_text("".join(f"{name}; python_version < '0'\n" for name in excluded), encoding="utf-8")
+        # A marker that never holds excludes them.
+        excluded = [f"{name}; python_version < '0'" for name in sorted({*cuda.LEFT_OUT, *left_out} - set(needed))]
+        overrides.write_text("".join(f"{line}\n" for line in [*excluded, *overridden]), encoding="utf-8")
         command += ["--override", str(overrides)]
         if not preferred:
             return _packages(uv_network_first(command, stdin=wanted))

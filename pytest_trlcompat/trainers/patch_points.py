@@ -41,6 +41,7 @@ PREPARE_FSDP = _grpo("prepare_fsdp", ">=0.18")
 RENDER_OF_TOKENIZERS = PatchPoint("transformers.tokenization_utils_base:render_jinja_template", ">=4.56")
 RENDER_OF_PROCESSORS = PatchPoint("transformers.processing_utils:render_jinja_template", ">=4.56")
 VLLM_PARAMETERS = PatchPoint("trl.generation.vllm_generation:VLLMGeneration._iter_named_params", ">=1.11")
+VLLM_SYNC = PatchPoint("trl.generation.vllm_generation:VLLMGeneration.sync_weights", ">=0.28,<1.11")
 HASH_MODULE = PatchPoint("trl.trainer.dpo_trainer:hash_module", ">=0.29")
 PARAMETER_NAMES = PatchPoint("transformers.trainer:get_parameter_names", "<4.53")  # asked for norms' names from then on
 # TRL 1.15 has models return log-probabilities.
@@ -238,7 +239,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         COMPUTE_LOSS,
     ),
     "TrainSamplerMixin": (_trainer("_get_train_sampler"),),
-    "VLLMSyncMixin": (VLLM_PARAMETERS,),
+    "VLLMSyncMixin": (VLLM_PARAMETERS, VLLM_SYNC),
     "WarningsIssuedMixin": (),
     "ZeRO3BiasesMixin": (_TRAIN, ZERO3_LINEAR_BACKWARD),
     "ZeRO3FusedHeadMixin": (ADD_FUSED_HEAD, REGISTER_EXTERNAL),

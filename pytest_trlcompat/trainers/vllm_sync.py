@@ -15,7 +15,8 @@ policy's parameters and hands each to vLLM.
   memory of the weights has been freed.
 
 The cure walks from the root, a layer at a time, merges into a copy of each weight, and hands a server copies under
-FSDP1.
+FSDP1. It takes the place of TRL's iterator over the weights. Where TRL has none, and walks in the method that hands them
+over, that method is given what the cure walks as if it were a plain model.
 
 Imports the standard library; torch, and PEFT where there is an adapter, inside functions.
 """
@@ -23,6 +24,8 @@ Imports the standard library; torch, and PEFT where there is an adapter, inside 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_trlcompat.trainers import patch_points
@@ -37,10 +40,11 @@ if TYPE_CHECKING:
 __all__ = ["VLLMSyncMixin", "parameters_for_engine"]
 
 _METHOD = "_iter_named_params"
+_EARLIER_METHOD = "sync_weights"
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 _PEFT_PREFIX = "base_model.model."
 
-Gather = Callable[[list[Any]], Any]
+Gather = Callable[[list[Any]], AbstractContextManager[Any]]
 
 
 class VLLMSyncMixin(Cure):
@@ -55,7 +59,7 @@ class VLLMSyncMixin(Cure):
         Condition(
             "with vLLM",
             "vLLM does not generate",
-            lambda trainer: hasattr(getattr(trainer, "vllm_generation", None), _METHOD),
+            lambda trainer: getattr(trainer, "vllm_generation", None) is not None,
             needs="vllm",
         ),
         Condition(
@@ -73,9 +77,12 @@ class VLLMSyncMixin(Cure):
         super().__init__(*args, **kwargs)
         generation = getattr(self, "vllm_generation", None)
         if generation is not None and VLLMSyncMixin._activity(type(self), self).active:
-            owner_of(patch_points.VLLM_PARAMETERS, VLLMSyncMixin.__name__)
-            upstream = getattr(generation, _METHOD)
-            setattr(generation, _METHOD, lambda: self._parameters_for_engine(upstream))
+            if owner_of(patch_points.VLLM_PARAMETERS, VLLMSyncMixin.__name__) is not None:
+                walk = getattr(generation, _METHOD)
+                setattr(generation, _METHOD, lambda: self._parameters_for_engine(walk))
+            elif owner_of(patch_points.VLLM_SYNC, VLLMSyncMixin.__name__) is not None:
+                synchronise = getattr(generation, _EARLIER_METHOD)
+                setattr(generation, _EARLIER_METHOD, lambda: self._synchronise(synchronise))
 
     def _parameters_for_engine(self, upstream: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         generation = self.vllm_generation
@@ -86,6 +93,18 @@ class VLLMSyncMixin(Cure):
         walked = _of_fsdp1(self._root())
         # A server's client sends a weight some time after the next has been asked for.
         return ((name, value.clone()) for name, value in walked) if generation.mode == "server" else walked
+
+    def _synchronise(self, upstream: Callable[[], None]) -> None:
+        """What TRL's method does, with a model that is neither sharded nor adapted."""
+        generation = self.vllm_generation
+        if trains_adapters(generation.model) and not _merges(generation.model):
+            upstream()
+        elif fsdp_version(self.accelerator) == 1:
+            with _as_plain_model(generation, _of_fsdp1(self._root())):
+                upstream()
+        else:
+            with _as_plain_model(generation, parameters_for_engine(generation.model, _gathering(self.accelerator))):
+                upstream()
 
     def _root(self) -> nn.Module:
         """FSDP1's root; before anything is wrapped, the policy."""
@@ -119,6 +138,38 @@ def parameters_for_engine(model: nn.Module, gather: Gather) -> Iterator[tuple[st
             needed = [parameter] if layer is None else [parameter, *_factors(layer)]
             with gather(needed):
                 yield place, _whole(_value(parameter, layer))
+
+
+def _gathering(accelerator: Any) -> Gather:
+    """A context manager in which a list of parameters is whole."""
+    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
+    if plugin is None or plugin.zero_stage != 3:
+        return lambda parameters: nullcontext()
+    import deepspeed
+
+    gather: Gather = deepspeed.zero.GatheredParameters
+    return gather
+
+
+@contextmanager
+def _as_plain_model(generation: Any, walked: Iterator[tuple[str, torch.Tensor]]) -> Iterator[None]:
+    """Let TRL's method find these weights in the place of the model, and nothing that is sharded."""
+    from torch import nn
+
+    plain = nn.Module()
+    vars(plain)["named_parameters"] = lambda: walked
+    instead: dict[str, Any] = {"model": plain}
+    if hasattr(generation, "_dist"):  # from TRL 1.6 on
+        whole: Gather = lambda parameters: nullcontext()  # noqa: E731 (an attribute)
+        instead["_dist"] = SimpleNamespace(is_fsdp=False, fsdp_version=None, gather_params=whole)
+    else:
+        instead["is_fsdp_enabled"] = False
+    before = {name: getattr(generation, name) for name in instead}
+    try:
+        vars(generation).update(instead)
+        yield
+    finally:
+        vars(generation).update(before)
 
 
 def _of_fsdp1(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

