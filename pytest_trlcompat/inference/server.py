@@ -54,8 +54,8 @@ class VLLMServer:
         url: for ``vllm_server_base_url``.
 
     Raises:
-        ServerError: vLLM is not installed, or one that takes no weights on a CPU; an option is none of such a command's;
-            the server did not start, with the end of its output.
+        ServerError: vLLM is not installed, or one that takes no weights on a CPU; an option is none of such a
+            command's; the server did not start, with the end of its output.
         OSError: the system refused a process or a folder.
     """
 

@@ -15,8 +15,8 @@ policy's parameters and hands each to vLLM.
   memory of the weights has been freed.
 
 The cure walks from the root, a layer at a time, merges into a copy of each weight, and hands a server copies under
-FSDP1. It takes the place of TRL's iterator over the weights. Where TRL has none, and walks in the method that hands them
-over, that method is given what the cure walks as if it were a plain model.
+FSDP1. It takes the place of TRL's iterator over the weights. Where TRL has none, and walks in the method that hands
+them over, that method is given what the cure walks as if it were a plain model.
 
 Imports the standard library; torch, and PEFT where there is an adapter, inside functions.
 """
