@@ -28,5 +28,7 @@ def engine_environment(device: str, versions: Mapping[str, str]) -> dict[str, st
         "VLLM_CPU_KVCACHE_SPACE": "1",
         # The engine stays in the rank's own process: it ends with the rank, and suites read its weights.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        # Else some releases give each rank the cores of a NUMA node of its own, and end where there are fewer nodes.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_LOGGING_LEVEL": "ERROR",  # it warns of each weight that it rounds to its own dtype
     }
