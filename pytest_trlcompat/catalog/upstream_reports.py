@@ -22,7 +22,7 @@ from pathlib import Path
 
 from pytest_trlcompat import _data, stack
 from pytest_trlcompat.catalog import known_issues
-from pytest_trlcompat.catalog.issue import KnownIssue
+from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
 from pytest_trlcompat.catalog.verdict import Verdict
 
 __all__ = ["commands", "folder", "main", "output_of", "report"]
@@ -66,15 +66,20 @@ def output_of(command: str, script: Path) -> str:
     return found[0]
 
 
+def _may_hold(prediction: Prediction, versions: Mapping[str, str]) -> bool:
+    """Whether it is one of these versions, as far as they are known: a script may stand for a package that it lacks."""
+    return stack.holds({name: text for name, text in prediction.when.items() if name in versions}, versions)
+
+
 def report(issue: KnownIssue, script: Path, outputs: Mapping[str, str], versions: Mapping[str, str]) -> str:
     """The text to paste, Markdown.
 
     Args:
         outputs: by command, what :func:`output_of` returned.
     """
-    causes = dict.fromkeys(
-        each.why for each in issue.predictions if each.subject == "upstream" and each.verdict is Verdict.SILENT
-    ) or dict.fromkeys(each.why for each in issue.predictions if each.verdict is Verdict.BROKEN)
+    here = [each for each in issue.predictions if each.subject == "upstream" and _may_hold(each, versions)]
+    causes = dict.fromkeys(each.why for each in here if each.verdict is Verdict.SILENT)
+    causes = causes or dict.fromkeys(each.why for each in here if each.verdict is Verdict.BROKEN)
     runs = "\n".join(f"$ {command}\n{line}" for command, line in outputs.items())
     seen = "\n".join(f"- {link}" for link in issue.upstream)
     return "\n".join(

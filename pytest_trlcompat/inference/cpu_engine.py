@@ -127,7 +127,7 @@ def _open_no_port() -> None:
 
 
 def _offer_weights() -> None:
-    """Let whoever uses a server look at what its engine holds."""
+    from vllm import LLM
     from vllm.v1.worker.gpu_worker import Worker
 
-    setattr(Worker, engine_weights.METHOD, engine_weights.save)
+    engine_weights.offer(Worker, LLM)

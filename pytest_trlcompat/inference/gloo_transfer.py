@@ -3,8 +3,9 @@
 All that vLLM and TRL do with a weight is theirs: gathering, naming, packing into buffers, unpacking, loading. Replaced
 are the group that broadcasts a buffer, vLLM's ``PyNcclCommunicator``, and the streams of CUDA on which it is filled.
 
-Trainer and server meet at a file, whose name TRL hands to the server where it would hand over its address. Imports
-torch and vLLM inside functions.
+Trainer and server meet at a file, whose name TRL hands to the server where it would hand over its address. TRL has had
+two transfers: its own (:func:`_adapt_own_client`), to a server of its own, one weight after the other; and vLLM's
+(:func:`_adapt_transfer`), to vLLM's server. Imports torch and vLLM inside functions.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-__all__ = ["TransferError", "adapt_client", "adapt_server", "communicator"]
+__all__ = ["TransferError", "adapt_client", "adapt_generation", "adapt_server", "communicator"]
 
 _TIMEOUT = timedelta(seconds=60)
 """In which the other end must answer."""
@@ -33,12 +34,13 @@ class _Communicator:
     """What TRL and vLLM use of a ``PyNcclCommunicator``.
 
     Attributes:
-        group: has the attributes ``store`` and ``socket``, which a client drops when it closes the group.
+        group: has the attributes ``store`` and ``socket``, which a client drops when it closes the group, and
+            ``barrier``.
     """
 
     def __init__(self, processes: Any) -> None:
         self._processes = processes
-        self.group = SimpleNamespace(store=None, socket=None)
+        self.group = SimpleNamespace(store=None, socket=None, barrier=self._barrier)
 
     def broadcast(self, tensor: Any, src: int, stream: Any = None) -> None:
         """Send a tensor of any device, or receive into it.
@@ -56,6 +58,9 @@ class _Communicator:
         self._processes.broadcast([wire], options).wait()
         if wire.data_ptr() != tensor.data_ptr() and self._processes.rank() != src:
             tensor.copy_(wire.view(tensor.dtype).view(tensor.shape))
+
+    def _barrier(self) -> None:
+        self._processes.barrier().wait()
 
     def leave(self) -> None:
         """Close the connections, so that the other end need not wait for more."""
@@ -107,9 +112,11 @@ def _new_meeting() -> str:
 def adapt_client(module: ModuleType) -> None:
     """Change ``trl.generation.vllm_client`` in a rank on the software accelerator.
 
-    Nothing is changed where TRL has a server of its own (before 1.11), or vLLM another transfer (before 0.28): TRL then
-    refuses this device, as it does any but CUDA's.
+    Nothing is changed where vLLM is not installed, or has the transfer that it had before 0.28 while TRL asks for the
+    later one: TRL then refuses this device, as it does any but CUDA's.
     """
+    if hasattr(module, "PyNcclCommunicator"):
+        _adapt_own_client(module)
     if not hasattr(module, "open_trainer_endpoint"):
         return
     client = module.VLLMClient
@@ -126,8 +133,74 @@ def adapt_client(module: ModuleType) -> None:
     _adapt_transfer()
 
 
+def adapt_generation(module: ModuleType) -> None:
+    """Change ``trl.generation.vllm_generation`` in a rank on the software accelerator.
+
+    Where TRL has a server of its own, this asks CUDA for the device from which weights are sent.
+    """
+    if hasattr(module.VLLMGeneration, "_sync_fsdp1_params_to_vllm"):
+        module.torch = _TorchWithoutCuda()  # type: ignore[attr-defined]
+
+
+def _adapt_own_client(module: ModuleType) -> None:
+    """Change the client of TRL's own server."""
+    from vllm.distributed.device_communicators import pynccl
+
+    client = module.VLLMClient
+    begin = client.init_communicator
+
+    def init_communicator(self: Any, device: Any = 0) -> None:
+        meeting, session, host = _new_meeting(), self.session, self.host
+        # TRL closes the group of an earlier training when the interpreter exits, which a rank does not wait for.
+        session.post(f"{self.base_url}/close_communicator/")
+        self.session, self.host = _MeetingSession(session, meeting), meeting
+        try:
+            begin(self, device)
+        finally:
+            self.session, self.host = session, host
+
+    client.init_communicator = init_communicator
+    _adapt_own_transfer()
+    module.PyNcclCommunicator = pynccl.PyNcclCommunicator  # type: ignore[attr-defined]
+    module.torch = _TorchWithoutCuda()  # type: ignore[attr-defined]
+
+
+class _MeetingSession:
+    """A session of ``requests`` that tells the server where to meet, in the place of all addresses."""
+
+    def __init__(self, session: Any, meeting: str) -> None:
+        self._session, self._meeting = session, meeting
+
+    def post(self, url: str, json: Any = None, **options: Any) -> Any:
+        instead = {**json, "host": self._meeting} if isinstance(json, dict) and "host" in json else json
+        return self._session.post(url, json=instead, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+
+def _adapt_own_transfer() -> None:
+    """Let vLLM's ``StatelessProcessGroup`` and ``PyNcclCommunicator`` meet at a file, where one is named."""
+    from vllm.distributed import utils
+    from vllm.distributed.device_communicators import pynccl
+
+    create, of_nccl = utils.StatelessProcessGroup.create, pynccl.PyNcclCommunicator
+
+    def meet(host: str, port: int, rank: int, world_size: int, *args: Any, **options: Any) -> Any:
+        if Path(host).is_absolute():
+            return communicator(host, port, rank, world_size)
+        return create(host, port, rank, world_size, *args, **options)
+
+    def communicate(group: Any, *args: Any, **options: Any) -> Any:
+        return group if isinstance(group, _Communicator) else of_nccl(group, *args, **options)
+
+    utils.StatelessProcessGroup.create = staticmethod(meet)
+    pynccl.PyNcclCommunicator = communicate
+
+
 def adapt_server() -> None:
-    """Change vLLM in a process whose engine is on the CPU; nothing before 0.28, which has another transfer."""
+    """Change vLLM in a process whose engine is on the CPU."""
+    _adapt_own_transfer()
     if importlib.util.find_spec("vllm.distributed.weight_transfer.nccl_common") is None:
         return
     from vllm import collect_env
@@ -155,10 +228,28 @@ class _NoStream:
         pass
 
 
-class _TorchWithoutCuda:
-    """PyTorch, as these two modules see it: streams that order nothing, and a device that is of no use."""
+class _NoCuda:
+    stream = nullcontext
+    Stream = _NoStream
 
-    cuda = SimpleNamespace(stream=nullcontext, Stream=_NoStream)
+    @staticmethod
+    def current_device() -> int:
+        return 0
+
+    @staticmethod
+    def get_device_properties(device: Any) -> Any:
+        return SimpleNamespace(uuid="software")  # which no engine has
+
+    def __getattr__(self, name: str) -> Any:
+        import torch
+
+        return getattr(torch.cuda, name)
+
+
+class _TorchWithoutCuda:
+    """PyTorch, as these modules see it: streams that order nothing, and a device that is of no use."""
+
+    cuda = _NoCuda()
     accelerator = SimpleNamespace(current_device_index=lambda: 0)
 
     def __getattr__(self, name: str) -> Any:

@@ -26,8 +26,12 @@ from pytest_trlcompat._secrets import redacted
 
 __all__ = ["ServerError", "VLLMServer"]
 
-_CARRIED = {"trl": ">=1.11", "vllm": ">=0.28"}
+_CARRIED: tuple[Mapping[str, str], ...] = (
+    {"trl": ">=1.0,<1.11", "vllm": ">=0.17"},
+    {"trl": ">=1.11", "vllm": ">=0.28"},
+)
 """With which :mod:`.gloo_transfer` carries weights."""
+_CHOOSES_EXECUTOR = {"trl": ">=1.1"}
 _MARK = "TRLCOMPAT_VLLM_SERVER"
 """The variable that identifies the processes of one server."""
 _START_TIMEOUT = 600.0
@@ -68,13 +72,12 @@ class VLLMServer:
         versions = stack.installed()
         if "vllm" not in versions:
             raise ServerError("vLLM is not installed")
-        if not stack.holds(_CARRIED, versions):
+        if not any(stack.holds(each, versions) for each in _CARRIED):
             raise ServerError(
-                f"here a vLLM server on a CPU takes weights with TRL 1.11 and vLLM 0.28 and later; found "
-                f"{stack.describe({name: versions[name] for name in _CARRIED if name in versions})}. Before, TRL has a "
-                "server of its own, or vLLM another transfer, which need NCCL"
+                "here a vLLM server on a CPU takes weights with TRL 1.0 to 1.10, or with TRL 1.11 and vLLM 0.28 and "
+                f"later; found {stack.describe({name: versions[name] for name in ('trl', 'vllm') if name in versions})}"
             )
-        words = _words(options or {})
+        words = _words(options or {}, versions)
         mark = uuid.uuid4().hex
         folder = Path(tempfile.mkdtemp(prefix="trlcompat-vllm-"))
         self._mark = f"{_MARK}={mark}"
@@ -189,7 +192,7 @@ class _Port:
         self._socket.close()
 
 
-def _words(options: Mapping[str, str | int | float]) -> list[str]:
+def _words(options: Mapping[str, str | int | float], versions: Mapping[str, str]) -> list[str]:
     """The options as words of the command; without a choice the engine runs in one process, which starts sooner."""
     wrong = [name for name in options if not _OPTION.fullmatch(name) or name in ("model", "host", "port")]
     if wrong:
@@ -197,7 +200,8 @@ def _words(options: Mapping[str, str | int | float]) -> list[str]:
             f"{wrong[0]!r} is no option of a server here: write those of `trl vllm-serve` as Python names, such as "
             "max_model_len, and neither model, host nor port"
         )
-    chosen = {"distributed_executor_backend": "uni", **options}
+    default = {"distributed_executor_backend": "uni"} if stack.holds(_CHOOSES_EXECUTOR, versions) else {}
+    chosen = {**default, **options}
     return [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
 
 

@@ -97,6 +97,17 @@ def watch_handing_over(trainer: Any, loaded: Sequence[Counter[str]]) -> None:
     training ended with a ``RuntimeError`` before it happens.
     """
     client = trainer.vllm_generation.vllm_client
+    if not hasattr(client, "update_named_params"):  # TRL's own server gets one weight at a time
+        hand_over = client.update_named_param
+
+        @functools.wraps(hand_over)
+        def handed_over(name: str, weights: torch.Tensor) -> None:
+            if loaded:
+                loaded[-1][name] += 1
+            hand_over(name, weights)
+
+        client.update_named_param = handed_over
+        return
     update = client.update_named_params
 
     def watched(tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -24,13 +24,13 @@ NOT_WRITTEN = {
     *("rloo-reference-by-name", "rloo-zero-std-log"),
 }
 """Found by conformance; their scripts are still to be written."""
-NEEDS_ENGINE = {"grpo-vllm-batches", "grpo-vllm-merge-drift", "grpo-vllm-server-loss", "grpo-vllm-weights"}
+NEEDS_ENGINE = {"grpo-vllm-merge-drift", "grpo-vllm-server-loss", "grpo-vllm-weights"}
 """Of vLLM itself, which the cell of the scripts lacks."""
 AS_GRPO = {
     f"{trainer}-vllm-{what}"
     for trainer in ("distillation", "rloo")
     for what in ("batches", "merge-drift", "server-weights", "weights")
-}
+} - {"rloo-vllm-batches"}
 """What the same code of TRL does with other trainers, of which GRPO's reports tell."""
 WITHOUT_SCRIPT = NOT_ON_CPU | NOT_WRITTEN | NEEDS_ENGINE | AS_GRPO
 VLLM = "0.31.0"

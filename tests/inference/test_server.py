@@ -168,11 +168,23 @@ def test_it_ends_with_the_process_that_has_started_it(environment: dict[str, str
     assert not Path(folder).exists()
 
 
-@pytest.mark.parametrize("versions", [{"trl": "1.9.2", "vllm": "0.28.0"}, {"trl": "1.12.0", "vllm": "0.27.1"}])
+@pytest.mark.parametrize("versions", [{"trl": "0.29.1", "vllm": "0.12.0"}, {"trl": "1.12.0", "vllm": "0.27.1"}])
 def test_a_stack_whose_weights_need_nccl_is_refused_before_anything_starts(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]
 ) -> None:
     monkeypatch.setattr(stack, "installed", lambda: versions)
-    with pytest.raises(ServerError, match=r"with TRL 1\.11 and vLLM 0\.28 and later; found .*trl .*vllm") as refused:
+    with pytest.raises(ServerError, match=r"with TRL 1\.0 to 1\.10, or .*; found .*trl .*vllm") as refused:
         VLLMServer("model", environment)
     assert all(version in str(refused.value) for version in versions.values())
+
+
+@pytest.mark.parametrize(("trl", "chosen"), [("1.0.0", False), ("1.1.0", True), ("1.16.0", True)])
+def test_the_engine_is_one_process_where_the_command_lets_one_choose(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, trl: str, chosen: bool
+) -> None:
+    monkeypatch.setattr(stack, "installed", lambda: {"trl": trl, "vllm": "0.31.0"})
+    server = VLLMServer("model", environment)
+    try:
+        assert ('"distributed_executor_backend": "uni"' in server.output()) is chosen
+    finally:
+        server.stop()

@@ -1,0 +1,75 @@
+"""What is changed for TRL's own vLLM server: where both ends meet, and how its engine is asked for its weights.
+
+Classes of vLLM and a session of ``requests`` are made up. The real ones are tested by ``suites/vllm``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_trlcompat.inference import engine_weights
+from pytest_trlcompat.inference.gloo_transfer import _MeetingSession
+
+
+class Session:
+    headers = "those of the session"
+
+    def __init__(self) -> None:
+        self.posted: list[tuple[str, Any, dict[str, Any]]] = []
+
+    def post(self, url: str, json: Any = None, **options: Any) -> str:
+        self.posted.append((url, json, options))
+        return "answer"
+
+
+def test_the_server_is_told_where_to_meet_in_the_place_of_all_addresses() -> None:
+    session = Session()
+    meeting = _MeetingSession(session, "/tmp/meeting")
+    asked = {"host": "0.0.0.0", "port": 51216, "world_size": 2}
+    assert meeting.post("http://x/init_communicator/", json=asked) == "answer"
+    meeting.post("http://x/reset_prefix_cache/")
+    meeting.post("http://x/generate/", json={"prompts": ["host"]}, timeout=3)
+    assert meeting.headers == "those of the session"
+    assert asked["host"] == "0.0.0.0"
+    assert session.posted == [
+        ("http://x/init_communicator/", {"host": "/tmp/meeting", "port": 51216, "world_size": 2}, {}),
+        ("http://x/reset_prefix_cache/", None, {}),
+        ("http://x/generate/", {"prompts": ["host"]}, {"timeout": 3}),
+    ]
+
+
+def engine() -> tuple[Any, list[tuple[Any, ...]]]:
+    """An engine as TRL's own server calls it, and what its workers were called with."""
+    called: list[tuple[Any, ...]] = []
+
+    class Worker:
+        pass
+
+    class LLM:
+        def collective_rpc(self, method: Any, timeout: float | None = None, args: Any = (), kwargs: Any = None) -> str:
+            called.append((method, timeout, args, kwargs))
+            return "done"
+
+    engine_weights.offer(Worker, LLM)
+    assert getattr(Worker, engine_weights.METHOD) is engine_weights.save
+    return LLM(), called
+
+
+def test_a_weight_of_that_name_asks_for_the_engines_weights() -> None:
+    llm, called = engine()
+    name = f"{engine_weights.METHOD}:/tmp/a:b.safetensors"
+    assert llm.collective_rpc(method="update_named_param", args=(name, "dtype", (0,))) == "done"
+    assert called == [(engine_weights.METHOD, None, ("/tmp/a:b.safetensors",), None)]
+
+
+def test_every_other_call_is_as_it_was() -> None:
+    llm, called = engine()
+    weight = ("model.norm.weight", "dtype", (2,))
+    llm.collective_rpc(method="update_named_param", args=weight)
+    llm.collective_rpc("init_communicator", 3.0, ("0.0.0.0", 1), kwargs={"world_size": 2})
+    llm.collective_rpc(method="close_communicator")
+    assert called == [
+        ("update_named_param", None, weight, None),
+        ("init_communicator", 3.0, ("0.0.0.0", 1), {"world_size": 2}),
+        ("close_communicator", None, (), None),
+    ]
