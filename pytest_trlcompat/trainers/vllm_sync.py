@@ -58,7 +58,7 @@ class VLLMSyncMixin(Cure):
     _needed: ClassVar = (
         Condition(
             "with vLLM",
-            "vLLM does not generate",
+            "vLLM does not generate by TRL's VLLMGeneration",
             lambda trainer: getattr(trainer, "vllm_generation", None) is not None,
             needs="vllm",
         ),

@@ -38,11 +38,6 @@ class AskedCommit:
     clone: Clone
     revision: str
 
-    @property
-    def as_clone(self) -> str:
-        """As ``--clone`` names it."""
-        return f"{self.package}={self.clone.path}"
-
     def build(self, python: str, layout: Layout) -> WatchedCommit:
         """
         Raises:
