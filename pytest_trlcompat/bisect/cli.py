@@ -198,7 +198,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
 def _run(parsed: argparse.Namespace, words: Sequence[str]) -> int:
     again = [word for word in _without(words, ["--called-as"]) if word != "--fresh"]
     command = f"{parsed.called_as} {shlex.join(again)}"
-    reproduce = f"trlcompat bisect {shlex.join(_without(again, _OF_THIS_MACHINE))}"
+    reproduce = f"trlcompat bisect {shlex.join(_anywhere(_without(again, _OF_THIS_MACHINE)))}"
     try:
         with explained_os_errors(), signals_as_ctrl_c(), contextlib.ExitStack() as resources:
             request = Request(parsed, find_layout(), Path.cwd(), command, reproduce, _say, resources)
@@ -210,6 +210,19 @@ def _run(parsed: argparse.Namespace, words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"\nstopped; every finished step is kept. To continue:\n  {command}", file=sys.stderr)
         return _INTERRUPTED
+
+
+def _anywhere(words: Sequence[str]) -> list[str]:
+    """A command line whose clones are not where they are on this machine."""
+    found = list(words)
+    for number, word in enumerate(found):
+        after = number > 0 and found[number - 1] == "--clone"
+        option, value = ("", word) if after else ("--clone=", word.removeprefix("--clone="))
+        if after or word.startswith(option):
+            package, sign, folder = value.rpartition("=")
+            if Path(folder).is_absolute():
+                found[number] = f"{option}{package}{sign}/path/to/{Path(folder).name}"
+    return found
 
 
 def _say(text: str) -> None:

@@ -356,3 +356,18 @@ def test_a_folder_that_is_no_clone_is_refused_with_one_clear_message(
     for folder, message in (("plain", "not a git clone"), ("none", "no such folder; name the folder of")):
         assert bisect("commits", "--clone", folder, "--good", "a", "--bad", "b", "--command", "true") == 2
         assert message in capsys.readouterr().err
+
+
+def test_what_others_are_to_repeat_names_no_folder_of_this_machine(
+    git_history: GitHistory, tmp_path: Path, bisect: Callable[..., int]
+) -> None:
+    states = states_of(10, 6, broken=range(0), missing=set(), other=range(0))
+    shas = git_history.make(tmp_path / "mine", states, COMMIT_CHECK)
+    ends = ["--good", shas[0], "--bad", shas[-1], "--command", RUN_CHECK, "--json", "result.json"]
+    for words in (["--clone", str(tmp_path / "mine")], [f"--clone={tmp_path / 'mine'}"]):
+        assert bisect("commits", *words, *ends) == 0
+        command = json.loads((tmp_path / "result.json").read_text())["command"]
+        assert "/path/to/mine" in command
+        assert str(tmp_path) not in command
+    assert bisect("commits", "--clone", "mine", *ends) == 0
+    assert "--clone mine " in json.loads((tmp_path / "result.json").read_text())["command"]
