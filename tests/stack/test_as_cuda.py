@@ -359,8 +359,9 @@ print(len(_as_cuda.ADAPTATIONS), *absent)
 """
     count, *absent = run_python(code).splitlines()[-1].split()
     of_triton = {"triton.runtime.interpreter", "triton.language.extra.libdevice"}
-    assert int(count) == 9
-    assert set(absent) <= {"trl.generation.vllm_client", *of_triton, "liger_kernel.utils", "liger_kernel.ops.utils"}
+    of_vllm = {"trl.generation.vllm_client", "trl.generation.vllm_generation"}
+    assert int(count) == 10
+    assert set(absent) <= {*of_vllm, *of_triton, "liger_kernel.utils", "liger_kernel.ops.utils"}
 
 
 def test_what_was_imported_before_is_adapted_too() -> None:
