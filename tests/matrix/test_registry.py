@@ -8,14 +8,13 @@ import re
 import threading
 import zipfile
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from pytest_trlcompat.matrix.covering import registry
 from pytest_trlcompat.matrix.covering.releases import PACKAGES
 from pytest_trlcompat.matrix.errors import MatrixError
-from tests.local_server import LocalServer
 
 METADATA = """\
 Metadata-Version: 2.1
@@ -97,7 +96,7 @@ def wheel(name: str, version: str) -> bytes:
 
 @pytest.fixture
 def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    server = LocalServer(("127.0.0.1", 0), Index)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Index)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://127.0.0.1:{server.server_port}/simple/")

@@ -11,10 +11,8 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-
-from tests.local_server import LocalServer
 
 __all__ = ["RELEASES", "Release", "serving"]
 
@@ -106,7 +104,7 @@ def serving(releases: dict[str, list[Release]]) -> Iterator[tuple[str, list[str]
         def log_message(self, *arguments: object) -> None:
             """Nothing."""
 
-    server = LocalServer(("127.0.0.1", 0), Index)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Index)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
