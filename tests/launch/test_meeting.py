@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import socket
 import threading
@@ -22,8 +23,18 @@ SECRET, OTHER = "a secret of these machines", "a secret of other machines"
 def address() -> Iterator[tuple[str, int]]:
     """Where a board is, for those who know :data:`SECRET`."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=Board(listener, SECRET).serve, daemon=True).start()
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                Board(listener, SECRET).serve()
+
+        serving = threading.Thread(target=serve, daemon=True)
+        serving.start()
         yield listener.getsockname()
+        # A thread that waits in accept() would stay there when the socket is closed, and where the system restarts that
+        # call, as after it was frozen, take connections of whichever socket has that number by then.
+        listener.shutdown(socket.SHUT_RDWR)
+        serving.join()
 
 
 def visitor(address: tuple[str, int], secret: str = SECRET, timeout: float = 30) -> Visitor:
