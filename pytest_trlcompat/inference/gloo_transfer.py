@@ -10,6 +10,7 @@ two transfers: its own (:func:`_adapt_own_client`), to a server of its own, one 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import stat
@@ -179,6 +180,7 @@ class _MeetingSession:
         return getattr(self._session, name)
 
 
+@functools.cache  # once in a process, which may have both ends
 def _adapt_own_transfer() -> None:
     """Let vLLM's ``StatelessProcessGroup`` and ``PyNcclCommunicator`` meet at a file, where one is named."""
     from vllm.distributed import utils

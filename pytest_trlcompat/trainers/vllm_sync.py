@@ -86,25 +86,30 @@ class VLLMSyncMixin(Cure):
 
     def _parameters_for_engine(self, upstream: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         generation = self.vllm_generation
-        if trains_adapters(generation.model) and not _merges(generation.model):
-            return upstream()
-        if fsdp_version(self.accelerator) != 1:
-            return parameters_for_engine(generation.model, generation._dist.gather_params)
-        walked = _of_fsdp1(self._root())
+        walked = self._walked(generation._dist.gather_params) if self._is_walked else upstream()
+        if not self._is_walked or fsdp_version(self.accelerator) != 1 or generation.mode != "server":
+            return walked
         # A server's client sends a weight some time after the next has been asked for.
-        return ((name, value.clone()) for name, value in walked) if generation.mode == "server" else walked
+        return ((name, value.clone()) for name, value in walked)
 
     def _synchronise(self, upstream: Callable[[], None]) -> None:
         """What TRL's method does, with a model that is neither sharded nor adapted."""
-        generation = self.vllm_generation
-        if trains_adapters(generation.model) and not _merges(generation.model):
+        if not self._is_walked:
             upstream()
-        elif fsdp_version(self.accelerator) == 1:
-            with _as_plain_model(generation, _of_fsdp1(self._root())):
-                upstream()
-        else:
-            with _as_plain_model(generation, parameters_for_engine(generation.model, _gathering(self.accelerator))):
-                upstream()
+            return
+        with _as_plain_model(self.vllm_generation, self._walked(_gathering(self.accelerator))):
+            upstream()
+
+    @property
+    def _is_walked(self) -> bool:
+        """Whether the cure can merge what is adapted; else TRL walks."""
+        model = self.vllm_generation.model
+        return not trains_adapters(model) or _merges(model)
+
+    def _walked(self, gather: Gather) -> Iterator[tuple[str, torch.Tensor]]:
+        if fsdp_version(self.accelerator) == 1:
+            return _of_fsdp1(self._root())
+        return parameters_for_engine(self.vllm_generation.model, gather)
 
     def _root(self) -> nn.Module:
         """FSDP1's root; before anything is wrapped, the policy."""
