@@ -27,6 +27,14 @@ from __future__ import annotations
 
 from pytest_trlcompat.reference.experts import load_balancing_loss, router_logits
 from pytest_trlcompat.reference.grpo import grpo_evaluate, grpo_step, grpo_train
+from pytest_trlcompat.reference.kto import (
+    UNPAIRED_LOSSES,
+    KTOObjective,
+    KTOSettings,
+    KTOUndecided,
+    mismatched,
+    unpaired_losses,
+)
 from pytest_trlcompat.reference.metrics import (
     average_logs,
     average_over_tokens,
@@ -162,6 +170,7 @@ from pytest_trlcompat.reference.tokens import Tokens, pad, tokens_of
 __all__ = [
     "IGNORED",
     "PAIR_LOSSES",
+    "UNPAIRED_LOSSES",
     "AdamWState",
     "Advantages",
     "Batch",
@@ -172,6 +181,9 @@ __all__ = [
     "GRPOSettings",
     "GRPOStep",
     "Generation",
+    "KTOObjective",
+    "KTOSettings",
+    "KTOUndecided",
     "Layout",
     "Measured",
     "MicroBatch",
@@ -238,6 +250,7 @@ __all__ = [
     "load_balancing_loss",
     "mean_of_present",
     "mean_over_tokens",
+    "mismatched",
     "mix_weights",
     "on_policy_mask",
     "pad",
@@ -280,6 +293,7 @@ __all__ = [
     "training_metrics",
     "trajectory_weights",
     "truncated",
+    "unpaired_losses",
     "unshuffled_layout",
     "update_metrics",
     "whiten",

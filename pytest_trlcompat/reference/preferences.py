@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from pytest_trlcompat.reference.optimizer import mix_weights
 from pytest_trlcompat.reference.preference_losses import PairScores, pair_losses, pair_weights
 from pytest_trlcompat.reference.preference_settings import PreferenceSettings
 from pytest_trlcompat.reference.supervised import Batch, Measured
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.reference.kto import KTOSettings
 
 __all__ = ["CompletionScores", "PreferenceObjective", "score_completions", "synchronised"]
 
@@ -276,10 +279,11 @@ class PreferenceObjective:
         return found
 
 
-def synchronised(reference_model: Any, settings: PreferenceSettings) -> Callable[[Any, int], None]:
+def synchronised(reference_model: Any, settings: PreferenceSettings | KTOSettings) -> Callable[[Any, int], None]:
     """What ``sync_ref_model`` does after each step: every so many, mix the policy into the reference model.
 
-    ``pi_ref = alpha pi + (1 - alpha) pi_ref``. Source: ``ref_model_mixup_alpha`` of ``DPOConfig``; TR-DPO.
+    ``pi_ref = alpha pi + (1 - alpha) pi_ref``. Source: ``ref_model_mixup_alpha`` of ``DPOConfig`` and ``KTOConfig``;
+    TR-DPO.
     """
 
     def after_step(model: Any, steps: int) -> None:

@@ -69,6 +69,7 @@ class Measured:
         values: numbers of the micro-batch to compare, by quantity: of tokens ``(R, T)``, or of rows ``(R,)``.
         masks: of those of tokens, which count.
         metrics: what is logged as a mean, by name: a sum and what it is divided by; left out where that is 0.
+        differences: what is logged as the first less the second of two such means, by name; left out without both.
         counted: what is logged as a running sum since the start, by name.
     """
 
@@ -78,6 +79,7 @@ class Measured:
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, tuple[Tensor | float, float]] = field(default_factory=dict)
     counted: Mapping[str, float] = field(default_factory=dict)
+    differences: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 Objective = Callable[[Any, Sequence[Sequence[Batch]]], "list[Measured]"]
@@ -247,6 +249,9 @@ def _metrics(micro_batches: Sequence[Measured], settings: SupervisedSettings) ->
                 means.append(sum(float(each) for each, _ in part) / count)
         if means:
             found[name] = sum(means) / len(means)
+    for name, (one, other) in micro_batches[0].differences.items():
+        if one in found and other in found:
+            found[name] = found[one] - found[other]
     return found
 
 
@@ -256,5 +261,5 @@ def _without_graphs(step: SupervisedStep) -> SupervisedStep:
         metrics = {name: (float(total), count) for name, (total, count) in one.metrics.items()}
         values = {name: each.detach() for name, each in one.values.items()}
         alone = None if one.alone is None else one.alone.detach()
-        detached.append(Measured(one.loss.detach(), alone, values, one.masks, metrics, one.counted))
+        detached.append(Measured(one.loss.detach(), alone, values, one.masks, metrics, one.counted, one.differences))
     return SupervisedStep(**{**vars(step), "micro_batches": tuple(detached)})

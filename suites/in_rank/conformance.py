@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_trlcompat.conformance import comparison, liger
 from pytest_trlcompat.conformance.dpo.room import ROOM as DPO
 from pytest_trlcompat.conformance.grpo.methods import RLOO
+from pytest_trlcompat.conformance.kto.room import ROOM as KTO
 from pytest_trlcompat.conformance.reward.room import ROOM as REWARD
 from pytest_trlcompat.conformance.sft.room import ROOM as SFT
 
@@ -25,6 +26,7 @@ __all__ = ["hold"]
 _HELD: Mapping[str, Callable[[str, TinyModel, Mapping[str, Any], int, bool], dict[str, Any]]] = {
     "dpo": partial(supervised_conformance.held, DPO),
     "grpo": grpo_conformance.held,
+    "kto": partial(supervised_conformance.held, KTO),
     "ppo": ppo_conformance.held,
     "sft": partial(supervised_conformance.held, SFT),
     "reward": partial(supervised_conformance.held, REWARD),

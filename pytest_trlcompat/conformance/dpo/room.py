@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat import reference
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["ROOM", "DPORoom", "cut"]
+__all__ = ["ROOM", "DPORoom", "cut", "other_model", "reference_on_own_device", "with_dropout"]
 
 
 class DPORoom(Room):
@@ -85,36 +84,23 @@ class DPORoom(Room):
         kinds = getattr(importlib.import_module("trl.trainer.dpo_config"), "FDivergenceType", None)
         if "f_divergence_type" in setting and kinds and Version(metadata.version("trl")) < Version("0.28"):
             setting = {**setting, "f_divergence_type": kinds(setting["f_divergence_type"])}
-        if world_size() > 1 and hasattr(importlib.import_module("trl.trainer.utils"), "create_model_from_path"):
-            # These releases load the reference model onto device 0 on every rank; see OneDevicePerRankMixin.
-            setting = {"model_init_kwargs": {"device_map": None}, **setting}
-        return super().config(trl, setting)
+        return super().config(trl, {**reference_on_own_device(), **setting})
 
     def build(
         self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool
     ) -> Any:
-        import trl
-
-        policy, adapter = objects.policy(model, setting), objects.adapter_config(setting)
-        if setting.get("dropout") == "adapter":
-            adapter.lora_dropout = _DROPPED
-        elif setting.get("dropout"):
-            policy.config.attention_dropout = _DROPPED
-            for module in policy.modules():
-                if hasattr(module, "attention_dropout"):
-                    module.attention_dropout = _DROPPED
+        adapter = objects.adapter_config(setting)
+        policy = with_dropout(objects.policy(model, setting), adapter, setting)
         extra: dict[str, Any] = {} if adapter is None else {"peft_config": adapter}
         if setting.get("evaluation"):
             extra["eval_dataset"] = pairs.dataset(model, setting, seed, "evaluation")
         if setting.get("reference"):
-            extra["ref_model"] = _other(model)
-        known = inspect.signature(trl.DPOTrainer.__init__).parameters
-        words = "processing_class" if "processing_class" in known else "tokenizer"
+            extra["ref_model"] = other_model(model)
         trainer = trainer_class(
             model=policy,
             args=config,
             train_dataset=pairs.dataset(model, setting, seed, "training"),
-            **{words: pairs.tokenizer(model, setting)},
+            **{self.words_argument(trainer_class): pairs.tokenizer(model, setting)},
             **extra,
         )
         if setting.get("adapter") == "peft_config" and fill:
@@ -153,7 +139,7 @@ class DPORoom(Room):
         if setting.get("adapter") == "peft_model" and Version(metadata.version("trl")) < _OWN_STATE:
             compared = objects.policy(model, {**setting, "adapter": ""}, whole=True).eval()
         if setting.get("reference"):
-            compared = _other(model).eval()
+            compared = other_model(model).eval()
         return policy, compared
 
     def settings(
@@ -240,7 +226,26 @@ will unload the adapter for reference inference"."""
 _DROPPED = 0.5
 
 
-def _other(model: TinyModel) -> Any:
+def reference_on_own_device() -> dict[str, Any]:
+    """Fields of a config that keep each rank's reference model off device 0; see OneDevicePerRankMixin."""
+    if world_size() > 1 and hasattr(importlib.import_module("trl.trainer.utils"), "create_model_from_path"):
+        return {"model_init_kwargs": {"device_map": None}}
+    return {}
+
+
+def with_dropout(policy: Any, adapter: Any, setting: Mapping[str, Any]) -> Any:
+    """The policy, which drops out at random where the setting has it so, or its adapter does."""
+    if setting.get("dropout") == "adapter":
+        adapter.lora_dropout = _DROPPED
+    elif setting.get("dropout"):
+        policy.config.attention_dropout = _DROPPED
+        for module in policy.modules():
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = _DROPPED
+    return policy
+
+
+def other_model(model: TinyModel) -> Any:
     """A model of other weights."""
     import torch
 

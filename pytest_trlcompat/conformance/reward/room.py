@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import tempfile
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -66,13 +65,7 @@ class RewardRoom(Room):
     def build(
         self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool
     ) -> Any:
-        taken = [
-            set(inspect.signature(vars(each)["__init__"]).parameters)
-            for each in trainer_class.__mro__
-            if "__init__" in vars(each) and each is not object
-        ]
-        words = next(name for each in taken for name in ("processing_class", "tokenizer") if name in each)
-        extra: dict[str, Any] = {words: data.tokenizer(model, setting)}
+        extra: dict[str, Any] = {self.words_argument(trainer_class): data.tokenizer(model, setting)}
         if setting.get("adapter") in ("peft_config", "both"):
             extra["peft_config"] = _adapter(setting)
         if setting.get("evaluation"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import inspect
 import re
 import tempfile
 from collections.abc import Callable, Mapping
@@ -159,6 +160,16 @@ class Room(abc.ABC):
             documented = described.get(name, "") + (self.config_class(trl).__doc__ or "")
             return name in described and re.search(f"['\"`]{re.escape(value)}['\"`]", documented) is not None
         return name in described
+
+    @staticmethod
+    def words_argument(trainer_class: type) -> str:
+        """The argument that takes the tokenizer, of a class that may pass on all that it is given."""
+        taken = [
+            set(inspect.signature(vars(each)["__init__"]).parameters)
+            for each in trainer_class.__mro__
+            if "__init__" in vars(each) and each is not object
+        ]
+        return next(name for each in taken for name in ("processing_class", "tokenizer") if name in each)
 
     def known_part(self, trl: Any, setting: Mapping[str, Any]) -> dict[str, Any]:
         """What of a setting this release knows."""

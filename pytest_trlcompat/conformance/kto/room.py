@@ -1,0 +1,227 @@
+"""KTO's room: how a trainer is built, how its batches are read, and what the reference is asked for.
+
+Runs inside a rank; imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from packaging.version import Version
+
+from pytest_trlcompat.conformance.conventions import Conventions, of_installed
+from pytest_trlcompat.conformance.dpo.room import other_model, reference_on_own_device, with_dropout
+from pytest_trlcompat.conformance.grpo import objects
+from pytest_trlcompat.conformance.kto import unpaired
+from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
+from pytest_trlcompat.conformance.supervised.room import Room
+from pytest_trlcompat.conformance.supervised.truth import settings_from
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat import reference
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["ROOM", "KTORoom"]
+
+
+class KTORoom(Room):
+    """``trl.KTOTrainer``.
+
+    Its axes: ``data``, ``labels``, see :mod:`~pytest_trlcompat.conformance.kto.unpaired`; ``pairs``: rows, as DPO's;
+    ``tokenizer``, ``template``, ``reference`` and ``dropout`` as DPO's.
+    """
+
+    trainer: ClassVar[str] = "kto"
+    names: ClassVar[tuple[str, str]] = ("KTOTrainer", "KTOConfig")
+    axes: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "data": unpaired.KINDS,
+        "labels": ("", "desirable", "undesirable"),
+        "pairs": (16, 6),
+        "pairs_of_evaluation": (8, 6),
+        "tokenizer": ("", "no_padding", "eos_padding", "bos"),
+        "template": ("", "bos", "generation"),
+        "reference": ("", "model"),
+        "dropout": ("", "attention", "adapter"),
+    }
+    since: ClassVar[Mapping[tuple[str, Any], str]] = {
+        ("model", "experts"): "transformers>=4.51",
+        **{("data", kind): "trl>=0.12" for kind in unpaired.KINDS if kind not in ("plain", "ended", "empty")},
+        ("data", "iterable"): "trl>=1.9",
+        ("data", "tools"): "trl>=1.9",
+        # Until 1.7 it is not documented what is cut.
+        ("max_length", 8): "trl>=1.8",
+        ("tokenizer", "no_padding"): "trl>=1.9",
+        ("model", "name"): "trl>=0.12",
+    }
+    choices: ClassVar[tuple[str, ...]] = ("loss_type",)
+    base: ClassVar[Mapping[str, Any]] = {"beta": 0.5, "max_length": 64}
+
+    def config(self, trl: Any, setting: Mapping[str, Any]) -> Any:
+        return super().config(trl, {**reference_on_own_device(), **setting})
+
+    def build(
+        self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool
+    ) -> Any:
+        adapter = objects.adapter_config(setting)
+        extra: dict[str, Any] = {} if adapter is None else {"peft_config": adapter}
+        policy = with_dropout(objects.policy(model, setting), adapter, setting)
+        if setting.get("evaluation"):
+            extra["eval_dataset"] = unpaired.dataset(model, setting, seed, "evaluation")
+        if setting.get("reference"):
+            extra["ref_model"] = other_model(model)
+        trainer = trainer_class(
+            model=policy,
+            args=config,
+            train_dataset=unpaired.dataset(model, setting, seed, "training"),
+            **{self.words_argument(trainer_class): unpaired.tokenizer(model, setting)},
+            **extra,
+        )
+        if setting.get("adapter") == "peft_config" and fill:
+            objects.fill_adapter(trainer.model)
+        return trainer
+
+    def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
+        labels = [bool(each) for each in inputs["label"]]
+        columns = _sequences(inputs, "", "input_ids" not in inputs)
+        kl = _sequences(inputs, "KL_", "input_ids" not in inputs)
+        found = Read([{"label": (float(label),), **own} for label, own in zip(labels, columns, strict=True)])
+        if kl:
+            others = [{f"kl_{name}": values for name, values in each.items()} for each in kl]
+            found.rows = [{**own, **other} for own, other in zip(found.rows, others, strict=True)]
+            found.problems += _from_elsewhere(columns, kl, arguments)
+        for name in ("ref", "reference"):
+            if f"{name}_logps" in inputs:
+                values = [float(each) for each in inputs[f"{name}_logps"]]
+                for kind, wanted in (("chosen", True), ("rejected", False)):
+                    own = [each for each, label in zip(values, labels, strict=True) if label is wanted]
+                    found.values[f"logps[reference_{kind}]"] = own
+            if inputs.get(f"{name}_KL_logps") is not None:
+                found.values["logps[reference_kl]"] = [float(each) for each in inputs[f"{name}_KL_logps"]]
+        return found
+
+    def expected_rows(
+        self, model: TinyModel, setting: Mapping[str, Any], arguments: Mapping[str, Any], seed: int, part: str
+    ) -> list[Row]:
+        from pytest_trlcompat import reference
+
+        undecided = reference.KTOUndecided(**of_installed(self.trainer).undecided)
+        settings = reference.KTOSettings(loss_type=arguments["loss_type"], undecided=undecided)
+        size = arguments[f"per_device_{'train' if part == 'training' else 'eval'}_batch_size"]
+        given = unpaired.rows(model, setting, seed, part)
+        return unpaired.expected_rows(
+            unpaired.tokenizer(model, setting), given, settings, int(size), arguments["max_length"]
+        )
+
+    def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
+        policy, compared = objects.untrained(model, setting)
+        if setting.get("adapter") == "peft_model" and Version(metadata.version("trl")) < _OWN_STATE:
+            compared = objects.policy(model, {**setting, "adapter": ""}, whole=True).eval()
+        if setting.get("reference"):
+            compared = other_model(model).eval()
+        return policy, compared
+
+    def settings(
+        self,
+        arguments: Mapping[str, Any],
+        conventions: Conventions,
+        world_size: int,
+        models: tuple[torch.nn.Module, ...],
+    ) -> reference.KTOSettings:
+        from pytest_trlcompat import reference
+
+        config: Any = models[0].config
+        has_experts = hasattr(config, "output_router_logits")
+        declared = config.router_aux_loss_coef if getattr(config, "output_router_logits", False) else 0.0
+        coefficient = arguments.get("router_aux_loss_coef")
+        return settings_from(
+            reference.KTOSettings,
+            reference.KTOUndecided,
+            arguments,
+            conventions,
+            world_size,
+            router_aux_loss_coef=float(declared if coefficient is None else coefficient) if has_experts else 0.0,
+        )
+
+    def objective(
+        self, models: tuple[torch.nn.Module, ...], settings: reference.SupervisedSettings
+    ) -> reference.Objective:
+        from pytest_trlcompat import reference
+
+        assert isinstance(settings, reference.KTOSettings)
+        return reference.KTOObjective(models[1], settings)
+
+    def after_step(
+        self, models: tuple[torch.nn.Module, ...], settings: reference.SupervisedSettings
+    ) -> Callable[[Any, int], None] | None:
+        from pytest_trlcompat import reference
+
+        assert isinstance(settings, reference.KTOSettings)
+        return reference.synchronised(models[1], settings)
+
+    def watched(self, trainer_class: type, found: Recording) -> type:
+        """With log-probabilities, where the loss has a method of its own, which is given them."""
+        loss: Any = getattr(trainer_class, "kto_loss", None)
+        if loss is None:
+            return trainer_class
+
+        def kto_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if found.micro_batches:
+                for stage, values in zip(_GIVEN, args, strict=False):
+                    if values is not None:
+                        kept = values.detach().float().cpu().tolist()
+                        found.micro_batches[-1].values.setdefault(stage, kept)
+            return loss(self, *args, **kwargs)
+
+        return type(trainer_class.__name__, (trainer_class,), {"kto_loss": kto_loss})
+
+
+ROOM = KTORoom()
+_OWN_STATE = Version("1.2")
+"""From here on the reference is "the model state before KTO training starts", of an adapter too."""
+_GIVEN = (
+    *("logps[chosen]", "logps[rejected]", "logps[kl]"),
+    *("logps[reference_chosen]", "logps[reference_rejected]", "logps[reference_kl]"),
+)
+"""What ``kto_loss`` is given, in its order."""
+
+
+def _sequences(inputs: Mapping[str, Any], prefix: str, has_labels: bool) -> list[dict[str, tuple[float, ...]]]:
+    """Ids and which are the completion's, without padding; those of releases until 1.2 have labels instead."""
+    if has_labels:
+        names = (f"{prefix}completion_input_ids", f"{prefix}completion_attention_mask", f"{prefix}completion_labels")
+    else:
+        names = (f"{prefix}input_ids", f"{prefix}attention_mask", f"{prefix}completion_mask")
+    if names[0] not in inputs:
+        return []
+    found = []
+    for ids, real, counts in zip(*(inputs[name].tolist() for name in names), strict=True):
+        kept = [place for place, each in enumerate(real) if each]
+        counted = [int(each != -100) if has_labels else each for each in counts]
+        found.append(
+            {
+                "ids": tuple(float(ids[place]) for place in kept),
+                "mask": tuple(float(counted[place]) for place in kept),
+            }
+        )
+    return found
+
+
+def _from_elsewhere(
+    own: list[dict[str, tuple[float, ...]]],
+    mismatched: list[dict[str, tuple[float, ...]]],
+    arguments: Mapping[str, Any],
+) -> list[tuple[str, Any, Any]]:
+    """The estimate of the divergence has the completions of its own batch, if nothing was cut."""
+
+    def completions(rows: list[dict[str, tuple[float, ...]]]) -> list[tuple[float, ...]]:
+        return sorted(tuple(each for each, mask in zip(row["ids"], row["mask"], strict=True) if mask) for row in rows)
+
+    most = arguments.get("max_length")
+    if most is not None and max(len(row["ids"]) for row in [*own, *mismatched]) >= most:
+        return []
+    right, seen = completions(own), completions(mismatched)
+    return [] if right == seen else [("data[kl_completions]", str(right), str(seen))]

@@ -1,0 +1,141 @@
+"""Completions with labels to train on, and the token ids that they must become, by documentation alone.
+
+Runs inside a rank; imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat.conformance.dpo import pairs
+
+if TYPE_CHECKING:
+    from pytest_trlcompat import reference
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["KINDS", "dataset", "rows", "tokenizer", "unpaired"]
+
+KINDS = (
+    *("plain", "ended", "empty", "iterable", "conversational", "turns", "tools"),
+    *("paired", "paired_implicit", "paired_conversational", "paired_conversational_implicit"),
+)
+"""Of a completion and a label, or, ``paired``, of two completions, as DPO's."""
+_PAIRS = {"paired": "plain", "paired_implicit": "implicit", "paired_conversational": "conversational"}
+_PAIRS["paired_conversational_implicit"] = "conversational_implicit"
+
+tokenizer = pairs.tokenizer
+
+
+def rows(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> list[dict[str, Any]]:
+    """The rows as a user has them, of unequal lengths and with labels in no order, of which more are desirable."""
+    kind = str(setting.get("data", "plain"))
+    found = pairs.pairs(model, {**setting, "data": _PAIRS.get(kind, kind)}, seed, part)
+    if kind in _PAIRS:
+        return found[: len(found) // 2]
+    chosen = random.Random(f"{seed} labels of {part}")
+    labelled = []
+    for row in found:
+        label = {"desirable": True, "undesirable": False}.get(setting.get("labels", ""), chosen.random() < 0.6)
+        completion = row.pop("chosen") if label else row["rejected"]
+        labelled.append(
+            {"completion": completion, "label": label, **{k: row[k] for k in ("prompt", "tools") if k in row}}
+        )
+    return labelled
+
+
+def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> Any:
+    """The rows as a dataset."""
+    from datasets import Dataset
+
+    found: Any = Dataset.from_list(rows(model, setting, seed, part))
+    return found.to_iterable_dataset() if setting.get("data") == "iterable" else found
+
+
+def unpaired(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A prompt, a completion and a label each; of pairs all that are desirable first.
+
+    Undecided by the documentation: their order, which says what a prompt's mismatched completion is.
+    """
+    from pytest_trlcompat import reference
+
+    if not given or "label" in given[0]:
+        return [dict(row) for row in given]
+    found = []
+    for row in given:
+        if "prompt" in row:
+            prompt, completions = row["prompt"], (row["chosen"], row["rejected"])
+        elif isinstance(row["chosen"], str):
+            prompt, *completions = reference.common_prompt(row["chosen"], row["rejected"])
+        else:
+            prompt, *completions = reference.shared_messages(row["chosen"], row["rejected"])
+        found += [
+            {"prompt": prompt, "completion": each, "label": number == 0} for number, each in enumerate(completions)
+        ]
+    return found[0::2] + found[1::2]
+
+
+def sequence(words: Any, row: Mapping[str, Any], undecided: reference.KTOUndecided) -> tuple[list[int], list[int]]:
+    """Token ids of a prompt and of its completion.
+
+    A text has the special tokens that its tokenizer adds, and ends with an end of sequence; a conversation has those of
+    the chat template alone.
+
+    Args:
+        words: of :func:`tokenizer`.
+        row: of :func:`unpaired`.
+        undecided: see ``text_start`` and ``text_end``.
+    """
+    is_text = isinstance(row["prompt"], str)
+    if is_text:
+        asked = words(row["prompt"], add_special_tokens=undecided.text_start == "tokenizer")["input_ids"]
+        answer = words(row["completion"], add_special_tokens=False)["input_ids"]
+    else:
+        tools = {"tools": row["tools"]} if row.get("tools") else {}
+        asked, whole = (
+            words(words.apply_chat_template(messages, tokenize=False, **how, **tools), add_special_tokens=False)[
+                "input_ids"
+            ]
+            for messages, how in (
+                (row["prompt"], {"add_generation_prompt": True}),
+                ([*row["prompt"], *row["completion"]], {}),
+            )
+        )
+        answer = whole[len(asked) :]
+    start, end = words.bos_token_id, words.eos_token_id
+    if undecided.text_start == "missing" and start is not None and asked[:1] != [start]:
+        asked = [start, *asked]
+    if (is_text or undecided.text_end == "missing_everywhere") and answer[-1:] != [end]:
+        answer = [*answer, end]
+    return asked, answer
+
+
+def expected_rows(
+    words: Any, given: Sequence[Mapping[str, Any]], settings: reference.KTOSettings, size: int, max_length: int | None
+) -> list[Mapping[str, tuple[float, ...]]]:
+    """What the rows must become, for :class:`pytest_trlcompat.reference.KTOObjective`.
+
+    Args:
+        given: of :func:`rows`.
+        size: rows of a micro-batch on a rank, among which completions are exchanged.
+        max_length: sequences are cut on the right.
+    """
+    from pytest_trlcompat import reference
+
+    found = []
+    for start in range(0, len(unpaired(given)), size):
+        batch = unpaired(given)[start : start + size]
+        tokens = [sequence(words, row, settings.undecided) for row in batch]
+        others = reference.mismatched([answer for _, answer in tokens], settings)
+        for row, (asked, answer), other in zip(batch, tokens, others, strict=True):
+            made = {"label": (float(row["label"]),), **_columns("", asked, answer, max_length)}
+            found.append(made | (_columns("kl_", asked, other, max_length) if settings.estimates_kl else {}))
+    return found
+
+
+def _columns(
+    prefix: str, asked: Sequence[int], answer: Sequence[int], most: int | None
+) -> dict[str, tuple[float, ...]]:
+    ids, mask = [*asked, *answer][:most], ([0] * len(asked) + [1] * len(answer))[:most]
+    return {f"{prefix}ids": tuple(map(float, ids)), f"{prefix}mask": tuple(map(float, mask))}
