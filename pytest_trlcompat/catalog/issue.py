@@ -31,7 +31,7 @@ __all__ = [
     "measured_with",
 ]
 
-TRAINERS = ("distillation", "dpo", "grpo", "ppo", "reward", "rloo", "sft")
+TRAINERS = ("distillation", "dpo", "grpo", "kto", "ppo", "reward", "rloo", "sft")
 """Trainers that issues of their own begin with in their ids, or end with after ``conformance``."""
 
 STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")

@@ -157,7 +157,7 @@ class Room(abc.ABC):
             each.name: str(each.metadata.get("help", "")) for each in dataclasses.fields(self.config_class(trl))
         }
         if name in self.choices and isinstance(value, str):
-            documented = described.get(name, "") + (self.config_class(trl).__doc__ or "")
+            documented = described.get(name, "") + "".join(str(each.__doc__) for each in self.config_class(trl).__mro__)
             return name in described and re.search(f"['\"`]{re.escape(value)}['\"`]", documented) is not None
         return name in described
 
