@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -84,7 +85,7 @@ class DPORoom(Room):
         kinds = getattr(importlib.import_module("trl.trainer.dpo_config"), "FDivergenceType", None)
         if "f_divergence_type" in setting and kinds and Version(metadata.version("trl")) < Version("0.28"):
             setting = {**setting, "f_divergence_type": kinds(setting["f_divergence_type"])}
-        return super().config(trl, {**reference_on_own_device(), **setting})
+        return super().config(trl, {**reference_on_own_device(trl.DPOTrainer), **setting})
 
     def build(
         self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool
@@ -226,9 +227,10 @@ will unload the adapter for reference inference"."""
 _DROPPED = 0.5
 
 
-def reference_on_own_device() -> dict[str, Any]:
+def reference_on_own_device(trainer_class: type) -> dict[str, Any]:
     """Fields of a config that keep each rank's reference model off device 0; see OneDevicePerRankMixin."""
-    if world_size() > 1 and hasattr(importlib.import_module("trl.trainer.utils"), "create_model_from_path"):
+    modules = {sys.modules.get(each.__module__) for each in trainer_class.__mro__}
+    if world_size() > 1 and any(hasattr(each, "create_model_from_path") for each in modules):
         return {"model_init_kwargs": {"device_map": None}}
     return {}
 

@@ -61,7 +61,7 @@ class KTORoom(Room):
     base: ClassVar[Mapping[str, Any]] = {"beta": 0.5, "max_length": 64}
 
     def config(self, trl: Any, setting: Mapping[str, Any]) -> Any:
-        return super().config(trl, {**reference_on_own_device(), **setting})
+        return super().config(trl, {**reference_on_own_device(trl.KTOTrainer), **setting})
 
     def build(
         self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool
@@ -109,12 +109,17 @@ class KTORoom(Room):
         from pytest_trlcompat import reference
 
         undecided = reference.KTOUndecided(**of_installed(self.trainer).undecided)
-        settings = reference.KTOSettings(loss_type=arguments["loss_type"], undecided=undecided)
+        settings = reference.KTOSettings(loss_type=arguments.get("loss_type", "kto"), undecided=undecided)
         size = arguments[f"per_device_{'train' if part == 'training' else 'eval'}_batch_size"]
         given = unpaired.rows(model, setting, seed, part)
-        return unpaired.expected_rows(
-            unpaired.tokenizer(model, setting), given, settings, int(size), arguments["max_length"]
-        )
+        words, most = unpaired.tokenizer(model, setting), arguments["max_length"]
+        return [self.compared(row) for row in unpaired.expected_rows(words, given, settings, int(size), most)]
+
+    def compared(self, row: Row) -> Row:
+        """Without the mismatched completion in releases that shuffle rows before they exchange completions."""
+        if Version(metadata.version("trl")) < _SHUFFLES_UNTIL:
+            return {name: values for name, values in row.items() if not name.startswith("kl_")}
+        return row
 
     def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
         policy, compared = objects.untrained(model, setting)
@@ -182,6 +187,7 @@ class KTORoom(Room):
 ROOM = KTORoom()
 _OWN_STATE = Version("1.2")
 """From here on the reference is "the model state before KTO training starts", of an adapter too."""
+_SHUFFLES_UNTIL = Version("0.12")
 _GIVEN = (
     *("logps[chosen]", "logps[rejected]", "logps[kl]"),
     *("logps[reference_chosen]", "logps[reference_rejected]", "logps[reference_kl]"),
