@@ -53,7 +53,16 @@ def labelled() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("batch", [MARKED, labelled()], ids=["masks", "labels"])
+def renamed() -> dict[str, Any]:
+    """The same as releases between have it."""
+    found = dict(MARKED)
+    for prefix in ("", "KL_"):
+        for name in ("input_ids", "attention_mask"):
+            found[f"{prefix}completion_{name}"] = found.pop(f"{prefix}{name}")
+    return found
+
+
+@pytest.mark.parametrize("batch", [MARKED, renamed(), labelled()], ids=["masks", "names", "labels"])
 def test_batches_of_each_release_are_the_same_rows(batch: dict[str, Any]) -> None:
     read = ROOM.read(batch, {"max_length": 64})
     assert (read.rows, read.problems) == (ROWS, [])

@@ -132,6 +132,7 @@ def test_values_and_metrics() -> None:
     assert first.metrics["rewards/chosen"] == (pytest.approx(2 * HALF), 1.0)
     assert second.metrics["rewards/chosen"] == (pytest.approx(2 * HALF), 2.0)
     assert second.metrics["rewards/rejected"] == (0.0, 0.0)
+    assert first.metrics["logps/chosen"] == (pytest.approx(-2 * HALF), 1.0)
     assert first.metrics["logits/chosen"] == (pytest.approx(2 * LOG3 / 4), 2.0)
     entropy = 0.5 * HALF + 0.5 * math.log(6)
     assert first.metrics["entropy"] == (pytest.approx(3 * entropy), 3.0)

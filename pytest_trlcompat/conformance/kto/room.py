@@ -86,8 +86,7 @@ class KTORoom(Room):
 
     def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
         labels = [bool(each) for each in inputs["label"]]
-        columns = _sequences(inputs, "", "input_ids" not in inputs)
-        kl = _sequences(inputs, "KL_", "input_ids" not in inputs)
+        columns, kl = _sequences(inputs, ""), _sequences(inputs, "KL_")
         found = Read([{"label": (float(label),), **own} for label, own in zip(labels, columns, strict=True)])
         if kl:
             others = [{f"kl_{name}": values for name, values in each.items()} for each in kl]
@@ -195,22 +194,24 @@ _GIVEN = (
 """What ``kto_loss`` is given, in its order."""
 
 
-def _sequences(inputs: Mapping[str, Any], prefix: str, has_labels: bool) -> list[dict[str, tuple[float, ...]]]:
-    """Ids and which are the completion's, without padding; those of releases until 1.2 have labels instead."""
-    if has_labels:
-        names = (f"{prefix}completion_input_ids", f"{prefix}completion_attention_mask", f"{prefix}completion_labels")
-    else:
-        names = (f"{prefix}input_ids", f"{prefix}attention_mask", f"{prefix}completion_mask")
-    if names[0] not in inputs:
+def _sequences(inputs: Mapping[str, Any], prefix: str) -> list[dict[str, tuple[float, ...]]]:
+    """Ids and which are the completion's, without padding; empty where there are none of this prefix.
+
+    Releases until 1.7 have ids and the mask of what is real under other names, and until 1.5 labels.
+    """
+    ids = inputs.get(f"{prefix}input_ids", inputs.get(f"{prefix}completion_input_ids"))
+    if ids is None:
         return []
+    real = inputs.get(f"{prefix}attention_mask", inputs.get(f"{prefix}completion_attention_mask"))
+    labels = inputs.get(f"{prefix}completion_labels")
+    counted = inputs[f"{prefix}completion_mask"] if labels is None else labels != -100
     found = []
-    for ids, real, counts in zip(*(inputs[name].tolist() for name in names), strict=True):
-        kept = [place for place, each in enumerate(real) if each]
-        counted = [int(each != -100) if has_labels else each for each in counts]
+    for own, kept, counts in zip(ids.tolist(), real.tolist(), counted.tolist(), strict=True):  # type: ignore[union-attr]
+        places = [place for place, each in enumerate(kept) if each]
         found.append(
             {
-                "ids": tuple(float(ids[place]) for place in kept),
-                "mask": tuple(float(counted[place]) for place in kept),
+                "ids": tuple(float(own[place]) for place in places),
+                "mask": tuple(float(counts[place]) for place in places),
             }
         )
     return found
