@@ -269,5 +269,5 @@ def _trainer_of(issue_id: str) -> str:
 
 
 def measured_with(issue_id: str) -> str:
-    """The trainer that an issue's suite runs."""
-    return _trainer_of(issue_id) or "grpo"
+    """The trainer that an issue's suite runs; ``trainer`` for a plain one of Transformers'."""
+    return "trainer" if issue_id.startswith("trainer-") else _trainer_of(issue_id) or "grpo"

@@ -6,6 +6,7 @@ Runs inside a rank; imports the stack only inside functions.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PLAIN", "StepRecord", "Whole", "trained_weights", "watched_steps", "world_size"]
+__all__ = ["PLAIN", "StepRecord", "Whole", "own_fields", "trained_weights", "watched_steps", "world_size"]
 
 Whole = Callable[[Any], "dict[str, torch.Tensor]"]
 """Gathers the trained weights of a trainer, by their names in the bare model. Called on every rank."""
@@ -97,3 +98,21 @@ def trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
         for name, parameter in trainer.model.named_parameters()
         if parameter.requires_grad
     }
+
+
+@contextlib.contextmanager
+def own_fields(config: Any) -> Iterator[None]:
+    """Without the fields that Transformers until 4.50 reads of every config once GRPOConfig was imported, as a launch's
+    server has, and which this one lacks: known issue ``trl-training-arguments``, which nobody meets who
+    trains without GRPO."""
+    from transformers import training_args
+
+    kept = list(getattr(training_args, "_VALID_DICT_FIELDS", []))
+    known = {each.name for each in dataclasses.fields(config)}
+    if kept:
+        training_args._VALID_DICT_FIELDS[:] = [each for each in kept if each in known]
+    try:
+        yield
+    finally:
+        if kept:
+            training_args._VALID_DICT_FIELDS[:] = kept

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from pytest_trlcompat.catalog.evidence import MeasuredCell
-from pytest_trlcompat.catalog.issue import TRAINERS, KnownIssue, kind
+from pytest_trlcompat.catalog.issue import TRAINERS, KnownIssue, kind, measured_with
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.ranges import ALL, Range, at
 from pytest_trlcompat.catalog.regions import regions
@@ -50,7 +50,7 @@ class Scope:
     @functools.cached_property
     def measured_with(self) -> dict[str, str]:
         """Of each known issue the trainer that its suite runs."""
-        return {name: _measured_with(issue) for name, issue in self.catalog.items()}
+        return {name: measured_with(name) for name in self.catalog}
 
     def upstream(self, cell: MeasuredCell) -> list[tuple[str, str, str, Verdict]]:
         """What a cell measured of these issues: for each verdict issue, strategy, and this without its variant."""
@@ -88,17 +88,12 @@ def trainers_in(spec: StackSpec, catalog: Catalog) -> tuple[str, ...]:
         if any(
             prediction is not None and prediction.verdict is not Verdict.ABSENT
             for issue in catalog.values()
-            if _measured_with(issue) == trainer
+            if measured_with(issue.id) == trainer
             for label in issue.labels()
             for prediction in regions(issue, "upstream", label, domain).predicted.values()
         )
     )
     return found or TRAINERS
-
-
-def _measured_with(issue: KnownIssue) -> str:
-    """The trainer that the issue's suite runs."""
-    return issue.trainer or "grpo"
 
 
 def ok_pins(spec: StackSpec, cells: Sequence[MeasuredCell], scope: Scope) -> tuple[Pins, ...]:

@@ -32,6 +32,7 @@ NUMBERS = {
     "grpo-resumed-epoch": ("['w5', 'w8', 'w7', 'w9', 'w6', 'w10']", "['w10', 'w6', 'w7', 'w9', 'w5', 'w8']"),
     "grpo-vllm-server-weights": ("0.1883", "0.0000"),
     "grpo-zero-std-log": ("0.0000", "1.0000"),
+    "kto-evaluation-mismatch": ("3.5005", "3.8183"),
     "lora-fsdp-bf16-generation": (
         "mat1 and mat2 must have the same dtype, but got Float and BFloat16",
         "torch.Size([1, 7])",

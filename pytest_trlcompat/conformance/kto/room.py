@@ -18,6 +18,7 @@ from pytest_trlcompat.conformance.kto import unpaired
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
 from pytest_trlcompat.conformance.supervised.room import Room
 from pytest_trlcompat.conformance.supervised.truth import settings_from
+from pytest_trlcompat.conformance.training import own_fields
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +62,8 @@ class KTORoom(Room):
     base: ClassVar[Mapping[str, Any]] = {"beta": 0.5, "max_length": 64}
 
     def config(self, trl: Any, setting: Mapping[str, Any]) -> Any:
-        return super().config(trl, {**reference_on_own_device(trl.KTOTrainer), **setting})
+        with own_fields(trl.KTOConfig):
+            return super().config(trl, {**reference_on_own_device(trl.KTOTrainer), **setting})
 
     def build(
         self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool

@@ -6,10 +6,8 @@ Runs inside a rank; imports the stack only inside functions.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +19,7 @@ from pytest_trlcompat.conformance.reward import data
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
 from pytest_trlcompat.conformance.supervised.room import Room
 from pytest_trlcompat.conformance.supervised.truth import settings_from
+from pytest_trlcompat.conformance.training import own_fields
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +58,7 @@ class RewardRoom(Room):
         """Until 0.23 the columns of pairs are none of the model's, and must be kept."""
         if Version(metadata.version("trl")) < Version("0.24"):
             setting = {"remove_unused_columns": False, **setting}
-        with _own_fields(trl.RewardConfig):
+        with own_fields(trl.RewardConfig):
             return super().config(trl, setting)
 
     def build(
@@ -151,24 +150,6 @@ class RewardRoom(Room):
 
         assert isinstance(settings, reference.RewardSettings)
         return reference.reward_objective(settings)
-
-
-@contextlib.contextmanager
-def _own_fields(config: Any) -> Iterator[None]:
-    """Without the fields that Transformers until 4.50 reads of every config once GRPOConfig was imported, as a launch's
-    server has, and which this one lacks: known issue ``trl-training-arguments``, which nobody meets who trains a reward
-    model alone."""
-    from transformers import training_args
-
-    kept = list(getattr(training_args, "_VALID_DICT_FIELDS", []))
-    known = {each.name for each in dataclasses.fields(config)}
-    if kept:
-        training_args._VALID_DICT_FIELDS[:] = [each for each in kept if each in known]
-    try:
-        yield
-    finally:
-        if kept:
-            training_args._VALID_DICT_FIELDS[:] = kept
 
 
 def _policy(model: TinyModel, setting: Mapping[str, Any]) -> Any:

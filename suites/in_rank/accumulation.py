@@ -1,0 +1,119 @@
+"""Steps over accumulated micro-batches by a plain ``Trainer``, held against plain PyTorch. Runs inside the ranks.
+
+The trainer's loss is its own, a mean of the micro-batch, as that of TRL's DPO, KTO and reward models is. Imports the
+stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat.conformance.training import own_fields
+
+from . import grpo
+from .grpo_steps import of_all_ranks
+from .models import whole
+from .sharding import failure
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["train"]
+
+STEPS, ACCUMULATED, ROWS, LENGTH = 2, 2, 2, 6
+_LEARNING_RATE = 0.1
+_SETTINGS: Mapping[str, Any] = {
+    "per_device_train_batch_size": ROWS,
+    "gradient_accumulation_steps": ACCUMULATED,
+    "max_steps": STEPS,
+    "optim": "sgd",
+    "learning_rate": _LEARNING_RATE,
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 0.0,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+
+Rows = Sequence[Sequence[int]]
+
+
+def train(subject: str, model: TinyModel) -> dict[str, Any]:
+    """Train two steps of two micro-batches.
+
+    Returns:
+        ``moved``: how far the weights are from the right ones, as a part of how far these have moved; ``losses``: those
+        that were logged, and ``expected_losses``; or the ``failure`` of the training. Of the first rank; the others
+        return a ``failure`` alone.
+    """
+    given: list[Rows] = []
+    with failure() as training:
+        trainer = _trainer(subject, model, given)
+        trainer.train()
+        weights = whole(trainer.model_wrapped)
+    if training:
+        return {"failure": training["text"]}
+    batches = of_all_ranks(given)
+    if int(os.environ.get("RANK", "0")):
+        return {"failure": None}
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return {"failure": None, "losses": losses, **_held(model, weights, batches)}
+
+
+def _trainer(subject: str, model: TinyModel, given: list[Rows]) -> Any:
+    import torch
+    import transformers
+
+    from pytest_trlcompat.trainers import cured
+
+    class OwnLoss(transformers.Trainer):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.model_accepts_loss_kwargs = False  # the loss is a mean, which Trainer is to divide
+
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            given.append(inputs["input_ids"].tolist())
+            return _loss(model, inputs["input_ids"])
+
+    random = torch.Generator().manual_seed(0)
+    rows = torch.randint(2, model.vocab_size, (64, LENGTH), generator=random)
+    dataset = [{"input_ids": row, "labels": row} for row in rows]
+    with own_fields(transformers.TrainingArguments):
+        arguments = transformers.TrainingArguments(tempfile.mkdtemp(prefix="trlcompat-"), **_SETTINGS)
+    kind: Any = cured(OwnLoss) if subject == "corrected" else OwnLoss
+    return kind(model=grpo.load_policy(model), args=arguments, train_dataset=dataset)
+
+
+def _loss(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, :-1].float()
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+def _held(model: TinyModel, weights: Mapping[str, torch.Tensor], batches: Sequence[Sequence[Rows]]) -> dict[str, Any]:
+    """The same steps on a copy of the model, in one process: the mean of all micro-batches of all ranks."""
+    import torch
+
+    right = model.new_model()
+    before = {name: each.detach().clone() for name, each in right.named_parameters()}
+    optimizer = torch.optim.SGD(right.parameters(), lr=_LEARNING_RATE)
+    losses = []
+    for step in range(STEPS):
+        numbers = range(step * ACCUMULATED, (step + 1) * ACCUMULATED)
+        together = [_loss(right, torch.tensor(rank[number])) for rank in batches for number in numbers]
+        loss = torch.stack(together).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    after = dict(right.named_parameters())
+    apart = torch.cat([(weights[name] - after[name].detach()).flatten() for name in before])
+    moved = torch.cat([(after[name].detach() - before[name]).flatten() for name in before])
+    return {"moved": float(apart.norm() / moved.norm()), "expected_losses": losses}
