@@ -31,6 +31,7 @@ NO_CURE = {
     "patch_points",
     "points_in_sources",
     "reward",
+    "kto",
     "rloo",
     "sft",
     "stub",
