@@ -24,7 +24,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from pytest_trlcompat.conformance.rows import TRAINERS
+from pytest_trlcompat.conformance.rows import OF_ARRAY, TRAINERS
 
 __all__ = ["MADE", "Space", "held_pairs", "main", "spaces", "with_made_rows"]
 
@@ -120,8 +120,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def with_made_rows(text: str, lines: Sequence[str]) -> str:
-    """The text of a ``rows.toml`` with these rows behind those that people wrote."""
-    return "\n".join([text.partition(MADE)[0].rstrip("\n"), "", MADE + "\n".join(lines)]) + "\n"
+    """The text of a ``rows.toml`` with these rows behind those that people wrote.
+
+    Raises:
+        ValueError: something that people wrote stands behind the line from which on everything is made.
+    """
+    written, _, made = text.partition(MADE)
+    other = [line for line in made.splitlines() if line.strip() and not OF_ARRAY.match(line)]
+    if other:
+        raise ValueError(
+            f"{len(other)} lines stand below {MADE.strip()!r} and are no rows of the array, the first one {other[0]!r}; "
+            "move them above it, or they would be lost"
+        )
+    return "\n".join([written.rstrip("\n"), "", MADE + "\n".join(lines)]) + "\n"
 
 
 def _toml(value: Any) -> str:

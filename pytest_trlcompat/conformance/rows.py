@@ -18,7 +18,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["PARTS", "TRAINERS", "Row", "labels", "load", "part_of", "together_with"]
+__all__ = ["OF_ARRAY", "PARTS", "TRAINERS", "Row", "labels", "load", "part_of", "together_with"]
 
 TRAINERS = tuple(sorted(each.parent.name for each in Path(__file__).parent.glob("*/rows.toml")))
 """Trainers that have a conformance suite."""
@@ -28,7 +28,8 @@ newest all."""
 _TOGETHER = 8
 """Rows of one launch, the same for whoever asks for one: they share its start, and only they are lost with it."""
 _LINE = re.compile(r"(?P<name>\w+) = \{")
-_OF_ARRAY = re.compile(r"(pair|ranks)_\d+")
+OF_ARRAY = re.compile(r"(pair|ranks)_\d+")
+"""How names of rows of the covering array begin."""
 _STRATEGY = re.compile(r'\bstrategy = "(?P<name>\w+)"')
 
 
@@ -53,7 +54,7 @@ class Row:
     def is_of_array(self) -> bool:
         """Whether it holds values together that have nothing to do with each other: it is tried with those of them
         that a release knows, and any other row only in a release that knows all of it."""
-        return _OF_ARRAY.fullmatch(self.name) is not None
+        return OF_ARRAY.fullmatch(self.name) is not None
 
     @property
     def needs_liger(self) -> bool:

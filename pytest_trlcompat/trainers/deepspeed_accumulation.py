@@ -1,4 +1,4 @@
-"""Part of the cure of ``grpo-gradient-accumulation``: under DeepSpeed every micro-batch counts, and once.
+"""Of ``trainer-accumulation``, and part of the cure of ``grpo-gradient-accumulation``: under DeepSpeed all count, once.
 
 Two things go wrong in DeepSpeed when gradients are accumulated, without an error and whoever trains:
 

@@ -1,5 +1,5 @@
-"""Cure of ``dpo-precomputed-in-memory``, ``dpo-precomputed-fsdp2`` and ``dpo-precomputed-other-model``: what a
-reference model says, computed before training.
+"""Cure of ``dpo-precomputed-in-memory``, ``dpo-precomputed-fsdp2``, ``dpo-precomputed-other-model`` and
+``kto-precomputed-in-memory``: what a reference model says, computed before training.
 
 With ``precompute_ref_log_probs`` TRL keeps them in a cache file beside the dataset's own, which is named by a hash of
 the reference model's weights, and which every rank reads.

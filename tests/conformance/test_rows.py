@@ -102,3 +102,16 @@ def test_rows_of_the_array_are_made_anew_behind_those_that_people_wrote() -> Non
     after = array.with_made_rows(before, ["pair_02 = {}"])
     assert after == "default = {}\n\n" + array.MADE + "pair_02 = {}\n"
     assert array.with_made_rows(after, ["pair_02 = {}"]) == after
+
+
+def test_rows_that_people_wrote_below_that_line_are_not_lost() -> None:
+    text = "default = {}\n\n" + array.MADE + "pair_01 = {}\n# With Liger.\nliger_default = {}\n"
+    with pytest.raises(ValueError, match=r"2 lines stand below .*, the first one '# With Liger\.'; move them above it"):
+        array.with_made_rows(text, ["pair_01 = {}"])
+
+
+@pytest.mark.parametrize("trainer", rows.TRAINERS)
+def test_the_rows_of_the_array_can_be_made_anew(trainer: str) -> None:
+    text = (Path(rows.__file__).with_name(trainer) / "rows.toml").read_text()
+    made = text.partition(array.MADE)[2].splitlines()
+    assert array.with_made_rows(text, made) == text

@@ -65,9 +65,9 @@ def test_a_trainer_that_a_cell_lacks_is_missing_where_it_is_not_measured_too() -
 @pytest.mark.parametrize(
     ("pin", "trainers"),
     [
-        ("trl==0.13.0", ("dpo", "ppo", "reward", "sft")),
-        ("trl==0.15.2", ("dpo", "grpo", "ppo", "reward", "sft")),
-        ("trl==1.13.0", ("distillation", "dpo", "grpo", "reward", "rloo", "sft")),
+        ("trl==0.13.0", ("dpo", "kto", "ppo", "reward", "sft")),
+        ("trl==0.15.2", ("dpo", "grpo", "kto", "ppo", "reward", "sft")),
+        ("trl==1.13.0", ("distillation", "dpo", "grpo", "kto", "reward", "rloo", "sft")),
         ("trl>=1.0", TRAINERS),
         ("transformers==5.0.0", TRAINERS),
     ],
