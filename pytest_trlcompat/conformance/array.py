@@ -129,7 +129,7 @@ def with_made_rows(text: str, lines: Sequence[str]) -> str:
     other = [line for line in made.splitlines() if line.strip() and not OF_ARRAY.match(line)]
     if other:
         raise ValueError(
-            f"{len(other)} lines stand below {MADE.strip()!r} and are no rows of the array, the first one {other[0]!r}; "
+            f"{len(other)} lines stand below {MADE.strip()!r} and are no rows of the array, first {other[0]!r}; "
             "move them above it, or they would be lost"
         )
     return "\n".join([written.rstrip("\n"), "", MADE + "\n".join(lines)]) + "\n"

@@ -106,7 +106,7 @@ def test_rows_of_the_array_are_made_anew_behind_those_that_people_wrote() -> Non
 
 def test_rows_that_people_wrote_below_that_line_are_not_lost() -> None:
     text = "default = {}\n\n" + array.MADE + "pair_01 = {}\n# With Liger.\nliger_default = {}\n"
-    with pytest.raises(ValueError, match=r"2 lines stand below .*, the first one '# With Liger\.'; move them above it"):
+    with pytest.raises(ValueError, match=r"2 lines stand below .*, first '# With Liger\.'; move them above it"):
         array.with_made_rows(text, ["pair_01 = {}"])
 
 

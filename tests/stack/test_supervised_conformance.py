@@ -108,3 +108,26 @@ def test_a_loss_that_is_off_by_a_hundredth_is_found(held: tuple[Recording, truth
     found, expected = held
     step = dataclasses.replace(expected.steps[0], loss=expected.steps[0].loss * 1.01)
     assert differing(found, dataclasses.replace(expected, steps=(step, expected.steps[1]))) == ["logs[loss]"]
+
+
+def test_a_metric_that_an_evaluation_does_not_log_is_missing_where_something_was_measured(
+    held: tuple[Recording, truth.Truth],
+) -> None:
+    found, expected = held
+    ((steps, logged),) = found.evaluations
+    (evaluation,) = expected.evaluations
+    names = sorted(name for name in {*evaluation.logs} & {*logged} if name != "eval_loss")
+    if not names:
+        pytest.skip("this release logs nothing beside the loss")
+    name = names[0]
+    left = {each: value for each, value in logged.items() if each != name}
+    without = dataclasses.replace(found, evaluations=[(steps, left)])
+    of_training = frozenset({"epoch", "grad_norm", "learning_rate", "loss", "num_tokens", "step"})
+
+    def stages_of(truth_held: truth.Truth) -> list[str]:
+        found = quantities._missing(without, truth_held, of_training)
+        return [each.stage for each in found if each.stage.startswith("evaluation[")]  # not what evaluate() returns
+
+    assert stages_of(expected) == [f"evaluation[{name}]"]
+    nothing = dataclasses.replace(evaluation, logs={each: v for each, v in evaluation.logs.items() if each != name})
+    assert stages_of(dataclasses.replace(expected, evaluations=(nothing,))) == []

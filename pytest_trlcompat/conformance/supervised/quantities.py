@@ -55,7 +55,7 @@ def differences(
         *_updates(recordings[0]),
         *differing(quantities(truth), found, lambda: [quantities(each) for each in neighbours()]),
         *_best_model(recordings[0], truth),
-        *_missing(recordings[0], only_in_training),
+        *_missing(recordings[0], truth, only_in_training),
     ]
 
 
@@ -288,16 +288,18 @@ def _best_model(main: Recording, truth: Truth) -> Iterator[Difference]:
             return
 
 
-def _missing(recording: Recording, only_in_training: frozenset[str]) -> Iterator[Difference]:
-    """What is logged of training, and of no evaluation."""
+def _missing(recording: Recording, truth: Truth, only_in_training: frozenset[str]) -> Iterator[Difference]:
+    """What is logged of training, and of no evaluation; of what the reference measures where it measured something."""
     logged = {name for entry in recording.logs for name in entry} - only_in_training
+    known = {name for step in truth.steps for one in step.micro_batches for name in (*one.metrics, *one.differences)}
     for kind, entries in (
         ("evaluation", [each for _, each in recording.evaluations]),
         ("evaluate()", recording.returned),
     ):
         for number, entry in enumerate(entries):
+            measured = truth.evaluations[number].logs if number < len(truth.evaluations) else {}
             for name in sorted(logged):
-                if f"eval_{name}" not in entry:
+                if f"eval_{name}" not in entry and (name not in known or f"eval_{name}" in measured):
                     yield Difference(f"{kind}[eval_{name}]", f"evaluation {number}", [name], [], math.inf, 0.0)
 
 
