@@ -43,6 +43,7 @@ from .liger_normalizer import LigerNormalizerMixin as LigerNormalizerMixin
 from .liger_settings import LigerSettingsMixin as LigerSettingsMixin
 from .logits_to_keep import LogitsToKeepMixin as LogitsToKeepMixin
 from .lora_checkpointing import LoraCheckpointingMixin as LoraCheckpointingMixin
+from .mean_loss_accumulation import MeanLossAccumulationMixin as MeanLossAccumulationMixin
 from .plain_logprobs import PlainLogProbsMixin as PlainLogProbsMixin
 from .ppo import PPOConfig as PPOConfig
 from .ppo import PPOTrainer as PPOTrainer

@@ -29,19 +29,18 @@ from pytest_trlcompat.trainers._upstream import loss_uses
 from pytest_trlcompat.trainers.deepspeed_accumulation import synchronising
 from pytest_trlcompat.trainers.errors import CureError
 
-__all__ = ["GradientAccumulationMixin"]
+__all__ = ["GradientAccumulationMixin", "ScaledBackward"]
 
 _NUMBER = "current_gradient_accumulation_steps"
 """The attribute by which TRL divides, and Trainer."""
 
 
-class GradientAccumulationMixin(Cure):
-    """Scales the gradients of a subclass of ``transformers.Trainer`` that computes its own loss as the mean of a batch.
+class ScaledBackward(Cure):
+    """Gives ``accelerator.backward`` a loss that is divided once by the number of accumulated micro-batches.
 
-    Does nothing where ``gradient_accumulation_steps`` is 1. It knows by the call of ``accelerator.backward``: by its
-    arguments, by how often the loss has been divided since ``training_step`` was given it, which autograd says, and by
-    what Accelerate and DeepSpeed will divide it by. What the trainer's ``compute_loss`` itself multiplies the loss by
-    stays, and so does what is reported.
+    It knows by the call of ``accelerator.backward``: by its arguments, by how often the loss has been divided since
+    ``training_step`` was given it, which autograd says, and by what Accelerate and DeepSpeed will divide it by. What
+    the trainer's ``compute_loss`` itself multiplies the loss by stays, and so does what is reported.
 
     Raises:
         CureError: at the first backward pass, where it cannot be seen how often the loss is divided.
@@ -50,13 +49,6 @@ class GradientAccumulationMixin(Cure):
     accelerator: Any
     args: Any
     _accumulation_factor: float | None = None
-
-    def create_accelerator_and_postprocess(self) -> None:
-        upstream: Any = super()
-        upstream.create_accelerator_and_postprocess()
-        # DeepSpeed counts micro-batches itself; Trainer leaves it alone from 4.47.0 on.
-        if self._by_deepspeed() and Version(transformers.__version__) < Version("4.47.0"):
-            self.accelerator.no_sync = synchronising
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
@@ -143,14 +135,15 @@ class GradientAccumulationMixin(Cure):
         return divided
 
     def _unseen(self, found: str) -> CureError:
+        name = next(each.__name__ for each in type(self).__mro__ if ScaledBackward in each.__bases__)
         return CureError(
-            "GradientAccumulationMixin",
+            name,
             wanted="how often accelerator.backward divides the loss by the number of accumulated micro-batches",
             found=found,
             packages=("transformers", "accelerate"),
             remedy="Scale the loss in compute_loss and not in training_step, or train with "
             "gradient_accumulation_steps=1, or leave this cure out if you divide the loss yourself: "
-            "cured(YourTrainer, without=['GradientAccumulationMixin'])",
+            f"cured(YourTrainer, without=['{name}'])",
         )
 
     def _by_deepspeed(self) -> bool:
@@ -166,3 +159,17 @@ class GradientAccumulationMixin(Cure):
         if factor == 1.0:
             return Activity(False, "the loss is divided once by the number of micro-batches")
         return Activity(True, f"the loss is multiplied by {factor:g}, so that it is divided once")
+
+
+class GradientAccumulationMixin(ScaledBackward):
+    """Scales the gradients of a subclass of ``transformers.Trainer`` that computes its own loss as the mean of a batch.
+
+    Does nothing where ``gradient_accumulation_steps`` is 1.
+    """
+
+    def create_accelerator_and_postprocess(self) -> None:
+        upstream: Any = super()
+        upstream.create_accelerator_and_postprocess()
+        # DeepSpeed counts micro-batches itself; Trainer leaves it alone from 4.47.0 on.
+        if self._by_deepspeed() and Version(transformers.__version__) < Version("4.47.0"):
+            self.accelerator.no_sync = synchronising

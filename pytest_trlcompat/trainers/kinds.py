@@ -8,6 +8,7 @@ from types import MappingProxyType
 __all__ = ["KINDS", "TRAINERS", "kind_named"]
 
 _ANY = (
+    "MeanLossAccumulationMixin",
     "DeepSpeedAccumulationMixin",
     "DeepSpeedEvaluationMixin",
     "EmptyParamGroupsMixin",

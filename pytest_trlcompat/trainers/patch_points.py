@@ -175,7 +175,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     ),
     "FSDPTeacherMixin": (PREPARE_FSDP2,),
     "Float32LogProbsMixin": (SELECTIVE_LOG_SOFTMAX, SELECTIVE_LOG_SOFTMAX_OF_UTILS),
-    "GradientAccumulationMixin": (_ACCELERATOR_MADE, _TRAINING_STEP, _trainer("compute_loss")),
+    "GradientAccumulationMixin": (_ACCELERATOR_MADE,),
     "LigerGradientsMixin": (_TRAINING_STEP,),
     "LigerNormalizerMixin": (
         COMPUTE_LOSS,
@@ -191,6 +191,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         _trainer("_prepare_input"),
     ),
     "LoraCheckpointingMixin": (GENERATION, _WRAP_MODEL),
+    "MeanLossAccumulationMixin": (_TRAINING_STEP,),
     "OneDevicePerRankMixin": (CREATE_MODEL,),
     "PPOAcceleratorMixin": (ACCELERATOR,),
     "PPOAccumulationMixin": _of_ppo_trainer("train"),
@@ -233,6 +234,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "ResumingMixin": (_trainer("_load_rng_state"),),
     "SamplingMixin": (GENERATION,),
     "ScaleRewardsMixin": (_grpo("GRPOTrainer._generate_and_score_completions", ">=0.16"),),
+    "ScaledBackward": (_TRAINING_STEP, _trainer("compute_loss")),
     "TokenNormalizerMixin": (
         GRPO_LOSS,
         _grpo("GRPOTrainer._generate_and_score_completions", ">=0.16"),
