@@ -1,4 +1,4 @@
-"""Cure of ``grpo-gradient-accumulation``: one step's gradient, once divided.
+"""Cure of ``grpo-gradient-accumulation``, and of ``trainer-accumulation`` for GRPO: a gradient that is divided once.
 
 With gradient accumulation over N micro-batches each loss must be divided by N, once. Depending on the release of
 Transformers nobody does for a trainer that computes its own loss, as GRPO does, and gradients are N times too long,

@@ -1,12 +1,14 @@
-"""Cure of ``trainer-accumulation`` where Transformers divides a loss twice by the number of micro-batches.
+"""Cure of ``trainer-accumulation`` where a loss is divided twice by the number of accumulated micro-batches.
 
-``Trainer`` divides a loss that is a mean of its micro-batch by how many there are in a step: that of DPO, KTO, RLOO, a
-reward model or a trainer of your own, whose batches have no number of items, or which says by
-``model_accepts_loss_kwargs`` that its loss does not take it. In some releases DeepSpeed divides once more, in others
-Accelerate does, which ``Trainer`` gives that number: gradients are N times too short, without an error. The cure
-multiplies the loss by what is missing, and leaves alone a loss that ``Trainer`` does not divide.
+A loss that is a mean of its micro-batch, as that of DPO, KTO, RLOO, a reward model or a trainer of your own, is divided
+by ``Trainer``; one that is a share of the step's, by its number of items, as that of SFT, is not to be divided any
+more. In some releases DeepSpeed divides once more, in others Accelerate does, which ``Trainer`` gives that number:
+gradients are N times too short, without an error. The cure multiplies the loss by what is missing.
 
-Imports Transformers, and of this package ``gradient_accumulation`` and ``_conditions``.
+A loss of your own that takes no number of items, where ``Trainer`` believes that it does, is not divided at all in
+other releases, and rightly once in these: it is left alone.
+
+Imports Transformers, and of this package ``_conditions``, ``_upstream`` and ``gradient_accumulation``.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from packaging.version import Version
 
 from pytest_trlcompat.trainers._conditions import ACCUMULATION
 from pytest_trlcompat.trainers._cure import Activity
+from pytest_trlcompat.trainers._upstream import definitions
 from pytest_trlcompat.trainers.gradient_accumulation import ScaledBackward
 
 __all__ = ["MeanLossAccumulationMixin"]
@@ -28,26 +31,28 @@ _BY_ACCELERATE = (Version("5.2.0"), Version("5.5.4"))
 
 
 class MeanLossAccumulationMixin(ScaledBackward):
-    """Scales the gradients of a subclass of ``transformers.Trainer`` whose loss ``Trainer`` divides.
+    """Scales the gradients of a subclass of ``transformers.Trainer`` other than GRPO's.
 
     Does nothing where ``gradient_accumulation_steps`` is 1, and with releases of Transformers that divide once.
     """
 
+    _is_share: bool = False
+
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         items = args[2] if len(args) > 2 else kwargs.get("num_items_in_batch")
-        if _divides_twice(self._by_deepspeed()) and self._is_divided(items):
+        self._is_share = self._takes(items)
+        if _divides_twice(self._by_deepspeed()) and (not self._is_share or _computed_upstream(type(self))):
             return super().training_step(*args, **kwargs)
         upstream: Any = super(ScaledBackward, self)
         return upstream.training_step(*args, **kwargs)
 
-    def _is_divided(self, items: Any) -> bool:
-        """As ``Trainer`` decides whether it divides a loss.
+    def _takes(self, items: Any) -> bool:
+        """Whether ``Trainer`` leaves the loss undivided, as one that was made with the number of items in the step."""
+        accepts = getattr(self, "model_accepts_loss_kwargs", False) or getattr(self, "compute_loss_func", None)
+        return bool(accepts) and items is not None
 
-        Args:
-            items: the number of items in the step, where it is known.
-        """
-        takes_items = getattr(self, "model_accepts_loss_kwargs", False) and items is not None
-        return not takes_items and getattr(self, "compute_loss_func", None) is None
+    def _loss_is_divided(self) -> bool:
+        return self._is_share or super()._loss_is_divided()
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
@@ -56,10 +61,15 @@ class MeanLossAccumulationMixin(ScaledBackward):
             return Activity(False, "Transformers, with what it divides gradients by, divides a loss once")
         if trainer is None:
             where = "with DeepSpeed" if _divides_twice(True) else "without DeepSpeed"
-            return Activity(None, f"{ACCUMULATION.where}, {where}: a loss that Trainer divides is divided twice")
+            return Activity(None, f"{ACCUMULATION.where}, {where}: a loss is divided twice")
         return super()._activity(trainer_class, trainer)
 
 
 def _divides_twice(by_deepspeed: bool) -> bool:
     first, cured = _BY_DEEPSPEED if by_deepspeed else _BY_ACCELERATE
     return first <= Version(transformers.__version__) < cured
+
+
+def _computed_upstream(cls: type) -> bool:
+    """Whether the loss is that of TRL's or Transformers' trainer, also where a subclass goes on to it."""
+    return any(package in ("trl", "transformers") for package, _, _ in definitions(cls, "compute_loss"))
