@@ -96,7 +96,7 @@ def failed_by(
 def _is_predicted(
     issue: KnownIssue, verdicts: Set[Verdict], subject: str, label: str, versions: Mapping[str, str]
 ) -> bool:
-    """Under the strategy of a label, or, where no suite measures the issue there, in one process.
+    """Under the strategy of a label, or, where no suite measures the issue there, with DDP or in one process.
 
     One that meets every trainer is there also with releases that lack the trainer by which it is measured.
     """
@@ -105,6 +105,7 @@ def _is_predicted(
         issue = replace(issue, predictions=present)
     strategy = label.partition("-")[0]
     labels = [each for each in issue.labels() if each.partition("-")[0] == strategy]
-    labels = labels or [each for each in issue.labels() if each.partition("-")[0] == "single"]
+    elsewhere = ("single",) if strategy == "single" else ("single", "ddp")
+    labels = labels or [each for each in issue.labels() if each.partition("-")[0] in elsewhere]
     predictions = (issue.predict(subject, each, versions) for each in labels)
     return any(each is not None and each.verdict in verdicts for each in predictions)

@@ -142,6 +142,20 @@ def test_an_issue_that_raises_explains_no_difference(catalog: known_issues.Catal
     assert of(catalog, prompts) == ([], prompts)
 
 
+def test_what_is_measured_with_ddp_explains_other_strategies_with_ranks_too(tmp_path: Any) -> None:
+    path = tmp_path / "catalog.toml"
+    path.write_text(
+        ENTRIES.replace(
+            'strategies = ["single"]\n\n[[issue.difference]]\nquantity = \'logs',
+            'strategies = ["ddp"]\n\n[[issue.difference]]\nquantity = \'logs',
+        )
+    )
+    catalog = known_issues.load(path)
+    assert of(catalog, KL, label="zero2-x") == (["grpo-kl-log"], None)
+    assert of(catalog, KL, label="ddp-x") == (["grpo-kl-log"], None)
+    assert of(catalog, KL) == ([], KL)
+
+
 def test_weights_show_wrong_gradients_where_a_strategy_shards_them(tmp_path: Any) -> None:
     path = tmp_path / "catalog.toml"
     path.write_text(ENTRIES.replace('strategies = ["single"]\nwhy', 'strategies = ["single", "zero2"]\nwhy'))
