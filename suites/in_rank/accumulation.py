@@ -72,7 +72,7 @@ def _trainer(subject: str, model: TinyModel, given: list[Rows]) -> Any:
 
     from pytest_trlcompat.trainers import cured
 
-    class OwnLoss(transformers.Trainer):  # type: ignore[misc]
+    class OwnLoss(transformers.Trainer):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.model_accepts_loss_kwargs = False  # the loss is a mean, which Trainer is to divide

@@ -100,25 +100,28 @@ def test_rows_that_a_dataset_must_become() -> None:
         {"prompt": "w2", "completion": " w0 <eos>", "label": True},
     ]
     found = unpaired.expected_rows(words, given, KTOSettings(), 2, None)
-    assert [row["ids"] for row in found] == [
-        (FIRST, SECOND, EOS),
-        (SECOND, SECOND, THIRD, THIRD, EOS),
-        (THIRD, FIRST, EOS),
+    assert [[*row["ids"]] for row in found] == [
+        [FIRST, SECOND, EOS],
+        [SECOND, SECOND, THIRD, THIRD, EOS],
+        [THIRD, FIRST, EOS],
     ]
-    assert [row["label"] for row in found] == [(1.0,), (0.0,), (1.0,)]
+    assert [[*row["label"]] for row in found] == [[1.0], [0.0], [1.0]]
     # Completions are exchanged among the rows of a micro-batch; the last one has a row alone.
-    assert [row["kl_ids"] for row in found] == [
-        (FIRST, THIRD, THIRD, EOS),
-        (SECOND, SECOND, SECOND, EOS),
-        (THIRD, FIRST, EOS),
+    assert [[*row["kl_ids"]] for row in found] == [
+        [FIRST, THIRD, THIRD, EOS],
+        [SECOND, SECOND, SECOND, EOS],
+        [THIRD, FIRST, EOS],
     ]
-    assert found[1]["mask"] == (0, 0, 1, 1, 1)
+    assert [*found[1]["mask"]] == [0, 0, 1, 1, 1]
     cut = unpaired.expected_rows(words, given, KTOSettings(loss_type="apo_zero_unpaired"), 2, 3)
     assert cut[1] == {"label": (0.0,), "ids": (SECOND, SECOND, THIRD), "mask": (0, 0, 1)}
 
 
 def test_pairs_become_rows_with_labels() -> None:
-    pairs = [{"prompt": "a", "chosen": "b", "rejected": "c"}, {"chosen": "d e", "rejected": "d f"}]
+    pairs: list[dict[str, Any]] = [
+        {"prompt": "a", "chosen": "b", "rejected": "c"},
+        {"chosen": "d e", "rejected": "d f"},
+    ]
     assert unpaired.unpaired(pairs) == [
         {"prompt": "a", "completion": "b", "label": True},
         {"prompt": "d", "completion": " e", "label": True},

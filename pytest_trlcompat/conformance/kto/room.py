@@ -208,7 +208,7 @@ def _sequences(inputs: Mapping[str, Any], prefix: str) -> list[dict[str, tuple[f
     labels = inputs.get(f"{prefix}completion_labels")
     counted = inputs[f"{prefix}completion_mask"] if labels is None else labels != -100
     found = []
-    for own, kept, counts in zip(ids.tolist(), real.tolist(), counted.tolist(), strict=True):  # type: ignore[union-attr]
+    for own, kept, counts in zip(ids.tolist(), real.tolist(), counted.tolist(), strict=True):
         places = [place for place, each in enumerate(kept) if each]
         found.append(
             {

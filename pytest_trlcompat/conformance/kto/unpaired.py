@@ -37,11 +37,10 @@ def rows(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> 
     chosen = random.Random(f"{seed} labels of {part}")
     labelled = []
     for row in found:
-        label = {"desirable": True, "undesirable": False}.get(setting.get("labels", ""), chosen.random() < 0.6)
-        completion = row.pop("chosen") if label else row["rejected"]
-        labelled.append(
-            {"completion": completion, "label": label, **{k: row[k] for k in ("prompt", "tools") if k in row}}
-        )
+        drawn = chosen.random() < 0.6
+        label = setting["labels"] == "desirable" if setting.get("labels") else drawn
+        given = {name: row[name] for name in ("prompt", "tools") if name in row}
+        labelled.append({**given, "completion": row["chosen" if label else "rejected"], "label": label})
     return labelled
 
 
@@ -62,10 +61,12 @@ def unpaired(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     if not given or "label" in given[0]:
         return [dict(row) for row in given]
-    found = []
+    found: list[dict[str, Any]] = []
+    prompt: Any
+    completions: list[Any]
     for row in given:
         if "prompt" in row:
-            prompt, completions = row["prompt"], (row["chosen"], row["rejected"])
+            prompt, *completions = row["prompt"], row["chosen"], row["rejected"]
         elif isinstance(row["chosen"], str):
             prompt, *completions = reference.common_prompt(row["chosen"], row["rejected"])
         else:
@@ -113,7 +114,7 @@ def sequence(words: Any, row: Mapping[str, Any], undecided: reference.KTOUndecid
 
 def expected_rows(
     words: Any, given: Sequence[Mapping[str, Any]], settings: reference.KTOSettings, size: int, max_length: int | None
-) -> list[Mapping[str, tuple[float, ...]]]:
+) -> list[dict[str, tuple[float, ...]]]:
     """What the rows must become, for :class:`pytest_trlcompat.reference.KTOObjective`.
 
     Args:
