@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat import reference
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["KINDS", "dataset", "rows", "tokenizer", "unpaired"]
+__all__ = ["KINDS", "dataset", "expected_rows", "rows", "sequence", "tokenizer", "unpaired"]
 
 KINDS = (
     *("plain", "ended", "empty", "iterable", "conversational", "turns", "tools"),
@@ -39,7 +39,7 @@ def rows(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> 
     for row in found:
         drawn = chosen.random() < 0.6
         label = setting["labels"] == "desirable" if setting.get("labels") else drawn
-        given = {name: row[name] for name in ("prompt", "tools") if name in row}
+        given: dict[str, Any] = {name: row[name] for name in ("prompt", "tools") if name in row}
         labelled.append({**given, "completion": row["chosen" if label else "rejected"], "label": label})
     return labelled
 
