@@ -38,6 +38,7 @@ from .fsdp_teacher import FSDPTeacherMixin as FSDPTeacherMixin
 from .gradient_accumulation import GradientAccumulationMixin as GradientAccumulationMixin
 from .grpo import GRPOTrainer as GRPOTrainer
 from .kto import KTOTrainer as KTOTrainer
+from .kto_evaluation import KTOEvaluationMixin as KTOEvaluationMixin
 from .liger_gradients import LigerGradientsMixin as LigerGradientsMixin
 from .liger_normalizer import LigerNormalizerMixin as LigerNormalizerMixin
 from .liger_settings import LigerSettingsMixin as LigerSettingsMixin

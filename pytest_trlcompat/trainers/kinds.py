@@ -23,6 +23,7 @@ _ANY = (
     "DDPAdapterCheckpointingMixin",
     "FSDPCheckpointedCacheMixin",
     "PrecomputedReferenceMixin",
+    "KTOEvaluationMixin",
     "LigerSettingsMixin",
     "LigerGradientsMixin",
     "VLLMSyncMixin",

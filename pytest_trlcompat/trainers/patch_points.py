@@ -176,6 +176,10 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "FSDPTeacherMixin": (PREPARE_FSDP2,),
     "Float32LogProbsMixin": (SELECTIVE_LOG_SOFTMAX, SELECTIVE_LOG_SOFTMAX_OF_UTILS),
     "GradientAccumulationMixin": (_ACCELERATOR_MADE,),
+    "KTOEvaluationMixin": (
+        PatchPoint("trl.experimental.kto.kto_trainer:KTOTrainer._prepare_dataset", ">=1.3,<1.8"),
+        PatchPoint("trl.trainer.kto_trainer:KTOTrainer._prepare_dataset", ">=1.8"),
+    ),
     "LigerGradientsMixin": (_TRAINING_STEP,),
     "LigerNormalizerMixin": (
         COMPUTE_LOSS,
