@@ -39,11 +39,11 @@ class Apart(Trainer):
         return size
 
 
-class Exchanges(KTOEvaluationMixin, Trainer):  # type: ignore[misc]
+class Exchanges(KTOEvaluationMixin, Trainer):
     pass
 
 
-class ExchangesApart(KTOEvaluationMixin, Apart):  # type: ignore[misc]
+class ExchangesApart(KTOEvaluationMixin, Apart):
     pass
 
 
@@ -68,7 +68,7 @@ def test_another_trainer_is_left_alone() -> None:
         def _prepare_dataset(self, dataset: Any, packing: bool) -> Any:
             return dataset, packing
 
-    class Cured(KTOEvaluationMixin, Other):  # type: ignore[misc]
+    class Cured(KTOEvaluationMixin, Other):
         def __init__(self) -> None:
             pass
 

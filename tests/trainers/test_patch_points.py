@@ -15,8 +15,10 @@ from pytest_trlcompat.trainers.kinds import KINDS
 from pytest_trlcompat.trainers.names import MODULES
 
 FOLDER = Path(trainers.__file__).parent
-OWN = {"__init__", "__init_subclass__", "__setattr__", "_activity", "_around_generation"}
+OWN = {"__init__", "__init_subclass__", "__setattr__", "_activity", "_around_generation", "_loss_is_divided"}
 """What mixins call by super() although it is not upstream's."""
+BASES = {"AroundGeneration", "Cure", "ScaledBackward"}
+"""What mixins derive from."""
 
 
 def overriding() -> Iterator[tuple[str, str]]:
@@ -41,7 +43,7 @@ OVERRIDING = list(overriding())
 
 def test_there_is_something_to_look_at() -> None:
     assert len(OVERRIDING) > 40
-    assert {mixin for mixin, _ in OVERRIDING} - {"Cure", "AroundGeneration"} <= set(MODULES)
+    assert {mixin for mixin, _ in OVERRIDING} - BASES <= set(MODULES)
     assert ("SamplingMixin", "_around_generation") not in OVERRIDING
     assert ("FSDPSaveMixin", "save_model") in OVERRIDING
 
@@ -62,7 +64,7 @@ def test_what_is_changed_is_in_the_table_of_the_mixin_that_changes_it() -> None:
 
 def test_the_table_names_mixins_that_there_are_and_all_of_them() -> None:
     mixins = {name for name in MODULES if name.endswith("Mixin")}
-    assert set(patch_points.POINTS) == mixins | {"AroundGeneration", "Cure"}
+    assert set(patch_points.POINTS) == mixins | BASES
     assert {mixin for names in KINDS.values() for mixin in names} == mixins
 
 
