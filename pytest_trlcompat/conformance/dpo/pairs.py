@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat import reference
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["dataset", "pairs", "sequences", "tokenizer"]
+__all__ = ["dataset", "pairs", "parts", "sequences", "tokenizer"]
 
 _OTHER = "<unk>"
 """A token that no word is: it begins rejected completions where the prompt is implicit, since all words begin with the
@@ -109,6 +109,17 @@ def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) 
     return found.to_iterable_dataset() if setting.get("data") == "iterable" else found
 
 
+def parts(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """The prompt of a pair, given or what both completions begin with, and the completions, the chosen one first."""
+    from pytest_trlcompat import reference
+
+    if "prompt" in row:
+        return row["prompt"], row["chosen"], row["rejected"]
+    split: Any = reference.common_prompt if isinstance(row["chosen"], str) else reference.shared_messages
+    found: tuple[Any, Any, Any] = split(row["chosen"], row["rejected"])
+    return found
+
+
 def sequences(words: Any, row: Mapping[str, Any], undecided: reference.PreferenceUndecided) -> tuple[list[int], ...]:
     """Token ids of prompt, chosen and rejected completion.
 
@@ -120,14 +131,8 @@ def sequences(words: Any, row: Mapping[str, Any], undecided: reference.Preferenc
         row: of :func:`pairs`.
         undecided: see ``text_end`` and ``text_start``.
     """
-    from pytest_trlcompat import reference
 
-    if "prompt" in row:
-        prompt, completions = row["prompt"], [row["chosen"], row["rejected"]]
-    elif isinstance(row["chosen"], str):
-        prompt, *completions = reference.common_prompt(row["chosen"], row["rejected"])
-    else:
-        prompt, *completions = reference.shared_messages(row["chosen"], row["rejected"])
+    prompt, *completions = parts(row)
     if isinstance(prompt, str):
         asked = words(prompt, add_special_tokens=undecided.text_start)["input_ids"]
         answers = [words(each, add_special_tokens=False)["input_ids"] for each in completions]

@@ -30,7 +30,16 @@ if TYPE_CHECKING:
     from pytest_trlcompat import reference
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["ROOM", "DPORoom", "cut", "other_model", "reference_on_own_device", "with_dropout"]
+__all__ = [
+    "ROOM",
+    "DPORoom",
+    "auxiliary_weight",
+    "cut",
+    "models_of",
+    "other_model",
+    "reference_on_own_device",
+    "with_dropout",
+]
 
 
 class DPORoom(Room):
@@ -136,12 +145,7 @@ class DPORoom(Room):
         ]
 
     def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
-        policy, compared = objects.untrained(model, setting)
-        if setting.get("adapter") == "peft_model" and Version(metadata.version("trl")) < _OWN_STATE:
-            compared = objects.policy(model, {**setting, "adapter": ""}, whole=True).eval()
-        if setting.get("reference"):
-            compared = other_model(model).eval()
-        return policy, compared
+        return models_of(model, setting, _OWN_STATE)
 
     def settings(
         self,
@@ -152,13 +156,8 @@ class DPORoom(Room):
     ) -> reference.PreferenceSettings:
         from pytest_trlcompat import reference
 
-        config: Any = models[0].config
-        declared = config.router_aux_loss_coef if getattr(config, "output_router_logits", False) else 0.0
-        has_experts = hasattr(config, "output_router_logits")
-
         kind = arguments["loss_type"]
         weights = arguments.get("loss_weights")
-        coefficient = arguments.get("router_aux_loss_coef")
         return settings_from(
             reference.PreferenceSettings,
             reference.PreferenceUndecided,
@@ -167,7 +166,7 @@ class DPORoom(Room):
             world_size,
             loss_type=(kind,) if isinstance(kind, str) else tuple(kind),
             loss_weights=None if weights is None else tuple(weights),
-            router_aux_loss_coef=float(declared if coefficient is None else coefficient) if has_experts else 0.0,
+            router_aux_loss_coef=auxiliary_weight(models[0], arguments),
         )
 
     def objective(
@@ -233,6 +232,29 @@ def reference_on_own_device(trainer_class: type) -> dict[str, Any]:
     if world_size() > 1 and any(hasattr(each, "create_model_from_path") for each in modules):
         return {"model_init_kwargs": {"device_map": None}}
     return {}
+
+
+def models_of(model: TinyModel, setting: Mapping[str, Any], own_state: Version) -> tuple[Any, Any]:
+    """The policy and the reference model.
+
+    Args:
+        own_state: the release of TRL from which on a policy that comes with an adapter is its own reference.
+    """
+    policy, compared = objects.untrained(model, setting)
+    if setting.get("adapter") == "peft_model" and Version(metadata.version("trl")) < own_state:
+        compared = objects.policy(model, {**setting, "adapter": ""}, whole=True).eval()
+    if setting.get("reference"):
+        compared = other_model(model).eval()
+    return policy, compared
+
+
+def auxiliary_weight(policy: Any, arguments: Mapping[str, Any]) -> float:
+    """Of the auxiliary loss of a mixture of experts: the argument's, or what the model declares; 0 of another model."""
+    if not hasattr(policy.config, "output_router_logits"):
+        return 0.0
+    declared = policy.config.router_aux_loss_coef if policy.config.output_router_logits else 0.0
+    coefficient = arguments.get("router_aux_loss_coef")
+    return float(declared if coefficient is None else coefficient)
 
 
 def with_dropout(policy: Any, adapter: Any, setting: Mapping[str, Any]) -> Any:

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from packaging.version import Version
 
 from pytest_trlcompat.conformance.conventions import Conventions, of_installed
-from pytest_trlcompat.conformance.dpo.room import other_model, reference_on_own_device, with_dropout
+from pytest_trlcompat.conformance.dpo.room import (
+    auxiliary_weight,
+    models_of,
+    other_model,
+    reference_on_own_device,
+    with_dropout,
+)
 from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.kto import unpaired
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
@@ -123,12 +129,7 @@ class KTORoom(Room):
         return row
 
     def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
-        policy, compared = objects.untrained(model, setting)
-        if setting.get("adapter") == "peft_model" and Version(metadata.version("trl")) < _OWN_STATE:
-            compared = objects.policy(model, {**setting, "adapter": ""}, whole=True).eval()
-        if setting.get("reference"):
-            compared = other_model(model).eval()
-        return policy, compared
+        return models_of(model, setting, _OWN_STATE)
 
     def settings(
         self,
@@ -139,17 +140,13 @@ class KTORoom(Room):
     ) -> reference.KTOSettings:
         from pytest_trlcompat import reference
 
-        config: Any = models[0].config
-        has_experts = hasattr(config, "output_router_logits")
-        declared = config.router_aux_loss_coef if getattr(config, "output_router_logits", False) else 0.0
-        coefficient = arguments.get("router_aux_loss_coef")
         return settings_from(
             reference.KTOSettings,
             reference.KTOUndecided,
             arguments,
             conventions,
             world_size,
-            router_aux_loss_coef=float(declared if coefficient is None else coefficient) if has_experts else 0.0,
+            router_aux_loss_coef=auxiliary_weight(models[0], arguments),
         )
 
     def objective(

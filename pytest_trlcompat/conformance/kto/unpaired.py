@@ -57,20 +57,11 @@ def unpaired(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     Undecided by the documentation: their order, which says what a prompt's mismatched completion is.
     """
-    from pytest_trlcompat import reference
-
     if not given or "label" in given[0]:
         return [dict(row) for row in given]
     found: list[dict[str, Any]] = []
-    prompt: Any
-    completions: list[Any]
     for row in given:
-        if "prompt" in row:
-            prompt, *completions = row["prompt"], row["chosen"], row["rejected"]
-        elif isinstance(row["chosen"], str):
-            prompt, *completions = reference.common_prompt(row["chosen"], row["rejected"])
-        else:
-            prompt, *completions = reference.shared_messages(row["chosen"], row["rejected"])
+        prompt, *completions = pairs.parts(row)
         found += [
             {"prompt": prompt, "completion": each, "label": number == 0} for number, each in enumerate(completions)
         ]
