@@ -44,7 +44,6 @@ from .liger_normalizer import LigerNormalizerMixin as LigerNormalizerMixin
 from .liger_settings import LigerSettingsMixin as LigerSettingsMixin
 from .logits_to_keep import LogitsToKeepMixin as LogitsToKeepMixin
 from .lora_checkpointing import LoraCheckpointingMixin as LoraCheckpointingMixin
-from .mean_loss_accumulation import MeanLossAccumulationMixin as MeanLossAccumulationMixin
 from .plain_logprobs import PlainLogProbsMixin as PlainLogProbsMixin
 from .ppo import PPOConfig as PPOConfig
 from .ppo import PPOTrainer as PPOTrainer
@@ -69,6 +68,7 @@ from .scale_rewards import ScaleRewardsMixin as ScaleRewardsMixin
 from .sft import SFTTrainer as SFTTrainer
 from .token_normalizer import TokenNormalizerMixin as TokenNormalizerMixin
 from .train_sampler import TrainSamplerMixin as TrainSamplerMixin
+from .trainer_accumulation import TrainerAccumulationMixin as TrainerAccumulationMixin
 from .vllm_sync import VLLMSyncMixin as VLLMSyncMixin
 from .warnings_issued import WarningsIssuedMixin as WarningsIssuedMixin
 from .zero3_biases import ZeRO3BiasesMixin as ZeRO3BiasesMixin

@@ -8,7 +8,7 @@ from types import MappingProxyType
 __all__ = ["KINDS", "TRAINERS", "kind_named"]
 
 _ANY = (
-    "MeanLossAccumulationMixin",
+    "TrainerAccumulationMixin",
     "DeepSpeedAccumulationMixin",
     "DeepSpeedEvaluationMixin",
     "EmptyParamGroupsMixin",

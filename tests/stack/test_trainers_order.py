@@ -37,7 +37,7 @@ def test_a_trainer_has_every_mixin_of_the_package_but_those_for_the_other() -> N
     grpo = {cls.__name__ for cls in trainers.GRPOTrainer.__mro__} & mixins
     # GRPO computes no log-probabilities of a reference model before training, has no teacher, its loss with Liger goes
     # through DDP, and its gradients have a cure of their own.
-    others = {"PrecomputedReferenceMixin", "FSDPTeacherMixin", "LigerGradientsMixin", "MeanLossAccumulationMixin"}
+    others = {"PrecomputedReferenceMixin", "FSDPTeacherMixin", "LigerGradientsMixin", "TrainerAccumulationMixin"}
     others |= {"KTOEvaluationMixin"}
     assert grpo == {name for name in mixins if not name.startswith("PPO")} - others
     if HAS_PPO:

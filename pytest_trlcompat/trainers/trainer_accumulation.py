@@ -23,14 +23,14 @@ from pytest_trlcompat.trainers._cure import Activity
 from pytest_trlcompat.trainers._upstream import definitions
 from pytest_trlcompat.trainers.gradient_accumulation import ScaledBackward
 
-__all__ = ["MeanLossAccumulationMixin"]
+__all__ = ["TrainerAccumulationMixin"]
 
 _BY_DEEPSPEED = (Version("4.48.0"), Version("4.49.0"))
 _BY_ACCELERATE = (Version("5.2.0"), Version("5.5.4"))
 """The first release that divides twice, and the first that does not any more."""
 
 
-class MeanLossAccumulationMixin(ScaledBackward):
+class TrainerAccumulationMixin(ScaledBackward):
     """Scales the gradients of a subclass of ``transformers.Trainer`` other than GRPO's.
 
     Does nothing where ``gradient_accumulation_steps`` is 1, and with releases of Transformers that divide once.

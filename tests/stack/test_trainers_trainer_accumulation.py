@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers")
 from accelerate.utils import DistributedType  # noqa: E402 - part of the stack
 
 from pytest_trlcompat.trainers import CureError  # noqa: E402 - needs the stack
-from pytest_trlcompat.trainers.mean_loss_accumulation import MeanLossAccumulationMixin  # noqa: E402 - needs the stack
+from pytest_trlcompat.trainers.trainer_accumulation import TrainerAccumulationMixin  # noqa: E402 - needs the stack
 
 from .test_trainers_gradient_accumulation import STEPS, Trainer448, Trainer449  # noqa: E402 - needs the stack
 
@@ -69,12 +69,12 @@ def release(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def gradient(kind: type, *step: Any, distributed_type: Any = WITHOUT_DEEPSPEED) -> tuple[float, float, Any]:
     """After a step over :data:`DATA`: upstream's, that of the corrected trainer, and what this says of itself."""
-    trainers = [kind(distributed_type), type("Corrected", (MeanLossAccumulationMixin, kind), {})(distributed_type)]
+    trainers = [kind(distributed_type), type("Corrected", (TrainerAccumulationMixin, kind), {})(distributed_type)]
     for trainer in trainers:
         for each in DATA:
             trainer.training_step(*(each if one is DATA else one for one in step))
     upstream, ours = (trainer.weight.grad.item() for trainer in trainers)
-    return upstream, ours, MeanLossAccumulationMixin._activity(type(trainers[1]), trainers[1])
+    return upstream, ours, TrainerAccumulationMixin._activity(type(trainers[1]), trainers[1])
 
 
 @pytest.mark.parametrize("version", ["5.2.0", "5.5.3"])
@@ -107,7 +107,7 @@ def test_other_releases_are_left_alone(version: str, release: Any) -> None:
     upstream, ours, activity = gradient(OfNoItems, None, DATA)
     assert upstream == ours
     assert activity.active is False
-    assert MeanLossAccumulationMixin._activity(OfNoItems, None).active is False
+    assert TrainerAccumulationMixin._activity(OfNoItems, None).active is False
 
 
 @pytest.mark.parametrize(("version", "factor"), [("4.48.3", STEPS), ("4.49.0", 1)])
@@ -130,10 +130,10 @@ def test_what_does_not_divide_again_is_left_alone(version: str, distributed_type
 
 def test_of_a_class_it_is_said_where_it_may_act(release: Any) -> None:
     release("5.3.0")
-    activity = MeanLossAccumulationMixin._activity(OfNoItems, None)
+    activity = TrainerAccumulationMixin._activity(OfNoItems, None)
     assert (activity.active, "without DeepSpeed" in activity.reason) == (None, True)
     release("4.48.0")
-    assert "with DeepSpeed" in MeanLossAccumulationMixin._activity(OfNoItems, None).reason
+    assert "with DeepSpeed" in TrainerAccumulationMixin._activity(OfNoItems, None).reason
 
 
 def test_what_cannot_be_seen_is_refused_by_its_own_name(release: Any) -> None:
@@ -145,7 +145,7 @@ def test_what_cannot_be_seen_is_refused_by_its_own_name(release: Any) -> None:
         ) -> Any:
             self.accelerator.backward(self.compute_loss(data) * 0.7)
 
-    trainer = type("Corrected", (MeanLossAccumulationMixin, Scales), {})()
-    with pytest.raises(CureError, match="^MeanLossAccumulationMixin with transformers ") as caught:
+    trainer = type("Corrected", (TrainerAccumulationMixin, Scales), {})()
+    with pytest.raises(CureError, match="^TrainerAccumulationMixin with transformers ") as caught:
         trainer.training_step(None, 1.0)
-    assert "without=['MeanLossAccumulationMixin']" in str(caught.value)
+    assert "without=['TrainerAccumulationMixin']" in str(caught.value)
