@@ -29,6 +29,7 @@ _ANY = (
     "VLLMSyncMixin",
     "FSDPSyncRefModelMixin",
     "FSDP2OutputsMixin",
+    "ReferenceOfPolicyMixin",
     "FSDPReferenceModelMixin",
     "FSDPTeacherMixin",
     "FSDP2GradNormMixin",

@@ -29,6 +29,14 @@ def _trainer(name: str) -> PatchPoint:
 
 
 GRPO_CONSTRUCTOR = _grpo("GRPOTrainer.__init__")
+REFERENCE_CONSTRUCTORS = (
+    GRPO_CONSTRUCTOR,
+    PatchPoint("trl.trainer.dpo_trainer:DPOTrainer.__init__", ">=0.29"),
+    PatchPoint("trl.trainer.rloo_trainer:RLOOTrainer.__init__", ">=0.22"),
+    PatchPoint("trl.experimental.kto.kto_trainer:KTOTrainer.__init__", ">=1.2,<1.8"),
+    PatchPoint("trl.trainer.kto_trainer:KTOTrainer.__init__", ">=1.8"),
+)
+"""Of trainers that read their reference model from where the policy was read from."""
 GENERATION = _grpo("unwrap_model_for_generation")
 PREPARE_INPUTS = _grpo("GRPOTrainer._prepare_inputs")
 CHAT_TEMPLATE = _grpo("maybe_apply_chat_template", ">=0.14,<0.15")  # right from then on
@@ -232,7 +240,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         PatchPoint("trl.trainer.dpo_trainer:DPOTrainer._precompute_ref_logps", ">=0.29"),
         PatchPoint("trl.trainer.kto_trainer:KTOTrainer._precompute_ref_logps", ">=1.8"),
     ),
-    "ReferenceOfPolicyMixin": (GRPO_CONSTRUCTOR,),
+    "ReferenceOfPolicyMixin": REFERENCE_CONSTRUCTORS,
     "ResumedEpochsMixin": (_trainer("_get_train_sampler"),),
     "ResumingMixin": (_trainer("_load_rng_state"),),
     "SamplingMixin": (GENERATION,),

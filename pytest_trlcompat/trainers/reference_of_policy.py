@@ -1,9 +1,11 @@
-"""Cure of ``grpo-reference-by-name``: a reference model that is the policy as it was given.
+"""Cure of ``grpo-reference-by-name``, ``dpo-reference-by-name``, ``kto-reference-by-name`` and
+``rloo-reference-by-name``: a reference model that is the policy as it was given.
 
-GRPO holds the policy to the model that it was before the training. Where the policy is given as an object, TRL reads
-the reference model once more from the folder or the hub that the policy's config names. A policy whose weights were
-changed since, by merging an adapter, say, or by resizing its embeddings, is then held to another model. The cure gives
-the reference model the policy's weights as soon as the trainer has it, before it is wrapped for a strategy.
+These trainers hold the policy to the model that it was before the training. Where the policy is given as an object,
+TRL reads the reference model once more from the folder or the hub that the policy's config names. A policy whose
+weights were changed since, by merging an adapter, say, or by resizing its embeddings, is then held to another model.
+The cure gives the reference model the policy's weights as soon as the trainer has it, before it is wrapped for a
+strategy.
 
 Imports torch, and of this package ``_cure``, ``_patching``, ``errors`` and ``patch_points``.
 """
@@ -20,18 +22,19 @@ import torch
 
 from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._cure import Activity, Cure
-from pytest_trlcompat.trainers._patching import replaced
+from pytest_trlcompat.trainers._patching import PatchPoint, expected, replaced_in
 from pytest_trlcompat.trainers.errors import CureError, leaving_out
 
 __all__ = ["ReferenceOfPolicyMixin"]
 
 
 class ReferenceOfPolicyMixin(Cure):
-    """Gives the reference model of a subclass of ``trl.GRPOTrainer`` the weights of the policy.
+    """Gives the reference model of a subclass of TRL's trainer of GRPO, DPO, KTO or RLOO the weights of the policy.
 
     Of that which the real call of TRL's ``__init__`` has, whatever a user's class was given, and to the reference model
-    that this call makes. One that was given as a name, and one with an adapter, are left as they are: there upstream is
-    right, or has no reference model. Of another size, the reference model becomes a copy of the policy.
+    that this call makes. A policy that was given as a name, one with an adapter, and a reference model that was given,
+    are left as they are: there upstream is right, or has no reference model. Of another size, the reference model
+    becomes a copy of the policy.
 
     Raises:
         CureError: under ZeRO-3, where the reference model is of another size: partitioned weights cannot be copied.
@@ -40,7 +43,7 @@ class ReferenceOfPolicyMixin(Cure):
     _policy_as_given: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with replaced(patch_points.GRPO_CONSTRUCTOR, self._seeing_the_policy, ReferenceOfPolicyMixin.__name__):
+        with replaced_in(_constructors(type(self)), self._seeing_the_policy, ReferenceOfPolicyMixin.__name__):
             super().__init__(*args, **kwargs)
 
     def _seeing_the_policy(self, upstream: Callable[..., None]) -> Callable[..., None]:
@@ -49,8 +52,10 @@ class ReferenceOfPolicyMixin(Cure):
             if instance is not self:
                 upstream(instance, *args, **kwargs)
                 return
-            policy = inspect.signature(upstream).bind(instance, *args, **kwargs).arguments.get("model")
+            arguments = inspect.signature(upstream).bind(instance, *args, **kwargs).arguments
+            policy = arguments.get("model")
             given = isinstance(policy, torch.nn.Module) and not hasattr(policy, "peft_config")
+            given = given and arguments.get("ref_model") is None
             # By their names as they are now: an adapter that the trainer adds gives them others.
             self._policy_as_given = (policy, _tensors(policy)) if given else None
             try:
@@ -69,7 +74,15 @@ class ReferenceOfPolicyMixin(Cure):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
+        if not _constructors(trainer_class):
+            return Activity(False, "the trainer reads no reference model from where the policy was read from")
         return Activity(None, "changes something where the policy is an object that differs from what it was read from")
+
+
+def _constructors(cls: type) -> tuple[PatchPoint, ...]:
+    """Those of TRL's that are called when a trainer of this class is built, and that read a reference model."""
+    modules = {base.__module__ for base in cls.__mro__}
+    return tuple(each for each in patch_points.REFERENCE_CONSTRUCTORS if each.module in modules and expected(each))
 
 
 def _tensors(model: Any) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The cure of ``grpo-reference-by-name``: which reference model a trainer has, and what is refused."""
+"""The cure of ``grpo-reference-by-name`` and of the same with DPO, KTO and RLOO: which reference model there is."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class Corrected(ReferenceOfPolicyMixin, Upstream):
 @pytest.fixture(autouse=True)
 def _it_is_trls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl.trainer.grpo_trainer.GRPOTrainer", Upstream)
+    monkeypatch.setattr(Upstream, "__module__", "trl.trainer.grpo_trainer")
 
 
 def changed(rows: int = 2) -> Any:
@@ -135,3 +136,29 @@ def test_the_reference_that_a_users_class_chooses_is_left_alone() -> None:
     trainer: Any = type("Corrected", (ReferenceOfPolicyMixin, ChoosingItsReference), {})(changed(), chosen)
     assert trainer.ref_model is chosen
     assert torch.equal(chosen.weight, before)
+
+
+class TakingAReference(Upstream):
+    """As TRL's DPO and KTO trainers."""
+
+    def __init__(self, model: Any, ref_model: Any = None) -> None:
+        super().__init__(model, READ if ref_model is None else ref_model)
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_reference_model_that_is_given_is_left_alone(is_given: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trl.trainer.grpo_trainer.GRPOTrainer", TakingAReference)
+    monkeypatch.setattr(TakingAReference, "__module__", "trl.trainer.grpo_trainer")
+    policy, given = changed(), copy.deepcopy(READ)
+    trainer: Any = type("Corrected", (ReferenceOfPolicyMixin, TakingAReference), {})(
+        policy, given if is_given else None
+    )
+    assert torch.equal(trainer.first.weight, READ.weight if is_given else policy.weight)
+    assert (trainer.first is given) is is_given
+
+
+def test_another_trainer_has_no_such_reference_model() -> None:
+    import transformers
+
+    assert ReferenceOfPolicyMixin._activity(transformers.Trainer, None).active is False
+    assert ReferenceOfPolicyMixin._activity(Corrected, None).active is None
