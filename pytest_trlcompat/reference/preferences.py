@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from pytest_trlcompat.reference.optimizer import mix_weights
 from pytest_trlcompat.reference.preference_losses import PairScores, pair_losses, pair_weights
 from pytest_trlcompat.reference.preference_settings import PreferenceSettings
 from pytest_trlcompat.reference.supervised import Batch, Measured
-
-if TYPE_CHECKING:
-    from pytest_trlcompat.reference.kto import KTOSettings
 
 __all__ = ["CompletionScores", "PreferenceObjective", "score_completions", "synchronised"]
 
@@ -279,7 +276,20 @@ class PreferenceObjective:
         return found
 
 
-def synchronised(reference_model: Any, settings: PreferenceSettings | KTOSettings) -> Callable[[Any, int], None]:
+class _Synchronised(Protocol):
+    """Settings with the arguments of a reference model that follows the policy."""
+
+    @property
+    def sync_ref_model(self) -> bool: ...
+
+    @property
+    def ref_model_mixup_alpha(self) -> float: ...
+
+    @property
+    def ref_model_sync_steps(self) -> int: ...
+
+
+def synchronised(reference_model: Any, settings: _Synchronised) -> Callable[[Any, int], None]:
     """What ``sync_ref_model`` does after each step: every so many, mix the policy into the reference model.
 
     ``pi_ref = alpha pi + (1 - alpha) pi_ref``. Source: ``ref_model_mixup_alpha`` of ``DPOConfig`` and ``KTOConfig``;
