@@ -54,8 +54,8 @@ class ReferenceOfPolicyMixin(Cure):
                 return
             arguments = inspect.signature(upstream).bind(instance, *args, **kwargs).arguments
             policy = arguments.get("model")
-            given = isinstance(policy, torch.nn.Module) and not hasattr(policy, "peft_config")
-            given = given and arguments.get("ref_model") is None
+            is_bare = isinstance(policy, torch.nn.Module) and not hasattr(policy, "peft_config")
+            given = is_bare and arguments.get("ref_model") is None
             # By their names as they are now: an adapter that the trainer adds gives them others.
             self._policy_as_given = (policy, _tensors(policy)) if given else None
             try:

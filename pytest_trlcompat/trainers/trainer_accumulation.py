@@ -13,6 +13,7 @@ Imports Transformers, and of this package ``_conditions``, ``_upstream`` and ``g
 
 from __future__ import annotations
 
+from functools import cache, cached_property
 from typing import Any
 
 import transformers
@@ -41,7 +42,7 @@ class TrainerAccumulationMixin(ScaledBackward):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         items = args[2] if len(args) > 2 else kwargs.get("num_items_in_batch")
         self._is_share = self._takes(items)
-        if _divides_twice(self._by_deepspeed()) and (not self._is_share or _computed_upstream(type(self))):
+        if _divides_twice(self._by_deepspeed()) and (not self._is_share or self._goes_on_upstream):
             return super().training_step(*args, **kwargs)
         upstream: Any = super(ScaledBackward, self)
         return upstream.training_step(*args, **kwargs)
@@ -50,6 +51,11 @@ class TrainerAccumulationMixin(ScaledBackward):
         """Whether ``Trainer`` leaves the loss undivided, as one that was made with the number of items in the step."""
         accepts = getattr(self, "model_accepts_loss_kwargs", False) or getattr(self, "compute_loss_func", None)
         return bool(accepts) and items is not None
+
+    @cached_property
+    def _goes_on_upstream(self) -> bool:
+        """Whether the loss is that of TRL's or Transformers' trainer, also where a subclass goes on to it."""
+        return any(package in ("trl", "transformers") for package, _, _ in definitions(type(self), "compute_loss"))
 
     def _loss_is_divided(self) -> bool:
         return self._is_share or super()._loss_is_divided()
@@ -66,10 +72,9 @@ class TrainerAccumulationMixin(ScaledBackward):
 
 
 def _divides_twice(by_deepspeed: bool) -> bool:
-    first, cured = _BY_DEEPSPEED if by_deepspeed else _BY_ACCELERATE
-    return first <= Version(transformers.__version__) < cured
+    return _is_between(transformers.__version__, *(_BY_DEEPSPEED if by_deepspeed else _BY_ACCELERATE))
 
 
-def _computed_upstream(cls: type) -> bool:
-    """Whether the loss is that of TRL's or Transformers' trainer, also where a subclass goes on to it."""
-    return any(package in ("trl", "transformers") for package, _, _ in definitions(cls, "compute_loss"))
+@cache  # asked at each step
+def _is_between(version: str, first: Version, cured: Version) -> bool:
+    return first <= Version(version) < cured

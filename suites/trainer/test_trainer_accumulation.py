@@ -17,6 +17,7 @@ from pytest_trlcompat.plugin.judging import Finding, Judge
 from ..grpo.verdicts import failure_of
 from ..in_rank import accumulation
 from ..launches import Failures
+from ..sharding.trainings import built_as_asked
 
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
@@ -33,11 +34,15 @@ pytestmark = pytest.mark.known_issue("trainer-accumulation")
 @pytest.mark.parametrize("strategy", load()[ISSUE].strategies)
 def test_accumulation(strategy: str, subject: str, judge: Judge, launches: LaunchCache, saved_qwen2: TinyModel) -> None:
     def measure() -> Finding:
-        ranks = launches(accumulation.train, subject, saved_qwen2, strategy=strategy, sharded=False).values
+        # One that fails may have built no engine; of one that has trained it is asked below.
+        result = launches(accumulation.train, subject, saved_qwen2, strategy=strategy, sharded=False)
+        ranks, engines = result.values, result.ranks[0].proof["engines"]
         failures = Failures.of([{"training": rank["failure"]} for rank in ranks])
         failed = failure_of(ISSUE, failures.first)
         if failed is not None:
             return Finding(failed, {"failures": failures.first, **failures.of_other_ranks})
+        built_as_asked(strategy, engines, None)
+        assert engines or strategy == "single", f"{strategy} was asked for, and no engine was built"
         found = {name: value for name, value in ranks[0].items() if name != "failure"}
         right = found["moved"] < TOLERANCE
         return Finding(Verdict.OK if right else Verdict.SILENT, found)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat import reference
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["dataset", "pairs", "parts", "sequences", "tokenizer"]
+__all__ = ["conversation", "dataset", "pairs", "parts", "sequences", "tokenizer"]
 
 _OTHER = "<unk>"
 """A token that no word is: it begins rejected completions where the prompt is implicit, since all words begin with the
@@ -131,7 +131,6 @@ def sequences(words: Any, row: Mapping[str, Any], undecided: reference.Preferenc
         row: of :func:`pairs`.
         undecided: see ``text_end`` and ``text_start``.
     """
-
     prompt, *completions = parts(row)
     if isinstance(prompt, str):
         asked = words(prompt, add_special_tokens=undecided.text_start)["input_ids"]
@@ -139,13 +138,17 @@ def sequences(words: Any, row: Mapping[str, Any], undecided: reference.Preferenc
         end = [words.eos_token_id]
         always = undecided.text_end == "always"
         return asked, *([*each, *end] if always or each[-1:] != end else each for each in answers)
-    tools = {"tools": row["tools"]} if row.get("tools") else {}
+    return conversation(words, prompt, completions, row.get("tools"))
+
+
+def conversation(words: Any, prompt: Any, completions: Sequence[Any], tools: Any = None) -> tuple[list[int], ...]:
+    """Token ids of a prompt and of each of its completions, all of them messages, as the chat template makes them."""
+    given = {"tools": tools} if tools else {}
 
     def rendered(messages: Sequence[Any], **how: Any) -> list[int]:
-        text = words.apply_chat_template(messages, tokenize=False, **how, **tools)
+        text = words.apply_chat_template(messages, tokenize=False, **how, **given)
         found: list[int] = words(text, add_special_tokens=False)["input_ids"]
         return found
 
     asked = rendered(prompt, add_generation_prompt=True)
-    whole = [rendered([*prompt, *each]) for each in completions]
-    return asked, *(each[len(asked) :] for each in whole)
+    return asked, *(rendered([*prompt, *each])[len(asked) :] for each in completions)

@@ -6,10 +6,8 @@ Runs inside a rank; imports the stack only inside functions.
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,11 +16,9 @@ from packaging.version import Version
 from pytest_trlcompat.conformance import liger
 from pytest_trlcompat.conformance.conventions import Conventions, of_installed
 from pytest_trlcompat.conformance.dpo import pairs
-from pytest_trlcompat.conformance.grpo import objects
+from pytest_trlcompat.conformance.supervised.compared import COMPARED_AXES, ComparedRoom, auxiliary_weight
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
-from pytest_trlcompat.conformance.supervised.room import Room
 from pytest_trlcompat.conformance.supervised.truth import settings_from
-from pytest_trlcompat.conformance.training import world_size
 
 if TYPE_CHECKING:
     import torch
@@ -30,24 +26,14 @@ if TYPE_CHECKING:
     from pytest_trlcompat import reference
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = [
-    "ROOM",
-    "DPORoom",
-    "auxiliary_weight",
-    "cut",
-    "models_of",
-    "other_model",
-    "reference_on_own_device",
-    "with_dropout",
-]
+__all__ = ["ROOM", "DPORoom", "cut"]
 
 
-class DPORoom(Room):
+class DPORoom(ComparedRoom):
     """``trl.DPOTrainer``.
 
     Its axes: ``data`` and ``tokenizer``, see :mod:`~pytest_trlcompat.conformance.dpo.pairs`; ``template``: another chat
-    template; ``reference="model"``: a reference model of other weights is given; ``dropout``: the model's config, or
-    that of its adapter, asks for some, which ``disable_dropout`` says is not applied.
+    template; and :data:`~pytest_trlcompat.conformance.supervised.compared.COMPARED_AXES`.
     """
 
     trainer: ClassVar[str] = "dpo"
@@ -61,8 +47,7 @@ class DPORoom(Room):
         "pairs_of_evaluation": (8, 6),
         "tokenizer": ("", "no_padding", "eos_padding", "bos", "other_zero"),
         "template": ("", "bos", "generation", "tools"),
-        "reference": ("", "model"),
-        "dropout": ("", "attention", "adapter"),
+        **COMPARED_AXES,
     }
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
         ("model", "experts"): "transformers>=4.51",
@@ -82,6 +67,9 @@ class DPORoom(Room):
     }
     choices: ClassVar[tuple[str, ...]] = ("loss_type",)
     base: ClassVar[Mapping[str, Any]] = {"beta": 0.5, "remove_unused_columns": False, "max_length": 64}
+    own_state: ClassVar[Version] = Version("0.29")
+    """From here on the reference is "the model state before DPO training starts", of an adapter too; until then
+    "DPOTrainer will unload the adapter for reference inference"."""
 
     def is_known(self, trl: Any, name: str, value: Any) -> bool:
         if name == "loss_type" and isinstance(value, list):
@@ -94,28 +82,13 @@ class DPORoom(Room):
         kinds = getattr(importlib.import_module("trl.trainer.dpo_config"), "FDivergenceType", None)
         if "f_divergence_type" in setting and kinds and Version(metadata.version("trl")) < Version("0.28"):
             setting = {**setting, "f_divergence_type": kinds(setting["f_divergence_type"])}
-        return super().config(trl, {**reference_on_own_device(trl.DPOTrainer), **setting})
+        return super().config(trl, setting)
 
-    def build(
-        self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool
-    ) -> Any:
-        adapter = objects.adapter_config(setting)
-        policy = with_dropout(objects.policy(model, setting), adapter, setting)
-        extra: dict[str, Any] = {} if adapter is None else {"peft_config": adapter}
-        if setting.get("evaluation"):
-            extra["eval_dataset"] = pairs.dataset(model, setting, seed, "evaluation")
-        if setting.get("reference"):
-            extra["ref_model"] = other_model(model)
-        trainer = trainer_class(
-            model=policy,
-            args=config,
-            train_dataset=pairs.dataset(model, setting, seed, "training"),
-            **{self.words_argument(trainer_class): pairs.tokenizer(model, setting)},
-            **extra,
-        )
-        if setting.get("adapter") == "peft_config" and fill:
-            objects.fill_adapter(trainer.model)
-        return trainer
+    def dataset(self, model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> Any:
+        return pairs.dataset(model, setting, seed, part)
+
+    def tokenizer(self, model: TinyModel, setting: Mapping[str, Any]) -> Any:
+        return pairs.tokenizer(model, setting)
 
     def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
         if "completion_mask" in inputs:
@@ -143,9 +116,6 @@ class DPORoom(Room):
             reference.preference_row(*pairs.sequences(words, row, undecided), **limits)
             for row in pairs.pairs(model, setting, seed, part)
         ]
-
-    def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
-        return models_of(model, setting, _OWN_STATE)
 
     def settings(
         self,
@@ -176,14 +146,6 @@ class DPORoom(Room):
 
         assert isinstance(settings, reference.PreferenceSettings)
         return reference.PreferenceObjective(models[1], settings)
-
-    def after_step(
-        self, models: tuple[torch.nn.Module, ...], settings: reference.SupervisedSettings
-    ) -> Callable[[Any, int], None] | None:
-        from pytest_trlcompat import reference
-
-        assert isinstance(settings, reference.PreferenceSettings)
-        return reference.synchronised(models[1], settings)
 
     def watched(self, trainer_class: type, found: Recording) -> type:
         """Sequences are cut after the collator in many releases, and until 0.28 put together then, in the method that
@@ -220,64 +182,6 @@ class DPORoom(Room):
 
 
 ROOM = DPORoom()
-_OWN_STATE = Version("0.29")
-"""From here on the reference is "the model state before DPO training starts", of an adapter too; until then "DPOTrainer
-will unload the adapter for reference inference"."""
-_DROPPED = 0.5
-
-
-def reference_on_own_device(trainer_class: type) -> dict[str, Any]:
-    """Fields of a config that keep each rank's reference model off device 0; see OneDevicePerRankMixin."""
-    modules = {sys.modules.get(each.__module__) for each in trainer_class.__mro__}
-    if world_size() > 1 and any(hasattr(each, "create_model_from_path") for each in modules):
-        return {"model_init_kwargs": {"device_map": None}}
-    return {}
-
-
-def models_of(model: TinyModel, setting: Mapping[str, Any], own_state: Version) -> tuple[Any, Any]:
-    """The policy and the reference model.
-
-    Args:
-        own_state: the release of TRL from which on a policy that comes with an adapter is its own reference.
-    """
-    policy, compared = objects.untrained(model, setting)
-    if setting.get("adapter") == "peft_model" and Version(metadata.version("trl")) < own_state:
-        compared = objects.policy(model, {**setting, "adapter": ""}, whole=True).eval()
-    if setting.get("reference"):
-        compared = other_model(model).eval()
-    return policy, compared
-
-
-def auxiliary_weight(policy: Any, arguments: Mapping[str, Any]) -> float:
-    """Of the auxiliary loss of a mixture of experts: the argument's, or what the model declares; 0 of another model."""
-    if not hasattr(policy.config, "output_router_logits"):
-        return 0.0
-    declared = policy.config.router_aux_loss_coef if policy.config.output_router_logits else 0.0
-    coefficient = arguments.get("router_aux_loss_coef")
-    return float(declared if coefficient is None else coefficient)
-
-
-def with_dropout(policy: Any, adapter: Any, setting: Mapping[str, Any]) -> Any:
-    """The policy, which drops out at random where the setting has it so, or its adapter does."""
-    if setting.get("dropout") == "adapter":
-        adapter.lora_dropout = _DROPPED
-    elif setting.get("dropout"):
-        policy.config.attention_dropout = _DROPPED
-        for module in policy.modules():
-            if hasattr(module, "attention_dropout"):
-                module.attention_dropout = _DROPPED
-    return policy
-
-
-def other_model(model: TinyModel) -> Any:
-    """A model of other weights."""
-    import torch
-
-    found = copy.deepcopy(model.new_model())
-    with torch.no_grad():
-        for parameter in found.parameters():
-            parameter.mul_(0.8)
-    return found
 
 
 def _of_halves(inputs: Mapping[str, Any]) -> list[Row]:

@@ -5,26 +5,17 @@ Runs inside a rank; imports the stack only inside functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from packaging.version import Version
 
 from pytest_trlcompat.conformance.conventions import Conventions, of_installed
-from pytest_trlcompat.conformance.dpo.room import (
-    auxiliary_weight,
-    models_of,
-    other_model,
-    reference_on_own_device,
-    with_dropout,
-)
-from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.kto import unpaired
+from pytest_trlcompat.conformance.supervised.compared import COMPARED_AXES, ComparedRoom, auxiliary_weight
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
-from pytest_trlcompat.conformance.supervised.room import Room
 from pytest_trlcompat.conformance.supervised.truth import settings_from
-from pytest_trlcompat.conformance.training import own_fields
 
 if TYPE_CHECKING:
     import torch
@@ -35,11 +26,12 @@ if TYPE_CHECKING:
 __all__ = ["ROOM", "KTORoom"]
 
 
-class KTORoom(Room):
+class KTORoom(ComparedRoom):
     """``trl.KTOTrainer``.
 
     Its axes: ``data``, ``labels``, see :mod:`~pytest_trlcompat.conformance.kto.unpaired`; ``pairs``: rows, as DPO's;
-    ``tokenizer``, ``template``, ``reference`` and ``dropout`` as DPO's.
+    ``tokenizer`` and ``template`` as DPO's; and
+    :data:`~pytest_trlcompat.conformance.supervised.compared.COMPARED_AXES`.
     """
 
     trainer: ClassVar[str] = "kto"
@@ -51,8 +43,7 @@ class KTORoom(Room):
         "pairs_of_evaluation": (8, 6),
         "tokenizer": ("", "no_padding", "eos_padding", "bos"),
         "template": ("", "bos", "generation"),
-        "reference": ("", "model"),
-        "dropout": ("", "attention", "adapter"),
+        **COMPARED_AXES,
     }
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
         ("model", "experts"): "transformers>=4.51",
@@ -66,31 +57,14 @@ class KTORoom(Room):
     }
     choices: ClassVar[tuple[str, ...]] = ("loss_type",)
     base: ClassVar[Mapping[str, Any]] = {"beta": 0.5, "max_length": 64}
+    own_state: ClassVar[Version] = Version("1.2")
+    """From here on the reference is "the model state before KTO training starts", of an adapter too."""
 
-    def config(self, trl: Any, setting: Mapping[str, Any]) -> Any:
-        with own_fields(trl.KTOConfig):
-            return super().config(trl, {**reference_on_own_device(trl.KTOTrainer), **setting})
+    def dataset(self, model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> Any:
+        return unpaired.dataset(model, setting, seed, part)
 
-    def build(
-        self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool
-    ) -> Any:
-        adapter = objects.adapter_config(setting)
-        extra: dict[str, Any] = {} if adapter is None else {"peft_config": adapter}
-        policy = with_dropout(objects.policy(model, setting), adapter, setting)
-        if setting.get("evaluation"):
-            extra["eval_dataset"] = unpaired.dataset(model, setting, seed, "evaluation")
-        if setting.get("reference"):
-            extra["ref_model"] = other_model(model)
-        trainer = trainer_class(
-            model=policy,
-            args=config,
-            train_dataset=unpaired.dataset(model, setting, seed, "training"),
-            **{self.words_argument(trainer_class): unpaired.tokenizer(model, setting)},
-            **extra,
-        )
-        if setting.get("adapter") == "peft_config" and fill:
-            objects.fill_adapter(trainer.model)
-        return trainer
+    def tokenizer(self, model: TinyModel, setting: Mapping[str, Any]) -> Any:
+        return unpaired.tokenizer(model, setting)
 
     def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
         labels = [bool(each) for each in inputs["label"]]
@@ -128,9 +102,6 @@ class KTORoom(Room):
             return {name: values for name, values in row.items() if not name.startswith("kl_")}
         return row
 
-    def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
-        return models_of(model, setting, _OWN_STATE)
-
     def settings(
         self,
         arguments: Mapping[str, Any],
@@ -157,14 +128,6 @@ class KTORoom(Room):
         assert isinstance(settings, reference.KTOSettings)
         return reference.KTOObjective(models[1], settings)
 
-    def after_step(
-        self, models: tuple[torch.nn.Module, ...], settings: reference.SupervisedSettings
-    ) -> Callable[[Any, int], None] | None:
-        from pytest_trlcompat import reference
-
-        assert isinstance(settings, reference.KTOSettings)
-        return reference.synchronised(models[1], settings)
-
     def watched(self, trainer_class: type, found: Recording) -> type:
         """With log-probabilities, where the loss has a method of its own, which is given them."""
         loss: Any = getattr(trainer_class, "kto_loss", None)
@@ -183,9 +146,8 @@ class KTORoom(Room):
 
 
 ROOM = KTORoom()
-_OWN_STATE = Version("1.2")
-"""From here on the reference is "the model state before KTO training starts", of an adapter too."""
 _SHUFFLES_UNTIL = Version("0.12")
+"""The first release that does not shuffle rows before it exchanges completions."""
 _GIVEN = (
     *("logps[chosen]", "logps[rejected]", "logps[kl]"),
     *("logps[reference_chosen]", "logps[reference_rejected]", "logps[reference_kl]"),

@@ -84,17 +84,7 @@ def sequence(words: Any, row: Mapping[str, Any], undecided: reference.KTOUndecid
         asked = words(row["prompt"], add_special_tokens=undecided.text_start == "tokenizer")["input_ids"]
         answer = words(row["completion"], add_special_tokens=False)["input_ids"]
     else:
-        tools = {"tools": row["tools"]} if row.get("tools") else {}
-        asked, whole = (
-            words(words.apply_chat_template(messages, tokenize=False, **how, **tools), add_special_tokens=False)[
-                "input_ids"
-            ]
-            for messages, how in (
-                (row["prompt"], {"add_generation_prompt": True}),
-                ([*row["prompt"], *row["completion"]], {}),
-            )
-        )
-        answer = whole[len(asked) :]
+        asked, answer = pairs.conversation(words, row["prompt"], [row["completion"]], row.get("tools"))
     start, end = words.bos_token_id, words.eos_token_id
     if undecided.text_start == "missing" and start is not None and asked[:1] != [start]:
         asked = [start, *asked]
@@ -115,9 +105,9 @@ def expected_rows(
     """
     from pytest_trlcompat import reference
 
-    found = []
-    for start in range(0, len(unpaired(given)), size):
-        batch = unpaired(given)[start : start + size]
+    labelled, found = unpaired(given), []
+    for start in range(0, len(labelled), size):
+        batch = labelled[start : start + size]
         tokens = [sequence(words, row, settings.undecided) for row in batch]
         others = reference.mismatched([answer for _, answer in tokens], settings)
         for row, (asked, answer), other in zip(batch, tokens, others, strict=True):
