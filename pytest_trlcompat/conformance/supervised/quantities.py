@@ -21,7 +21,7 @@ from pytest_trlcompat.conformance.supervised.truth import Truth
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["differences", "expected_quantities", "recorded_quantities", "rows_differing"]
+__all__ = ["Expected", "differences", "expected_quantities", "recorded_quantities", "rows_differing"]
 
 Expected = Callable[[str], "tuple[Sequence[Row], int]"]
 """The rows that the dataset of ``training`` or ``evaluation`` must become, and how many the trainer's dataset has."""

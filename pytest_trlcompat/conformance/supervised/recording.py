@@ -1,13 +1,16 @@
 """A short training on the rows of a dataset with a setting, and everything of it that the reference computes too.
 
+A training whose trainer another program builds, such as a project's own command, is recorded by :func:`recorded`.
+
 Runs inside a rank; imports the stack only inside functions.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
-from collections.abc import Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.supervised.records import MicroBatchRecord, Recording
@@ -17,7 +20,7 @@ from pytest_trlcompat.conformance.training import Whole, trained_weights, watche
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["record"]
+__all__ = ["record", "recorded"]
 
 
 def record(
@@ -47,9 +50,8 @@ def record(
     found.changed = {name: (value, vars(config)[name]) for name, value in given.items() if vars(config)[name] != value}
     if setting.get("evaluation") == "before":
         trainer.evaluate()
-    with watched_steps(trainer, found.steps, lambda: len(found.training), whole):
+    with _recorded_steps(trainer, found, whole):
         trainer.train()
-    found.logs = _logs(trainer)
     if setting.get("evaluation") == "best":
         found.final = (whole or trained_weights)(trainer)
     if setting.get("evaluation") == "after":
@@ -59,8 +61,30 @@ def record(
     return found
 
 
-def _logs(trainer: Any) -> list[dict[str, float]]:
-    return [dict(entry) for entry in trainer.state.log_history if "loss" in entry]
+@contextlib.contextmanager
+def recorded(room: Room, whole: Whole | None = None) -> Iterator[Recording]:
+    """Record the first training that begins until the end, whoever builds its trainer, such as a project's own command.
+
+    Args:
+        room: how the trainer's batches are read.
+        whole: as of :func:`record`.
+    """
+    import transformers
+
+    found, plain = Recording(), transformers.Trainer.train
+
+    def train(self: Any, *args: Any, **kwargs: Any) -> Any:
+        transformers.Trainer.train = plain
+        self.__class__ = _recorded_class(type(self), room, found)
+        _describe(self, found)
+        with _recorded_steps(self, found, whole):
+            return plain(self, *args, **kwargs)
+
+    transformers.Trainer.train = train
+    try:
+        yield found
+    finally:
+        transformers.Trainer.train = plain
 
 
 def _build(
@@ -74,21 +98,31 @@ def _build(
 ) -> Any:
     import transformers
 
-    watched = _watched_trainer(room.watched(trainer_class, found), room, found)
-    trainer = room.build(watched, model, setting, config, seed, True)
+    trainer = room.build(_recorded_class(trainer_class, room, found), model, setting, config, seed, True)
     trainer.remove_callback(transformers.PrinterCallback)
+    _describe(trainer, found)
+    return trainer
+
+
+def _describe(trainer: Any, found: Recording) -> None:
     plain = (int, float, str, bool, list, tuple, dict, type(None))
     found.arguments |= {name: value for name, value in vars(trainer.args).items() if isinstance(value, plain)}
     for part, dataset in (("training", trainer.train_dataset), ("evaluation", trainer.eval_dataset)):
         if isinstance(dataset, Sized) and not isinstance(dataset, dict):
             found.sizes[part] = len(dataset)
-    return trainer
 
 
-def _watched_trainer(trainer_class: type, room: Room, found: Recording) -> type:
+@contextlib.contextmanager
+def _recorded_steps(trainer: Any, found: Recording, whole: Whole | None) -> Iterator[None]:
+    with watched_steps(trainer, found.steps, lambda: len(found.training), whole):
+        yield
+    found.logs = [dict(entry) for entry in trainer.state.log_history if "loss" in entry]
+
+
+def _recorded_class(trainer_class: type, room: Room, found: Recording) -> type:
     """The trainer, which keeps what its methods are given and return."""
 
-    class Recording(trainer_class):
+    class Recording(room.watched(trainer_class, found)):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not found.in_evaluation:
                 self._trlcompat_keep(inputs, None)
@@ -131,7 +165,7 @@ def _resume(
     steps = 1
     again = Recording(arguments=found.arguments)
     trainer = _build(room, trainer_class, model, setting, config, seed, again)
-    with watched_steps(trainer, again.steps, lambda: len(again.training), whole):
+    with _recorded_steps(trainer, again, whole):
         trainer.train(resume_from_checkpoint=os.path.join(config.output_dir, f"checkpoint-{steps}"))
     kept = found.steps[steps - 1].micro_batches
     for each in again.steps:
@@ -140,4 +174,4 @@ def _resume(
     found.after_resuming = [each.rows for each in again.training]
     found.micro_batches = found.training[:kept] + again.training
     found.steps = found.steps[:steps] + again.steps
-    found.logs = _logs(trainer)
+    found.logs = again.logs
