@@ -1,0 +1,166 @@
+"""A project's training, by its own command, held against the reference of :mod:`pytest_trlcompat.reference`.
+
+Every quantity that differs must be known, by stage, with whether it is the project's on purpose; and what is known must
+differ. Rows are those that documentation makes of the data, losses those of the arguments' documentation.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_trlcompat.conformance.conventions import Conventions
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.conformance.supervised.records import Row
+    from pytest_trlcompat.conformance.supervised.room import Room
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["Case", "check", "conversation_rows", "pair_rows"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training to be held.
+
+    Attributes:
+        settings: of the project's command, beside those that each of its trainings has.
+        known: pattern of the stages that differ, to why: the project's purpose, or what is wrong.
+        strategy: ``single`` or ``ddp``, with two ranks.
+        undecided: how the project does what documentation leaves open, where not as its trainer's other trainings.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    known: Mapping[str, str]
+    strategy: str = "single"
+    undecided: Mapping[str, Any] | None = None
+
+
+def check(
+    launcher: Any,
+    case: Case,
+    run: Callable[[], None],
+    room: Room,
+    model: TinyModel,
+    conventions: Conventions,
+    rows: Sequence[Row],
+) -> None:
+    """Train under the case's strategy, and hold the training against the reference.
+
+    Args:
+        launcher: the plugin's fixture.
+        run: the project's own program, called in each rank.
+        rows: what the project's data must become.
+    """
+    changed = Conventions({**conventions.undecided, **(case.undecided or {})}, conventions.absent)
+    size = 1 if case.strategy == "single" else 2
+    result = launcher(_held, run, room, model, changed, rows, strategy=case.strategy, world_size=size, sharded=False)
+    found, compared = result.values[0]
+    unknown = [text for stage, text in found if not any(re.fullmatch(each, stage) for each in case.known)]
+    missing = [each for each in case.known if not any(re.fullmatch(each, stage) for stage, _ in found)]
+    assert compared > 50, f"only {compared} quantities were compared"
+    assert not unknown, "\n".join(unknown)
+    assert not missing, f"what is known no longer differs: {missing}"
+
+
+def _held(
+    run: Callable[[], None], room: Room, model: TinyModel, conventions: Conventions, rows: Sequence[Row]
+) -> tuple[list[tuple[str, str]], int]:
+    """In each rank: stage and text of each difference, and how many quantities were compared; of the first rank."""
+    from pytest_trlcompat.conformance.supervised import holding, recording
+    from suites.in_rank.grpo_steps import of_all_ranks
+
+    with recording.recorded(room) as own:
+        run()
+    recordings = of_all_ranks(own)
+    if int(os.environ.get("RANK", "0")):
+        return [], 0
+    models = room.models(model, {})
+    differences, compared = holding.held(recordings, room, models, conventions, lambda part: (rows, len(rows)))
+    return [(each.stage, each.describe()) for each in differences], compared
+
+
+def marked(cases: Sequence[Case]) -> Any:
+    """Parametrises a test by cases."""
+    return pytest.mark.parametrize("case", [pytest.param(each, id=each.name) for each in cases])
+
+
+ROWS = 8
+
+
+def conversations() -> list[list[dict[str, str]]]:
+    """Conversations of unequal lengths, of one or two turns, with nothing but words of the tiny models."""
+    found = []
+    for number in range(ROWS):
+        turns = []
+        for turn in range(1 + number % 2):
+            first = 3 + 2 * number + turn
+            turns.append({"role": "user", "content": f"w{first} w2" + " w9" * (number % 3)})
+            turns.append({"role": "assistant", "content": f"w{first + 1}" + f" w{first + 2}" * (number % 4)})
+        found.append(turns)
+    return found
+
+
+def conversation_rows(words: Any, *, history: bool = True, prompts: bool = False, most: int | None = None) -> list[Row]:
+    """What :func:`conversations` must become: by the tokenizer's chat template, labels for what assistants say.
+
+    Args:
+        words: the tokenizer.
+        history: whether the labels of all turns count, or those of the last turn alone.
+        prompts: whether the labels of prompts count.
+        most: tokens of a row; the rest is cut off.
+    """
+    found: list[Row] = []
+    for turns in conversations():
+        ids: list[int] = []
+        labels: list[int] = []
+        for number, turn in enumerate(turns):
+            own = _encoded(words, turns[: number + 1])[len(ids) :]
+            is_last = number == len(turns) - 1
+            counts = prompts if turn["role"] == "user" else history or is_last
+            ids += own
+            labels += own if counts else [-100] * len(own)
+        found.append({"input_ids": tuple(ids[:most]), "labels": tuple(labels[:most])})
+    return found
+
+
+def pairs() -> list[dict[str, str]]:
+    """A prompt, a better and a worse completion each, of unequal lengths."""
+    return [
+        {
+            "prompt": f"w{number + 3} w2" + " w9" * (number % 3),
+            "chosen": f"w4 w{number + 5}" + " w6" * (number % 4),
+            "rejected": f"w7 w{number + 9}" + " w8" * ((number + 1) % 3),
+        }
+        for number in range(ROWS)
+    ]
+
+
+def pair_rows(words: Any, **limits: Any) -> list[Row]:
+    """What :func:`pairs` must become, as conversations of one turn.
+
+    Args:
+        limits: of :func:`pytest_trlcompat.reference.preference_row`.
+    """
+    from pytest_trlcompat import reference
+
+    found: list[Row] = []
+    for pair in pairs():
+        asked = [{"role": "user", "content": pair["prompt"]}]
+        prompt = _encoded(words, asked)
+        both = [
+            _encoded(words, [*asked, {"role": "assistant", "content": pair[name]}])[len(prompt) :]
+            for name in ("chosen", "rejected")
+        ]
+        found.append(reference.preference_row(prompt, *both, **limits))
+    return found
+
+
+def _encoded(words: Any, turns: Sequence[Mapping[str, str]]) -> list[int]:
+    return list(words(words.apply_chat_template([*turns], tokenize=False), add_special_tokens=False)["input_ids"])

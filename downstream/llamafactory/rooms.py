@@ -1,0 +1,78 @@
+"""LlamaFactory's trainers as the conformance suite sees them: how their batches are read, and which arguments they have."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat.conformance.conventions import Conventions
+from pytest_trlcompat.conformance.dpo.room import DPORoom
+from pytest_trlcompat.conformance.sft.room import SFTRoom
+from pytest_trlcompat.conformance.supervised.records import Read
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat import reference
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["DPO", "SFT"]
+
+_IGNORED = -100
+_NAMES = {
+    "pref_beta": "beta",
+    "pref_loss": "loss_type",
+    "pref_ftx": "rpo_alpha",
+    "dpo_label_smoothing": "label_smoothing",
+    "ld_alpha": "ld_alpha",
+}
+"""LlamaFactory's arguments of a preference loss, and TRL's of the same meaning, by the documentation of both."""
+
+
+@dataclasses.dataclass
+class DPO(DPORoom):
+    """
+    Attributes:
+        given: arguments of LlamaFactory.
+    """
+
+    given: Mapping[str, Any]
+
+    def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
+        """Chosen completions with their prompts first, then the rejected ones; labels for what counts."""
+        ids, masks, labels = (inputs[name].tolist() for name in ("input_ids", "attention_mask", "labels"))
+        rows = []
+        for row, mask, label in zip(ids, masks, labels, strict=True):
+            kept = [place for place, there in enumerate(mask) if there]
+            rows.append((tuple(row[each] for each in kept), tuple(int(label[each] != _IGNORED) for each in kept)))
+        size = len(rows) // 2
+        return Read(
+            [
+                {
+                    **{"chosen": rows[place][0], "chosen_mask": rows[place][1]},
+                    **{"rejected": rows[place + size][0], "rejected_mask": rows[place + size][1]},
+                }
+                for place in range(size)
+            ]
+        )
+
+    def settings(
+        self,
+        arguments: Mapping[str, Any],
+        conventions: Conventions,
+        world_size: int,
+        models: tuple[torch.nn.Module, ...],
+    ) -> reference.PreferenceSettings:
+        own = {name: self.given[key] for key, name in _NAMES.items() if key in self.given}
+        return super().settings({"loss_type": "sigmoid", **arguments, **own}, conventions, world_size, models)
+
+    def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
+        policy = model.new_model().eval()
+        return policy, copy.deepcopy(policy)
+
+
+class SFT(SFTRoom):
+    def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
+        return (model.new_model().eval(),)

@@ -1,0 +1,124 @@
+"""LlamaFactory's SFT and DPO, held against the reference: which of its differences are its own on purpose."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_trlcompat.conformance.conventions import Conventions
+
+from .. import holding
+from ..holding import Case
+from .rooms import DPO, SFT
+
+SFT_CASES = (
+    Case("plain", {}, {}),
+    Case("history", {"mask_history": True}, {}),
+    Case("prompts", {"train_on_prompt": True}, {}),
+    Case("cut", {"cutoff_len": 6}, {}),
+    Case("accumulated", {"gradient_accumulation_steps": 2}, {}),
+    Case("ranks", {}, {}, "ddp"),
+)
+DPO_CASES = (
+    Case("plain", {}, {}),
+    Case("ipo", {"pref_loss": "ipo"}, {}),
+    Case("hinge", {"pref_loss": "hinge"}, {}),
+    Case("likelihood", {"pref_ftx": 0.7}, {}),
+    Case("smoothed", {"dpo_label_smoothing": 0.2}, {}),
+    Case("desensitized", {"ld_alpha": 0.5}, {}),
+    Case("accumulated", {"gradient_accumulation_steps": 2}, {}),
+    Case("ranks", {}, {}, "ddp"),
+)
+
+
+@pytest.fixture
+def settings(tiny_qwen2: Callable[..., Any], tmp_path: Path) -> Callable[[Case, str, list[Any]], dict[str, Any]]:
+    """LlamaFactory's settings of a case, with its data."""
+
+    def made(case: Case, stage: str, rows: list[Any]) -> dict[str, Any]:
+        (tmp_path / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
+        columns = {"messages": "messages"}
+        if stage == "dpo":
+            columns |= {"chosen": "chosen", "rejected": "rejected"}
+        tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+        table = {"file_name": "rows.json", "formatting": "sharegpt", "columns": columns, "tags": tags}
+        (tmp_path / "dataset_info.json").write_text(json.dumps({"rows": {**table, "ranking": stage == "dpo"}}))
+        return {
+            "model_name_or_path": str(tiny_qwen2(max_position_embeddings=512).path),
+            "stage": stage,
+            "do_train": True,
+            "finetuning_type": "full",
+            "dataset": "rows",
+            "dataset_dir": str(tmp_path),
+            "cutoff_len": 64,
+            "output_dir": str(tmp_path / "out"),
+            "overwrite_output_dir": True,
+            "per_device_train_batch_size": 2,
+            "max_steps": 2,
+            "logging_steps": 1,
+            "optim": "sgd",
+            "learning_rate": 0.1,
+            "lr_scheduler_type": "constant",
+            "max_grad_norm": 100.0,
+            "preprocessing_num_workers": 1,
+            "save_strategy": "no",
+            "report_to": "none",
+            "bf16": False,
+            "disable_gradient_checkpointing": True,
+            "flash_attn": "disabled",
+            **case.settings,
+        }
+
+    return made
+
+
+def run(settings: Mapping[str, Any]) -> None:
+    """What ``llamafactory-cli train`` runs in each rank."""
+    from llamafactory.train.tuner import run_exp
+
+    run_exp(dict(settings))
+
+
+@holding.marked(SFT_CASES)
+def test_sft(
+    case: Case, launcher: Any, tiny_qwen2: Callable[..., Any], settings: Callable[..., dict[str, Any]]
+) -> None:
+    rows = [{"messages": turns} for turns in holding.conversations()]
+    given, model = settings(case, "sft", rows), tiny_qwen2(max_position_embeddings=512)
+    expected = holding.conversation_rows(
+        model.tokenizer,
+        history=not case.settings.get("mask_history"),
+        prompts=bool(case.settings.get("train_on_prompt")),
+        most=case.settings.get("cutoff_len"),
+    )
+    conventions = Conventions({"metrics_mean": "micro_batches", "first_token_counts": True})
+    holding.check(launcher, case, functools.partial(run, given), SFT(), model, conventions, expected)
+
+
+@holding.marked(DPO_CASES)
+def test_dpo(
+    case: Case, launcher: Any, tiny_qwen2: Callable[..., Any], settings: Callable[..., dict[str, Any]]
+) -> None:
+    rows = [
+        {
+            "messages": [{"role": "user", "content": pair["prompt"]}],
+            **{name: {"role": "assistant", "content": pair[name]} for name in ("chosen", "rejected")},
+        }
+        for pair in holding.pairs()
+    ]
+    given, model = settings(case, "dpo", rows), tiny_qwen2(max_position_embeddings=512)
+    conventions = Conventions({"metrics_mean": "micro_batches", "logits_mean": "tokens"}, {"smoothed": True})
+    holding.check(
+        launcher,
+        case,
+        functools.partial(run, given),
+        DPO(given),
+        model,
+        conventions,
+        holding.pair_rows(model.tokenizer),
+    )

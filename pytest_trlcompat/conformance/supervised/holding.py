@@ -1,0 +1,58 @@
+"""A recorded training on the rows of a dataset, held against what the reference gives.
+
+Runs inside a rank; imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pytest_trlcompat.conformance import comparison
+from pytest_trlcompat.conformance.conventions import Conventions
+from pytest_trlcompat.conformance.supervised import quantities, truth
+from pytest_trlcompat.conformance.supervised.quantities import Expected
+from pytest_trlcompat.conformance.supervised.records import Recording
+from pytest_trlcompat.conformance.supervised.room import Room
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["held"]
+
+
+def held(
+    recordings: Sequence[Recording],
+    room: Room,
+    models: tuple[torch.nn.Module, ...],
+    conventions: Conventions,
+    expected: Expected,
+) -> tuple[list[comparison.Difference], int]:
+    """Every quantity that differs, the first one first, and how many were compared.
+
+    Args:
+        recordings: of all ranks.
+        models: of :meth:`~pytest_trlcompat.conformance.supervised.room.Room.models`.
+        conventions: how the trainer does what documentation leaves open.
+        expected: the rows that the datasets must become.
+
+    Raises:
+        OutOfStep: ranks had unequal numbers of micro-batches, or there was no step.
+        Unsteady: rounding changes the first step so much that nothing can be told.
+    """
+    import transformers
+
+    def computed(models: tuple[torch.nn.Module, ...]) -> truth.Truth:
+        return truth.computed(recordings, room, models, conventions)
+
+    differences = quantities.differences(
+        recordings,
+        computed(models),
+        lambda: [computed(each) for each in comparison.neighbours(*models)],
+        int(transformers.__version__.partition(".")[0]),
+        expected,
+        room.only_in_training,
+        room.compared,
+    )
+    compared = len(quantities.recorded_quantities(recordings)) + sum(len(one.micro_batches) for one in recordings)
+    return differences, compared
