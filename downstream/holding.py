@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_trlcompat.conformance.conventions import Conventions
+from pytest_trlcompat.conformance import conventions
 
 if TYPE_CHECKING:
-    from pytest_trlcompat.conformance.supervised.records import Row
+    from pytest_trlcompat.conformance.supervised.records import Recording, Row
     from pytest_trlcompat.conformance.supervised.room import Room
     from pytest_trlcompat.tiny import TinyModel
 
@@ -32,7 +32,7 @@ class Case:
         settings: of the project's command, beside those that each of its trainings has.
         known: pattern of the stages that differ, to why: the project's purpose, or what is wrong.
         strategy: ``single`` or ``ddp``, with two ranks.
-        undecided: how the project does what documentation leaves open, where not as its trainer's other trainings.
+        undecided: how the project does what documentation leaves open, where not as its release of TRL does.
     """
 
     name: str
@@ -48,7 +48,6 @@ def check(
     run: Callable[[], None],
     room: Room,
     model: TinyModel,
-    conventions: Conventions,
     rows: Sequence[Row],
 ) -> None:
     """Train under the case's strategy, and hold the training against the reference.
@@ -58,31 +57,42 @@ def check(
         run: the project's own program, called in each rank.
         rows: what the project's data must become.
     """
-    changed = Conventions({**conventions.undecided, **(case.undecided or {})}, conventions.absent)
     size = 1 if case.strategy == "single" else 2
-    result = launcher(_held, run, room, model, changed, rows, strategy=case.strategy, world_size=size, sharded=False)
+    result = launcher(
+        _held,
+        run,
+        room,
+        model,
+        rows,
+        dict(case.undecided or {}),
+        strategy=case.strategy,
+        world_size=size,
+        sharded=False,
+    )
     found, compared = result.values[0]
     unknown = [text for stage, text in found if not any(re.fullmatch(each, stage) for each in case.known)]
     missing = [each for each in case.known if not any(re.fullmatch(each, stage) for stage, _ in found)]
     assert compared > 50, f"only {compared} quantities were compared"
-    assert not unknown, "\n".join(unknown)
+    assert not unknown, "\n".join([f"{len(unknown)} quantities differ:", *unknown[:_SHOWN]])
     assert not missing, f"what is known no longer differs: {missing}"
 
 
 def _held(
-    run: Callable[[], None], room: Room, model: TinyModel, conventions: Conventions, rows: Sequence[Row]
+    run: Callable[[], None], room: Room, model: TinyModel, rows: Sequence[Row], undecided: Mapping[str, Any]
 ) -> tuple[list[tuple[str, str]], int]:
     """In each rank: stage and text of each difference, and how many quantities were compared; of the first rank."""
     from pytest_trlcompat.conformance.supervised import holding, recording
     from suites.in_rank.grpo_steps import of_all_ranks
 
-    with recording.recorded(room) as own:
+    recordings: list[Recording] = []
+    with recording.recorded(room, lambda own: recordings.extend(of_all_ranks(own))):
         run()
-    recordings = of_all_ranks(own)
     if int(os.environ.get("RANK", "0")):
         return [], 0
+    trl = conventions.of_installed(room.trainer)
+    known = conventions.Conventions({**trl.undecided, **undecided}, trl.absent)
     models = room.models(model, {})
-    differences, compared = holding.held(recordings, room, models, conventions, lambda part: (rows, len(rows)))
+    differences, compared = holding.held(recordings, room, models, known, lambda part: (rows, len(rows)))
     return [(each.stage, each.describe()) for each in differences], compared
 
 
@@ -92,6 +102,7 @@ def marked(cases: Sequence[Case]) -> Any:
 
 
 ROWS = 8
+_SHOWN = 12
 
 
 def conversations() -> list[list[dict[str, str]]]:
@@ -126,7 +137,8 @@ def conversation_rows(words: Any, *, history: bool = True, prompts: bool = False
             counts = prompts if turn["role"] == "user" else history or is_last
             ids += own
             labels += own if counts else [-100] * len(own)
-        found.append({"input_ids": tuple(ids[:most]), "labels": tuple(labels[:most])})
+        # Nothing predicts the first token.
+        found.append({"input_ids": tuple(ids[:most]), "labels": tuple([-100, *labels[1:]][:most])})
     return found
 
 

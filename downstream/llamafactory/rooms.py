@@ -1,8 +1,7 @@
-"""LlamaFactory's trainers as the conformance suite sees them: how their batches are read, and which arguments they have."""
+"""LlamaFactory's trainers as the conformance suite sees them: how their batches are read, and what arguments say."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -36,9 +35,11 @@ class DPO(DPORoom):
     """
     Attributes:
         given: arguments of LlamaFactory.
+        other: the reference model, which LlamaFactory leaves in half precision.
     """
 
     given: Mapping[str, Any]
+    other: TinyModel
 
     def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
         """Chosen completions with their prompts first, then the rejected ones; labels for what counts."""
@@ -69,10 +70,15 @@ class DPO(DPORoom):
         return super().settings({"loss_type": "sigmoid", **arguments, **own}, conventions, world_size, models)
 
     def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
-        policy = model.new_model().eval()
-        return policy, copy.deepcopy(policy)
+        return _loaded(model), _loaded(self.other).half()
 
 
 class SFT(SFTRoom):
     def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
-        return (model.new_model().eval(),)
+        return (_loaded(model),)
+
+
+def _loaded(model: TinyModel) -> torch.nn.Module:
+    """As LlamaFactory loads it where neither ``bf16`` nor ``fp16`` is asked for: in half precision, and then what is
+    trained in float32."""
+    return model.new_model().half().float().eval()

@@ -10,29 +10,33 @@ from typing import Any
 
 import pytest
 
-from pytest_trlcompat.conformance.conventions import Conventions
-
 from .. import holding
 from ..holding import Case
 from .rooms import DPO, SFT
 
+CUT = "on purpose: prompt and answer are cut in proportion, so that an answer that counts is left"
+EVALUATED = {"eval_dataset": "rows", "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 2}
 SFT_CASES = (
     Case("plain", {}, {}),
     Case("history", {"mask_history": True}, {}),
     Case("prompts", {"train_on_prompt": True}, {}),
-    Case("cut", {"cutoff_len": 6}, {}),
+    Case("cut", {"cutoff_len": 6}, {r"data\[(input_ids|labels)\]": CUT}),
     Case("accumulated", {"gradient_accumulation_steps": 2}, {}),
+    Case("evaluated", EVALUATED, {}),
     Case("ranks", {}, {}, "ddp"),
+    Case("ranks_accumulated", {"gradient_accumulation_steps": 2}, {}, "ddp"),
 )
 DPO_CASES = (
     Case("plain", {}, {}),
     Case("ipo", {"pref_loss": "ipo"}, {}),
     Case("hinge", {"pref_loss": "hinge"}, {}),
-    Case("likelihood", {"pref_ftx": 0.7}, {}),
+    Case("likelihood", {"pref_ftx": 0.7}, {}, undecided={"nll_mean": "completions"}),
     Case("smoothed", {"dpo_label_smoothing": 0.2}, {}),
     Case("desensitized", {"ld_alpha": 0.5}, {}),
     Case("accumulated", {"gradient_accumulation_steps": 2}, {}),
+    Case("evaluated", EVALUATED, {}),
     Case("ranks", {}, {}, "ddp"),
+    Case("ranks_accumulated", {"gradient_accumulation_steps": 2}, {}, "ddp"),
 )
 
 
@@ -96,8 +100,7 @@ def test_sft(
         prompts=bool(case.settings.get("train_on_prompt")),
         most=case.settings.get("cutoff_len"),
     )
-    conventions = Conventions({"metrics_mean": "micro_batches", "first_token_counts": True})
-    holding.check(launcher, case, functools.partial(run, given), SFT(), model, conventions, expected)
+    holding.check(launcher, case, functools.partial(run, given), SFT(), model, expected)
 
 
 @holding.marked(DPO_CASES)
@@ -112,13 +115,7 @@ def test_dpo(
         for pair in holding.pairs()
     ]
     given, model = settings(case, "dpo", rows), tiny_qwen2(max_position_embeddings=512)
-    conventions = Conventions({"metrics_mean": "micro_batches", "logits_mean": "tokens"}, {"smoothed": True})
-    holding.check(
-        launcher,
-        case,
-        functools.partial(run, given),
-        DPO(given),
-        model,
-        conventions,
-        holding.pair_rows(model.tokenizer),
-    )
+    other = tiny_qwen2(max_position_embeddings=512, seed=5)
+    given["ref_model"] = str(other.path)
+    expected = holding.pair_rows(model.tokenizer)
+    holding.check(launcher, case, functools.partial(run, given), DPO(given, other), model, expected)

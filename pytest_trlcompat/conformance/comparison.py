@@ -27,7 +27,7 @@ FLOOR = 2e-5
 """Of the largest number of a quantity; what summing in another order leaves."""
 SMALLEST = 0.05
 """Numbers below it are compared as it is: they are sums of larger ones."""
-ULP, _BF16_ULP = 2.0**-23, 2.0**-8
+ULP = 2.0**-23
 """The distance of neighbouring numbers, relative to them: at most this, at least half."""
 _TOLD = 0.1
 """Of the largest number of a quantity; one that is so far off in the first step cannot be told from a wrong one."""
@@ -146,7 +146,7 @@ def change(model: torch.nn.Module, seed: int) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             units = torch.randint(-1, 2, parameter.shape, generator=generator)
-            size = ULP if parameter.dtype is torch.float32 else _BF16_ULP
+            size = ULP if parameter.dtype is torch.float32 else torch.finfo(parameter.dtype).eps / 2
             parameter.mul_((1 + units * size).to(parameter))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.supervised.records import MicroBatchRecord, Recording
@@ -62,11 +62,13 @@ def record(
 
 
 @contextlib.contextmanager
-def recorded(room: Room, whole: Whole | None = None) -> Iterator[Recording]:
+def recorded(room: Room, ended: Callable[[Recording], None], whole: Whole | None = None) -> Iterator[None]:
     """Record the first training that begins until the end, whoever builds its trainer, such as a project's own command.
 
     Args:
         room: how the trainer's batches are read.
+        ended: called with the recording when the training has ended, and not only the program that it is part of,
+            which may end what ranks exchange messages by.
         whole: as of :func:`record`.
     """
     import transformers
@@ -78,11 +80,13 @@ def recorded(room: Room, whole: Whole | None = None) -> Iterator[Recording]:
         self.__class__ = _recorded_class(type(self), room, found)
         _describe(self, found)
         with _recorded_steps(self, found, whole):
-            return plain(self, *args, **kwargs)
+            returned = plain(self, *args, **kwargs)
+        ended(found)
+        return returned
 
     transformers.Trainer.train = train
     try:
-        yield found
+        yield
     finally:
         transformers.Trainer.train = plain
 
