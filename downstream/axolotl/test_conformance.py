@@ -1,0 +1,133 @@
+"""Axolotl's SFT and DPO, held against the reference: which of its differences are its own on purpose."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .. import holding
+from ..holding import Case
+from .rooms import DPO, SFT
+
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "eval_batch_size": 2}
+TRAINED = r"(gradients|weights)\[.*\]|logs\[(grad_norm|loss)\]"
+BY_MICRO_BATCH = (
+    "wrong: losses are means of each micro-batch, not of the tokens of the step, since model_accepts_loss_kwargs is "
+    "turned off for every model, https://github.com/axolotl-ai-cloud/axolotl/pull/3982"
+)
+LEFT = "wrong: where the tokenizer pads on the left, the first token of a row is predicted from padding, and counts"
+DROPPED = "on purpose: excess_length_strategy is 'drop' by default"
+MEASURED = "on purpose: memory and throughput are measured of training alone"
+SHOWN = {r"evalua.*\[eval_(memory|tokens)/.*\]": MEASURED}
+ACCUMULATED = {"gradient_accumulation_steps": 2}
+SFT_CASES = (
+    Case("plain", {}, {}),
+    Case("prompts", {"train_on_inputs": True}, {}),
+    Case("prompts_left", {"train_on_inputs": True}, {TRAINED: LEFT}),
+    Case("cut", {"sequence_len": 6, "excess_length_strategy": "truncate"}, {}),
+    Case("dropped", {"sequence_len": 6}, {r"data\[(size|order)\]": DROPPED}),
+    Case("accumulated", ACCUMULATED, {TRAINED: BY_MICRO_BATCH}),
+    Case("accumulated_by_micro_batch", ACCUMULATED, {}, undecided={"loss_mean": "micro_batches"}),
+    Case("evaluated", EVALUATED, SHOWN),
+    Case("ranks", {}, {}, "ddp"),
+    Case("ranks_accumulated", ACCUMULATED, {TRAINED: BY_MICRO_BATCH}, "ddp"),
+)
+DPO_CASES = (
+    Case("plain", {}, {}),
+    Case("beta", {"rl_beta": 0.7}, {}),
+    Case("ipo", {"rl": "ipo"}, {}),
+    Case("accumulated", ACCUMULATED, {}),
+    Case("evaluated", EVALUATED, {}),
+    Case("ranks", {}, {}, "ddp"),
+    Case("ranks_accumulated", ACCUMULATED, {}, "ddp"),
+)
+
+
+@pytest.fixture
+def config(tiny_qwen2: Callable[..., Any], tmp_path: Path) -> Callable[[Case, dict[str, Any], list[Any]], Path]:
+    """Axolotl's file of settings of a case, with its data."""
+
+    def made(case: Case, own: dict[str, Any], rows: list[Any]) -> Path:
+        data, folder, model = tmp_path / "rows.jsonl", tmp_path / "model", tiny_qwen2(max_position_embeddings=512)
+        shutil.copytree(model.path, folder)
+        words = copy.copy(model.tokenizer)
+        words.padding_side = "left" if case.name.endswith("left") else "right"
+        words.save_pretrained(folder)
+        data.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+        dataset = {"path": str(data), "ds_type": "json", "split": "train", **own.pop("dataset")}
+        settings: dict[str, Any] = {
+            "base_model": str(folder),
+            "datasets": [dataset],
+            "chat_template": "tokenizer_default",
+            "dataset_prepared_path": str(tmp_path / "prepared"),
+            "dataset_num_proc": 1,
+            "special_tokens": {"pad_token": "<pad>"},
+            "sequence_len": 64,
+            "output_dir": str(tmp_path / "out"),
+            "micro_batch_size": 2,
+            "gradient_accumulation_steps": 1,
+            "num_epochs": 1,
+            "max_steps": 2,
+            "learning_rate": 0.1,
+            "max_grad_norm": 100.0,
+            "optimizer": "sgd",
+            "lr_scheduler": "constant",
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "bf16": False,
+            "fp16": False,
+            "tf32": False,
+            "gradient_checkpointing": False,
+            "attn_implementation": "eager",
+            **own,
+            **case.settings,
+        }
+        if "eval_strategy" in case.settings:
+            settings["test_datasets"] = [dataset]
+        path = tmp_path / "config.yaml"
+        path.write_text(json.dumps(settings), encoding="utf-8")
+        return path
+
+    return made
+
+
+def run(path: Path) -> None:
+    """What ``axolotl train`` runs in each rank."""
+    from axolotl.cli.train import do_cli
+
+    sys.argv[1:] = []
+    do_cli(str(path))
+
+
+@holding.marked(SFT_CASES)
+def test_sft(case: Case, launcher: Any, tiny_qwen2: Callable[..., Any], config: Callable[..., Path]) -> None:
+    rows = [{"messages": turns} for turns in holding.conversations()]
+    own = {"dataset": {"type": "chat_template", "roles_to_train": ["assistant"], "train_on_eos": "turn"}}
+    model = tiny_qwen2(max_position_embeddings=512)
+    expected = holding.conversation_rows(
+        model.tokenizer, prompts=bool(case.settings.get("train_on_inputs")), most=case.settings.get("sequence_len")
+    )
+    holding.check(launcher, case, functools.partial(run, config(case, own, rows)), SFT(), model, expected)
+
+
+@holding.marked(DPO_CASES)
+def test_dpo(case: Case, launcher: Any, tiny_qwen2: Callable[..., Any], config: Callable[..., Path]) -> None:
+    rows = [
+        {
+            "messages": [{"role": "user", "content": pair["prompt"]}],
+            **{name: {"role": "assistant", "content": pair[name]} for name in ("chosen", "rejected")},
+        }
+        for pair in holding.pairs()
+    ]
+    own = {"rl": "dpo", "rl_beta": 0.1, "dataset": {"type": "chat_template.default"}}
+    model = tiny_qwen2(max_position_embeddings=512)
+    expected = holding.pair_rows(model.tokenizer)
+    holding.check(launcher, case, functools.partial(run, config(case, own, rows)), DPO(), model, expected)
