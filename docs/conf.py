@@ -37,6 +37,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinxcontrib.programoutput",
     "faults_table",
+    "held_trainings",
     "from_source",
     "settings_list",
 ]

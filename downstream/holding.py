@@ -7,39 +7,17 @@ differ. Rows are those that documentation makes of the data, losses those of the
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from pytest_trlcompat.conformance import conventions
+from .cases import Case
 
 if TYPE_CHECKING:
     from pytest_trlcompat.conformance.supervised.records import Recording, Row
     from pytest_trlcompat.conformance.supervised.room import Room
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["Case", "check", "conversation_rows", "pair_rows"]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A training to be held.
-
-    Attributes:
-        settings: of the project's command, beside those that each of its trainings has.
-        known: pattern of the stages that differ, to why: the project's purpose, or what is wrong.
-        strategy: ``single`` or ``ddp``, with two ranks.
-        undecided: how the project does what documentation leaves open, where not as its release of TRL does.
-    """
-
-    name: str
-    settings: Mapping[str, Any]
-    known: Mapping[str, str]
-    strategy: str = "single"
-    undecided: Mapping[str, Any] | None = None
+__all__ = ["check", "conversation_rows", "conversations", "pair_rows", "pairs"]
 
 
 def check(
@@ -70,8 +48,8 @@ def check(
         sharded=False,
     )
     found, compared = result.values[0]
-    unknown = [text for stage, text in found if not any(re.fullmatch(each, stage) for each in case.known)]
-    missing = [each for each in case.known if not any(re.fullmatch(each, stage) for stage, _ in found)]
+    unknown = [text for stage, text in found if not any(each.is_stage(stage) for each in case.known)]
+    missing = [each.what for each in case.known if not any(each.is_stage(stage) for stage, _ in found)]
     assert compared > 50, f"only {compared} quantities were compared"
     assert not unknown, "\n".join([f"{len(unknown)} quantities differ:", *unknown[:_SHOWN]])
     assert not missing, f"what is known no longer differs: {missing}"
@@ -81,6 +59,7 @@ def _held(
     run: Callable[[], None], room: Room, model: TinyModel, rows: Sequence[Row], undecided: Mapping[str, Any]
 ) -> tuple[list[tuple[str, str]], int]:
     """In each rank: stage and text of each difference, and how many quantities were compared; of the first rank."""
+    from pytest_trlcompat.conformance import conventions
     from pytest_trlcompat.conformance.supervised import holding, recording
     from suites.in_rank.grpo_steps import of_all_ranks
 
@@ -94,11 +73,6 @@ def _held(
     models = room.models(model, {})
     differences, compared = holding.held(recordings, room, models, known, lambda part: (rows, len(rows)))
     return [(each.stage, each.describe()) for each in differences], compared
-
-
-def marked(cases: Sequence[Case]) -> Any:
-    """Parametrises a test by cases."""
-    return pytest.mark.parametrize("case", [pytest.param(each, id=each.name) for each in cases])
 
 
 ROWS = 8

@@ -14,41 +14,9 @@ from typing import Any
 import pytest
 
 from .. import holding
-from ..holding import Case
+from ..cases import Case, marked
+from .cases import DPO_CASES, SFT_CASES
 from .rooms import DPO, SFT
-
-EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "eval_batch_size": 2}
-TRAINED = r"(gradients|weights)\[.*\]|logs\[(grad_norm|loss)\]"
-BY_MICRO_BATCH = (
-    "wrong: losses are means of each micro-batch, not of the tokens of the step, since model_accepts_loss_kwargs is "
-    "turned off for every model, https://github.com/axolotl-ai-cloud/axolotl/pull/3982"
-)
-LEFT = "wrong: where the tokenizer pads on the left, the first token of a row is predicted from padding, and counts"
-DROPPED = "on purpose: excess_length_strategy is 'drop' by default"
-MEASURED = "on purpose: memory and throughput are measured of training alone"
-SHOWN = {r"evalua.*\[eval_(memory|tokens)/.*\]": MEASURED}
-ACCUMULATED = {"gradient_accumulation_steps": 2}
-SFT_CASES = (
-    Case("plain", {}, {}),
-    Case("prompts", {"train_on_inputs": True}, {}),
-    Case("prompts_left", {"train_on_inputs": True}, {TRAINED: LEFT}),
-    Case("cut", {"sequence_len": 6, "excess_length_strategy": "truncate"}, {}),
-    Case("dropped", {"sequence_len": 6}, {r"data\[(size|order)\]": DROPPED}),
-    Case("accumulated", ACCUMULATED, {TRAINED: BY_MICRO_BATCH}),
-    Case("accumulated_by_micro_batch", ACCUMULATED, {}, undecided={"loss_mean": "micro_batches"}),
-    Case("evaluated", EVALUATED, SHOWN),
-    Case("ranks", {}, {}, "ddp"),
-    Case("ranks_accumulated", ACCUMULATED, {TRAINED: BY_MICRO_BATCH}, "ddp"),
-)
-DPO_CASES = (
-    Case("plain", {}, {}),
-    Case("beta", {"rl_beta": 0.7}, {}),
-    Case("ipo", {"rl": "ipo"}, {}),
-    Case("accumulated", ACCUMULATED, {}),
-    Case("evaluated", EVALUATED, {}),
-    Case("ranks", {}, {}, "ddp"),
-    Case("ranks_accumulated", ACCUMULATED, {}, "ddp"),
-)
 
 
 @pytest.fixture
@@ -107,7 +75,7 @@ def run(path: Path) -> None:
     do_cli(str(path))
 
 
-@holding.marked(SFT_CASES)
+@marked(SFT_CASES)
 def test_sft(case: Case, launcher: Any, tiny_qwen2: Callable[..., Any], config: Callable[..., Path]) -> None:
     rows = [{"messages": turns} for turns in holding.conversations()]
     own = {"dataset": {"type": "chat_template", "roles_to_train": ["assistant"], "train_on_eos": "turn"}}
@@ -118,7 +86,7 @@ def test_sft(case: Case, launcher: Any, tiny_qwen2: Callable[..., Any], config: 
     holding.check(launcher, case, functools.partial(run, config(case, own, rows)), SFT(), model, expected)
 
 
-@holding.marked(DPO_CASES)
+@marked(DPO_CASES)
 def test_dpo(case: Case, launcher: Any, tiny_qwen2: Callable[..., Any], config: Callable[..., Path]) -> None:
     rows = [
         {

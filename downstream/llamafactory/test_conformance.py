@@ -11,33 +11,9 @@ from typing import Any
 import pytest
 
 from .. import holding
-from ..holding import Case
+from ..cases import Case, marked
+from .cases import DPO_CASES, SFT_CASES
 from .rooms import DPO, SFT
-
-CUT = "on purpose: prompt and answer are cut in proportion, so that an answer that counts is left"
-EVALUATED = {"eval_dataset": "rows", "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 2}
-SFT_CASES = (
-    Case("plain", {}, {}),
-    Case("history", {"mask_history": True}, {}),
-    Case("prompts", {"train_on_prompt": True}, {}),
-    Case("cut", {"cutoff_len": 6}, {r"data\[(input_ids|labels)\]": CUT}),
-    Case("accumulated", {"gradient_accumulation_steps": 2}, {}),
-    Case("evaluated", EVALUATED, {}),
-    Case("ranks", {}, {}, "ddp"),
-    Case("ranks_accumulated", {"gradient_accumulation_steps": 2}, {}, "ddp"),
-)
-DPO_CASES = (
-    Case("plain", {}, {}),
-    Case("ipo", {"pref_loss": "ipo"}, {}),
-    Case("hinge", {"pref_loss": "hinge"}, {}),
-    Case("likelihood", {"pref_ftx": 0.7}, {}, undecided={"nll_mean": "completions"}),
-    Case("smoothed", {"dpo_label_smoothing": 0.2}, {}),
-    Case("desensitized", {"ld_alpha": 0.5}, {}),
-    Case("accumulated", {"gradient_accumulation_steps": 2}, {}),
-    Case("evaluated", EVALUATED, {}),
-    Case("ranks", {}, {}, "ddp"),
-    Case("ranks_accumulated", {"gradient_accumulation_steps": 2}, {}, "ddp"),
-)
 
 
 @pytest.fixture
@@ -88,7 +64,7 @@ def run(settings: Mapping[str, Any]) -> None:
     run_exp(dict(settings))
 
 
-@holding.marked(SFT_CASES)
+@marked(SFT_CASES)
 def test_sft(
     case: Case, launcher: Any, tiny_qwen2: Callable[..., Any], settings: Callable[..., dict[str, Any]]
 ) -> None:
@@ -103,7 +79,7 @@ def test_sft(
     holding.check(launcher, case, functools.partial(run, given), SFT(), model, expected)
 
 
-@holding.marked(DPO_CASES)
+@marked(DPO_CASES)
 def test_dpo(
     case: Case, launcher: Any, tiny_qwen2: Callable[..., Any], settings: Callable[..., dict[str, Any]]
 ) -> None:

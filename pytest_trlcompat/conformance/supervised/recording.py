@@ -126,7 +126,9 @@ def _recorded_steps(trainer: Any, found: Recording, whole: Whole | None) -> Iter
 def _recorded_class(trainer_class: type, room: Room, found: Recording) -> type:
     """The trainer, which keeps what its methods are given and return."""
 
-    class Recording(room.watched(trainer_class, found)):
+    watched: Any = room.watched(trainer_class, found)
+
+    class Recording(watched):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not found.in_evaluation:
                 self._trlcompat_keep(inputs, None)
