@@ -156,14 +156,20 @@ class _Learner(SamplingLearner[RLOOSettings, RLOOMicroBatch, RLOOStep]):
         found = super().generation_metrics(generation, rollout, evaluation)
         given = generation.advantages
         assert isinstance(given, RLOOAdvantages)
-        if given.divergences is not None:
-            tokens = int(generation.tokens.completion_mask.sum())
-            over_tokens = self.settings.undecided.kl_logged_over == "tokens"
-            found["kl"] = float(given.divergences.sum()) / (tokens if over_tokens else len(given.divergences))
         settings = self.settings
+        if given.divergences is not None:
+            found["kl"] = self._mean_divergence(given.divergences, generation.tokens.completion_mask.sum(1))
         size = (settings.num_generations_eval if evaluation else None) or settings.num_generations
         found["frac_reward_zero_std"] = metrics.part_without_spread(given.scores, size, settings)
         return found
+
+    def _mean_divergence(self, divergences: Tensor, tokens: Tensor) -> float:
+        """By ``kl_logged_over``, of completions ``(R,)`` with so many tokens each; ranks have equal parts of them."""
+        settings = self.settings
+        counts = tokens if settings.undecided.kl_logged_over == "tokens" else torch.ones_like(tokens)
+        parts = settings.world_size if settings.undecided.metrics_mean == "ranks" else 1
+        sums, counted = divergences.view(parts, -1).sum(1), counts.view(parts, -1).sum(1)
+        return float((sums / counted).mean())
 
     def training_metrics(
         self, batches: Sequence[RLOOMicroBatch], generations: Sequence[Generation]

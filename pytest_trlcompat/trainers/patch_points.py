@@ -197,6 +197,10 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         ),
     ),
     "LigerSettingsMixin": (),
+    "LoggedMetricsMixin": (
+        _grpo("GRPOTrainer._calculate_rewards", ">=1.0,<1.14"),
+        PatchPoint("trl.trainer.rloo_trainer:RLOOTrainer._calculate_rewards", ">=1.0,<1.14"),
+    ),
     "LogitsToKeepMixin": (
         _grpo("GRPOTrainer._get_per_token_logps", ">=0.15,<0.20"),
         COMPUTE_LOSS,

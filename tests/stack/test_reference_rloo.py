@@ -74,6 +74,10 @@ def test_the_kl_penalty_by_hand() -> None:
     over_tokens = replace(settings, undecided=RLOOUndecided(kl_logged_over="tokens"))
     logs = reference.rloo_step(uniform(), PAIR, over_tokens, reference_model=Bigrams(table)).logs
     assert logs["kl"] == pytest.approx(sum(kl) / 3)
+    by_rank = RLOOUndecided(kl_logged_over="tokens", metrics_mean="ranks")
+    two_ranks = replace(settings, world_size=2, undecided=by_rank)  # a completion of two tokens, and one of one
+    logs = reference.rloo_step(uniform(), PAIR, two_ranks, reference_model=Bigrams(table)).logs
+    assert logs["kl"] == pytest.approx((kl[0] / 2 + kl[1]) / 2)
 
 
 def test_a_baseline_is_the_mean_of_the_others() -> None:
