@@ -20,6 +20,7 @@ MODULES = {
     "DPOTrainer": ("tests/test_dpo_trainer.py",),
     "RewardTrainer": ("tests/test_reward_trainer.py",),
     "RLOOTrainer": ("tests/test_rloo_trainer.py",),
+    "KTOTrainer": ("tests/test_kto_trainer.py", "tests/experimental/test_kto_trainer.py"),
 }
 """Each trainer that is corrected, and the modules of its tests, where older and newer releases have them."""
 _IN_ALL = MODULES["GRPOTrainer"][0]
