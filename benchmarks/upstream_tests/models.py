@@ -68,7 +68,12 @@ _WIDER = {**_SIZES, "hidden_size": 16, "num_labels": 1}
 _EXPERTS = {**_SIZES, "num_experts_per_tok": 2}
 
 _CAUSAL, _CLASSES, _SEQ2SEQ = "CausalLM", "SequenceClassification", "Seq2SeqLM"
+_FOR_VLLM = {**_HEADS, "hidden_size": 128, "num_key_value_heads": 2, "intermediate_size": 64}
+"""vLLM's kernels for CPUs need heads of 32 or more."""
+
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "Qwen/Qwen2.5-0.5B-Instruct": (_CAUSAL, "qwen2", _FOR_VLLM),
+    "Qwen/Qwen2.5-1.5B": (_CAUSAL, "qwen2", _FOR_VLLM),
     "tiny-BartModel": (
         _SEQ2SEQ,
         "bart",
@@ -188,9 +193,14 @@ def new_model(vocabulary: Vocabulary, kind: str, model_type: str, sizes: dict[st
     return model
 
 
+def full_name(name: str) -> str:
+    """Of a model on the Hub."""
+    return name if "/" in name else f"{ORGANISATION}/{name}"
+
+
 def save(name: str, vocabulary: Vocabulary, cache: Path) -> None:
     """Save a model and its tokenizer where the Hub's cache has them."""
-    repository = cache / f"models--{ORGANISATION}--{name}"
+    repository = cache / f"models--{full_name(name).replace('/', '--')}"
     folder = repository / "snapshots" / REVISION
     folder.mkdir(parents=True)
     (repository / "refs").mkdir()
@@ -210,8 +220,9 @@ def _chat_template(name: str) -> str:
     """Newer releases train with tools by templates that they know, and bring along."""
     import trl
 
-    bundled = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
-    return bundled.read_text() if "Qwen3" in name and bundled.exists() else CHAT_TEMPLATE
+    known = "qwen3.jinja" if "Qwen3" in name else "qwen2_5.jinja" if name.startswith("Qwen/") else None
+    bundled = Path(trl.__file__).parent / "chat_templates" / str(known)
+    return bundled.read_text() if bundled.exists() else CHAT_TEMPLATE
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.upstream_tests import vllm
 from benchmarks.upstream_tests.models import ORGANISATION, VOCABULARIES
 from benchmarks.upstream_tests.sources import MODULES
 
@@ -28,6 +29,7 @@ _HELD_OUT = 2
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--outcomes", type=Path, required=True, help="file for a line of JSON per test")
     parser.addoption("--vocabulary", choices=[*VOCABULARIES], required=True, help="of the models in the Hub's cache")
+    parser.addoption("--vllm", action="store_true", help="the tests that need vLLM, and no others")
     parser.addoption("--corrected", action="store_true", help="with the corrected trainers instead of TRL's")
 
 
@@ -36,8 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
     from transformers import TrainingArguments
 
     # Newer releases of TRL train in bfloat16, which without a GPU must be told. TRL's configurations, which are not
-    # imported yet, take the default from here.
-    TrainingArguments.__dataclass_fields__["use_cpu"].default = True
+    # imported yet, take the default from here. With vLLM, tests train on the software accelerator.
+    TrainingArguments.__dataclass_fields__["use_cpu"].default = not config.getoption("--vllm")
     original = datasets.load_dataset
     datasets.load_dataset = lambda path, *args, **kwargs: (
         _load(*args, **kwargs) if path == f"{ORGANISATION}/zen" else original(path, *args, **kwargs)
@@ -123,6 +125,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     vocabulary, corrected = config.getoption("--vocabulary"), config.getoption("--corrected")
     functions = [item for item in items if isinstance(item, pytest.Function)]
+    if config.getoption("--vllm"):
+        functions = [item for item in functions if vllm.needs_vllm(item)]
+        for item in functions:
+            vllm.take_off_marks(item)
     items[:] = [item for item in functions if vocabulary_of(inspect.getsource(item.function)) == vocabulary]
     for module in {item.module for item in functions}:
         for name in _installed():
