@@ -1,8 +1,8 @@
 """TRL's tests that need vLLM, which TRL runs on GPUs alone or not at all: here on vLLM's real engine for CPUs.
 
 Each test runs in a rank of the software accelerator (:mod:`.on_accelerator`), with vLLM's engine in the same process or
-in the server that its class starts. Marks that ask for several accelerators, or that skip a test for want of a mock, are
-taken off. The models that the tests name are made here, like all others: of two layers, with heads of 32.
+in the server that its class starts. Marks that ask for several accelerators, or that skip a test for want of a mock,
+are taken off. The models that the tests name are made here, like all others: of two layers, with heads of 32.
 """
 
 from __future__ import annotations
