@@ -104,6 +104,15 @@ def _status(code: Any) -> int:
     return 1
 
 
+def _end_pools() -> None:
+    """What an interpreter does before it waits for threads: those of ``concurrent.futures`` would wait for work.
+
+    It has no public name; https://github.com/python/cpython/blob/3.11/Lib/threading.py, ``_shutdown``.
+    """
+    for end in reversed(getattr(threading, "_threading_atexits", [])):
+        end()
+
+
 @contextlib.contextmanager
 def _exit_handlers() -> Iterator[None]:
     """Wait at the end for threads, and run what was registered meanwhile, the last first; a rank ends without both.
@@ -125,6 +134,7 @@ def _exit_handlers() -> Iterator[None]:
     try:
         yield
     finally:
+        _end_pools()
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()

@@ -165,6 +165,27 @@ def test_threads_end_and_exit_handlers_run_the_last_first(launcher: Launcher, tm
     assert run(launcher, ["python", "ends.py"], cwd=tmp_path) == real.stdout == "end\nthread\nsecond\nfirst\n"
 
 
+def test_pools_of_threads_that_nobody_shut_down_end(launcher: Launcher, tmp_path: Path) -> None:
+    """An interpreter ends them before it waits for threads: they would wait for work without end."""
+    write(
+        tmp_path,
+        "ends.py",
+        """
+        import time
+        from concurrent.futures import ThreadPoolExecutor
+        def late():
+            time.sleep(0.2)
+            print("late")
+        pool = ThreadPoolExecutor(2)
+        pool.submit(print, "done").result()
+        pool.submit(late)
+        print("end")
+        """,
+    )
+    real = subprocess.run([sys.executable, "ends.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert run(launcher, ["python", "ends.py"], cwd=tmp_path, timeout=60) == real.stdout == "done\nend\nlate\n"
+
+
 def test_processes_that_are_spawned_find_main(launcher: Launcher, tmp_path: Path) -> None:
     write(
         tmp_path,
