@@ -1,0 +1,78 @@
+"""What a recorded training of the first RLOO must give, computed by the reference from the same queries and responses.
+
+Runs inside a rank, or wherever torch is; imports nothing else of the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pytest_trlcompat.conformance.conventions import Conventions
+from pytest_trlcompat.conformance.on_policy.records import OnPolicyRecording
+from pytest_trlcompat.conformance.on_policy.truth import episodes, layouts, numbers, settings_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat import reference
+
+__all__ = ["Untrained", "computed"]
+
+
+@dataclass(frozen=True)
+class Untrained:
+    """What there was before the training.
+
+    Attributes:
+        reward_model: with one label, or ``None``.
+        reward_function: in its place, the score of a query and the part of its response that is kept, as token ids.
+    """
+
+    policy: torch.nn.Module
+    reward_model: torch.nn.Module | None
+    reference_model: torch.nn.Module
+    reward_function: Callable[[Sequence[int]], float] | None = None
+
+
+def computed(
+    recordings: Sequence[OnPolicyRecording], models: Untrained, conventions: Conventions
+) -> tuple[reference.FirstRLOOStep, ...]:
+    """What the reference gives for the queries and responses of all ranks.
+
+    Args:
+        conventions: of the trainer's release.
+
+    Raises:
+        OutOfStep: there is no batch, or the micro-batches of one are not its rows.
+    """
+    from pytest_trlcompat import reference
+
+    settings = settings_of(recordings, conventions, reference.FirstRLOOSettings, reference.FirstRLOOUndecided)
+    batches = episodes(recordings)
+    function = models.reward_function
+    if function is not None:
+        batches = [_scored(each, function, settings.stop_token_id) for each in batches]
+    return reference.first_rloo_train(
+        models.policy.eval(),
+        batches,
+        settings,
+        reward_model=None if function is not None else numbers(models.reward_model),
+        reference_model=models.reference_model.eval(),
+        layouts=layouts(recordings, len(batches), settings),
+    )
+
+
+def _scored(
+    batch: reference.Episodes, function: Callable[[Sequence[int]], float], stop_token_id: int | None
+) -> reference.Episodes:
+    """With the scores of responses that end with their first stop token."""
+    kept = [_until(response, stop_token_id) for response in batch.responses]
+    pairs = zip(batch.queries, kept, strict=True)
+    return replace(batch, scores=[function([*query, *response]) for query, response in pairs])
+
+
+def _until(response: Sequence[int], stop_token_id: int | None) -> Sequence[int]:
+    ids = list(response)
+    return ids[: ids.index(stop_token_id) + 1] if stop_token_id in ids else ids
