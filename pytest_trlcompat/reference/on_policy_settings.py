@@ -1,4 +1,4 @@
-"""What PPO and the first RLOO have in common: the arguments of ``OnPolicyConfig``, and what documentation leaves open."""
+"""What PPO and the first RLOO have in common: arguments of ``OnPolicyConfig``, and what documentation leaves open."""
 
 from __future__ import annotations
 

@@ -95,9 +95,7 @@ class ConformanceTrainings:
             failure = next(failures_in(text))
             shown = issue.shows(failure.classes, failure.message, failure.location)
             return Finding(Verdict.BROKEN if shown else Verdict.ERROR, {**evidence, "failure": text})
-        others = self._known(
-            lambda one: one.id != issue.id and (not one.trainer or measured_with(one.id) == trainer)
-        )
+        others = self._known(lambda one: one.id != issue.id and (not one.trainer or measured_with(one.id) == trainer))
         prediction = issue.predict(subject, label, stack.installed())
         is_silent = prediction is not None and prediction.verdict is Verdict.SILENT
         for number, difference in enumerate(found["differences"]):

@@ -1,8 +1,8 @@
 """A short PPO training with a setting, and everything of it that the reference computes too.
 
-Runs inside a rank; imports the stack only inside functions. What a trainer does not show from outside is looked at where
-it passes by: the functions of its module that give log-probabilities, values and scores, and whitened advantages; the
-rest as :mod:`.on_policy_recording` says.
+Runs inside a rank; imports the stack only inside functions. What a trainer does not show from outside is looked at
+where it passes by: the functions of its module that give log-probabilities, values and scores, and whitened advantages;
+the rest as :mod:`.on_policy_recording` says.
 """
 
 from __future__ import annotations

@@ -24,7 +24,15 @@ if TYPE_CHECKING:
 
     from ..launches import LaunchCache
 
-__all__ = ["TOLERANCE", "PPORun", "PPORuns", "greatest_difference", "require_first_rloo", "require_ppo", "saves_verdict"]
+__all__ = [
+    "TOLERANCE",
+    "PPORun",
+    "PPORuns",
+    "greatest_difference",
+    "require_first_rloo",
+    "require_ppo",
+    "saves_verdict",
+]
 
 Log: TypeAlias = "list[dict[str, float]]"
 """The numbers of each step, by name."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from pytest_trlcompat.conformance.comparison import OutOfStep
 from pytest_trlcompat.conformance.conventions import Conventions
 from pytest_trlcompat.conformance.on_policy.records import OnPolicyRecording
 from pytest_trlcompat.conformance.on_policy.truth import episodes, layouts, numbers, settings_of
@@ -45,12 +46,15 @@ def computed(
         conventions: of the trainer's release.
 
     Raises:
-        OutOfStep: there is no batch, or the micro-batches of one are not its rows.
+        OutOfStep: there is no batch, the micro-batches of one are not its rows, or its rows are not ``rloo_k`` times
+            its prompts.
     """
     from pytest_trlcompat import reference
 
     settings = settings_of(recordings, conventions, reference.FirstRLOOSettings, reference.FirstRLOOUndecided)
     batches = episodes(recordings)
+    for number, each in enumerate(batches):
+        _check_groups(number, each, settings)
     function = models.reward_function
     if function is not None:
         batches = [_scored(each, function, settings.stop_token_id) for each in batches]
@@ -62,6 +66,16 @@ def computed(
         reference_model=models.reference_model.eval(),
         layouts=layouts(recordings, len(batches), settings),
     )
+
+
+def _check_groups(number: int, batch: reference.Episodes, settings: reference.FirstRLOOSettings) -> None:
+    """Whether each rank has first one response to every prompt, then another one to every prompt, and so on."""
+    size = len(batch.queries) // settings.world_size
+    for start in range(0, len(batch.queries), size):
+        own = [list(query) for query in batch.queries[start : start + size]]
+        prompts = own[: size // settings.rloo_k]
+        if own != prompts * settings.rloo_k:
+            raise OutOfStep(f"batch {number}: its queries are not {settings.rloo_k} times the same prompts: {own}")
 
 
 def _scored(
