@@ -171,6 +171,11 @@ class KnownIssue:
         return _trainer_of(self.id)
 
     @property
+    def kind(self) -> str:
+        """Whose cures cure it, as :func:`measured_with` names trainers; empty for one that meets every trainer."""
+        return measured_with(self.id) if self.trainer else ""
+
+    @property
     def packages(self) -> tuple[str, ...]:
         """The packages whose versions its predictions look at."""
         named = {package for prediction in self.predictions for package in prediction.when}

@@ -1,6 +1,7 @@
-"""Cure of ``ppo-mini-batches`` and ``ppo-last-batch-accumulation``: PPO steps once for each mini-batch.
+"""Cure of ``ppo-mini-batches``, ``ppo-last-batch-accumulation`` and ``first-rloo-last-batch-accumulation``: PPO, and the
+first RLOO, step once for each mini-batch.
 
-TRL's PPO trainer goes through each batch within ``Accelerator.accumulate``, one micro-batch at a time, and Accelerate
+TRL's PPO trainer, whose training loop TRL's first RLOO trainer has, too, goes through each batch within ``Accelerator.accumulate``, one micro-batch at a time, and Accelerate
 decides when the optimizer steps. It counts to ``gradient_accumulation_steps``, which in newer releases is the number of
 micro-batches of the whole batch and not of a mini-batch: one step is taken for all of them. And at the end of the data
 loader, where it expects no more micro-batches, it steps after each: of PPO's micro-batches all that the last batch of
@@ -39,7 +40,8 @@ _MEANS = (
 
 
 class PPOOptimizerStepsMixin(Cure):
-    """Lets a subclass of TRL's PPO trainer take one optimizer step for each mini-batch, in every batch.
+    """Lets a subclass of TRL's PPO trainer, or of its first RLOO trainer, take one optimizer step for each
+    mini-batch, in every batch.
 
     Where ``gradient_accumulation_steps`` is 1 there is nothing to count, and the numbers are upstream's.
 
