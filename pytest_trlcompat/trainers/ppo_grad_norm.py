@@ -1,7 +1,8 @@
 """Cure of ``ppo-max-grad-norm`` and ``first-rloo-max-grad-norm``: PPO, and the first RLOO, clip gradients.
 
-TRL's PPO trainer has a training loop of its own, as has its first RLOO trainer, which steps without clipping, so that ``max_grad_norm`` of its
-arguments does nothing. The cure clips before each step of the optimizer that ends an accumulation, as ``Trainer`` does.
+TRL's PPO trainer has a training loop of its own, as has its first RLOO trainer, which steps without clipping, so that
+``max_grad_norm`` of its arguments does nothing. The cure clips before each step of the optimizer that ends an
+accumulation, as ``Trainer`` does.
 
 Imports nothing of the stack, and of this package ``_conditions`` and ``_cure``.
 """
