@@ -1,4 +1,4 @@
-"""TRL's RLOO of until 0.21 held against the reference: what agrees, what is known to part, and that faults are found."""
+"""TRL's first RLOO held against the reference: what agrees, what is known to part, and that faults are found."""
 
 from __future__ import annotations
 
