@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["build_trainer", "config_class", "trainer_class"]
 
+_CONFIG = "RLOOConfig"
 _OLD_NAMES = {"processing_class": "tokenizer"}
 
 
@@ -36,7 +37,9 @@ def config_class() -> Any:
     """
     from trl.trainer.rloo_config import RLOOConfig
 
-    return type("RLOOConfig", (RLOOConfig,), {"model_init_kwargs": None})
+    if _CONFIG not in globals():  # where those who unpickle a checkpoint's arguments find it
+        globals()[_CONFIG] = type(_CONFIG, (RLOOConfig,), {"model_init_kwargs": None})
+    return globals()[_CONFIG]
 
 
 def takes_functions() -> bool:

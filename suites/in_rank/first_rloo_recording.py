@@ -122,7 +122,8 @@ def _watched_scores(trainer: Any, found: OnPolicyRecording) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _watched_loop(trainer: Any, found: OnPolicyRecording) -> Iterator[None]:
-    """Keep what is local to the loop at each backward pass: of each batch once, and of each micro-batch.
+    """Keep what is local to the loop at each backward pass: of each batch once, and of each micro-batch; and when there
+    is a checkpoint.
 
     All releases call these the same; with other names for them, there is nothing to compare, and it fails.
     """
@@ -148,5 +149,14 @@ def _watched_loop(trainer: Any, found: OnPolicyRecording) -> Iterator[None]:
             found.see(name, values)
         backward(loss, *args, **kwargs)
 
-    with mock.patch.object(trainer.accelerator, "backward", watched):
+    save = trainer._save_checkpoint
+
+    def saved(*args: Any, **kwargs: Any) -> None:
+        found.checkpoints.append(found.batch + 1)
+        save(*args, **kwargs)
+
+    with (
+        mock.patch.object(trainer.accelerator, "backward", watched),
+        mock.patch.object(trainer, "_save_checkpoint", saved),
+    ):
         yield

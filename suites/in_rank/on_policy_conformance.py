@@ -120,8 +120,14 @@ def _expected_of_first_rloo(
 ) -> list[Quantity]:
     arguments = recordings[0].arguments
     rows = int(arguments["per_device_train_batch_size"]) * int(arguments["gradient_accumulation_steps"])
+    updates = int(arguments["num_ppo_epochs"]) * int(arguments["num_mini_batches"])
+    saves = str(getattr(arguments["save_strategy"], "value", arguments["save_strategy"])) == "steps" and updates == 1
     steps = first_rloo_truth.computed(recordings, before, known)
-    return list(first_rloo_quantities.expected_quantities(steps, _logging_steps(recordings), rows))
+    return list(
+        first_rloo_quantities.expected_quantities(
+            steps, _logging_steps(recordings), rows, int(arguments["save_steps"]) if saves else 0
+        )
+    )
 
 
 PPO = Method(

@@ -234,6 +234,9 @@ def test_a_reward_model_scores_what_is_kept() -> None:
     step = reference.first_rloo_step(uniform(), asked, settings_of(stop_token_id=1), reward_model=scorer)
     assert step.experience.scores.tolist() == [0.25, 0.25, 0.5, 0.5]
     assert step.experience.tokens.lengths.tolist() == [2, 1, 1, 2]
+    whole = reference.first_rloo_step(uniform(), asked, settings_of(), reward_model=scorer)
+    assert whole.experience.scores.tolist() == [2.0, 0.5, 0.5, 0.5]
+    assert whole.experience.tokens.lengths.tolist() == [3, 2, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,13 @@ BY_MICRO_BATCH = ("ratios", "losses")
 
 
 def expected_quantities(
-    steps: Sequence[reference.FirstRLOOStep], logging_steps: int, documented_rows: int
+    steps: Sequence[reference.FirstRLOOStep], logging_steps: int, documented_rows: int, saved_each: int = 0
 ) -> Iterator[Quantity]:
     """Everything that a recording can show, in the order in which steps make it.
 
     Args:
+        saved_each: after how many batches, each of one update, there is a checkpoint; 0 for none, or where a batch has
+            several updates: which of them is a step is not documented.
         documented_rows: of a batch on one rank, "``per_device_train_batch_size`` * ``gradient_accumulation_steps``".
     """
     import torch
@@ -52,6 +54,9 @@ def expected_quantities(
                 # Losses are negative advantages at first, whose sum is 0 but for rounding.
                 rounding = _largest_loss(step) * FLOOR if name == "loss/policy_avg" else 0.0
                 yield Quantity(f"logs[{name}]", place, torch.tensor([value], dtype=torch.float64), rounding=rounding)
+    if saved_each:  # whether there is one at the end as well is not compared: not all of Transformers' releases do
+        places = [float(step) for step in range(1, len(steps)) if step % saved_each == 0]
+        yield Quantity("checkpoints", "training", torch.tensor(places))
     yield Quantity("logs[number of lines]", "training", torch.tensor([float(len(steps) // logging_steps)]))
 
 
@@ -64,8 +69,12 @@ def recorded_quantities(recordings: Sequence[OnPolicyRecording]) -> dict[tuple[s
     import torch
 
     rows = float(recordings[0].arguments["local_batch_size"])
+    batches = len(recordings[0].rows) // int(rows)
     return {
         ("data[rows of a batch]", "training"): torch.tensor([rows]),
         **recorded_batches(recordings, BY_BATCH, BY_MICRO_BATCH),
+        ("checkpoints", "training"): torch.tensor(
+            [float(step) for step in recordings[0].checkpoints if step < batches]
+        ),
         **recorded_logs(recordings[0]),
     }

@@ -36,6 +36,7 @@ class OnPolicyRecording:
         rows: query and response of each row, without padding, in the order of batches.
         seen: by quantity, what passed by in each batch: ``(batch, tensor)``.
         micro_batches: batch, and the tokens of each row without padding.
+        checkpoints: after how many batches there was one.
     """
 
     arguments: dict[str, Any]
@@ -45,6 +46,7 @@ class OnPolicyRecording:
     micro_batches: list[tuple[int, list[list[int]]]] = field(default_factory=list)
     steps: list[OnPolicyStep] = field(default_factory=list)
     logs: list[dict[str, float]] = field(default_factory=list)
+    checkpoints: list[int] = field(default_factory=list)
 
     @property
     def batch(self) -> int:
