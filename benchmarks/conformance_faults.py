@@ -146,11 +146,12 @@ def _train(trainer: str, model: Any, name: str, fault: Fault | None = None) -> S
     import trl
 
     if fault is not None:
-        module = import_module(f"trl.trainer.{trainer}_trainer")
+        called = trainer.removeprefix("first_")
+        module = import_module(f"trl.trainer.{called}_trainer")
         path = str(module.__file__)
         planted = compile(fault.plant(Path(path).read_text(encoding="utf-8")), path, "exec")
         exec(planted, vars(module))  # noqa: S102 - the installed module, with one fault
-        setattr(trl, NAMES[trainer], getattr(module, NAMES[trainer]))
+        setattr(trl, NAMES[called], getattr(module, NAMES[called]))
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         found = conformance.hold(trainer, "upstream", model, {name: _rows(trainer)[name].setting})[name]
     return Shown(tuple(dict.fromkeys(each["stage"] for each in found["differences"])), found["failure"] or "")

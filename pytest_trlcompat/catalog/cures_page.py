@@ -39,7 +39,7 @@ from pytest_trlcompat.trainers import cured  # any other: Trainer = cured(trl.DP
 
 Each is the trainer itself with the known issues below cured where the installed releases have them, and unchanged where
 they have not. `cured` puts in front of any subclass of `transformers.Trainer` the cures of its kind, of which there are
-three: GRPO's, PPO's and any other trainer's. One cure alone is a mixin:
+four: GRPO's, PPO's, that of RLOO until TRL 0.21, and any other trainer's. One cure alone is a mixin:
 
 ```python
 from pytest_trlcompat.trainers import ZeRO3BiasesMixin
@@ -60,6 +60,7 @@ _SECTIONS = {
     "trainer": ("Any trainer", "In `cured(YourTrainer)` and in `GRPOTrainer`; measured with GRPO."),
     "grpo": ("GRPO", "In `GRPOTrainer`, beside those of any trainer."),
     "ppo": ("PPO", "In `PPOTrainer`; what `PPOConfig` cures, in that."),
+    "first_rloo": ("RLOO until TRL 0.21", "In `RLOOTrainer`, beside those of any trainer."),
 }
 """Kind of trainer to the title of its section, and what stands above the table."""
 _LINK = re.compile(r"https://github\.com/[\w.-]+/([\w.-]+)/(?:issues|pull|discussions|commit)/(\w+)")
@@ -79,9 +80,9 @@ def page(issues: Iterable[KnownIssue]) -> str:
 
 def _is_of(issue: KnownIssue, kind: str) -> bool:
     """Whether an issue stands in the section of a kind: its trainer's, or cured there and not for any trainer."""
-    if not issue.cure or (issue.trainer and kind_named(issue.trainer) != kind):
+    if not issue.cure or (issue.kind and kind_named(issue.kind) != kind):
         return False
-    if kind == "grpo" and not issue.trainer and mixins(issue, "trainer"):
+    if kind in ("grpo", "first_rloo") and not issue.trainer and mixins(issue, "trainer"):
         return False
     return bool(issue.trainer or mixins(issue, kind))
 

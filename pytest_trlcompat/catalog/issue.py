@@ -32,7 +32,10 @@ __all__ = [
 ]
 
 TRAINERS = ("distillation", "dpo", "grpo", "kto", "ppo", "reward", "rloo", "sft")
-"""Trainers that issues of their own begin with in their ids, or end with after ``conformance``."""
+"""Trainers that issues of their own begin with in their ids, or end with after ``conformance``.
+
+Where another trainer had the same name before, ids of its issues have ``first-`` in front, ``first-rloo-eos-count``.
+"""
 
 STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
 """The strategies; a verdict's may carry a variant after a dash, like ``fsdp1-no_shard``."""
@@ -161,8 +164,16 @@ class KnownIssue:
 
     @property
     def trainer(self) -> str:
-        """Whose issue it is, by its id: ``grpo``, ``ppo``, or empty for one that meets every trainer."""
+        """Whose issue it is, by its id: ``grpo``, ``ppo``, or empty for one that meets every trainer.
+
+        What people call it: also ``rloo`` for the first trainer of that name.
+        """
         return _trainer_of(self.id)
+
+    @property
+    def kind(self) -> str:
+        """Whose cures cure it, as :func:`measured_with` names trainers; empty for one that meets every trainer."""
+        return measured_with(self.id) if self.trainer else ""
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -220,7 +231,7 @@ class KnownIssue:
 
     def may_stop(self, other: KnownIssue) -> bool:
         """Whether its symptom can end the suite of ``other``: another issue, measured with the same trainer."""
-        return self.id != other.id and (not self.trainer or self.trainer == measured_with(other.id))
+        return self.id != other.id and (not self.trainer or measured_with(self.id) == measured_with(other.id))
 
     def may_stop_under(self, other: KnownIssue, strategy: str, versions: Mapping[str, str]) -> bool:
         """:meth:`may_stop`, and it is predicted to raise something itself with TRL's trainer.
@@ -247,6 +258,7 @@ class KnownIssue:
 
 
 _FINDINGS = "conformance/test_findings.py"
+_FIRST = "first-"
 _RAISING = (Verdict.BROKEN, Verdict.ERROR)
 """Verdicts of a suite that met an exception of its own issue."""
 WILDCARD = re.compile(r"[*?\[]")
@@ -264,10 +276,14 @@ def _matches(patterns: tuple[str, ...], strategy: str) -> bool:
 
 
 def _trainer_of(issue_id: str) -> str:
-    prefix = issue_id.removeprefix("conformance-").partition("-")[0]
+    prefix = issue_id.removeprefix("conformance-").removeprefix(_FIRST).partition("-")[0]
     return prefix if prefix in TRAINERS else ""
 
 
 def measured_with(issue_id: str) -> str:
-    """The trainer that an issue's suite runs; ``trainer`` for a plain one of Transformers'."""
-    return "trainer" if issue_id.startswith("trainer-") else _trainer_of(issue_id) or "grpo"
+    """The trainer that an issue's suite runs: ``trainer`` for a plain one of Transformers', and ``first_rloo`` for the
+    trainer that had the name of ``rloo`` before."""
+    if issue_id.startswith("trainer-"):
+        return "trainer"
+    is_first = issue_id.removeprefix("conformance-").startswith(_FIRST)
+    return ("first_" if is_first else "") + (_trainer_of(issue_id) or "grpo")

@@ -108,7 +108,7 @@ def own_trainer(issues: Iterable[KnownIssue], trainer: str = "") -> str:
 def mixins(issue: KnownIssue, trainer: str = "") -> tuple[str, ...]:
     """The mixins that are its cure; of a trainer that is known, those that its kind gets."""
     names = [name for module in (issue.cure, *issue.cure_with) for name in names_of(module) if name.endswith("Mixin")]
-    known = issue.trainer or trainer
+    known = issue.kind or trainer
     return tuple(name for name in names if not known or name in KINDS[kind_named(known)])
 
 

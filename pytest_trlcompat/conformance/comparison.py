@@ -3,7 +3,7 @@
 Tolerances are measured: the reference computes the same training with weights that are changed by one unit in the last
 place, in three ways, and a quantity may differ :data:`FACTOR` times as far as the most that these change it. Which
 quantities a trainer has, and in which order a step makes them, say
-:mod:`~pytest_trlcompat.conformance.grpo.quantities` and :mod:`~pytest_trlcompat.conformance.ppo.quantities`.
+:mod:`~pytest_trlcompat.conformance.grpo.quantities` and so on.
 
 Runs inside a rank, or wherever torch is.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ULP", "Difference", "OutOfStep", "Quantity", "Unsteady", "change", "differing", "neighbours"]
+__all__ = ["FLOOR", "ULP", "Difference", "OutOfStep", "Quantity", "Unsteady", "change", "differing", "neighbours"]
 
 FACTOR = 30.0
 FLOOR = 2e-5

@@ -54,8 +54,10 @@ __all__ = [
 ]
 
 TABLE = Path(__file__).with_name("fields.toml")
-TRAINERS = ("grpo", "ppo", "first_ppo")
-"""Whose config has a field; ``first_ppo`` is the PPOTrainer before TRL 0.12, of which nothing is tried."""
+TRAINERS = ("grpo", "ppo", "first_rloo", "first_ppo")
+"""Whose config has a field; ``first_rloo`` is the RLOOTrainer of until TRL 0.21, which has PPO's fields but for some;
+``first_ppo`` is the PPOTrainer before TRL 0.12, of which nothing is tried."""
+_WITHOUT = "without"
 _GROUP_KEYS = {"effect", "with", "never_with", "needs"}
 _FIELD_KEYS = {*_GROUP_KEYS, "values", "choices", "reference", "names", "left_out"}
 _CHOICE_KEYS = {"value", "releases", "with", "never_with", "as"}
@@ -64,7 +66,8 @@ _NONE = {"none": True}
 
 @dataclass(frozen=True)
 class Fields:
-    """The table, by trainer; what stands under ``both`` is part of ``grpo`` and of ``ppo``."""
+    """The table, by trainer; what stands under ``both`` is part of ``grpo`` and of ``ppo``, and what stands under
+    ``ppo`` of ``first_rloo``, but for what is said there to be PPO's alone."""
 
     _tried: Mapping[str, tuple[Tried, ...]]
     _groups: Mapping[str, tuple[Group, ...]]
@@ -103,6 +106,8 @@ class Fields:
 def trainer_of(name: str, is_training_arguments: bool) -> str:
     """Whose config a class is, by its name and by whether it derives from ``transformers.TrainingArguments``.
 
+    A ``RLOOConfig`` is taken for one of until TRL 0.21.
+
     Raises:
         FieldsError: for another class.
     """
@@ -110,7 +115,11 @@ def trainer_of(name: str, is_training_arguments: bool) -> str:
         return "grpo"
     if name in ("PPOConfig", "PPOv2Config"):
         return "ppo" if is_training_arguments else "first_ppo"
-    raise FieldsError(f"{name} is the config of no trainer in the table: GRPOConfig, PPOConfig and PPOv2Config are")
+    if name == "RLOOConfig":
+        return "first_rloo"
+    raise FieldsError(
+        f"{name} is the config of no trainer in the table: GRPOConfig, PPOConfig, PPOv2Config and RLOOConfig are"
+    )
 
 
 def unplaced(config_classes: Iterable[type], table: Fields | None = None) -> list[str]:
@@ -137,14 +146,23 @@ def load(path: Path = TABLE) -> Fields:
         raise FieldsError(f"the table {path} cannot be read: {error}") from error
     _check_keys("the table", raw, {"both", *TRAINERS})
     for name, part in raw.items():
-        _check_keys(f"[{name}]", part, {*KINDS, *(["base"] if name in ("grpo", "ppo") else [])})
+        own = {"grpo": ["base"], "ppo": ["base"], "first_rloo": [_WITHOUT]}.get(name, [])
+        _check_keys(f"[{name}]", part, {*KINDS, *own})
     parts = {trainer: [raw.get(trainer, {})] for trainer in TRAINERS}
     for trainer in ("grpo", "ppo"):
         parts[trainer].append(raw.get("both", {}))
+    more = [raw.get("ppo", {}), raw.get("both", {})]
+    less = raw.get("first_rloo", {}).get(_WITHOUT, ())
+    bases = {trainer: raw.get("ppo" if trainer == "first_rloo" else trainer, {}) for trainer in TRAINERS}
+    tried = {trainer: [one for part in own for one in _tried(trainer, part)] for trainer, own in parts.items()}
+    groups = {trainer: [one for part in own for one in _groups(trainer, part)] for trainer, own in parts.items()}
+    tried["first_rloo"] += [one for part in more for one in _tried("first_rloo", part) if one.name not in less]
+    for one in (one for part in more for one in _groups("first_rloo", part)):
+        groups["first_rloo"].append(replace(one, fields=tuple(each for each in one.fields if each not in less)))
     table = Fields(
-        {trainer: tuple(one for part in own for one in _tried(trainer, part)) for trainer, own in parts.items()},
-        {trainer: tuple(one for part in own for one in _groups(trainer, part)) for trainer, own in parts.items()},
-        {trainer: _decoded(own[0].get("base", {})) for trainer, own in parts.items()},
+        {trainer: tuple(each) for trainer, each in tried.items()},
+        {trainer: tuple(each) for trainer, each in groups.items()},
+        {trainer: _decoded(part.get("base", {})) for trainer, part in bases.items()},
     )
     for trainer in TRAINERS:
         _check(trainer, table)

@@ -20,9 +20,9 @@ _HEAD = """\
 
 <!-- Made by `python -m pytest_trlcompat.conformance.fields_page docs/reference/fields.md`; do not edit. -->
 
-Every argument of `GRPOConfig` and of `PPOConfig` (`PPOv2Config` before TRL 0.12), with those of
-`transformers.TrainingArguments`, in all releases of TRL from 0.9.6 on: what conformance tries, and why the rest is not
-tried. Beside the values below, the default is tried.
+Every argument of `GRPOConfig`, of `PPOConfig` (`PPOv2Config` before TRL 0.12) and of the `RLOOConfig` of until TRL
+0.21, with those of `transformers.TrainingArguments`, in all releases of TRL from 0.9.6 on: what conformance tries, and
+why the rest is not tried. Beside the values below, the default is tried.
 
 ## A new field
 
@@ -54,6 +54,10 @@ _TRAINERS = {
         "Arguments of `GRPOConfig`, and of `transformers.TrainingArguments` what PPO has otherwise.",
     ),
     "ppo": ("PPO", "Arguments of `PPOConfig`, and of `transformers.TrainingArguments` what GRPO has otherwise."),
+    "first_rloo": (
+        "The first RLOO",
+        "Arguments of the `RLOOConfig` of until TRL 0.21 alone. It has those of PPO, too, but for {without}.",
+    ),
     "first_ppo": ("The first PPO", "Arguments of the `PPOConfig` before TRL 0.12."),
 }
 
@@ -64,12 +68,15 @@ def page(table: Fields) -> str:
     lines += [f"| {word} | {meaning} |" for word, meaning in EFFECTS.items()]
     lines += ["", "What a value needs that no argument gives:", "", "| word | meaning |", "| --- | --- |"]
     lines += [f"| {word} | {meaning} |" for word, meaning in NEEDS.items()]
-    tried = {trainer: table.tried(trainer) for trainer in ("grpo", "ppo", "first_ppo")}
+    tried = {trainer: table.tried(trainer) for trainer in ("grpo", "ppo", "first_rloo", "first_ppo")}
     groups = {trainer: table.groups(trainer) for trainer in tried}
     tried["both"] = [one for one in tried["grpo"] if one in tried["ppo"]]
     groups["both"] = [one for one in groups["grpo"] if one in groups["ppo"]]
+    without = [one.name for one in tried["ppo"] if one not in tried["first_rloo"]]
+    tried["first_rloo"] = [one for one in tried["first_rloo"] if one not in tried["ppo"]]
+    groups["first_rloo"] = [one for one in groups["first_rloo"] if one not in groups["ppo"]]
     for trainer, (title, text) in _TRAINERS.items():
-        lines += ["", f"## {title}", "", text]
+        lines += ["", f"## {title}", "", text.replace("{without}", ", ".join(map(_code, without)))]
         own = [one for one in tried[trainer] if trainer == "both" or one not in tried["both"]]
         if own:
             lines += ["", "| argument | values | with | never with | needs | what differs |", "| --- " * 6 + "|"]

@@ -28,7 +28,9 @@ from pytest_trlcompat.conformance.fields import TRAINERS, Fields, load, trainer_
 __all__ = ["ConfigClass", "WalkError", "config_classes", "main", "problems", "summary"]
 
 _ABOUT = "Hold the table of config fields against unpacked releases of trl and transformers."
-_OWN = ("GRPOConfig", "PPOConfig", "PPOv2Config")
+_OWN = ("GRPOConfig", "PPOConfig", "PPOv2Config", "RLOOConfig")
+_OF_NEWER_RLOO = "num_generations"
+"""A field by which RLOOConfig is that of the newer trainer, which the table has not; 0.22 keeps the first one's too."""
 _COMMON = "TrainingArguments"
 
 
@@ -71,6 +73,7 @@ def config_classes(release: Path) -> list[ConfigClass]:
     else:
         paths = sorted((release / package).rglob("*.py"))
         found = [_read(release, path, name) for path in paths for name in _OWN if _defined(path, name)]
+    found = [one for one in found if not one.where.endswith(":RLOOConfig") or _OF_NEWER_RLOO not in one.fields]
     if not found:
         raise WalkError(f"{release.name} has no class {', '.join(_OWN)}")
     return found
@@ -83,7 +86,7 @@ def _read(release: Path, path: Path, name: str) -> ConfigClass:
     fields: dict[str, None] = {}
     common = _collect(release, _Class(path, node), fields)
     module = ".".join(path.relative_to(release).with_suffix("").parts)
-    trainers = ("grpo", "ppo") if name == _COMMON else (trainer_of(name, common),)
+    trainers = ("grpo", "ppo", "first_rloo") if name == _COMMON else (trainer_of(name, common),)
     return ConfigClass(release.name, f"{module}:{name}", trainers, tuple(fields))
 
 

@@ -59,8 +59,8 @@ def lines(trainer: str, issues: Sequence[str]) -> Iterator[str]:
 
 def _is_about(issue: str, trainers: Collection[str]) -> bool:
     """Whether an issue is one of these trainers', or of none in particular, such as one of saving under FSDP."""
-    trainer = measured_with(issue)
-    return not issue.startswith(f"{trainer}-") or trainer in trainers
+    trainer = measured_with(issue).removeprefix("first_")
+    return not issue.removeprefix("first-").startswith(f"{trainer}-") or trainer in trainers
 
 
 def _sorted(answer: Mapping[str, Any], issues: Sequence[str]) -> dict[bool | str | None, list[str]]:

@@ -12,13 +12,13 @@ and a model is anything that returns logits::
         ...
 
 :func:`rloo_step` does the same for RLOO, :func:`ppo_step` for a batch of PPO, with a value model and a reward model
-beside the policy, and :func:`supervised_train` for trainers whose batches are rows of a dataset, each with its own
-objective.
+beside the policy, :func:`first_rloo_step` for a batch of RLOO as TRL made it until 0.21, and :func:`supervised_train`
+for trainers whose batches are rows of a dataset, each with its own objective.
 
 Where the documentation does not decide, a docstring says ``undecided by the documentation``, and :class:`Undecided`,
-:class:`RLOOUndecided` or :class:`PPOUndecided` takes the choice. It covers text completions with rewards that are
-given: no generation, no tools, no images, no corrections for another inference engine. It is written to be read, not to
-be fast: the graphs of all micro-batches of a step are kept at once.
+:class:`RLOOUndecided`, :class:`PPOUndecided` or :class:`FirstRLOOUndecided` takes the choice. It covers text
+completions with rewards that are given: no generation, no tools, no images, no corrections for another inference
+engine. It is written to be read, not to be fast: the graphs of all micro-batches of a step are kept at once.
 
 Importing this package imports torch; nothing else of the stack, of the harness, or of pytest.
 """
@@ -26,6 +26,19 @@ Importing this package imports torch; nothing else of the stack, of the harness,
 from __future__ import annotations
 
 from pytest_trlcompat.reference.experts import load_balancing_loss, router_logits
+from pytest_trlcompat.reference.first_rloo import first_rloo_step, first_rloo_train
+from pytest_trlcompat.reference.first_rloo_records import (
+    FirstRLOOExperience,
+    FirstRLOOMicroBatch,
+    FirstRLOOOptimizerStep,
+    FirstRLOOStep,
+)
+from pytest_trlcompat.reference.first_rloo_rewards import (
+    CompletionAdvantages,
+    completion_advantages,
+    leave_one_out_baselines,
+)
+from pytest_trlcompat.reference.first_rloo_settings import FirstRLOOSettings, FirstRLOOUndecided
 from pytest_trlcompat.reference.grpo import grpo_evaluate, grpo_step, grpo_train
 from pytest_trlcompat.reference.kto import (
     UNPAIRED_LOSSES,
@@ -53,6 +66,7 @@ from pytest_trlcompat.reference.objective import (
     policy_losses,
     trajectory_weights,
 )
+from pytest_trlcompat.reference.on_policy_settings import OnPolicySettings, OnPolicyUndecided
 from pytest_trlcompat.reference.optimizer import (
     AdamWState,
     adamw_step,
@@ -174,10 +188,17 @@ __all__ = [
     "AdamWState",
     "Advantages",
     "Batch",
+    "CompletionAdvantages",
     "CompletionScores",
     "Episodes",
     "Evaluation",
     "Experience",
+    "FirstRLOOExperience",
+    "FirstRLOOMicroBatch",
+    "FirstRLOOOptimizerStep",
+    "FirstRLOOSettings",
+    "FirstRLOOStep",
+    "FirstRLOOUndecided",
     "GRPOSettings",
     "GRPOStep",
     "Generation",
@@ -188,6 +209,8 @@ __all__ = [
     "Measured",
     "MicroBatch",
     "Objective",
+    "OnPolicySettings",
+    "OnPolicyUndecided",
     "OptimizerSettings",
     "PPOLayout",
     "PPOMicroBatch",
@@ -230,12 +253,15 @@ __all__ = [
     "clipped_policy_losses",
     "clipped_value_losses",
     "common_prompt",
+    "completion_advantages",
     "contiguous_layout",
     "decayed_parameters",
     "divergence",
     "divergence_scores",
     "entropy_control",
     "episode_metrics",
+    "first_rloo_step",
+    "first_rloo_train",
     "generation_metrics",
     "gradient_norm",
     "grpo_evaluate",
@@ -247,6 +273,7 @@ __all__ = [
     "labels_of",
     "learning_rate_factor",
     "leave_one_out_advantages",
+    "leave_one_out_baselines",
     "load_balancing_loss",
     "mean_of_present",
     "mean_over_tokens",

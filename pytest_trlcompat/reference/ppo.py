@@ -10,7 +10,6 @@ one optimizer step for each mini-batch.
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +17,8 @@ import torch
 from torch import Tensor
 
 from pytest_trlcompat.reference import ppo_metrics, ppo_models, ppo_rewards
-from pytest_trlcompat.reference._stepping import Stepper, detached
-from pytest_trlcompat.reference.policy import score_tokens
+from pytest_trlcompat.reference._on_policy import OnPolicyLearner, placed_rows
+from pytest_trlcompat.reference._stepping import detached
 from pytest_trlcompat.reference.ppo_losses import clipped_policy_losses, clipped_value_losses
 from pytest_trlcompat.reference.ppo_records import (
     Episodes,
@@ -33,7 +32,6 @@ from pytest_trlcompat.reference.ppo_records import (
 )
 from pytest_trlcompat.reference.ppo_settings import PPOSettings
 from pytest_trlcompat.reference.records import Layout
-from pytest_trlcompat.reference.tokens import Tokens, tokens_of
 
 __all__ = ["ppo_step", "ppo_train"]
 
@@ -109,7 +107,7 @@ class _Trained(torch.nn.Module):
         self.policy, self.value_model = copy.deepcopy((policy, value_model))
 
 
-class _Learner:
+class _Learner(OnPolicyLearner[PPOSettings]):
     """Everything that lasts from one batch to the next."""
 
     def __init__(
@@ -121,52 +119,31 @@ class _Learner:
         settings: PPOSettings,
         padded: bool,
     ) -> None:
-        self.settings, self.padded = settings, padded
-        self.trained = _Trained(policy, value_model)
-        self.reward_model = reward_model
+        super().__init__(_Trained(policy, value_model), reward_model, settings, settings.undecided, padded)
         self.reference_model = policy if reference_model is None else reference_model
-        self.score = functools.partial(
-            score_tokens,
-            temperature=settings.temperature,
-            entropy_at_temperature=settings.undecided.entropy_at_temperature,
-            padded=padded,
-        )
-        self.stepper = Stepper(self.trained, settings)
-        self.batches, self.episodes = 0, 0
 
     def batch(self, episodes: Episodes, layout: PPOLayout, total: int) -> PPOStep:
         check_ppo_layout(layout, len(episodes.queries), self.settings)
         experience = self._experience(episodes)
         steps = [self._step(experience, mini, total) for epoch in layout for mini in epoch]
-        self.batches += 1
-        self.episodes += len(episodes.queries)
-        of_next = self.settings.undecided.learning_rate_logged == "next"
         logs = {
             **ppo_metrics.episode_metrics(experience, episodes, self.settings),
             **ppo_metrics.update_metrics(steps, experience, self.settings),
-            "lr": self._rate(total) if of_next else steps[-1].learning_rate,
-            "episode": float(self.episodes),
+            **self.ended(episodes, steps[-1].learning_rate, total),
         }
         return PPOStep(experience, tuple(steps), logs)
 
-    def _rate(self, total: int) -> float:
-        """The learning rate of the next optimizer step."""
-        if self.settings.undecided.schedule_steps == "batches":
-            return self.stepper.learning_rate(self.batches, total)
-        whole = total * self.settings.num_ppo_epochs * self.settings.num_mini_batches
-        return self.stepper.learning_rate(self.stepper.steps, whole)
-
     def _experience(self, episodes: Episodes) -> Experience:
         settings = self.settings
-        tokens = self._tokens(episodes)
+        tokens = self.tokens(episodes)
         mask = tokens.completion_mask
         steps = ppo_rewards.step_mask(mask, settings.has_own_score_step, settings.world_size)
         with torch.no_grad():
             sampled = self.score(self.trained.policy, tokens)
             reference = self.score(self.reference_model, tokens).logprobs
             values = ppo_models.state_values(self.trained.value_model, tokens, steps, padded=self.padded)
-        scores = self._scores(episodes, tokens, values.dtype)
-        has_eos = self._has_eos(tokens)
+        scores = self.scores(episodes, tokens, values.dtype)
+        has_eos = self.has_eos(tokens)
         penalised = ppo_rewards.penalised_scores(scores, has_eos, tokens.terminated, settings)
         kl = torch.where(mask, ppo_rewards.divergence(sampled.logprobs, reference, settings.kl_estimator), 0.0)
         rewards = whitened = ppo_rewards.rewards_of(kl, penalised, steps, settings.kl_coef)
@@ -190,32 +167,6 @@ class _Learner:
             advantages=self._whiten(estimates, mask, shift_mean=True),
         )
 
-    def _tokens(self, episodes: Episodes) -> Tokens:
-        settings = self.settings
-        longest = max(map(len, episodes.responses))
-        if longest > settings.response_length:
-            raise ValueError(f"a response has {longest} tokens, response_length={settings.response_length}")
-        return tokens_of(
-            episodes.queries,
-            episodes.responses,
-            pad_token_id=settings.pad_token_id,
-            # No token has a negative id: without a stop token a response ends where it was given.
-            eos_token_id=-1 if settings.stop_token_id is None else settings.stop_token_id,
-        )
-
-    def _has_eos(self, tokens: Tokens) -> Tensor:
-        is_end = (tokens.completion_ids == self.settings.eos_token_id) & tokens.completion_mask
-        if self.settings.undecided.eos_must_end:
-            return is_end.gather(1, tokens.lengths[:, None] - 1).squeeze(1)
-        return is_end.any(1)
-
-    def _scores(self, episodes: Episodes, tokens: Tokens, dtype: torch.dtype) -> Tensor:
-        if (episodes.scores is None) == (self.reward_model is None):
-            raise ValueError("give either a reward model or the scores of the responses")
-        if episodes.scores is not None:
-            return torch.tensor(list(episodes.scores), dtype=dtype)
-        return ppo_models.response_scores(self.reward_model, tokens)
-
     def _whiten(self, values: Tensor, mask: Tensor, *, shift_mean: bool) -> Tensor:
         undecided = self.settings.undecided
         parts = self.settings.world_size if undecided.whiten_over == "rank" else 1
@@ -228,7 +179,7 @@ class _Learner:
     def _step(self, experience: Experience, layout: Layout, total: int) -> PPOOptimizerStep:
         """One optimizer step: a mini-batch."""
         settings = self.settings
-        placed = [(rank, list(rows)) for ranks in layout for rank, rows in enumerate(ranks)]
+        placed = placed_rows(layout)
         together = [row for _, rows in placed for row in rows]
         groups = [together] if settings.undecided.loss_mean == "tokens" else [rows for _, rows in placed]
         shares = [_shares(mask, groups) for mask in (experience.tokens.completion_mask, experience.step_mask)]
@@ -236,7 +187,7 @@ class _Learner:
         policy_loss = torch.stack([one.policy_loss for one in batches]).sum()
         value_loss = torch.stack([one.value_loss for one in batches]).sum()
         loss = policy_loss + settings.vf_coef * value_loss
-        stepped = self.stepper.step(loss, self._rate(total))
+        stepped = self.stepper.step(loss, self.rate(total))
         return PPOOptimizerStep(
             micro_batches=tuple(detached(one) for one in batches),
             policy_loss=policy_loss.detach(),

@@ -6,30 +6,55 @@ https://huggingface.co/docs/trl/v1.12.0/ppo_trainer#explanation-of-the-logged-me
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from pytest_trlcompat.reference.metrics import mean_over_tokens
+from pytest_trlcompat.reference.on_policy_settings import OnPolicySettings, OnPolicyUndecided
 from pytest_trlcompat.reference.ppo_records import Episodes, Experience, PPOMicroBatch, PPOOptimizerStep
 from pytest_trlcompat.reference.ppo_settings import PPOSettings
+from pytest_trlcompat.reference.tokens import Tokens
 
-__all__ = ["episode_metrics", "update_metrics"]
+__all__ = ["episode_metrics", "response_metrics", "update_metrics"]
+
+
+class _Sampled(Protocol):
+    """What is asked of experience."""
+
+    @property
+    def tokens(self) -> Tokens: ...
+    @property
+    def logprobs(self) -> Tensor: ...
+    @property
+    def entropies(self) -> Tensor: ...
+    @property
+    def penalised_scores(self) -> Tensor: ...
+    @property
+    def kl(self) -> Tensor: ...
 
 
 def episode_metrics(experience: Experience, episodes: Episodes, settings: PPOSettings) -> dict[str, float]:
-    """What is logged of responses and rewards.
+    """What is logged of responses and rewards."""
+    return response_metrics(experience, episodes, settings, settings.undecided)
+
+
+def response_metrics(
+    experience: _Sampled, episodes: Episodes, settings: OnPolicySettings, undecided: OnPolicyUndecided
+) -> dict[str, float]:
+    """What PPO and the first RLOO log of responses and rewards.
 
     - ``objective/kl``: mean over responses of the sum over tokens, as in ``objective/non_score_reward``, whose
       explanation sums over them.
     - ``objective/entropy``: likewise, see ``objective_entropy`` of
-      :class:`~pytest_trlcompat.reference.PPOUndecided`.
+      :class:`~pytest_trlcompat.reference.OnPolicyUndecided`.
     - ``objective/non_score_reward``: ``kl_coef`` times the first, see ``non_score_reward_sign``.
     - ``objective/rlhf_reward``: mean of the score less the penalty for the divergence.
     - ``objective/scores``: mean score, with ``missing_eos_penalty``, which is "applied to the score".
     - ``val/num_eos_tokens``: ends of sequence in all responses.
     """
-    mask, undecided = experience.tokens.completion_mask, settings.undecided
+    mask = experience.tokens.completion_mask
     surprise = experience.entropies if undecided.objective_entropy == "exact" else -experience.logprobs
     kl = _by_response(experience.kl, mask)
     penalty = settings.kl_coef * kl

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pytest_trlcompat.reference.ppo_settings import PPOSettings
+from pytest_trlcompat.reference.on_policy_settings import OnPolicySettings
 from pytest_trlcompat.reference.records import Layout
 from pytest_trlcompat.reference.tokens import Tokens
 
@@ -168,7 +168,7 @@ class PPOStep:
     logs: Mapping[str, float]
 
 
-def unshuffled_layout(rows: int, settings: PPOSettings) -> list[list[list[list[list[int]]]]]:
+def unshuffled_layout(rows: int, settings: OnPolicySettings) -> list[list[list[list[list[int]]]]]:
     """Each rank has the next ``rows / world_size`` rows, and goes through them in order, in every epoch.
 
     "At each epoch, it shuffles the batch indices" (Huang et al., policy training, detail 7): give the layout that a
@@ -192,7 +192,7 @@ def unshuffled_layout(rows: int, settings: PPOSettings) -> list[list[list[list[l
     return [epoch] * settings.num_ppo_epochs
 
 
-def check_ppo_layout(layout: PPOLayout, rows: int, settings: PPOSettings) -> None:
+def check_ppo_layout(layout: PPOLayout, rows: int, settings: OnPolicySettings) -> None:
     """Raise :class:`ValueError` unless each epoch has every row once, on its own rank, in as many parts as are set."""
     found = len(layout), {len(epoch) for epoch in layout}, {len(mini) for epoch in layout for mini in epoch}
     wanted = settings.num_ppo_epochs, {settings.num_mini_batches}, {settings.gradient_accumulation_steps}

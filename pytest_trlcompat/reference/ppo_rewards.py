@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pytest_trlcompat.reference.on_policy_settings import OnPolicySettings
 from pytest_trlcompat.reference.policy import kl_estimate
-from pytest_trlcompat.reference.ppo_settings import PPOSettings
 
 __all__ = ["advantage_estimates", "divergence", "penalised_scores", "rewards_of", "step_mask", "whiten"]
 
 _WHITEN_EPSILON = 1e-8
 
 
-def penalised_scores(scores: Tensor, has_eos: Tensor, has_stop_token: Tensor, settings: PPOSettings) -> Tensor:
+def penalised_scores(scores: Tensor, has_eos: Tensor, has_stop_token: Tensor, settings: OnPolicySettings) -> Tensor:
     """The scores, less ``missing_eos_penalty`` where a response has no end of sequence.
 
     "subtracts a static scalar penalty from the score of completions that do not end with an EOS token"

@@ -13,7 +13,7 @@ from typing import Any
 
 from packaging.version import Version
 
-__all__ = ["is_ppo_trainer", "ppo_config_class", "ppo_module", "ppo_trainer_class"]
+__all__ = ["is_first_rloo_trainer", "is_ppo_trainer", "ppo_config_class", "ppo_module", "ppo_trainer_class"]
 
 # The first that is there: releases that moved or renamed the trainer keep an alias at the old location.
 _LOCATIONS = (
@@ -21,12 +21,22 @@ _LOCATIONS = (
     ("trl.trainer.ppo_trainer", "PPOTrainer", "PPOConfig"),
     ("trl.trainer.ppov2_trainer", "PPOv2Trainer", "PPOv2Config"),
 )
+_RLOO = ("trl.trainer.rloo_trainer", "RLOOTrainer")
 
 
 def is_ppo_trainer(trainer: type) -> bool:
     """Whether TRL's PPO trainer is among the bases of a ``transformers.Trainer``; nothing is imported for it."""
     places = {(module, name) for module, name, _ in _LOCATIONS}
     return any((base.__module__, base.__name__) in places for base in trainer.__mro__)
+
+
+def is_first_rloo_trainer(trainer: type) -> bool:
+    """Whether TRL's RLOO trainer of until 0.21, which has PPO's training loop, is among the bases of a trainer.
+
+    The newer one of that name leaves ``train`` to ``transformers.Trainer``. Nothing is imported for it.
+    """
+    places = [base for base in trainer.__mro__ if (base.__module__, base.__name__) == _RLOO]
+    return any("train" in vars(base) for base in places)
 
 
 def ppo_module() -> ModuleType:

@@ -21,6 +21,9 @@ from pytest_trlcompat.trainers.kinds import KINDS, TRAINERS
 
 __all__ = ["UnknownTrainerError", "main", "trainer_named"]
 
+_NAMES = tuple(name for name in KINDS if name != "first_rloo")
+"""Kinds that are called by their name: which of two RLOO trainers ``trl:RLOOTrainer`` is, says the release."""
+
 SHOWN, UNUSABLE = 0, 2
 """Exit statuses: the cures were listed; the trainer cannot be had."""
 
@@ -69,12 +72,13 @@ def trainer_named(name: str) -> type:
     Raises:
         UnknownTrainerError: it is unknown, not installed, or no subclass of ``transformers.Trainer``.
     """
-    if name not in KINDS and ":" not in name:
+    if name not in _NAMES and ":" not in name:
         raise UnknownTrainerError(
-            f"unknown trainer {name!r}: give one of {', '.join(KINDS)}, or package.module:Class, such as trl:DPOTrainer"
+            f"unknown trainer {name!r}: give one of {', '.join(_NAMES)}, or package.module:Class, such as "
+            "trl:DPOTrainer"
         )
     try:
-        found = _of_kind(name) if name in KINDS else _named(name)
+        found = _of_kind(name) if name in _NAMES else _named(name)
         from transformers import Trainer
     except ImportError as error:
         raise UnknownTrainerError(_not_there(name, error)) from error
@@ -201,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         default="grpo",
         metavar="TRAINER",
-        help=f"{', '.join(KINDS)}, or package.module:Class; grpo by default",
+        help=f"{', '.join(_NAMES)}, or package.module:Class; grpo by default",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document, with whole links")
     return parser

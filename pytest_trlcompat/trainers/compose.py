@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from pytest_trlcompat.trainers._cure import own
-from pytest_trlcompat.trainers._ppo import is_ppo_trainer
+from pytest_trlcompat.trainers._ppo import is_first_rloo_trainer, is_ppo_trainer
 from pytest_trlcompat.trainers.kinds import KINDS
 from pytest_trlcompat.trainers.names import MODULES
 
@@ -71,7 +71,7 @@ def cured(trainer: T, *, without: Collection[str] = ()) -> T:
 
 
 def kind_of(trainer: type) -> str:
-    """The kind of a trainer's class: ``"grpo"``, ``"ppo"`` or ``"trainer"``, a key of ``KINDS``.
+    """The kind of a trainer's class: ``"grpo"``, ``"ppo"``, ``"first_rloo"`` or ``"trainer"``, a key of ``KINDS``.
 
     Raises:
         TypeError: it is no subclass of ``transformers.Trainer``.
@@ -85,6 +85,8 @@ def kind_of(trainer: type) -> str:
         )
     if _is_subclass_of(trainer, "trl.trainer.grpo_trainer", "GRPOTrainer"):
         return "grpo"
+    if is_first_rloo_trainer(trainer):
+        return "first_rloo"
     return "ppo" if is_ppo_trainer(trainer) else "trainer"
 
 

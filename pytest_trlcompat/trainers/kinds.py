@@ -112,9 +112,17 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "DecayedNormsMixin",
             "ZeRO3WholeModulesMixin",
         ),
+        "first_rloo": (
+            "PPOOptimizerStepsMixin",
+            "PPOGradNormMixin",
+            "PPOEosCountMixin",
+            "PPONewerTrainerMixin",
+            *_ANY,
+        ),
     }
 )
-"""Kind of trainer (``grpo`` and ``ppo`` of TRL, ``trainer`` any other of Transformers') to the names of its mixins."""
+"""Kind of trainer to the names of its mixins: ``grpo`` and ``ppo`` of TRL, ``first_rloo`` the RLOO of TRL until 0.21,
+whose training loop is PPO's, and ``trainer`` any other of Transformers'."""
 
 TRAINERS: Mapping[str, str] = MappingProxyType(
     {
@@ -141,5 +149,5 @@ TRAINERS: Mapping[str, str] = MappingProxyType(
 
 
 def kind_named(trainer: str) -> str:
-    """The kind of one of :data:`TRAINERS`."""
+    """The kind of one of :data:`TRAINERS`, or of what :func:`~pytest_trlcompat.catalog.issue.measured_with` names."""
     return trainer if trainer in KINDS else "trainer"

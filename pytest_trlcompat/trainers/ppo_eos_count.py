@@ -1,8 +1,9 @@
-"""Cure of ``ppo-eos-count``: PPO logs the ends of sequence of all ranks.
+"""Cure of ``ppo-eos-count`` and ``first-rloo-eos-count``: PPO, and the first RLOO, log the ends of sequence of all
+ranks.
 
-TRL's PPO trainer gathers each number that it logs, but ``val/num_eos_tokens``, which is that of the first rank. The
-cure adds up the counts of all ranks, all of which log. It does not look whether upstream gathers it: no release did
-until PPO was removed from TRL.
+TRL's PPO trainer, and its first RLOO trainer, gather each number that they log, but ``val/num_eos_tokens``, which is
+that of the first rank. The cure adds up the counts of all ranks, all of which log. It does not look whether upstream
+gathers it: no release did until PPO was removed from TRL, and RLOO became another trainer.
 
 Imports torch, and of this package ``_conditions`` and ``_cure``.
 """
@@ -22,7 +23,10 @@ _COUNT = "val/num_eos_tokens"
 
 
 class PPOEosCountMixin(Cure):
-    """Lets a subclass of TRL's PPO trainer log ``val/num_eos_tokens`` of all ranks; does nothing in one process."""
+    """Lets a subclass of TRL's PPO trainer, or of its first RLOO trainer, log ``val/num_eos_tokens`` of all ranks.
+
+    Does nothing in one process.
+    """
 
     _needed: ClassVar = (SEVERAL_RANKS,)
     accelerator: Any

@@ -1,7 +1,8 @@
-"""Cure of ``ppo-max-grad-norm``: PPO clips gradients.
+"""Cure of ``ppo-max-grad-norm`` and ``first-rloo-max-grad-norm``: PPO, and the first RLOO, clip gradients.
 
-TRL's PPO trainer has a training loop of its own, which steps without clipping, so that ``max_grad_norm`` of its
-arguments does nothing. The cure clips before each step of the optimizer that ends an accumulation, as ``Trainer`` does.
+TRL's PPO trainer has a training loop of its own, as has its first RLOO trainer, which steps without clipping, so that
+``max_grad_norm`` of its arguments does nothing. The cure clips before each step of the optimizer that ends an
+accumulation, as ``Trainer`` does.
 
 Imports nothing of the stack, and of this package ``_conditions`` and ``_cure``.
 """
@@ -28,7 +29,7 @@ _LIMITED = Condition(
 
 
 class PPOGradNormMixin(Cure):
-    """Lets a subclass of TRL's PPO trainer clip gradients by ``max_grad_norm``.
+    """Lets a subclass of TRL's PPO trainer, or of its first RLOO trainer, clip gradients by ``max_grad_norm``.
 
     As for ``Trainer``, it has a default, and 0 is no limit. Under DeepSpeed nothing is changed: its engine clips by its
     own configuration.

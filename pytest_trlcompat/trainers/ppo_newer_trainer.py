@@ -1,9 +1,10 @@
-"""Cure of ``ppo-newer-trainer``: PPOv2 beside a ``Trainer`` that has moved on.
+"""Cure of ``ppo-newer-trainer`` and ``first-rloo-newer-trainer``: PPOv2, and the first RLOO, beside a ``Trainer`` that
+has moved on.
 
-``Trainer.create_optimizer`` reads ``self.optimizer_cls_and_kwargs``, which its constructor sets and PPOv2's, which does
-not call it, does not; and ``_save_checkpoint`` takes no ``metrics`` any more, which PPOv2 passes. PPOv2 may also keep
-no entry in its state for what callbacks save, which ends a checkpoint in ``KeyError: 'TrainerControl'``. The cure has
-the attribute, drops the argument and adds the entry.
+``Trainer.create_optimizer`` reads ``self.optimizer_cls_and_kwargs``, which its constructor sets and theirs, which do
+not call it, do not; and ``_save_checkpoint`` takes no ``metrics`` any more, which they pass. They may also keep no entry
+in their state for what callbacks save, which ends a checkpoint in ``KeyError: 'TrainerControl'``. The cure has the
+attribute, drops the argument and adds the entry.
 
 Imports nothing of the stack.
 """
@@ -20,7 +21,8 @@ __all__ = ["PPONewerTrainerMixin"]
 
 
 class PPONewerTrainerMixin(Cure):
-    """Lets a subclass of TRL's PPOv2 trainer make its optimizer, and save checkpoints while it trains.
+    """Lets a subclass of TRL's PPOv2 trainer, or of its first RLOO trainer, make its optimizer, and save checkpoints
+    while it trains.
 
     It knows by the parameters of ``_save_checkpoint``. A newer TRL sets the attribute on each trainer, which then hides
     this one, and passes what ``Trainer`` takes.

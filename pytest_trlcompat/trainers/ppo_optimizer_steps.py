@@ -1,10 +1,12 @@
-"""Cure of ``ppo-mini-batches`` and ``ppo-last-batch-accumulation``: PPO steps once for each mini-batch.
+"""Cure of ``ppo-mini-batches``, ``ppo-last-batch-accumulation`` and ``first-rloo-last-batch-accumulation``: PPO, and
+the first RLOO, step once for each mini-batch.
 
-TRL's PPO trainer goes through each batch within ``Accelerator.accumulate``, one micro-batch at a time, and Accelerate
-decides when the optimizer steps. It counts to ``gradient_accumulation_steps``, which in newer releases is the number of
-micro-batches of the whole batch and not of a mini-batch: one step is taken for all of them. And at the end of the data
-loader, where it expects no more micro-batches, it steps after each: of PPO's micro-batches all that the last batch of
-the dataset is split into. The cure has it count the micro-batches of a mini-batch, and look at nothing else.
+TRL's PPO trainer, whose training loop TRL's first RLOO trainer has, too, goes through each batch within
+``Accelerator.accumulate``, one micro-batch at a time, and Accelerate decides when the optimizer steps. It counts to
+``gradient_accumulation_steps``, which in newer releases of PPO is the number of micro-batches of the whole batch and
+not of a mini-batch: one step is taken for all of them. And at the end of the data loader, where it expects no more
+micro-batches, it steps after each: of a batch's micro-batches all that the last batch of the dataset is split into. The
+cure has it count the micro-batches of a mini-batch, and look at nothing else.
 
 What is logged of updates is an average over a table with a place for each of ``gradient_accumulation_steps``
 micro-batches of every mini-batch. Where a mini-batch has fewer, the rest of the places are 0 and count. The cure takes
@@ -39,7 +41,8 @@ _MEANS = (
 
 
 class PPOOptimizerStepsMixin(Cure):
-    """Lets a subclass of TRL's PPO trainer take one optimizer step for each mini-batch, in every batch.
+    """Lets a subclass of TRL's PPO trainer, or of its first RLOO trainer, take one optimizer step for each
+    mini-batch, in every batch.
 
     Where ``gradient_accumulation_steps`` is 1 there is nothing to count, and the numbers are upstream's.
 

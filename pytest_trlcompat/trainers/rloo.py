@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import trl
+from trl.trainer.rloo_trainer import RLOOTrainer as UpstreamTrainer
 
 from pytest_trlcompat.trainers.compose import cured
 
 __all__ = ["RLOOTrainer"]
 
-_Cured: Any = cured(trl.RLOOTrainer)
+_Cured: Any = cured(UpstreamTrainer)
 
 
 class RLOOTrainer(_Cured):
     """``trl.RLOOTrainer`` of whichever release is installed, with the cures that any trainer gets.
 
-    Takes what ``trl.RLOOTrainer`` takes, is one, and behaves like it elsewhere. What is cured: ``docs/cures.md``;
-    what that comes to on the installed stack: ``RLOOTrainer.cures``.
+    Where its training loop is PPO's, in older releases, also with cures of that. Takes what ``trl.RLOOTrainer`` takes,
+    is one, and behaves like it elsewhere. What is cured: ``docs/cures.md``; what that comes to on the installed stack:
+    ``RLOOTrainer.cures``.
     """

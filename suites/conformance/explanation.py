@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.catalog.issue import measured_with
 from pytest_trlcompat.catalog.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -82,12 +83,12 @@ def failed_by(
     suite is stopped before by another one that need not meet this training.
 
     Args:
-        trainer: whose training it ended, ``grpo`` or ``ppo``.
+        trainer: whose training it ended, one of :data:`~pytest_trlcompat.conformance.rows.TRAINERS`.
     """
     return [
         each.id
         for each in catalog.values()
-        if each.trainer in ("", trainer)
+        if (not each.trainer or measured_with(each.id) == trainer)
         and each.shows(failure.classes, failure.message, failure.location)
         and _is_predicted(each, {Verdict.BROKEN, Verdict.BLOCKED}, subject, label, versions)
     ]

@@ -25,9 +25,14 @@ ON_DEMAND = ("ppo",)
 """Trainers whose suite waits until what it finds in every release is in the catalogue."""
 
 
+def suite_of(trainer: str) -> str:
+    """The id of a trainer's suite in the catalogue."""
+    return f"conformance-{trainer.replace('_', '-')}"
+
+
 def marks_of(trainer: str, label: str) -> Sequence[pytest.MarkDecorator]:
     """Rows of the covering array, and those with two ranks, are part of a full sweep; those with Liger of their own."""
-    named = pytest.mark.known_issue(f"conformance-{trainer}")
+    named = pytest.mark.known_issue(suite_of(trainer))
     if trainer in ON_DEMAND:
         return named, pytest.mark.on_demand
     row = rows.load(trainer)[label]
@@ -41,7 +46,7 @@ def marks_of(trainer: str, label: str) -> Sequence[pytest.MarkDecorator]:
 CASES = [
     pytest.param(trainer, label, marks=marks_of(trainer, label), id=f"{trainer}-{label}")
     for trainer in rows.TRAINERS
-    for label in known_issues.load()[f"conformance-{trainer}"].strategies
+    for label in known_issues.load()[suite_of(trainer)].strategies
 ]
 
 

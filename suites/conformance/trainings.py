@@ -21,7 +21,7 @@ from pytest_trlcompat.plugin.judging import Absent, Finding, Untestable
 
 from ..in_rank import conformance, models
 from ..launches import distinct
-from ..ppo.runs import require_ppo
+from ..ppo.runs import require_first_rloo, require_ppo
 from ..sharding.trainings import WORLD_SIZE, built_as_asked
 from . import reduction
 from .explanation import changes_what_follows, explained, failed_by
@@ -71,7 +71,7 @@ class ConformanceTrainings:
             return Finding(Verdict.ERROR, evidence)
         if not found["differences"]:
             return Finding(Verdict.OK, evidence)
-        known = self._known(lambda issue: issue.trainer in ("", trainer))
+        known = self._known(lambda issue: not issue.trainer or measured_with(issue.id) == trainer)
         by, first = explained(found["differences"], setting, subject, label, stack.installed(), known)
         if first is None:
             return Finding(Verdict.BLOCKED, {"blocked_by": by[0], "symptoms_of": by, **evidence})
@@ -95,7 +95,7 @@ class ConformanceTrainings:
             failure = next(failures_in(text))
             shown = issue.shows(failure.classes, failure.message, failure.location)
             return Finding(Verdict.BROKEN if shown else Verdict.ERROR, {**evidence, "failure": text})
-        others = self._known(lambda one: one.id != issue.id and one.trainer in ("", trainer))
+        others = self._known(lambda one: one.id != issue.id and (not one.trainer or measured_with(one.id) == trainer))
         prediction = issue.predict(subject, label, stack.installed())
         is_silent = prediction is not None and prediction.verdict is Verdict.SILENT
         for number, difference in enumerate(found["differences"]):
@@ -161,6 +161,8 @@ class ConformanceTrainings:
         """
         if trainer == "ppo":
             require_ppo()
+        if trainer == "first_rloo":
+            require_first_rloo()
         if trainer in METHODS and Version(stack.installed()["trl"]) < Version(METHODS[trainer].since):
             raise Absent(
                 f"{METHODS[trainer].trainer_class} samples and trains in this way from {METHODS[trainer].since} on"

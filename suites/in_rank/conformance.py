@@ -16,7 +16,7 @@ from pytest_trlcompat.conformance.kto.room import ROOM as KTO
 from pytest_trlcompat.conformance.reward.room import ROOM as REWARD
 from pytest_trlcompat.conformance.sft.room import ROOM as SFT
 
-from . import grpo_conformance, ppo_conformance, supervised_conformance
+from . import grpo_conformance, on_policy_conformance, supervised_conformance
 
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
@@ -25,9 +25,10 @@ __all__ = ["hold"]
 
 _HELD: Mapping[str, Callable[[str, TinyModel, Mapping[str, Any], int, bool], dict[str, Any]]] = {
     "dpo": partial(supervised_conformance.held, DPO),
+    "first_rloo": partial(on_policy_conformance.held, on_policy_conformance.FIRST_RLOO),
     "grpo": grpo_conformance.held,
     "kto": partial(supervised_conformance.held, KTO),
-    "ppo": ppo_conformance.held,
+    "ppo": partial(on_policy_conformance.held, on_policy_conformance.PPO),
     "sft": partial(supervised_conformance.held, SFT),
     "reward": partial(supervised_conformance.held, REWARD),
     "rloo": partial(grpo_conformance.held, method=RLOO),

@@ -24,7 +24,15 @@ if TYPE_CHECKING:
 
     from ..launches import LaunchCache
 
-__all__ = ["TOLERANCE", "PPORun", "PPORuns", "greatest_difference", "require_ppo", "saves_verdict"]
+__all__ = [
+    "TOLERANCE",
+    "PPORun",
+    "PPORuns",
+    "greatest_difference",
+    "require_first_rloo",
+    "require_ppo",
+    "saves_verdict",
+]
 
 Log: TypeAlias = "list[dict[str, float]]"
 """The numbers of each step, by name."""
@@ -200,6 +208,15 @@ def require_ppo() -> None:
     """
     if not stack.satisfied({"trl": ">=0.9.6,<1.13"}, stack.installed()):
         raise Absent("PPO is in TRL from 0.9.6 (as PPOv2) to 1.12.0")
+
+
+def require_first_rloo() -> None:
+    """
+    Raises:
+        Absent: this release's RLOO trainer is another one.
+    """
+    if not stack.satisfied({"trl": ">=0.9.6,<0.22"}, stack.installed()):
+        raise Absent("the RLOO trainer that is made as PPO's is in TRL until 0.21")
 
 
 def saves_verdict(run: PPORun, stages: Iterable[str], issue: KnownIssue) -> Verdict:

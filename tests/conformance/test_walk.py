@@ -27,6 +27,7 @@ def table(folder: Path, grpo: str = "'beta'", ppo: str = "'lam'") -> fields.Fiel
         f"both.no_effect = [{{ fields = ['seed'], why = 'A test' }}]\n"
         f"grpo.no_effect = [{{ fields = [{grpo}], why = 'A test' }}]\n"
         f"ppo.no_effect = [{{ fields = [{ppo}], why = 'A test' }}]\n"
+        f"first_rloo = {{ without = ['kl_coef'], no_effect = [{{ fields = ['rloo_k'], why = 'A test' }}] }}\n"
         f"first_ppo.untestable = [{{ fields = ['steps'], why = 'A test' }}]\n"
     )
     return fields.load(path)
@@ -40,11 +41,13 @@ def made_up(tmp_path: Path) -> list[walk.ConfigClass]:
         "trl/trainer/utils": "from transformers import TrainingArguments\n"
         "class Own(TrainingArguments):\n    lam: int = 1\n",
         "trl/trainer/ppov2_config": "from .utils import Own as Base\nclass PPOv2Config(Base):\n    lam: int = 2\n",
+        "trl/trainer/rloo_config": "from .utils import Own\nclass RLOOConfig(Own):\n    rloo_k: int = 2\n",
     }
     new = {
         "trl/trainer/base": "import transformers\nclass _Base(transformers.TrainingArguments):\n    seed: int = 1\n",
         "trl/trainer/grpo_config": "from .base import _Base\nclass GRPOConfig(_Base):\n    beta: float = 0\n",
         "trl/trainer/ppo_config": "from ..experimental import PPOConfig as _PPO\nclass PPOConfig(_PPO): ...\n",
+        "trl/trainer/rloo_config": "from .base import _Base\nclass RLOOConfig(_Base):\n    num_generations: int = 2\n",
         "trl/experimental/__init__": "from trl.experimental.own import PPOConfig\n",
         "trl/experimental/own": "from ..trainer.base import _Base\nclass PPOConfig(_Base):\n    lam: float = 0\n",
     }
@@ -60,10 +63,16 @@ def test_classes_are_read_with_their_bases(made_up: list[walk.ConfigClass]) -> N
     assert [(one.release, one.where, one.trainers, one.fields) for one in made_up] == [
         ("trl==0.9.6", "trl.trainer.ppo_config:PPOConfig", ("first_ppo",), ("steps",)),
         ("trl==0.9.6", "trl.trainer.ppov2_config:PPOv2Config", ("ppo",), ("lam",)),
+        ("trl==0.9.6", "trl.trainer.rloo_config:RLOOConfig", ("first_rloo",), ("lam", "rloo_k")),
         ("trl==1.0.0", "trl.experimental.own:PPOConfig", ("ppo",), ("seed", "lam")),
         ("trl==1.0.0", "trl.trainer.grpo_config:GRPOConfig", ("grpo",), ("seed", "beta")),
         ("trl==1.0.0", "trl.trainer.ppo_config:PPOConfig", ("ppo",), ("seed", "lam")),
-        ("transformers==5.0.0", "transformers.training_args:TrainingArguments", ("grpo", "ppo"), ("seed",)),
+        (
+            "transformers==5.0.0",
+            "transformers.training_args:TrainingArguments",
+            ("grpo", "ppo", "first_rloo"),
+            ("seed",),
+        ),
     ]
 
 
@@ -71,9 +80,10 @@ def test_a_table_that_places_all_has_no_problem(made_up: list[walk.ConfigClass],
     found = table(tmp_path)
     assert walk.problems(made_up, found) == []
     assert walk.summary(made_up, found).splitlines() == [
-        "2 releases of trl, 1 of transformers, 6 config classes, 9 fields in them",
+        "2 releases of trl, 1 of transformers, 7 config classes, 11 fields in them",
         "grpo: 2 names of fields: 0 try, 2 no_effect, 0 untestable, 0 launch",
         "ppo: 2 names of fields: 0 try, 2 no_effect, 0 untestable, 0 launch",
+        "first_rloo: 3 names of fields: 0 try, 3 no_effect, 0 untestable, 0 launch",
         "first_ppo: 1 names of fields: 0 try, 0 no_effect, 1 untestable, 0 launch",
     ]
 
@@ -83,8 +93,10 @@ def test_a_field_without_a_place_is_named_with_its_releases(made_up: list[walk.C
         "trl.experimental.own:PPOConfig: lam of ppo stands nowhere in fields.toml; in trl==1.0.0",
         "trl.trainer.ppo_config:PPOConfig: lam of ppo stands nowhere in fields.toml; in trl==1.0.0",
         "trl.trainer.ppov2_config:PPOv2Config: lam of ppo stands nowhere in fields.toml; in trl==0.9.6",
+        "trl.trainer.rloo_config:RLOOConfig: lam of first_rloo stands nowhere in fields.toml; in trl==0.9.6",
         "fields.toml: kl_coef of ppo is a field in no release",
         "fields.toml: steps of ppo is a field in no release",
+        "fields.toml: steps of first_rloo is a field in no release",
     ]
 
 
@@ -107,7 +119,9 @@ def test_a_base_that_is_not_found_ends_the_walk(tmp_path: Path) -> None:
 
 def test_a_release_without_configs_ends_the_walk(tmp_path: Path) -> None:
     other = {"trl/config": "class Other: ...\n", "transformers/training_args": "class Other: ...\n"}
-    with pytest.raises(walk.WalkError, match="^trl==2.0.0 has no class GRPOConfig, PPOConfig, PPOv2Config$"):
+    with pytest.raises(
+        walk.WalkError, match="^trl==2.0.0 has no class GRPOConfig, PPOConfig, PPOv2Config, RLOOConfig$"
+    ):
         walk.config_classes(release(tmp_path, "trl==2.0.0", other))
     with pytest.raises(walk.WalkError, match="^transformers==6.0.0 has no class TrainingArguments in "):
         walk.config_classes(release(tmp_path, "transformers==6.0.0", other))

@@ -25,7 +25,9 @@ def test_a_fault_can_be_planted(trainer: str, number: int) -> None:
     assert all(fault.stages)
     if metadata.version("trl") != release:
         pytest.skip(f"the faults are for trl {release}")
-    source = Path(str(metadata.distribution("trl").locate_file(f"trl/trainer/{trainer}_trainer.py"))).read_text()
+    source = Path(
+        str(metadata.distribution("trl").locate_file(f"trl/trainer/{trainer.removeprefix('first_')}_trainer.py"))
+    ).read_text()
     assert fault.plant(source) != source
 
 

@@ -1,4 +1,4 @@
-"""What is kept of a conformance training with PPO. Imports nothing of the stack at its start."""
+"""What is kept of a training with PPO, or with the first RLOO. Imports nothing of the stack at its start."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PPORecording", "PPOStepRecord"]
+__all__ = ["OnPolicyRecording", "OnPolicyStep"]
 
 
 @dataclass
-class PPOStepRecord:
+class OnPolicyStep:
     """One step of the optimizer.
 
     Attributes:
@@ -27,7 +27,7 @@ class PPOStepRecord:
 
 
 @dataclass
-class PPORecording:
+class OnPolicyRecording:
     """A training on one rank.
 
     Attributes:
@@ -36,6 +36,7 @@ class PPORecording:
         rows: query and response of each row, without padding, in the order of batches.
         seen: by quantity, what passed by in each batch: ``(batch, tensor)``.
         micro_batches: batch, and the tokens of each row without padding.
+        checkpoints: after how many batches there was one.
     """
 
     arguments: dict[str, Any]
@@ -43,8 +44,9 @@ class PPORecording:
     rows: list[tuple[list[int], list[int]]] = field(default_factory=list)
     seen: dict[str, list[tuple[int, torch.Tensor]]] = field(default_factory=dict)
     micro_batches: list[tuple[int, list[list[int]]]] = field(default_factory=list)
-    steps: list[PPOStepRecord] = field(default_factory=list)
+    steps: list[OnPolicyStep] = field(default_factory=list)
     logs: list[dict[str, float]] = field(default_factory=list)
+    checkpoints: list[int] = field(default_factory=list)
 
     @property
     def batch(self) -> int:

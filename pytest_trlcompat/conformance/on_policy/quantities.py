@@ -1,0 +1,100 @@
+"""Quantities that PPO and the first RLOO have in common: of the reference and of a recording.
+
+Runs inside a rank, or wherever torch is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pytest_trlcompat.conformance.comparison import Quantity
+from pytest_trlcompat.conformance.on_policy.records import OnPolicyRecording
+
+__all__ = ["expected_steps", "recorded_batches", "recorded_logs"]
+
+
+def expected_steps(steps: Sequence[Any], place: str, by_micro_batch: Sequence[str]) -> Iterator[Quantity]:
+    """What the optimizer steps of a batch make, of the reference.
+
+    Args:
+        steps: their records.
+        place: the batch.
+        by_micro_batch: attributes of micro-batches, one number for each row.
+    """
+    import torch
+
+    counts: dict[int, int] = {}
+    yield Quantity("steps", place, torch.tensor([float(len(steps))]))
+    for number, update in enumerate(steps):
+        for one in update.micro_batches:
+            count = counts[one.rank] = counts.get(one.rank, -1) + 1
+            for name in by_micro_batch:
+                where = f"{place}, rank {one.rank}, micro-batch {count}"
+                values = getattr(one, name)
+                yield Quantity(name, where, values, one.mask if values.dim() > 1 else None)
+        where = f"{place}, step {number}"
+        yield Quantity("learning_rate", where, torch.tensor([update.learning_rate], dtype=torch.float64))
+        for name, tensors in (("gradients", update.clipped_gradients), ("weights", update.weights)):
+            for key, each in tensors.items():
+                yield Quantity(f"{name}[{key.replace('.inner.', '.')}]", where, each)
+
+
+def recorded_batches(
+    recordings: Sequence[OnPolicyRecording], by_batch: Sequence[str], by_micro_batch: Sequence[str]
+) -> dict[tuple[str, str], Any]:
+    """What was seen of each batch, and what optimizer steps made, as far as this release shows it.
+
+    Args:
+        by_batch: names of what there is of each row of a batch.
+        by_micro_batch: of what there is of each micro-batch.
+    """
+    import torch
+
+    found: dict[tuple[str, str], Any] = {}
+    main = recordings[0]
+    batches = len(main.rows) // int(main.arguments["local_batch_size"])
+    ends = [sum(number <= batch for number, _ in main.micro_batches) for batch in range(batches)]
+    for batch in range(batches):
+        place = f"batch {batch}"
+        for name in by_batch:
+            _gather(found, name, place, [one.of_batch(name, batch) for one in recordings])
+        for rank, one in enumerate(recordings):
+            for name in by_micro_batch:
+                own = [each for number, each in one.seen.get(name, []) if number == batch]
+                for count, values in enumerate(own):
+                    found[name, f"{place}, rank {rank}, micro-batch {count}"] = values
+        start = ends[batch - 1] if batch else 0
+        steps = [each for each in main.steps if start < each.micro_batches <= ends[batch]]
+        found["steps", place] = torch.tensor([float(len(steps))])
+        for number, step in enumerate(steps):
+            where = f"{place}, step {number}"
+            found["learning_rate", where] = torch.tensor([step.learning_rate], dtype=torch.float64)
+            for name, tensors in (("gradients", step.gradients), ("weights", step.weights)):
+                for key, values in tensors.items():
+                    found[f"{name}[{key}]", where] = values
+    return found
+
+
+def recorded_logs(recording: OnPolicyRecording) -> dict[tuple[str, str], Any]:
+    """What the first rank logged."""
+    import torch
+
+    found: dict[tuple[str, str], Any] = {}
+    for batch, entry in enumerate(recording.logs):
+        for name, value in entry.items():
+            found[f"logs[{name}]", f"batch {batch}"] = torch.tensor([value], dtype=torch.float64)
+    found["logs[number of lines]", "training"] = torch.tensor([float(len(recording.logs))])
+    return found
+
+
+def _gather(found: dict[tuple[str, str], Any], name: str, place: str, parts: Sequence[Any]) -> None:
+    """The rows of all ranks, as wide as the widest."""
+    import torch
+
+    present = [each for each in parts if each is not None]
+    if len(present) == len(parts):
+        width = max(each.shape[-1] for each in present)
+        if present[0].dim() > 1:
+            present = [torch.nn.functional.pad(each.float(), (0, width - each.shape[-1])) for each in present]
+        found[name, place] = torch.cat(present)
