@@ -21,7 +21,7 @@ from pytest_trlcompat.trainers.kinds import KINDS, TRAINERS
 
 __all__ = ["UnknownTrainerError", "main", "trainer_named"]
 
-_NAMES = tuple(name for name in KINDS if name != "first_rloo")
+_NAMES = tuple(name for name in KINDS if not name.endswith("rloo"))
 """Kinds that are called by their name: which of two RLOO trainers ``trl:RLOOTrainer`` is, says the release."""
 
 SHOWN, UNUSABLE = 0, 2

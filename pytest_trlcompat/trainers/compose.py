@@ -71,7 +71,7 @@ def cured(trainer: T, *, without: Collection[str] = ()) -> T:
 
 
 def kind_of(trainer: type) -> str:
-    """The kind of a trainer's class: ``"grpo"``, ``"ppo"``, ``"first_rloo"`` or ``"trainer"``, a key of ``KINDS``.
+    """The kind of a trainer's class, a key of ``KINDS``.
 
     Raises:
         TypeError: it is no subclass of ``transformers.Trainer``.
@@ -87,6 +87,8 @@ def kind_of(trainer: type) -> str:
         return "grpo"
     if is_first_rloo_trainer(trainer):
         return "first_rloo"
+    if _is_subclass_of(trainer, "trl.trainer.rloo_trainer", "RLOOTrainer"):
+        return "rloo"
     return "ppo" if is_ppo_trainer(trainer) else "trainer"
 
 

@@ -43,7 +43,7 @@ def gather_to_generate(model: nn.Module) -> None:
 
 
 class FSDPAdapterGenerationMixin(AroundGeneration):
-    """Lets a subclass of ``trl.GRPOTrainer`` generate with adapters under FSDP2.
+    """Lets a subclass of ``trl.GRPOTrainer`` or ``trl.RLOOTrainer`` generate with adapters under FSDP2.
 
     It knows by the model whether a newer ``Trainer`` has done the same. Does nothing without adapters, under another
     strategy, or with vLLM, which generates elsewhere.

@@ -112,6 +112,7 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "DecayedNormsMixin",
             "ZeRO3WholeModulesMixin",
         ),
+        "rloo": ("FSDPAdapterGenerationMixin", "DeepSpeedHooksMixin", *_ANY),
         "first_rloo": (
             "PPOOptimizerStepsMixin",
             "PPOGradNormMixin",
@@ -121,8 +122,9 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
     }
 )
-"""Kind of trainer to the names of its mixins: ``grpo`` and ``ppo`` of TRL, ``first_rloo`` the RLOO of TRL until 0.21,
-whose training loop is PPO's, and ``trainer`` any other of Transformers'."""
+"""Kind of trainer to the names of its mixins: ``grpo`` and ``ppo`` of TRL, ``rloo`` its RLOO from 0.22 on, which
+generates as GRPO does, ``first_rloo`` that of until 0.21, whose training loop is PPO's, and ``trainer`` any other of
+Transformers'."""
 
 TRAINERS: Mapping[str, str] = MappingProxyType(
     {

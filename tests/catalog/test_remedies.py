@@ -215,7 +215,7 @@ def test_how_a_trainer_of_ones_own_gets_ppos_cures() -> None:
             "deepspeed-hook-registration",
             "",
             f"{TRAIN}GRPOTrainer (DeepSpeedHooksMixin) or pytest_trlcompat.trainers.PPOTrainer "
-            "(PPODeepSpeedHooksMixin), or ",
+            "(PPODeepSpeedHooksMixin) or pytest_trlcompat.trainers.RLOOTrainer (DeepSpeedHooksMixin), or ",
         ),
     ],
 )
