@@ -25,6 +25,12 @@ Importing this package imports torch; nothing else of the stack, of the harness,
 
 from __future__ import annotations
 
+from pytest_trlcompat.reference.distillation import (
+    DistillationObjective,
+    DistillationSettings,
+    DistillationUndecided,
+    generalized_divergences,
+)
 from pytest_trlcompat.reference.experts import load_balancing_loss, router_logits
 from pytest_trlcompat.reference.grpo import grpo_evaluate, grpo_step, grpo_train
 from pytest_trlcompat.reference.kto import (
@@ -39,6 +45,7 @@ from pytest_trlcompat.reference.metrics import (
     average_logs,
     average_over_tokens,
     clip_ratios,
+    completion_metrics,
     generation_metrics,
     mean_over_tokens,
     training_metrics,
@@ -175,6 +182,9 @@ __all__ = [
     "Advantages",
     "Batch",
     "CompletionScores",
+    "DistillationObjective",
+    "DistillationSettings",
+    "DistillationUndecided",
     "Episodes",
     "Evaluation",
     "Experience",
@@ -230,12 +240,14 @@ __all__ = [
     "clipped_policy_losses",
     "clipped_value_losses",
     "common_prompt",
+    "completion_metrics",
     "contiguous_layout",
     "decayed_parameters",
     "divergence",
     "divergence_scores",
     "entropy_control",
     "episode_metrics",
+    "generalized_divergences",
     "generation_metrics",
     "gradient_norm",
     "grpo_evaluate",
