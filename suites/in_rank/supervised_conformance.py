@@ -78,6 +78,7 @@ def _compared(
         rows,
         room.only_in_training,
         room.compared,
+        room.beside(recordings, model, setting, seed),
     )
     return {
         "differences": [vars(each) for each in differences],
