@@ -17,6 +17,8 @@ LINES = 40
 NOT_ON_CPU = {"distillation-fsdp-teacher", "grpo-zero3-no-gather", "grpo-fsdp2-offload-generation"}
 """None has been seen to run on plain CPU processes yet; there host and device are the same."""
 NOT_WRITTEN = {
+    *("distillation-assistant-prefix", "distillation-attention-dropout", "distillation-logits"),
+    *("distillation-positions", "distillation-resumed-epoch", "distillation-teacher-in-config"),
     *("dpo-alpha-exponent", "dpo-attention-dropout", "dpo-desensitization-range", "dpo-reference-by-name"),
     *("dpo-resumed-reference", "dpo-resumed-tokens", "dpo-robust-half", "dpo-weighted-likelihood"),
     *("kto-attention-dropout", "kto-reference-by-name", "kto-resumed-reference", "kto-resumed-tokens"),

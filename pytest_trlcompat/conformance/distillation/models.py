@@ -27,7 +27,7 @@ KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "granite": ("GraniteConfig", {"logits_scaling": 3.0}),
     "modernbert": ("ModernBertDecoderConfig", {"global_attn_every_n_layers": 1, "decoder_bias": True}),
     "phi": ("PhiConfig", {}),
-    "recurrent_gemma": ("RecurrentGemmaConfig", {"logits_soft_cap": 1.5, "lru_width": 32, "attention_window_size": 64}),
+    "recurrent_gemma": ("RecurrentGemmaConfig", {"logits_soft_cap": 1.5, "lru_width": 32, "num_hidden_layers": 3}),
 }
 """Architectures whose logits are more than a matrix times the last hidden state, or whose positions are absolute, by
 name the config's class and what it takes: a scale, a bound, a bias, a layer before the matrix."""
