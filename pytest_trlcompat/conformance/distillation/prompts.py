@@ -23,10 +23,11 @@ KINDS = ("plain", "conversational", "assistant_last", "iterable", "none")
 TOKENIZERS = (
     *("", "other_end", "no_padding", "eos_padding", "right_padding", "bos", "tools_template", "thinking_template"),
 )
-"""``bos``: it adds a token before each text; ``thinking_template``: its chat template has a variable of its own."""
+"""``bos``: it adds a token before each text; ``thinking_template``: its chat template has a token that asks for an
+answer, and a variable of its own."""
 _ROWS = {"training": ("prompts", 32), "evaluation": ("prompts_of_evaluation", 8)}
 _MEMBERS = 4
-_THINKING = "{% if thinking %}{{ 'w58 w58 ' }}{% endif %}"
+_THINKING = "{% if add_generation_prompt %}{{ 'w59 ' }}{% if thinking %}{{ 'w58 w58 ' }}{% endif %}{% endif %}"
 
 
 class PromptData(Data):
