@@ -40,6 +40,7 @@ __all__ = [
     "EFFECTS",
     "KINDS",
     "NEEDS",
+    "SHARED",
     "TRAINERS",
     "Choice",
     "Fields",
@@ -54,8 +55,11 @@ __all__ = [
 ]
 
 TABLE = Path(__file__).with_name("fields.toml")
-TRAINERS = ("grpo", "ppo", "first_ppo")
+TRAINERS = ("grpo", "distillation", "ppo", "first_ppo")
 """Whose config has a field; ``first_ppo`` is the PPOTrainer before TRL 0.12, of which nothing is tried."""
+SHARED = {"every": ("grpo", "distillation", "ppo"), "sampling": ("grpo", "distillation")}
+"""Parts of the table that stand for several trainers."""
+_OF_ONE = {"GRPOConfig": "grpo", "DistillationConfig": "distillation"}
 _GROUP_KEYS = {"effect", "with", "never_with", "needs"}
 _FIELD_KEYS = {*_GROUP_KEYS, "values", "choices", "reference", "names", "left_out"}
 _CHOICE_KEYS = {"value", "releases", "with", "never_with", "as"}
@@ -64,7 +68,7 @@ _NONE = {"none": True}
 
 @dataclass(frozen=True)
 class Fields:
-    """The table, by trainer; what stands under ``both`` is part of ``grpo`` and of ``ppo``."""
+    """The table, by trainer; what stands under one of :data:`SHARED` is part of each of its trainers."""
 
     _tried: Mapping[str, tuple[Tried, ...]]
     _groups: Mapping[str, tuple[Group, ...]]
@@ -106,11 +110,13 @@ def trainer_of(name: str, is_training_arguments: bool) -> str:
     Raises:
         FieldsError: for another class.
     """
-    if name == "GRPOConfig":
-        return "grpo"
+    if name in _OF_ONE:
+        return _OF_ONE[name]
     if name in ("PPOConfig", "PPOv2Config"):
         return "ppo" if is_training_arguments else "first_ppo"
-    raise FieldsError(f"{name} is the config of no trainer in the table: GRPOConfig, PPOConfig and PPOv2Config are")
+    raise FieldsError(
+        f"{name} is the config of no trainer in the table: {', '.join(_OF_ONE)}, PPOConfig and PPOv2Config are"
+    )
 
 
 def unplaced(config_classes: Iterable[type], table: Fields | None = None) -> list[str]:
@@ -135,12 +141,13 @@ def load(path: Path = TABLE) -> Fields:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise FieldsError(f"the table {path} cannot be read: {error}") from error
-    _check_keys("the table", raw, {"both", *TRAINERS})
+    _check_keys("the table", raw, {*SHARED, *TRAINERS})
     for name, part in raw.items():
-        _check_keys(f"[{name}]", part, {*KINDS, *(["base"] if name in ("grpo", "ppo") else [])})
+        _check_keys(f"[{name}]", part, {*KINDS, *(["base"] if name in SHARED["every"] else [])})
     parts = {trainer: [raw.get(trainer, {})] for trainer in TRAINERS}
-    for trainer in ("grpo", "ppo"):
-        parts[trainer].append(raw.get("both", {}))
+    for name, trainers in SHARED.items():
+        for trainer in trainers:
+            parts[trainer].append(raw.get(name, {}))
     table = Fields(
         {trainer: tuple(one for part in own for one in _tried(trainer, part)) for trainer, own in parts.items()},
         {trainer: tuple(one for part in own for one in _groups(trainer, part)) for trainer, own in parts.items()},

@@ -72,7 +72,7 @@ def test_axes_have_the_values_that_rows_choose() -> None:
     assert unknown == []
 
 
-NAMES = {"reward": "Reward"}
+NAMES = {"distillation": "Distillation", "reward": "Reward"}
 
 
 @pytest.mark.parametrize("trainer", rows.TRAINERS)

@@ -130,6 +130,11 @@ def test_the_student_samples_once_for_a_step() -> None:
     assert stages(recording(IN_ORDER, others=1)) == ["generation[model]"]
 
 
+def test_the_teachers_precision() -> None:
+    assert stages(recording(IN_ORDER, teacher="torch.float32")) == []
+    assert stages(recording(IN_ORDER, teacher="torch.bfloat16")) == ["teacher[dtype]"]
+
+
 def test_tables_show_each_completion_beside_its_prompt() -> None:
     asked = {"log_completions": True}
     first, second = ("w4 w5", "w1 w0"), ("w2 w3 w6", "")

@@ -91,7 +91,8 @@ class DistillationRoom(Room):
     ) -> Iterator[Difference]:
         data = prompts.of_setting(model, setting, seed, int(recordings[0].arguments["max_completion_length"]))
         rows = prompts.expected_rows(model, setting, data, "training")
-        return sampled.differences(recordings, rows, prompts.tokenizer(model, setting), data.ends)
+        dtype = str(next(models.untrained(model, setting)[1].parameters()).dtype)
+        return sampled.differences(recordings, rows, prompts.tokenizer(model, setting), data.ends, dtype)
 
     def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
         return Read(sampled.rows_of(inputs))

@@ -65,10 +65,15 @@ def watched_trainer(trainer_class: type, found: Recording) -> type:
             samplers = found.beside[_SAMPLERS]
             found.beside["others"] = found.beside.get("others", 0) + sum(id(each) not in own for each in samplers)
             samplers.clear()
+            found.beside["teacher"] = _dtype(self.teacher_model)
             return super().compute_loss(model, *args, **kwargs)
 
     Watched.__name__ = trainer_class.__name__
     return Watched
+
+
+def _dtype(model: Any) -> str:
+    return str(next(model.parameters()).dtype)
 
 
 def rows_of(inputs: Mapping[str, Any]) -> list[Row]:
@@ -89,11 +94,12 @@ def rows_of(inputs: Mapping[str, Any]) -> list[Row]:
 
 
 def differences(
-    recordings: Sequence[Recording], rows: Sequence[Row], words: Any, ends: Sequence[int]
+    recordings: Sequence[Recording], rows: Sequence[Row], words: Any, ends: Sequence[int], dtype: str = "torch.float32"
 ) -> Iterator[Difference]:
     """How tokens would have been drawn; that the student draws them, once for each step; and tables of completions.
 
     Args:
+        dtype: of the teacher's weights: what it changes of a loss is hardly more than its rounding.
         rows: that the training's dataset must become.
         words: the processing class.
         ends: token ids that end a completion.
@@ -114,6 +120,8 @@ def differences(
             yield Difference("generation[prompts]", f"rank {rank}", calls, sizes, math.inf, 0.0)
         if others := one.beside.get("others"):
             yield Difference("generation[model]", f"rank {rank}", [0], [others], math.inf, 0.0)
+        if one.beside.get("teacher", dtype) != dtype:
+            yield Difference("teacher[dtype]", f"rank {rank}", [dtype], [one.beside["teacher"]], math.inf, 0.0)
     yield from _order(recordings, rows)
     yield from _tables(main, rows, words)
 
