@@ -21,8 +21,8 @@ _HEAD = """\
 <!-- Made by `python -m pytest_trlcompat.conformance.fields_page docs/reference/fields.md`; do not edit. -->
 
 Every argument of `GRPOConfig`, of `DistillationConfig` from TRL 1.10 on and of `PPOConfig` (`PPOv2Config` before TRL
-0.12), with those of `transformers.TrainingArguments`, in all releases of TRL from 0.9.6 on: what conformance tries, and why the rest is not
-tried. Beside the values below, the default is tried.
+0.12), with those of `transformers.TrainingArguments`, in all releases of TRL from 0.9.6 on: what conformance tries, and
+why the rest is not tried. Beside the values below, the default is tried.
 
 ## A new field
 

@@ -19,6 +19,7 @@ NOT_ON_CPU = {"distillation-fsdp-teacher", "grpo-zero3-no-gather", "grpo-fsdp2-o
 NOT_WRITTEN = {
     *("distillation-assistant-prefix", "distillation-attention-dropout", "distillation-logits"),
     *("distillation-positions", "distillation-resumed-epoch", "distillation-teacher-in-config"),
+    "distillation-zero3-no-gather",
     *("dpo-alpha-exponent", "dpo-attention-dropout", "dpo-desensitization-range", "dpo-reference-by-name"),
     *("dpo-resumed-reference", "dpo-resumed-tokens", "dpo-robust-half", "dpo-weighted-likelihood"),
     *("kto-attention-dropout", "kto-reference-by-name", "kto-resumed-reference", "kto-resumed-tokens"),

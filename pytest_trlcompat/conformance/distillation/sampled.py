@@ -65,15 +65,12 @@ def watched_trainer(trainer_class: type, found: Recording) -> type:
             samplers = found.beside[_SAMPLERS]
             found.beside["others"] = found.beside.get("others", 0) + sum(id(each) not in own for each in samplers)
             samplers.clear()
-            found.beside["teacher"] = _dtype(self.teacher_model)
+            if self.teacher_model is not None:
+                found.beside["teacher"] = str(next(self.teacher_model.parameters()).dtype)
             return super().compute_loss(model, *args, **kwargs)
 
     Watched.__name__ = trainer_class.__name__
     return Watched
-
-
-def _dtype(model: Any) -> str:
-    return str(next(model.parameters()).dtype)
 
 
 def rows_of(inputs: Mapping[str, Any]) -> list[Row]:
