@@ -26,6 +26,7 @@ _ANY = (
     "KTOEvaluationMixin",
     "LigerSettingsMixin",
     "LigerGradientsMixin",
+    "AssistantPrefixMixin",
     "VLLMSyncMixin",
     "FSDPSyncRefModelMixin",
     "FSDP2OutputsMixin",
