@@ -1,4 +1,5 @@
-"""Cure of ``grpo-``, ``rloo-`` and ``distillation-assistant-prefix``: the beginning of an answer is continued.
+"""Cure of ``grpo-assistant-prefix``, ``rloo-assistant-prefix`` and ``distillation-assistant-prefix``: the beginning of an
+answer is continued.
 
 A conversation that ends with an assistant's message asks for its continuation. Some releases of TRL have the chat
 template close that message and begin another one. The cure has each such conversation rendered with

@@ -1,4 +1,4 @@
-"""The cure of ``grpo-``, ``rloo-`` and ``distillation-assistant-prefix``: what is rendered, which conversations, and what is refused."""
+"""The cure of ``grpo-assistant-prefix``: what is rendered, which conversations, and what is refused."""
 
 from __future__ import annotations
 
