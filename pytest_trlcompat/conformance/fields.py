@@ -40,6 +40,7 @@ __all__ = [
     "EFFECTS",
     "KINDS",
     "NEEDS",
+    "SHARED",
     "TRAINERS",
     "Choice",
     "Fields",
@@ -54,9 +55,12 @@ __all__ = [
 ]
 
 TABLE = Path(__file__).with_name("fields.toml")
-TRAINERS = ("grpo", "ppo", "first_rloo", "first_ppo")
+TRAINERS = ("grpo", "distillation", "ppo", "first_rloo", "first_ppo")
 """Whose config has a field; ``first_rloo`` is the RLOOTrainer of until TRL 0.21, which has PPO's fields but for some;
 ``first_ppo`` is the PPOTrainer before TRL 0.12, of which nothing is tried."""
+SHARED = {"every": ("grpo", "distillation", "ppo"), "sampling": ("grpo", "distillation")}
+"""Parts of the table that stand for several trainers."""
+_OF_ONE = {"GRPOConfig": "grpo", "DistillationConfig": "distillation", "RLOOConfig": "first_rloo"}
 _WITHOUT = "without"
 _GROUP_KEYS = {"effect", "with", "never_with", "needs"}
 _FIELD_KEYS = {*_GROUP_KEYS, "values", "choices", "reference", "names", "left_out"}
@@ -66,8 +70,8 @@ _NONE = {"none": True}
 
 @dataclass(frozen=True)
 class Fields:
-    """The table, by trainer; what stands under ``both`` is part of ``grpo`` and of ``ppo``, and what stands under
-    ``ppo`` of ``first_rloo``, but for what is said there to be PPO's alone."""
+    """The table, by trainer; what stands under one of :data:`SHARED` is part of each of its trainers, and what stands
+    under ``ppo`` of ``first_rloo``, but for what is said there to be PPO's alone."""
 
     _tried: Mapping[str, tuple[Tried, ...]]
     _groups: Mapping[str, tuple[Group, ...]]
@@ -111,14 +115,12 @@ def trainer_of(name: str, is_training_arguments: bool) -> str:
     Raises:
         FieldsError: for another class.
     """
-    if name == "GRPOConfig":
-        return "grpo"
+    if name in _OF_ONE:
+        return _OF_ONE[name]
     if name in ("PPOConfig", "PPOv2Config"):
         return "ppo" if is_training_arguments else "first_ppo"
-    if name == "RLOOConfig":
-        return "first_rloo"
     raise FieldsError(
-        f"{name} is the config of no trainer in the table: GRPOConfig, PPOConfig, PPOv2Config and RLOOConfig are"
+        f"{name} is the config of no trainer in the table: {', '.join(_OF_ONE)}, PPOConfig and PPOv2Config are"
     )
 
 
@@ -144,18 +146,19 @@ def load(path: Path = TABLE) -> Fields:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise FieldsError(f"the table {path} cannot be read: {error}") from error
-    _check_keys("the table", raw, {"both", *TRAINERS})
+    _check_keys("the table", raw, {*SHARED, *TRAINERS})
     for name, part in raw.items():
-        own = {"grpo": ["base"], "ppo": ["base"], "first_rloo": [_WITHOUT]}.get(name, [])
+        own = ["base"] if name in SHARED["every"] else [_WITHOUT] if name == "first_rloo" else []
         _check_keys(f"[{name}]", part, {*KINDS, *own})
     parts = {trainer: [raw.get(trainer, {})] for trainer in TRAINERS}
-    for trainer in ("grpo", "ppo"):
-        parts[trainer].append(raw.get("both", {}))
-    more = [raw.get("ppo", {}), raw.get("both", {})]
+    for name, trainers in SHARED.items():
+        for trainer in trainers:
+            parts[trainer].append(raw.get(name, {}))
     less = raw.get("first_rloo", {}).get(_WITHOUT, ())
     bases = {trainer: raw.get("ppo" if trainer == "first_rloo" else trainer, {}) for trainer in TRAINERS}
     tried = {trainer: [one for part in own for one in _tried(trainer, part)] for trainer, own in parts.items()}
     groups = {trainer: [one for part in own for one in _groups(trainer, part)] for trainer, own in parts.items()}
+    more = parts["ppo"]
     tried["first_rloo"] += [one for part in more for one in _tried("first_rloo", part) if one.name not in less]
     for one in (one for part in more for one in _groups("first_rloo", part)):
         groups["first_rloo"].append(replace(one, fields=tuple(each for each in one.fields if each not in less)))

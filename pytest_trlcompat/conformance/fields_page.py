@@ -6,12 +6,12 @@ python -m pytest_trlcompat.conformance.fields_page docs/reference/fields.md
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat.conformance.field_records import EFFECTS, NEEDS, Choice, Group, Tried
-from pytest_trlcompat.conformance.fields import Fields, load
+from pytest_trlcompat.conformance.fields import SHARED, Fields, load
 
 __all__ = ["main", "page"]
 
@@ -20,9 +20,9 @@ _HEAD = """\
 
 <!-- Made by `python -m pytest_trlcompat.conformance.fields_page docs/reference/fields.md`; do not edit. -->
 
-Every argument of `GRPOConfig`, of `PPOConfig` (`PPOv2Config` before TRL 0.12) and of the `RLOOConfig` of until TRL
-0.21, with those of `transformers.TrainingArguments`, in all releases of TRL from 0.9.6 on: what conformance tries, and
-why the rest is not tried. Beside the values below, the default is tried.
+Every argument of `GRPOConfig`, of `DistillationConfig` from TRL 1.10 on, of `PPOConfig` (`PPOv2Config` before TRL 0.12)
+and of the `RLOOConfig` of until TRL 0.21, with those of `transformers.TrainingArguments`, in all releases of TRL from
+0.9.6 on: what conformance tries, and why the rest is not tried. Beside the values below, the default is tried.
 
 ## A new field
 
@@ -47,12 +47,14 @@ _NOT_TRIED = {
     "untestable": ("Untestable", "What cannot be tried here."),
     "launch": ("Set by launches", "What belongs to a strategy or to a device."),
 }
-_TRAINERS = {
-    "both": ("Both trainers", "Arguments of `transformers.TrainingArguments` that mean the same for GRPO and for PPO."),
-    "grpo": (
-        "GRPO",
-        "Arguments of `GRPOConfig`, and of `transformers.TrainingArguments` what PPO has otherwise.",
+_PARTS = {
+    "every": ("All trainers", "Arguments of `transformers.TrainingArguments` that mean the same for all of them."),
+    "sampling": (
+        "GRPO and distillation",
+        "Arguments that mean the same for both, and of `transformers.TrainingArguments` what PPO has otherwise.",
     ),
+    "grpo": ("GRPO", "Other arguments of `GRPOConfig`."),
+    "distillation": ("Distillation", "Other arguments of `DistillationConfig`."),
     "ppo": ("PPO", "Arguments of `PPOConfig`, and of `transformers.TrainingArguments` what GRPO has otherwise."),
     "first_rloo": (
         "The first RLOO",
@@ -68,16 +70,17 @@ def page(table: Fields) -> str:
     lines += [f"| {word} | {meaning} |" for word, meaning in EFFECTS.items()]
     lines += ["", "What a value needs that no argument gives:", "", "| word | meaning |", "| --- | --- |"]
     lines += [f"| {word} | {meaning} |" for word, meaning in NEEDS.items()]
-    tried = {trainer: table.tried(trainer) for trainer in ("grpo", "ppo", "first_rloo", "first_ppo")}
-    groups = {trainer: table.groups(trainer) for trainer in tried}
-    tried["both"] = [one for one in tried["grpo"] if one in tried["ppo"]]
-    groups["both"] = [one for one in groups["grpo"] if one in groups["ppo"]]
-    without = [one.name for one in tried["ppo"] if one not in tried["first_rloo"]]
-    tried["first_rloo"] = [one for one in tried["first_rloo"] if one not in tried["ppo"]]
-    groups["first_rloo"] = [one for one in groups["first_rloo"] if one not in groups["ppo"]]
-    for trainer, (title, text) in _TRAINERS.items():
-        lines += ["", f"## {title}", "", text.replace("{without}", ", ".join(map(_code, without)))]
-        own = [one for one in tried[trainer] if trainer == "both" or one not in tried["both"]]
+    seen_tried: list[Tried] = []
+    seen_groups: list[Group] = []
+    kept = table.tried("first_rloo")
+    without = ", ".join(_code(one.name) for one in table.tried("ppo") if one not in kept)
+    for name, (title, text) in _PARTS.items():
+        lines += ["", f"## {title}", "", text.replace("{without}", without)]
+        trainers = SHARED.get(name, (name,))
+        own = [one for one in _in_all(table.tried, trainers) if one not in seen_tried]
+        groups = [one for one in _in_all(table.groups, trainers) if one not in seen_groups]
+        seen_tried += own
+        seen_groups += groups
         if own:
             lines += ["", "| argument | values | with | never with | needs | what differs |", "| --- " * 6 + "|"]
             lines += [f"| {' | '.join(map(_escape, cells))} |" for one in own for cells in _rows(one)]
@@ -85,8 +88,14 @@ def page(table: Fields) -> str:
             if left_out:
                 lines += ["", "Not tried of these:", ""]
                 lines += [f"- {_code(one.name)}: {one.left_out}" for one in left_out]
-        lines += _not_tried([one for one in groups[trainer] if trainer == "both" or one not in groups["both"]])
+        lines += _not_tried(groups)
     return "\n".join(lines) + "\n"
+
+
+def _in_all(read: Callable[[str], list[Any]], trainers: Sequence[str]) -> list[Any]:
+    """What several trainers have alike, in the order of the first one."""
+    first, *others = [read(trainer) for trainer in trainers]
+    return [one for one in first if all(one in each for each in others)]
 
 
 def _not_tried(groups: Iterable[Group]) -> Iterator[str]:

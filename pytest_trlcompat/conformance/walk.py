@@ -23,12 +23,14 @@ from pathlib import Path
 from packaging.version import Version
 
 from pytest_trlcompat.conformance.field_records import KINDS
-from pytest_trlcompat.conformance.fields import TRAINERS, Fields, load, trainer_of
+from pytest_trlcompat.conformance.fields import SHARED, TRAINERS, Fields, load, trainer_of
 
 __all__ = ["ConfigClass", "WalkError", "config_classes", "main", "problems", "summary"]
 
 _ABOUT = "Hold the table of config fields against unpacked releases of trl and transformers."
-_OWN = ("GRPOConfig", "PPOConfig", "PPOv2Config", "RLOOConfig")
+_OWN = ("GRPOConfig", "DistillationConfig", "PPOConfig", "PPOv2Config", "RLOOConfig")
+_STABLE = ("DistillationConfig",)
+"""Of which an experimental one is another trainer's."""
 _OF_NEWER_RLOO = "num_generations"
 """A field by which RLOOConfig is that of the newer trainer, which the table has not; 0.22 keeps the first one's too."""
 _COMMON = "TrainingArguments"
@@ -72,7 +74,7 @@ def config_classes(release: Path) -> list[ConfigClass]:
         found = [_read(release, release / package / "training_args.py", _COMMON)]
     else:
         paths = sorted((release / package).rglob("*.py"))
-        found = [_read(release, path, name) for path in paths for name in _OWN if _defined(path, name)]
+        found = [_read(release, path, name) for path in paths for name in _OWN if _is_own(path, name)]
     found = [one for one in found if not one.where.endswith(":RLOOConfig") or _OF_NEWER_RLOO not in one.fields]
     if not found:
         raise WalkError(f"{release.name} has no class {', '.join(_OWN)}")
@@ -86,7 +88,7 @@ def _read(release: Path, path: Path, name: str) -> ConfigClass:
     fields: dict[str, None] = {}
     common = _collect(release, _Class(path, node), fields)
     module = ".".join(path.relative_to(release).with_suffix("").parts)
-    trainers = ("grpo", "ppo", "first_rloo") if name == _COMMON else (trainer_of(name, common),)
+    trainers = (*SHARED["every"], "first_rloo") if name == _COMMON else (trainer_of(name, common),)
     return ConfigClass(release.name, f"{module}:{name}", trainers, tuple(fields))
 
 
@@ -132,6 +134,10 @@ def _module(release: Path, path: Path, imported: ast.ImportFrom) -> Iterator[Pat
     base = release if not imported.level else path.parents[imported.level - 1]
     module = base.joinpath(*(imported.module or "").split("."))
     yield from (each for each in (module.with_suffix(".py"), module / "__init__.py") if each.is_file())
+
+
+def _is_own(path: Path, name: str) -> bool:
+    return not (name in _STABLE and "experimental" in path.parts) and _defined(path, name) is not None
 
 
 def _defined(path: Path, name: str) -> ast.ClassDef | None:

@@ -25,6 +25,12 @@ Importing this package imports torch; nothing else of the stack, of the harness,
 
 from __future__ import annotations
 
+from pytest_trlcompat.reference.distillation import (
+    DistillationObjective,
+    DistillationSettings,
+    DistillationUndecided,
+    generalized_divergences,
+)
 from pytest_trlcompat.reference.experts import load_balancing_loss, router_logits
 from pytest_trlcompat.reference.first_rloo import first_rloo_step, first_rloo_train
 from pytest_trlcompat.reference.first_rloo_records import (
@@ -52,6 +58,7 @@ from pytest_trlcompat.reference.metrics import (
     average_logs,
     average_over_tokens,
     clip_ratios,
+    completion_metrics,
     generation_metrics,
     mean_over_tokens,
     training_metrics,
@@ -190,6 +197,9 @@ __all__ = [
     "Batch",
     "CompletionAdvantages",
     "CompletionScores",
+    "DistillationObjective",
+    "DistillationSettings",
+    "DistillationUndecided",
     "Episodes",
     "Evaluation",
     "Experience",
@@ -254,6 +264,7 @@ __all__ = [
     "clipped_value_losses",
     "common_prompt",
     "completion_advantages",
+    "completion_metrics",
     "contiguous_layout",
     "decayed_parameters",
     "divergence",
@@ -262,6 +273,7 @@ __all__ = [
     "episode_metrics",
     "first_rloo_step",
     "first_rloo_train",
+    "generalized_divergences",
     "generation_metrics",
     "gradient_norm",
     "grpo_evaluate",

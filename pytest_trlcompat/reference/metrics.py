@@ -16,6 +16,7 @@ __all__ = [
     "average_logs",
     "average_over_tokens",
     "clip_ratios",
+    "completion_metrics",
     "generation_metrics",
     "mean_over_tokens",
     "part_without_spread",
@@ -30,10 +31,7 @@ def generation_metrics(
 ) -> dict[str, float]:
     """What is logged of completions and rewards, all ranks together.
 
-    - ``completions/mean_length``, ``min_length``, ``max_length``: tokens up to and including the end of sequence; of
-      the excluded ones, too ("generated completions"). "When using tools, only non-tool tokens are counted."
-    - ``completions/mean_terminated_length``, ... : of those that have an end of sequence.
-    - ``completions/clipped_ratio``: the part that has none.
+    - ``completions/...``: see :func:`completion_metrics`.
     - ``rewards/{name}/mean``, ``std``: of one function, over the completions for which it gave a reward.
     - ``reward``: mean of the totals.
     - ``reward_std``: see ``reward_std_over`` of :class:`~pytest_trlcompat.reference.SamplingSettings`.
@@ -42,14 +40,8 @@ def generation_metrics(
 
     The documentation until 0.16 has ``completion_length`` for the first, and that until 1.0 ``reward/{name}``.
     """
-    lengths = generation.tokens.sampled_lengths.double()
-    terminated = lengths[generation.tokens.terminated]
-    found = {f"completions/{name}_length": float(take(lengths)) for name, take in _STATISTICS.items()}
-    for name, take in _STATISTICS.items():
-        none = settings.undecided.no_terminated_length
-        found[f"completions/{name}_terminated_length"] = float(take(terminated)) if len(terminated) else none
-    found["completions/clipped_ratio"] = 1.0 - len(terminated) / len(lengths)
-
+    tokens, none = generation.tokens, settings.undecided.no_terminated_length
+    found = completion_metrics(tokens.sampled_lengths, tokens.terminated, none)
     given, correction = generation.advantages, settings.undecided.std_correction
     means, stds = mean_of_present(given.rewards, 0)[0], std_of_present(given.rewards, 0, correction=correction)[0]
     counts = (~given.rewards.isnan()).sum(0)
@@ -61,6 +53,29 @@ def generation_metrics(
     found["reward_std"] = float(given.group_stds.mean() if settings.logs_std_of_groups else given.batch_std)
     size = (settings.num_generations_eval or settings.num_generations) if evaluation else settings.num_generations
     found["frac_reward_zero_std"] = part_without_spread(given.totals, size, settings)
+    return found
+
+
+def completion_metrics(lengths: Tensor, ended: Tensor, no_terminated_length: float = 0.0) -> dict[str, float]:
+    """What is logged of completions, all ranks together.
+
+    - ``completions/mean_length``, ``min_length``, ``max_length``: tokens up to and including the end of sequence; of
+      the excluded ones, too ("generated completions"). "When using tools, only non-tool tokens are counted."
+    - ``completions/mean_terminated_length``, ... : of those that have an end of sequence.
+    - ``completions/clipped_ratio``: the part that has none.
+
+    Args:
+        lengths: ``(R,)``.
+        ended: ``(R,)``, which have an end of sequence.
+        no_terminated_length: the terminated lengths where none has, which the documentation leaves undecided.
+    """
+    lengths = lengths.double()
+    terminated = lengths[ended]
+    found = {f"completions/{name}_length": float(take(lengths)) for name, take in _STATISTICS.items()}
+    for name, take in _STATISTICS.items():
+        length = float(take(terminated)) if len(terminated) else no_terminated_length
+        found[f"completions/{name}_terminated_length"] = length
+    found["completions/clipped_ratio"] = 1.0 - len(terminated) / len(lengths)
     return found
 
 

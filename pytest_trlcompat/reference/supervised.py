@@ -1,4 +1,4 @@
-"""What a training on batches that are given must do: the part that is the same for SFT, DPO, Reward and KTO.
+"""What a training on batches that are given must do: the part that SFT, DPO, KTO, reward models and distillation share.
 
 A trainer's own part is an :data:`Objective`: from the batches of an optimizer step it makes one :class:`Measured` each.
 This module adds their shares of the loss up, over micro-batches and ranks, takes gradients, clips and steps, and says
@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from pytest_trlcompat.reference._stepping import Stepped, Stepper
+from pytest_trlcompat.reference.metrics import average_logs
 from pytest_trlcompat.reference.settings import OptimizerSettings, check_choices
 
 __all__ = [
@@ -71,6 +72,8 @@ class Measured:
         metrics: what is logged as a mean, by name: a sum and what it is divided by; left out where that is 0.
         differences: what is logged as the first less the second of two such means, by name; left out without both.
         counted: what is logged as a running sum since the start, by name.
+        together: what is logged of all batches that were measured together, and is the same in each of them: of a step,
+            or of a batch of an evaluation on all ranks; of several of these the mean.
     """
 
     loss: Tensor
@@ -80,6 +83,7 @@ class Measured:
     metrics: Mapping[str, tuple[Tensor | float, float]] = field(default_factory=dict)
     counted: Mapping[str, float] = field(default_factory=dict)
     differences: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    together: Mapping[str, float] = field(default_factory=dict)
 
 
 Objective = Callable[[Any, Sequence[Sequence[Batch]]], "list[Measured]"]
@@ -201,6 +205,7 @@ def supervised_logs(
         "learning_rate": last.next_learning_rate if is_next else last.learning_rate,
     }
     found |= _metrics([one for each in steps for one in each.micro_batches], settings)
+    found |= average_logs(each.micro_batches[0].together for each in steps)
     for name in last.micro_batches[0].counted:
         found[name] = sum(one.counted[name] for each in [*before, *steps] for one in each.micro_batches)
     return found
@@ -212,6 +217,7 @@ def supervised_evaluate(
     """What an evaluation gives: each batch by itself, ``batches[batch][rank]``, none accumulated."""
     found: list[Measured] = []
     losses: list[tuple[float, int]] = []
+    logged = []
     with torch.no_grad():
         for ranks in batches:
             together = _measured(objective, model, [ranks])
@@ -220,8 +226,10 @@ def supervised_evaluate(
                 weight = len(batch) if settings.undecided.evaluation_mean == "rows" else 1
                 losses.append((float(alone), weight))
             found += together
+            logged.append(together[0].together)
     loss = sum(value * weight for value, weight in losses) / sum(weight for _, weight in losses)
-    metrics = {f"eval_{name}": value for name, value in _metrics(found, settings).items()}
+    entry = {**_metrics(found, settings), **average_logs(logged)}
+    metrics = {f"eval_{name}": value for name, value in entry.items()}
     return SupervisedEvaluation({"eval_loss": loss, **metrics}, tuple(found))
 
 
@@ -261,5 +269,6 @@ def _without_graphs(step: SupervisedStep) -> SupervisedStep:
         metrics = {name: (float(total), count) for name, (total, count) in one.metrics.items()}
         values = {name: each.detach() for name, each in one.values.items()}
         alone = None if one.alone is None else one.alone.detach()
-        detached.append(Measured(one.loss.detach(), alone, values, one.masks, metrics, one.counted, one.differences))
+        logged = one.masks, metrics, one.counted, one.differences, one.together
+        detached.append(Measured(one.loss.detach(), alone, values, *logged))
     return SupervisedStep(**{**vars(step), "micro_batches": tuple(detached)})

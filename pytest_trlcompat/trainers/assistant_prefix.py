@@ -1,4 +1,5 @@
-"""Cure of ``grpo-assistant-prefix``: the beginning of an answer is continued.
+"""Cure of ``grpo-assistant-prefix``, ``rloo-assistant-prefix`` and ``distillation-assistant-prefix``: the beginning of
+an answer is continued.
 
 A conversation that ends with an assistant's message asks for its continuation. Some releases of TRL have the chat
 template close that message and begin another one. The cure has each such conversation rendered with
@@ -23,7 +24,8 @@ __all__ = ["AssistantPrefixMixin"]
 
 
 class AssistantPrefixMixin(Cure):
-    """Lets a subclass of ``trl.GRPOTrainer`` sample the continuation of a prompt that ends with an assistant's message.
+    """Lets a trainer of TRL's that samples, GRPO's, RLOO's or distillation's, or a subclass of one, sample the
+    continuation of a prompt that ends with an assistant's message.
 
     What is changed is how the chat template renders such a conversation, while this trainer turns prompts into tokens:
     beneath ``apply_chat_template`` of tokenizers and processors, one conversation at a time, so that a batch may hold
@@ -100,7 +102,7 @@ class AssistantPrefixMixin(Cure):
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
         if not _renders_all_alike(trainer_class) and not _points_of_trl(trainer_class):
-            return Activity(False, "TRL continues an assistant's message")
+            return Activity(False, "TRL continues an assistant's message, or samples nothing here")
         if trainer is not None and trainer._continued:
             return Activity(True, f"{trainer._continued} prompts that end with an assistant's message were continued")
         return Activity(None, "where a prompt ends with an assistant's message")

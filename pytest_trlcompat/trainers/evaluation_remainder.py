@@ -45,7 +45,7 @@ class EvaluationRemainderMixin(Cure):
 
     def _evaluated_rows(self, dataset: Any) -> int | None:
         """How many there are, if it is known and not the number of prompts."""
-        if not _samples(type(self)) or not isinstance(dataset, Sized):
+        if not _samples(type(self)) or not _has_length(dataset):
             return None
         trainer: Any = self
         sampler = trainer._get_eval_sampler(dataset)
@@ -67,6 +67,15 @@ class EvaluationRemainderMixin(Cure):
 def _samples(trainer_class: type) -> bool:
     """Whether evaluations have a sampler of TRL's or a user's, and not Transformers'."""
     return defined_by(trainer_class, "_get_eval_sampler") != "transformers"
+
+
+def _has_length(dataset: Any) -> bool:
+    """Also of what has a length for some data alone, as Accelerate's shard of a stream."""
+    try:
+        len(dataset)
+    except TypeError:
+        return False
+    return True
 
 
 def _data_sets(eval_dataset: Any) -> list[Any]:

@@ -45,7 +45,7 @@ __all__ = [
 
 # What preparing a model changes in the plugin. Accelerate 1.6 and 1.7 do not wrap the layers of the policy when the
 # reference model was prepared before it and left its own auto-wrap policy behind.
-_PLUGIN_STATE = ("activation_checkpointing", "auto_wrap_policy", "param_init_fn")
+_PLUGIN_STATE = ("activation_checkpointing", "auto_wrap_policy", "param_init_fn", "transformer_cls_names_to_wrap")
 
 
 def is_sharded(model: nn.Module) -> bool:

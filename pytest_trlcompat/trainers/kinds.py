@@ -27,6 +27,7 @@ _ANY = (
     "LigerSettingsMixin",
     "LigerGradientsMixin",
     "LoggedMetricsMixin",
+    "AssistantPrefixMixin",
     "VLLMSyncMixin",
     "FSDPSyncRefModelMixin",
     "FSDP2OutputsMixin",

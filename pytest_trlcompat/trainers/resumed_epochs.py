@@ -1,4 +1,5 @@
-"""Cure of ``grpo-resumed-epoch`` and ``rloo-resumed-epoch``: prompts of the epoch in which a training is resumed.
+"""Cure of ``grpo-resumed-epoch``, ``rloo-resumed-epoch`` and ``distillation-resumed-epoch``: prompts of the epoch in
+which a training is resumed.
 
 TRL's sampler draws the order of each epoch from a generator of its own, which begins anew in a training that is
 resumed: its first epoch then has the order of the very first one, whichever epoch it is. Transformers sees to that for

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance import comparison, liger
+from pytest_trlcompat.conformance.distillation.room import ROOM as DISTILLATION
 from pytest_trlcompat.conformance.dpo.room import ROOM as DPO
 from pytest_trlcompat.conformance.grpo.methods import RLOO
 from pytest_trlcompat.conformance.kto.room import ROOM as KTO
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["hold"]
 
 _HELD: Mapping[str, Callable[[str, TinyModel, Mapping[str, Any], int, bool], dict[str, Any]]] = {
+    "distillation": partial(supervised_conformance.held, DISTILLATION),
     "dpo": partial(supervised_conformance.held, DPO),
     "first_rloo": partial(on_policy_conformance.held, on_policy_conformance.FIRST_RLOO),
     "grpo": grpo_conformance.held,

@@ -59,7 +59,9 @@ def _compared(
         return found, room.expected_size(found, arguments, part)
 
     try:
-        differences, compared = holding.held(recordings, room, models, conventions.of_installed(room.trainer), rows)
+        beside = room.beside(recordings, model, setting, seed)
+        known = conventions.of_installed(room.trainer)
+        differences, compared = holding.held(recordings, room, models, known, rows, beside)
     except comparison.OutOfStep as error:
         return {"differences": [{"stage": "updates", "where": "", "said": str(error)}]}
     return {"differences": [vars(each) for each in differences], "compared": compared}

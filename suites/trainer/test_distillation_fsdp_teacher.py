@@ -32,7 +32,9 @@ pytestmark = pytest.mark.known_issue("distillation-fsdp-teacher")
 def test_distillation(strategy: str, subject: str, judge: Judge, launches: LaunchCache, saved_qwen2: TinyModel) -> None:
     def measure() -> Finding:
         (alone,) = launches(distillation.train, subject, saved_qwen2, strategy="single").values
-        assert alone["failure"] is None, alone["failure"]
+        stopped = Failures.of([{"training": alone["failure"]}])
+        if (failed := failure_of(ISSUE, stopped.first)) is not None:  # another issue's, in one process too
+            return Finding(failed, {"failures": stopped.first})
         ranks = launches(distillation.train, subject, saved_qwen2, strategy=strategy).values
         failures = Failures.of([{"training": rank["failure"]} for rank in ranks])
         evidence = {**ranks[0], "alone": {name: alone[name] for name in ("losses", "entropies")}}

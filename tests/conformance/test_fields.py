@@ -17,7 +17,7 @@ from pytest_trlcompat.conformance.fields_page import page
 
 ROOT = Path(__file__).parents[2]
 TABLE = fields.load()
-TRAINED = ("grpo", "ppo")
+TRAINED = ("grpo", "distillation", "ppo")
 OLD = {"trl": "0.17.0", "transformers": "4.50.3"}
 NEW = {"trl": "1.16.0", "transformers": "5.23.0"}
 
@@ -27,7 +27,7 @@ def tried(trainer: str, name: str) -> Tried:
     return one
 
 
-SETTINGS = {"grpo": "GRPOSettings", "ppo": "PPOSettings"}
+SETTINGS = {"grpo": "GRPOSettings", "distillation": "DistillationSettings", "ppo": "PPOSettings"}
 """The reference's settings of those trainers that it has."""
 
 
@@ -85,11 +85,13 @@ def test_no_value_is_that_of_the_base(trainer: str) -> None:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What GRPO's and PPO's documentation says of batches, for one rank."""
+    """What documentation says of batches, for one rank."""
 
     settings: Mapping[str, Any]
 
     def refused(self, trainer: str) -> str:
+        if trainer == "distillation":  # each prompt has one completion
+            return ""
         get = self.settings.__getitem__
         local = get("per_device_train_batch_size") * get("gradient_accumulation_steps")
         if trainer == "ppo":
@@ -274,12 +276,12 @@ beta = [0.04]
             "epsilon = { values = [1], with = { beta = 2 }, never_with = { beta = 'any' } }",
             "epsilon=1: beta=2 is with it and never with it",
         ),
-        ("[[both.no_effect]]\nfields = ['beta']\nwhy = 'So.'", "grpo: beta stand in two places"),
+        ("[[every.no_effect]]\nfields = ['beta']\nwhy = 'So.'", "grpo: beta stand in two places"),
         ("epsilon = { values = [1], names = ['beta'] }", "grpo: beta stand in two places"),
         ("[[grpo.no_effect]]\nfields = ['other']", "a group of no_effect (other): missing or unknown: why"),
         ("[[grpo.launch]]\nfields = ['other']\nwhy = ' '", "a group of launch (other) has no field or no reason"),
         ("[[grpo.tries]]\nfields = ['beta']", "[grpo]: missing or unknown: tries"),
-        ("[both.base]\nbeta = 1", "[both]: missing or unknown: base; known are launch, no_effect, try, untestable"),
+        ("[every.base]\nbeta = 1", "[every]: missing or unknown: base; known are launch, no_effect, try, untestable"),
         ("epsilon = 1", "epsilon is to be a table, not 1"),
         (
             "[[grpo.try]]\ntitle = 'More'\nfields.epsilon = [1]",
@@ -301,12 +303,12 @@ def test_a_group_gives_what_its_fields_do_not_say(tmp_path: Path) -> None:
     path = tmp_path / "fields.toml"
     path.write_text(
         """
-[[both.try]]
+[[every.try]]
 title = "Loss"
 effect = "reference"
 needs = ["moe"]
 with = { beta = 0.04 }
-[both.try.fields]
+[every.try.fields]
 beta = { values = [0.04], with = {}, needs = [] }
 epsilon.choices = [{ value = true, as = 1 }, { value = 2, releases = "trl>=1", with = { delta = 3 } }]
 epsilon.reference = "clip"

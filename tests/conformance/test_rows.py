@@ -72,7 +72,7 @@ def test_axes_have_the_values_that_rows_choose() -> None:
     assert unknown == []
 
 
-NAMES = {"first_rloo": "RLOO until 0.21", "reward": "Reward"}
+NAMES = {"distillation": "Distillation", "first_rloo": "RLOO until 0.21", "reward": "Reward"}
 
 
 @pytest.mark.parametrize("trainer", rows.TRAINERS)

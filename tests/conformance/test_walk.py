@@ -24,7 +24,7 @@ def release(folder: Path, name: str, files: Mapping[str, str]) -> Path:
 def table(folder: Path, grpo: str = "'beta'", ppo: str = "'lam'") -> fields.Fields:
     path = folder / "fields.toml"
     path.write_text(
-        f"both.no_effect = [{{ fields = ['seed'], why = 'A test' }}]\n"
+        f"every.no_effect = [{{ fields = ['seed'], why = 'A test' }}]\n"
         f"grpo.no_effect = [{{ fields = [{grpo}], why = 'A test' }}]\n"
         f"ppo.no_effect = [{{ fields = [{ppo}], why = 'A test' }}]\n"
         f"first_rloo = {{ without = ['kl_coef'], no_effect = [{{ fields = ['rloo_k'], why = 'A test' }}] }}\n"
@@ -70,7 +70,7 @@ def test_classes_are_read_with_their_bases(made_up: list[walk.ConfigClass]) -> N
         (
             "transformers==5.0.0",
             "transformers.training_args:TrainingArguments",
-            ("grpo", "ppo", "first_rloo"),
+            ("grpo", "distillation", "ppo", "first_rloo"),
             ("seed",),
         ),
     ]
@@ -82,6 +82,7 @@ def test_a_table_that_places_all_has_no_problem(made_up: list[walk.ConfigClass],
     assert walk.summary(made_up, found).splitlines() == [
         "2 releases of trl, 1 of transformers, 7 config classes, 11 fields in them",
         "grpo: 2 names of fields: 0 try, 2 no_effect, 0 untestable, 0 launch",
+        "distillation: 1 names of fields: 0 try, 1 no_effect, 0 untestable, 0 launch",
         "ppo: 2 names of fields: 0 try, 2 no_effect, 0 untestable, 0 launch",
         "first_rloo: 3 names of fields: 0 try, 3 no_effect, 0 untestable, 0 launch",
         "first_ppo: 1 names of fields: 0 try, 0 no_effect, 1 untestable, 0 launch",
@@ -110,6 +111,15 @@ def test_many_releases_are_named_by_the_first_and_the_last(made_up: list[walk.Co
     ]
 
 
+def test_an_experimental_distillation_is_another_trainer(tmp_path: Path) -> None:
+    files = {
+        "trl/trainer/distillation_config": "class DistillationConfig:\n    beta: float\n",
+        "trl/experimental/distillation/distillation_config": "class DistillationConfig:\n    lmbda: float\n",
+    }
+    (found,) = walk.config_classes(release(tmp_path, "trl==1.10.0", files))
+    assert (found.where, found.trainers) == ("trl.trainer.distillation_config:DistillationConfig", ("distillation",))
+
+
 def test_a_base_that_is_not_found_ends_the_walk(tmp_path: Path) -> None:
     text = "from .gone import Base\nclass GRPOConfig(Base): ...\n"
     with pytest.raises(walk.WalkError) as caught:
@@ -120,7 +130,8 @@ def test_a_base_that_is_not_found_ends_the_walk(tmp_path: Path) -> None:
 def test_a_release_without_configs_ends_the_walk(tmp_path: Path) -> None:
     other = {"trl/config": "class Other: ...\n", "transformers/training_args": "class Other: ...\n"}
     with pytest.raises(
-        walk.WalkError, match="^trl==2.0.0 has no class GRPOConfig, PPOConfig, PPOv2Config, RLOOConfig$"
+        walk.WalkError,
+        match="^trl==2.0.0 has no class GRPOConfig, DistillationConfig, PPOConfig, PPOv2Config, RLOOConfig$",
     ):
         walk.config_classes(release(tmp_path, "trl==2.0.0", other))
     with pytest.raises(walk.WalkError, match="^transformers==6.0.0 has no class TrainingArguments in "):

@@ -14,9 +14,17 @@ from packaging.version import Version
 from pytest_trlcompat import stack
 from pytest_trlcompat.conformance import fields
 
+NO_DISTILLATION = Version(stack.installed()["trl"]) < Version("1.10")
 NO_PPO = Version(stack.installed()["trl"]) >= Version("1.13")
 EACH = pytest.mark.parametrize(
-    "trainer", ["grpo", pytest.param("ppo", marks=pytest.mark.skipif(NO_PPO, reason="trl has no PPO from 1.13 on"))]
+    "trainer",
+    [
+        "grpo",
+        pytest.param(
+            "distillation", marks=pytest.mark.skipif(NO_DISTILLATION, reason="trl's is experimental until 1.9")
+        ),
+        pytest.param("ppo", marks=pytest.mark.skipif(NO_PPO, reason="trl has no PPO from 1.13 on")),
+    ],
 )
 
 
@@ -28,6 +36,8 @@ def config_class(trainer: str, *, cured: bool = False) -> type[Any]:
 
     if trainer == "grpo":
         return trl.GRPOConfig
+    if trainer == "distillation":
+        return trl.DistillationConfig
     return trainers.PPOConfig if cured else trainers.PPOConfig.__mro__[1]
 
 

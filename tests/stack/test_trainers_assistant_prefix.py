@@ -99,6 +99,16 @@ def test_each_conversation_is_rendered_by_its_last_message(words: Any, prompts: 
 
 
 @needs_render
+@pytest.mark.parametrize("module", ["distillation_trainer", "rloo_trainer"])
+def test_other_trainers_that_render_as_grpo_are_cured_as_well(words: Any, module: str) -> None:
+    other = type("Other", (Trl0291,), {"__module__": f"trl.trainer.{module}"})
+    assert corrected(other, words)._tokenize_prompts([ASKED, BEGUN]) == [
+        expected(words, ASKED),
+        expected(words, BEGUN),
+    ]
+
+
+@needs_render
 def test_padding_is_upstreams(words: Any) -> None:
     found = corrected(Trl025, words)._generate_single_turn([ASKED, BEGUN])
     rows = [
@@ -190,7 +200,7 @@ def test_trl_014_continues_what_it_renders_itself(monkeypatch: pytest.MonkeyPatc
 def test_releases_that_continue_such_prompts_are_left_alone() -> None:
     assert corrected(Trl024)._generate_single_turn([BEGUN, ASKED], None) == [2, 1]
     found = AssistantPrefixMixin._activity(Trl024, None)
-    assert (found.active, found.reason) == (False, "TRL continues an assistant's message")
+    assert (found.active, found.reason) == (False, "TRL continues an assistant's message, or samples nothing here")
 
 
 @needs_render

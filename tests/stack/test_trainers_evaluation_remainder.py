@@ -72,6 +72,15 @@ def test_a_stream_has_no_length() -> None:
     assert found is stream
 
 
+def test_a_shard_of_a_stream_has_none_either() -> None:
+    stream = datasets.Dataset.from_dict({"prompt": ["a", "b"]}).to_iterable_dataset()
+    shard = data_loader.IterableDatasetShard(stream, batch_size=1, num_processes=2)
+    found = trainer([0, 0], lambda loader: loader.dataset).evaluation_loop(
+        SimpleNamespace(dataset=shard), description="Evaluation"
+    )
+    assert found is shard
+
+
 def test_a_list_is_evaluated_as_well() -> None:
     class Base:
         eval_dataset: ClassVar[Any] = ["a", "b", "c"]

@@ -20,6 +20,8 @@ NUMBERS = {
         "0 steps, AttributeError: 'NoneType' object has no attribute 'backward'",
         "2 steps",
     ),
+    "distillation-logits": ("0.0793", "0.0068"),
+    "distillation-positions": ("5.0114", "5.2315"),
     "fsdp-sharded-save": ("[]", "['model.safetensors']"),
     "fsdp2-rounded-outputs": ("0.0069", "0.0013"),
     "grpo-assistant-prefix": ("'w5 w6 w7 w1 w8 w9 w1'", "'w5 w6 w7 w1 w8 w9'"),

@@ -22,7 +22,7 @@ from pytest_trlcompat.conformance.grpo.truth import Truth, targets_of
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["clipped_by_rounding", "differences", "expected_quantities", "recorded_quantities"]
+__all__ = ["clipped_by_rounding", "differences", "drawn", "expected_quantities", "recorded_quantities"]
 
 
 def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> Iterator[Quantity]:
@@ -173,7 +173,7 @@ def _sampling(recordings: Sequence[Recording], truth: Truth) -> Iterator[Differe
     for index in range(len(truth.rollouts)):
         place = f"generation {index}"
         calls = [[each for each in one.generated if not each.evaluation][index] for one in recordings]
-        yield from _drawn(calls[0].arguments, main.arguments, ends, place)
+        yield from drawn(calls[0].arguments, main.arguments, ends, place)
         yield from _prompts(calls, targets_of(main, "training"), truth, place)
         for call in calls:
             yield from _rewarded(call, place)
@@ -192,11 +192,11 @@ def _sampling(recordings: Sequence[Recording], truth: Truth) -> Iterator[Differe
     for name, (before, after) in main.changed.items():
         yield Difference(f"config[{name}]", "built", [str(before)], [str(after)], math.inf, 0.0)
     for call in (each for one in recordings for each in one.generated if each.evaluation):
-        yield from _drawn(call.arguments, main.arguments, ends, "evaluation")
+        yield from drawn(call.arguments, main.arguments, ends, "evaluation")
         yield from _rewarded(call, "evaluation")
 
 
-def _drawn(
+def drawn(
     found: Mapping[str, Any], arguments: Mapping[str, Any], ends: Sequence[int], place: str
 ) -> Iterator[Difference]:
     """The arguments of generation, against those of the config: "``None``" for ``top_k`` and ``min_p`` is no choice."""
@@ -243,10 +243,10 @@ def calls_of(recordings: Sequence[Recording]) -> list[list[Any]]:
 def _in_order(calls: Sequence[Sequence[Any]], asked: Sequence[tuple[int, ...]], truth: Truth) -> Iterator[Difference]:
     """Without shuffling the prompts are drawn as the dataset has them."""
     size = truth.settings.num_generations
-    drawn = [tuple(prompt) for together in calls for prompt in [p for call in together for p in call.prompts][::size]]
-    wanted = [asked[number % len(asked)] for number in range(len(drawn))]
-    if drawn != wanted:
-        yield Difference("prompts", "order", wanted, drawn, math.inf, 0.0)
+    found = [tuple(prompt) for together in calls for prompt in [p for call in together for p in call.prompts][::size]]
+    wanted = [asked[number % len(asked)] for number in range(len(found))]
+    if found != wanted:
+        yield Difference("prompts", "order", wanted, found, math.inf, 0.0)
 
 
 def _tables(main: Recording, truth: Truth) -> Iterator[Difference]:

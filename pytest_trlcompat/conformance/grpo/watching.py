@@ -188,7 +188,7 @@ def watched_tables(found: Recording, method: Method) -> Iterator[None]:
         return
     printed = getattr(module, name)
 
-    def keep(prompts: Any, completions: Any, rewards: Any, *args: Any, **kwargs: Any) -> None:
+    def keep(prompts: Any, completions: Any, rewards: Any = None, *args: Any, **kwargs: Any) -> None:
         by_function = {each: list(values) for each, values in rewards.items()} if isinstance(rewards, dict) else {}
         found.tables.append((list(prompts), list(completions), by_function))
 

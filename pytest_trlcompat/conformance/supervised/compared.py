@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat import reference
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["COMPARED_AXES", "ComparedRoom", "auxiliary_weight"]
+__all__ = ["COMPARED_AXES", "ComparedRoom", "auxiliary_weight", "with_dropout"]
 
 COMPARED_AXES: Mapping[str, tuple[Any, ...]] = {
     "reference": ("", "model"),
@@ -60,7 +60,7 @@ class ComparedRoom(Room):
     ) -> Any:
         adapter = objects.adapter_config(setting)
         extra: dict[str, Any] = {} if adapter is None else {"peft_config": adapter}
-        policy = _with_dropout(objects.policy(model, setting), adapter, setting)
+        policy = with_dropout(objects.policy(model, setting), adapter, setting)
         if setting.get("evaluation"):
             extra["eval_dataset"] = self.dataset(model, setting, seed, "evaluation")
         if setting.get("reference"):
@@ -110,7 +110,8 @@ def _on_own_device(trainer_class: type) -> dict[str, Any]:
     return {}
 
 
-def _with_dropout(policy: Any, adapter: Any, setting: Mapping[str, Any]) -> Any:
+def with_dropout(policy: Any, adapter: Any, setting: Mapping[str, Any]) -> Any:
+    """The policy as a user passes it, with the dropout of the axis."""
     if setting.get("dropout") == "adapter":
         adapter.lora_dropout = _DROPPED
     elif setting.get("dropout"):

@@ -5,7 +5,7 @@ Runs inside a rank; imports the stack only inside functions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_trlcompat.conformance import comparison
@@ -27,6 +27,7 @@ def held(
     models: tuple[torch.nn.Module, ...],
     conventions: Conventions,
     expected: Expected,
+    beside: Iterable[comparison.Difference] = (),
 ) -> tuple[list[comparison.Difference], int]:
     """Every quantity that differs, the first one first, and how many were compared.
 
@@ -35,6 +36,7 @@ def held(
         models: of :meth:`~pytest_trlcompat.conformance.supervised.room.Room.models`.
         conventions: how the trainer does what documentation leaves open.
         expected: the rows that the datasets must become.
+        beside: what differs before a model has computed anything, and is of no row.
 
     Raises:
         OutOfStep: ranks had unequal numbers of micro-batches, or there was no step.
@@ -53,6 +55,7 @@ def held(
         expected,
         room.only_in_training,
         room.compared,
+        beside,
     )
     compared = len(quantities.recorded_quantities(recordings)) + sum(len(one.micro_batches) for one in recordings)
     return differences, compared

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ def differences(
     expected: Expected,
     only_in_training: frozenset[str],
     compared: Callable[[Row], Row] = dict,
+    beside: Iterable[Difference] = (),
 ) -> list[Difference]:
     """Every quantity that differs, the first one first.
 
@@ -43,6 +44,7 @@ def differences(
         transformers: its major version.
         only_in_training: what an evaluation need not log.
         compared: what of a recorded row must be as expected.
+        beside: what differs before a model has computed anything, and is of no row.
     """
     found = recorded_quantities(recordings)
     every = int(recordings[0].arguments["logging_steps"])
@@ -51,6 +53,7 @@ def differences(
         return list(expected_quantities(truth, every, transformers))
 
     return [
+        *beside,
         *rows_differing(recordings, expected, compared),
         *_updates(recordings[0]),
         *differing(quantities(truth), found, lambda: [quantities(each) for each in neighbours()]),

@@ -46,16 +46,19 @@ def record(
     config = room.config(trl, setting)
     found = Recording()
     given = copy.deepcopy({name: value for name, value in vars(config).items() if isinstance(value, dict)})
-    trainer = _build(room, trainer_class, model, setting, config, seed, found)
-    found.changed = {name: (value, vars(config)[name]) for name, value in given.items() if vars(config)[name] != value}
-    if setting.get("evaluation") == "before":
-        trainer.evaluate()
-    with _recorded_steps(trainer, found, whole):
-        trainer.train()
-    if setting.get("evaluation") == "best":
-        found.final = (whole or trained_weights)(trainer)
-    if setting.get("evaluation") == "after":
-        trainer.evaluate()
+    with room.surrounding(model, setting, config, seed, found):
+        trainer = _build(room, trainer_class, model, setting, config, seed, found)
+        found.changed = {
+            name: (value, vars(config)[name]) for name, value in given.items() if vars(config)[name] != value
+        }
+        if setting.get("evaluation") == "before":
+            trainer.evaluate()
+        with _recorded_steps(trainer, found, whole):
+            trainer.train()
+        if setting.get("evaluation") == "best":
+            found.final = (whole or trained_weights)(trainer)
+        if setting.get("evaluation") == "after":
+            trainer.evaluate()
     if setting.get("resumed"):
         _resume(room, trainer_class, model, setting, config, seed, found, whole)
     return found
@@ -170,9 +173,10 @@ def _resume(
     """Train on from the first step's checkpoint; what happens takes the place of what happened then."""
     steps = 1
     again = Recording(arguments=found.arguments)
-    trainer = _build(room, trainer_class, model, setting, config, seed, again)
-    with _recorded_steps(trainer, again, whole):
-        trainer.train(resume_from_checkpoint=os.path.join(config.output_dir, f"checkpoint-{steps}"))
+    with room.surrounding(model, setting, config, seed, again):
+        trainer = _build(room, trainer_class, model, setting, config, seed, again)
+        with _recorded_steps(trainer, again, whole):
+            trainer.train(resume_from_checkpoint=os.path.join(config.output_dir, f"checkpoint-{steps}"))
     kept = found.steps[steps - 1].micro_batches
     for each in again.steps:
         each.micro_batches += kept

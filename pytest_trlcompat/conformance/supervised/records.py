@@ -57,6 +57,8 @@ class Recording:
         before_resuming: rows of each micro-batch of a training that was resumed later, from the checkpoint on.
         after_resuming: of the resumed training.
         final: trained weights at the end, where the best model was to be loaded.
+        beside: what the trainer's room keeps beside, see
+            :meth:`~pytest_trlcompat.conformance.supervised.room.Room.surrounding`.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -70,6 +72,7 @@ class Recording:
     before_resuming: list[list[Row]] = field(default_factory=list)
     after_resuming: list[list[Row]] = field(default_factory=list)
     final: dict[str, torch.Tensor] = field(default_factory=dict)
+    beside: dict[str, Any] = field(default_factory=dict)
     in_evaluation: bool = False
 
     @property

@@ -10,7 +10,8 @@ import dataclasses
 import inspect
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from pytest_trlcompat.conformance import liger
+from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.conventions import Conventions
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
 from pytest_trlcompat.conformance.training import PLAIN, world_size
@@ -137,6 +139,22 @@ class Room(abc.ABC):
     ) -> Callable[[Any, int], None] | None:
         """What changes with each step beside the policy; see :func:`pytest_trlcompat.reference.supervised_train`."""
         return None
+
+    def surrounding(
+        self, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, found: Recording
+    ) -> AbstractContextManager[None]:
+        """In which a trainer is built, trains and evaluates: for one that samples what it trains on, say."""
+        return nullcontext()
+
+    def beside(
+        self, recordings: Sequence[Recording], model: TinyModel, setting: Mapping[str, Any], seed: int
+    ) -> Iterator[Difference]:
+        """What differs of what is kept in :attr:`Recording.beside`, and no model has computed.
+
+        Args:
+            recordings: of all ranks.
+        """
+        return iter(())
 
     def watched(self, trainer_class: type, found: Recording) -> type:
         """The trainer, which keeps more of its training: in ``values`` of the newest micro-batch."""

@@ -1,0 +1,101 @@
+"""Prompts to distil on, the completions that the student is made to sample, and the rows that they must become.
+
+A completion follows from its prompt alone, so that each row is known before, whenever and on whichever rank it is
+sampled. Runs inside a rank; imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat.conformance.grpo import objects
+from pytest_trlcompat.conformance.grpo.sampling import COMPLETION_LENGTH, Data
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["KINDS", "TOKENIZERS", "PromptData", "dataset", "expected_rows", "of_setting", "tokenizer"]
+
+KINDS = ("plain", "conversational", "assistant_last", "iterable", "none")
+TOKENIZERS = (
+    *("", "other_end", "no_padding", "eos_padding", "right_padding", "bos", "tools_template", "thinking_template"),
+)
+"""``bos``: it adds a token before each text; ``thinking_template``: its chat template has a token that asks for an
+answer, and a variable of its own."""
+_ROWS = {"training": ("prompts", 32), "evaluation": ("prompts_of_evaluation", 8)}
+_MEMBERS = 4
+_THINKING = "{% if add_generation_prompt %}{{ 'w59 ' }}{% if thinking %}{{ 'w58 w58 ' }}{% endif %}{% endif %}"
+
+
+class PromptData(Data):
+    """Completions by the prompt alone: of about four one is an end of sequence alone, and one has none."""
+
+    def completion(self, prompt: Sequence[int], member: int, call: int) -> list[int]:
+        return super().completion(prompt, random.Random(f"{self.seed}/{tuple(prompt)}").randrange(_MEMBERS), 0)
+
+
+def of_setting(model: TinyModel, setting: Mapping[str, Any], seed: int, length: int) -> PromptData:
+    """
+    Args:
+        length: ``max_completion_length``.
+    """
+    asked = {**setting, "tokenizer": "tools_template"} if setting.get("tokenizer") == "thinking_template" else setting
+    return PromptData(**vars(objects.data_of(model, asked, seed, min(length, COMPLETION_LENGTH))))
+
+
+def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
+    """The processing class, by the axis ``tokenizer``."""
+    from tokenizers.processors import TemplateProcessing
+
+    found, wanted = objects.tokenizer(model, setting), setting.get("tokenizer")
+    if wanted == "eos_padding":
+        found.pad_token = found.eos_token
+    elif wanted == "right_padding":
+        found.padding_side = "right"
+    elif wanted == "bos":
+        added = [("<unk>", found.convert_tokens_to_ids("<unk>"))]
+        found.backend_tokenizer.post_processor = TemplateProcessing(single="<unk> $A", special_tokens=added)
+    elif wanted == "thinking_template":
+        found.chat_template = copy.copy(found.chat_template) + _THINKING
+    return found
+
+
+def dataset(data: Data, setting: Mapping[str, Any], part: str) -> Any:
+    """The prompts as a user has them, with a column beside that nobody asks for; ``None`` where there are none."""
+    kind = setting.get("data")
+    if kind == "none" and part == "training":
+        return None
+    found: Any = data.dataset(_count(setting, part), part)
+    return found.to_iterable_dataset() if kind == "iterable" else found
+
+
+def expected_rows(
+    model: TinyModel, setting: Mapping[str, Any], data: Data, part: str
+) -> list[dict[str, tuple[float, ...]]]:
+    """Each prompt with its completion, for :class:`pytest_trlcompat.reference.DistillationObjective`.
+
+    A text has the special tokens that its tokenizer adds; a conversation those of the chat template alone, and one that
+    ends with an assistant's message is continued.
+    """
+    words, found = tokenizer(model, setting), []
+    how = {"continue_final_message": True} if data.assistant_last else {"add_generation_prompt": True}
+    for prompt in data.prompts(_count(setting, part), part):
+        if data.conversational:
+            written = words.apply_chat_template(
+                prompt, tokenize=False, **how, **(setting.get("chat_template_kwargs") or {})
+            )
+            asked = words(written, add_special_tokens=False)["input_ids"]
+        else:
+            asked = words(prompt)["input_ids"]
+        answer = data.completion(asked, 0, 0)
+        ids, mask = [*asked, *answer], [0] * len(asked) + [1] * len(answer)
+        found.append({"ids": tuple(map(float, ids)), "mask": tuple(map(float, mask))})
+    return found
+
+
+def _count(setting: Mapping[str, Any], part: str) -> int:
+    name, default = _ROWS[part]
+    return int(setting.get(name, default))
