@@ -2,9 +2,9 @@
 has moved on.
 
 ``Trainer.create_optimizer`` reads ``self.optimizer_cls_and_kwargs``, which its constructor sets and theirs, which do
-not call it, do not; and ``_save_checkpoint`` takes no ``metrics`` any more, which they pass. They may also keep no entry
-in their state for what callbacks save, which ends a checkpoint in ``KeyError: 'TrainerControl'``. The cure has the
-attribute, drops the argument and adds the entry.
+not call it, do not; and ``_save_checkpoint`` takes no ``metrics`` any more, which they pass. They may also keep no
+entry in their state for what callbacks save, which ends a checkpoint in ``KeyError: 'TrainerControl'``. The cure has
+the attribute, drops the argument and adds the entry.
 
 Imports nothing of the stack.
 """
