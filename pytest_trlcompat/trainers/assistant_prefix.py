@@ -1,5 +1,6 @@
-"""Cure of ``grpo-assistant-prefix``, ``rloo-assistant-prefix`` and ``distillation-assistant-prefix``: the beginning of
-an answer is continued.
+"""Cure of prompts that begin an answer, which is to be continued.
+
+Issues: ``grpo-assistant-prefix``, ``rloo-assistant-prefix``, ``distillation-assistant-prefix``.
 
 A conversation that ends with an assistant's message asks for its continuation. Some releases of TRL have the chat
 template close that message and begin another one. The cure has each such conversation rendered with

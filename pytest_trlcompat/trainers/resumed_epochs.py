@@ -1,5 +1,6 @@
-"""Cure of ``grpo-resumed-epoch``, ``rloo-resumed-epoch`` and ``distillation-resumed-epoch``: prompts of the epoch in
-which a training is resumed.
+"""Cure of the prompts of the epoch in which a training is resumed.
+
+Issues: ``grpo-resumed-epoch``, ``rloo-resumed-epoch``, ``distillation-resumed-epoch``.
 
 TRL's sampler draws the order of each epoch from a generator of its own, which begins anew in a training that is
 resumed: its first epoch then has the order of the very first one, whichever epoch it is. Transformers sees to that for
