@@ -138,7 +138,7 @@ def test_the_teachers_precision() -> None:
 def test_tables_show_each_completion_beside_its_prompt() -> None:
     asked = {"log_completions": True}
     first, second = ("w4 w5", "w1 w0"), ("w2 w3 w6", "")
-    right = (["w4 w5", "w2 w3 w6"], ["w1 w0", ""], {})
+    right: tuple[list[str], list[str], dict[str, Any]] = (["w4 w5", "w2 w3 w6"], ["w1 w0", ""], {})
 
     def with_tables(*tables: Any) -> list[str]:
         found = recording(IN_ORDER, arguments=asked, tables=[*tables])
