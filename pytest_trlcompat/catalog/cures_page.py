@@ -61,6 +61,7 @@ _SECTIONS = {
     "grpo": ("GRPO", "In `GRPOTrainer`, beside those of any trainer."),
     "ppo": ("PPO", "In `PPOTrainer`; what `PPOConfig` cures, in that."),
     "rloo": ("RLOO", "In `RLOOTrainer` from TRL 0.22 on, beside those of any trainer."),
+    "distillation": ("Distillation", "In `DistillationTrainer`, beside those of any trainer."),
     "first_rloo": ("RLOO until TRL 0.21", "In `RLOOTrainer`, beside those of any trainer."),
 }
 """Kind of trainer to the title of its section, and what stands above the table."""
@@ -83,7 +84,7 @@ def _is_of(issue: KnownIssue, kind: str) -> bool:
     """Whether an issue stands in the section of a kind: its trainer's, or cured there and not for any trainer."""
     if not issue.cure or (issue.kind and kind_named(issue.kind) != kind):
         return False
-    if kind in ("grpo", "rloo", "first_rloo") and not issue.trainer and mixins(issue, "trainer"):
+    if kind in ("grpo", "rloo", "distillation", "first_rloo") and not issue.trainer and mixins(issue, "trainer"):
         return False
     return bool(issue.trainer or mixins(issue, kind))
 

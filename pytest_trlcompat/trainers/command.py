@@ -17,12 +17,12 @@ from typing import IO, Any
 
 from pytest_trlcompat.trainers._cure import CureStatus
 from pytest_trlcompat.trainers.errors import installed_version
-from pytest_trlcompat.trainers.kinds import KINDS, TRAINERS
+from pytest_trlcompat.trainers.kinds import TRAINERS
 
 __all__ = ["UnknownTrainerError", "main", "trainer_named"]
 
-_NAMES = tuple(name for name in KINDS if not name.endswith("rloo"))
-"""Kinds that are called by their name: which of two RLOO trainers ``trl:RLOOTrainer`` is, says the release."""
+_NAMES = ("trainer", "grpo", "ppo")
+"""Kinds that are called by their name; of the others the class says which it is."""
 
 SHOWN, UNUSABLE = 0, 2
 """Exit statuses: the cures were listed; the trainer cannot be had."""

@@ -89,6 +89,8 @@ def kind_of(trainer: type) -> str:
         return "first_rloo"
     if _is_subclass_of(trainer, "trl.trainer.rloo_trainer", "RLOOTrainer"):
         return "rloo"
+    if _is_subclass_of(trainer, "trl.trainer.distillation_trainer", "DistillationTrainer"):
+        return "distillation"
     return "ppo" if is_ppo_trainer(trainer) else "trainer"
 
 

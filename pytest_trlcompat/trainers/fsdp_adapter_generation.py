@@ -1,4 +1,5 @@
-"""Cure of ``lora-fsdp2-generation``: adapters under FSDP2 generate with the root's parameters gathered.
+"""Cure of ``lora-fsdp2-generation`` and ``distillation-lora-fsdp2-generation``: adapters under FSDP2 generate with the
+root's parameters gathered.
 
 FSDP2 gathers the parameters that belong to no layer (embeddings, final norm, output head) when the root module is
 called. A ``PeftModel`` that is the root generates with the model beneath it, for which they stay sharded:
@@ -43,7 +44,7 @@ def gather_to_generate(model: nn.Module) -> None:
 
 
 class FSDPAdapterGenerationMixin(AroundGeneration):
-    """Lets a subclass of ``trl.GRPOTrainer`` or ``trl.RLOOTrainer`` generate with adapters under FSDP2.
+    """Lets ``trl.GRPOTrainer``, ``RLOOTrainer`` and ``DistillationTrainer`` generate with adapters under FSDP2.
 
     It knows by the model whether a newer ``Trainer`` has done the same. Does nothing without adapters, under another
     strategy, or with vLLM, which generates elsewhere.

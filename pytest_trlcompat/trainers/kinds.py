@@ -114,6 +114,7 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "ZeRO3WholeModulesMixin",
         ),
         "rloo": ("FSDPAdapterGenerationMixin", "DeepSpeedHooksMixin", *_ANY),
+        "distillation": ("FSDPAdapterGenerationMixin", *_ANY),
         "first_rloo": (
             "PPOOptimizerStepsMixin",
             "PPOGradNormMixin",
@@ -123,9 +124,8 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
     }
 )
-"""Kind of trainer to the names of its mixins: ``grpo`` and ``ppo`` of TRL, ``rloo`` its RLOO from 0.22 on, which
-generates as GRPO does, ``first_rloo`` that of until 0.21, whose training loop is PPO's, and ``trainer`` any other of
-Transformers'."""
+"""Kind of trainer to the names of its mixins: ``grpo``, ``ppo`` and ``distillation`` of TRL, ``rloo`` its RLOO from
+0.22 on, ``first_rloo`` that of until 0.21, whose training loop is PPO's, and ``trainer`` any other of Transformers'."""
 
 TRAINERS: Mapping[str, str] = MappingProxyType(
     {

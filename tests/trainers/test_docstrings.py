@@ -74,7 +74,7 @@ def test_the_page_has_a_row_for_each_cured_issue_in_the_sections_of_its_kinds() 
     known = known_issues.load()
     sections = dict(re.findall(r"^## (.+)\n(?s:(.*?))(?=^## )", page(known.values()), re.MULTILINE))
     rows = {title: set(re.findall(r"^\| `([\w-]+)`: ", text, re.MULTILINE)) for title, text in sections.items()}
-    assert list(rows) == ["Any trainer", "GRPO", "PPO", "RLOO", "RLOO until TRL 0.21"]
+    assert list(rows) == ["Any trainer", "GRPO", "PPO", "RLOO", "Distillation", "RLOO until TRL 0.21"]
     assert set().union(*rows.values()) == {issue.id for issue in known.values() if issue.cure}
     assert {"fsdp-sharded-save", "deepspeed-evaluate-before-train"} <= rows["Any trainer"]
     assert not {known[name].trainer for name in rows["Any trainer"]} & {"grpo", "ppo"}
@@ -90,6 +90,7 @@ def test_the_page_has_a_row_for_each_cured_issue_in_the_sections_of_its_kinds() 
         ("GRPO", "grpo"),
         ("PPO", "ppo"),
         ("RLOO", "rloo"),
+        ("Distillation", "distillation"),
         ("RLOO until TRL 0.21", "first_rloo"),
     ):
         named = set(re.findall(r"`(\w+Mixin)`", sections[title]))
