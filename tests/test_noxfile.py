@@ -180,7 +180,7 @@ def test_a_malformed_matrix_is_one_clear_message(checkout: Path) -> None:
         (("trl=0.19.1", "--full"), "cell does not take --full; for all cells use: nox -s matrix -- --full"),
         (
             ("trl=0.19.1", "--issue", "grpo"),
-            "--issue: unknown issue 'grpo'; known are conformance-dpo, conformance-grpo, ",
+            "--issue: unknown issue 'grpo'; known are conformance-distillation, conformance-dpo, ",
         ),
         (("trl=0.19.1", "--date", "soon"), "bad date 'soon'; write a day, for example 2025-02-28"),
         (
