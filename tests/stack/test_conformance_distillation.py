@@ -153,6 +153,7 @@ def test_tables_show_each_completion_beside_its_prompt() -> None:
     assert with_tables(right, ([first[0]], [first[1]], {})) == ["table"]
 
 
+@pytest.mark.versions(trl=">=1.10", reason="DistillationTrainer, and models of its day")
 @pytest.mark.parametrize("name", sorted(models.KINDS))
 def test_models_of_other_architectures_are_the_same_each_time(name: str) -> None:
     one, other = (models.student(MODEL, {"model": name}) for _ in range(2))
@@ -164,6 +165,7 @@ def test_models_of_other_architectures_are_the_same_each_time(name: str) -> None
     assert float(logits[0].std()) > 0.05
 
 
+@pytest.mark.versions(trl=">=1.10", reason="DistillationTrainer, and models of its day")
 def test_a_teacher_has_other_weights_and_sizes_and_the_same_vocabulary() -> None:
     student, teacher = models.untrained(MODEL, {"teacher": "experts"})
     assert (student.training, teacher.training) == (False, False)
