@@ -231,7 +231,7 @@ class KnownIssue:
 
     def may_stop(self, other: KnownIssue) -> bool:
         """Whether its symptom can end the suite of ``other``: another issue, measured with the same trainer."""
-        return self.id != other.id and (not self.trainer or measured_with(self.id) == measured_with(other.id))
+        return self.id != other.id and self.kind in ("", measured_with(other.id))
 
     def may_stop_under(self, other: KnownIssue, strategy: str, versions: Mapping[str, str]) -> bool:
         """:meth:`may_stop`, and it is predicted to raise something itself with TRL's trainer.

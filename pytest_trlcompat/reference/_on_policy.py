@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
@@ -13,16 +14,17 @@ from pytest_trlcompat.reference import ppo_models
 from pytest_trlcompat.reference._stepping import Stepper
 from pytest_trlcompat.reference.on_policy_settings import OnPolicySettings, OnPolicyUndecided
 from pytest_trlcompat.reference.policy import score_tokens
-from pytest_trlcompat.reference.ppo_records import Episodes
+from pytest_trlcompat.reference.ppo_records import Episodes, PPOLayout, unshuffled_layout
 from pytest_trlcompat.reference.tokens import Tokens, tokens_of
 
 __all__ = ["OnPolicyLearner", "placed_rows"]
 
 
 Settings = TypeVar("Settings", bound=OnPolicySettings)
+Step = TypeVar("Step")
 
 
-class OnPolicyLearner(Generic[Settings]):
+class OnPolicyLearner(abc.ABC, Generic[Settings, Step]):
     """Everything that lasts from one batch to the next.
 
     Args:
@@ -45,6 +47,21 @@ class OnPolicyLearner(Generic[Settings]):
         )
         self.stepper = Stepper(self.trained, settings)
         self.batches, self.episodes = 0, 0
+
+    def train(self, batches: Sequence[Episodes], layouts: Sequence[PPOLayout] | None) -> tuple[Step, ...]:
+        """A training on responses that are given, with one layout for each batch; by default rows are not shuffled."""
+        if layouts is None:
+            layouts = [unshuffled_layout(len(each.queries), self.settings) for each in batches]
+        total = self.settings.num_total_batches or len(batches)
+        return tuple(self.batch(each, layout, total) for each, layout in zip(batches, layouts, strict=True))
+
+    @abc.abstractmethod
+    def batch(self, episodes: Episodes, layout: PPOLayout, total: int) -> Step:
+        """Everything that one batch makes, of ``total`` of the whole training.
+
+        Raises:
+            ValueError: the layout does not fit the batch.
+        """
 
     def ended(self, episodes: Episodes, last_rate: float, total: int) -> dict[str, float]:
         """What is logged at the end of a batch beside its own numbers.

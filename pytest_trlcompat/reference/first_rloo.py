@@ -28,7 +28,7 @@ from pytest_trlcompat.reference.first_rloo_records import (
 from pytest_trlcompat.reference.first_rloo_rewards import completion_advantages
 from pytest_trlcompat.reference.first_rloo_settings import FirstRLOOSettings
 from pytest_trlcompat.reference.ppo_losses import clipped_policy_losses
-from pytest_trlcompat.reference.ppo_records import Episodes, PPOLayout, check_ppo_layout, unshuffled_layout
+from pytest_trlcompat.reference.ppo_records import Episodes, PPOLayout, check_ppo_layout
 from pytest_trlcompat.reference.records import Layout
 
 __all__ = ["first_rloo_step", "first_rloo_train"]
@@ -86,14 +86,11 @@ def first_rloo_train(
     padded: bool = False,
 ) -> tuple[FirstRLOOStep, ...]:
     """A training on responses that are given; arguments as for :func:`first_rloo_step`, one layout for each batch."""
-    if layouts is None:
-        layouts = [unshuffled_layout(len(each.queries), settings) for each in batches]
     learner = _Learner(policy, reward_model, reference_model, settings, padded)
-    total = settings.num_total_batches or len(batches)
-    return tuple(learner.batch(each, layout, total) for each, layout in zip(batches, layouts, strict=True))
+    return learner.train(batches, layouts)
 
 
-class _Learner(OnPolicyLearner[FirstRLOOSettings]):
+class _Learner(OnPolicyLearner[FirstRLOOSettings, FirstRLOOStep]):
     """Everything that lasts from one batch to the next."""
 
     def __init__(

@@ -28,7 +28,6 @@ from pytest_trlcompat.reference.ppo_records import (
     PPOOptimizerStep,
     PPOStep,
     check_ppo_layout,
-    unshuffled_layout,
 )
 from pytest_trlcompat.reference.ppo_settings import PPOSettings
 from pytest_trlcompat.reference.records import Layout
@@ -91,11 +90,8 @@ def ppo_train(
     padded: bool = False,
 ) -> tuple[PPOStep, ...]:
     """A training on responses that are given; arguments as for :func:`ppo_step`, one layout for each batch."""
-    if layouts is None:
-        layouts = [unshuffled_layout(len(each.queries), settings) for each in batches]
     learner = _Learner(policy, value_model, reward_model, reference_model, settings, padded)
-    total = settings.num_total_batches or len(batches)
-    return tuple(learner.batch(each, layout, total) for each, layout in zip(batches, layouts, strict=True))
+    return learner.train(batches, layouts)
 
 
 class _Trained(torch.nn.Module):
@@ -107,7 +103,7 @@ class _Trained(torch.nn.Module):
         self.policy, self.value_model = copy.deepcopy((policy, value_model))
 
 
-class _Learner(OnPolicyLearner[PPOSettings]):
+class _Learner(OnPolicyLearner[PPOSettings, PPOStep]):
     """Everything that lasts from one batch to the next."""
 
     def __init__(

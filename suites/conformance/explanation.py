@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.catalog.issue import measured_with
 from pytest_trlcompat.catalog.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ def failed_by(
     return [
         each.id
         for each in catalog.values()
-        if (not each.trainer or measured_with(each.id) == trainer)
+        if each.kind in ("", trainer)
         and each.shows(failure.classes, failure.message, failure.location)
         and _is_predicted(each, {Verdict.BROKEN, Verdict.BLOCKED}, subject, label, versions)
     ]

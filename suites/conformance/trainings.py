@@ -71,7 +71,7 @@ class ConformanceTrainings:
             return Finding(Verdict.ERROR, evidence)
         if not found["differences"]:
             return Finding(Verdict.OK, evidence)
-        known = self._known(lambda issue: not issue.trainer or measured_with(issue.id) == trainer)
+        known = self._known(lambda issue: issue.kind in ("", trainer))
         by, first = explained(found["differences"], setting, subject, label, stack.installed(), known)
         if first is None:
             return Finding(Verdict.BLOCKED, {"blocked_by": by[0], "symptoms_of": by, **evidence})
@@ -95,7 +95,7 @@ class ConformanceTrainings:
             failure = next(failures_in(text))
             shown = issue.shows(failure.classes, failure.message, failure.location)
             return Finding(Verdict.BROKEN if shown else Verdict.ERROR, {**evidence, "failure": text})
-        others = self._known(lambda one: one.id != issue.id and (not one.trainer or measured_with(one.id) == trainer))
+        others = self._known(lambda one: one.id != issue.id and one.kind in ("", trainer))
         prediction = issue.predict(subject, label, stack.installed())
         is_silent = prediction is not None and prediction.verdict is Verdict.SILENT
         for number, difference in enumerate(found["differences"]):
