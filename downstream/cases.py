@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -47,7 +47,7 @@ class Case:
     settings: Mapping[str, Any]
     known: tuple[Differs, ...] = ()
     strategy: str = "single"
-    undecided: Mapping[str, Any] | None = None
+    undecided: Mapping[str, Any] = field(default_factory=dict)
 
 
 def marked(cases: Sequence[Case]) -> Any:

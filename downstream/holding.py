@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.conformance.supervised.room import Room
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["check", "conversation_rows", "conversations", "pair_rows", "pairs"]
+__all__ = ["check", "conversation_rows", "conversations", "pair_rows", "pairs_as_messages"]
 
 
 def check(
@@ -42,7 +42,7 @@ def check(
         room,
         model,
         rows,
-        dict(case.undecided or {}),
+        dict(case.undecided),
         strategy=case.strategy,
         world_size=size,
         sharded=False,
@@ -128,6 +128,17 @@ def pairs() -> list[dict[str, str]]:
     ]
 
 
+def pairs_as_messages() -> list[dict[str, Any]]:
+    """:func:`pairs` as rows of a dataset: ``messages`` with the prompt, and a message each for both completions."""
+    return [
+        {
+            "messages": [{"role": "user", "content": pair["prompt"]}],
+            **{name: {"role": "assistant", "content": pair[name]} for name in ("chosen", "rejected")},
+        }
+        for pair in pairs()
+    ]
+
+
 def pair_rows(words: Any, **limits: Any) -> list[Row]:
     """What :func:`pairs` must become, as conversations of one turn.
 
@@ -137,13 +148,9 @@ def pair_rows(words: Any, **limits: Any) -> list[Row]:
     from pytest_trlcompat import reference
 
     found: list[Row] = []
-    for pair in pairs():
-        asked = [{"role": "user", "content": pair["prompt"]}]
-        prompt = _encoded(words, asked)
-        both = [
-            _encoded(words, [*asked, {"role": "assistant", "content": pair[name]}])[len(prompt) :]
-            for name in ("chosen", "rejected")
-        ]
+    for pair in pairs_as_messages():
+        prompt = _encoded(words, pair["messages"])
+        both = [_encoded(words, [*pair["messages"], pair[name]])[len(prompt) :] for name in ("chosen", "rejected")]
         found.append(reference.preference_row(prompt, *both, **limits))
     return found
 

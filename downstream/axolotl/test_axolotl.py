@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ..conftest import STRATEGIES, Known, printed_losses
+from .settings import plain
 
 KNOWN = Known(
     untestable={
@@ -44,25 +45,10 @@ def config(tiny_qwen2: Callable[..., Any], pairs: Callable[..., Path], tmp_path:
         "rl": "dpo",
         "rl_beta": 0.1,
         "datasets": [{"path": str(rows), "ds_type": "json", "split": "train", "type": "chatml.intel"}],
-        "dataset_prepared_path": str(tmp_path / "prepared"),
-        "dataset_num_proc": 1,
-        "special_tokens": {"pad_token": "<pad>"},
-        "sequence_len": 64,
-        "output_dir": str(tmp_path / "out"),
-        "micro_batch_size": 2,
-        "gradient_accumulation_steps": 1,
-        "num_epochs": 1,
+        **plain(tmp_path),
         "max_steps": 3,
         "learning_rate": 1e-3,
         "optimizer": "adamw_torch",
-        "lr_scheduler": "constant",
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "bf16": False,
-        "fp16": False,
-        "tf32": False,
-        "gradient_checkpointing": False,
-        "attn_implementation": "eager",
     }
     if strategy_launcher.strategy.startswith("fsdp"):
         settings |= {"fsdp_version": int(strategy_launcher.strategy[-1]), "fsdp_config": FSDP}

@@ -17,6 +17,7 @@ from .. import holding
 from ..cases import Case, marked
 from .cases import DPO_CASES, SFT_CASES
 from .rooms import DPO, SFT
+from .settings import plain
 
 
 @pytest.fixture
@@ -35,26 +36,11 @@ def config(tiny_qwen2: Callable[..., Any], tmp_path: Path) -> Callable[[Case, di
             "base_model": str(folder),
             "datasets": [dataset],
             "chat_template": "tokenizer_default",
-            "dataset_prepared_path": str(tmp_path / "prepared"),
-            "dataset_num_proc": 1,
-            "special_tokens": {"pad_token": "<pad>"},
-            "sequence_len": 64,
-            "output_dir": str(tmp_path / "out"),
-            "micro_batch_size": 2,
-            "gradient_accumulation_steps": 1,
-            "num_epochs": 1,
+            **plain(tmp_path),
             "max_steps": 2,
             "learning_rate": 0.1,
             "max_grad_norm": 100.0,
             "optimizer": "sgd",
-            "lr_scheduler": "constant",
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "bf16": False,
-            "fp16": False,
-            "tf32": False,
-            "gradient_checkpointing": False,
-            "attn_implementation": "eager",
             **own,
             **case.settings,
         }
@@ -88,13 +74,7 @@ def test_sft(case: Case, launcher: Any, tiny_qwen2: Callable[..., Any], config: 
 
 @marked(DPO_CASES)
 def test_dpo(case: Case, launcher: Any, tiny_qwen2: Callable[..., Any], config: Callable[..., Path]) -> None:
-    rows = [
-        {
-            "messages": [{"role": "user", "content": pair["prompt"]}],
-            **{name: {"role": "assistant", "content": pair[name]} for name in ("chosen", "rejected")},
-        }
-        for pair in holding.pairs()
-    ]
+    rows = holding.pairs_as_messages()
     own = {"rl": "dpo", "rl_beta": 0.1, "dataset": {"type": "chat_template.default"}}
     model = tiny_qwen2(max_position_embeddings=512)
     expected = holding.pair_rows(model.tokenizer)

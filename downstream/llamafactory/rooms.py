@@ -42,22 +42,8 @@ class DPO(DPORoom):
     other: TinyModel
 
     def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
-        """Chosen completions with their prompts first, then the rejected ones; labels for what counts."""
-        ids, masks, labels = (inputs[name].tolist() for name in ("input_ids", "attention_mask", "labels"))
-        rows = []
-        for row, mask, label in zip(ids, masks, labels, strict=True):
-            kept = [place for place, there in enumerate(mask) if there]
-            rows.append((tuple(row[each] for each in kept), tuple(int(label[each] != _IGNORED) for each in kept)))
-        size = len(rows) // 2
-        return Read(
-            [
-                {
-                    **{"chosen": rows[place][0], "chosen_mask": rows[place][1]},
-                    **{"rejected": rows[place + size][0], "rejected_mask": rows[place + size][1]},
-                }
-                for place in range(size)
-            ]
-        )
+        """As TRL's newer batches, but that labels say which tokens are the completion's."""
+        return super().read({**inputs, "completion_mask": (inputs["labels"] != _IGNORED).int()}, arguments)
 
     def settings(
         self,

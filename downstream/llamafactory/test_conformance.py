@@ -14,6 +14,7 @@ from .. import holding
 from ..cases import Case, marked
 from .cases import DPO_CASES, SFT_CASES
 from .rooms import DPO, SFT
+from .settings import plain
 
 
 @pytest.fixture
@@ -31,26 +32,13 @@ def settings(tiny_qwen2: Callable[..., Any], tmp_path: Path) -> Callable[[Case, 
         return {
             "model_name_or_path": str(tiny_qwen2(max_position_embeddings=512).path),
             "stage": stage,
-            "do_train": True,
-            "finetuning_type": "full",
+            **plain(tmp_path),
             "dataset": "rows",
-            "dataset_dir": str(tmp_path),
-            "cutoff_len": 64,
-            "output_dir": str(tmp_path / "out"),
-            "overwrite_output_dir": True,
-            "per_device_train_batch_size": 2,
             "max_steps": 2,
-            "logging_steps": 1,
             "optim": "sgd",
             "learning_rate": 0.1,
             "lr_scheduler_type": "constant",
             "max_grad_norm": 100.0,
-            "preprocessing_num_workers": 1,
-            "save_strategy": "no",
-            "report_to": "none",
-            "bf16": False,
-            "disable_gradient_checkpointing": True,
-            "flash_attn": "disabled",
             **case.settings,
         }
 
@@ -83,13 +71,7 @@ def test_sft(
 def test_dpo(
     case: Case, launcher: Any, tiny_qwen2: Callable[..., Any], settings: Callable[..., dict[str, Any]]
 ) -> None:
-    rows = [
-        {
-            "messages": [{"role": "user", "content": pair["prompt"]}],
-            **{name: {"role": "assistant", "content": pair[name]} for name in ("chosen", "rejected")},
-        }
-        for pair in holding.pairs()
-    ]
+    rows = holding.pairs_as_messages()
     given, model = settings(case, "dpo", rows), tiny_qwen2(max_position_embeddings=512)
     other = tiny_qwen2(max_position_embeddings=512, seed=5)
     given["ref_model"] = str(other.path)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ..conftest import STRATEGIES, Known, printed_losses
+from .settings import plain
 
 KNOWN = Known()
 
@@ -29,24 +30,11 @@ def config(tiny_qwen2: Callable[..., Any], pairs: Callable[..., Path], tmp_path:
     settings = {
         "model_name_or_path": str(tiny_qwen2(max_position_embeddings=512).path),
         "stage": "dpo",
-        "do_train": True,
-        "finetuning_type": "full",
+        **plain(tmp_path),
         "dataset": "pairs",
-        "dataset_dir": str(tmp_path),
         "template": "default",
-        "cutoff_len": 64,
-        "output_dir": str(tmp_path / "out"),
-        "overwrite_output_dir": True,
-        "per_device_train_batch_size": 2,
         "max_steps": 3,
-        "logging_steps": 1,
         "learning_rate": 1e-3,
-        "preprocessing_num_workers": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "bf16": False,
-        "disable_gradient_checkpointing": True,
-        "flash_attn": "disabled",
     }
     path = tmp_path / "dpo.yaml"
     path.write_text(json.dumps(settings))

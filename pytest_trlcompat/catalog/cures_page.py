@@ -38,8 +38,8 @@ from pytest_trlcompat.trainers import cured  # any other: Trainer = cured(trl.DP
 ```
 
 Each is the trainer itself with the known issues below cured where the installed releases have them, and unchanged where
-they have not. `cured` puts in front of any subclass of `transformers.Trainer` the cures of its kind, of which there are
-four: GRPO's, PPO's, that of RLOO until TRL 0.21, and any other trainer's. One cure alone is a mixin:
+they have not. `cured` puts in front of any subclass of `transformers.Trainer` the cures of its kind, each of
+which has a section below. One cure alone is a mixin:
 
 ```python
 from pytest_trlcompat.trainers import ZeRO3BiasesMixin

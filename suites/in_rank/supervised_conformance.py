@@ -59,7 +59,7 @@ def _compared(
         return found, room.expected_size(found, arguments, part)
 
     try:
-        beside = room.beside(recordings, model, setting, seed)
+        beside = room.beside(recordings, models, model, setting, seed)
         known = conventions.of_installed(room.trainer)
         differences, compared = holding.held(recordings, room, models, known, rows, beside)
     except comparison.OutOfStep as error:

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from downstream import holding
+from downstream.axolotl.rooms import SFT
 from downstream.cases import Case, Differs
 from pytest_trlcompat import tiny
-from pytest_trlcompat.conformance.sft.room import SFTRoom
 from pytest_trlcompat.conformance.training import own_fields
 from pytest_trlcompat.launch import Launcher
 
 TRAINED = Differs("gradients", r"(gradients|weights)\[.*\]|logs\[(grad_norm|loss)\]", "on purpose")
-
-
-class Room(SFTRoom):
-    def models(self, model: tiny.TinyModel, setting: Mapping[str, Any]) -> tuple[Any, ...]:
-        return (model.new_model().eval(),)
 
 
 def program(model: tiny.TinyModel, factor: float, folder: str) -> None:
@@ -62,7 +56,7 @@ def held(launcher: Launcher, tmp_path: Path) -> Any:
 
     def hold(factor: float, known: tuple[Differs, ...] = (), strategy: str = "single", rows: Any = rows) -> None:
         run = functools.partial(program, model, factor, str(tmp_path / "out"))
-        holding.check(launcher, Case("one", {}, known, strategy), run, Room(), model, rows)
+        holding.check(launcher, Case("one", {}, known, strategy), run, SFT(), model, rows)
 
     return hold
 

@@ -13,6 +13,7 @@ from pytest_trlcompat.launch import Launcher
 from suites.conformance.trainings import ConformanceTrainings
 from suites.in_rank import conformance, models
 from suites.launches import LaunchCache
+from tests.stack.on_policy_settings import STEPS
 
 pytest.importorskip("trl")
 
@@ -24,11 +25,6 @@ ROOM = "first_rloo"
 PADDED = {"logs[policy/entropy_avg]", "logs[val/ratio]", "logs[val/ratio_var]", "logs[objective/entropy]"}
 """TRL counts padding in them, where responses have unequal lengths (trl 6809, trl 2022)."""
 ROWS = {"data[rows of a batch]"}
-STEPS: dict[str, dict[str, Any]] = {
-    "clipping": {"max_grad_norm": 0.1},
-    "accumulation": {"gradient_accumulation_steps": 2},
-    "mini-batches": {"gradient_accumulation_steps": 2, "num_mini_batches": 2},
-}
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from pytest_trlcompat.launch import Launcher
 from suites.conformance.trainings import ConformanceTrainings
 from suites.in_rank import conformance, models
 from suites.launches import LaunchCache
+from tests.stack.on_policy_settings import STEPS
 
 pytest.importorskip("trl")
 
@@ -25,11 +26,6 @@ NOT_CURED = {"logs[policy/approxkl_avg]", "logs[policy/entropy_avg]", "logs[val/
 PADDED = NOT_CURED | (
     {"logs[objective/entropy]"} if stack.satisfied({"trl": "<1.10"}, INSTALLED) else set()
 )  # trl 6121
-STEPS: dict[str, dict[str, Any]] = {
-    "clipping": {"max_grad_norm": 0.1},
-    "accumulation": {"gradient_accumulation_steps": 2},
-    "mini-batches": {"gradient_accumulation_steps": 2, "num_mini_batches": 2},
-}
 
 
 @pytest.fixture(scope="module")

@@ -87,11 +87,16 @@ class DistillationRoom(Room):
         return sampled.watched_trainer(trainer_class, found)
 
     def beside(
-        self, recordings: Sequence[Recording], model: TinyModel, setting: Mapping[str, Any], seed: int
+        self,
+        recordings: Sequence[Recording],
+        models: tuple[torch.nn.Module, ...],
+        model: TinyModel,
+        setting: Mapping[str, Any],
+        seed: int,
     ) -> Iterator[Difference]:
         data = prompts.of_setting(model, setting, seed, int(recordings[0].arguments["max_completion_length"]))
         rows = prompts.expected_rows(model, setting, data, "training")
-        dtype = str(next(models.untrained(model, setting)[1].parameters()).dtype)
+        dtype = str(next(models[1].parameters()).dtype)
         return sampled.differences(recordings, rows, prompts.tokenizer(model, setting), data.ends, dtype)
 
     def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:

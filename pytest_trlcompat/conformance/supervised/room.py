@@ -147,12 +147,18 @@ class Room(abc.ABC):
         return nullcontext()
 
     def beside(
-        self, recordings: Sequence[Recording], model: TinyModel, setting: Mapping[str, Any], seed: int
+        self,
+        recordings: Sequence[Recording],
+        models: tuple[torch.nn.Module, ...],
+        model: TinyModel,
+        setting: Mapping[str, Any],
+        seed: int,
     ) -> Iterator[Difference]:
         """What differs of what is kept in :attr:`Recording.beside`, and no model has computed.
 
         Args:
             recordings: of all ranks.
+            models: of :meth:`models`.
         """
         return iter(())
 
