@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.on_policy.records import OnPolicyRecording, OnPolicyStep
+from pytest_trlcompat.conformance.training import world_size
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +65,7 @@ def arguments_of(setting: Mapping[str, Any]) -> dict[str, Any]:
     values = {
         **BASE,
         "per_device_train_batch_size": ROWS // setting.get("gradient_accumulation_steps", 1),
-        "total_episodes": ROWS * _ranks() * BATCHES,
+        "total_episodes": ROWS * world_size() * BATCHES,
         "seed": 7,
         **setting,
     }
@@ -75,13 +76,7 @@ def arguments_of(setting: Mapping[str, Any]) -> dict[str, Any]:
 
 def rows_of_batches() -> int:
     """Those of the batches of the data set, over all ranks."""
-    return ROWS * _ranks() * EPOCH
-
-
-def _ranks() -> int:
-    import os
-
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return ROWS * world_size() * EPOCH
 
 
 def seeded() -> None:
