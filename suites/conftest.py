@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_trlcompat._devices import visible_gpus
+from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.issue import measured_with
 from pytest_trlcompat.catalog.verdict import Record
-from pytest_trlcompat.conformance import rows
+from pytest_trlcompat.matrix.suite_choice import PARTS, parts_of
 from pytest_trlcompat.plugin.judging import Absent, Finding, Judge, Untestable
 
 from .adapters.trainings import AdapterTrainings
@@ -34,12 +35,25 @@ if TYPE_CHECKING:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "every_pair: left out of a sweep of the default cells, and part of a full one")
     config.addinivalue_line("markers", "on_demand: part of a sweep with --issue alone")
-    for part in rows.PARTS:
-        config.addinivalue_line(
-            "markers", f"{part}: of the default cells, left out of all but some; see conformance.rows"
-        )
+    for part in PARTS:
+        config.addinivalue_line("markers", f"{part}: run in the default cells of this part; see matrix.suite_choice")
     config.addinivalue_line("markers", "vllm: needs vLLM; part of a sweep with --vllm alone")
     config.addinivalue_line("markers", "liger: needs Liger; part of a sweep with --liger alone")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with the parts in which it is run, those of conformance aside, which have theirs."""
+    catalog = known_issues.load()
+    for item in items:
+        named = item.get_closest_marker("known_issue")
+        if any(item.get_closest_marker(part) for part in PARTS):
+            continue
+        labels = catalog[named.args[0]].strategies if named else ()
+        values = getattr(getattr(item, "callspec", None), "params", {}).values()
+        label = next((each for each in values if isinstance(each, str) and each in labels), None)
+        for part in parts_of(labels, label):
+            item.add_marker(part)
 
 
 _NOT_IN_ALL = ("grpo", "distillation")

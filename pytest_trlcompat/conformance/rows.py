@@ -18,15 +18,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["OF_ARRAY", "PARTS", "TRAINERS", "Row", "labels", "load", "part_of", "together_with"]
+__all__ = ["OF_ARRAY", "TRAINERS", "Row", "labels", "load", "number_of_launch", "together_with"]
 
 TRAINERS = tuple(sorted(each.parent.name for each in Path(__file__).parent.glob("*/rows.toml")))
 """Trainers that have a conformance suite."""
-PARTS = ("rows_1", "rows_2", "rows_3", "rows_4")
-"""What the rows are divided into, by the names of pytest's markers: of the default cells each tries one part, and the
-newest all."""
-_TOGETHER = 8
-"""Rows of one launch, the same for whoever asks for one: they share its start, and only they are lost with it."""
+_TOGETHER, _ALONE = 8, ("ppo",)
+"""Rows of one launch, the same for whoever asks for one: they share its start, and only they are lost with it. And
+trainers of which a sweep asks for a few rows, each of which takes longer than a launch: they are tried one by one."""
 _LINE = re.compile(r"(?P<name>\w+) = \{")
 OF_ARRAY = re.compile(r"(pair|ranks)_\d+")
 """How names of rows of the covering array begin."""
@@ -81,22 +79,23 @@ def together_with(trainer: str, label: str) -> Sequence[Row]:
     return _launches(trainer)[label][1]
 
 
-def part_of(trainer: str, label: str) -> str:
-    """Which of :data:`PARTS` a row belongs to: that of the other rows of its launch."""
-    return PARTS[_launches(trainer)[label][0] % len(PARTS)]
+def number_of_launch(trainer: str, label: str) -> int:
+    """Which of the launches with its strategy tries a row, from 0 on."""
+    return _launches(trainer)[label][0]
 
 
 @lru_cache
 def _launches(trainer: str) -> Mapping[str, tuple[int, Sequence[Row]]]:
     """By label, the number of the launch among those like it, and its rows."""
     strategies: dict[tuple[str, bool], list[Row]] = {}
+    size = 1 if trainer in _ALONE else _TOGETHER
     for row in load(trainer).values():
         strategies.setdefault((row.strategy, row.needs_liger), []).append(row)
     return {
-        row.label: (number, rows[start : start + _TOGETHER])
+        row.label: (number, rows[start : start + size])
         for rows in strategies.values()
-        for number, start in enumerate(range(0, len(rows), _TOGETHER))
-        for row in rows[start : start + _TOGETHER]
+        for number, start in enumerate(range(0, len(rows), size))
+        for row in rows[start : start + size]
     }
 
 

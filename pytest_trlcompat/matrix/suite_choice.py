@@ -1,11 +1,12 @@
 """Which tests of the suites a sweep runs in a cell, as an expression of pytest's option ``-m``.
 
 A cell that has vLLM or Liger beside the stack runs the suites that need it alone, and no other cell runs these. A full
-sweep leaves out what is measured on demand. One of the default cells, which is to end in minutes, also
-leaves out what holds pairs of settings, and divides the conformance suites' rows among the cells: the newest cell tries
-all rows, and each other cell a part, so that with as many cells as parts every row is tried with some older release.
+sweep leaves out what is measured on demand. One of the default cells, which is to end in minutes, also leaves out what
+holds pairs of settings. The newest of them then runs all that remains, and every other one a part: together they cover
+every known issue in every cell, and every label of a known issue, and every row of the conformance suites, in as many
+of them as there are cells for each part. See :func:`parts_of`.
 
-Imports only the standard library, packaging, and the names of the parts.
+Imports only the standard library and packaging.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from collections.abc import Sequence
 
 from packaging.version import Version
 
-from pytest_trlcompat.conformance.rows import PARTS
 from pytest_trlcompat.matrix.cells import ADDED_TAGS, Cell
 
-__all__ = ["EVERY_PAIR", "ON_DEMAND", "chosen_tests", "parts_in"]
+__all__ = ["EVERY_PAIR", "ON_DEMAND", "PARTS", "chosen_tests", "part_of_cell", "parts_of"]
 
 EVERY_PAIR, ON_DEMAND = "every_pair", "on_demand"
 """Markers of the suites' tests that a sweep of the default cells leaves out, rows that hold pairs of settings, and that
 every sweep does, unless it is of their issue: they take a minute each."""
+PARTS = ("part_1", "part_2", "part_3", "part_4")
+"""Markers of the tests that are run in a default cell of each part."""
+_PREFERRED = (("zero2",), ("zero3",), ("fsdp1", "fsdp2"), ("ddp",))
+"""By part, the strategies with ranks under which an issue is measured that has them. The next ones follow it."""
 
 
 def chosen_tests(cell: Cell, default: Sequence[Cell], *, full: bool) -> str:
@@ -33,16 +37,42 @@ def chosen_tests(cell: Cell, default: Sequence[Cell], *, full: bool) -> str:
     for tag in ADDED_TAGS:
         if tag in cell.tags:
             return f"{tag} and not {ON_DEMAND}"
-    elsewhere = [part for part in PARTS if part not in parts_in(cell, default)]
-    few = [] if full else [EVERY_PAIR, *elsewhere]
-    return " and ".join(f"not {marker}" for marker in (ON_DEMAND, *ADDED_TAGS, *few))
+    everywhere = " and ".join(f"not {marker}" for marker in (ON_DEMAND, *ADDED_TAGS, *([] if full else [EVERY_PAIR])))
+    part = None if full else part_of_cell(cell, default)
+    return everywhere if part is None else f"{everywhere} and {part}"
 
 
-def parts_in(cell: Cell, default: Sequence[Cell]) -> tuple[str, ...]:
-    """The parts of the rows that are tried in a cell."""
+def part_of_cell(cell: Cell, default: Sequence[Cell]) -> str | None:
+    """Which of :data:`PARTS` a default cell runs; ``None``: all, as the newest of them and any other cell does."""
     newest = max(default, key=_age, default=None)
     ids = [each.id for each in default if newest is None or each.id != newest.id]
-    return (PARTS[ids.index(cell.id) % len(PARTS)],) if cell.id in ids else PARTS
+    return PARTS[ids.index(cell.id) % len(PARTS)] if cell.id in ids else None
+
+
+def parts_of(labels: Sequence[str], label: str | None) -> tuple[str, ...]:
+    """The parts in which one label of a known issue is measured.
+
+    What runs in one process is measured in all of them, and of the strategies with ranks each part takes one that the
+    issue has, FSDP1 and FSDP2 together: so an issue is measured in every part, and each of its labels in one at least.
+
+    Args:
+        labels: those of the issue, a strategy first: ``zero3``, ``zero3-lora``.
+        label: one of them; ``None``: of a test for no label.
+    """
+    if label is None or not any(_strategy(label) in group for group in _PREFERRED):
+        return PARTS
+    has = [bool(set(group) & set(map(_strategy, labels))) for group in _PREFERRED]
+    own = next(number for number, group in enumerate(_PREFERRED) if _strategy(label) in group)
+    count = len(_PREFERRED)
+    return tuple(
+        part
+        for number, part in enumerate(PARTS)
+        if own == next(each % count for each in range(number, number + count) if has[each % count])
+    )
+
+
+def _strategy(label: str) -> str:
+    return label.partition("-")[0]
 
 
 def _age(cell: Cell) -> tuple[Version, Version]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pytest_trlcompat.reference._together import output_of_rows, widened
 from pytest_trlcompat.reference.tokens import Tokens
 
 __all__ = ["Scores", "kl_estimate", "score_tokens"]
@@ -42,14 +44,14 @@ def score_tokens(
     ``top_k``, ``top_p`` and the like, which change that distribution as well, are not applied.
 
     A log-probability is defined by the prompt and the tokens before, whatever else is in the batch. Hence each row goes
-    through the model alone and without padding, so that neither position ids nor attention masks matter. A mixture of
-    experts with a capacity, or dropout, would not allow that.
+    through the model without padding in front of it, so that neither position ids nor attention masks matter. A
+    mixture of experts with a capacity, or dropout, would not allow that.
 
     Args:
         model: called with ``input_ids`` and ``attention_mask``, both ``(rows, tokens)``; returns logits
             ``(rows, tokens, vocabulary)``, or an object that has them as ``logits``.
         entropy_at_temperature: undecided by the documentation, see :class:`~pytest_trlcompat.reference.Undecided`.
-        padded: all rows at once, as a trainer does it, where rounding must be as close as possible.
+        padded: with prompts padded in front, as a trainer does it, where rounding must be as close as possible.
 
     Raises:
         ValueError: if the model is in training mode and has dropout: then no numbers are right.
@@ -65,14 +67,11 @@ def score_tokens(
         logprobs, entropies = _scores(logits, tokens.completion_ids, temperature, entropy_at_temperature)
         return Scores(*(torch.where(tokens.completion_mask, each, 0.0) for each in (logprobs, entropies)))
     found = []
-    for row, length in enumerate(tokens.lengths.tolist()):
-        prompt = tokens.prompt_ids[row][tokens.prompt_mask[row]]
-        completion = tokens.completion_ids[row, :length]
-        ids = torch.cat([prompt, completion])[None]
-        logits = _logits(model, ids, torch.ones_like(ids))[:, len(prompt) - 1 : -1]
-        scores = _scores(logits, completion[None], temperature, entropy_at_temperature)
-        gap = tokens.completion_ids.shape[1] - length
-        found.append([torch.nn.functional.pad(each[0], (0, gap)) for each in scores])
+    rows = tokens.rows()
+    for (prompt, completion), logits in zip(rows, output_of_rows(model, [torch.cat(row) for row in rows]), strict=True):
+        scores = _scores(logits[len(prompt) - 1 : -1], completion, temperature, entropy_at_temperature)
+        gap = tokens.completion_ids.shape[1] - len(completion)
+        found.append([torch.nn.functional.pad(each, (0, gap)) for each in scores])
     logprobs, entropies = (torch.stack(each) for each in zip(*found, strict=True))
     return Scores(logprobs, entropies)
 
@@ -83,10 +82,11 @@ def _is_dropout(module: Any) -> bool:
 
 def _logits(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
     device = next(model.parameters()).device
-    output = model(input_ids=ids.to(device), attention_mask=mask.to(device).long())
-    logits: Tensor = getattr(output, "logits", output)
-    # The softmax of a 16-bit model is taken in 32 bits, as PyTorch's autocast does.
-    return logits.cpu() if logits.dtype in (torch.float32, torch.float64) else logits.cpu().float()
+    more = {}
+    if "position_ids" in inspect.signature(model.forward).parameters:  # those that are absolute count no padding
+        more["position_ids"] = (mask.long().cumsum(1) - 1).clamp(min=0).to(device)
+    output = model(input_ids=ids.to(device), attention_mask=mask.to(device).long(), **more)
+    return widened(getattr(output, "logits", output).cpu())
 
 
 def _scores(logits: Tensor, ids: Tensor, temperature: float, entropy_at_temperature: bool) -> tuple[Tensor, Tensor]:

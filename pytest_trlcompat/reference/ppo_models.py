@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pytest_trlcompat.reference._together import output_of_rows, widened
 from pytest_trlcompat.reference.tokens import Tokens
 
 __all__ = ["response_scores", "state_values"]
@@ -16,14 +16,14 @@ __all__ = ["response_scores", "state_values"]
 def state_values(model: Any, tokens: Tokens, steps: Tensor, *, padded: bool = False) -> Tensor:
     """The value of the state that each step acts in, that is the query and the tokens before it: ``(R, C)``.
 
-    Each row goes through the model alone and without padding, as in
+    Each row goes through the model without padding in front of it, as in
     :func:`~pytest_trlcompat.reference.score_tokens`.
 
     Args:
         model: called with ``input_ids`` and ``attention_mask``, both ``(rows, tokens)``; returns a number for each
             token, ``(rows, tokens)`` or ``(rows, tokens, 1)``, or an object that has them as ``logits``.
         steps: ``(R, C)``, steps that have a value; it is 0 elsewhere.
-        padded: all rows at once, as a trainer does it.
+        padded: with queries padded in front, as a trainer does it.
     """
     if padded:
         ids = torch.cat([tokens.prompt_ids, tokens.completion_ids], 1)
@@ -31,12 +31,10 @@ def state_values(model: Any, tokens: Tokens, steps: Tensor, *, padded: bool = Fa
         found = _numbers(model, ids, mask)[:, tokens.prompt_ids.shape[1] - 1 : -1]
     else:
         width = tokens.completion_ids.shape[1]
-        rows = []
-        for prompt, response in _unpadded(tokens):
-            ids = torch.cat([prompt, response])[None]
-            values = _numbers(model, ids, torch.ones_like(ids))[0, len(prompt) - 1 :][:width]
-            rows.append(torch.nn.functional.pad(values, (0, width - len(values))))
-        found = torch.stack(rows)
+        rows = tokens.rows()
+        numbers = _numbers_of_rows(model, tokens)
+        starting = [each[len(prompt) - 1 :][:width] for (prompt, _), each in zip(rows, numbers, strict=True)]
+        found = torch.stack([torch.nn.functional.pad(each, (0, width - len(each))) for each in starting])
     return torch.where(steps, found, 0.0)
 
 
@@ -50,21 +48,23 @@ def response_scores(model: Any, tokens: Tokens) -> Tensor:
         model: as for :func:`state_values`; it is not trained.
     """
     with torch.no_grad():
-        rows = [torch.cat(pair)[None] for pair in _unpadded(tokens)]
-        return torch.stack([_numbers(model, ids, torch.ones_like(ids))[0, -1] for ids in rows])
+        return torch.stack([numbers[-1] for numbers in _numbers_of_rows(model, tokens)])
 
 
-def _unpadded(tokens: Tokens) -> Iterator[tuple[Tensor, Tensor]]:
-    for row, length in enumerate(tokens.lengths.tolist()):
-        yield tokens.prompt_ids[row][tokens.prompt_mask[row]], tokens.completion_ids[row, :length]
+def _numbers_of_rows(model: Any, tokens: Tokens) -> list[Tensor]:
+    rows = [torch.cat(row) for row in tokens.rows()]
+    return [_one_each(model, found, row) for found, row in zip(output_of_rows(model, rows), rows, strict=True)]
 
 
 def _numbers(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
     device = next(model.parameters()).device
     output = model(input_ids=ids.to(device), attention_mask=mask.to(device).long())
-    numbers: Tensor = getattr(output, "logits", output).cpu()
+    return _one_each(model, widened(getattr(output, "logits", output).cpu()), ids)
+
+
+def _one_each(model: Any, numbers: Tensor, ids: Tensor) -> Tensor:
     if numbers.dim() == ids.dim() + 1:
         numbers = numbers.squeeze(-1)
     if numbers.shape != ids.shape:
         raise ValueError(f"{type(model).__name__} gives {tuple(numbers.shape)} for {tuple(ids.shape)} tokens")
-    return numbers if numbers.dtype in (torch.float32, torch.float64) else numbers.float()
+    return numbers

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pytest_trlcompat.reference._stepping import detached
+from pytest_trlcompat.reference._together import output_of_rows, widened
 from pytest_trlcompat.reference.experts import load_balancing_loss
 from pytest_trlcompat.reference.optimizer import mix_weights
 from pytest_trlcompat.reference.preference_losses import PairScores, pair_losses, pair_weights
@@ -57,30 +58,25 @@ def score_completions(
     counted_logits: str = "vocabulary",
     with_routers: bool = False,
 ) -> CompletionScores:
-    """Score the completion in each row. Each goes through the model alone and without padding.
+    """Score the completion in each row. Each goes through the model without padding in front of it.
 
     Args:
-        model: called with ``input_ids`` and ``attention_mask``, both ``(1, tokens)``; what it returns has ``logits``.
+        model: called with ``input_ids`` and ``attention_mask``, both ``(rows, tokens)``; returns an object that
+            has ``logits``.
         rows: token ids of prompt and completion, and 1 for each that is the completion's.
         with_routers: ask for the logits of experts' routers, too.
     """
-    device = next(model.parameters()).device
     found: dict[str, list[Tensor]] = {name: [] for name in _OF_TOKENS}
-    routers = []
+    routers: list[Tensor] = []
+    predicting = iter(_outputs(model, [ids for ids, _ in rows if len(ids) > 1], routers if with_routers else None))
     width = max(1, *(len(ids) for ids, _ in rows))
     for given, counts in rows:
         if len(given) < 2:  # nothing has a token before it
             for name in _OF_TOKENS:
                 found[name].append(_nothing(model, width - 1, is_mask=name == "mask"))
             continue
-        ids = torch.tensor([[int(each) for each in given]], device=device)
-        asked = {"output_router_logits": True} if with_routers else {}
-        output = model(input_ids=ids, attention_mask=torch.ones_like(ids), **asked)
-        if with_routers:
-            routers.append(torch.cat([each.cpu() for each in output.router_logits]))
-        logits = output.logits[0, :-1].cpu()
-        logits = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
-        logprobs, following = torch.log_softmax(logits, -1), ids[0, 1:].cpu()
+        logits, following = next(predicting)[:-1], _ids(given)[1:]
+        logprobs = torch.log_softmax(logits, -1)
         mask = torch.tensor([bool(each) for each in counts[1:]], dtype=torch.bool)
         own = logits.gather(-1, following[:, None]).squeeze(-1)
         each = {
@@ -94,6 +90,32 @@ def score_completions(
             found[name].append(_wide(values.where(mask, 0.0), width - 1))
         found["mask"].append(_wide(mask, width - 1))
     return CompletionScores(**{name: torch.stack(each) for name, each in found.items()}, router_logits=tuple(routers))
+
+
+def _ids(row: Sequence[float]) -> Tensor:
+    return torch.tensor([int(each) for each in row])
+
+
+def _outputs(model: Any, rows: Sequence[Sequence[float]], routers: list[Tensor] | None) -> list[Tensor]:
+    """The logits of each row.
+
+    Args:
+        routers: gets the logits of experts' routers of each row, which then goes through the model alone: its padding
+            would be counted among them.
+    """
+    sequences = [_ids(row) for row in rows]
+    if routers is None:
+        return output_of_rows(model, sequences) if rows else []
+    device, found = next(model.parameters()).device, []
+    for ids in sequences:
+        output = model(
+            input_ids=ids[None].to(device),
+            attention_mask=torch.ones_like(ids)[None].to(device),
+            output_router_logits=True,
+        )
+        routers.append(torch.cat([each.cpu() for each in output.router_logits]))
+        found.append(widened(output.logits[0].cpu()))
+    return found
 
 
 _OF_TOKENS = ("mask", "logprobs", "entropies", "collisions", "logits", "hits")

@@ -48,6 +48,15 @@ class Tokens:
         """Tokens of all prompts and completions, of each completion's prompt anew, without results of tools."""
         return int(self.prompt_mask.sum() + self.sampled_mask.sum())
 
+    def rows(self) -> list[tuple[Tensor, Tensor]]:
+        """Of each row the ids of the prompt and of the completion without padding, ``(tokens,)`` each."""
+        return [
+            (prompt[mask], completion[:length])
+            for prompt, mask, completion, length in zip(
+                self.prompt_ids, self.prompt_mask, self.completion_ids, self.lengths.tolist(), strict=True
+            )
+        ]
+
     def of_rows(self, rows: Sequence[int]) -> Tokens:
         """Some of the rows, as wide as before."""
         return Tokens(**{name: value[list(rows)] for name, value in vars(self).items()})

@@ -16,6 +16,7 @@ _ANY = (
     "EvaluationRemainderMixin",
     "ResumingMixin",
     "ResumedEpochsMixin",
+    "TrainSamplerMixin",
     "ZeRO3BiasesMixin",
     "ZeRO3WholeModulesMixin",
     "ZeRO3MixedDtypesMixin",

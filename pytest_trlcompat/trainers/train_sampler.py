@@ -1,7 +1,9 @@
-"""Cure of ``grpo-train-sampler``: a sampler for each Transformers, whether or not it passes the data set.
+"""Cure of ``grpo-train-sampler`` and ``kto-train-sampler``: a sampler for each Transformers, whether or not it passes
+the data set.
 
 A newer Transformers calls ``_get_train_sampler(train_dataset)``. An older TRL defines that method without an argument,
 and training ends before it begins: ``GRPOTrainer._get_train_sampler() takes 1 positional argument but 2 were given``.
+KTO's and BCO's trainers of these releases define it, too.
 
 Imports nothing of the stack.
 """
@@ -12,16 +14,15 @@ import inspect
 from functools import partial
 from typing import Any
 
-from pytest_trlcompat.trainers._conditions import defined_by
 from pytest_trlcompat.trainers._cure import Activity, Cure
 
 __all__ = ["TrainSamplerMixin"]
 
 
 class TrainSamplerMixin(Cure):
-    """Lets a subclass of ``trl.GRPOTrainer`` make its sampler with and without the data set.
+    """Lets a trainer whose ``_get_train_sampler`` takes no data set be trained by a Transformers that passes one.
 
-    It knows by the signature of TRL's method.
+    It knows by the signature of the trainer's method.
     """
 
     train_dataset: Any
@@ -30,7 +31,7 @@ class TrainSamplerMixin(Cure):
         upstream: Any = super()
         method = upstream._get_train_sampler
         if (args or kwargs) and not _takes_a_dataset(method):
-            # TRL's method samples from the trainer's own data set, of which Transformers may have dropped columns.
+            # Such a method samples from the trainer's own data set, of which Transformers may have dropped columns.
             return method()
         return method(*args, **kwargs)
 
@@ -40,12 +41,13 @@ class TrainSamplerMixin(Cure):
 
         upstream: Any = super(TrainSamplerMixin, trainer_class)
         if _takes_a_dataset(partial(upstream._get_train_sampler, None)):
-            return Activity(False, "TRL's sampler takes the data set")
+            return Activity(False, "the trainer's sampler takes the data set")
         if not _takes_a_dataset(partial(Trainer._get_train_sampler, None)):
             return Activity(False, "Transformers passes its sampler nothing")
-        if defined_by(trainer_class, "get_train_dataloader") != "transformers":
-            return Activity(False, "TRL makes its own data loader")
-        return Activity(True, "Transformers passes the data set to TRL's sampler, which takes none")
+        loader = inspect.unwrap(upstream.get_train_dataloader)
+        if loader is not Trainer.get_train_dataloader and "_get_train_sampler" in loader.__code__.co_names:
+            return Activity(False, "the trainer makes its own data loader")
+        return Activity(True, "Transformers passes the data set to the trainer's sampler, which takes none")
 
 
 def _takes_a_dataset(method: Any) -> bool:

@@ -3,7 +3,7 @@
 Right is: with a setting, every quantity of a short training that can be seen is the reference's, from the tokens to the
 logs; see :mod:`pytest_trlcompat.conformance`. A difference that another known issue predicts is that issue's, and the
 verdict ``blocked``. What nothing predicts is a finding, and fails. Each value alone is tried in every sweep, in some of
-its cells: see :data:`pytest_trlcompat.conformance.rows.PARTS`.
+its cells: see :mod:`pytest_trlcompat.matrix.suite_choice`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pytest
 
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.conformance import rows
+from pytest_trlcompat.matrix.suite_choice import PARTS
 from pytest_trlcompat.plugin.judging import Judge
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def marks_of(trainer: str, label: str) -> Sequence[pytest.MarkDecorator]:
     row = rows.load(trainer)[label]
     if row.needs_liger:
         return named, pytest.mark.liger
-    part = getattr(pytest.mark, rows.part_of(trainer, label))
+    part = getattr(pytest.mark, PARTS[rows.number_of_launch(trainer, label) % len(PARTS)])
     alone = row.strategy == "single" and not row.is_of_array
     return (named, part) if alone else (named, part, pytest.mark.every_pair)
 

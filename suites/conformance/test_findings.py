@@ -13,6 +13,7 @@ import pytest
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.issue import measured_with
 from pytest_trlcompat.conformance import rows
+from pytest_trlcompat.matrix.suite_choice import PARTS
 from pytest_trlcompat.plugin.judging import Judge
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def marks_of(issue: KnownIssue, label: str) -> Sequence[pytest.MarkDecorator]:
     trainer = measured_with(issue.id)
     if rows.load(trainer)[label].needs_liger:
         return named, pytest.mark.liger
-    part = getattr(pytest.mark, rows.part_of(trainer, label))
+    part = getattr(pytest.mark, PARTS[rows.number_of_launch(trainer, label) % len(PARTS)])
     return (named, part) if label.startswith("single-") else (named, part, pytest.mark.every_pair)
 
 

@@ -6,35 +6,62 @@ from pathlib import Path
 
 import pytest
 
+from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.conformance import rows
 from pytest_trlcompat.matrix.cells import Cell
 from pytest_trlcompat.matrix.parsing import read_matrix
-from pytest_trlcompat.matrix.suite_choice import chosen_tests, parts_in
+from pytest_trlcompat.matrix.suite_choice import PARTS, chosen_tests, part_of_cell, parts_of
 
 DEFAULT = [Cell({"trl": f"0.{number}.0"}) for number in (12, 14, 9, 15, 16, 17)]
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_an_older_cell_tries_one_part_of_the_rows_and_the_newest_all() -> None:
-    assert [parts_in(cell, DEFAULT) for cell in DEFAULT] == [
-        *(("rows_1",), ("rows_2",), ("rows_3",), ("rows_4",), ("rows_1",)),
-        ("rows_1", "rows_2", "rows_3", "rows_4"),
-    ]
+def test_an_older_cell_runs_one_part_and_the_newest_all() -> None:
+    assert [part_of_cell(cell, DEFAULT) for cell in DEFAULT] == [*PARTS, "part_1", None]
     assert chosen_tests(DEFAULT[1], DEFAULT, full=False) == (
-        "not on_demand and not vllm and not liger and not every_pair and not rows_1 and not rows_3 and not rows_4"
+        "not on_demand and not vllm and not liger and not every_pair and part_2"
     )
     assert (
         chosen_tests(DEFAULT[-1], DEFAULT, full=False) == "not on_demand and not vllm and not liger and not every_pair"
     )
 
 
-def test_a_full_sweep_and_a_cell_beside_the_default_ones_try_all_rows() -> None:
+def test_a_full_sweep_and_a_cell_beside_the_default_ones_run_all_parts() -> None:
     assert chosen_tests(DEFAULT[1], DEFAULT, full=True) == "not on_demand and not vllm and not liger"
     assert (
         chosen_tests(Cell({"trl": "0.18.2"}), DEFAULT, full=False)
         == "not on_demand and not vllm and not liger and not every_pair"
     )
-    assert parts_in(Cell({"trl": "0.18.2"}), []) == rows.PARTS
+    assert part_of_cell(Cell({"trl": "0.18.2"}), []) is None
+
+
+def test_what_runs_in_one_process_or_has_no_label_is_in_every_part() -> None:
+    for label in ("single", "single-lora", None):
+        assert parts_of(["single", "single-lora", "zero2", "ddp"], label) == PARTS
+
+
+def test_each_part_takes_one_of_the_strategies_that_an_issue_has() -> None:
+    every = ["single", "ddp", "zero2", "zero3", "zero3-lora", "fsdp1", "fsdp2"]
+    assert {label: parts_of(every, label) for label in every[1:]} == {
+        "ddp": ("part_4",),
+        "zero2": ("part_1",),
+        "zero3": ("part_2",),
+        "zero3-lora": ("part_2",),
+        "fsdp1": ("part_3",),
+        "fsdp2": ("part_3",),
+    }
+    assert parts_of(["fsdp1", "fsdp2"], "fsdp2") == PARTS
+    assert parts_of(["zero3-bf16"], "zero3-bf16") == PARTS
+    assert parts_of(["single", "ddp", "zero3"], "zero3") == ("part_1", "part_2")
+    assert parts_of(["single", "ddp", "zero3"], "ddp") == ("part_3", "part_4")
+
+
+def test_every_part_measures_every_known_issue_and_every_label_is_in_one() -> None:
+    for issue in known_issues.load().values():
+        labels = issue.strategies or (None,)
+        parts = {label: parts_of(issue.strategies, label) for label in labels}
+        assert all(parts.values())
+        assert {part for each in parts.values() for part in each} == set(PARTS)
 
 
 @pytest.mark.parametrize("tag", ["vllm", "liger"])
@@ -43,10 +70,11 @@ def test_a_cell_with_more_than_the_stack_runs_the_suites_that_need_it_and_no_oth
     assert chosen_tests(cell, DEFAULT, full=False) == f"{tag} and not on_demand"
 
 
-def test_the_default_cells_try_every_part_with_more_than_the_newest_release() -> None:
+def test_the_default_cells_run_every_part_with_more_than_the_newest_release() -> None:
     default = read_matrix(ROOT / "fixtures" / "matrix.toml").default()
-    tried = [part for cell in default for part in parts_in(cell, default)]
-    assert {part: tried.count(part) for part in rows.PARTS} == dict.fromkeys(rows.PARTS, 3)
+    run = [part_of_cell(cell, default) for cell in default]
+    assert [run.count(part) for part in PARTS] == [2] * len(PARTS)
+    assert run.count(None) == 1
 
 
 def test_rows_of_one_launch_are_of_one_part() -> None:
@@ -56,4 +84,6 @@ def test_rows_of_one_launch_are_of_one_part() -> None:
             assert row in together
             assert {each.strategy for each in together} == {row.strategy}
             assert {each.needs_liger for each in together} == {row.needs_liger}
-            assert {rows.part_of(trainer, each.label) for each in together} == {rows.part_of(trainer, label)}
+            assert {rows.number_of_launch(trainer, each.label) for each in together} == {
+                rows.number_of_launch(trainer, label)
+            }

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from pytest_trlcompat import tiny
+from pytest_trlcompat.conformance.architectures import ARCHITECTURES
 from pytest_trlcompat.conformance.distillation import models, prompts, sampled
 from pytest_trlcompat.conformance.distillation.room import ROOM
+from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.grpo.records import Generated
 from pytest_trlcompat.conformance.grpo.records import Recording as Sampled
 from pytest_trlcompat.conformance.supervised.records import MicroBatchRecord, Recording
@@ -154,9 +156,9 @@ def test_tables_show_each_completion_beside_its_prompt() -> None:
 
 
 @pytest.mark.versions(trl=">=1.10", reason="DistillationTrainer, and models of its day")
-@pytest.mark.parametrize("name", sorted(models.KINDS))
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 def test_models_of_other_architectures_are_the_same_each_time(name: str) -> None:
-    one, other = (models.student(MODEL, {"model": name}) for _ in range(2))
+    one, other = (objects.policy(MODEL, {"model": name}) for _ in range(2))
     assert one.config.vocab_size == MODEL.vocab_size
     ids = torch.tensor([[5, 6, 7]])
     with torch.no_grad():

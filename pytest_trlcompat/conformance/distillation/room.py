@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pytest_trlcompat.conformance.architectures import ARCHITECTURES
 from pytest_trlcompat.conformance.conventions import Conventions
 from pytest_trlcompat.conformance.distillation import models, prompts, sampled
 from pytest_trlcompat.conformance.grpo import objects
@@ -44,7 +45,7 @@ class DistillationRoom(Room):
         "prompts_of_evaluation": (8, 5, 12),
         "tokenizer": prompts.TOKENIZERS,
         "teacher": models.TEACHERS,
-        "model": (*AXES["model"], "generation_settings", "two_ends", *models.KINDS),
+        "model": (*AXES["model"], "generation_settings", "two_ends", *ARCHITECTURES),
         "adapter": models.ADAPTERS,
         "dropout": ("", "attention", "adapter"),
     }
@@ -57,7 +58,7 @@ class DistillationRoom(Room):
     ) -> Any:
         adapter = models.adapter_config(setting)
         extra: dict[str, Any] = {} if adapter is None else {"peft_config": adapter}
-        student = models.student(model, setting)
+        student = objects.policy(model, setting)
         if setting.get("dropout"):
             student = with_dropout(student, adapter, setting)
         data = prompts.of_setting(model, setting, seed, config.max_completion_length)

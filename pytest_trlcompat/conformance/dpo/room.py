@@ -50,7 +50,6 @@ class DPORoom(ComparedRoom):
         **COMPARED_AXES,
     }
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
-        ("model", "experts"): "transformers>=4.51",
         ("liger", "loss"): liger.DPO_LOSS,
         ("data", "tools"): "trl>=0.29",
         ("padding_free", True): "trl>=0.29",

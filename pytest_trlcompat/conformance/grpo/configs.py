@@ -16,7 +16,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from pytest_trlcompat.conformance import liger
+from pytest_trlcompat.conformance import architectures, liger
 from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
 from pytest_trlcompat.conformance.training import PLAIN, world_size
 
@@ -43,7 +43,16 @@ AXES: Mapping[str, tuple[Any, ...]] = {
         *("partial", "object", "async_object", "one_number", "shared_class"),
         *("model", "logging"),
     ),
-    "model": ("dense", "bfloat16", "changed", "experts", "generation_settings", "name", "two_ends"),
+    "model": (
+        "dense",
+        "bfloat16",
+        "changed",
+        "experts",
+        "generation_settings",
+        "name",
+        "two_ends",
+        *architectures.ARCHITECTURES,
+    ),
     "tokenizer": ("", "other_end", "no_padding", "tools_template"),
     "adapter": ("", "peft_config", "peft_model", "both", "mapping"),
     "evaluation": ("", "after", "before", "during"),
@@ -63,6 +72,7 @@ _SINCE = {
     ("model", "experts"): "transformers>=4.51",
     ("tools", "calls"): "trl>=0.26 transformers>=5",
     ("liger", "loss"): liger.GRPO_LOSS,
+    **architectures.SINCE,
     **{("refused", each): f"trl>={each}" for each in AXES["refused"] if str(each)[0].isdigit()},
 }
 """Releases that have, or whose documentation has, a value of an axis first. A value of ``refused`` that is a release is

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.conformance.architectures import ARCHITECTURES, architecture, saved
 from pytest_trlcompat.conformance.grpo import tools
 from pytest_trlcompat.conformance.grpo.configs import AXES
 from pytest_trlcompat.conformance.grpo.sampling import COMPLETION_LENGTH, Data, name_of, reward_functions, target_of
@@ -82,7 +83,8 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
     ``changed``: its weights are not those in the folder that it was read from. ``generation_settings``: its own
     generation config has a temperature and the like. ``two_ends``: that config names a second end of sequence.
     ``name``: the folder, from which the trainer loads it. ``peft_model`` and ``both``: an adapter that was trained
-    before. ``experts``: a mixture of experts whose config asks for its auxiliary loss.
+    before. ``experts``: a mixture of experts whose config asks for its auxiliary loss. Of an architecture's name: see
+    :mod:`pytest_trlcompat.conformance.architectures`.
 
     Args:
         whole: the same, built and not read from a folder: under ZeRO-3 what is read is partitioned.
@@ -90,24 +92,26 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
     import torch
     from transformers import AutoModelForCausalLM
 
-    if setting.get("model") == "name" and not whole:
+    kind = str(setting.get("model"))
+    if kind == "name" and not whole:
         return str(model.path)
-    dtype = torch.bfloat16 if setting.get("model") == "bfloat16" else torch.float32
-    if setting.get("model") == "experts":
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+    if kind == "experts":
         model = _experts(model)
     if whole:
-        found = model.new_model().to(dtype)
+        found = architecture(kind, model) if kind in ARCHITECTURES else model.new_model().to(dtype)
     else:
-        found = AutoModelForCausalLM.from_pretrained(model.path, attn_implementation="eager", torch_dtype=dtype)
-    if setting.get("model") == "changed":
+        folder = saved(architecture(kind, model)) if kind in ARCHITECTURES else model.path
+        found = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", torch_dtype=dtype)
+    if kind == "changed":
         with torch.no_grad():
             for parameter in found.parameters():
                 getattr(parameter, "ds_tensor", parameter).mul_(1.25)  # ZeRO-3 has partitioned what it read
-    elif setting.get("model") == "generation_settings":
+    elif kind == "generation_settings":
         found.generation_config.update(temperature=0.3, top_k=7, top_p=0.8, repetition_penalty=1.3, do_sample=True)
-    elif setting.get("model") == "two_ends":
+    elif kind == "two_ends":
         found.generation_config.eos_token_id = [1, OTHER_END]
-    elif setting.get("model") == "experts":
+    elif kind == "experts":
         found.config.update({"output_router_logits": True, "router_aux_loss_coef": _AUX_LOSS_COEF})
         found.router_aux_loss_coef = _AUX_LOSS_COEF  # a model has read its config when it was built
     if setting.get("adapter") in ("peft_model", "both"):

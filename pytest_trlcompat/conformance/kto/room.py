@@ -46,7 +46,6 @@ class KTORoom(ComparedRoom):
         **COMPARED_AXES,
     }
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
-        ("model", "experts"): "transformers>=4.51",
         **{("data", kind): "trl>=0.12" for kind in unpaired.KINDS if kind not in ("plain", "ended", "empty")},
         ("data", "iterable"): "trl>=1.9",
         ("data", "tools"): "trl>=1.9",

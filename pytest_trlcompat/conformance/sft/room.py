@@ -9,11 +9,12 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pytest_trlcompat.conformance.architectures import ARCHITECTURES
 from pytest_trlcompat.conformance.conventions import Conventions
 from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.sft import data
 from pytest_trlcompat.conformance.supervised.records import Read, Row
-from pytest_trlcompat.conformance.supervised.room import Room
+from pytest_trlcompat.conformance.supervised.room import AXES, Room
 from pytest_trlcompat.conformance.supervised.truth import settings_from
 
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ class SFTRoom(Room):
         ),
         "tokenizer": ("", "same_end", "no_padding", "beginning", "left", "generation"),
         "stream": (False, True),
+        "model": (*AXES["model"], *ARCHITECTURES),
     }
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
-        ("model", "experts"): "transformers>=4.51",
         ("data", "conversations"): "trl>=0.18",
         **{("data", each): "trl>=0.15" for each in ("prompt_completion_messages", "prompt_turns_completion")},
         ("tokenizer", "no_padding"): "trl>=0.16",

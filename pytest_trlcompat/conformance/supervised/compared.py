@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from packaging.version import Version
 
+from pytest_trlcompat.conformance.architectures import ARCHITECTURES
 from pytest_trlcompat.conformance.grpo import objects
-from pytest_trlcompat.conformance.supervised.room import Room
+from pytest_trlcompat.conformance.supervised.room import AXES, Room
 from pytest_trlcompat.conformance.training import world_size
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ __all__ = ["COMPARED_AXES", "ComparedRoom", "auxiliary_weight", "with_dropout"]
 COMPARED_AXES: Mapping[str, tuple[Any, ...]] = {
     "reference": ("", "model"),
     "dropout": ("", "attention", "adapter"),
+    "model": (*AXES["model"], *ARCHITECTURES),
 }
 """Axes of every such room. ``reference="model"``: a reference model of other weights is given; ``dropout``: the model's
 config, or that of its adapter, asks for some, which ``disable_dropout`` says is not applied."""

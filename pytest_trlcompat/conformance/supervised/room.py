@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from pytest_trlcompat.conformance import liger
+from pytest_trlcompat.conformance import architectures, liger
 from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.conventions import Conventions
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
@@ -44,6 +44,8 @@ AXES: Mapping[str, tuple[Any, ...]] = {
 beside. ``evaluation="best"``: an evaluation after each step, and at the end the best model is loaded; ``refused``: the
 training must end in an error, or, ``"allowed"``, may; a release: must from that one on; ``liger``: see
 :mod:`~pytest_trlcompat.conformance.liger`."""
+SINCE: Mapping[tuple[str, Any], str] = {("model", "experts"): "transformers>=4.51", **architectures.SINCE}
+"""Requirements of the releases that have a value of an axis, in every room."""
 BASE: Mapping[str, Any] = {**PLAIN, "max_steps": 2}
 
 
@@ -168,7 +170,7 @@ class Room(abc.ABC):
 
     def is_known(self, trl: Any, name: str, value: Any) -> bool:
         """Whether the release has the field, and, of a choice among names, whether its documentation has this one."""
-        since = self.since.get((name, value) if not isinstance(value, (list, dict)) else ("", ""))
+        since = {**SINCE, **self.since}.get((name, value) if not isinstance(value, (list, dict)) else ("", ""))
         if name == "refused" and str(value)[0].isdigit():
             since = f"trl>={value}"
         if since is not None:

@@ -1,0 +1,83 @@
+"""Tiny models of architectures whose logits or positions are computed otherwise than those of most.
+
+A trainer that computes logits by itself from the last hidden state, or calls a model on padded rows without positions,
+gives other numbers with them. Runs inside a rank; imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["ARCHITECTURES", "SINCE", "architecture", "saved"]
+
+ARCHITECTURES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "cohere": ("CohereConfig", {"logit_scale": 0.5}),
+        "gemma2": ("Gemma2Config", {"final_logit_softcapping": 1.5, "head_dim": 8}),
+        "gpt2": ("GPT2Config", {"n_positions": 64, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}),
+        "granite": ("GraniteConfig", {"logits_scaling": 3.0}),
+        "modernbert": ("ModernBertDecoderConfig", {"global_attn_every_n_layers": 1, "decoder_bias": True}),
+        "phi": ("PhiConfig", {}),
+        "recurrent_gemma": (
+            "RecurrentGemmaConfig",
+            {"logits_soft_cap": 1.5, "lru_width": 32, "num_hidden_layers": 3},
+        ),
+    }
+)
+"""Architectures whose logits are more than a matrix times the last hidden state, or whose positions are absolute, by
+name the config's class and what it takes: a scale, a bound, a bias, a layer before the matrix."""
+SINCE: Mapping[tuple[str, Any], str] = MappingProxyType(
+    {
+        ("model", "gemma2"): "transformers>=4.42",
+        ("model", "granite"): "transformers>=4.45",
+        ("model", "modernbert"): "transformers>=4.54",
+    }
+)
+"""The releases that have an architecture as a value of the axis ``model``; others are in all that are tried."""
+_SCALE = 0.3
+
+
+def architecture(name: str, model: TinyModel) -> torch.nn.Module:
+    """One of :data:`ARCHITECTURES` with this model's vocabulary, in float32 and in evaluation mode.
+
+    Its weights depend on nothing but its name, and are large enough that each of them matters.
+    """
+    import torch
+    import transformers
+
+    config_class, own = ARCHITECTURES[name]
+    sizes = {
+        "vocab_size": model.vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "attn_implementation": "eager",
+        **{f"{token}_token_id": number for token, number in (("pad", 0), ("bos", 1), ("eos", 1))},
+    }
+    config = getattr(transformers, config_class)(**{**sizes, **own})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(sum(map(ord, config_class)))
+        found = transformers.AutoModelForCausalLM.from_config(config).float()
+        with torch.no_grad():
+            for each, parameter in found.named_parameters():
+                if parameter.dim() > 1 or "bias" in each:
+                    parameter.normal_(0.0, _SCALE)
+    return found.eval()
+
+
+def saved(model: Any) -> str:
+    """A folder with the model: a trainer reads its reference model from where the policy came from."""
+    folder = tempfile.mkdtemp(prefix="trlcompat-")
+    model.save_pretrained(folder)
+    return folder
