@@ -21,7 +21,7 @@ __all__ = ["ARCHITECTURES", "SINCE", "architecture", "saved"]
 ARCHITECTURES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "cohere": ("CohereConfig", {"logit_scale": 0.5}),
-        "gemma2": ("Gemma2Config", {"final_logit_softcapping": 1.5, "head_dim": 8}),
+        "gemma2": ("Gemma2Config", {"final_logit_softcapping": 1.5, "attn_logit_softcapping": None, "head_dim": 8}),
         "gpt2": ("GPT2Config", {"n_positions": 64, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}),
         "granite": ("GraniteConfig", {"logits_scaling": 3.0}),
         "modernbert": ("ModernBertDecoderConfig", {"global_attn_every_n_layers": 1, "decoder_bias": True}),
@@ -38,10 +38,12 @@ SINCE: Mapping[tuple[str, Any], str] = MappingProxyType(
     {
         ("model", "gemma2"): "transformers>=4.42",
         ("model", "granite"): "transformers>=4.45",
-        ("model", "modernbert"): "transformers>=4.54",
+        ("model", "modernbert"): "transformers>=5",
+        ("model", "recurrent_gemma"): "transformers>=5",
     }
 )
-"""The releases that have an architecture as a value of the axis ``model``; others are in all that are tried."""
+"""The releases with which a training of an architecture can be judged; others are in all that are tried. Until 4.57
+RecurrentGemma cannot be trained for a second step, and ModernBertDecoder takes means over tokens by itself."""
 _SCALE = 0.3
 
 
