@@ -1,5 +1,6 @@
 """Made by `python -m pytest_trlcompat.trainers.stub` from what the modules export; do not edit."""
 
+from .absolute_positions import AbsolutePositionsMixin as AbsolutePositionsMixin
 from .adapter_checkpointing import AdapterCheckpointingMixin as AdapterCheckpointingMixin
 from .adapter_loading import AdapterLoadingMixin as AdapterLoadingMixin
 from .adapter_reference import AdapterReferenceMixin as AdapterReferenceMixin
@@ -67,6 +68,7 @@ from .rloo import RLOOTrainer as RLOOTrainer
 from .sampling import SamplingMixin as SamplingMixin
 from .scale_rewards import ScaleRewardsMixin as ScaleRewardsMixin
 from .sft import SFTTrainer as SFTTrainer
+from .shifted_count import ShiftedCountMixin as ShiftedCountMixin
 from .token_normalizer import TokenNormalizerMixin as TokenNormalizerMixin
 from .train_sampler import TrainSamplerMixin as TrainSamplerMixin
 from .trainer_accumulation import TrainerAccumulationMixin as TrainerAccumulationMixin

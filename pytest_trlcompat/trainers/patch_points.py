@@ -132,6 +132,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     ),
     "AdapterSeedMixin": (),
     "AroundGeneration": (PREPARE_INPUTS, COMPUTE_LOSS),
+    "AbsolutePositionsMixin": (),
     "AssistantPrefixMixin": (
         _grpo("GRPOTrainer._generate_single_turn", ">=0.25,<0.29.1"),
         _grpo("GRPOTrainer._tokenize_prompts", ">=0.29.1"),
@@ -255,6 +256,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         _grpo("GRPOTrainer._generate_and_score_completions", ">=0.16"),
         COMPUTE_LOSS,
     ),
+    "ShiftedCountMixin": (),
     "TrainSamplerMixin": (_trainer("_get_train_sampler"),),
     "TrainerAccumulationMixin": (_TRAINING_STEP,),
     "VLLMSyncMixin": (VLLM_PARAMETERS, VLLM_SYNC),
