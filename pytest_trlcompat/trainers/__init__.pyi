@@ -46,6 +46,7 @@ from .liger_settings import LigerSettingsMixin as LigerSettingsMixin
 from .logged_metrics import LoggedMetricsMixin as LoggedMetricsMixin
 from .logits_to_keep import LogitsToKeepMixin as LogitsToKeepMixin
 from .lora_checkpointing import LoraCheckpointingMixin as LoraCheckpointingMixin
+from .own_logits import OwnLogitsMixin as OwnLogitsMixin
 from .plain_logprobs import PlainLogProbsMixin as PlainLogProbsMixin
 from .ppo import PPOConfig as PPOConfig
 from .ppo import PPOTrainer as PPOTrainer

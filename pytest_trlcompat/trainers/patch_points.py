@@ -256,6 +256,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         _grpo("GRPOTrainer._generate_and_score_completions", ">=0.16"),
         COMPUTE_LOSS,
     ),
+    "OwnLogitsMixin": (ADD_FUSED_HEAD, PatchPoint("trl.trainer.utils:FusedCausalLMOutput", ">=1.15")),
     "ShiftedCountMixin": (),
     "TrainSamplerMixin": (_trainer("_get_train_sampler"),),
     "TrainerAccumulationMixin": (_TRAINING_STEP,),

@@ -48,6 +48,8 @@ class SFTRoom(Room):
         **{("data", each): "trl>=0.15" for each in ("prompt_completion_messages", "prompt_turns_completion")},
         ("tokenizer", "no_padding"): "trl>=0.16",
         ("data", "labels"): "trl>=0.16",
+        # Until then these take means over tokens by themselves, without the first one, which documentation leaves open.
+        **{("model", each): "transformers>=4.48" for each in ("gpt2", "granite")},
         # Until then rows that are not padded are kept apart by flash attention alone, which is not on a CPU.
         ("padding_free", True): "trl>=0.24",
         ("packing_strategy", "bfd"): "trl>=0.24",
