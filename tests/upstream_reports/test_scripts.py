@@ -29,6 +29,7 @@ NUMBERS = {
     "grpo-fsdp-compiled-generation": ("'weight' must be 2-D", "torch.Size([1, 7])"),
     "grpo-fsdp-no-shard-gradients": ("12.2398", "13.6768"),
     "grpo-fsdp-sync-ref-model": ("4.1424", "0.0000"),
+    "grpo-positions": ("-60.4268", "-30.6921"),
     "grpo-policy-loss-log": ("-0.1936", "-0.3873"),
     "grpo-reference-by-name": ("1.0344", "0.0000"),
     "grpo-resumed-epoch": ("['w5', 'w8', 'w7', 'w9', 'w6', 'w10']", "['w10', 'w6', 'w7', 'w9', 'w5', 'w8']"),
@@ -41,6 +42,8 @@ NUMBERS = {
     ),
     "lora-fsdp-save": ("0", "8"),
     "rloo-resumed-epoch": ("['w5', 'w8', 'w7', 'w9', 'w6', 'w10']", "['w10', 'w6', 'w7', 'w9', 'w5', 'w8']"),
+    "sft-logits": ("4.5623", "4.4930"),
+    "sft-shifted-count": ("5.2350", "6.9800"),
     "sft-resumed-tokens": ("8 after resuming from the first", "16"),
 }
 TOLERANCE = 1e-3

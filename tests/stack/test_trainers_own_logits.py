@@ -1,0 +1,115 @@
+"""The cure of logits that TRL's fused head computes otherwise than the model."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_trlcompat import stack, tiny
+from pytest_trlcompat.conformance.architectures import architecture
+from pytest_trlcompat.trainers.own_logits import _STATE, OwnLogitsMixin, _checking, _is_head_alone
+
+pytestmark = pytest.mark.skipif(
+    not stack.satisfied({"trl": ">=1.16"}, stack.installed()), reason="TRL gives models a fused head, without Triton"
+)
+
+OUTPUTS = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
+IDS = torch.tensor([[5, 6, 7, 8, 9], [7, 8, 9, 0, 0]])
+MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+LABELS = IDS.masked_fill(MASK == 0, -100)
+
+
+def with_head(model: Any, **settings: Any) -> Any:
+    from trl.trainer.utils import add_fused_lm_head
+
+    _checking(add_fused_lm_head)(model, outputs=OUTPUTS, **settings)
+    return model
+
+
+def asked(model: Any, **more: Any) -> Any:
+    return model(input_ids=IDS, attention_mask=MASK, labels=LABELS, fused_lm_head=True, **more)
+
+
+def of_name(name: str) -> Any:
+    return architecture(name, tiny.qwen2())
+
+
+def test_a_model_whose_logits_are_the_head_of_a_hidden_state_is_left_as_it_is() -> None:
+    model = with_head(tiny.qwen2().model)
+    assert _STATE not in vars(model)
+    assert _is_head_alone(type(model))
+
+
+def test_where_the_fused_head_knows_what_a_model_does_it_stays() -> None:
+    for name in ("granite", "cohere", "gemma2", "phi"):
+        model = with_head(of_name(name))
+        if _STATE in vars(model):
+            asked(model)
+            assert vars(model)[_STATE].differs is False, name
+
+
+def test_a_layer_before_the_head_is_applied() -> None:
+    model = of_name("modernbert")
+    right = model(input_ids=IDS, attention_mask=MASK).logits[:, :-1].log_softmax(-1)
+    wanted = right.gather(-1, IDS[:, 1:, None]).squeeze(-1).masked_fill(LABELS[:, 1:] == -100, 0.0)
+    output = asked(with_head(model))
+    assert vars(model)[_STATE].differs is True
+    assert torch.allclose(output.log_probs, wanted, atol=1e-5)
+    assert float(output.loss) == pytest.approx(float(-wanted.sum() / 6), rel=1e-5)
+    assert float(asked(model, num_items_in_batch=3).loss) == pytest.approx(float(-wanted.sum() / 3), rel=1e-5)
+    output.loss.backward()
+    assert float(model.lm_head.dense.weight.grad.abs().sum()) > 0
+    assert torch.equal(model(input_ids=IDS, attention_mask=MASK).logits[:, :-1].log_softmax(-1), right)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("shifted", [False, True])
+def test_what_it_returns_is_what_the_fused_head_returns(temperature: float, shifted: bool) -> None:
+    def output(differs: bool) -> Any:
+        model = with_head(of_name("granite"), temperature=temperature)
+        vars(model)[_STATE].differs = differs
+        if not shifted:
+            return asked(model)
+        labels = torch.cat([LABELS[:, 1:], torch.full((2, 1), -100)], 1)
+        return model(input_ids=IDS, attention_mask=MASK, shift_labels=labels, fused_lm_head=True)
+
+    fused, own = output(False), output(True)
+    assert list(fused) == list(own)
+    for name in fused:
+        assert torch.allclose(fused[name].float(), own[name].float(), atol=1e-5), name
+        assert fused[name].requires_grad == own[name].requires_grad, name
+
+
+def test_dropout_is_no_difference() -> None:
+    model = of_name("granite").train()
+    model.config.attention_dropout = 0.5
+    for module in model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.5
+    asked(with_head(model))
+    assert vars(model)[_STATE].differs is False
+    assert model.training
+
+
+def test_generation_still_validates_what_it_passes() -> None:
+    model = with_head(of_name("modernbert"))
+    generated = model.generate(input_ids=IDS[:1], attention_mask=MASK[:1], max_new_tokens=2, do_sample=False)
+    assert generated.shape[1] > IDS.shape[1]
+    with pytest.raises(ValueError, match="nonsense"):
+        model.generate(input_ids=IDS[:1], nonsense=1)
+
+
+def test_it_says_what_it_has_seen() -> None:
+    from trl import SFTTrainer
+
+    mine: Any = type("Mine", (OwnLogitsMixin, SFTTrainer), {})
+    model = with_head(of_name("modernbert"))
+    trainer = SimpleNamespace(model=model)
+    assert OwnLogitsMixin._activity(mine, None).active is None
+    assert OwnLogitsMixin._activity(mine, trainer).active is None
+    asked(model)
+    assert OwnLogitsMixin._activity(mine, trainer).active is True
+    assert OwnLogitsMixin._activity(mine, SimpleNamespace(model=tiny.qwen2().model)).active is False
