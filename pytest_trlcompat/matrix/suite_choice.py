@@ -3,8 +3,8 @@
 A cell that has vLLM or Liger beside the stack runs the suites that need it alone, and no other cell runs these. A full
 sweep leaves out what is measured on demand. One of the default cells, which is to end in minutes, also leaves out what
 holds pairs of settings. The newest of them then runs all that remains, and every other one a part: together they cover
-every known issue in every cell, and every label of a known issue, and every row of the conformance suites, in as many
-of them as there are cells for each part. See :func:`parts_of`.
+every known issue in every cell, every label of a known issue in two of them or more, and every row of the conformance
+suites in one. See :func:`parts_of`.
 
 Imports only the standard library and packaging.
 """
@@ -22,10 +22,10 @@ __all__ = ["EVERY_PAIR", "ON_DEMAND", "PARTS", "chosen_tests", "part_of_cell", "
 EVERY_PAIR, ON_DEMAND = "every_pair", "on_demand"
 """Markers of the suites' tests that a sweep of the default cells leaves out, rows that hold pairs of settings, and that
 every sweep does, unless it is of their issue: they take a minute each."""
-PARTS = ("part_1", "part_2", "part_3", "part_4")
+PARTS = tuple(f"part_{number}" for number in range(1, 9))
 """Markers of the tests that are run in a default cell of each part."""
 _PREFERRED = (("zero2",), ("zero3",), ("fsdp1", "fsdp2"), ("ddp",))
-"""By part, the strategies with ranks under which an issue is measured that has them. The next ones follow it."""
+"""Strategies with ranks that parts take in turn. An issue that has none of these is measured under the next ones."""
 
 
 def chosen_tests(cell: Cell, default: Sequence[Cell], *, full: bool) -> str:
@@ -64,11 +64,8 @@ def parts_of(labels: Sequence[str], label: str | None) -> tuple[str, ...]:
     has = [bool(set(group) & set(map(_strategy, labels))) for group in _PREFERRED]
     own = next(number for number, group in enumerate(_PREFERRED) if _strategy(label) in group)
     count = len(_PREFERRED)
-    return tuple(
-        part
-        for number, part in enumerate(PARTS)
-        if own == next(each % count for each in range(number, number + count) if has[each % count])
-    )
+    taken = [next(each % count for each in range(turn, turn + count) if has[each % count]) for turn in range(count)]
+    return tuple(part for number, part in enumerate(PARTS) if taken[number % count] == own)
 
 
 def _strategy(label: str) -> str:

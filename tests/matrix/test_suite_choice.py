@@ -12,12 +12,13 @@ from pytest_trlcompat.matrix.cells import Cell
 from pytest_trlcompat.matrix.parsing import read_matrix
 from pytest_trlcompat.matrix.suite_choice import PARTS, chosen_tests, part_of_cell, parts_of
 
-DEFAULT = [Cell({"trl": f"0.{number}.0"}) for number in (12, 14, 9, 15, 16, 17)]
+DEFAULT = [Cell({"trl": f"0.{number}.0"}) for number in (12, 14, 9, 15, 16, 7, 8, 10, 11, 17)]
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_an_older_cell_runs_one_part_and_the_newest_all() -> None:
     assert [part_of_cell(cell, DEFAULT) for cell in DEFAULT] == [*PARTS, "part_1", None]
+    assert len(PARTS) == 8
     assert chosen_tests(DEFAULT[1], DEFAULT, full=False) == (
         "not on_demand and not vllm and not liger and not every_pair and part_2"
     )
@@ -43,17 +44,17 @@ def test_what_runs_in_one_process_or_has_no_label_is_in_every_part() -> None:
 def test_each_part_takes_one_of_the_strategies_that_an_issue_has() -> None:
     every = ["single", "ddp", "zero2", "zero3", "zero3-lora", "fsdp1", "fsdp2"]
     assert {label: parts_of(every, label) for label in every[1:]} == {
-        "ddp": ("part_4",),
-        "zero2": ("part_1",),
-        "zero3": ("part_2",),
-        "zero3-lora": ("part_2",),
-        "fsdp1": ("part_3",),
-        "fsdp2": ("part_3",),
+        "ddp": ("part_4", "part_8"),
+        "zero2": ("part_1", "part_5"),
+        "zero3": ("part_2", "part_6"),
+        "zero3-lora": ("part_2", "part_6"),
+        "fsdp1": ("part_3", "part_7"),
+        "fsdp2": ("part_3", "part_7"),
     }
     assert parts_of(["fsdp1", "fsdp2"], "fsdp2") == PARTS
     assert parts_of(["zero3-bf16"], "zero3-bf16") == PARTS
-    assert parts_of(["single", "ddp", "zero3"], "zero3") == ("part_1", "part_2")
-    assert parts_of(["single", "ddp", "zero3"], "ddp") == ("part_3", "part_4")
+    assert parts_of(["single", "ddp", "zero3"], "zero3") == ("part_1", "part_2", "part_5", "part_6")
+    assert parts_of(["single", "ddp", "zero3"], "ddp") == ("part_3", "part_4", "part_7", "part_8")
 
 
 def test_every_part_measures_every_known_issue_and_every_label_is_in_one() -> None:
@@ -73,7 +74,7 @@ def test_a_cell_with_more_than_the_stack_runs_the_suites_that_need_it_and_no_oth
 def test_the_default_cells_run_every_part_with_more_than_the_newest_release() -> None:
     default = read_matrix(ROOT / "fixtures" / "matrix.toml").default()
     run = [part_of_cell(cell, default) for cell in default]
-    assert [run.count(part) for part in PARTS] == [2] * len(PARTS)
+    assert [run.count(part) for part in PARTS] == [1] * len(PARTS)
     assert run.count(None) == 1
 
 
