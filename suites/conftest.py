@@ -49,10 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         named = item.get_closest_marker("known_issue")
         if any(item.get_closest_marker(part) for part in PARTS):
             continue
-        labels = catalog[named.args[0]].strategies if named else ()
+        if named is None:
+            raise pytest.UsageError(f"{item.nodeid} is of no known issue")
+        labels = catalog[named.args[0]].strategies
         values = getattr(getattr(item, "callspec", None), "params", {}).values()
         label = next((each for each in values if isinstance(each, str) and each in labels), None)
-        for part in parts_of(labels, label):
+        for part in parts_of(named.args[0], labels, label):
             item.add_marker(part)
 
 

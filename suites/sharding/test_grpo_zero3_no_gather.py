@@ -31,13 +31,13 @@ SIGNIFICANT = 1e-3
 """At least one norm is beyond it, so that equality says something."""
 
 
-def test_training(subject: str, judge: Judge, launches: LaunchCache, deep_qwen2: TinyModel) -> None:
+def test_training(subject: str, judge: Judge, launches: LaunchCache, layered_qwen2: TinyModel) -> None:
     def measure() -> Finding:
-        ranks = train(launches, deep_qwen2, subject, NO_GATHER)
+        ranks = train(launches, layered_qwen2, subject, NO_GATHER)
         failures = Failures.of([{"train": rank["failure"]} for rank in ranks])
         if failed := failure_of(ISSUE, failures.first):
             return Finding(failed, {"failures": failures.first, **failures.of_other_ranks})
-        gathered = train(launches, deep_qwen2, subject, "zero3")
+        gathered = train(launches, layered_qwen2, subject, "zero3")
         if others := Failures.of([{"train": rank["failure"]} for rank in gathered]).first:
             return Finding(Verdict.ERROR, {"failures": others})
         evidence = {"grad_norm": ranks[0]["grad_norm"], "grad_norm_gathered": gathered[0]["grad_norm"]}

@@ -18,6 +18,7 @@ PINS = 'pins = { trl = "0.15.2", transformers = "4.48.3" }'
 def test_the_shipped_default_cells() -> None:
     matrix = read_matrix(SHIPPED)
     assert [cell.id for cell in matrix.default()] == [
+        "trl1.16.0-tf5.23.0",
         "trl0.12.2-tf4.46.3",
         "trl0.14.0-tf4.48.3",
         "trl0.14.0-tf4.52.4",
@@ -26,7 +27,6 @@ def test_the_shipped_default_cells() -> None:
         "trl0.17.0-tf4.50.3",
         "trl0.18.2-tf4.52.4",
         "trl1.0.0-tf4.57.6",
-        "trl1.16.0-tf5.23.0",
     ]
     assert matrix.pins == {"torch": "2.13.0"}
 
