@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ import torch
 from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.conformance.architectures import architecture
 from pytest_trlcompat.trainers.own_logits import _STATE, OwnLogitsMixin, _checking, _is_head_alone
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.launch import Launcher
 
 pytestmark = pytest.mark.skipif(
     not stack.satisfied({"trl": ">=1.16"}, stack.installed()), reason="TRL gives models a fused head, without Triton"
@@ -113,3 +117,56 @@ def test_it_says_what_it_has_seen() -> None:
     asked(model)
     assert OwnLogitsMixin._activity(mine, trainer).active is True
     assert OwnLogitsMixin._activity(mine, SimpleNamespace(model=tiny.qwen2().model)).active is False
+
+
+def saved_model(folder: str) -> float:
+    """In a rank: save a ModernBertDecoder, and return the mean of its losses over the tokens of :data:`ROWS`."""
+    model = of_name("modernbert")
+    model.save_pretrained(folder)
+    ids = torch.tensor(ROWS)
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, :-1]
+    return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()))
+
+
+def first_loss(folder: str, output: str, words: tiny.TinyModel, world_size: int) -> tuple[float, bool | None]:
+    """In a rank: the loss of a step of SFT on all rows, and whether the cure says that it is at work."""
+    from datasets import Dataset
+    from trl import SFTConfig
+
+    from pytest_trlcompat.trainers import SFTTrainer
+
+    arguments = SFTConfig(
+        output_dir=output,
+        per_device_train_batch_size=len(ROWS) // world_size,
+        max_steps=1,
+        learning_rate=0.0,
+        logging_steps=1,
+        report_to="none",
+        save_strategy="no",
+        bf16=False,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+    )
+    data = Dataset.from_dict({"input_ids": ROWS})
+    trainer: Any = SFTTrainer(model=folder, args=arguments, train_dataset=data, processing_class=words.tokenizer)
+    trainer.train()
+    (loss,) = (each["loss"] for each in trainer.state.log_history if "loss" in each)
+    (status,) = (each for each in trainer.cures if each.name == "OwnLogitsMixin")
+    return float(loss), status.active
+
+
+ROWS = [[5, 6, 7, 8, 9], [6, 8, 10, 12, 14], [7, 7, 9, 9, 11], [12, 11, 10, 9, 8]]
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp", "zero2", "zero3", "fsdp1", "fsdp2"])
+def test_a_training_with_ranks_has_the_loss_of_the_models_own_logits(
+    launcher: Launcher, tmp_path: Path, strategy: str
+) -> None:
+    folder, size = str(tmp_path / "model"), 1 if strategy == "single" else 2
+    (wanted,) = launcher(saved_model, folder, strategy="single").values
+    words = tiny.qwen2()
+    found = launcher(first_loss, folder, str(tmp_path), words, size, strategy=strategy, world_size=size, timeout=100)
+    for loss, active in found.values:
+        assert loss == pytest.approx(wanted, rel=1e-3)
+        assert active is True
