@@ -111,7 +111,8 @@ def _new_meeting() -> str:
 
 
 def adapt_client(module: ModuleType) -> None:
-    """Change ``trl.generation.vllm_client`` in a rank on the software accelerator.
+    """Change ``trl.generation.vllm_client``, before 0.28 ``trl.extras.vllm_client``, in a rank on the software
+    accelerator.
 
     Nothing is changed where vLLM is not installed, or has the transfer that it had before 0.28 while TRL asks for the
     later one: TRL then refuses this device, as it does any but CUDA's.
@@ -143,22 +144,45 @@ def adapt_generation(module: ModuleType) -> None:
         module.torch = _TorchWithoutCuda()  # type: ignore[attr-defined]
 
 
+def adapt_trainer(module: ModuleType) -> None:
+    """Change a module with a trainer of TRL before 0.28 in a rank on the software accelerator.
+
+    There the trainers themselves ask CUDA for the device from which weights are sent.
+    """
+    trainers = (value for value in vars(module).values() if isinstance(value, type))
+    starts = (value.__init__ for value in trainers if value.__module__ == module.__name__)
+    if hasattr(module, "VLLMClient") and any("current_device" in _names(start) for start in starts):
+        module.torch = _TorchWithoutCuda()  # type: ignore[attr-defined]
+
+
+def _names(function: Any) -> tuple[str, ...]:
+    return getattr(getattr(function, "__code__", None), "co_names", ())
+
+
 def _adapt_own_client(module: ModuleType) -> None:
     """Change the client of TRL's own server."""
+    from vllm.distributed import utils
     from vllm.distributed.device_communicators import pynccl
 
     client = module.VLLMClient
     begin = client.init_communicator
 
-    def init_communicator(self: Any, device: Any = 0) -> None:
-        meeting, session, host = _new_meeting(), self.session, self.host
+    def init_communicator(self: Any, *device: Any, **options: Any) -> None:
+        meeting, session = _new_meeting(), self.session
+        address = getattr(self, "base_url", None) or f"http://{self.host}:{self.server_port}"
         # TRL closes the group of an earlier training when the interpreter exits, which a rank does not wait for.
-        session.post(f"{self.base_url}/close_communicator/")
-        self.session, self.host = _MeetingSession(session, meeting), meeting
+        session.post(f"{address}/close_communicator/")
+        create = utils.StatelessProcessGroup.create
+        self.session = _MeetingSession(session, meeting)
+        # Not by its own host: some releases ask the server under that name besides.
+        utils.StatelessProcessGroup.create = staticmethod(
+            lambda host, *args, **more: create(meeting, *args, **more)
+        )
         try:
-            begin(self, device)
+            begin(self, *device, **options)
         finally:
-            self.session, self.host = session, host
+            self.session = session
+            utils.StatelessProcessGroup.create = create
 
     client.init_communicator = init_communicator
     _adapt_own_transfer()

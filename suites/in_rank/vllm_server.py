@@ -17,7 +17,15 @@ from pytest_trlcompat.inference.engine_weights import engine_weights
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Held", "held", "outputs_of", "watch_handing_over"]
+__all__ = [
+    "Held",
+    "held",
+    "outputs_of",
+    "rows_of",
+    "rows_returned",
+    "watch_handing_over",
+    "with_recorded",
+]
 
 
 @dataclass(frozen=True)
@@ -89,14 +97,72 @@ def _choices(values: Sequence[Sequence[float]], names: Sequence[Sequence[int]]) 
     ]
 
 
-def watch_handing_over(trainer: Any, loaded: Sequence[Counter[str]]) -> None:
+def rows_of(outputs: Sequence[Any]) -> list[_Output]:
+    """One output for each completion, of values that can be sent to another rank."""
+    return [
+        _Output(list(output.prompt_token_ids), (_Completion(list(each.token_ids), _bare(each.logprobs)),))
+        for output in outputs
+        for each in output.outputs
+    ]
+
+
+def _bare(logprobs: Any) -> list[dict[int, _Choice]] | None:
+    if logprobs is None:
+        return None
+    return [{token: _Choice(float(choice.logprob)) for token, choice in step.items()} for step in logprobs]
+
+
+def with_recorded(llm: Any, outputs: Sequence[Any]) -> Sequence[Any]:
+    """Of the recording engine the log-probabilities as well by which it chose, where a trainer has not asked for any."""
+    completions = [each for output in outputs for each in output.outputs]
+    if not hasattr(llm, "asked") or any(each.logprobs is not None for each in completions):
+        return outputs
+    asked = iter(llm.asked[-len(completions) :])
+    found = []
+    for output in outputs:
+        rows = []
+        for each in output.outputs:
+            row = next(asked)
+            assert row.token_ids == list(each.token_ids), "the engine recorded something else than it returned"
+            chosen = [{token: _Choice(logp)} for token, logp in zip(row.token_ids, row.logprobs, strict=True)]
+            rows.append(_Completion(row.token_ids, chosen))
+        found.append(_Output(list(output.prompt_token_ids), rows))
+    return found
+
+
+def rows_returned(tokenizer: Any, prompts: Sequence[str], count: int, returned: Any) -> list[_Output]:
+    """What the client of TRL's own server returned before 0.28: one output for each completion.
+
+    Args:
+        returned: the completions' ids; from 0.23 on a dictionary that has also the sampler's log-probabilities.
+    """
+    answer = returned if isinstance(returned, dict) else {"completion_ids": returned}
+    ids = [list(tokenizer(prompt, add_special_tokens=False)["input_ids"]) for prompt in prompts]
+    asked = [each for each in answer.get("prompt_ids") or ids for _ in range(count)]
+    logprobs = answer.get("logprobs") or [None] * len(asked)
+    return [
+        _Output(
+            prompt,
+            (
+                _Completion(
+                    tokens,
+                    None
+                    if values is None
+                    else [{token: _Choice(value)} for token, value in zip(tokens, values, strict=True)],
+                ),
+            ),
+        )
+        for prompt, tokens, values in zip(asked, answer["completion_ids"], logprobs, strict=True)
+    ]
+
+
+def watch_handing_over(client: Any, loaded: Sequence[Counter[str]]) -> None:
     """Count in the last of ``loaded`` the names that are handed to the server.
 
     The client fills a buffer with many tensors before it sends it. One whose memory is freed meanwhile would be read
     all the same, and the process would end with SIGSEGV, as it does without this watch. That is looked for, and the
     training ended with a ``RuntimeError`` before it happens.
     """
-    client = trainer.vllm_generation.vllm_client
     if not hasattr(client, "update_named_params"):  # TRL's own server gets one weight at a time
         hand_over = client.update_named_param
 

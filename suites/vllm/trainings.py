@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat import stack
 from pytest_trlcompat.inference.server import ServerError
-from pytest_trlcompat.plugin.judging import Untestable
+from pytest_trlcompat.plugin.judging import Absent, Untestable
 
 from ..in_rank import models, vllm_training
 from ..launches import distinct
@@ -113,11 +113,13 @@ class VLLMTrainings:
             trainer: see :func:`grpo.trainer_class`.
 
         Raises:
+            Absent: this release of TRL has no such training with vLLM.
             Untestable: vLLM is not installed, or this release of it cannot take new weights on a CPU.
         """
         if "vllm" not in stack.installed():
             raise Untestable("vLLM is not installed; cells that have it are run by: nox -s matrix -- --vllm")
         strategy, _, variant = label.partition("-")
+        _check_present(trainer, variant)
         model = self.build(**sizes(variant))
         self.launch(models.save_model, model, strategy="single")
         server = self._server(model) if vllm_training.has_server(variant) else None
@@ -145,6 +147,24 @@ class VLLMTrainings:
             return self.serve(model, max_model_len=vllm_training.MAX_LENGTH)
         except ServerError as error:
             raise Untestable(str(error)) from error
+
+
+def _check_present(trainer: str, variant: str) -> None:
+    """
+    Raises:
+        Absent: the installed release of TRL has none.
+    """
+    versions = stack.installed()
+    is_server = vllm_training.has_server(variant)
+    for applies, text, reason in (
+        (trainer == "RLOO", "<0.22", "RLOO generates with vLLM from trl 0.22.0 on"),
+        (trainer == "Distillation", "<1.13", "distillation generates with vLLM from trl 1.13.0 on"),
+        (is_server, "<0.16", "GRPO asks a vLLM server from trl 0.16.0 on"),
+        (not is_server, ">=0.16,<0.18", "GRPO has vLLM's engine in its own processes before trl 0.16 and from 0.18 on"),
+        (variant == "reuse", "<0.16", "GRPO uses a batch more than once from trl 0.16.0 on"),
+    ):
+        if applies and stack.satisfied({"trl": text}, versions):
+            raise Absent(reason)
 
 
 def _lost(server: VLLMServer, variant: str, folder: Path) -> AbstractContextManager[None]:
