@@ -74,18 +74,22 @@ class _Output:
     outputs: Sequence[_Completion]
 
 
-def outputs_of(
-    prompt_ids: Sequence[Sequence[int]],
-    completion_ids: Sequence[Sequence[int]],
-    logprobs: Sequence[Sequence[Sequence[float]]] | None,
-    logprob_token_ids: Sequence[Sequence[Sequence[int]]] | None,
-) -> list[_Output]:
-    """What ``VLLMGeneration.generate`` of TRL returned to this rank, in the form of vLLM's own engine."""
+def outputs_of(returned: Sequence[Any]) -> list[_Output]:
+    """What ``VLLMGeneration.generate`` of TRL returned to this rank, in the form of vLLM's own engine.
+
+    Args:
+        returned: the ids of prompts and completions, log-probabilities, and from 0.29 on the ids that they belong to;
+            in 0.28 there is one for each token.
+    """
+    prompt_ids, completion_ids, logprobs, *rest = returned
+    names = rest[0] if rest else None
     chosen: Sequence[Sequence[Mapping[int, _Choice]] | None]
-    if logprobs is None or logprob_token_ids is None:
+    if logprobs is None:
         chosen = [None] * len(completion_ids)
+    elif isinstance(names, list):
+        chosen = list(map(_choices, logprobs, names))
     else:
-        chosen = list(map(_choices, logprobs, logprob_token_ids))
+        chosen = list(map(_choices_of_tokens, logprobs, completion_ids))
     rows = zip(prompt_ids, completion_ids, chosen, strict=True)
     return [_Output(prompt, (_Completion(ids, choices),)) for prompt, ids, choices in rows]
 
@@ -95,6 +99,10 @@ def _choices(values: Sequence[Sequence[float]], names: Sequence[Sequence[int]]) 
         {token: _Choice(value) for token, value in zip(tokens, row, strict=True)}
         for tokens, row in zip(names, values, strict=True)
     ]
+
+
+def _choices_of_tokens(values: Sequence[float], tokens: Sequence[int]) -> list[dict[int, _Choice]]:
+    return [{token: _Choice(value)} for token, value in zip(tokens, values, strict=True)]
 
 
 def rows_of(outputs: Sequence[Any]) -> list[_Output]:
@@ -140,20 +148,11 @@ def rows_returned(tokenizer: Any, prompts: Sequence[str], count: int, returned: 
     ids = [list(tokenizer(prompt, add_special_tokens=False)["input_ids"]) for prompt in prompts]
     asked = [each for each in answer.get("prompt_ids") or ids for _ in range(count)]
     logprobs = answer.get("logprobs") or [None] * len(asked)
-    return [
-        _Output(
-            prompt,
-            (
-                _Completion(
-                    tokens,
-                    None
-                    if values is None
-                    else [{token: _Choice(value)} for token, value in zip(tokens, values, strict=True)],
-                ),
-            ),
-        )
-        for prompt, tokens, values in zip(asked, answer["completion_ids"], logprobs, strict=True)
-    ]
+    found = []
+    for prompt, tokens, values in zip(asked, answer["completion_ids"], logprobs, strict=True):
+        choices = None if values is None else _choices_of_tokens(values, tokens)
+        found.append(_Output(prompt, (_Completion(tokens, choices),)))
+    return found
 
 
 def watch_handing_over(client: Any, loaded: Sequence[Counter[str]]) -> None:

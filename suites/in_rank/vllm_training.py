@@ -367,7 +367,7 @@ def _watch_server(trainer: Any, server: str, watch: _Watch, last: dict[str, Any]
             return generate(*args, **kwargs)
         seen = _seen(trainer, held, last)
         returned = generate(*args, **kwargs)
-        _answered(watch, seen, vllm_server.outputs_of(*returned), last)
+        _answered(watch, seen, vllm_server.outputs_of(returned), last)
         return returned
 
     generation.generate = watched

@@ -158,7 +158,7 @@ def _check_present(trainer: str, variant: str) -> None:
     is_server = vllm_training.has_server(variant)
     for applies, text, reason in (
         (trainer == "RLOO", "<0.22", "RLOO generates with vLLM from trl 0.22.0 on"),
-        (trainer == "Distillation", "<1.13", "distillation generates with vLLM from trl 1.13.0 on"),
+        (trainer == "Distillation", "<1.10", "the trainer is experimental until 1.9"),
         (is_server, "<0.16", "GRPO asks a vLLM server from trl 0.16.0 on"),
         (not is_server, ">=0.16,<0.18", "GRPO has vLLM's engine in its own processes before trl 0.16 and from 0.18 on"),
         (variant == "reuse", "<0.16", "GRPO uses a batch more than once from trl 0.16.0 on"),

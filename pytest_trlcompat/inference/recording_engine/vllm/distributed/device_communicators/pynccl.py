@@ -1,4 +1,4 @@
-"""``vllm.distributed.device_communicators.pynccl``."""
+"""``vllm.distributed.device_communicators.pynccl``: what carries weights is the group itself."""
 
 from typing import Any
 
@@ -6,5 +6,5 @@ __all__ = ["PyNcclCommunicator"]
 
 
 class PyNcclCommunicator:
-    def __init__(self, group: Any, *_: Any, **__: Any) -> None:
-        raise NotImplementedError("the recording engine has no NCCL")
+    def __new__(cls, group: Any, *_: Any, **__: Any) -> Any:
+        return group
