@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Held",
     "held",
+    "of_plain",
     "outputs_of",
+    "plain",
     "rows_of",
     "rows_returned",
     "watch_handing_over",
@@ -106,7 +108,7 @@ def _choices_of_tokens(values: Sequence[float], tokens: Sequence[int]) -> list[d
 
 
 def rows_of(outputs: Sequence[Any]) -> list[_Output]:
-    """One output for each completion, of values that can be sent to another rank."""
+    """One output for each completion."""
     return [
         _Output(list(output.prompt_token_ids), (_Completion(list(each.token_ids), _bare(each.logprobs)),))
         for output in outputs
@@ -118,6 +120,25 @@ def _bare(logprobs: Any) -> list[dict[int, _Choice]] | None:
     if logprobs is None:
         return None
     return [{token: _Choice(float(choice.logprob)) for token, choice in step.items()} for step in logprobs]
+
+
+def plain(rows: Sequence[_Output]) -> list[Any]:
+    """The same in values that can be sent to another rank, to be read by :func:`of_plain`."""
+    found = []
+    for row in rows:
+        (completion,) = row.outputs
+        logprobs = completion.logprobs
+        values = None if logprobs is None else [{name: one.logprob for name, one in step.items()} for step in logprobs]
+        found.append((list(row.prompt_token_ids), list(completion.token_ids), values))
+    return found
+
+
+def of_plain(rows: Sequence[Any]) -> list[_Output]:
+    found = []
+    for prompt, tokens, values in rows:
+        logprobs = None if values is None else [{name: _Choice(one) for name, one in step.items()} for step in values]
+        found.append(_Output(prompt, (_Completion(tokens, logprobs),)))
+    return found
 
 
 def with_recorded(llm: Any, outputs: Sequence[Any]) -> Sequence[Any]:

@@ -98,19 +98,9 @@ class _Watch:
     batches: list[dict[str, Any]] = field(default_factory=list)
     loaded: list[Counter[str]] = field(default_factory=list)
     unanswered: int = 0
-    of_main: list[_AskedByMain] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _AskedByMain:
-    """A call of an engine that the main process alone asks, for all: what it held, and what it returned.
-
-    Attributes:
-        rows: one for each completion, those of the first rank first.
-    """
-
-    tensors: Mapping[str, torch.Tensor]
-    rows: Sequence[Any]
+    of_main: list[tuple[Mapping[str, torch.Tensor], list[Any]]] = field(default_factory=list)
+    """Of calls of an engine that the main process alone asks, for all: what it held, and each completion that it
+    returned, those of the first rank first, in plain values."""
 
 
 def train(
@@ -252,12 +242,12 @@ def _watch_main(trainer: Any, server: str | None, watch: _Watch) -> None:
             tensors = {name: parameter.detach().clone() for name, parameter in engine.named_parameters()}
             outputs = generate(prompts, *args, **kwargs)
             rows = vllm_server.rows_of(vllm_server.with_recorded(holder, outputs))
-            watch.of_main.append(_AskedByMain(tensors, rows))
+            watch.of_main.append((tensors, vllm_server.plain(rows)))
             return outputs
         held = engine_weights(server)
         returned = generate(prompts, *args, **kwargs)
         rows = vllm_server.rows_returned(trainer.processing_class, prompts, kwargs.get("n", 1), returned)
-        watch.of_main.append(_AskedByMain(held, rows))
+        watch.of_main.append((held, vllm_server.plain(rows)))
         return returned
 
     holder.generate = watched
@@ -267,15 +257,15 @@ def _share_of_main(trainer: Any, watch: _Watch, last: dict[str, Any]) -> None:
     """After the completions came to all ranks: what the main process saw, and this rank's part. Collective."""
     from accelerate.utils import broadcast_object_list
 
-    found: list[_AskedByMain | None] = [None]
+    found: list[Any] = [None]
     if trainer.accelerator.is_main_process:
         (found[0],) = watch.of_main
         watch.of_main.clear()
-    (asked,) = broadcast_object_list(found)
-    seen = _seen(trainer, vllm_server.Held(asked.tensors), last)
-    share = len(asked.rows) // trainer.accelerator.num_processes
+    ((tensors, rows),) = broadcast_object_list(found)
+    seen = _seen(trainer, vllm_server.Held(tensors), last)
+    share = len(rows) // trainer.accelerator.num_processes
     first = trainer.accelerator.process_index * share
-    _answered(watch, seen, asked.rows[first : first + share], last)
+    _answered(watch, seen, vllm_server.of_plain(rows[first : first + share]), last)
 
 
 def _watch_loading(engine: Any, watch: _Watch) -> None:

@@ -5,9 +5,10 @@ Runs in the test process and imports nothing of the stack.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,9 +71,14 @@ def sizes(variant: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class VLLMTraining:
-    """What the ranks measured; see :func:`vllm_training.train`."""
+    """What the ranks measured; see :func:`vllm_training.train`.
+
+    Attributes:
+        server_said: the last error that a server printed, where a training failed.
+    """
 
     ranks: Sequence[Mapping[str, Any]]
+    server_said: str = ""
 
     @property
     def failure(self) -> str | None:
@@ -88,6 +94,7 @@ class VLLMTraining:
             "seconds_to_build": round(first["seconds"].get("build", 0.0), 2),
             "seconds_of_synchronisations": [round(seconds, 4) for seconds in spent],
             **({"failure": self.failure} if self.failure else {}),
+            **({"server": self.server_said} if self.server_said else {}),
         }
 
 
@@ -136,6 +143,9 @@ class VLLMTrainings:
         with nullcontext() if server is None else _lost(server, variant, folder):
             result = train(variant == "resumed")
         training = VLLMTraining(result.values)
+        if training.failure and server is not None:
+            training = replace(training, server_said=_last_error(server.output()))
+            server.kill()  # it may have lost its engine, or wait for weights; the next training gets another one
         missing = training.ranks[0]["engine"]["missing"]
         if missing:
             version = stack.installed()["vllm"]
@@ -147,6 +157,11 @@ class VLLMTrainings:
             return self.serve(model, max_model_len=vllm_training.MAX_LENGTH)
         except ServerError as error:
             raise Untestable(str(error)) from error
+
+
+def _last_error(output: str) -> str:
+    errors = re.findall(r"^\w+(?:\.\w+)*(?:Error|Exception)\b.*$", output, re.MULTILINE)
+    return errors[-1][:300] if errors else ""
 
 
 def _check_present(trainer: str, variant: str) -> None:
