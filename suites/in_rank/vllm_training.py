@@ -36,6 +36,7 @@ __all__ = [
     "VARIANTS",
     "has_server",
     "loses_server",
+    "sleeps",
     "train",
 ]
 
@@ -52,6 +53,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "whole": {**_LORA, "adapter": "whole"},
     "reuse": {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1, "max_steps": 8},
     "accumulated": {"gradient_accumulation_steps": 2, "max_steps": 3},
+    "asleep": {**_EVALUATED, "vllm_enable_sleep_mode": True},
     "resumed": {"save_strategy": "steps", "save_steps": SAVED_STEP, "max_steps": 4},
     "server": _EVALUATED,
     "server_lora": _LORA,
@@ -77,6 +79,11 @@ _ENGINE: Mapping[str, Any] = {
     "max_steps": 3,
     "beta": 0.0,
 }
+
+
+def sleeps(variant: str) -> bool:
+    """Whether its engine releases its memory between generations."""
+    return variant == "asleep"
 
 
 def has_server(variant: str) -> bool:

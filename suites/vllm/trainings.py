@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat import stack
+from pytest_trlcompat.inference.recording_engine import is_recording
 from pytest_trlcompat.inference.server import ServerError
 from pytest_trlcompat.plugin.judging import Absent, Untestable
 
 from ..in_rank import models, vllm_training
 from ..launches import distinct
+from ..sharding.trainings import built_as_asked
 from .losing import lost_on_request
 
 if TYPE_CHECKING:
@@ -29,7 +31,11 @@ __all__ = ["LABELS", "SERVER_LABELS", "VLLMTraining", "VLLMTrainings", "sizes"]
 
 LABELS = (
     "single",
-    *(f"single-{variant}" for variant in vllm_training.VARIANTS if variant and not vllm_training.has_server(variant)),
+    *(
+        f"single-{variant}"
+        for variant in vllm_training.VARIANTS
+        if variant and not vllm_training.has_server(variant) and not vllm_training.sleeps(variant)
+    ),
     "ddp",
     "zero2",
     "zero2-lora",
@@ -146,6 +152,7 @@ class VLLMTrainings:
         if training.failure and server is not None:
             training = replace(training, server_said=_last_error(server.output()))
             server.kill()  # it may have lost its engine, or wait for weights; the next training gets another one
+        built_as_asked(strategy, {}, training.failure)
         missing = training.ranks[0]["engine"]["missing"]
         if missing:
             version = stack.installed()["vllm"]
@@ -168,6 +175,7 @@ def _check_present(trainer: str, variant: str) -> None:
     """
     Raises:
         Absent: the installed release of TRL has none.
+        Untestable: this engine does not sleep.
     """
     versions = stack.installed()
     is_server = vllm_training.has_server(variant)
@@ -176,10 +184,13 @@ def _check_present(trainer: str, variant: str) -> None:
         (trainer == "Distillation", "<1.10", "the trainer is experimental until 1.9"),
         (is_server, "<0.16", "GRPO asks a vLLM server from trl 0.16.0 on"),
         (not is_server, ">=0.16,<0.18", "GRPO has vLLM's engine in its own processes before trl 0.16 and from 0.18 on"),
+        (vllm_training.sleeps(variant), "<0.23", "an engine can sleep from trl 0.23.0 on"),
         (variant == "reuse", "<0.16", "GRPO uses a batch more than once from trl 0.16.0 on"),
     ):
         if applies and stack.satisfied({"trl": text}, versions):
             raise Absent(reason)
+    if vllm_training.sleeps(variant) and not is_recording(versions):
+        raise Untestable("vLLM releases the memory of GPUs alone; the recording engine in its place sleeps here")
 
 
 def _lost(server: VLLMServer, variant: str, folder: Path) -> AbstractContextManager[None]:
