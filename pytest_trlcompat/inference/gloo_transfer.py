@@ -150,7 +150,7 @@ def adapt_trainer(module: ModuleType) -> None:
     There the trainers themselves ask CUDA for the device from which weights are sent.
     """
     trainers = (value for value in vars(module).values() if isinstance(value, type))
-    starts = (value.__init__ for value in trainers if value.__module__ == module.__name__)
+    starts = (vars(value).get("__init__") for value in trainers if value.__module__ == module.__name__)
     if hasattr(module, "VLLMClient") and any("current_device" in _names(start) for start in starts):
         module.torch = _TorchWithoutCuda()  # type: ignore[attr-defined]
 
@@ -175,9 +175,7 @@ def _adapt_own_client(module: ModuleType) -> None:
         create = utils.StatelessProcessGroup.create
         self.session = _MeetingSession(session, meeting)
         # Not by its own host: some releases ask the server under that name besides.
-        utils.StatelessProcessGroup.create = staticmethod(
-            lambda host, *args, **more: create(meeting, *args, **more)
-        )
+        utils.StatelessProcessGroup.create = staticmethod(lambda host, *args, **more: create(meeting, *args, **more))
         try:
             begin(self, *device, **options)
         finally:

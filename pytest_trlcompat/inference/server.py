@@ -212,9 +212,7 @@ def _words(options: Mapping[str, str | int | float], versions: Mapping[str, str]
     return [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
 
 
-def _environment(
-    environment: Mapping[str, str], folder: Path, versions: Mapping[str, str]
-) -> dict[str, str]:
+def _environment(environment: Mapping[str, str], folder: Path, versions: Mapping[str, str]) -> dict[str, str]:
     named = [] if is_recording(versions) else [str(named_vllm(folder, versions["vllm"]))]
     path = [*named, *filter(None, [environment.get("PYTHONPATH")])]
     return {

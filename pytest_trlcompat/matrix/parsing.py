@@ -87,7 +87,9 @@ def parse_day(value: object) -> datetime.date:
 
 
 def _matrix(document: dict[str, Any]) -> Matrix:
-    _only(document, {"defaults", "torch", "cell", "series", "excluded", "left_out", "needed", "beside"}, "the top level")
+    _only(
+        document, {"defaults", "torch", "cell", "series", "excluded", "left_out", "needed", "beside"}, "the top level"
+    )
     defaults = document.get("defaults", {})
     if not isinstance(defaults, dict):
         raise MatrixError("[defaults] must be a table")

@@ -142,7 +142,7 @@ def of_plain(rows: Sequence[Any]) -> list[_Output]:
 
 
 def with_recorded(llm: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-    """Of the recording engine the log-probabilities as well by which it chose, where a trainer has not asked for any."""
+    """Of the recording engine also the log-probabilities by which it chose, where a trainer has asked for none."""
     completions = [each for output in outputs for each in output.outputs]
     if not hasattr(llm, "asked") or any(each.logprobs is not None for each in completions):
         return outputs

@@ -393,9 +393,7 @@ def _answered(watch: _Watch, seen: dict[str, Any], outputs: Sequence[Any], last:
     )
 
 
-def _watch_scoring(
-    trainer: Any, watch: _Watch, last: dict[str, Any], model: TinyModel, server: str | None
-) -> None:
+def _watch_scoring(trainer: Any, watch: _Watch, last: dict[str, Any], model: TinyModel, server: str | None) -> None:
     from . import vllm_sampling
 
     name = "_generate_and_score_completions"  # from 0.16 on

@@ -92,6 +92,7 @@ def test_it_computes_in_the_dtype_that_it_is_asked_for(tiny: TinyModel) -> None:
     prompt = PROMPTS[0]
     (output,) = llm.generate(asked([prompt]), SamplingParams(max_tokens=6, logprobs=0))
     completion = output.outputs[0]
+    assert completion.logprobs is not None
     found = torch.tensor([s[t].logprob for s, t in zip(completion.logprobs, completion.token_ids, strict=True)])
     exact = logps(reference(tiny), prompt, completion.token_ids)
     assert 1e-5 < float((found - exact).abs().max()) < 0.2
@@ -314,9 +315,7 @@ def test_the_worker_is_extended_and_saves_what_it_holds(tiny: TinyModel, tmp_pat
     assert all(torch.equal(saved[name], held[name]) for name in held)
 
 
-def test_it_is_installed_as_the_distribution_that_trl_asks_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_installed_as_the_distribution_that_trl_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib import metadata
 
     from pytest_trlcompat import stack

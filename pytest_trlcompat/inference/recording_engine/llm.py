@@ -275,9 +275,7 @@ class LLM:
             generator = torch.Generator().manual_seed(params.seed + index)
         most = self._length - len(prompt)
         with torch.no_grad():
-            tokens, logprobs, returned, reason = self._tokens(
-                prompt, params, generator, min(most, params.max_tokens or most)
-            )
+            tokens, returned, reason = self._tokens(prompt, params, generator, min(most, params.max_tokens or most))
         text = self._tokenizer.decode(tokens, skip_special_tokens=True)
         if params.logprobs is None:
             return CompletionOutput(index, text, tokens, None, None, reason)
@@ -286,8 +284,8 @@ class LLM:
 
     def _tokens(
         self, prompt: list[int], params: SamplingParams, generator: torch.Generator, most: int
-    ) -> tuple[list[int], list[float], list[dict[int, Logprob]], str]:
-        """Tokens, the log-probabilities by which they were chosen, those to return, and why it ended."""
+    ) -> tuple[list[int], list[dict[int, Logprob]], str]:
+        """Tokens, the log-probabilities to return, and why it ended."""
         past, stale = self._past(prompt[:-1])
         tokens: list[int] = []
         logprobs: list[float] = []
@@ -312,7 +310,7 @@ class LLM:
                 reason = "stop"
                 break
         self.asked.append(Asked(list(prompt), list(tokens), logprobs, stale))
-        return tokens, logprobs, returned, reason
+        return tokens, returned, reason
 
     def _past(self, prefix: list[int]) -> tuple[Any, int]:
         """Keys and values of all but the last token of a prompt; how many of them are of earlier weights."""
