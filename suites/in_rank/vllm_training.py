@@ -397,7 +397,8 @@ def _watch_scoring(trainer: Any, watch: _Watch, last: dict[str, Any], model: Tin
     from . import vllm_sampling
 
     name = "_generate_and_score_completions"  # from 0.16 on
-    if not hasattr(trainer, name):
+    # Of TRL's own classes: a cure may have it as well.
+    if not any(name in vars(each) for each in type(trainer).__mro__ if each.__module__.startswith("trl.")):
         name = "_prepare_inputs"
     score = getattr(trainer, name)
     of_main = _asks_on_main(trainer, server)

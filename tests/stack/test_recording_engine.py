@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -326,3 +329,38 @@ def test_it_is_installed_as_the_distribution_that_trl_asks_for(tmp_path: Path, m
     assert stack.installed()["vllm"] == "0.8.5+recording"
     (line,) = (tmp_path / f"{DISTRIBUTION}.pth").read_text().splitlines()
     assert (Path(line) / "vllm" / "__init__.py").is_file()
+
+
+IMPORTS = """
+import site, sys
+site.addsitedir(sys.argv[1])
+import vllm
+import vllm.model_executor.model_loader.weight_utils
+import vllm.transformers_utils.tokenizer
+from vllm import LLM, RequestOutput, SamplingParams
+from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+from vllm.distributed.parallel_state import get_world_group
+from vllm.distributed.utils import StatelessProcessGroup
+from vllm.sampling_params import GuidedDecodingParams, StructuredOutputsParams
+from vllm.utils import get_open_port
+from vllm.utils.network_utils import get_open_port
+from vllm.worker.worker import Worker
+assert issubclass(type("Extended", (Worker,), {}), Worker) and get_world_group().rank == 0 and get_open_port() > 0
+for lacking in ("from vllm import AsyncLLM", "import vllm.lora"):
+    try:
+        exec(lacking)
+    except ImportError as error:
+        assert "vllm" in str(error)
+    else:
+        raise SystemExit(lacking)
+print(vllm.__version__)
+"""
+
+
+def test_what_trl_imports_is_there_and_nothing_else(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    install("0.8.5", tmp_path, root)
+    command = [sys.executable, "-c", IMPORTS, str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(root)})
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == "0.8.5+recording\n"
