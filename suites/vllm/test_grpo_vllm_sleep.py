@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .trainings import VLLMTrainings
 
 ISSUE = "grpo-vllm-sleep"
-pytestmark = [pytest.mark.known_issue(ISSUE), pytest.mark.vllm]
+pytestmark = [pytest.mark.known_issue("grpo-vllm-sleep"), pytest.mark.vllm]
 
 
 @pytest.mark.parametrize("label", load()[ISSUE].strategies)
