@@ -21,7 +21,15 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-__all__ = ["TransferError", "adapt_client", "adapt_generation", "adapt_server", "communicator"]
+__all__ = [
+    "TransferError",
+    "adapt_client",
+    "adapt_extension",
+    "adapt_generation",
+    "adapt_server",
+    "adapt_trainer",
+    "communicator",
+]
 
 _TIMEOUT = timedelta(seconds=60)
 """In which the other end must answer."""
@@ -155,6 +163,15 @@ def adapt_trainer(module: ModuleType) -> None:
         module.torch = _TorchWithoutCuda()  # type: ignore[attr-defined]
 
 
+def adapt_extension(module: ModuleType) -> None:
+    """Change the module of a worker extension, in a server whose engine is the recording one.
+
+    Before 0.24 it asks CUDA for its device, to see that it is not the trainer's.
+    """
+    if hasattr(module, "torch"):
+        module.torch = _TorchWithoutCuda("server")
+
+
 def _names(function: Any) -> tuple[str, ...]:
     return getattr(getattr(function, "__code__", None), "co_names", ())
 
@@ -256,13 +273,15 @@ class _NoCuda:
     stream = nullcontext
     Stream = _NoStream
 
+    def __init__(self, uuid: str) -> None:
+        self._uuid = uuid
+
     @staticmethod
     def current_device() -> int:
         return 0
 
-    @staticmethod
-    def get_device_properties(device: Any) -> Any:
-        return SimpleNamespace(uuid="software")  # which no engine has
+    def get_device_properties(self, device: Any) -> Any:
+        return SimpleNamespace(uuid=self._uuid)
 
     def __getattr__(self, name: str) -> Any:
         import torch
@@ -273,8 +292,10 @@ class _NoCuda:
 class _TorchWithoutCuda:
     """PyTorch, as these modules see it: streams that order nothing, and a device that is of no use."""
 
-    cuda = _NoCuda()
     accelerator = SimpleNamespace(current_device_index=lambda: 0)
+
+    def __init__(self, uuid: str = "software") -> None:
+        self.cuda = _NoCuda(uuid)  # no trainer has the device of an engine
 
     def __getattr__(self, name: str) -> Any:
         import torch

@@ -131,8 +131,10 @@ def batches(training: VLLMTraining, label: str, trainer: str = "GRPO") -> Findin
 def _required(training: VLLMTraining, label: str, trainer: str) -> tuple[str, ...]:
     """Which numbers there have to be: GRPO before it corrected for the sampler asked for no log-probabilities, and
     computed the policy's where a batch is used more than once alone."""
-    if trainer != "GRPO" or training.ranks[0]["corrects"]:
+    if trainer != "GRPO":
         return NUMBERS[trainer]
+    if training.ranks[0]["corrects"]:  # some releases pass on ratios alone, in which the sampler's numbers are seen
+        return tuple(name for name in NUMBERS[trainer] if name != "passed_on")
     return ("policy_error",) if label.endswith("reuse") else ()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.inference import engine_weights
+from pytest_trlcompat.inference import engine_weights, gloo_transfer
 from pytest_trlcompat.inference.recording_engine.model import RecordingModel
 from pytest_trlcompat.inference.recording_engine.sampling import (
     Logprob,
@@ -335,7 +335,11 @@ _IDS = "prompt_token_ids"
 def _worker_class(chosen: type[Worker] | str, extension: str) -> type[Worker]:
     if isinstance(chosen, str):
         chosen = Worker if chosen == "auto" else _named(chosen)
-    return type("Worker", (chosen, _named(extension)), {}) if extension else chosen
+    if not extension:
+        return chosen
+    added = _named(extension)
+    gloo_transfer.adapt_extension(importlib.import_module(added.__module__))
+    return type("Worker", (chosen, added), {})
 
 
 def _named(full_name: str) -> type[Any]:
