@@ -54,7 +54,9 @@ def test_each_issue_that_nobody_has_cured_and_the_newest_cell_shows_has_one() ->
         for issue in known_issues.load().values()
         for label in issue.labels()
         for prediction in [issue.predict("upstream", label, {**newest.versions, "vllm": VLLM})]
-        if (not remedies.cured_in(issue) or issue.id in MENDED_IN_PART) and prediction is not None and prediction.verdict.is_problem
+        if (not remedies.cured_in(issue) or issue.id in MENDED_IN_PART)
+        and prediction is not None
+        and prediction.verdict.is_problem
     }
     assert live - WITHOUT_SCRIPT == set(IDS)
     assert len(live) == 23 + len(BEHIND_ANOTHER) + len(NOT_WRITTEN) + len(NEEDS_ENGINE) + len(AS_GRPO)

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from pytest_trlcompat.inference import engine_weights
-from pytest_trlcompat.inference.gloo_transfer import _MeetingSession, adapt_trainer
+from pytest_trlcompat.inference.gloo_transfer import _MeetingSession, adapt_extension, adapt_trainer
 
 
 class Session:
@@ -105,3 +105,14 @@ def test_a_trainer_that_does_not_ask_stays_as_it_is() -> None:
         before = module.torch
         adapt_trainer(module)
         assert module.torch is before
+
+
+def test_a_server_has_another_device_than_its_trainer() -> None:
+    trainer, server = trainer_module("torch.cuda.current_device()"), trainer_module("None")
+    adapt_trainer(trainer)
+    adapt_extension(server)
+    uuids = {module.torch.cuda.get_device_properties(0).uuid for module in (trainer, server)}
+    assert len(uuids) == 2
+    without = ModuleType("imports torch in functions")
+    adapt_extension(without)
+    assert not hasattr(without, "torch")
