@@ -46,7 +46,8 @@ def compare(
         a reference in the engine's bfloat16, four times; ``passed_on``: of the sampler's to those in the batch;
         ``policy_error``: of the batch's log-probabilities of the policy, or of their sums over a completion, to the
         reference's; ``ratio_error``: of the importance ratios, relative, to ``exp(sum(policy - sampler))`` of the
-        sequence, and 0 where that is above :data:`CLIP_MAX`, or of each token up to :data:`CAP_OF_TOKENS`; ``moved``: by how much policy and sampler differ at most;
+        sequence, and 0 where that is above :data:`CLIP_MAX`, or of each token up to :data:`CAP_OF_TOKENS`;
+        ``moved``: by how much policy and sampler differ at most;
         ``tokens``. ``None`` for what the trainer does not compute, or the engine was not asked for.
     """
     import torch

@@ -238,7 +238,8 @@ def test_a_date_is_a_toml_date_or_a_string(tmp_path: Path, date: str) -> None:
         ("[series]\n" + PINS, "[series] must be [[series]], a list of tables"),
         (
             "[[cells]]\n" + PINS,
-            "unknown key 'cells' in the top level; known are beside, cell, defaults, excluded, left_out, needed, series",
+            "unknown key 'cells' in the top level; "
+            "known are beside, cell, defaults, excluded, left_out, needed, series",
         ),
         (
             f"[[cell]]\n{PINS}\n[[excluded]]\nwhen = {{ peft = '<1' }}",
