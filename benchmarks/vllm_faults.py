@@ -1,9 +1,9 @@
 """Plant faults into TRL's code for vLLM, one at a time, and look for them by the judgements of ``suites/vllm``.
 
-``nox -s bench -- vllm_faults [NUMBER ...]``, in the environment of a cell with vLLM, and of one with the recording engine
-in its place; each has faults of its own for its release of TRL. Nothing on disk is changed: each fault is planted in a
-rank, into the source of a module, which is run again there. A fault is found where the judgement that is named beside
-it answers otherwise than without the fault, or the training ends with an exception.
+``nox -s bench -- vllm_faults [NUMBER ...]``, in the environment of a cell with vLLM, and of one with the recording
+engine in its place; each has faults of its own for its release of TRL. Nothing on disk is changed: each fault is
+planted in a rank, into the source of a module, which is run again there. A fault is found where the judgement that is
+named beside it answers otherwise than without the fault, or the training ends with an exception.
 """
 
 from __future__ import annotations
