@@ -100,7 +100,8 @@ class VLLMTraining:
             "seconds_to_build": round(first["seconds"].get("build", 0.0), 2),
             "seconds_of_synchronisations": [round(seconds, 4) for seconds in spent],
             **({"failure": self.failure} if self.failure else {}),
-            **({"server": self.server_said} if self.server_said else {}),
+            # No failure of the training's own, which a known issue would have to explain.
+            **({"server": f"the last error that it printed: {self.server_said}"} if self.server_said else {}),
         }
 
 
