@@ -286,7 +286,8 @@ def bench(session: nox.Session) -> None:
                 (packages,) = (PROJECT.tools("expecttest", ["expecttest"]).root / "lib").glob("python*/site-packages")
                 more = ["--extra-path", str(packages)]
             added = {tag: [each.id for each in PROJECT.matrix.with_added(tag)] for tag in ("vllm", "liger")}
-            cells = {"loss_memory": added["liger"], "training_cost": STACK_TESTS, "vllm_faults": added["vllm"][-1:]}
+            vllm = [next(each for each in added["vllm"] if each.startswith("trl0.18.2-")), added["vllm"][-1]]
+            cells = {"loss_memory": added["liger"], "training_cost": STACK_TESTS, "vllm_faults": vllm}
             for cell in cells.get(stem, STACK_TESTS[-1:]):
                 PROJECT.run_in(PROJECT.stack(cell), ["python", str(scripts[stem]), *more, *arguments])
 

@@ -1,8 +1,9 @@
 """Plant faults into TRL's code for vLLM, one at a time, and look for them by the judgements of ``suites/vllm``.
 
-``nox -s bench -- vllm_faults [NUMBER ...]``, in the environment of a cell with vLLM. Nothing on disk is changed: each
-fault is planted in a rank, into the source of a module, which is run again there. A fault is found where the judgement
-that is named beside it answers otherwise than without the fault, or the training ends with an exception.
+``nox -s bench -- vllm_faults [NUMBER ...]``, in the environment of a cell with vLLM, and of one with the recording
+engine in its place; each has faults of its own for its release of TRL. Nothing on disk is changed: each fault is
+planted in a rank, into the source of a module, which is run again there. A fault is found where the judgement that is
+named beside it answers otherwise than without the fault, or the training ends with an exception.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -35,7 +37,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-FAULTS = Path(__file__).with_suffix(".toml")
+FAULTS = sorted(Path(__file__).parent.glob("vllm_faults*.toml"))
+MODULES = ("generation.vllm_client", "generation.vllm_generation", "extras.vllm_client", "trainer.grpo_trainer")
+"""Of TRL, in which faults are planted; no release has all of them."""
 JUDGEMENTS = {"weights": judging.weights, "policy": judging.policy, "batches": judging.batches}
 
 
@@ -43,12 +47,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER", help="of faults; all by default")
     options = parser.parse_args()
-    with open(FAULTS, "rb") as file:
-        document = tomllib.load(file)
-    if metadata.version("trl") != document["release"]:
-        print(f"the faults are for trl {document['release']}, not {metadata.version('trl')}", file=sys.stderr)
+    documents = {each["release"]: each for each in map(_read, FAULTS)}
+    if metadata.version("trl") not in documents:
+        print(f"there are faults for trl {', '.join(documents)}, not {metadata.version('trl')}", file=sys.stderr)
         return 2
-    faults = document["fault"]
+    faults = documents[metadata.version("trl")]["fault"]
     chosen = options.numbers or list(range(len(faults)))
     with contextlib.ExitStack() as exits:
         folder = exits.enter_context(tempfile.TemporaryDirectory())
@@ -65,6 +68,10 @@ def main() -> int:
             print(f"{number:3} {fault['label']:12} {fault['what']}: {answer}", flush=True)
     print(f"{found} of {len(chosen)} faults found")
     return 0 if found == len(chosen) else 1
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 class _Stage:
@@ -115,23 +122,27 @@ def _judged(launch: Launcher, label: str, arguments: tuple[Any, ...], strategy: 
 
 def _train(model: Any, variant: str, fault: dict[str, Any] | None, server: str | None) -> dict[str, Any]:
     import trl
-    import trl.generation.vllm_client as client
-    import trl.generation.vllm_generation as generation
-    import trl.trainer.grpo_trainer as trainer
 
+    modules = {}
+    for name in MODULES:
+        with contextlib.suppress(ModuleNotFoundError):
+            modules[name] = importlib.import_module(f"trl.{name}")
     if fault is not None:
-        module = next(each for each in (client, generation, trainer) if each.__name__.endswith(fault["module"]))
+        module = modules[fault["module"]]
         path = str(module.__file__)
         source = Path(path).read_text(encoding="utf-8")
         if fault["old"] not in source:
             raise SystemExit(f"this release of trl has nowhere: {fault['old']!r}")
         planted = compile(source.replace(fault["old"], fault["new"]), path, "exec")
         exec(planted, vars(module))  # noqa: S102 - the installed module, with one fault
-        if module is client:
-            gloo_transfer.adapt_client(client)
-        generation.VLLMClient = client.VLLMClient
-        trainer.VLLMGeneration = generation.VLLMGeneration
-        trl.GRPOTrainer = trainer.GRPOTrainer
+        if fault["module"].endswith("client"):
+            gloo_transfer.adapt_client(module)
+        for name in ("VLLMClient", "VLLMGeneration"):
+            home = next((each for each in modules.values() if getattr(each, name, None) is not None), None)
+            for user in modules.values():
+                if home is not None and hasattr(user, name):
+                    setattr(user, name, getattr(home, name))
+        trl.GRPOTrainer = modules["trainer.grpo_trainer"].GRPOTrainer
     return vllm_training.train("upstream", model, variant, server=server)
 
 

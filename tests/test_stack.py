@@ -57,6 +57,13 @@ def test_versions_by_the_names_of_distributions() -> None:
     assert list(found.items()) == [("trl", "1.16.0"), ("vllm", "0.32.0")]
 
 
+def test_the_engine_in_vllms_place_is_never_said_to_be_vllm() -> None:
+    found = stack.versions_of({"vllm-recording": "0.8.5", "trl": "0.17.0"})
+    assert found == {"trl": "0.17.0", "vllm": "0.8.5+recording"}
+    assert stack.describe(found) == "trl 0.17.0, vllm 0.8.5+recording"
+    assert stack.holds({"vllm": ">=0.8.5,<0.9"}, found), "it stands for that release"
+
+
 def test_every_range_must_hold() -> None:
     versions = {"trl": "0.15.2", "transformers": "4.48.3"}
     assert stack.satisfied({"trl": ">=0.15", "transformers": "<4.49"}, versions)

@@ -21,7 +21,15 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-__all__ = ["TransferError", "adapt_client", "adapt_generation", "adapt_server", "communicator"]
+__all__ = [
+    "TransferError",
+    "adapt_client",
+    "adapt_extension",
+    "adapt_generation",
+    "adapt_server",
+    "adapt_trainer",
+    "communicator",
+]
 
 _TIMEOUT = timedelta(seconds=60)
 """In which the other end must answer."""
@@ -111,7 +119,8 @@ def _new_meeting() -> str:
 
 
 def adapt_client(module: ModuleType) -> None:
-    """Change ``trl.generation.vllm_client`` in a rank on the software accelerator.
+    """Change ``trl.generation.vllm_client``, before 0.28 ``trl.extras.vllm_client``, in a rank on the software
+    accelerator.
 
     Nothing is changed where vLLM is not installed, or has the transfer that it had before 0.28 while TRL asks for the
     later one: TRL then refuses this device, as it does any but CUDA's.
@@ -143,22 +152,52 @@ def adapt_generation(module: ModuleType) -> None:
         module.torch = _TorchWithoutCuda()  # type: ignore[attr-defined]
 
 
+def adapt_trainer(module: ModuleType) -> None:
+    """Change a module with a trainer of TRL before 0.28 in a rank on the software accelerator.
+
+    There the trainers themselves ask CUDA for the device from which weights are sent.
+    """
+    trainers = (value for value in vars(module).values() if isinstance(value, type))
+    starts = (vars(value).get("__init__") for value in trainers if value.__module__ == module.__name__)
+    if hasattr(module, "VLLMClient") and any("current_device" in _names(start) for start in starts):
+        module.torch = _TorchWithoutCuda()  # type: ignore[attr-defined]
+
+
+def adapt_extension(module: ModuleType) -> None:
+    """Change the module of a worker extension, in a server whose engine is the recording one.
+
+    Before 0.24 it asks CUDA for its device, to see that it is not the trainer's.
+    """
+    if hasattr(module, "torch"):
+        module.torch = _TorchWithoutCuda("server")
+
+
+def _names(function: Any) -> tuple[str, ...]:
+    return getattr(getattr(function, "__code__", None), "co_names", ())
+
+
 def _adapt_own_client(module: ModuleType) -> None:
     """Change the client of TRL's own server."""
+    from vllm.distributed import utils
     from vllm.distributed.device_communicators import pynccl
 
     client = module.VLLMClient
     begin = client.init_communicator
 
-    def init_communicator(self: Any, device: Any = 0) -> None:
-        meeting, session, host = _new_meeting(), self.session, self.host
+    def init_communicator(self: Any, *device: Any, **options: Any) -> None:
+        meeting, session = _new_meeting(), self.session
+        address = getattr(self, "base_url", None) or f"http://{self.host}:{self.server_port}"
         # TRL closes the group of an earlier training when the interpreter exits, which a rank does not wait for.
-        session.post(f"{self.base_url}/close_communicator/")
-        self.session, self.host = _MeetingSession(session, meeting), meeting
+        session.post(f"{address}/close_communicator/")
+        create = utils.StatelessProcessGroup.create
+        self.session = _MeetingSession(session, meeting)
+        # Not by its own host: some releases ask the server under that name besides.
+        utils.StatelessProcessGroup.create = staticmethod(lambda host, *args, **more: create(meeting, *args, **more))
         try:
-            begin(self, device)
+            begin(self, *device, **options)
         finally:
-            self.session, self.host = session, host
+            self.session = session
+            utils.StatelessProcessGroup.create = create
 
     client.init_communicator = init_communicator
     _adapt_own_transfer()
@@ -234,13 +273,15 @@ class _NoCuda:
     stream = nullcontext
     Stream = _NoStream
 
+    def __init__(self, uuid: str) -> None:
+        self._uuid = uuid
+
     @staticmethod
     def current_device() -> int:
         return 0
 
-    @staticmethod
-    def get_device_properties(device: Any) -> Any:
-        return SimpleNamespace(uuid="software")  # which no engine has
+    def get_device_properties(self, device: Any) -> Any:
+        return SimpleNamespace(uuid=self._uuid)
 
     def __getattr__(self, name: str) -> Any:
         import torch
@@ -251,8 +292,10 @@ class _NoCuda:
 class _TorchWithoutCuda:
     """PyTorch, as these modules see it: streams that order nothing, and a device that is of no use."""
 
-    cuda = _NoCuda()
     accelerator = SimpleNamespace(current_device_index=lambda: 0)
+
+    def __init__(self, uuid: str = "software") -> None:
+        self.cuda = _NoCuda(uuid)  # no trainer has the device of an engine
 
     def __getattr__(self, name: str) -> Any:
         import torch

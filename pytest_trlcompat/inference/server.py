@@ -23,6 +23,7 @@ from pathlib import Path
 from pytest_trlcompat import _processes, stack
 from pytest_trlcompat._cleaner import OwnFolder
 from pytest_trlcompat._secrets import redacted
+from pytest_trlcompat.inference.recording_engine import is_recording
 
 __all__ = ["ServerError", "VLLMServer", "named_vllm"]
 
@@ -31,6 +32,9 @@ _CARRIED: tuple[Mapping[str, str], ...] = (
     {"trl": ">=1.11", "vllm": ">=0.28"},
 )
 """With which :mod:`.gloo_transfer` carries weights."""
+_CARRIED_BY_RECORDING: tuple[Mapping[str, str], ...] = ({"trl": ">=0.17,<1.11"},)
+"""The same where the recording engine stands for vLLM: TRL's own server, whose worker before 0.17 asks CUDA for a
+stream; later ones are vLLM's own."""
 _CHOOSES_EXECUTOR = {"trl": ">=1.1"}
 _MARK = "TRLCOMPAT_VLLM_SERVER"
 """The variable that identifies the processes of one server."""
@@ -72,10 +76,12 @@ class VLLMServer:
         versions = stack.installed()
         if "vllm" not in versions:
             raise ServerError("vLLM is not installed")
-        if not any(stack.holds(each, versions) for each in _CARRIED):
+        carried = _CARRIED_BY_RECORDING if is_recording(versions) else _CARRIED
+        if not any(stack.holds(each, versions) for each in carried):
             raise ServerError(
                 "here a vLLM server on a CPU takes weights with TRL 1.0 to 1.10, or with TRL 1.11 and vLLM 0.28 and "
-                f"later; found {stack.describe({name: versions[name] for name in ('trl', 'vllm') if name in versions})}"
+                "later; the recording engine in vLLM's place with TRL 0.17 to 1.10; found "
+                f"{stack.describe({name: versions[name] for name in ('trl', 'vllm') if name in versions})}"
             )
         words = _words(options or {}, versions)
         mark = uuid.uuid4().hex
@@ -91,7 +97,7 @@ class VLLMServer:
                 *(sys.executable, "-m", "trl.scripts.vllm_serve", "--model", str(model)),
                 *("--host", "127.0.0.1", "--port", str(self._port.number), *words),
             ]
-            self._variables = {**_environment(environment, folder, versions["vllm"]), _MARK: mark}
+            self._variables = {**_environment(environment, folder, versions), _MARK: mark}
             self._process = self._start()
             refused.callback(self.kill)
             self._wait()
@@ -200,13 +206,15 @@ def _words(options: Mapping[str, str | int | float], versions: Mapping[str, str]
             f"{wrong[0]!r} is no option of a server here: write those of `trl vllm-serve` as Python names, such as "
             "max_model_len, and neither model, host nor port"
         )
-    default = {"distributed_executor_backend": "uni"} if stack.holds(_CHOOSES_EXECUTOR, versions) else {}
+    is_chosen = stack.holds(_CHOOSES_EXECUTOR, versions) and not is_recording(versions)
+    default = {"distributed_executor_backend": "uni"} if is_chosen else {}
     chosen = {**default, **options}
     return [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
 
 
-def _environment(environment: Mapping[str, str], folder: Path, version: str) -> dict[str, str]:
-    path = [str(named_vllm(folder, version)), *filter(None, [environment.get("PYTHONPATH")])]
+def _environment(environment: Mapping[str, str], folder: Path, versions: Mapping[str, str]) -> dict[str, str]:
+    named = [] if is_recording(versions) else [str(named_vllm(folder, versions["vllm"]))]
+    path = [*named, *filter(None, [environment.get("PYTHONPATH")])]
     return {
         **environment,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",  # a server's engine has a process of its own

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from packaging.version import Version
 
+from pytest_trlcompat.inference.recording_engine import DISTRIBUTION as RECORDING
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.stack import PACKAGES, distributions_of
 
@@ -109,6 +110,7 @@ class Matrix:
         excluded: combinations that no covering array chooses.
         left_out: distribution that a cell pins to those that it requires and that are not installed beside it.
         needed: distribution that a cell pins to those that it requires and that no other cell has.
+        beside: distribution that a cell pins to requirements that it gets besides.
     """
 
     python: str
@@ -123,6 +125,7 @@ class Matrix:
     excluded: tuple[Excluded, ...] = ()
     left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     needed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def default(self) -> tuple[Cell, ...]:
         """The cells of a plain ``nox -s matrix``: few, and the most informative."""
@@ -190,10 +193,11 @@ class Matrix:
         return replace(cell, python=None if python == self.python else check_python(python, "a cell's"))
 
     def requirements(self, cell: Cell) -> list[str]:
-        """The requirements that the resolver gets."""
-        pins = self.all_pins(cell)
+        """The requirements that the resolver gets; the recording engine is of this project."""
+        pins = {name: version for name, version in self.all_pins(cell).items() if name != RECORDING}
         free = [package for package in self.stack if package not in pins]
-        return [*(f"{name}=={version}" for name, version in sorted(pins.items())), *free, *self.harness]
+        beside = [text for pinned, texts in self.beside.items() if pinned in cell.pins for text in texts]
+        return [*(f"{name}=={version}" for name, version in sorted(pins.items())), *free, *self.harness, *beside]
 
 
 def age(cell: Cell) -> tuple[Version, ...]:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from packaging.version import Version
 
+from pytest_trlcompat.inference import recording_engine
 from pytest_trlcompat.matrix import commit_wheels, compiled, torch_builds
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Untestable
 from pytest_trlcompat.matrix.files import explained_os_errors, in_use, locked, unless_in_use, write_whole
@@ -108,8 +109,8 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
     def fill(python: str) -> None:
         if "torch" in lock.packages:
             torch_builds.install(lock.packages["torch"], lock.python, Path(python), layout, say)
-        commits = [line for line in lock.requirements if commit_wheels.COMMIT.fullmatch(line)]
-        others = [line for line in lock.requirements if line not in commits and not line.startswith("torch==")]
+        commits = [line for line in lock.releases if commit_wheels.COMMIT.fullmatch(line)]
+        others = [line for line in lock.releases if line not in commits and not line.startswith("torch==")]
         built = [line for line in others if line.partition("==")[0] in BUILT_FROM_SOURCE]
         install_hashed([line for line in others if line not in built], lock.python, python, layout)
         if built:
@@ -127,6 +128,8 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
         _build(root, lock.python, fill, lambda: say(f"{lock.cell_id}: building its environment {root.name}"))
         if layout.editable:
             _install_project(root, layout)
+        if (version := lock.packages.get(recording_engine.DISTRIBUTION)) is not None:
+            recording_engine.install(version, _site_packages(root), layout.root)
     return Environment(root, None if layout.editable else layout.root)
 
 
@@ -320,8 +323,12 @@ def _point_at(project: Path, root: Path) -> None:
 
     Nothing needs to be built or resolved: the package's dependencies are part of every lock.
     """
-    (site_packages,) = (root / "lib").glob("python*/site-packages")
-    write_whole(site_packages / "trlcompat.pth", f"{project}\n")
+    write_whole(_site_packages(root) / "trlcompat.pth", f"{project}\n")
+
+
+def _site_packages(root: Path) -> Path:
+    (found,) = (root / "lib").glob("python*/site-packages")
+    return found
 
 
 def _digest(*texts: str) -> str:

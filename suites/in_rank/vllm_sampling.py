@@ -22,6 +22,9 @@ __all__ = ["CLIP_MAX", "compare"]
 CLIP_MAX = 3.0
 """``vllm_importance_sampling_clip_max``: with its default mode "sequences with ratios outside [C_min, C_max] are masked
 out", by a ratio of 0."""
+CAP_OF_TOKENS = 2.0
+"""``vllm_importance_sampling_cap`` where there is a ratio for each token: "an upper bound on the importance sampling
+ratio"."""
 
 
 def compare(
@@ -43,7 +46,8 @@ def compare(
         a reference in the engine's bfloat16, four times; ``passed_on``: of the sampler's to those in the batch;
         ``policy_error``: of the batch's log-probabilities of the policy, or of their sums over a completion, to the
         reference's; ``ratio_error``: of the importance ratios, relative, to ``exp(sum(policy - sampler))`` of the
-        sequence, and 0 where that is above :data:`CLIP_MAX`; ``moved``: by how much policy and sampler differ at most;
+        sequence, and 0 where that is above :data:`CLIP_MAX`, or of each token up to :data:`CAP_OF_TOKENS`;
+        ``moved``: by how much policy and sampler differ at most;
         ``tokens``. ``None`` for what the trainer does not compute, or the engine was not asked for.
     """
     import torch
@@ -69,7 +73,9 @@ def compare(
     error = None if old is None else _largest(_rows(old, mask), policys)
     if sums is not None:
         error = _largest(sums.cpu().double()[:, None].tolist(), [[sum(row)] for row in policys])
-    ratios = None if ratio is None else ratio.cpu().double().flatten().tolist()
+    of_tokens = ratio is not None and ratio.dim() > 1 and ratio.shape[1] == mask.shape[1] > 1
+    ratios = None if ratio is None else _rows(ratio, mask) if of_tokens else ratio.cpu().double().flatten().tolist()
+    ratio_error = _token_ratio_error if of_tokens else _ratio_error
     return {
         "same_ids": True,
         "tokens": sum(map(len, completions)),
@@ -77,7 +83,7 @@ def compare(
         "sampler_tolerance": 4 * _largest(logps(engine, torch.bfloat16), reference),
         "passed_on": None if given is None or sampler is None else _largest(_rows(given, mask), sampler),
         "policy_error": error,
-        "ratio_error": None if ratios is None or sampler is None else _ratio_error(ratios, policys, sampler),
+        "ratio_error": None if ratios is None or sampler is None else ratio_error(ratios, policys, sampler),
         "moved": _largest(policys, sampler or reference),
     }
 
@@ -91,6 +97,17 @@ def _ratio_error(
         masked = exact > CLIP_MAX
         errors.append(abs(ratio) if masked else abs(ratio / exact - 1))
     return max(errors)
+
+
+def _token_ratio_error(
+    found: Sequence[Sequence[float]], policy: Sequence[Sequence[float]], sampler: Sequence[Sequence[float]]
+) -> float:
+    rows = zip(found, policy, sampler, strict=True)
+    return max(
+        abs(ratio / min(math.exp(ours - theirs), CAP_OF_TOKENS) - 1)
+        for row in rows
+        for ratio, ours, theirs in zip(*row, strict=True)
+    )
 
 
 def _of_tokens(output: Any) -> list[float]:

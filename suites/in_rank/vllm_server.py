@@ -17,7 +17,17 @@ from pytest_trlcompat.inference.engine_weights import engine_weights
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Held", "held", "outputs_of", "watch_handing_over"]
+__all__ = [
+    "Held",
+    "held",
+    "of_plain",
+    "outputs_of",
+    "plain",
+    "rows_of",
+    "rows_returned",
+    "watch_handing_over",
+    "with_recorded",
+]
 
 
 @dataclass(frozen=True)
@@ -66,18 +76,22 @@ class _Output:
     outputs: Sequence[_Completion]
 
 
-def outputs_of(
-    prompt_ids: Sequence[Sequence[int]],
-    completion_ids: Sequence[Sequence[int]],
-    logprobs: Sequence[Sequence[Sequence[float]]] | None,
-    logprob_token_ids: Sequence[Sequence[Sequence[int]]] | None,
-) -> list[_Output]:
-    """What ``VLLMGeneration.generate`` of TRL returned to this rank, in the form of vLLM's own engine."""
+def outputs_of(returned: Sequence[Any]) -> list[_Output]:
+    """What ``VLLMGeneration.generate`` of TRL returned to this rank, in the form of vLLM's own engine.
+
+    Args:
+        returned: the ids of prompts and completions, log-probabilities, and from 0.29 on the ids that they belong to;
+            in 0.28 there is one for each token.
+    """
+    prompt_ids, completion_ids, logprobs, *rest = returned
+    names = rest[0] if rest else None
     chosen: Sequence[Sequence[Mapping[int, _Choice]] | None]
-    if logprobs is None or logprob_token_ids is None:
+    if logprobs is None:
         chosen = [None] * len(completion_ids)
+    elif isinstance(names, list):
+        chosen = list(map(_choices, logprobs, names))
     else:
-        chosen = list(map(_choices, logprobs, logprob_token_ids))
+        chosen = list(map(_choices_of_tokens, logprobs, completion_ids))
     rows = zip(prompt_ids, completion_ids, chosen, strict=True)
     return [_Output(prompt, (_Completion(ids, choices),)) for prompt, ids, choices in rows]
 
@@ -89,14 +103,86 @@ def _choices(values: Sequence[Sequence[float]], names: Sequence[Sequence[int]]) 
     ]
 
 
-def watch_handing_over(trainer: Any, loaded: Sequence[Counter[str]]) -> None:
+def _choices_of_tokens(values: Sequence[float], tokens: Sequence[int]) -> list[dict[int, _Choice]]:
+    return [{token: _Choice(value)} for token, value in zip(tokens, values, strict=True)]
+
+
+def rows_of(outputs: Sequence[Any]) -> list[_Output]:
+    """One output for each completion."""
+    return [
+        _Output(list(output.prompt_token_ids), (_Completion(list(each.token_ids), _bare(each.logprobs)),))
+        for output in outputs
+        for each in output.outputs
+    ]
+
+
+def _bare(logprobs: Any) -> list[dict[int, _Choice]] | None:
+    if logprobs is None:
+        return None
+    return [{token: _Choice(float(choice.logprob)) for token, choice in step.items()} for step in logprobs]
+
+
+def plain(rows: Sequence[_Output]) -> list[Any]:
+    """The same in values that can be sent to another rank, to be read by :func:`of_plain`."""
+    found = []
+    for row in rows:
+        (completion,) = row.outputs
+        logprobs = completion.logprobs
+        values = None if logprobs is None else [{name: one.logprob for name, one in step.items()} for step in logprobs]
+        found.append((list(row.prompt_token_ids), list(completion.token_ids), values))
+    return found
+
+
+def of_plain(rows: Sequence[Any]) -> list[_Output]:
+    found = []
+    for prompt, tokens, values in rows:
+        logprobs = None if values is None else [{name: _Choice(one) for name, one in step.items()} for step in values]
+        found.append(_Output(prompt, (_Completion(tokens, logprobs),)))
+    return found
+
+
+def with_recorded(llm: Any, outputs: Sequence[Any]) -> Sequence[Any]:
+    """Of the recording engine also the log-probabilities by which it chose, where a trainer has asked for none."""
+    completions = [each for output in outputs for each in output.outputs]
+    if not hasattr(llm, "asked") or any(each.logprobs is not None for each in completions):
+        return outputs
+    asked = iter(llm.asked[-len(completions) :])
+    found = []
+    for output in outputs:
+        rows = []
+        for each in output.outputs:
+            row = next(asked)
+            assert row.token_ids == list(each.token_ids), "the engine recorded something else than it returned"
+            chosen = [{token: _Choice(logp)} for token, logp in zip(row.token_ids, row.logprobs, strict=True)]
+            rows.append(_Completion(row.token_ids, chosen))
+        found.append(_Output(list(output.prompt_token_ids), rows))
+    return found
+
+
+def rows_returned(tokenizer: Any, prompts: Sequence[str], count: int, returned: Any) -> list[_Output]:
+    """What the client of TRL's own server returned before 0.28: one output for each completion.
+
+    Args:
+        returned: the completions' ids; from 0.23 on a dictionary that has also the sampler's log-probabilities.
+    """
+    answer = returned if isinstance(returned, dict) else {"completion_ids": returned}
+    ids = [list(tokenizer(prompt, add_special_tokens=False)["input_ids"]) for prompt in prompts]
+    asked = [each for each in answer.get("prompt_ids") or ids for _ in range(count)]
+    logprobs = answer.get("logprobs") or [None] * len(asked)
+    found = []
+    for prompt, tokens, values in zip(asked, answer["completion_ids"], logprobs, strict=True):
+        choices = None if values is None else _choices_of_tokens(values, tokens)
+        found.append(_Output(prompt, (_Completion(tokens, choices),)))
+    return found
+
+
+def watch_handing_over(client: Any, loaded: Sequence[Counter[str]]) -> None:
     """Count in the last of ``loaded`` the names that are handed to the server.
 
     The client fills a buffer with many tensors before it sends it. One whose memory is freed meanwhile would be read
     all the same, and the process would end with SIGSEGV, as it does without this watch. That is looked for, and the
     training ended with a ``RuntimeError`` before it happens.
     """
-    client = trainer.vllm_generation.vllm_client
     if not hasattr(client, "update_named_params"):  # TRL's own server gets one weight at a time
         hand_over = client.update_named_param
 

@@ -13,9 +13,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from pytest_trlcompat import stack
 from pytest_trlcompat.accelerator import artefacts
-from pytest_trlcompat.inference import cpu_engine
+from pytest_trlcompat.inference import cpu_engine, recording_engine
+from pytest_trlcompat.inference.engine_weights import engine_weights
 
 from . import adapters, distillation, grpo, models, vllm_engine, vllm_loss, vllm_server
 
@@ -33,6 +36,7 @@ __all__ = [
     "VARIANTS",
     "has_server",
     "loses_server",
+    "sleeps",
     "train",
 ]
 
@@ -49,6 +53,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "whole": {**_LORA, "adapter": "whole"},
     "reuse": {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1, "max_steps": 8},
     "accumulated": {"gradient_accumulation_steps": 2, "max_steps": 3},
+    "asleep": {**_EVALUATED, "vllm_enable_sleep_mode": True},
     "resumed": {"save_strategy": "steps", "save_steps": SAVED_STEP, "max_steps": 4},
     "server": _EVALUATED,
     "server_lora": _LORA,
@@ -59,17 +64,26 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 """By name, settings of ``GRPOConfig``, and ``adapter`` and ``dtype``, see :func:`train`."""
 MAX_LENGTH = 64
 """Tokens of a prompt and its completion at most."""
-_COLOCATE: Mapping[str, Any] = {
+_BESIDE: Mapping[str, Any] = {
     "vllm_mode": "colocate",
+    "vllm_device": "cpu",
     "vllm_max_model_length": MAX_LENGTH,
+    "vllm_max_model_len": MAX_LENGTH,
     "vllm_gpu_memory_utilization": 0.05,
 }
+"""Where the engine is in a rank's own process: in each from 0.18 on, in the first one alone before 0.16, on a device of
+its own."""
 _ENGINE: Mapping[str, Any] = {
     "use_vllm": True,
     "temperature": TEMPERATURE,
     "max_steps": 3,
     "beta": 0.0,
 }
+
+
+def sleeps(variant: str) -> bool:
+    """Whether its engine releases its memory between generations."""
+    return variant == "asleep"
 
 
 def has_server(variant: str) -> bool:
@@ -91,6 +105,9 @@ class _Watch:
     batches: list[dict[str, Any]] = field(default_factory=list)
     loaded: list[Counter[str]] = field(default_factory=list)
     unanswered: int = 0
+    of_main: list[tuple[Mapping[str, torch.Tensor], list[Any]]] = field(default_factory=list)
+    """Of calls of an engine that the main process alone asks, for all: what it held, and each completion that it
+    returned, those of the first rank first, in plain values."""
 
 
 def train(
@@ -116,15 +133,18 @@ def train(
         ``synchronisations``: of each, the names that were not loaded exactly once, and the policy's tensors that it
         changed; ``batches``: of each batch that was made of completions, how its numbers compare with a reference;
         ``unanswered``: calls of a server that was gone; ``seconds``: of building the trainer and of synchronisations;
-        ``engine``: what is changed in it; ``failure``.
+        ``corrects``: whether the loss corrects for the sampler's log-probabilities; ``engine``: which one it is, and
+        what is changed in it; ``failure``.
     """
-    place = _COLOCATE if server is None else {"vllm_mode": "server", "vllm_server_base_url": server}
+    place = _BESIDE if server is None else _at(server)
     saved = {} if folder is None else {"output_dir": folder}
     settings = {**_ENGINE, **place, **VARIANTS[variant], **saved}
     watch = _Watch()
     seconds: dict[str, float] = {}
+    corrects = False
     try:
         trainer = _build(subject, model, settings, seconds, trainer_name)
+        corrects = bool(getattr(trainer.args, "vllm_importance_sampling_correction", False))
         _watch(trainer, watch, model, server)
         if folder is not None and loses_server(variant):
             vllm_loss.request_loss(trainer, folder)
@@ -138,8 +158,26 @@ def train(
         "batches": watch.batches,
         "unanswered": watch.unanswered,
         "seconds": seconds,
-        "engine": cpu_engine.changes(),
+        "corrects": corrects,
+        "engine": _engine(),
         "failure": failure,
+    }
+
+
+def _engine() -> dict[str, Any]:
+    if recording_engine.is_recording(stack.installed()):
+        return {"which": "this project's recording engine, in vLLM's place", "missing": []}
+    return cpu_engine.changes()
+
+
+def _at(server: str) -> dict[str, Any]:
+    """Arguments that name a server: by its URL, before 0.18 by its host and port."""
+    address = urlsplit(server)
+    return {
+        "vllm_mode": "server",
+        "vllm_server_base_url": server,
+        "vllm_server_host": address.hostname,
+        "vllm_server_port": address.port,
     }
 
 
@@ -173,16 +211,68 @@ def _build(subject: str, model: TinyModel, settings: Mapping[str, Any], seconds:
 
 def _watch(trainer: Any, watch: _Watch, model: TinyModel, server: str | None) -> None:
     last: dict[str, Any] = {}
-    if server is None:
+    if _asks_on_main(trainer, server):
+        if trainer.accelerator.is_main_process:
+            _watch_main(trainer, server, watch)
+    elif server is None:
         engine = vllm_engine.engine_model(trainer)
         _watch_loading(engine, watch)
         _watch_engine(trainer, engine, watch, last)
     else:
         if trainer.accelerator.is_main_process:
-            vllm_server.watch_handing_over(trainer, watch.loaded)
+            vllm_server.watch_handing_over(trainer.vllm_generation.vllm_client, watch.loaded)
         _watch_server(trainer, server, watch, last)
     _watch_synchronisation(trainer, watch)
-    _watch_scoring(trainer, watch, last, model)
+    _watch_scoring(trainer, watch, last, model, server)
+
+
+def _asks_on_main(trainer: Any, server: str | None) -> bool:
+    """Whether the other ranks have nothing that could be watched."""
+    if server is None:
+        return not hasattr(trainer.args, "vllm_mode")
+    return not hasattr(trainer, "vllm_generation")
+
+
+def _watch_main(trainer: Any, server: str | None, watch: _Watch) -> None:
+    if server is None:
+        engine = vllm_engine.engine_model(trainer)
+        _watch_loading(engine, watch)
+        holder = trainer.llm
+    else:
+        vllm_server.watch_handing_over(trainer.vllm_client, watch.loaded)
+        holder = trainer.vllm_client
+    generate = holder.generate
+
+    @functools.wraps(generate)
+    def watched(prompts: Any, *args: Any, **kwargs: Any) -> Any:
+        if server is None:
+            tensors = {name: parameter.detach().clone() for name, parameter in engine.named_parameters()}
+            outputs = generate(prompts, *args, **kwargs)
+            rows = vllm_server.rows_of(vllm_server.with_recorded(holder, outputs))
+            watch.of_main.append((tensors, vllm_server.plain(rows)))
+            return outputs
+        held = engine_weights(server)
+        returned = generate(prompts, *args, **kwargs)
+        rows = vllm_server.rows_returned(trainer.processing_class, prompts, kwargs.get("n", 1), returned)
+        watch.of_main.append((held, vllm_server.plain(rows)))
+        return returned
+
+    holder.generate = watched
+
+
+def _share_of_main(trainer: Any, watch: _Watch, last: dict[str, Any]) -> None:
+    """After the completions came to all ranks: what the main process saw, and this rank's part. Collective."""
+    from accelerate.utils import broadcast_object_list
+
+    found: list[Any] = [None]
+    if trainer.accelerator.is_main_process:
+        (found[0],) = watch.of_main
+        watch.of_main.clear()
+    ((tensors, rows),) = broadcast_object_list(found)
+    seen = _seen(trainer, vllm_server.Held(tensors), last)
+    share = len(rows) // trainer.accelerator.num_processes
+    first = trainer.accelerator.process_index * share
+    _answered(watch, seen, vllm_server.of_plain(rows[first : first + share]), last)
 
 
 def _watch_loading(engine: Any, watch: _Watch) -> None:
@@ -207,7 +297,8 @@ def _watch_synchronisation(trainer: Any, watch: _Watch) -> None:
         else (trainer, "_move_model_to_vllm")
     )
     synchronise = getattr(holder, name)
-    hands_over = trainer.args.vllm_mode == "colocate" or trainer.accelerator.is_main_process
+    hands_over = getattr(trainer.args, "vllm_mode", "") == "colocate" or trainer.accelerator.is_main_process
+    tied = _tied(trainer.model)
 
     @functools.wraps(synchronise)
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -227,7 +318,7 @@ def _watch_synchronisation(trainer: Any, watch: _Watch) -> None:
                 "seconds": spent,
                 "parameters": len(names),
                 "missing": sorted(names - set(loaded)),
-                "unknown": sorted(set(loaded) - names),
+                "unknown": sorted(set(loaded) - names - tied),
                 "repeated": sorted(each for each, count in loaded.items() if count > 1),
                 "changed": {
                     each: float((after[each] - before[each]).abs().max())
@@ -241,6 +332,12 @@ def _watch_synchronisation(trainer: Any, watch: _Watch) -> None:
     setattr(holder, name, watched)
 
 
+def _tied(model: Any) -> set[str]:
+    """Other names of parameters, which a state dict has besides."""
+    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    return {"lm_head.weight"} if config.tie_word_embeddings else set()
+
+
 def _watch_engine(trainer: Any, engine: Any, watch: _Watch, last: dict[str, Any]) -> None:
     llm = getattr(getattr(trainer, "vllm_generation", None), "llm", None) or trainer.llm
     generate = llm.generate
@@ -249,7 +346,7 @@ def _watch_engine(trainer: Any, engine: Any, watch: _Watch, last: dict[str, Any]
     def watched(prompts: Any, *args: Any, **kwargs: Any) -> Any:
         seen = _seen(trainer, engine, last)
         outputs = generate(prompts, *args, **kwargs)
-        _answered(watch, seen, outputs, last)
+        _answered(watch, seen, vllm_server.with_recorded(llm, outputs), last)
         return outputs
 
     llm.generate = watched
@@ -267,7 +364,7 @@ def _watch_server(trainer: Any, server: str, watch: _Watch, last: dict[str, Any]
             return generate(*args, **kwargs)
         seen = _seen(trainer, held, last)
         returned = generate(*args, **kwargs)
-        _answered(watch, seen, vllm_server.outputs_of(*returned), last)
+        _answered(watch, seen, vllm_server.outputs_of(returned), last)
         return returned
 
     generation.generate = watched
@@ -296,18 +393,25 @@ def _answered(watch: _Watch, seen: dict[str, Any], outputs: Sequence[Any], last:
     )
 
 
-def _watch_scoring(trainer: Any, watch: _Watch, last: Mapping[str, Any], model: TinyModel) -> None:
+def _watch_scoring(trainer: Any, watch: _Watch, last: dict[str, Any], model: TinyModel, server: str | None) -> None:
     from . import vllm_sampling
 
-    score = trainer._generate_and_score_completions
+    name = "_generate_and_score_completions"  # from 0.16 on
+    # Of TRL's own classes: a cure may have it as well.
+    if not any(name in vars(each) for each in type(trainer).__mro__ if each.__module__.startswith("trl.")):
+        name = "_prepare_inputs"
+    score = getattr(trainer, name)
+    of_main = _asks_on_main(trainer, server)
 
     @functools.wraps(score)
     def scored(inputs: Any) -> Any:
         batch = score(inputs)
+        if of_main:
+            _share_of_main(trainer, watch, last)
         watch.batches.append(vllm_sampling.compare(model, batch=batch, temperature=TEMPERATURE, **last))
         return batch
 
-    trainer._generate_and_score_completions = scored
+    setattr(trainer, name, scored)
 
 
 def _dtype(trainer: Any) -> torch.dtype:

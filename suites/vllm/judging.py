@@ -111,9 +111,11 @@ def batches(training: VLLMTraining, label: str, trainer: str = "GRPO") -> Findin
     }
     complete = [each for each in found if each["same_ids"]]
     every = {"passed_on": 1e-6, "policy_error": tolerance, "ratio_error": 5 * tolerance}
+    required = _required(training, label, trainer)
     for name in NUMBERS[trainer]:
         wrong[name] = sum(
-            each[name] is None or not each[name] <= every.get(name, each["sampler_tolerance"]) for each in complete
+            name in required if each[name] is None else not each[name] <= every.get(name, each["sampler_tolerance"])
+            for each in complete
         )
     evidence = {
         **training.evidence(),
@@ -124,6 +126,16 @@ def batches(training: VLLMTraining, label: str, trainer: str = "GRPO") -> Findin
         **{f"most_{name}": _most(complete, name) for name in (*NUMBERS[trainer], "moved")},
     }
     return Finding(Verdict.SILENT if any(wrong.values()) else Verdict.OK, evidence)
+
+
+def _required(training: VLLMTraining, label: str, trainer: str) -> tuple[str, ...]:
+    """Which numbers there have to be: GRPO before it corrected for the sampler asked for no log-probabilities, and
+    computed the policy's where a batch is used more than once alone."""
+    if trainer != "GRPO":
+        return NUMBERS[trainer]
+    if training.ranks[0]["corrects"]:  # some releases pass on ratios alone, in which the sampler's numbers are seen
+        return tuple(name for name in NUMBERS[trainer] if name != "passed_on")
+    return ("policy_error",) if label.endswith("reuse") else ()
 
 
 def _most(batches: Sequence[dict[str, Any]], name: str) -> float | None:

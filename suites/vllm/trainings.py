@@ -5,18 +5,21 @@ Runs in the test process and imports nothing of the stack.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat import stack
+from pytest_trlcompat.inference.recording_engine import is_recording
 from pytest_trlcompat.inference.server import ServerError
-from pytest_trlcompat.plugin.judging import Untestable
+from pytest_trlcompat.plugin.judging import Absent, Untestable
 
 from ..in_rank import models, vllm_training
 from ..launches import distinct
+from ..sharding.trainings import built_as_asked
 from .losing import lost_on_request
 
 if TYPE_CHECKING:
@@ -28,7 +31,11 @@ __all__ = ["LABELS", "SERVER_LABELS", "VLLMTraining", "VLLMTrainings", "sizes"]
 
 LABELS = (
     "single",
-    *(f"single-{variant}" for variant in vllm_training.VARIANTS if variant and not vllm_training.has_server(variant)),
+    *(
+        f"single-{variant}"
+        for variant in vllm_training.VARIANTS
+        if variant and not vllm_training.has_server(variant) and not vllm_training.sleeps(variant)
+    ),
     "ddp",
     "zero2",
     "zero2-lora",
@@ -70,9 +77,14 @@ def sizes(variant: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class VLLMTraining:
-    """What the ranks measured; see :func:`vllm_training.train`."""
+    """What the ranks measured; see :func:`vllm_training.train`.
+
+    Attributes:
+        server_said: the last error that a server printed, where a training failed.
+    """
 
     ranks: Sequence[Mapping[str, Any]]
+    server_said: str = ""
 
     @property
     def failure(self) -> str | None:
@@ -88,6 +100,8 @@ class VLLMTraining:
             "seconds_to_build": round(first["seconds"].get("build", 0.0), 2),
             "seconds_of_synchronisations": [round(seconds, 4) for seconds in spent],
             **({"failure": self.failure} if self.failure else {}),
+            # No failure of the training's own, which a known issue would have to explain.
+            **({"server": f"the last error that it printed: {self.server_said}"} if self.server_said else {}),
         }
 
 
@@ -113,11 +127,13 @@ class VLLMTrainings:
             trainer: see :func:`grpo.trainer_class`.
 
         Raises:
+            Absent: this release of TRL has no such training with vLLM.
             Untestable: vLLM is not installed, or this release of it cannot take new weights on a CPU.
         """
         if "vllm" not in stack.installed():
             raise Untestable("vLLM is not installed; cells that have it are run by: nox -s matrix -- --vllm")
         strategy, _, variant = label.partition("-")
+        _check_present(trainer, variant)
         model = self.build(**sizes(variant))
         self.launch(models.save_model, model, strategy="single")
         server = self._server(model) if vllm_training.has_server(variant) else None
@@ -134,6 +150,10 @@ class VLLMTrainings:
         with nullcontext() if server is None else _lost(server, variant, folder):
             result = train(variant == "resumed")
         training = VLLMTraining(result.values)
+        if training.failure and server is not None:
+            training = replace(training, server_said=_last_error(server.output()))
+            server.kill()  # it may have lost its engine, or wait for weights; the next training gets another one
+        built_as_asked(strategy, {}, training.failure)
         missing = training.ranks[0]["engine"]["missing"]
         if missing:
             version = stack.installed()["vllm"]
@@ -145,6 +165,33 @@ class VLLMTrainings:
             return self.serve(model, max_model_len=vllm_training.MAX_LENGTH)
         except ServerError as error:
             raise Untestable(str(error)) from error
+
+
+def _last_error(output: str) -> str:
+    errors = re.findall(r"^\w+(?:\.\w+)*(?:Error|Exception)\b.*$", output, re.MULTILINE)
+    return errors[-1][:300] if errors else ""
+
+
+def _check_present(trainer: str, variant: str) -> None:
+    """
+    Raises:
+        Absent: the installed release of TRL has none.
+        Untestable: this engine does not sleep.
+    """
+    versions = stack.installed()
+    is_server = vllm_training.has_server(variant)
+    for applies, text, reason in (
+        (trainer == "RLOO", "<0.22", "RLOO generates with vLLM from trl 0.22.0 on"),
+        (trainer == "Distillation", "<1.10", "the trainer is experimental until 1.9"),
+        (is_server, "<0.16", "GRPO asks a vLLM server from trl 0.16.0 on"),
+        (not is_server, ">=0.16,<0.18", "GRPO has vLLM's engine in its own processes before trl 0.16 and from 0.18 on"),
+        (vllm_training.sleeps(variant), "<0.23", "an engine can sleep from trl 0.23.0 on"),
+        (variant == "reuse", "<0.16", "GRPO uses a batch more than once from trl 0.16.0 on"),
+    ):
+        if applies and stack.satisfied({"trl": text}, versions):
+            raise Absent(reason)
+    if vllm_training.sleeps(variant) and not is_recording(versions):
+        raise Untestable("vLLM releases the memory of GPUs alone; the recording engine in its place sleeps here")
 
 
 def _lost(server: VLLMServer, variant: str, folder: Path) -> AbstractContextManager[None]:

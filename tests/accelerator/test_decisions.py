@@ -44,7 +44,7 @@ def found(version: str = "1.0.0", file: str = "trainer/sft_trainer.py", conditio
 
 def test_the_table_names_every_adaptation_and_no_other() -> None:
     assert {name for entry in decision_table.load() for name in entry.by} == adaptations()
-    assert len(adaptations()) == 7
+    assert len(adaptations()) == 8
 
 
 def test_the_page_is_made_from_the_table() -> None:

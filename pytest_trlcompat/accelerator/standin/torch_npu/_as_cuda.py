@@ -84,12 +84,22 @@ def a_vllm_server_is_told_a_device(module: ModuleType) -> None:
     gloo_transfer.adapt_generation(module)
 
 
+def a_trainer_tells_its_vllm_server_a_device(module: ModuleType) -> None:
+    """Before 0.28 TRL's trainers themselves ask CUDA for that number."""
+    from pytest_trlcompat.inference import gloo_transfer
+
+    gloo_transfer.adapt_trainer(module)
+
+
 ADAPTATIONS: dict[str, tuple[Callable[[ModuleType], None], ...]] = {
     "accelerate.utils.dataclasses": (distributed_type_is_multi_gpu,),
     "accelerate.state": (fsdp_has_a_backend_for_the_cpu,),
     "transformers.integrations.sdpa_attention": (attention_masks_stay_as_they_are,),
+    "trl.extras.vllm_client": (a_vllm_server_gets_its_weights,),
     "trl.generation.vllm_client": (a_vllm_server_gets_its_weights,),
     "trl.generation.vllm_generation": (a_vllm_server_is_told_a_device,),
+    "trl.trainer.grpo_trainer": (a_trainer_tells_its_vllm_server_a_device,),
+    "trl.trainer.rloo_trainer": (a_trainer_tells_its_vllm_server_a_device,),
     "deepspeed.accelerator.npu_accelerator": (deepspeed_names_its_device, deepspeed_builds_no_kernels_for_npus),
     **_triton.ADAPTATIONS,
 }

@@ -1,0 +1,62 @@
+"""An engine in vLLM's place, where no real one can run: releases of TRL whose vLLM is not built for this CPU.
+
+In :mod:`.vllm` is what TRL of those releases imports and calls, under vLLM's names; :mod:`.llm` computes. It stands for
+a release of vLLM, whose version it says with the local part ``recording`` (``0.8.5+recording``), so that nobody takes
+what it shows for a measurement of vLLM.
+
+What is real: it holds the weights of the checkpoint that it was pointed to, until it is given others, and is as strict
+about their names and shapes; it computes from them alone, with Transformers, in its own dtype; it obeys the sampling
+parameters; keys and values of a prompt are computed once, and used again until the prefix cache is reset, also if the
+weights have changed since; a sleeping engine does not answer, and one whose weights were discarded only after all of
+them were given again. It records each weight that it was given and each request.
+
+What it cannot show: anything of vLLM's scheduler, paged attention and kernels, of tensor parallelism, quantization,
+images, chats, adapters as requests, structured outputs, and of NCCL. Its prefix cache keeps prefixes of any length,
+vLLM's whole blocks of 16 tokens. A name that it lacks is an ``ImportError`` or an ``AttributeError``; an argument that
+it would have to ignore, a ``NotImplementedError``.
+
+Imports the standard library and ``packaging``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from packaging.version import Version
+
+__all__ = ["DISTRIBUTION", "install", "is_recording", "stands_for"]
+
+DISTRIBUTION = "vllm-recording"
+"""Under which cells pin it, by the version of vLLM that it stands for. No package index has it."""
+_LOCAL = "recording"
+"""Of its version, as ``stack`` says it too."""
+_FOLDER = Path("pytest_trlcompat", "inference", "recording_engine")
+
+
+def is_recording(versions: Mapping[str, str]) -> bool:
+    """Whether the ``vllm`` of these versions is this engine."""
+    return "vllm" in versions and Version(versions["vllm"]).local == _LOCAL
+
+
+def stands_for(version: str) -> str:
+    """The version of the engine that stands for this one of vLLM."""
+    return f"{version}+{_LOCAL}"
+
+
+def install(version: str, site_packages: Path, project: Path) -> None:
+    """Put it into an environment, as the distribution ``vllm``, which TRL asks for.
+
+    Args:
+        version: of vLLM, for which it stands.
+        project: the folder that this project is imported from.
+
+    Raises:
+        OSError: the system refused it.
+    """
+    metadata = site_packages / f"vllm-{stands_for(version)}.dist-info"
+    metadata.mkdir(exist_ok=True)
+    lines = ("Metadata-Version: 2.1", "Name: vllm", f"Version: {stands_for(version)}", "")
+    (metadata / "METADATA").write_text("\n".join(lines), encoding="utf-8")
+    (metadata / "top_level.txt").write_text("vllm\n", encoding="utf-8")
+    (site_packages / f"{DISTRIBUTION}.pth").write_text(f"{project / _FOLDER}\n", encoding="utf-8")
