@@ -169,7 +169,7 @@ def adapt_extension(module: ModuleType) -> None:
     Before 0.24 it asks CUDA for its device, to see that it is not the trainer's.
     """
     if hasattr(module, "torch"):
-        module.torch = _TorchWithoutCuda("server")
+        module.torch = _TorchWithoutCuda("server")  # type: ignore[attr-defined]
 
 
 def _names(function: Any) -> tuple[str, ...]:

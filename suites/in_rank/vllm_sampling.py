@@ -74,8 +74,10 @@ def compare(
     if sums is not None:
         error = _largest(sums.cpu().double()[:, None].tolist(), [[sum(row)] for row in policys])
     of_tokens = ratio is not None and ratio.dim() > 1 and ratio.shape[1] == mask.shape[1] > 1
-    ratios = None if ratio is None else _rows(ratio, mask) if of_tokens else ratio.cpu().double().flatten().tolist()
-    ratio_error = _token_ratio_error if of_tokens else _ratio_error
+    ratios: Any = None
+    if ratio is not None:
+        ratios = _rows(ratio, mask) if of_tokens else ratio.cpu().double().flatten().tolist()
+    ratio_error: Any = _token_ratio_error if of_tokens else _ratio_error
     return {
         "same_ids": True,
         "tokens": sum(map(len, completions)),

@@ -100,7 +100,8 @@ def policy(training: VLLMTraining, label: str) -> Finding:
 def batches(training: VLLMTraining, label: str, trainer: str = "GRPO") -> Finding:
     """``ok`` where the batches hold what the engine was asked for and returned."""
     if training.failure:
-        return Finding(Verdict.ERROR, training.evidence())
+        failed = failure_of(f"{trainer.lower()}-vllm-batches", {"training": training.failure})
+        return Finding(failed or Verdict.ERROR, training.evidence())
     found = [each for rank in training.ranks for each in rank["batches"]]
     assert found, "nothing was trained on"
     tolerance = LOGP_TOLERANCE_BF16 if label.endswith("bf16") else LOGP_TOLERANCE
