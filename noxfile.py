@@ -70,7 +70,8 @@ FUZZ_INPUTS = 50_000
 """Of ``nox -s fuzz``, in some ten minutes of processor time."""
 
 LONG_BENCHMARKS = (
-    *("conformance_faults", "kills", "loss_memory", "sweep", "launch", "soak", "training_cost", "vllm_faults"),
+    *("conformance_faults", "fused_heads", "kills", "loss_memory", "sweep", "launch", "soak"),
+    *("training_cost", "vllm_faults"),
 )
 
 try:

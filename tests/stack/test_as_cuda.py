@@ -349,7 +349,8 @@ for name in _as_cuda.ADAPTATIONS:
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
-        assert error.name in ("trl.generation", "triton", "liger_kernel"), error  # TRL has it from 0.28 on
+        # TRL has its client below extras from 0.16 to 0.27, and below generation from 0.28 on.
+        assert error.name in ("trl.extras.vllm_client", "trl.generation", "triton", "liger_kernel"), error
         absent.append(name)
         continue
     assert type(module.__loader__).__name__ == "SourceFileLoader", module.__loader__
@@ -359,8 +360,8 @@ print(len(_as_cuda.ADAPTATIONS), *absent)
 """
     count, *absent = run_python(code).splitlines()[-1].split()
     of_triton = {"triton.runtime.interpreter", "triton.language.extra.libdevice"}
-    of_vllm = {"trl.generation.vllm_client", "trl.generation.vllm_generation"}
-    assert int(count) == 10
+    of_vllm = {"trl.extras.vllm_client", "trl.generation.vllm_client", "trl.generation.vllm_generation"}
+    assert int(count) == 11
     assert set(absent) <= {*of_vllm, *of_triton, "liger_kernel.utils", "liger_kernel.ops.utils"}
 
 
