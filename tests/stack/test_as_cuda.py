@@ -361,7 +361,7 @@ print(len(_as_cuda.ADAPTATIONS), *absent)
     count, *absent = run_python(code).splitlines()[-1].split()
     of_triton = {"triton.runtime.interpreter", "triton.language.extra.libdevice"}
     of_vllm = {"trl.extras.vllm_client", "trl.generation.vllm_client", "trl.generation.vllm_generation"}
-    assert int(count) == 11
+    assert int(count) == 13
     assert set(absent) <= {*of_vllm, *of_triton, "liger_kernel.utils", "liger_kernel.ops.utils"}
 
 
