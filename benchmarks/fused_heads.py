@@ -85,9 +85,12 @@ def _built(config_class: Any, model_class: Any) -> Any:
         sizes: dict[str, Any] = {key: value for key, value in SMALL.items() if getattr(default, key, None) is not None}
         if getattr(default, "layer_types", None):
             sizes["layer_types"] = list(default.layer_types)[:LAYERS]
-        model = model_class._from_config(config_class(**sizes), attn_implementation="eager").float().eval()
-        if sum(parameter.numel() for parameter in model.parameters()) > LARGEST:
+        config = config_class(**sizes)
+        with torch.device("meta"):
+            outline = model_class._from_config(config, attn_implementation="eager")
+        if sum(parameter.numel() for parameter in outline.parameters()) > LARGEST:
             return None
+        model = model_class._from_config(config, attn_implementation="eager").float().eval()
         torch.manual_seed(0)
         with torch.no_grad():
             for key, parameter in model.named_parameters():

@@ -22,9 +22,10 @@ __all__ = ["OF_ARRAY", "TRAINERS", "Row", "labels", "load", "number_of_launch", 
 
 TRAINERS = tuple(sorted(each.parent.name for each in Path(__file__).parent.glob("*/rows.toml")))
 """Trainers that have a conformance suite."""
-_TOGETHER, _ALONE = 8, ("ppo",)
-"""Rows of one launch, the same for whoever asks for one: they share its start, and only they are lost with it. And
-trainers of which a sweep asks for a few rows, each of which takes longer than a launch: they are tried one by one."""
+_TOGETHER, _FEWER, _ALONE = 16, 8, ("ppo",)
+"""Rows of one launch, the same for whoever asks for one: they share its start, and only they are lost with it; fewer of
+those with ranks or Liger, which take longer. And trainers of which a sweep asks for a few rows, each of which takes
+longer than a launch: they are tried one by one."""
 _LINE = re.compile(r"(?P<name>\w+) = \{")
 OF_ARRAY = re.compile(r"(pair|ranks)_\d+")
 """How names of rows of the covering array begin."""
@@ -88,15 +89,15 @@ def number_of_launch(trainer: str, label: str) -> int:
 def _launches(trainer: str) -> Mapping[str, tuple[int, Sequence[Row]]]:
     """By label, the number of the launch among those like it, and its rows."""
     strategies: dict[tuple[str, bool], list[Row]] = {}
-    size = 1 if trainer in _ALONE else _TOGETHER
     for row in load(trainer).values():
         strategies.setdefault((row.strategy, row.needs_liger), []).append(row)
-    return {
-        row.label: (number, rows[start : start + size])
-        for rows in strategies.values()
-        for number, start in enumerate(range(0, len(rows), size))
-        for row in rows[start : start + size]
-    }
+    found: dict[str, tuple[int, Sequence[Row]]] = {}
+    for (strategy, needs_liger), rows in strategies.items():
+        size = 1 if trainer in _ALONE else _FEWER if needs_liger or strategy != "single" else _TOGETHER
+        for number, start in enumerate(range(0, len(rows), size)):
+            together = rows[start : start + size]
+            found |= {row.label: (number, together) for row in together}
+    return found
 
 
 @lru_cache

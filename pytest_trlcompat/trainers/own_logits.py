@@ -86,7 +86,8 @@ def _checking(upstream: Callable[..., Any]) -> Callable[..., Any]:
     ) -> None:
         own = model.forward
         upstream(model, temperature, cast_lm_head_to_fp32, outputs, **more)
-        if _is_head_alone(type(model)):
+        # RoBERTa's ``lm_head`` has layers, and its output embeddings are the last of them.
+        if _is_head_alone(type(model)) and getattr(model, "lm_head", None) is model.get_output_embeddings():
             return
         fused, state = model.forward, _State()
         setattr(model, _STATE, state)

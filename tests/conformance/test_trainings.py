@@ -116,7 +116,7 @@ def test_settings_are_tried_together_whoever_asks_for_one(trainings: Any) -> Non
     made.judge("upstream", "single-rewards_two", "grpo")
     made.judge_issue(made.catalog["grpo-one"], "upstream", "single-beta")
     first, second = (each[3] for each in made.launches.asked)
-    assert len(first) == 8
+    assert len(first) == 16
     assert first == second
 
 

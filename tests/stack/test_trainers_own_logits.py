@@ -55,6 +55,20 @@ def test_where_the_fused_head_knows_what_a_model_does_it_stays() -> None:
             assert vars(model)[_STATE].differs is False, name
 
 
+def test_a_head_that_is_more_than_a_matrix_is_not_taken_for_one() -> None:
+    from transformers import RobertaConfig, RobertaForCausalLM
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    model = RobertaForCausalLM(RobertaConfig(**sizes, num_hidden_layers=1, is_decoder=True)).eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(0.0, 0.3)
+    right = model(input_ids=IDS, attention_mask=MASK).logits[:, :-1].log_softmax(-1)
+    output = asked(with_head(model))
+    assert vars(model)[_STATE].differs is True
+    assert torch.allclose(output.log_probs[0], right[0].gather(-1, IDS[0, 1:, None]).squeeze(-1), atol=1e-5)
+
+
 def test_a_layer_before_the_head_is_applied() -> None:
     model = of_name("modernbert")
     right = model(input_ids=IDS, attention_mask=MASK).logits[:, :-1].log_softmax(-1)
