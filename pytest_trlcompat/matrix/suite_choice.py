@@ -28,7 +28,7 @@ PARTS = tuple(f"part_{number}" for number in range(1, 9))
 _HALVES = ((0, 3, 5, 6), (1, 2, 4, 7))
 """Parts that measure one half of the known issues and the other, such that each has every turn of the strategies."""
 _EVERYWHERE = ("grpo-logits-to-keep", "grpo-fsdp-ref-model", "deepspeed-hook-registration", "ppo-zero3-save")
-"""Known issues that all parts measure: between the default cells their verdicts change."""
+"""Known issues that all parts measure."""
 _PREFERRED = (("zero2",), ("zero3",), ("fsdp1", "fsdp2"), ("ddp",))
 """Strategies with ranks that parts take in turn. An issue that has none of these is measured under the next ones."""
 
@@ -67,10 +67,10 @@ def parts_of(issue: str, labels: Sequence[str], label: str | None) -> tuple[str,
         label: one of them; ``None``: of a test for no label.
     """
     half = range(len(PARTS)) if issue in _EVERYWHERE else _HALVES[zlib.crc32(issue.encode()) % len(_HALVES)]
-    if label is None or not any(_strategy(label) in group for group in _PREFERRED):
+    own = next((number for number, group in enumerate(_PREFERRED) if label and _strategy(label) in group), None)
+    if own is None:
         return tuple(PARTS[number] for number in half)
     has = [bool(set(group) & set(map(_strategy, labels))) for group in _PREFERRED]
-    own = next(number for number, group in enumerate(_PREFERRED) if _strategy(label) in group)
     count = len(_PREFERRED)
     taken = [next(each % count for each in range(turn, turn + count) if has[each % count]) for turn in range(count)]
     return tuple(PARTS[number] for number in half if taken[number % count] == own)

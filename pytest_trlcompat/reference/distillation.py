@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_trlcompat.reference._together import output_of_rows
 from pytest_trlcompat.reference.metrics import completion_metrics
 from pytest_trlcompat.reference.settings import check_choices
 from pytest_trlcompat.reference.supervised import Batch, Measured, SupervisedSettings, SupervisedUndecided
@@ -182,11 +183,8 @@ class DistillationObjective:
 
 def _logits(model: Any, ids: Sequence[int]) -> Tensor:
     """``(tokens, V)``, of one row alone and without padding; of a 16-bit model in 32 bits."""
-    device = next(model.parameters()).device
-    row = torch.tensor([list(ids)], device=device)
-    output = model(input_ids=row, attention_mask=torch.ones_like(row))
-    logits: Tensor = getattr(output, "logits", output)[0].cpu()
-    return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    (logits,) = output_of_rows(model, [torch.tensor(list(ids))])
+    return logits
 
 
 def _total(parts: Sequence[Tensor]) -> tuple[Tensor, float]:

@@ -54,7 +54,7 @@ def first_rloo_step(
         reference_model: the untrained policy by default.
         layout: rows of each epoch, mini-batch, micro-batch and rank; by default
             :func:`~pytest_trlcompat.reference.unshuffled_layout`.
-        padded: whether policy and reference see whole padded batches instead of one row after the other.
+        padded: whether policy and reference see rows with padding in front, as in a batch of a trainer.
 
     Returns:
         Everything that the batch makes, without gradients attached. All models stay as they are.

@@ -34,7 +34,7 @@ def grpo_step(
             ``steps_per_generation=gradient_accumulation_steps``.
         layout: rows of each micro-batch and rank; by default :func:`~pytest_trlcompat.reference.contiguous_layout`
             over ``gradient_accumulation_steps`` and ``world_size``.
-        padded: whether the models see whole padded batches instead of one row after the other.
+        padded: whether the models see rows with padding in front, as in a batch of a trainer.
 
     Returns:
         Everything that the step makes, without gradients attached.

@@ -56,7 +56,7 @@ def ppo_step(
         reference_model: the untrained policy by default.
         layout: rows of each epoch, mini-batch, micro-batch and rank; by default
             :func:`~pytest_trlcompat.reference.unshuffled_layout`.
-        padded: whether policy, reference and value model see whole padded batches instead of one row after the other.
+        padded: whether policy, reference and value model see rows with padding in front, as in a batch of a trainer.
 
     Returns:
         Everything that the batch makes, without gradients attached. All models stay as they are.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_trlcompat.reference._together import widened
 from pytest_trlcompat.reference.settings import check_choices
 from pytest_trlcompat.reference.supervised import Batch, Measured, Objective, SupervisedSettings, SupervisedUndecided
 
@@ -74,10 +75,10 @@ def sequence_rewards(model: Any, sequences: Sequence[Sequence[int]]) -> Tensor:
     for ids in sequences:
         row = torch.tensor([[int(each) for each in ids]], device=next(model.parameters()).device)
         output = model(input_ids=row, attention_mask=torch.ones_like(row))
-        numbers = getattr(output, "logits", output).cpu().flatten()
+        numbers = widened(getattr(output, "logits", output).cpu()).flatten()
         if len(numbers) not in (1, len(ids)):
             raise ValueError(f"{type(model).__name__} gives {len(numbers)} numbers for a sequence of {len(ids)} tokens")
-        found.append(numbers[-1] if numbers.dtype in (torch.float32, torch.float64) else numbers[-1].float())
+        found.append(numbers[-1])
     return torch.stack(found)
 
 

@@ -5,6 +5,7 @@ A mixin decides and answers by the same ones. Imports only the standard library,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -27,6 +28,7 @@ __all__ = [
     "defined_by",
     "fsdp_version",
     "installed",
+    "modules_held",
     "trains_adapters",
     "under",
     "zero_stage",
@@ -69,6 +71,17 @@ def fsdp_version(accelerator: Any) -> int | None:
 def trains_adapters(model: Any) -> bool:
     """Whether ``model`` is a ``PeftModel``."""
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
+def modules_held(trainer: Any) -> Iterator[Any]:
+    """Every module of the models that a trainer holds, its own and those that it compares with, each once."""
+    seen: set[int] = set()
+    for value in list(vars(trainer).values()):
+        if hasattr(value, "modules") and hasattr(value, "forward"):
+            for module in value.modules():
+                if id(module) not in seen:
+                    seen.add(id(module))
+                    yield module
 
 
 def installed(package: str) -> bool:

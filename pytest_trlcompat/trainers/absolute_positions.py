@@ -6,7 +6,7 @@ These trainers pad prompts on the left, and call models with a mask of the paddi
 positions are absolute, such as GPT-2, then counts the padding among them. Transformers' ``generate`` passes positions
 that do not, so a completion is sampled by one distribution, and scored by another.
 
-Imports PyTorch and Transformers when a trainer is built, and of this package ``_cure``.
+Imports PyTorch and Transformers when a trainer is built, and of this package ``_conditions`` and ``_cure``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+from pytest_trlcompat.trainers._conditions import modules_held
 from pytest_trlcompat.trainers._cure import Activity, Cure
 
 __all__ = ["AbsolutePositionsMixin"]
@@ -48,17 +49,15 @@ class AbsolutePositionsMixin(Cure):
 
 def _models(trainer: Any) -> Iterator[Any]:
     """Those whose positions are absolute: they take positions, and look them up in a table of their own."""
-    from torch import nn
     from transformers import PreTrainedModel
 
-    seen: set[int] = set()
-    for value in list(vars(trainer).values()):
-        for module in value.modules() if isinstance(value, nn.Module) else ():
-            if id(module) in seen or not isinstance(module, PreTrainedModel):
-                continue
-            seen.add(id(module))
-            if "position_ids" in inspect.signature(type(module).forward).parameters and _has_table(module):
-                yield module
+    for module in modules_held(trainer):
+        if isinstance(module, PreTrainedModel) and _takes_positions(module) and _has_table(module):
+            yield module
+
+
+def _takes_positions(model: Any) -> bool:
+    return "position_ids" in inspect.signature(type(model).forward).parameters
 
 
 def _has_table(model: Any) -> bool:

@@ -6,7 +6,8 @@ TRL gives models a fused head: it multiplies the last hidden state by the output
 bias, and applies a scale and a bound that it knows by the names of their settings. A model that does anything else, by
 a layer before its head or with a setting of another name, gets other logits than its own.
 
-Imports PyTorch when a trainer trains, and of this package ``_cure``, ``_patching``, ``_upstream``, ``patch_points``.
+Imports PyTorch when a trainer trains, and of this package ``_conditions``, ``_cure``, ``_patching``, ``_upstream`` and
+``patch_points``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.trainers import patch_points
+from pytest_trlcompat.trainers._conditions import modules_held
 from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers._patching import replaced_in
 from pytest_trlcompat.trainers._upstream import class_uses, points_of
@@ -56,7 +58,7 @@ class OwnLogitsMixin(Cure):
             return Activity(False, "logits are the model's own")
         if trainer is None:
             return Activity(None, "depends on the model: its logits may be more than the output head")
-        states = [vars(each)[_STATE] for each in _modules(trainer) if _STATE in vars(each)]
+        states = [vars(each)[_STATE] for each in modules_held(trainer) if _STATE in vars(each)]
         if any(state.differs for state in states):
             return Activity(True, "the model's logits are others than those of TRL's fused head")
         if any(state.differs is None for state in states):
@@ -68,12 +70,6 @@ class _State:
     """What is known of a model: whether its logits differ from the fused head's; ``None`` before the first batch."""
 
     differs: bool | None = None
-
-
-def _modules(trainer: Any) -> Iterator[Any]:
-    for value in list(vars(trainer).values()):
-        if hasattr(value, "modules") and hasattr(value, "forward"):
-            yield from value.modules()
 
 
 def _checking(upstream: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,17 +160,15 @@ def _from_logits(
     logits = (logits.float() if cast_to_fp32 or logits.dtype is not torch.float64 else logits) / temperature
     wanted = labels.clamp(min=0)[..., None]
     logps = logits.log_softmax(-1)
-    values = {
-        "log_probs": logps.gather(-1, wanted).squeeze(-1),
+    values: dict[str, Callable[[], torch.Tensor]] = {
+        "log_probs": lambda: logps.gather(-1, wanted).squeeze(-1),
         "entropy": lambda: -(logps.exp() * logps).sum(-1),
         "log_sum_sq_probs": lambda: (2 * logps.detach()).logsumexp(-1),
         "mean_logits": lambda: logits.detach().mean(-1),
         "is_top1": lambda: logits.detach().argmax(-1) == wanted.squeeze(-1),
     }
     found = {
-        name: (value() if callable(value) else value).masked_fill(~mask, 0)
-        for name, value in values.items()
-        if name in outputs or name == "log_probs"
+        name: value().masked_fill(~mask, 0) for name, value in values.items() if name in outputs or name == "log_probs"
     }
     loss = -found["log_probs"].sum() / (mask.sum().clamp(min=1) if count is None else count)
     aux_loss = getattr(output, "aux_loss", None)

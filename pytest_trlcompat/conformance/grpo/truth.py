@@ -91,7 +91,7 @@ def computed(
         rewards: functions, as :func:`~pytest_trlcompat.conformance.grpo.objects.rewards_of_reference` has them.
         ends: token ids that end a completion.
         reference_model: the policy by default.
-        padded: whether models see whole padded batches, as a trainer's do, instead of one row after the other.
+        padded: whether models see rows with padding in front, as in a batch of a trainer.
 
     Raises:
         OutOfStep: the micro-batches of a generation are not the rows that were sampled.
