@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from packaging.version import Version
 
-from pytest_trlcompat.inference.recording_engine import DISTRIBUTION as RECORDING
+from pytest_trlcompat.inference.recording_engine import released
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.stack import PACKAGES, distributions_of
 
@@ -194,7 +194,7 @@ class Matrix:
 
     def requirements(self, cell: Cell) -> list[str]:
         """The requirements that the resolver gets; the recording engine is of this project."""
-        pins = {name: version for name, version in self.all_pins(cell).items() if name != RECORDING}
+        pins = released(self.all_pins(cell))
         free = [package for package in self.stack if package not in pins]
         beside = [text for pinned, texts in self.beside.items() if pinned in cell.pins for text in texts]
         return [*(f"{name}=={version}" for name, version in sorted(pins.items())), *free, *self.harness, *beside]

@@ -19,6 +19,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from pytest_trlcompat.inference.recording_engine import DISTRIBUTION as RECORDING
+from pytest_trlcompat.inference.recording_engine import released
 from pytest_trlcompat.matrix import cuda
 from pytest_trlcompat.matrix.cells import Cell, Matrix, check_python
 from pytest_trlcompat.matrix.commit_wheels import COMMIT
@@ -78,7 +79,7 @@ class Lock:
     @property
     def releases(self) -> list[str]:
         """The same without what is of this project, and no release of a package index."""
-        return [f"{name}=={version}" for name, version in self.packages.items() if name != RECORDING]
+        return [f"{name}=={version}" for name, version in released(self.packages).items()]
 
     @property
     def digest(self) -> str:
@@ -281,8 +282,7 @@ def find_date(matrix: Matrix, cell: Cell) -> datetime.date:
         Untestable: when a pinned version is unknown.
         MatrixError: when the index does not provide upload times.
     """
-    known = {name: version for name, version in cell.pins.items() if name not in _own(cell)}
-    pins = [f"{name}=={version}" for name, version in known.items() if name not in matrix.undated]
+    pins = [f"{name}=={version}" for name, version in released(cell.pins).items() if name not in matrix.undated]
     if not pins:
         return _today()
     answer = uv_network_first(

@@ -25,13 +25,18 @@ from pathlib import Path
 
 from packaging.version import Version
 
-__all__ = ["DISTRIBUTION", "install", "is_recording", "stands_for"]
+__all__ = ["DISTRIBUTION", "install", "is_recording", "released", "stands_for"]
 
 DISTRIBUTION = "vllm-recording"
 """Under which cells pin it, by the version of vLLM that it stands for. No package index has it."""
 _LOCAL = "recording"
 """Of its version, as ``stack`` says it too."""
 _FOLDER = Path("pytest_trlcompat", "inference", "recording_engine")
+
+
+def released(packages: Mapping[str, str]) -> dict[str, str]:
+    """Packages with their versions, without this engine, which no package index has."""
+    return {name: version for name, version in packages.items() if name != DISTRIBUTION}
 
 
 def is_recording(versions: Mapping[str, str]) -> bool:
