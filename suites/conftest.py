@@ -43,9 +43,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with the parts in which it is run, those of conformance aside, which have theirs."""
+    """Mark each test of the suites with the parts in which it is run, those of conformance aside, which have theirs."""
     catalog = known_issues.load()
-    for item in items:
+    for item in (each for each in items if each.path.is_relative_to(Path(__file__).parent)):
         named = item.get_closest_marker("known_issue")
         if any(item.get_closest_marker(part) for part in PARTS):
             continue
