@@ -317,6 +317,14 @@ def mutations(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def upstream_fixes(session: nox.Session) -> None:
+    """Look for faults that TRL has mended, before and after, by the conformance suite: -- --clone REPOSITORY."""
+    with errors_as_messages(session):
+        environment = PROJECT.tools("unit", group("test"), project=True)
+        PROJECT.run_in(environment, ["python", "-m", "benchmarks.upstream_fixes", *session.posargs])
+
+
+@nox.session(default=False)
 def upstream_tests(session: nox.Session) -> None:
     """Run TRL's own tests with the corrected trainers, and compare: -- 0.15.2 0.18.2 [--git REPOSITORY]."""
     with errors_as_messages(session):

@@ -13,7 +13,7 @@ from pytest_trlcompat._devices import visible_gpus
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.issue import measured_with
 from pytest_trlcompat.catalog.verdict import Record
-from pytest_trlcompat.matrix.suite_choice import PARTS, parts_of
+from pytest_trlcompat.matrix.suite_choice import ONLY_OLDER, PARTS, PARTS_OF_NEWEST, parts_of
 from pytest_trlcompat.plugin.judging import Absent, Finding, Judge, Untestable
 
 from .adapters.trainings import AdapterTrainings
@@ -37,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "on_demand: part of a sweep with --issue alone")
     for part in PARTS:
         config.addinivalue_line("markers", f"{part}: run in the default cells of this part; see matrix.suite_choice")
+    config.addinivalue_line("markers", f"{ONLY_OLDER}: left out of the newest default cell; see matrix.suite_choice")
     config.addinivalue_line("markers", "vllm: needs vLLM; part of a sweep with --vllm alone")
     config.addinivalue_line("markers", "liger: needs Liger; part of a sweep with --liger alone")
 
@@ -47,13 +48,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     catalog = known_issues.load()
     for item in (each for each in items if each.path.is_relative_to(Path(__file__).parent)):
         named = item.get_closest_marker("known_issue")
+        values = getattr(getattr(item, "callspec", None), "params", {})
         if any(item.get_closest_marker(part) for part in PARTS):
+            in_newest = any(item.get_closest_marker(part) for part in PARTS_OF_NEWEST)
+            if values.get("subject") == "corrected" and not in_newest:
+                item.add_marker(ONLY_OLDER)
             continue
         if named is None:
             raise pytest.UsageError(f"{item.nodeid} is of no known issue")
         labels = catalog[named.args[0]].strategies
-        values = getattr(getattr(item, "callspec", None), "params", {}).values()
-        label = next((each for each in values if isinstance(each, str) and each in labels), None)
+        label = next((each for each in values.values() if isinstance(each, str) and each in labels), None)
         for part in parts_of(named.args[0], labels, label):
             item.add_marker(part)
 

@@ -2,9 +2,9 @@
 
 A cell that has vLLM or Liger beside the stack runs the suites that need it alone, and no other cell runs these. A full
 sweep leaves out what is measured on demand. One of the default cells, which is to end in minutes, also leaves out what
-holds pairs of settings. The newest of them then runs all that remains, and every other one a part: together they cover
-every known issue with a suite of its own in half of them, every label of it, and every row of the conformance suites.
-See :func:`parts_of`.
+holds pairs of settings. The newest of them then runs all that remains, but for half of the conformance suites' rows
+with the corrected trainers, and every other one a part: together they cover every known issue with a suite of its own
+in two of them, every label of it, and every row of the conformance suites. See :func:`parts_of`.
 
 Imports only the standard library and packaging.
 """
@@ -18,19 +18,32 @@ from packaging.version import Version
 
 from pytest_trlcompat.matrix.cells import ADDED_TAGS, Cell
 
-__all__ = ["EVERY_PAIR", "ON_DEMAND", "PARTS", "chosen_tests", "part_of_cell", "parts_of"]
+__all__ = [
+    "EVERY_PAIR",
+    "ONLY_OLDER",
+    "ON_DEMAND",
+    "PARTS",
+    "PARTS_OF_NEWEST",
+    "chosen_tests",
+    "part_of_cell",
+    "parts_of",
+]
 
 EVERY_PAIR, ON_DEMAND = "every_pair", "on_demand"
 """Markers of the suites' tests that a sweep of the default cells leaves out, rows that hold pairs of settings, and that
 every sweep does, unless it is of their issue: they take a minute each."""
 PARTS = tuple(f"part_{number}" for number in range(1, 9))
 """Markers of the tests that are run in a default cell of each part."""
-_HALVES = ((0, 3, 5, 6), (1, 2, 4, 7))
-"""Parts that measure one half of the known issues and the other, such that each has every turn of the strategies."""
+ONLY_OLDER = "only_older"
+"""Marker of rows with a corrected trainer that a sweep of the default cells tries in an older one alone."""
+PARTS_OF_NEWEST = PARTS[::2]
+"""Parts of the conformance suites' rows that the newest default cell, too, tries with the corrected trainers."""
+_QUARTERS = ((0, 7), (1, 6), (2, 5), (3, 4))
+"""Parts that measure a quarter of the known issues each: that of an earlier default cell, and that of a later one."""
 _EVERYWHERE = ("grpo-logits-to-keep", "grpo-fsdp-ref-model", "deepspeed-hook-registration", "ppo-zero3-save")
 """Known issues that all parts measure."""
 _PREFERRED = (("zero2",), ("zero3",), ("fsdp1", "fsdp2"), ("ddp",))
-"""Strategies with ranks that parts take in turn. An issue that has none of these is measured under the next ones."""
+"""Strategies with ranks that parts take in turn of what all of them measure."""
 
 
 def chosen_tests(cell: Cell, default: Sequence[Cell], *, full: bool) -> str:
@@ -43,8 +56,9 @@ def chosen_tests(cell: Cell, default: Sequence[Cell], *, full: bool) -> str:
         if tag in cell.tags:
             return f"{tag} and not {ON_DEMAND}"
     everywhere = " and ".join(f"not {marker}" for marker in (ON_DEMAND, *ADDED_TAGS, *([] if full else [EVERY_PAIR])))
-    part = None if full else part_of_cell(cell, default)
-    return everywhere if part is None else f"{everywhere} and {part}"
+    if full or cell.id not in {each.id for each in default}:
+        return everywhere
+    return f"{everywhere} and {part_of_cell(cell, default) or f'not {ONLY_OLDER}'}"
 
 
 def part_of_cell(cell: Cell, default: Sequence[Cell]) -> str | None:
@@ -57,23 +71,24 @@ def part_of_cell(cell: Cell, default: Sequence[Cell]) -> str | None:
 def parts_of(issue: str, labels: Sequence[str], label: str | None) -> tuple[str, ...]:
     """The parts in which one label of a known issue is measured.
 
-    An issue is measured in half of the parts: what of it runs in one process in all of these, and of the strategies
-    with ranks one that it has in each, FSDP1 and FSDP2 together, so that each of its labels is measured in one at
-    least.
+    An issue is measured in two of the parts: what of it runs in one process in both, and what has ranks in the later
+    one. Of the few that all parts measure each takes one of the strategies with ranks that they have, in turn, FSDP1
+    and FSDP2 together.
 
     Args:
-        issue: its id, which decides in which half.
+        issue: its id, which decides in which parts.
         labels: those of the issue, a strategy first: ``zero3``, ``zero3-lora``.
         label: one of them; ``None``: of a test for no label.
     """
-    half = range(len(PARTS)) if issue in _EVERYWHERE else _HALVES[zlib.crc32(issue.encode()) % len(_HALVES)]
+    earlier, later = _QUARTERS[zlib.crc32(issue.encode()) % len(_QUARTERS)]
+    everywhere = issue in _EVERYWHERE
     own = next((number for number, group in enumerate(_PREFERRED) if label and _strategy(label) in group), None)
     if own is None:
-        return tuple(PARTS[number] for number in half)
-    has = [bool(set(group) & set(map(_strategy, labels))) for group in _PREFERRED]
-    count = len(_PREFERRED)
-    taken = [next(each % count for each in range(turn, turn + count) if has[each % count]) for turn in range(count)]
-    return tuple(PARTS[number] for number in half if taken[number % count] == own)
+        return PARTS if everywhere else (PARTS[earlier], PARTS[later])
+    if not everywhere:
+        return (PARTS[later],)
+    has = [number for number, group in enumerate(_PREFERRED) if set(group) & set(map(_strategy, labels))]
+    return PARTS[has.index(own) :: len(has)]
 
 
 def _strategy(label: str) -> str:

@@ -29,6 +29,14 @@ def release(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda version: monkeypatch.setattr(metadata, "version", lambda name: version)
 
 
+def test_a_commit_between_releases_has_what_every_release_has(release: Any) -> None:
+    release("0.16.0.dev0")
+    assert configs.is_known(TRL, "data", "assistant_last")
+    assert not configs.is_known(TRL, "rewards", "sometimes")
+    release("0.17.0.dev0")
+    assert configs.is_known(TRL, "rewards", "sometimes")
+
+
 @pytest.mark.parametrize("version, known", [("0.27.2", False), ("0.28.0", True), ("1.16.0", True)])
 def test_a_refusal_is_known_from_the_release_that_documents_it(version: str, known: bool, release: Any) -> None:
     release(version)

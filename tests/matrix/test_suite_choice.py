@@ -22,8 +22,8 @@ def test_an_older_cell_runs_one_part_and_the_newest_all() -> None:
     assert chosen_tests(DEFAULT[1], DEFAULT, full=False) == (
         "not on_demand and not vllm and not liger and not every_pair and part_2"
     )
-    assert (
-        chosen_tests(DEFAULT[-1], DEFAULT, full=False) == "not on_demand and not vllm and not liger and not every_pair"
+    assert chosen_tests(DEFAULT[-1], DEFAULT, full=False) == (
+        "not on_demand and not vllm and not liger and not every_pair and not only_older"
     )
 
 
@@ -37,16 +37,18 @@ def test_a_full_sweep_and_a_cell_beside_the_default_ones_run_all_parts() -> None
 
 
 EVERY = ["single", "ddp", "zero2", "zero3", "zero3-lora", "fsdp1", "fsdp2"]
-ONE, OTHER, EVERYWHERE = "strategy-memory", "grpo-sampling", "grpo-logits-to-keep"
+ONE, OTHER, EVERYWHERE = "strategy-equivalence", "strategy-memory", "grpo-logits-to-keep"
 
 
-def test_half_of_the_parts_measure_what_runs_in_one_process_or_has_no_label() -> None:
-    assert parts_of(ONE, EVERY, "single") == parts_of(ONE, EVERY, None) == ("part_2", "part_3", "part_5", "part_8")
-    assert parts_of(OTHER, EVERY, "single") == ("part_1", "part_4", "part_6", "part_7")
+def test_two_parts_measure_what_runs_in_one_process_or_has_no_label_and_the_later_what_has_ranks() -> None:
+    assert parts_of(ONE, EVERY, "single") == parts_of(ONE, EVERY, None) == ("part_1", "part_8")
+    assert parts_of(OTHER, EVERY, "single") == ("part_2", "part_7")
+    assert {parts_of(ONE, EVERY, label) for label in EVERY[1:]} == {("part_8",)}
+    assert {parts_of(OTHER, EVERY, label) for label in EVERY[1:]} == {("part_7",)}
+
+
+def test_of_what_all_parts_measure_each_takes_one_of_the_strategies() -> None:
     assert parts_of(EVERYWHERE, EVERY, "single") == PARTS
-
-
-def test_each_part_takes_one_of_the_strategies_that_an_issue_has() -> None:
     assert {label: parts_of(EVERYWHERE, EVERY, label) for label in EVERY[1:]} == {
         "ddp": ("part_4", "part_8"),
         "zero2": ("part_1", "part_5"),
@@ -55,28 +57,19 @@ def test_each_part_takes_one_of_the_strategies_that_an_issue_has() -> None:
         "fsdp1": ("part_3", "part_7"),
         "fsdp2": ("part_3", "part_7"),
     }
-    assert {label: parts_of(ONE, EVERY, label) for label in EVERY[1:]} == {
-        "ddp": ("part_8",),
-        "zero2": ("part_5",),
-        "zero3": ("part_2",),
-        "zero3-lora": ("part_2",),
-        "fsdp1": ("part_3",),
-        "fsdp2": ("part_3",),
-    }
     assert parts_of(EVERYWHERE, ["fsdp1", "fsdp2"], "fsdp2") == PARTS
-    assert parts_of(ONE, ["zero3-bf16"], "zero3-bf16") == parts_of(ONE, [], None)
-    assert parts_of(EVERYWHERE, ["single", "ddp", "zero3"], "zero3") == ("part_1", "part_2", "part_5", "part_6")
-    assert parts_of(EVERYWHERE, ["single", "ddp", "zero3"], "ddp") == ("part_3", "part_4", "part_7", "part_8")
+    assert parts_of(EVERYWHERE, ["single", "ddp", "zero3"], "zero3") == ("part_1", "part_3", "part_5", "part_7")
+    assert parts_of(EVERYWHERE, ["single", "ddp", "zero3"], "ddp") == ("part_2", "part_4", "part_6", "part_8")
 
 
-def test_half_of_the_parts_measure_a_known_issue_and_every_label_is_in_one() -> None:
+def test_two_parts_measure_a_known_issue_and_every_label_is_in_one() -> None:
     counts = []
     for issue in known_issues.load().values():
         labels = issue.strategies or (None,)
         parts = {label: parts_of(issue.id, issue.strategies, label) for label in labels}
         assert all(parts.values())
         counts.append(len({part for each in parts.values() for part in each}))
-    assert set(counts) == {len(PARTS), len(PARTS) // 2}
+    assert set(counts) == {1, 2, len(PARTS)}
     assert counts.count(len(PARTS)) == 4
 
 

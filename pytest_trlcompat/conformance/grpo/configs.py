@@ -90,7 +90,8 @@ def is_known(trl: Any, name: str, value: Any, method: Method = GRPO) -> bool:
     """
     if name in AXES:
         since = (Requirement(each) for each in _SINCE.get((name, value), "trl").split())
-        return all(Version(metadata.version(each.name)) in each.specifier for each in since)
+        # A commit between two releases is a pre-release of the later one.
+        return all(each.specifier.contains(metadata.version(each.name), prereleases=True) for each in since)
     described = {
         each.name: str(each.metadata.get("help", "")) for each in dataclasses.fields(getattr(trl, method.config_class))
     }

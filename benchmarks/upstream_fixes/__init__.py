@@ -1,0 +1,1 @@
+"""How many of the faults that TRL has mended the conformance suite sees: ``nox -s upstream_fixes``."""
