@@ -156,10 +156,12 @@ class _Look:
         near = [each for each in matrix.full() if Version(each.pins.get("trl", "0")) <= wanted]
         newest = max(Version(each.pins["trl"]) for each in near)
         cells = [each for each in near if Version(each.pins["trl"]) == newest]
-        cells.sort(key=lambda each: ("default" not in each.tags, Version(each.pins["transformers"])))
         known = [locks.lock_for(matrix, each, layout) for each in cells]
+        # What was newest on the day of the release comes first.
+        known.sort(key=lambda each: Version(each.packages["transformers"]), reverse=True)
+        known.sort(key=lambda each: each.date)
         for lock in known:
-            if all(each.specifier.contains(lock.packages[each.name], prereleases=True) for each in fix.requirements):
+            if all(_allows(each, lock.packages[each.name]) for each in fix.requirements):
                 return lock
         base = known[0]
         pins = {each.name: self._release(each, base) for each in fix.requirements}
@@ -170,7 +172,7 @@ class _Look:
         releases = {each.partition("==")[2] for each in self.project.locked_releases([wanted.name])}
         ordered = sorted(releases, key=Version)
         place = ordered.index(base.packages[wanted.name])
-        allowed = [each for each in ordered if wanted.specifier.contains(each)]
+        allowed = [each for each in ordered if _allows(wanted, each)]
         if not allowed:
             raise MatrixError(f"no lock of the matrix has {wanted}")
         return min(allowed, key=lambda each: abs(ordered.index(each) - place))
@@ -216,6 +218,10 @@ class _Look:
             if status != 0:
                 raise MatrixError(f"looking ended with exit status {status}: see {log.relative_to(ROOT)}")
             return dict(json.loads(answer.read_text(encoding="utf-8")))
+
+
+def _allows(wanted: Requirement, version: str) -> bool:
+    return wanted.specifier.contains(version, prereleases=True)
 
 
 def _variables(context: ExecutionContext, *behind: Path) -> dict[str, str]:

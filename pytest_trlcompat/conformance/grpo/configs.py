@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from pytest_trlcompat.conformance import architectures, liger
+from pytest_trlcompat.conformance.grpo import environments
 from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
 from pytest_trlcompat.conformance.training import PLAIN, world_size
 
@@ -60,7 +61,7 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "seeds": ("", "twice"),
     "refused": (False, True, "allowed", "0.15", "0.28"),
     "resumed": ("", "between_generations", "within_generation"),
-    "tools": ("", "calls"),
+    "tools": ("", "calls", *environments.KINDS),
     "liger": liger.AXIS,
 }
 """What is chosen beside the fields of a config, with the default first; :mod:`~.objects` says what each means."""
@@ -71,6 +72,9 @@ _SINCE = {
     ("rewards", "logging"): "trl>=1",
     ("model", "experts"): "transformers>=4.51",
     ("tools", "calls"): "trl>=0.26 transformers>=5",
+    ("tools", "environment"): "trl>=0.29 transformers>=5.2",
+    ("tools", "environment_reward"): "trl>=1.8 transformers>=5.2",
+    ("tools", "environments"): "trl>=1.8 transformers>=5.2",
     ("liger", "loss"): liger.GRPO_LOSS,
     **architectures.SINCE,
     **{("refused", each): f"trl>={each}" for each in AXES["refused"] if str(each)[0].isdigit()},

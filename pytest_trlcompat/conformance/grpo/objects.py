@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.architectures import ARCHITECTURES, architecture, saved
-from pytest_trlcompat.conformance.grpo import tools
+from pytest_trlcompat.conformance.grpo import environments, tools
 from pytest_trlcompat.conformance.grpo.configs import AXES
 from pytest_trlcompat.conformance.grpo.sampling import COMPLETION_LENGTH, Data, name_of, reward_functions, target_of
 
@@ -57,7 +57,7 @@ def data_of(model: TinyModel, setting: Mapping[str, Any], seed: int, length: int
         assistant_last=setting.get("data") == "assistant_last",
         length=min(length, COMPLETION_LENGTH),
         ends=ends,
-        tools=bool(setting.get("tools")),
+        tools=str(setting.get("tools") or ""),
     )
 
 
@@ -170,7 +170,8 @@ def rewards_of_reference(model: TinyModel, setting: Mapping[str, Any]) -> list[C
     """The same as functions, each called with ``completions``, texts, ``prompts``, texts, and ``target``."""
     wanted = setting.get("rewards", "letters")
     if wanted != "model":
-        return [_awaited(function) for function in reward_functions(wanted)]
+        owned = [environments.reward_of_environment] if setting.get("tools") == "environment_reward" else []
+        return [*(_awaited(function) for function in reward_functions(wanted)), *owned]
     import torch
 
     scorer, words = reward_model(model), tokenizer(model, setting)
@@ -253,6 +254,9 @@ def prompts_asked(
     found = []
     for text, prompt in zip(data.texts(rows, part), data.prompts(rows, part), strict=True):
         written = text
+        if data.tools in environments.KINDS:
+            observed = environments.observation(data.tools, target_of(text))
+            prompt = [{**prompt[0], "content": prompt[0]["content"] + observed}]
         if data.conversational:
             how: dict[str, Any] = {"add_generation_prompt": True}
             if data.assistant_last:

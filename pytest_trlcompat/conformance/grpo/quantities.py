@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.comparison import Difference, Quantity, differing
-from pytest_trlcompat.conformance.grpo import tools
+from pytest_trlcompat.conformance.grpo import environments, tools
 from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
 from pytest_trlcompat.conformance.grpo.records import Recording
 from pytest_trlcompat.conformance.grpo.sampling import target_of
@@ -268,12 +268,19 @@ def _tables(main: Recording, truth: Truth) -> Iterator[Difference]:
 def _rewarded(call: Any, place: str) -> Iterator[Difference]:
     """Reward functions get each completion with its own prompt and columns."""
     for name, given in call.rewarded.items():
-        wanted = [target_of(_words(text)) for text in given["prompts"]]
+        wanted = [target_of(_words(environments.without_observation(text))) for text in given["prompts"]]
         if "target" in given and given["target"] != wanted:
             yield Difference(f"reward_arguments[{name}.target]", place, wanted, given["target"], math.inf, 0.0)
         counts = [len(call.prompts), len(given["completions"])]
         if counts[0] != counts[1]:
             yield Difference(f"reward_arguments[{name}]", place, counts[:1], counts[1:], math.inf, 0.0)
+        # What reward functions are told of calls of a tool whose result has no room is not documented.
+        rows = zip(call.completions, call.sampled or [], given.get("environments", []), strict=False)
+        for row, (completion, sampled, calls) in enumerate(rows):
+            wanted, most = tools.answered(completion, sampled), tools.called(completion, sampled)
+            if calls not in (wanted, most):
+                stage, where = f"reward_arguments[{name}.environments]", f"{place}, row {row}"
+                yield Difference(stage, where, wanted, calls, math.inf, 0.0)
 
 
 def _turns(call: Any, arguments: Mapping[str, Any], place: str) -> Iterator[Difference]:

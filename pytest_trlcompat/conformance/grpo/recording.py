@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance.grpo import objects, tools
+from pytest_trlcompat.conformance.grpo import environments, objects, tools
 from pytest_trlcompat.conformance.grpo.configs import calls_of_a_generation, config_of, known_part
 from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
 from pytest_trlcompat.conformance.grpo.records import Generated, Recording
@@ -124,8 +124,10 @@ def _build(
         extra["eval_dataset"] = data.dataset(objects.prompt_count(setting, "evaluation"), "evaluation")
     if setting.get("rewards") == "shared_class":
         extra["reward_processing_classes"] = words
-    if data.tools:
+    if data.tools == "calls":
         extra["tools"] = [tools.tool(found.tool_calls.append)]
+    elif data.tools:
+        extra["environment_factory"] = environments.factory(data.tools, found.tool_calls.append)
     dataset: Any = data.dataset(objects.prompt_count(setting, "training"))
     if setting.get("data") in ("iterable", "none"):
         dataset = dataset.to_iterable_dataset() if setting["data"] == "iterable" else None

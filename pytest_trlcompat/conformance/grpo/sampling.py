@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance.grpo import tools
+from pytest_trlcompat.conformance.grpo import environments, tools
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -47,7 +47,7 @@ class Data:
         assistant_last: the last message of a prompt is an assistant's beginning.
         length: of the longest completions.
         ends: token ids that end a completion.
-        tools: completions call a tool, see :mod:`~pytest_trlcompat.conformance.grpo.tools`.
+        tools: completions call a tool, see :mod:`~pytest_trlcompat.conformance.grpo.tools`; the value of that axis.
     """
 
     seed: int
@@ -56,7 +56,7 @@ class Data:
     assistant_last: bool = False
     length: int = COMPLETION_LENGTH
     ends: tuple[int, ...] = (_EOS,)
-    tools: bool = False
+    tools: str = ""
 
     def texts(self, rows: int, part: str) -> list[str]:
         """Prompts of unequal lengths, each different from all others by its first two words."""
@@ -77,11 +77,12 @@ class Data:
         return [[{"role": "user", "content": text}, *last] for text in texts]
 
     def dataset(self, rows: int, part: str = "training") -> Dataset:
-        """Columns ``prompt`` and ``target``, a number that a reward function may ask for."""
+        """Columns ``prompt`` and ``target``, a number that a reward function may ask for; and those of environments."""
         from datasets import Dataset
 
         targets = [target_of(text) for text in self.texts(rows, part)]
-        return Dataset.from_dict({"prompt": self.prompts(rows, part), "target": targets})
+        more = environments.column(self.tools, targets)
+        return Dataset.from_dict({"prompt": self.prompts(rows, part), "target": targets, **more})
 
     def completion(self, prompt: Sequence[int], member: int, call: int) -> list[int]:
         """Token ids of one completion; it ends with an end of sequence unless it is as long as it may be.

@@ -173,14 +173,15 @@ def _rollout(
     prompts = [prompt for each in together for prompt in each.prompts]
     completions = [completion[:longest] for each in together for completion in each.completions]
     sampled = None
-    said = completions
+    said, called = completions, [[] for _ in completions]
     if any(each.sampled is not None for each in together):
         sampled = [row[:longest] for each in together for row in each.sampled or []]
         said = [tools.words_of(*each) for each in zip(completions, sampled, strict=True)]
+        called = [tools.called(*each) for each in zip(completions, sampled, strict=True)]
     texts = [tokenizer.decode(each, skip_special_tokens=True) for each in said]
     targets = [known.get(tuple(each), 0) for each in prompts]  # one that nobody asked for is found by what it is
     asked = [tokenizer.decode(each, skip_special_tokens=True) for each in prompts]
-    given = [function(completions=texts, prompts=asked, target=targets) for function in rewards]
+    given = [function(completions=texts, prompts=asked, target=targets, called=called) for function in rewards]
     return reference.Rollout(
         prompts, completions, list(zip(*given, strict=True)), [name_of(function) for function in rewards], sampled
     )

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.comparison import OutOfStep
-from pytest_trlcompat.conformance.grpo import tools
+from pytest_trlcompat.conformance.grpo import environments, tools
 from pytest_trlcompat.conformance.grpo.methods import Method
 from pytest_trlcompat.conformance.grpo.records import Generated, MicroBatchRecord, Recording
 from pytest_trlcompat.conformance.grpo.sampling import Data, content, name_of
@@ -147,6 +147,9 @@ def watched_function(function: Callable[..., Any], found: Recording) -> Callable
             for name in ("prompts", "completions", "target")
             if name in kwargs
         }
+        if kwargs.get("environments") is not None:
+            given = found.generated[-1].rewarded[name_of(function)]
+            given["environments"] = environments.calls_of(kwargs["environments"])
 
     if not hasattr(function, "__name__"):  # it must reach the trainer as it is
         return _watched_object(function, keep)

@@ -1,0 +1,100 @@
+"""Environments of a conformance training: what a trainer makes rollouts in, by ``environment_factory``.
+
+Each has the tool of :mod:`~pytest_trlcompat.conformance.grpo.tools`, says two more words to the last user of a prompt,
+and knows what its rollout has called. Imports nothing of the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pytest_trlcompat.conformance.grpo import tools
+
+__all__ = [
+    "KINDS",
+    "calls_of",
+    "column",
+    "factory",
+    "name_for",
+    "observation",
+    "reward_of_environment",
+    "without_observation",
+]
+
+KINDS = ("environment", "environment_reward", "environments")
+"""Values of the axis ``tools``: environments of one class; that give rewards; of two classes, by a column's name."""
+_OBSERVED = "w55"
+_SPEAKING, _SILENT = "speaking", "silent"
+
+
+def observation(kind: str, target: int) -> str:
+    """What is appended to a prompt, by the column ``target``, which ``reset`` is given; nothing by a silent one."""
+    return f" {_OBSERVED} w{target}" if name_for(kind, target) == _SPEAKING else ""
+
+
+def without_observation(prompt: str) -> str:
+    return prompt.partition(f" {_OBSERVED} ")[0]
+
+
+def name_for(kind: str, target: int) -> str:
+    """Of the environment for a row of the dataset."""
+    return _SILENT if kind == "environments" and target % 2 else _SPEAKING
+
+
+def factory(kind: str, keep: Callable[[int], None]) -> Any:
+    """What a user passes as ``environment_factory``.
+
+    Args:
+        keep: gets the number of each word that a tool is called with.
+    """
+
+    class Speaking:
+        """Methods are tools, but for ``reset``, ``get_reward`` and those with an underscore."""
+
+        def __init__(self) -> None:
+            self._calls: list[int] = []
+
+        def reset(self, target: int, **columns: Any) -> str | None:
+            self._calls.clear()
+            return observation("environment", target)
+
+        def w51(self, w52: str) -> str:
+            self._calls.append(int(w52[1:]))
+            keep(int(w52[1:]))
+            return tools.w51(w52)
+
+    class Silent(Speaking):
+        def reset(self, target: int, **columns: Any) -> None:
+            self._calls.clear()
+
+    class Environment(Speaking):
+        def get_reward(self) -> float:
+            return float(len(self._calls))
+
+    Speaking.w51.__doc__ = tools.w51.__doc__
+    if kind == "environments":
+        return {_SPEAKING: Speaking, _SILENT: Silent}
+    return Environment if kind == "environment_reward" else Speaking
+
+
+def calls_of(environments: Sequence[Any]) -> list[list[int]]:
+    """With the numbers of which words the rollout of each environment has called its tool until now."""
+    return [list(each._calls) for each in environments]
+
+
+def reward_of_environment(completions: Sequence[Any], called: Sequence[Sequence[int]], **_: Any) -> list[float]:
+    """What the environments of ``environment_reward`` give, for the reference.
+
+    Args:
+        called: as :func:`calls_of` says.
+    """
+    return [float(len(each)) for each in called]
+
+
+reward_of_environment.__name__ = "Environment"
+
+
+def column(kind: str, targets: Sequence[int]) -> Mapping[str, list[str]]:
+    """What a dataset has beside other columns."""
+    return {"environment": [name_for(kind, each) for each in targets]} if kind == "environments" else {}
