@@ -7,7 +7,8 @@
 A fault is seen where a row shows something with the parent of the commit that mended it, and no longer with that
 commit; all else is the same. Where no commit is known, the last release with the fault and the first one without it
 are compared, and what counts are the stages that the entry names. What was found is kept in
-``build/upstream-fixes``, and not looked for again with the same rows.
+``build/upstream-fixes``, and not looked for again without --rows. An entry with a known issue is seen by that issue's
+suite, whose boundaries the catalogue has; without numbers it is not looked for.
 """
 
 from __future__ import annotations
@@ -77,7 +78,11 @@ def main() -> int:
     parser.add_argument("--count", action="store_true", help="look for nothing")
     options = parser.parse_args()
     fixes = read_fixes()
-    chosen = [each for each in fixes if not options.numbers or _is_named(each, options.numbers)]
+    chosen = [
+        each
+        for each in fixes
+        if (_is_named(each, options.numbers) if options.numbers else not each.entry.get("catalogue"))
+    ]
     if not chosen:
         parser.error(f"no fix {' '.join(map(str, options.numbers))}: there are {len(fixes)}, see {FIXES.name}")
     if options.count:
@@ -125,8 +130,7 @@ class _Look:
         Raises:
             MatrixError: there is no environment, or the rows could not be tried.
         """
-        path = _result_of(fix)
-        kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        path, kept = _result_of(fix), _kept(fix)
         if kept is not None and self.rows is None:
             return dict(kept)
         lock = self._lock(fix)
@@ -241,25 +245,28 @@ def _in_words(result: Mapping[str, Any]) -> str:
 
 
 def _count(fixes: Sequence[Fix]) -> int:
-    """Print how many were seen, by kind and trainer, and those that were not."""
-    known = [(fix, _result_of(fix)) for fix in fixes]
-    looked = [(fix, json.loads(path.read_text(encoding="utf-8"))) for fix, path in known if path.is_file()]
-    if not looked:
-        print("nothing was looked for until now")
-        return 0
+    """Print how many the suites see, by kind and trainer: known issues, and what was looked for beside them."""
+    looked = {fix.number: _kept(fix) for fix in fixes}
+    seen = {fix.number: bool(fix.entry.get("catalogue")) or _is_seen(looked[fix.number]) for fix in fixes}
     for field in ("kind", "trainer"):
-        for value in dict.fromkeys(fix.entry[field] for fix, _ in looked):
-            print(f"{value}: {share(_is_seen(found) for fix, found in looked if fix.entry[field] == value)}")
-    for fix in (fix for fix, found in looked if not _is_seen(found)):
-        print(f"not seen: {fix} ({fix.entry['setting'][:80]})")
-    beside = sum(not found["seen"] and bool(found["changed"]) for _, found in looked)
-    print(f"seen: {share(_is_seen(found) for _, found in looked)}, {beside} of them beside another fault")
-    print(f"not looked for: {len(fixes) - len(looked)}")
+        for value in dict.fromkeys(fix.entry[field] for fix in fixes):
+            print(f"{value}: {share(seen[fix.number] for fix in fixes if fix.entry[field] == value)}")
+    for fix in fixes:
+        if not seen[fix.number]:
+            how = "not looked for" if looked[fix.number] is None else "not seen"
+            print(f"{how}: {fix} ({fix.entry['setting'][:80]})")
+    known = sum(bool(fix.entry.get("catalogue")) for fix in fixes)
+    print(f"seen: {share(seen.values())}; {known} of them are known issues of the catalogue")
     return 0
 
 
-def _is_seen(result: Mapping[str, Any]) -> bool:
-    return bool(result["seen"] or result["changed"])
+def _kept(fix: Fix) -> Mapping[str, Any] | None:
+    path = _result_of(fix)
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+
+
+def _is_seen(result: Mapping[str, Any] | None) -> bool:
+    return result is not None and bool(result["seen"] or result["changed"])
 
 
 def _result_of(fix: Fix) -> Path:

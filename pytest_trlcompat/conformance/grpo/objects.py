@@ -83,26 +83,28 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
     ``changed``: its weights are not those in the folder that it was read from. ``generation_settings``: its own
     generation config has a temperature and the like. ``two_ends``: that config names a second end of sequence.
     ``name``: the folder, from which the trainer loads it. ``peft_model`` and ``both``: an adapter that was trained
-    before. ``experts``: a mixture of experts whose config asks for its auxiliary loss. Of an architecture's name: see
+    before, ``peft_parameters`` one of the stacked matrices of experts. ``experts``: a mixture of experts whose config
+    asks for its auxiliary loss. ``vision``: a vision model, without images. Of an architecture's name: see
     :mod:`pytest_trlcompat.conformance.architectures`.
 
     Args:
         whole: the same, built and not read from a folder: under ZeRO-3 what is read is partitioned.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     kind = str(setting.get("model"))
     if kind == "name" and not whole:
         return str(model.path)
     dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
-    if kind == "experts":
-        model = _experts(model)
+    if kind in ("experts", "vision"):
+        model = _beside(kind, model)
     if whole:
         found = architecture(kind, model) if kind in ARCHITECTURES else model.new_model().to(dtype)
     else:
         folder = saved(architecture(kind, model)) if kind in ARCHITECTURES else model.path
-        found = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", torch_dtype=dtype)
+        auto = transformers.AutoModelForImageTextToText if kind == "vision" else transformers.AutoModelForCausalLM
+        found = auto.from_pretrained(folder, attn_implementation="eager", torch_dtype=dtype)
     if kind == "changed":
         with torch.no_grad():
             for parameter in found.parameters():
@@ -114,20 +116,21 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
     elif kind == "experts":
         found.config.update({"output_router_logits": True, "router_aux_loss_coef": _AUX_LOSS_COEF})
         found.router_aux_loss_coef = _AUX_LOSS_COEF  # a model has read its config when it was built
-    if setting.get("adapter") in ("peft_model", "both"):
+    if setting.get("adapter") in ("peft_model", "peft_parameters", "both"):
         from peft import get_peft_model
 
-        found = get_peft_model(found, _lora())
+        found = get_peft_model(found, _lora_of_experts() if setting["adapter"] == "peft_parameters" else _lora())
         fill_adapter(found)
     return found
 
 
-def _experts(model: TinyModel) -> TinyModel:
-    """A mixture of experts of the same words."""
+def _beside(kind: str, model: TinyModel) -> TinyModel:
+    """A mixture of experts, or a vision model, of the same words."""
     from pytest_trlcompat import tiny
 
     names = ("vocab_size", "initializer_range", "num_hidden_layers", "directory")
-    return tiny.moe(**{name: getattr(model, name) for name in names})
+    sizes = {name: getattr(model, name) for name in names}
+    return tiny.vlm(**sizes) if kind == "vision" else tiny.moe(**sizes)
 
 
 def reward_model(model: TinyModel) -> Any:
@@ -213,6 +216,13 @@ def _lora() -> Any:
     from peft import LoraConfig
 
     return LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+
+
+def _lora_of_experts() -> Any:
+    from peft import LoraConfig
+
+    experts = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    return LoraConfig(r=4, lora_alpha=8, target_modules=[], target_parameters=experts, task_type="CAUSAL_LM")
 
 
 def fill_adapter(model: Any) -> None:

@@ -94,7 +94,8 @@ def computed(
         padded: whether models see rows with padding in front, as in a batch of a trainer.
 
     Raises:
-        OutOfStep: the micro-batches of a generation are not the rows that were sampled.
+        OutOfStep: the micro-batches of a generation are not the rows that were sampled, or a group has several
+            prompts.
     """
     settings = settings_of(recordings[0].arguments, conventions, len(recordings), method)
     settings = dataclasses.replace(settings, eos_token_id=ends, pad_token_id=0)
@@ -106,6 +107,10 @@ def computed(
     longest = settings.max_completion_length
     for index, together in enumerate(zip(*calls, strict=True)):
         rollout = _rollout(together, tokenizer, rewards, targets_of(recordings[0], "training"), longest)
+        try:
+            rollout.check_groups(settings.num_generations)
+        except ValueError as error:
+            raise OutOfStep(f"generation {index}: {error}") from error
         rollouts.append(rollout)
         batches = [_of_generation(one, index) for one in recordings]
         layouts.append(_layout(rollout, batches, settings.micro_batches_per_generation, settings.num_iterations, index))
