@@ -13,6 +13,7 @@ vLLM calls :func:`install` in each of its processes (entry point ``vllm.general_
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,11 +25,19 @@ from pytest_trlcompat.inference.environment import ON_CPU
 __all__ = ["changes", "install"]
 
 
+_EXPERTS = (
+    ("vllm.model_executor.layers.fused_moe.experts.cpu_moe", "CPUUnquantizedExperts"),
+    ("vllm.model_executor.layers.fused_moe.cpu_fused_moe", "CPUFusedMOE"),
+)
+"""What computes a mixture of experts, in later releases of vLLM and in earlier ones."""
+
+
 @dataclass
 class _Changes:
     kept_layers: int = 0
     eager_engines: int = 0
     missing: list[str] = field(default_factory=list)
+    missing_experts: list[str] = field(default_factory=list)
     installed: bool = False
 
 
@@ -44,6 +53,7 @@ def install() -> None:
     if current_platform.is_cpu():
         _changes.installed = True
         _keep_weights()
+        _keep_experts()
         _do_not_compile()
         _open_no_port()
         gloo_transfer.adapt_server()
@@ -55,12 +65,14 @@ def changes() -> dict[str, Any]:
 
     Returns:
         ``kept_layers``: layers that keep their weights as they were loaded; ``eager_engines``: engines that were not
-        compiled; ``missing``: names that this release of vLLM does not have, so that nothing was changed there.
+        compiled; ``missing``: names that this release of vLLM does not have, so that nothing was changed there;
+        ``missing_experts``: the same of what mixtures of experts alone need.
     """
     return {
         "kept_layers": _changes.kept_layers,
         "eager_engines": _changes.eager_engines,
         "missing": list(_changes.missing),
+        "missing_experts": list(_changes.missing_experts),
     }
 
 
@@ -85,6 +97,88 @@ def _keep_weights() -> None:
 
     # Its callers look the name up in this module whenever they call it.
     setattr(utils, name, keep)
+
+
+def _keep_experts() -> None:
+    """The same for mixtures of experts: their layers' kernels take packed weights alone, and are replaced as well."""
+    later, earlier = (_found(*place) for place in _EXPERTS)
+    if later is not None:
+        later.process_weights_after_loading = _count_experts
+        later.apply = _apply_experts
+    elif earlier is not None:
+        begin = earlier.init_moe_torch  # multiplies by torch.nn.functional.linear, expert by expert
+
+        @functools.wraps(begin)
+        def keep(self: Any, layer: Any) -> None:
+            begin(self, layer)
+            if layer.w13_weight.numel():
+                _changes.kept_layers += 1
+            else:  # on some processors they are packed here as well
+                _changes.missing_experts.append("expert weights that stay as they are on this processor")
+
+        earlier.init_moe_torch = keep
+        earlier.check_grouped_gemm = lambda self, layer: (False, "none")
+    else:
+        _changes.missing_experts.extend(".".join(place) for place in _EXPERTS)
+
+
+def _found(module: str, name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError:
+        return None
+
+
+def _count_experts(self: Any, layer: Any) -> None:
+    self._use_zentorch = False
+    _changes.kept_layers += 1
+
+
+def _apply_experts(
+    self: Any,
+    output: Any,
+    hidden_states: Any,
+    w1: Any,
+    w2: Any,
+    topk_weights: Any,
+    topk_ids: Any,
+    activation: Any,
+    global_num_experts: int,
+    expert_map: Any,
+    a1q_scale: Any,
+    a2_scale: Any,
+    workspace13: Any,
+    workspace2: Any,
+    expert_tokens_meta: Any,
+    apply_router_weight_on_input: bool,
+) -> None:
+    """``output[t] = sum over t's experts e of weight * w2[e] (silu(gate) * up)``, with ``gate, up = w1[e] x[t]``.
+
+    Args:
+        output, hidden_states: ``(T, H)``.
+        w1: ``(E, 2 I, H)``.
+        w2: ``(E, H, I)``.
+        topk_weights, topk_ids: ``(T, K)``.
+
+    Raises:
+        NotImplementedError: the layer is another one than this computes.
+    """
+    import torch
+
+    linear, silu = torch.nn.functional.linear, torch.nn.functional.silu
+    biases = (self.w1_bias, self.w2_bias)
+    if activation.value != "silu" or expert_map is not None or any(bias is not None for bias in biases):
+        raise NotImplementedError(
+            "on a CPU this package computes experts with SiLU alone, without biases, all in one rank"
+        )
+    output.zero_()
+    for expert in topk_ids.unique().tolist():
+        tokens, places = (topk_ids == expert).nonzero(as_tuple=True)
+        gate, up = linear(hidden_states[tokens], w1[expert]).chunk(2, dim=-1)
+        found = linear(silu(gate) * up, w2[expert])
+        if not apply_router_weight_on_input:
+            found = found * topk_weights[tokens, places, None].to(found.dtype)
+        output.index_add_(0, tokens, found)
 
 
 def _do_not_compile() -> None:

@@ -1,6 +1,7 @@
 """Cure of how weights reach vLLM: it gets all of them as they are, and the policy stays as it is.
 
-Of ``grpo-vllm-weights``, ``grpo-vllm-merge-drift`` and ``grpo-vllm-server-weights``, and of the same with RLOO
+Of ``grpo-vllm-weights``, ``grpo-vllm-merge-drift``, ``grpo-vllm-server-weights``, ``grpo-vllm-dora``,
+``grpo-vllm-trained-tokens`` and ``grpo-vllm-tied-embeddings``, and of the first three with RLOO
 (``rloo-vllm-weights``, ``rloo-vllm-merge-drift``, ``rloo-vllm-server-weights``) and distillation
 (``distillation-vllm-weights``, ``distillation-vllm-merge-drift``, ``distillation-vllm-server-weights``). TRL walks the
 policy's parameters and hands each to vLLM.
@@ -13,6 +14,12 @@ policy's parameters and hands each to vLLM.
 - A server's client keeps what it is handed until it has a gibibyte or the last weight, and sends it then. An adapter
   has been taken out of the policy by that time, so that the server generates with the model without it; under FSDP1 the
   memory of the weights has been freed.
+
+- DoRA is merged by an assignment to a weight's data, which changes nothing where FSDP2 has made a DTensor of it: the
+  engine generates with the model without its adapter. Rows of the embeddings that PEFT trains by themselves
+  (``trainable_token_indices``) go by PEFT's names, which vLLM does not know.
+- vLLM has one weight for tied embeddings. An adapter that changes input embeddings or output head alone makes two of
+  it: the engine generates with one for both. This cannot be handed over, and is refused.
 
 The cure walks from the root, a layer at a time, merges into a copy of each weight, and hands a server copies under
 FSDP1. It takes the place of TRL's iterator over the weights. Where TRL has none, and walks in the method that hands
@@ -32,6 +39,7 @@ from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._conditions import Condition, fsdp_version, trains_adapters, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
 from pytest_trlcompat.trainers._patching import owner_of
+from pytest_trlcompat.trainers.errors import CureError, leaving_out
 
 if TYPE_CHECKING:
     import torch
@@ -50,9 +58,12 @@ Gather = Callable[[list[Any]], AbstractContextManager[Any]]
 class VLLMSyncMixin(Cure):
     """Hands vLLM all weights of a policy, under FSDP1 too, and merges LoRA without touching the policy.
 
-    Of any trainer that generates with TRL's ``VLLMGeneration``, in either mode of vLLM. Adapters other than LoRA, and
-    variants of it such as DoRA, are merged by TRL as ever. Does nothing without vLLM, or where neither FSDP1 nor an
-    adapter is used.
+    Of any trainer that generates with TRL's ``VLLMGeneration``, in either mode of vLLM. LoRA of linear layers, DoRA of
+    them and trained tokens are merged here; other adapters, and several with DoRA at a time, by TRL as ever. Does
+    nothing without vLLM, or where neither FSDP1 nor an adapter is used.
+
+    Raises:
+        CureError: an adapter makes two weights of tied embeddings, for which vLLM has one.
     """
 
     _needed: ClassVar = (
@@ -64,7 +75,7 @@ class VLLMSyncMixin(Cure):
         ),
         Condition(
             "under FSDP1, or with LoRA",
-            "neither FSDP1 nor plain LoRA is used",
+            "neither FSDP1 nor LoRA that it can merge is used",
             lambda trainer: fsdp_version(trainer.accelerator) == 1 or _merges(trainer.model),
         ),
     )
@@ -76,6 +87,15 @@ class VLLMSyncMixin(Cure):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         generation = getattr(self, "vllm_generation", None)
+        if generation is not None and _is_untied(self.model):
+            raise CureError(
+                VLLMSyncMixin.__name__,
+                wanted="an adapter that leaves tied embeddings tied",
+                found="this one makes two weights of them, and vLLM has one",
+                packages=("trl", "peft"),
+                remedy="Keep them tied (ensure_weight_tying=True in LoraConfig, with modules_to_save), or untie them "
+                f"in the checkpoint before{leaving_out(VLLMSyncMixin.__name__)}",
+            )
         if generation is not None and VLLMSyncMixin._activity(type(self), self).active:
             if owner_of(patch_points.VLLM_PARAMETERS, VLLMSyncMixin.__name__) is not None:
                 walk = getattr(generation, _METHOD)
@@ -209,6 +229,28 @@ def _merges(model: nn.Module) -> bool:
     return trains_adapters(model) and bool(_tuned(model)) and all(_is_plain(layer) for layer in _tuned(model).values())
 
 
+def _is_untied(model: nn.Module) -> bool:
+    """Whether a checkpoint has one weight for input and output embeddings, and an adapter makes two of it."""
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if not trains_adapters(model) or not getattr(text, "tie_word_embeddings", False):
+        return False
+    return _used(model.get_input_embeddings()) is not _used(model.get_output_embeddings())
+
+
+def _used(embeddings: Any) -> Any:
+    """What stands for the weight that is used: equal for equal weights alone."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    if isinstance(embeddings, BaseTunerLayer):
+        return embeddings
+    copies = getattr(embeddings, "modules_to_save", None)
+    if copies is not None:
+        return next((copies[adapter].weight for adapter in embeddings.active_adapters if adapter in copies), None)
+    original = getattr(embeddings, "original_module", embeddings)  # of trained tokens, which PEFT keeps tied
+    return getattr(original, "weight", None)
+
+
 def _tuned(model: nn.Module) -> dict[str, Any]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -218,9 +260,26 @@ def _tuned(model: nn.Module) -> dict[str, Any]:
 def _is_plain(layer: Any) -> bool:
     from peft.tuners.lora import Linear
 
+    if _trains_tokens(layer):
+        return True
     variants = getattr(layer, "lora_variant", None) or {}
     flags = (getattr(layer, name, None) or {} for name in ("use_dora", "lora_bias"))
-    return type(layer) is Linear and not variants and not any(value for flag in flags for value in flag.values())
+    given = {name for flag in flags for name, value in flag.items() if value}
+    return type(layer) is Linear and _has_dora(layer, given | set(variants))
+
+
+def _has_dora(layer: Any, adapters: set[str]) -> bool:
+    """Whether these adapters, if any, are LoRA with a magnitude, and nothing else is active."""
+    if adapters and (len(layer.active_adapters) > 1 or layer.fan_in_fan_out):
+        return False
+    variants = getattr(layer, "lora_variant", None) or {}
+    biased = getattr(layer, "lora_bias", None) or {}
+    return all(
+        adapter in getattr(layer, "lora_magnitude_vector", {})
+        and not biased.get(adapter)
+        and (adapter not in variants or type(variants[adapter]).__name__ == "DoraLinearVariant")
+        for adapter in adapters
+    )
 
 
 def _lora_layers(model: nn.Module) -> dict[str, Any]:
@@ -252,15 +311,25 @@ def _name_for_engine(name: str, layers: Mapping[str, Any]) -> str | None:
         if adapter not in active:
             return None
         bare = f"{head}.{last}"
-    return bare.removeprefix(_PEFT_PREFIX).replace(".base_layer.", ".")
+    return bare.removeprefix(_PEFT_PREFIX).replace(".token_adapter.", ".").replace(".base_layer.", ".")
 
 
-_ADAPTER_PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector")
+_ADAPTER_PARTS = (
+    *("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"),
+    "trainable_tokens_delta",
+)
 
 
 def _factors(layer: Any) -> list[Any]:
-    parts = (layer.lora_A, layer.lora_B)
+    if _trains_tokens(layer):
+        return [layer.trainable_tokens_delta[adapter] for adapter in layer.active_adapters]
+    parts = (layer.lora_A, layer.lora_B, getattr(layer, "lora_magnitude_vector", {}))
     return [part[adapter].weight for adapter in layer.active_adapters for part in parts if adapter in part]
+
+
+def _trains_tokens(layer: Any) -> bool:
+    """Whether it is PEFT's layer of an embedding of which some rows are trained."""
+    return hasattr(layer, "trainable_tokens_delta")
 
 
 def _value(parameter: torch.Tensor, layer: Any) -> torch.Tensor:
@@ -268,9 +337,14 @@ def _value(parameter: torch.Tensor, layer: Any) -> torch.Tensor:
     value = parameter.detach()
     if layer is None or layer.disable_adapters or layer.merged:
         return value
+    if _trains_tokens(layer):
+        return layer.get_merged_weights(layer.active_adapters).detach()
     for adapter in layer.active_adapters:
         if adapter in layer.lora_A:
             value = value + layer.get_delta_weight(adapter).to(value.dtype)
+            magnitude = getattr(layer, "lora_magnitude_vector", {})
+            if adapter in magnitude:  # DoRA: the length of each row is learned by itself
+                value = (magnitude[adapter].weight / value.norm(dim=1)).to(value.dtype).view(-1, 1) * value
     return value.detach()
 
 

@@ -6,17 +6,32 @@ LoRA; neither library's code takes part. Imports the stack only inside functions
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Comparison", "Expected", "compare", "engine_model", "merged", "packed", "unpacked"]
+__all__ = [
+    "Comparison",
+    "Expected",
+    "as_published",
+    "compare",
+    "engine_model",
+    "merged",
+    "packed",
+    "published",
+    "unpacked",
+]
 
 _PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Layers that vLLM has as one, with their parts in order, stacked by rows."""
+_EXPERTS = {"w13_weight": ("gate_proj", "up_proj"), "w2_weight": ("down_proj",)}
+"""The same of a mixture's experts, one behind the other along a first axis."""
+_BY_COLUMNS = ("o_proj.weight", "down_proj.weight")
+"""What tensor parallelism cuts along its inputs."""
+_HEAD, _EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
 _ADAPTER = "default"
 _PREFIX = "base_model.model."
 
@@ -58,62 +73,156 @@ def engine_model(trainer: Any) -> Any:
     return llm.llm_engine.model_executor.driver_worker.model_runner.model
 
 
-def merged(parameters: Mapping[str, torch.Tensor], scaling: float, dtype: torch.dtype) -> dict[str, Expected]:
-    """The policy without its adapter's modules, under the names of a checkpoint: ``W + scaling * B A``.
+def merged(
+    parameters: Mapping[str, torch.Tensor], scaling: float, dtype: torch.dtype, tokens: Sequence[int] = ()
+) -> dict[str, Expected]:
+    """The policy without its adapter's modules, under the names that it has without them.
+
+    What an adapter makes of a weight: LoRA ``W + scaling * B A``, of embeddings its transpose; DoRA that, with each row
+    at the length that it has learned; trained tokens, rows of their own.
 
     Args:
         parameters: of the policy, whole, in float32, by name.
         dtype: in which PEFT merges, that of the parameters.
+        tokens: whose rows of the embeddings are trained by themselves, where any are.
     """
     import torch
 
     unit = torch.finfo(dtype).eps
     found: dict[str, Expected] = {}
     for full_name, parameter in parameters.items():
-        name = full_name.removeprefix(_PREFIX)
-        if ".lora_" in name or ".original_module." in name:
+        name = full_name.removeprefix(_PREFIX).replace(".token_adapter.", ".")
+        if any(part in name for part in (".lora_", ".original_module.", ".trainable_tokens_")):
             continue
         value = parameter.double()
         place, layer, rest = name.partition(".base_layer.")
         if not layer:
             found[name.replace(f".modules_to_save.{_ADAPTER}.", ".")] = Expected(value)
             continue
-        a = parameters.get(f"{_PREFIX}{place}.lora_A.{_ADAPTER}.weight")
-        if a is None or rest != "weight":
+        rows = parameters.get(f"{_PREFIX}{place}.token_adapter.trainable_tokens_delta.{_ADAPTER}")
+        if rows is not None:
+            trained = value.clone()
+            trained[list(tokens)] = rows.double()
+            found[f"{place}.{rest}"] = Expected(trained, torch.zeros_like(value), trained - value)
+            continue
+        factors = _factors(parameters, place) if rest == "weight" else None
+        if factors is None:
             found[f"{place}.{rest}"] = Expected(value)
             continue
-        b = parameters[f"{_PREFIX}{place}.lora_B.{_ADAPTER}.weight"]
-        change = scaling * (b.double() @ a.double())
+        product, terms = factors
+        sum_ = value + scaling * product
         # The product, its scaling and the sum are rounded once each; the product's terms by the rank's sum.
-        error = 4 * unit * (value.abs() + scaling * (b.double().abs() @ a.double().abs()))
-        found[f"{place}.{rest}"] = Expected(value + change, error, change)
+        error = 4 * unit * (value.abs() + scaling * terms)
+        length = parameters.get(f"{_PREFIX}{place}.lora_magnitude_vector.{_ADAPTER}.weight")
+        if length is not None:
+            factor = (length.double() / sum_.norm(dim=1))[:, None]
+            sum_, error = factor * sum_, 4 * factor.abs() * error  # its norm and quotient are rounded as well
+        found[f"{place}.{rest}"] = Expected(sum_, error, sum_ - value)
     return found
 
 
-def packed(expected: Mapping[str, Expected], engine: Any) -> Iterator[tuple[str, torch.Tensor, Expected]]:
-    """Each of the engine's parameters with what it must be.
+def _factors(parameters: Mapping[str, torch.Tensor], place: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """``B A`` of a layer, in its weight's shape, and the same of absolute values; ``None`` without an adapter."""
+    a, b = (parameters.get(f"{_PREFIX}{place}.lora_{each}.{_ADAPTER}.weight") for each in "AB")
+    if a is not None and b is not None:
+        return b.double() @ a.double(), b.double().abs() @ a.double().abs()
+    a, b = (parameters.get(f"{_PREFIX}{place}.lora_embedding_{each}.{_ADAPTER}") for each in "AB")
+    if a is not None and b is not None:
+        return (b.double() @ a.double()).T, (b.double().abs() @ a.double().abs()).T
+    return None
+
+
+def published(name: str, shape: Sequence[int]) -> list[str]:
+    """Under which names a published checkpoint has a parameter of the policy.
+
+    Transformers 5 keeps all experts of a layer in one parameter, ``(E, 2 I, H)`` or ``(E, H, I)``; a vision model's
+    parts have moved.
+    """
+    name = name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
+    layer, experts, matrix = name.partition(".mlp.experts.")
+    if not experts or len(shape) != 3:
+        return [name]
+    parts = matrix.removesuffix("_proj").split("_")
+    return [f"{layer}.mlp.experts.{expert}.{part}_proj.weight" for expert in range(shape[0]) for part in parts]
+
+
+def as_published(expected: Mapping[str, Expected]) -> dict[str, Expected]:
+    """The same under the names of a published checkpoint, see :func:`published`."""
+    found: dict[str, Expected] = {}
+    for name, truth in expected.items():
+        names = published(name, truth.value.shape)
+        if len(names) == 1:
+            found[names[0]] = truth
+            continue
+        parts = len(names) // truth.value.shape[0]
+        found.update(zip(names, (Expected(one) for each in truth.value for one in each.chunk(parts)), strict=True))
+    return found
+
+
+def packed(
+    expected: Mapping[str, Expected], engine: Any, shard: tuple[int, int] = (0, 1)
+) -> Iterator[tuple[str, torch.Tensor, Expected]]:
+    """Each of the engine's parameters with what it must be; its output head too where that is its embeddings.
+
+    Args:
+        shard: the place of the engine's part among those of tensor parallelism, and how many there are.
 
     Raises:
         KeyError: the policy has no such parameter.
     """
+    held = dict(engine.named_parameters())
+    for name, parameter in held.items():
+        yield name, parameter, _of_parts(expected, _parts_of(name, parameter), shard)
+    head, embeddings = _HEAD, _EMBEDDINGS
+    tied = [name for name in held if name.endswith(embeddings)]
+    if head in expected and not any(name.endswith(head) for name in held):
+        yield head, held[tied[0]], _of_parts(expected, [[head]], shard)
+
+
+def _parts_of(name: str, parameter: torch.Tensor) -> list[list[str]]:
+    """Which of a checkpoint's tensors are in one of the engine's, stacked by rows; for each expert its own."""
+    name = name.replace("language_model.model.", "model.").replace("language_model.lm_head.", "lm_head.")
+    place, experts, matrix = name.partition(".mlp.experts.")
+    if experts:
+        projections = _EXPERTS[matrix.rpartition(".")[2]]
+        return [
+            [f"{place}.mlp.experts.{expert}.{each}.weight" for each in projections]
+            for expert in range(parameter.shape[0])
+        ]
+    layer = next((layer for layer in _PACKED if f".{layer}." in name), None)
+    return [[name] if layer is None else [name.replace(f".{layer}.", f".{part}.") for part in _PACKED[layer]]]
+
+
+def _of_parts(expected: Mapping[str, Expected], experts: Sequence[Sequence[str]], shard: tuple[int, int]) -> Expected:
     import torch
 
-    for name, parameter in engine.named_parameters():
-        layer = next((layer for layer in _PACKED if f".{layer}." in name), None)
-        if layer is None:
-            yield name, parameter, expected[name]
-            continue
-        parts = [expected[name.replace(f".{layer}.", f".{part}.")] for part in _PACKED[layer]]
-        value = torch.cat([part.value for part in parts])
-        nothing = [torch.zeros_like(part.value) for part in parts]
-        error = torch.cat(
-            [zero if part.error is None else part.error for part, zero in zip(parts, nothing, strict=True)]
-        )
-        change = torch.cat(
-            [zero if part.change is None else part.change for part, zero in zip(parts, nothing, strict=True)]
-        )
-        adapted = any(part.change is not None for part in parts)
-        yield name, parameter, Expected(value, error if adapted else None, change if adapted else None)
+    rows = [[_shard(part, expected[part], shard) for part in parts] for parts in experts]
+    adapted = any(part.change is not None for parts in rows for part in parts)
+
+    def joined(read: Callable[[Expected], torch.Tensor | None]) -> torch.Tensor:
+        stacked = []
+        for parts in rows:
+            values = [read(part) for part in parts]
+            stacked.append(
+                torch.cat([torch.zeros_like(p.value) if v is None else v for p, v in zip(parts, values, strict=True)])
+            )
+        return stacked[0] if len(stacked) == 1 else torch.stack(stacked)
+
+    if not adapted:
+        return Expected(joined(lambda part: part.value))
+    return Expected(joined(lambda p: p.value), joined(lambda p: p.error), joined(lambda p: p.change))
+
+
+def _shard(name: str, truth: Expected, shard: tuple[int, int]) -> Expected:
+    """The part of one rank of tensor parallelism: rows, of what follows them columns; norms are whole."""
+    place, count = shard
+    if count == 1 or "norm" in name:
+        return truth
+    axis = 1 if name.endswith(_BY_COLUMNS) else 0
+    cut = [
+        None if each is None else each.chunk(count, axis)[place] for each in (truth.value, truth.error, truth.change)
+    ]
+    return Expected(*cut)
 
 
 def unpacked(expected: Mapping[str, Expected], engine: Any) -> dict[str, torch.Tensor]:
@@ -135,14 +244,14 @@ def unpacked(expected: Mapping[str, Expected], engine: Any) -> dict[str, torch.T
     return found
 
 
-def compare(expected: Mapping[str, Expected], engine: Any) -> Comparison:
+def compare(expected: Mapping[str, Expected], engine: Any, shard: tuple[int, int] = (0, 1)) -> Comparison:
     """Tensor by tensor: bitwise in the engine's dtype, and within rounding where an adapter was merged."""
     import torch
 
     wrong: dict[str, float] = {}
     margins: list[float] = []
     count = 0
-    for name, parameter, truth in packed(expected, engine):
+    for name, parameter, truth in packed(expected, engine, shard):
         count += 1
         found = parameter.detach().cpu()[: truth.value.shape[0]]  # the vocabulary is padded
         off = (found.double() - truth.value).abs()

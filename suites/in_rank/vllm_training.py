@@ -30,18 +30,25 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_LENGTH",
     "RANK",
+    "REFUSED",
     "SAVED_STEP",
     "SCALING",
     "TEMPERATURE",
     "VARIANTS",
     "has_server",
+    "is_adapted",
     "loses_server",
+    "model_of",
+    "needs_own_engine",
     "sleeps",
     "train",
+    "weights_alone",
 ]
 
 TEMPERATURE = 0.7
 RANK, SCALING = 4, 2.0
+REFUSED = "CureError: VLLMSyncMixin"
+"""How a failure begins with which the cure has refused a training."""
 SAVED_STEP = 2
 _EVALUATED: Mapping[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
 _LORA: Mapping[str, Any] = {"adapter": "lora", "learning_rate": 5e-2}
@@ -51,6 +58,15 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "lora": _LORA,
     "lora_bf16": {**_LORA, "bf16": True, "dtype": "bfloat16"},
     "whole": {**_LORA, "adapter": "whole"},
+    "rslora": {**_LORA, "adapter": "rslora"},
+    "dora": {**_LORA, "adapter": "dora"},
+    "tied_head": {**_LORA, "adapter": "whole"},
+    "tied_embeddings": {**_LORA, "adapter": "whole_embeddings"},
+    "tied_both": {**_LORA, "adapter": "whole_tied"},
+    "tied_lora_embeddings": {**_LORA, "adapter": "lora_embeddings"},
+    "tokens": {**_LORA, "adapter": "tokens"},
+    "moe": _EVALUATED,
+    "moe_lora": {**_LORA, "adapter": "attention"},
     "reuse": {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1, "max_steps": 8},
     "accumulated": {"gradient_accumulation_steps": 2, "max_steps": 3},
     "asleep": {**_EVALUATED, "vllm_enable_sleep_mode": True},
@@ -62,6 +78,20 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "server_restarted": _EVALUATED,
 }
 """By name, settings of ``GRPOConfig``, and ``adapter`` and ``dtype``, see :func:`train`."""
+_TOKENS = tuple(range(3, 40))
+"""Most words of the prompts, so that their rows learn."""
+_ADAPTERS: Mapping[str, Mapping[str, Any]] = {
+    "lora": {},
+    "whole": {"modules_to_save": ["lm_head"]},
+    "whole_embeddings": {"modules_to_save": ["embed_tokens"]},
+    "rslora": {"use_rslora": True, "lora_alpha": int(SCALING * RANK**0.5)},
+    "dora": {"use_dora": True},
+    "whole_tied": {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+    "lora_embeddings": {"target_modules": ["q_proj", "v_proj", "embed_tokens"]},
+    "tokens": {"trainable_token_indices": [*_TOKENS]},
+    "attention": {"target_modules": ["q_proj", "v_proj"]},
+}
+"""By name, settings of ``LoraConfig`` that differ from those of :func:`_build`; each scales by :data:`SCALING`."""
 MAX_LENGTH = 64
 """Tokens of a prompt and its completion at most."""
 _BESIDE: Mapping[str, Any] = {
@@ -84,6 +114,27 @@ _ENGINE: Mapping[str, Any] = {
 def sleeps(variant: str) -> bool:
     """Whether its engine releases its memory between generations."""
     return variant == "asleep"
+
+
+def is_adapted(variant: str) -> bool:
+    """Whether an adapter is trained."""
+    return "adapter" in VARIANTS[variant]
+
+
+def weights_alone(variant: str) -> bool:
+    """Whether its batches are not held against a reference."""
+    return variant.startswith(("tied_", "tokens", "moe"))
+
+
+def needs_own_engine(variant: str) -> bool:
+    """Whether the recording engine has not been tried with it."""
+    return weights_alone(variant) or variant in ("rslora", "dora")
+
+
+def model_of(variant: str) -> str:
+    """``""`` for a plain tiny Qwen2, ``tied`` for one with tied embeddings, ``moe`` for a mixture of experts."""
+    first = variant.partition("_")[0]
+    return first if first in ("tied", "moe") else ""
 
 
 def has_server(variant: str) -> bool:
@@ -145,7 +196,7 @@ def train(
     try:
         trainer = _build(subject, model, settings, seconds, trainer_name)
         corrects = bool(getattr(trainer.args, "vllm_importance_sampling_correction", False))
-        _watch(trainer, watch, model, server)
+        _watch(trainer, watch, model, server, variant)
         if folder is not None and loses_server(variant):
             vllm_loss.request_loss(trainer, folder)
         trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-{SAVED_STEP}" if resume else None)
@@ -166,7 +217,7 @@ def train(
 
 def _engine() -> dict[str, Any]:
     if recording_engine.is_recording(stack.installed()):
-        return {"which": "this project's recording engine, in vLLM's place", "missing": []}
+        return {"which": "this project's recording engine, in vLLM's place", "missing": [], "missing_experts": []}
     return cpu_engine.changes()
 
 
@@ -194,13 +245,13 @@ def _build(subject: str, model: TinyModel, settings: Mapping[str, Any], seconds:
     if name == "Distillation":
         arguments["teacher_model"] = distillation.load_teacher(model)
     if kind is not None:
-        arguments["peft_config"] = LoraConfig(
-            r=RANK,
-            lora_alpha=int(SCALING * RANK),
-            target_modules=["q_proj", "v_proj", "down_proj"],
-            modules_to_save=["lm_head"] if kind == "whole" else None,
-            task_type="CAUSAL_LM",
-        )
+        settings = {
+            "r": RANK,
+            "lora_alpha": int(SCALING * RANK),
+            "target_modules": ["q_proj", "v_proj", "down_proj"],
+            "task_type": "CAUSAL_LM",
+        }
+        arguments["peft_config"] = LoraConfig(**{**settings, **_ADAPTERS[kind]})
     started = time.monotonic()
     trainer = grpo.build_trainer(subject, model, arguments=arguments, name=name, **rest)
     seconds["build"] = time.monotonic() - started
@@ -209,8 +260,8 @@ def _build(subject: str, model: TinyModel, settings: Mapping[str, Any], seconds:
     return trainer
 
 
-def _watch(trainer: Any, watch: _Watch, model: TinyModel, server: str | None) -> None:
-    last: dict[str, Any] = {}
+def _watch(trainer: Any, watch: _Watch, model: TinyModel, server: str | None, variant: str) -> None:
+    last: dict[str, Any] = {"batches": not weights_alone(variant)}
     if _asks_on_main(trainer, server):
         if trainer.accelerator.is_main_process:
             _watch_main(trainer, server, watch)
@@ -308,8 +359,15 @@ def _watch_synchronisation(trainer: Any, watch: _Watch) -> None:
         returned = synchronise(*args, **kwargs)
         spent = time.monotonic() - started
         after = models.whole(trainer.model)
-        names = set(vllm_engine.merged(before, SCALING, torch.float32))
-        loaded = watch.loaded[-1]
+        shapes = {
+            name: tuple(each.value.shape)
+            for name, each in vllm_engine.merged(before, SCALING, torch.float32, _TOKENS).items()
+        }
+        names = {part for name, shape in shapes.items() for part in vllm_engine.published(name, shape)}
+        loaded: Counter[str] = Counter()
+        for name, count in watch.loaded[-1].items():
+            for part in vllm_engine.published(name, shapes.get(name, ())):
+                loaded[part] += count
         if not hands_over:
             loaded.update(names)
         watch.synchronisations.append(
@@ -372,14 +430,37 @@ def _watch_server(trainer: Any, server: str, watch: _Watch, last: dict[str, Any]
 
 def _seen(trainer: Any, engine: Any, last: dict[str, Any]) -> dict[str, Any]:
     """How the engine compares with the policy, before it is asked."""
-    expected = vllm_engine.merged(models.whole(trainer.model), SCALING, _dtype(trainer))
-    last["policy"] = {name: truth.value.float() for name, truth in expected.items()}
-    last["engine"] = vllm_engine.unpacked(expected, engine)
+    parameters = models.whole(trainer.model)
+    # Tied parameters are named once; an adapter may change what one of them is used for.
+    parameters.update((alias, parameters[name]) for alias, name in _aliases(trainer.model).items())
+    expected = vllm_engine.as_published(vllm_engine.merged(parameters, SCALING, _dtype(trainer), _TOKENS))
+    if last["batches"]:
+        last["policy"] = {name: truth.value.float() for name, truth in expected.items()}
+        last["engine"] = vllm_engine.unpacked(expected, engine)
     return {
         "step": trainer.state.global_step,
         "evaluation": not trainer.model.training,
-        **asdict(vllm_engine.compare(expected, engine)),
+        **asdict(vllm_engine.compare(expected, engine, _shard(trainer))),
     }
+
+
+def _shard(trainer: Any) -> tuple[int, int]:
+    """Which part of the engine is in this rank, of how many."""
+    count = getattr(trainer.args, "vllm_tensor_parallel_size", 1)
+    if getattr(trainer.args, "vllm_mode", "") != "colocate" or count == 1:
+        return 0, 1
+    return trainer.accelerator.process_index % count, count
+
+
+def _aliases(model: Any) -> dict[str, str]:
+    """Other names of parameters that have more than one, each with the first."""
+    first: dict[int, str] = {}
+    found = {}
+    for full_name, parameter in model.named_parameters(remove_duplicate=False):
+        name = models.bare_name(full_name)
+        if first.setdefault(id(parameter), name) != name:
+            found[name] = first[id(parameter)]
+    return found
 
 
 def _answered(watch: _Watch, seen: dict[str, Any], outputs: Sequence[Any], last: dict[str, Any]) -> None:
@@ -408,7 +489,9 @@ def _watch_scoring(trainer: Any, watch: _Watch, last: dict[str, Any], model: Tin
         batch = score(inputs)
         if of_main:
             _share_of_main(trainer, watch, last)
-        watch.batches.append(vllm_sampling.compare(model, batch=batch, temperature=TEMPERATURE, **last))
+        if last["batches"]:
+            seen = {name: last[name] for name in ("policy", "engine", "outputs")}
+            watch.batches.append(vllm_sampling.compare(model, batch=batch, temperature=TEMPERATURE, **seen))
         return batch
 
     setattr(trainer, name, scored)

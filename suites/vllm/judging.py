@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.plugin.judging import Finding
+from pytest_trlcompat.plugin.judging import Absent, Finding
 
 from ..grpo.verdicts import failure_of
-from ..in_rank import vllm_loss
+from ..in_rank import vllm_loss, vllm_training
 from .trainings import VLLMTraining
 
 __all__ = ["SERVER_WEIGHTS", "WEIGHTS", "batches", "loss", "policy", "weights"]
@@ -35,8 +35,14 @@ LOGP_TOLERANCE_BF16 = 0.5
 
 
 def weights(training: VLLMTraining, label: str, issue: str = WEIGHTS) -> Finding:
-    """``ok`` where the engine had the policy's weights whenever it was asked, each handed over once."""
+    """``ok`` where the engine had the policy's weights whenever it was asked, each handed over once.
+
+    Raises:
+        Absent: the cure refuses this training, since the engine cannot have its weights.
+    """
     if training.failure:
+        if training.failure.startswith(vllm_training.REFUSED):
+            raise Absent(training.failure)
         failed = failure_of(issue, {"training": training.failure})
         return Finding(failed or Verdict.ERROR, training.evidence())
     generations = [each for rank in training.ranks for each in rank["generations"]]
@@ -45,7 +51,7 @@ def weights(training: VLLMTraining, label: str, issue: str = WEIGHTS) -> Finding
     assert len(steps) > 1, "the policy was asked for once alone, before it had moved"
     assert synchronisations, "nothing was synchronised"
     assert all(each["tensors"] > 0 for each in generations)
-    if label.endswith(("lora", "lora_bf16", "whole")):
+    if vllm_training.is_adapted(label.partition("-")[2]):
         assert max(each["margin"] for each in generations) > 4, "the adapter is too small to be seen"
     off = [each for each in generations if each["wrong"]]
     strays = {name: sorted({each for one in synchronisations for each in one[name]}) for name in STRAYS}

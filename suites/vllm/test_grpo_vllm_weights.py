@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_trlcompat.catalog.known_issues import load
 from pytest_trlcompat.plugin.judging import Judge
 
 from . import judging
-from .trainings import LABELS
 
 if TYPE_CHECKING:
     from .trainings import VLLMTrainings
@@ -21,6 +21,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.known_issue("grpo-vllm-weights"), pytest.mark.vllm]
 
 
-@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("label", load()["grpo-vllm-weights"].strategies)
 def test_weights(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
     judge(lambda: judging.weights(vllm_trainings(subject, label), label), subject=subject, strategy=label)

@@ -16,6 +16,7 @@ from pytest_trlcompat import stack
 from pytest_trlcompat.inference.recording_engine import is_recording
 from pytest_trlcompat.inference.server import ServerError
 from pytest_trlcompat.plugin.judging import Absent, Untestable
+from pytest_trlcompat.tiny import ArchitectureAbsent
 
 from ..in_rank import models, vllm_training
 from ..launches import distinct
@@ -31,11 +32,8 @@ __all__ = ["LABELS", "SERVER_LABELS", "VLLMTraining", "VLLMTrainings", "sizes"]
 
 LABELS = (
     "single",
-    *(
-        f"single-{variant}"
-        for variant in vllm_training.VARIANTS
-        if variant and not vllm_training.has_server(variant) and not vllm_training.sleeps(variant)
-    ),
+    *("single-tied", "single-lora", "single-lora_bf16", "single-whole"),
+    *("single-reuse", "single-accumulated", "single-resumed"),
     "ddp",
     "zero2",
     "zero2-lora",
@@ -61,6 +59,8 @@ SERVER_LABELS = (
     "fsdp2-server_lora",
 )
 """The same where the engine is a server."""
+OWN_ENGINE = ("zero3-whole", "fsdp1-tied", "fsdp2-whole")
+"""Labels that are measured with vLLM's own engine alone, beside those of :func:`vllm_training.needs_own_engine`."""
 _TIMEOUT = 400.0
 """Seconds of a launch: TRL's client asks a server that is gone for a minute, and one that restarts takes another."""
 
@@ -71,7 +71,7 @@ def sizes(variant: str) -> dict[str, Any]:
         "hidden_size": 128,
         "initializer_range": 0.1,
         "num_hidden_layers": 1,
-        "tie_word_embeddings": variant == "tied",
+        "tie_word_embeddings": vllm_training.model_of(variant) == "tied",
     }
 
 
@@ -134,7 +134,10 @@ class VLLMTrainings:
             raise Untestable("vLLM is not installed; cells that have it are run by: nox -s matrix -- --vllm")
         strategy, _, variant = label.partition("-")
         _check_present(trainer, variant)
-        model = self.build(**sizes(variant))
+        own = label in OWN_ENGINE or vllm_training.needs_own_engine(variant)
+        if own and is_recording(stack.installed()):
+            raise Untestable("this is measured with vLLM's own engine alone")
+        model = self._model(variant)
         self.launch(models.save_model, model, strategy="single")
         server = self._server(model) if vllm_training.has_server(variant) else None
         folder = self.folder / f"{subject}-{trainer}-{label}"
@@ -154,11 +157,22 @@ class VLLMTrainings:
             training = replace(training, server_said=_last_error(server.output()))
             server.kill()  # it may have lost its engine, or wait for weights; the next training gets another one
         built_as_asked(strategy, {}, training.failure)
-        missing = training.ranks[0]["engine"]["missing"]
+        engine = training.ranks[0]["engine"]
+        missing = [*engine["missing"], *(engine["missing_experts"] if vllm_training.model_of(variant) == "moe" else [])]
         if missing:
             version = stack.installed()["vllm"]
             raise Untestable(f"vLLM {version} has no {', '.join(missing)}, so that its weights stay packed")
         return training
+
+    def _model(self, variant: str) -> TinyModel:
+        if vllm_training.model_of(variant) != "moe":
+            return self.build(**sizes(variant))
+        model = replace(self.build(**sizes(variant)), architecture="qwen3_moe")
+        try:
+            model.check_present()
+        except ArchitectureAbsent as error:
+            raise Absent(str(error)) from error
+        return model
 
     def _server(self, model: TinyModel) -> VLLMServer:
         try:

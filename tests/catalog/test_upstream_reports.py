@@ -29,7 +29,10 @@ NOT_WRITTEN = {
     *("rloo-reference-by-name", "rloo-zero-std-log"),
 }
 """Found by conformance; their scripts are still to be written."""
-NEEDS_ENGINE = {"grpo-vllm-merge-drift", "grpo-vllm-server-loss", "grpo-vllm-weights"}
+NEEDS_ENGINE = {
+    *("grpo-vllm-dora", "grpo-vllm-merge-drift", "grpo-vllm-server-loss", "grpo-vllm-tied-embeddings"),
+    *("grpo-vllm-trained-tokens", "grpo-vllm-weights"),
+}
 """Of vLLM itself, which the cell of the scripts lacks."""
 AS_GRPO = {
     f"{trainer}-vllm-{what}"
