@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_trlcompat.launch import LaunchError
 from pytest_trlcompat.launch.result import is_of_ended_peer
 
-from .in_rank.in_step import BEGINS, FAILED_ON, LeftAlone
+from .in_rank.in_step import BEGINS, ENDS, FAILED_ON, LeftAlone
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher, LaunchResult
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Failures", "LaunchCache", "Tried", "distinct", "in_turn"]
 
-_BEGUN = re.compile(rf"^{BEGINS}(?P<name>.+)$", re.MULTILINE)
+_BEGUN = re.compile(rf"^(?:{BEGINS}(?P<name>.+)|{ENDS})$", re.MULTILINE)
+"""Without a name where a rank was behind the last training."""
 
 
 def distinct(texts: Iterable[str | None]) -> list[str]:
@@ -111,7 +112,7 @@ def in_turn(names: Iterable[str], launch: Callable[[Sequence[str]], LaunchResult
             ``check=False`` and ``raises="original"``.
 
     Raises:
-        LaunchError: a launch ended before any training began.
+        LaunchError: a launch failed before the first training, or after the last.
     """
     left, found = list(names), dict[str, Tried]()
     while left:
@@ -132,7 +133,7 @@ def _tried(result: LaunchResult, names: Sequence[str]) -> dict[str, Tried]:
     if every:
         return {name: Tried(ranks, engines=engines) for name, ranks in every.items()}
     begun = {rank.rank: found[-1] for rank in result.ranks if (found := _BEGUN.findall(rank.stderr))}
-    was_in = [f"rank {rank} was in {name!r}" for rank, name in begun.items()]
+    was_in = [f"rank {rank} was in {name!r}" for rank, name in begun.items() if name]
     error = LaunchError("\n".join([result.describe(), *was_in]), result)
     # That of the rank that failed first, or in which one hung.
     cause = result.root_cause

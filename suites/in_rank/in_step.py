@@ -22,13 +22,13 @@ from typing import Any
 from pytest_trlcompat.accelerator import artefacts
 from pytest_trlcompat.launch.result import is_of_ended_peer
 
-__all__ = ["BEGINS", "FAILED_ON", "PATIENCE", "LeftAlone", "in_turn", "training"]
+__all__ = ["BEGINS", "ENDS", "FAILED_ON", "PATIENCE", "LeftAlone", "in_turn", "training"]
 
 PATIENCE = 10.0
 """Seconds that a rank whose training ended waits for the others, once one has failed: those that only come later to the
 same place need less. What is found does not depend on it."""
-BEGINS = "trlcompat begins "
-"""What a rank prints to stderr with the name of each training, so that one that ends no other way is known."""
+BEGINS, ENDS = "trlcompat begins ", "trlcompat ends"
+"""What a rank prints to stderr with the name of each training, and after the last: one that ends no other way is known so."""
 FAILED_ON = "failed_on_ranks"
 """What is found of a training that ranks ended differently, beside what it is else: those that failed by themselves."""
 _POLL = 0.01
@@ -205,4 +205,5 @@ def in_turn(names: Iterable[str], train: Callable[[str], dict[str, Any]]) -> dic
             if ranks.awaited:
                 raise LeftAlone(name, found)
             break
+    print(ENDS, file=sys.stderr, flush=True)
     return found
