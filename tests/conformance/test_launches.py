@@ -95,11 +95,11 @@ def test_a_rank_that_died_is_what_its_training_ended_in(other: RankResult) -> No
 
 
 def test_a_launch_that_hangs_is_of_the_training_in_which_its_slowest_rank_is() -> None:
-    again = found("two", "three")
-    hung = (ended(0, "one"), ended(1, "one", "two"))
+    again = found("one", "three")
+    hung = (ended(0, "one", "two", "three"), ended(1, "one", "two", at=1.0))
     every, asked = tried(hung, (returned(0, again), returned(1, again)), timed_out=True)
-    assert asked == [list(NAMES), ["two", "three"]]
-    assert str(every["one"].error).endswith("rank 0 was in 'one'\nrank 1 was in 'two'")
+    assert asked == [list(NAMES), ["one", "three"]]
+    assert str(every["two"].error).endswith("rank 0 was in 'three'\nrank 1 was in 'two'")
 
 
 def test_what_the_first_rank_raises_when_it_compares_is_of_that_training() -> None:
