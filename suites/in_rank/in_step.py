@@ -28,7 +28,7 @@ PATIENCE = 10.0
 """Seconds that a rank whose training ended waits for the others, once one has failed: those that only come later to the
 same place need less. What is found does not depend on it."""
 BEGINS, ENDS = "trlcompat begins ", "trlcompat ends"
-"""What a rank prints to stderr with the name of each training, and after the last: one that ends no other way is known so."""
+"""What a rank prints to stderr: with the name of each training, and after the last. One that hangs is known by it."""
 FAILED_ON = "failed_on_ranks"
 """What is found of a training that ranks ended differently, beside what it is else: those that failed by themselves."""
 _POLL = 0.01

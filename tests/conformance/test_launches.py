@@ -62,7 +62,7 @@ def failures(every: dict[str, Any]) -> dict[str, list[str | None]]:
 def test_ranks_that_end_all_trainings_alike_need_one_launch() -> None:
     every, asked = tried((returned(0, found(*NAMES)), returned(1, found(*NAMES))))
     assert asked == [list(NAMES)]
-    assert failures(every) == dict.fromkeys(NAMES, [None, None])
+    assert failures(every) == {name: [None, None] for name in NAMES}
 
 
 @pytest.mark.parametrize("freed", [returned(0, found("one", two="ValueError: x")), ended(0, "one", "two")])
