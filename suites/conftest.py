@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from .adapters.trainings import AdapterTrainings
 from .adapters.verdicts import with_every_failure
 from .conformance.trainings import ConformanceTrainings
 from .in_rank import adapters, grpo_trainings, models
-from .launches import LaunchCache
+from .launches import LaunchCache, in_turn
 from .ppo.runs import PPORuns
 from .settings.trainings import SettingTrainings
 from .sharding import trainings
@@ -179,11 +179,21 @@ def lora_runs(launches: LaunchCache, saved_qwen2: TinyModel) -> Callable[[str, s
         # in the variable that Transformers sets and in Accelerate's state.
         made = sorted((made for group in groups.values() for made in group.values()), key=lambda made: "bf16" in made)
         variants = {repr(settings): settings for settings in made}
-        result = launches(adapters.lora_trainings, subject, saved_qwen2, variants, strategy=strategy, sharded=False)
-        return {
-            name: with_every_failure([rank[repr(made)] for rank in result.values])
-            for name, made in adapters.VARIANTS[label].items()
-        }
+
+        def launched(names: Sequence[str]) -> LaunchResult:
+            return launches(
+                *(adapters.lora_trainings, subject, saved_qwen2, {each: variants[each] for each in names}),
+                strategy=strategy,
+                sharded=False,
+                check=False,
+                raises="original",
+            )
+
+        tried = in_turn(variants, launched)
+        found = {name: tried[repr(made)] for name, made in adapters.VARIANTS[label].items()}
+        for error in (each.error for each in found.values() if each.error is not None):
+            raise error
+        return {name: with_every_failure(each.ranks) for name, each in found.items()}
 
     return run
 

@@ -5,17 +5,25 @@ Runs in the test process.
 
 from __future__ import annotations
 
+import pickle
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.launch import LaunchError
 from pytest_trlcompat.launch.result import is_of_ended_peer
 
+from .in_rank.in_step import BEGINS, ENDS, FAILED_ON, LeftAlone
+
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher, LaunchResult
+    from pytest_trlcompat.launch.result import RankResult
 
-__all__ = ["Failures", "LaunchCache", "distinct"]
+__all__ = ["Failures", "LaunchCache", "Tried", "distinct", "in_turn"]
+
+_BEGUN = re.compile(rf"^(?:{BEGINS}(?P<name>.+)|{ENDS})$", re.MULTILINE)
+"""Without a name where a rank was behind the last training."""
 
 
 def distinct(texts: Iterable[str | None]) -> list[str]:
@@ -77,3 +85,70 @@ class LaunchCache:
         if isinstance(found, LaunchError):
             raise found
         return found
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What became of one of several trainings in a launch.
+
+    Attributes:
+        ranks: what each rank returned of it; of one that the ranks ended differently, those that had an answer. Empty
+            where none had.
+        error: of the launch in which it ended no other way.
+        engines: that rank 0 built in its launch, by name.
+    """
+
+    ranks: Sequence[Mapping[str, Any]] = ()
+    error: LaunchError | None = None
+    engines: Mapping[str, Any] = field(default_factory=dict)
+
+
+def in_turn(names: Iterable[str], launch: Callable[[Sequence[str]], LaunchResult]) -> dict[str, Tried]:
+    """Have ranks train once for each name, in as few launches as it takes: one that they end differently, or that ends
+    the launch, is not tried again, and those that have no answer then are, without it.
+
+    Args:
+        launch: launches a body that calls :func:`.in_rank.in_step.in_turn` for some of the names, in their order, with
+            ``check=False`` and ``raises="original"``.
+
+    Raises:
+        LaunchError: a launch failed before the first training, or after the last.
+    """
+    left, found = list(names), dict[str, Tried]()
+    while left:
+        found |= _tried(launch(left), left)
+        left = [name for name in left if name not in found]
+    return found
+
+
+def _tried(result: LaunchResult, names: Sequence[str]) -> dict[str, Tried]:
+    """Of one launch, by name; of one training at least."""
+    engines = result.ranks[0].proof.get("engines", {})
+    said = [_said(rank) for rank in result.ranks]
+    parted = [[*each][-1] for each in said if each and FAILED_ON in [*each.values()][-1]]
+    if result.ok or (parted and said[0]):
+        every = {name: [each[name] for each in said if name in each] for name in said[0]}
+    else:  # rank 0, which alone compares, has no answer
+        every = {name: [each[name] for each in said if name in each] for name in parted[:1]}
+    if every:
+        return {name: Tried(ranks, engines=engines) for name, ranks in every.items()}
+    begun = {rank.rank: found[-1] for rank in result.ranks if (found := _BEGUN.findall(rank.stderr))}
+    was_in = [f"rank {rank} was in {name!r}" for rank, name in begun.items() if name]
+    error = LaunchError("\n".join([result.describe(), *was_in]), result)
+    # That of the rank that failed first, or in which one hung.
+    cause = result.root_cause
+    ended = [rank for rank in result.ranks if not rank.ok] if result.timed_out else [cause] if cause else []
+    first = min((begun[rank.rank] for rank in ended if begun.get(rank.rank) in names), key=names.index, default=None)
+    if first is None:
+        raise error
+    return {first: Tried(error=error)}
+
+
+def _said(rank: RankResult) -> Mapping[str, Mapping[str, Any]]:
+    """By name, what a rank returned, or had when it was left alone by others that live."""
+    if rank.returned:
+        return dict(rank.value)
+    if rank.failure is None or rank.failure.pickled is None or rank.failure.type_name != LeftAlone.__name__:
+        return {}
+    left = pickle.loads(rank.failure.pickled)  # noqa: S301 - of a rank
+    return {} if is_of_ended_peer(left.found[left.name]["failure"] or "") else dict(left.found)

@@ -148,7 +148,7 @@ def test_the_other_sessions_are_run_by_name() -> None:
             "soak",
             "mutations",
         ),
-        *("upstream_tests", "downstream", "branches"),
+        *("upstream_fixes", "upstream_tests", "downstream", "branches"),
         *("points", "fields", "lint", "docs", "examples"),
     ]
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat.tiny.models import checkpoint_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +73,8 @@ def architecture(name: str, model: TinyModel) -> torch.nn.Module:
     config = getattr(transformers, config_class)(**{**sizes, **own})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(sum(map(ord, config_class)))
-        found = transformers.AutoModelForCausalLM.from_config(config).float()
+        # By its class, not from_config, which partitions under ZeRO-3: it is the whole model.
+        found = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).float()
         with torch.no_grad():
             for each, parameter in found.named_parameters():
                 if parameter.dim() > 1 or "bias" in each:
@@ -79,7 +83,15 @@ def architecture(name: str, model: TinyModel) -> torch.nn.Module:
 
 
 def saved(model: Any) -> str:
-    """A folder with the model: a trainer reads its reference model from where the policy came from."""
-    folder = tempfile.mkdtemp(prefix="trlcompat-")
-    model.save_pretrained(folder)
-    return folder
+    """A folder of this rank's with the whole model: a trainer reads its reference model from where the policy came
+    from."""
+    from safetensors.torch import save_file
+
+    folder = Path(tempfile.mkdtemp(prefix="trlcompat-"))
+    # Not model.save_pretrained: in a distributed process of Transformers 5, ranks other than 0 would write nothing.
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.save_pretrained(folder)
+    save_file(checkpoint_tensors(model), folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)

@@ -19,8 +19,8 @@ from pytest_trlcompat.conformance.grpo.methods import METHODS
 from pytest_trlcompat.launch import LaunchError
 from pytest_trlcompat.plugin.judging import Absent, Finding, Untestable
 
-from ..in_rank import conformance, models
-from ..launches import distinct
+from ..in_rank import conformance, in_step, models
+from ..launches import distinct, in_turn
 from ..ppo.runs import require_first_rloo, require_ppo
 from ..sharding.trainings import WORLD_SIZE, built_as_asked
 from . import reduction
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pytest_trlcompat.catalog.issue import KnownIssue
+    from pytest_trlcompat.launch import LaunchResult
     from pytest_trlcompat.tiny import TinyModel
 
     from ..launches import LaunchCache
@@ -136,12 +137,14 @@ class ConformanceTrainings:
         together = rows.together_with(trainer, row.label)
         settings = {each.name: each.setting for each in together}
         partly = [each.name for each in together if each.is_of_array]
-        found = self._launched(trainer, subject, row.strategy, settings, partly)[row.name]
+        found = self._launched(trainer, subject, row.strategy, settings, partly, row.name)
         if found.get("lacking"):
             raise Untestable(found["lacking"])
         evidence: dict[str, Any] = {"setting": dict(row.setting), "compared": found["compared"]}
         if found["unknown"]:
             evidence["not_in_this_release"] = found["unknown"]
+        if found.get(in_step.FAILED_ON):
+            evidence[in_step.FAILED_ON] = found[in_step.FAILED_ON]
         if found["differences"]:
             evidence["differing"] = list(dict.fromkeys(each["stage"] for each in found["differences"]))
         return row.setting, found, evidence
@@ -153,11 +156,13 @@ class ConformanceTrainings:
         strategy: str,
         settings: Mapping[str, Mapping[str, Any]],
         partly: Sequence[str],
-    ) -> Mapping[str, dict[str, Any]]:
-        """By name, what rank 0 found; a failure of any rank.
+        name: str,
+    ) -> Mapping[str, Any]:
+        """What rank 0 found of one of the settings, which are tried together; a failure of any rank.
 
         Raises:
             Absent: this release has no such trainer, or this stack no FSDP2.
+            LaunchError: the ranks ended without an answer for this setting.
         """
         if trainer == "ppo":
             require_ppo()
@@ -169,22 +174,30 @@ class ConformanceTrainings:
             )
         self.launches(models.save_model, self.model, strategy="single")
         size = 1 if strategy == "single" else WORLD_SIZE
-        result = self.launches(
-            *(conformance.hold, trainer, subject, self.model, settings, 0, partly),
-            strategy=strategy,
-            world_size=size,
-            sharded=False,
-        )
-        ranks = result.values
-        failures = {name: distinct(rank[name]["failure"] for rank in ranks) for name in settings}
+
+        def launched(names: Sequence[str]) -> LaunchResult:
+            return self.launches(
+                *(conformance.hold, trainer, subject, self.model, {one: settings[one] for one in names}, 0, partly),
+                strategy=strategy,
+                world_size=size,
+                sharded=False,
+                check=False,
+                raises="original",
+            )
+
+        tried = in_turn(settings, launched)
+        failures = {name: distinct(rank["failure"] for rank in each.ranks) for name, each in tried.items()}
         if strategy == "fsdp2":
             said = next((each[0] for each in failures.values() if each), None)
-            built_as_asked(strategy, result.ranks[0].proof["engines"], said)
-        return {name: {**ranks[0][name], "failure": failures[name][0] if failures[name] else None} for name in settings}
+            built_as_asked(strategy, next((each.engines for each in tried.values()), {}), said)
+        found = tried[name]
+        if found.error is not None:
+            raise found.error
+        return {**found.ranks[0], "failure": failures[name][0] if failures[name] else None}
 
     def _shows(self, trainer: str, subject: str, row: rows.Row, setting: Mapping[str, Any], stage: str) -> bool:
         try:
-            found = self._launched(trainer, subject, row.strategy, {"part": setting}, ["part"])["part"]
+            found = self._launched(trainer, subject, row.strategy, {"part": setting}, ["part"], "part")
         except LaunchError:  # what the reference itself refuses: one value of a setting may need another
             return False
         return any(each["stage"] == stage for each in found["differences"])

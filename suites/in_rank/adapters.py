@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.accelerator import artefacts
-
-from . import grpo, grpo_trainings, models
+from . import grpo, grpo_trainings, in_step, models
 
 if TYPE_CHECKING:
     import torch
@@ -91,16 +89,21 @@ def lora_trainings(subject: str, model: TinyModel, variants: Mapping[str, Mappin
             ``GRPOConfig``.
 
     Returns:
-        By name what :func:`_train` measured, or ``{"failure": "..."}``.
+        By name what :func:`_train` measured, or ``{"failure": "..."}``. Where ranks fail differently, the rest is
+        missing: see :func:`.in_step.in_turn`.
+
+    Raises:
+        LeftAlone: other ranks wait for this one, which failed.
     """
     grpo_trainings.fix_completions(model.vocab_size)
-    results = {}
-    for name, variant in variants.items():
-        try:
-            results[name] = _train(subject, model, **variant)
-        except Exception as error:
-            results[name] = {"failure": artefacts.error_text(error)}
-    return results
+
+    def trained(name: str) -> dict[str, Any]:
+        measured: dict[str, Any] = {}
+        with in_step.training() as ended:
+            measured = _train(subject, model, **variants[name])
+        return {"failure": ended["text"]} if ended else measured
+
+    return in_step.in_turn(variants, trained)
 
 
 def _train(

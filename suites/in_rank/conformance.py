@@ -17,7 +17,7 @@ from pytest_trlcompat.conformance.kto.room import ROOM as KTO
 from pytest_trlcompat.conformance.reward.room import ROOM as REWARD
 from pytest_trlcompat.conformance.sft.room import ROOM as SFT
 
-from . import grpo_conformance, on_policy_conformance, supervised_conformance
+from . import grpo_conformance, in_step, on_policy_conformance, supervised_conformance
 
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
@@ -59,17 +59,23 @@ def hold(
         By setting: ``failure``, what the training ended in; ``differences``, each with ``stage``, ``where``,
         ``expected``, ``found``, ``off`` and ``allowed``, the first one first; ``compared``, how many quantities; and
         ``unknown``, what of the setting this release does not know; and, where something that it needs is not
-        installed, or rounding hides everything, ``lacking``, what to say of it.
+        installed, or rounding hides everything, ``lacking``, what to say of it. Where ranks fail differently, the rest
+        is missing: see :func:`.in_step.in_turn`.
+
+    Raises:
+        LeftAlone: other ranks wait for this one, which failed.
     """
-    every = {}
-    for name, setting in settings.items():
+
+    def held(name: str) -> dict[str, Any]:
         try:
-            with liger.uncompiled(setting):
-                found = _HELD[trainer](subject, model, setting, seed, name in partly)
+            with liger.uncompiled(settings[name]):
+                found = _HELD[trainer](subject, model, settings[name], seed, name in partly)
         except comparison.Unsteady as error:  # in bfloat16, say, of a loss whose terms cancel
             found = {"failure": None, "differences": [], "compared": 0, "unknown": []}
             found["lacking"] = f"rounding changes the first step so much that nothing can be told: {error}"
-        every[name] = {**found, "differences": found["differences"][:_SHOWN]}
+        return {**found, "differences": found["differences"][:_SHOWN]}
+
+    every = in_step.in_turn(settings, held)
     if all(each["unknown"] for each in every.values()):
         _meet()
     return every

@@ -13,10 +13,9 @@ from pytest_trlcompat.conformance import comparison, conventions
 from pytest_trlcompat.conformance.grpo import configs, objects, quantities, recording, truth
 from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
 
-from . import grpo
+from . import grpo, in_step
 from .grpo_steps import of_all_ranks
 from .models import bare_name, whole
-from .sharding import failure
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +39,7 @@ def held(
         return found
     if lacking := configs.lacking(known):
         return {**found, "lacking": lacking}
-    with failure() as training:
+    with in_step.training() as training:
         kind = trainer_class(subject, method.trainer_class)
         recorded = recording.record(kind, model, setting, seed, gathering(), method)
     if (ended := without_numbers(setting, training)) is not None:

@@ -16,9 +16,8 @@ from pytest_trlcompat.conformance.first_rloo import truth as first_rloo_truth
 from pytest_trlcompat.conformance.ppo import quantities as ppo_quantities
 from pytest_trlcompat.conformance.ppo import truth as ppo_truth
 
-from . import first_rloo, first_rloo_recording, ppo_recording
+from . import first_rloo, first_rloo_recording, in_step, ppo_recording
 from .grpo_steps import of_all_ranks
-from .sharding import failure
 
 if TYPE_CHECKING:
     from pytest_trlcompat.conformance.comparison import Quantity
@@ -57,7 +56,7 @@ def held(
     found: dict[str, Any] = {"failure": None, "differences": [], "compared": 0, "unknown": unknown}
     if unknown and not partly:
         return found
-    with failure() as training:
+    with in_step.training() as training:
         recorded, before = method.record(subject, model, setting, seed)
     if training:
         return {**found, "failure": training["text"]}

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from pytest_trlcompat.conformance import comparison, conventions, liger
 from pytest_trlcompat.conformance.supervised import holding, recording
 
+from . import in_step
 from .grpo_conformance import gathering, trainer_class, without_numbers
 from .grpo_steps import of_all_ranks
-from .sharding import failure
 
 if TYPE_CHECKING:
     from pytest_trlcompat.conformance.supervised.records import Recording, Row
@@ -37,7 +37,7 @@ def held(
         return found
     if lacking := liger.lacking(known):
         return {**found, "lacking": lacking}
-    with failure() as training:
+    with in_step.training() as training:
         kind = trainer_class(subject, room.names[0])
         recorded = recording.record(room, kind, model, setting, seed, whole=gathering())
     if (ended := without_numbers(setting, training)) is not None:

@@ -12,6 +12,8 @@ from pytest_trlcompat import stack
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.verdict import Record, Verdict
 from pytest_trlcompat.conformance import comparison
+from pytest_trlcompat.launch import LaunchResult
+from pytest_trlcompat.launch.result import RankResult
 from pytest_trlcompat.plugin.judging import Absent, Untestable
 from suites.conformance.trainings import ConformanceTrainings
 from suites.in_rank import conformance
@@ -48,8 +50,8 @@ class Found:
             return None
         self.asked.append(args)
         nothing: dict[str, Any] = {"failure": None, "differences": [], "compared": 9, "unknown": []}
-        self.values = [{name: {**nothing, **self.of.get(name, {})} for name in args[3]}]
-        return self
+        value = {name: {**nothing, **self.of.get(name, {})} for name in args[3]}
+        return LaunchResult("hold", kwargs["strategy"], "software", (RankResult(0, value, returned=True),))
 
 
 def differing(*stages: str) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def calls_of(environments: Sequence[Any]) -> list[list[int]]:
     return [list(each._calls) for each in environments]
 
 
-def reward_of_environment(completions: Sequence[Any], called: Sequence[Sequence[int]], **_: Any) -> list[float]:
+def reward_of_environment(completions: Sequence[Any], called: Sequence[Sequence[int]], **_: Any) -> list[float | None]:
     """What the environments of ``environment_reward`` give, for the reference.
 
     Args:

@@ -178,7 +178,8 @@ def _rollout(
     prompts = [prompt for each in together for prompt in each.prompts]
     completions = [completion[:longest] for each in together for completion in each.completions]
     sampled = None
-    said, called = completions, [[] for _ in completions]
+    said = completions
+    called: list[Any] = [[] for _ in completions]
     if any(each.sampled is not None for each in together):
         sampled = [row[:longest] for each in together for row in each.sampled or []]
         said = [tools.words_of(*each) for each in zip(completions, sampled, strict=True)]

@@ -6,13 +6,13 @@ Runs inside a rank; imports the stack only inside functions.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from packaging.version import Version
 
+from pytest_trlcompat.conformance.architectures import saved
 from pytest_trlcompat.conformance.conventions import Conventions, of_installed
 from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.reward import data
@@ -168,9 +168,7 @@ def _policy(model: TinyModel, setting: Mapping[str, Any]) -> Any:
             for parameter in found.parameters():
                 parameter.mul_(1.25)
     elif setting.get("model") == "name":
-        folder = tempfile.mkdtemp(prefix="trlcompat-")
-        found.save_pretrained(folder)
-        return folder
+        return saved(found)
     if setting.get("dropout") == "attention":
         for module in found.modules():
             if hasattr(module, "attention_dropout"):
