@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_LENGTH",
+    "PROMPT_LENGTH",
     "RANK",
     "SAVED_STEP",
     "SCALING",
@@ -41,6 +42,8 @@ __all__ = [
 ]
 
 TEMPERATURE = 0.7
+PROMPT_LENGTH = 37
+"""Tokens of a prompt: two blocks of vLLM's prefix cache, which it keeps whole, and some."""
 RANK, SCALING = 4, 2.0
 SAVED_STEP = 2
 _EVALUATED: Mapping[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
@@ -76,6 +79,7 @@ its own."""
 _ENGINE: Mapping[str, Any] = {
     "use_vllm": True,
     "temperature": TEMPERATURE,
+    "max_prompt_length": PROMPT_LENGTH,
     "max_steps": 3,
     "beta": 0.0,
 }
@@ -190,7 +194,8 @@ def _build(subject: str, model: TinyModel, settings: Mapping[str, Any], seconds:
     policy = grpo.load_policy(model)
     if dtype is not None:
         policy = policy.to(getattr(torch, dtype))
-    arguments: dict[str, Any] = {"model": policy, "eval_dataset": grpo.prompts().select(range(4))}
+    prompts = grpo.prompts(PROMPT_LENGTH)
+    arguments: dict[str, Any] = {"model": policy, "train_dataset": prompts, "eval_dataset": prompts.select(range(4))}
     if name == "Distillation":
         arguments["teacher_model"] = distillation.load_teacher(model)
     if kind is not None:
