@@ -101,6 +101,16 @@ class VLLMSyncMixin(Cure):
         elif owner_of(patch_points.VLLM_SYNC, VLLMSyncMixin.__name__) is not None:
             self._hand_over_by(generation, _EARLIER_METHOD)
 
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """Before 0.16 a reference without the adapter is computed in inference mode, by which FSDP1 must not begin."""
+        upstream: Any = super()
+        if fsdp_version(self.accelerator) == 1 and _trainers_point(self) is not None and _asks_for_all(self):
+            from torch.distributed.fsdp import _runtime_utils as fsdp1  # frozen; nothing public does it
+
+            root: Any = self._root()
+            fsdp1._lazy_init(root, root)
+        return upstream._prepare_inputs(inputs)
+
     def _hand_over_by(self, holder: Any, method: str) -> None:
         upstream = getattr(holder, method)
         setattr(holder, method, lambda: self._synchronise(upstream))
