@@ -245,7 +245,9 @@ def hand_over_itself(tiny: TinyModel, lora: bool) -> dict[str, Any]:
 
 @pytest.mark.versions(trl=">=0.15,<0.28")
 @pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
-@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp1", "fsdp2"])
+@pytest.mark.parametrize(
+    "strategy", ["single", "ddp", "fsdp1", pytest.param("fsdp2", marks=pytest.mark.versions(accelerate=">=1.6"))]
+)
 def test_before_trl_0_28_the_trainers_own_method_hands_over_the_weights(
     strategy: str, lora: bool, tiny_qwen2: Callable[..., TinyModel], launcher: Launcher
 ) -> None:
