@@ -149,9 +149,7 @@ def test_a_prefix_is_of_the_weights_that_it_was_computed_with_until_the_cache_is
         assert llm.asked[-1].stale == 0
 
 
-@pytest.mark.parametrize(
-    ("prompt", "blocks"), [(15, 0), (16, 0), (17, 1), (32, 1), (33, 2), (37, 2)]
-)
+@pytest.mark.parametrize(("prompt", "blocks"), [(15, 0), (16, 0), (17, 1), (32, 1), (33, 2), (37, 2)])
 def test_the_prefix_cache_has_whole_blocks_without_the_last_token(tiny: TinyModel, prompt: int, blocks: int) -> None:
     """As vLLM: of a prompt that is all in the cache, at least the last token is computed, and with it its block."""
     llm, network = engine(tiny, max_model_len=64), reference(tiny)

@@ -197,8 +197,7 @@ def trainer_of(accelerator: Any, model: Any, client: RecordingClient, **attribut
 
     from pytest_trlcompat.trainers.vllm_sync import VLLMSyncMixin
 
-    corrected = type("Corrected", (VLLMSyncMixin, trl.GRPOTrainer), {})
-    trainer = object.__new__(corrected)
+    trainer: Any = object.__new__(type("Corrected", (VLLMSyncMixin, trl.GRPOTrainer), {}))
     engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=SimpleNamespace()))
     engine.model_executor.driver_worker.model_runner = SimpleNamespace(model=client)
     trainer.__dict__.update(
@@ -299,7 +298,7 @@ def test_a_prefix_cache_that_cannot_be_reset_is_refused(forgets: bool) -> None:
     from pytest_trlcompat.trainers import CureError
     from pytest_trlcompat.trainers.vllm_sync import VLLMSyncMixin
 
-    trainer = object.__new__(type("Corrected", (VLLMSyncMixin, HandsOver), {}))
+    trainer: Any = object.__new__(type("Corrected", (VLLMSyncMixin, HandsOver), {}))
     trainer.accelerator = SimpleNamespace(distributed_type="NO")
     trainer.model = SimpleNamespace()
     trainer.llm = SimpleNamespace(**({"reset_prefix_cache": print} if forgets else {}))

@@ -116,8 +116,9 @@ class _Block:
 class _Prefixes:
     """The prefix cache: whole blocks of tokens. It does not know of weights: who changes them has to reset it.
 
-    A block is found again by its own tokens and all before it. As in vLLM, those of completions are kept too, and the
-    last token of a prompt is always computed, so that a prompt of whole blocks has its last one computed again.
+    A block is found again by its own tokens and all before it. As in vLLM, those of completions are kept too. The last
+    token of a prompt is always computed, so that a prompt of whole blocks has its last one computed again: as in vLLM's
+    V1, where V0 computes the token alone.
     """
 
     enabled: bool
