@@ -264,7 +264,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "ShiftedCountMixin": (),
     "TrainSamplerMixin": (_trainer("_get_train_sampler"),),
     "TrainerAccumulationMixin": (_TRAINING_STEP,),
-    "VLLMSyncMixin": (VLLM_PARAMETERS, VLLM_SYNC, *VLLM_OF_TRAINERS, FSDP1_LAZY_INIT),
+    "VLLMSyncMixin": (VLLM_PARAMETERS, VLLM_SYNC, *VLLM_OF_TRAINERS, PREPARE_INPUTS, FSDP1_LAZY_INIT),
     "WarningsIssuedMixin": (),
     "ZeRO3BiasesMixin": (_TRAIN, ZERO3_LINEAR_BACKWARD),
     "ZeRO3FusedHeadMixin": (ADD_FUSED_HEAD, REGISTER_EXTERNAL),
