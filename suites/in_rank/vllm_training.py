@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 from pytest_trlcompat import stack
 from pytest_trlcompat.accelerator import artefacts
 from pytest_trlcompat.inference import cpu_engine, recording_engine
-from pytest_trlcompat.inference.engine_weights import engine_weights
 
 from . import adapters, distillation, grpo, models, vllm_engine, vllm_loss, vllm_server
 
@@ -256,7 +255,10 @@ def _watch_main(trainer: Any, server: str | None, watch: _Watch) -> None:
             rows = vllm_server.rows_of(vllm_server.with_recorded(holder, outputs))
             watch.of_main.append((tensors, vllm_server.plain(rows)))
             return outputs
-        held = engine_weights(server)
+        held = vllm_server.held_now(server)
+        if held is None:
+            watch.unanswered += 1
+            return generate(prompts, *args, **kwargs)
         returned = generate(prompts, *args, **kwargs)
         rows = vllm_server.rows_returned(trainer.processing_class, prompts, kwargs.get("n", 1), returned)
         watch.of_main.append((held, vllm_server.plain(rows)))
