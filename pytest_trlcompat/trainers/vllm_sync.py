@@ -60,8 +60,9 @@ class VLLMSyncMixin(Cure):
 
     Of any trainer that generates with TRL's ``VLLMGeneration``, in either mode of vLLM, and of GRPO and RLOO before TRL
     0.28, which hand weights over themselves. Adapters other than LoRA, and variants of it such as DoRA, are merged by
-    TRL as ever. Does nothing without vLLM; where neither FSDP1 nor an adapter is used, nor FSDP2 before 0.28; and where
-    a subclass hands weights over by a method of its own.
+    TRL as ever. Before 0.16, where TRL does not, the engine's prefix cache is reset. Does nothing without vLLM; from
+    0.16 on where neither FSDP1 nor an adapter is used, nor FSDP2 before 0.28; and where a subclass hands weights over by
+    a method of its own.
 
     Raises:
         CureError: before TRL 0.28, when the trainer is built: under FSDP, of an adapter that is not plain LoRA TRL
@@ -105,10 +106,12 @@ class VLLMSyncMixin(Cure):
         """Before 0.16 a reference without the adapter is computed in inference mode, by which FSDP1 must not begin."""
         upstream: Any = super()
         if fsdp_version(self.accelerator) == 1 and _trainers_point(self) is not None and _asks_for_all(self):
+            from torch.distributed.fsdp import FullyShardedDataParallel
             from torch.distributed.fsdp import _runtime_utils as fsdp1  # frozen; nothing public does it
 
             root: Any = self._root()
-            fsdp1._lazy_init(root, root)
+            if isinstance(root, FullyShardedDataParallel):
+                fsdp1._lazy_init(root, root)
         return upstream._prepare_inputs(inputs)
 
     def _hand_over_by(self, holder: Any, method: str) -> None:
