@@ -60,9 +60,9 @@ class VLLMSyncMixin(Cure):
 
     Of any trainer that generates with TRL's ``VLLMGeneration``, in either mode of vLLM, and of GRPO and RLOO before TRL
     0.28, which hand weights over themselves. Adapters other than LoRA, and variants of it such as DoRA, are merged by
-    TRL as ever. Before 0.16, where TRL does not, the engine's prefix cache is reset. Does nothing without vLLM; from
-    0.16 on where neither FSDP1 nor an adapter is used, nor FSDP2 before 0.28; and where a subclass hands weights over by
-    a method of its own.
+    TRL as ever. Before 0.16, where TRL does not, the engine's prefix cache is reset. Does nothing without vLLM, and
+    where a subclass hands weights over by a method of its own; from 0.16 on, where neither FSDP1 nor an adapter is
+    used, nor FSDP2 before 0.28.
 
     Raises:
         CureError: before TRL 0.28, when the trainer is built: under FSDP, of an adapter that is not plain LoRA TRL
