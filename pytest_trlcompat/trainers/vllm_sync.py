@@ -10,17 +10,17 @@ policy's parameters and hands each to vLLM.
   layers are sharded: ``inconsistent tensor size``.
 - An adapter is merged into the policy and taken out again, which rounds the frozen weights twice each time: in bfloat16
   they drift away (trl 6688).
-- Before TRL 0.28 the trainer hands the weights over itself. Some of these releases hand over nothing under FSDP2, or an
-  adapter's weights under PEFT's names; before 0.16 those that FSDP1 has flattened, and the engine completes a prompt
-  that came before from keys and values of earlier weights (``grpo-vllm-batches``).
+- Of releases whose trainers hand the weights over themselves, some hand over nothing under FSDP2, or an adapter's weights
+  under PEFT's names. The first ones hand over what FSDP1 has flattened, and their engine completes a prompt that came
+  before from keys and values of earlier weights (``grpo-vllm-batches``).
 - A server's client keeps what it is handed until it has a gibibyte or the last weight, and sends it then. An adapter
   has been taken out of the policy by that time, so that the server generates with the model without it; under FSDP1 the
   memory of the weights has been freed.
 
 The cure walks from the root, a layer at a time, merges into a copy of each weight, and hands a server copies under
 FSDP1. It takes the place of TRL's iterator over the weights. Where TRL has none, and walks in the method that hands
-them over, that method is given what the cure walks as if it were a plain model. Before 0.16 it would ask that for all
-weights at once; there the cure hands them to the engine, which the main process has.
+them over, that method is given what the cure walks as if it were a plain model. Where it would ask that for all weights
+at once, the cure hands them to the engine, which the main process has.
 
 Imports the standard library and packaging; torch, and PEFT where there is an adapter, inside functions.
 """
@@ -58,15 +58,14 @@ Gather = Callable[[list[Any]], AbstractContextManager[Any]]
 class VLLMSyncMixin(Cure):
     """Hands vLLM all weights of a policy, under FSDP too, and merges LoRA without touching the policy.
 
-    Of any trainer that generates with TRL's ``VLLMGeneration``, in either mode of vLLM, and of GRPO and RLOO before TRL
-    0.28, which hand weights over themselves. Adapters other than LoRA, and variants of it such as DoRA, are merged by
-    TRL as ever. Before 0.16, where TRL does not, the engine's prefix cache is reset. Does nothing without vLLM, and
-    where a subclass hands weights over by a method of its own; from 0.16 on, where neither FSDP1 nor an adapter is
-    used, nor FSDP2 before 0.28.
+    Of any trainer that generates with TRL's ``VLLMGeneration``, and of GRPO and RLOO where they hand weights over
+    themselves, in either mode of vLLM. Adapters other than LoRA, and variants of it such as DoRA, are merged by TRL as
+    ever. Where TRL does not reset the engine's prefix cache, the cure does. Does nothing without vLLM; where TRL hands
+    over the weights as they are; and where a subclass hands them over by a method of its own.
 
     Raises:
-        CureError: before TRL 0.28, when the trainer is built: under FSDP, of an adapter that is not plain LoRA TRL
-            would hand over something else; or vLLM cannot forget keys and values of earlier weights.
+        CureError: when a trainer is built that hands weights over itself: under FSDP, of an adapter that is not plain
+            LoRA TRL would hand over something else; or vLLM cannot forget keys and values of earlier weights.
     """
 
     _needed: ClassVar = (
