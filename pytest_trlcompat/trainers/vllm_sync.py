@@ -10,9 +10,9 @@ policy's parameters and hands each to vLLM.
   layers are sharded: ``inconsistent tensor size``.
 - An adapter is merged into the policy and taken out again, which rounds the frozen weights twice each time: in bfloat16
   they drift away (trl 6688).
-- Of releases whose trainers hand the weights over themselves, some hand over nothing under FSDP2, or an adapter's weights
-  under PEFT's names. The first ones hand over what FSDP1 has flattened, and their engine completes a prompt that came
-  before from keys and values of earlier weights (``grpo-vllm-batches``).
+- Of releases whose trainers hand the weights over themselves, some hand over nothing under FSDP2, or an adapter's
+  weights under PEFT's names. The first ones hand over what FSDP1 has flattened, and their engine completes a prompt
+  that came before from keys and values of earlier weights (``grpo-vllm-batches``).
 - A server's client keeps what it is handed until it has a gibibyte or the last weight, and sends it then. An adapter
   has been taken out of the policy by that time, so that the server generates with the model without it; under FSDP1 the
   memory of the weights has been freed.
