@@ -132,11 +132,15 @@ def counted(rows: int) -> int:
 
 
 @functools.cache
-def prompts() -> Any:
-    """Prompts of equal length, so that nothing is padded; made once, since a dataset is hashed for every one."""
+def prompts(length: int = PROMPT_LENGTH) -> Any:
+    """Prompts of equal length, so that nothing is padded; made once, since a dataset is hashed for every one.
+
+    Args:
+        length: of each, in tokens.
+    """
     from datasets import Dataset
 
-    texts = [" ".join(f"w{(row * 7 + column) % 61}" for column in range(PROMPT_LENGTH)) for row in range(16)]
+    texts = [" ".join(f"w{(row * 7 + column) % 61}" for column in range(length)) for row in range(16)]
     return Dataset.from_dict({"prompt": texts})
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Held",
     "held",
+    "held_now",
     "of_plain",
     "outputs_of",
     "plain",
@@ -47,16 +48,19 @@ def held(url: str, trainer: Any) -> Held | None:
     """
     from accelerate.utils import broadcast_object_list
 
-    found: list[Mapping[str, torch.Tensor] | None] = [None]
-    if trainer.accelerator.is_main_process:
-        try:
-            found = [engine_weights(url)]
-        except HTTPError:  # it answers, and could not save them
-            raise
-        except (ConnectionError, URLError):
-            pass
+    found = [held_now(url) if trainer.accelerator.is_main_process else None]
     (tensors,) = broadcast_object_list(found)
     return None if tensors is None else Held(tensors)
+
+
+def held_now(url: str) -> Mapping[str, torch.Tensor] | None:
+    """As :func:`held`, for this process alone."""
+    try:
+        return engine_weights(url)
+    except HTTPError:  # it answers, and could not save them
+        raise
+    except (ConnectionError, URLError):
+        return None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 from pytest_trlcompat import stack
 from pytest_trlcompat.accelerator import artefacts
 from pytest_trlcompat.inference import cpu_engine, recording_engine
-from pytest_trlcompat.inference.engine_weights import engine_weights
 
 from . import adapters, distillation, grpo, models, vllm_engine, vllm_loss, vllm_server
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_LENGTH",
+    "PROMPT_LENGTH",
     "RANK",
     "REFUSED",
     "SAVED_STEP",
@@ -46,6 +46,8 @@ __all__ = [
 ]
 
 TEMPERATURE = 0.7
+PROMPT_LENGTH = 37
+"""Tokens of a prompt: two blocks of vLLM's prefix cache, which it keeps whole, and some."""
 RANK, SCALING = 4, 2.0
 REFUSED = "CureError: VLLMSyncMixin"
 """How a failure begins with which the cure has refused a training."""
@@ -106,6 +108,7 @@ its own."""
 _ENGINE: Mapping[str, Any] = {
     "use_vllm": True,
     "temperature": TEMPERATURE,
+    "max_prompt_length": PROMPT_LENGTH,
     "max_steps": 3,
     "beta": 0.0,
 }
@@ -241,7 +244,8 @@ def _build(subject: str, model: TinyModel, settings: Mapping[str, Any], seconds:
     policy = grpo.load_policy(model)
     if dtype is not None:
         policy = policy.to(getattr(torch, dtype))
-    arguments: dict[str, Any] = {"model": policy, "eval_dataset": grpo.prompts().select(range(4))}
+    prompts = grpo.prompts(PROMPT_LENGTH)
+    arguments: dict[str, Any] = {"model": policy, "train_dataset": prompts, "eval_dataset": prompts.select(range(4))}
     if name == "Distillation":
         arguments["teacher_model"] = distillation.load_teacher(model)
     if kind is not None:
@@ -302,7 +306,10 @@ def _watch_main(trainer: Any, server: str | None, watch: _Watch) -> None:
             rows = vllm_server.rows_of(vllm_server.with_recorded(holder, outputs))
             watch.of_main.append((tensors, vllm_server.plain(rows)))
             return outputs
-        held = engine_weights(server)
+        held = vllm_server.held_now(server)
+        if held is None:
+            watch.unanswered += 1
+            return generate(prompts, *args, **kwargs)
         returned = generate(prompts, *args, **kwargs)
         rows = vllm_server.rows_returned(trainer.processing_class, prompts, kwargs.get("n", 1), returned)
         watch.of_main.append((held, vllm_server.plain(rows)))

@@ -31,6 +31,7 @@ from pytest_trlcompat.inference.recording_engine.sampling import (
 from pytest_trlcompat.tiny import TinyModel
 
 PROMPTS = [[3, 9, 27, 11], [5, 8, 13, 21, 34], [7]]
+LONG_PROMPT = [3 + (7 * place) % 61 for place in range(40)]
 
 
 @pytest.fixture(scope="module")
@@ -118,29 +119,66 @@ def test_it_computes_with_the_weights_that_it_was_given(tiny: TinyModel) -> None
     assert llm._model.given[0].shape == tuple(weights[0][1].shape)
 
 
-def test_a_prefix_is_of_the_weights_that_it_was_computed_with_until_the_cache_is_reset(tiny: TinyModel) -> None:
-    llm, network, fresh = engine(tiny), reference(tiny), engine(tiny, enable_prefix_caching=False)
-    prompt, params = PROMPTS[1], SamplingParams(max_tokens=1, logprobs=0, seed=1)
-    for each in (llm, fresh):
-        each.generate(asked([prompt]), params)
+def with_other_weights(llm: Any, network: Any) -> None:
+    """Give both another weight of the keys, which is wrong for what the engine has computed before."""
+    name = "model.layers.0.self_attn.k_proj.weight"
     with torch.no_grad():
-        weight = dict(network.named_parameters())["model.layers.0.self_attn.k_proj.weight"].mul_(-3)
-    for each in (llm, fresh):
-        each._model.load_weights([("model.layers.0.self_attn.k_proj.weight", weight)])
+        weight = dict(network.named_parameters())[name].mul_(-3)
+    llm._model.load_weights([(name, weight)])
 
-    def off(each: Any, asked_for: list[int] = prompt) -> float:
-        (output,) = each.generate(asked([asked_for]), params)
-        (step,), (token,) = output.outputs[0].logprobs, output.outputs[0].token_ids
-        return abs(step[token].logprob - float(logps(network, asked_for, [token])[0]))
 
-    assert off(fresh) < 1e-4
-    assert off(llm) > 1e-2
-    assert llm.asked[-1].stale == len(prompt) - 1
-    assert off(llm, [*prompt, 40, 41]) > 1e-2  # a longer prompt that begins alike
-    assert off(llm, [6, *prompt]) < 1e-4
-    assert llm.reset_prefix_cache() is True
-    assert off(llm) < 1e-4
-    assert llm.asked[-1].stale == 0
+def off(llm: Any, network: Any, prompt: list[int]) -> float:
+    """By how much the log-probability of the token that follows differs from that of all of the engine's weights."""
+    (output,) = llm.generate(asked([prompt]), SamplingParams(max_tokens=1, logprobs=0, seed=1))
+    (step,), (token,) = output.outputs[0].logprobs, output.outputs[0].token_ids
+    return abs(step[token].logprob - float(logps(network, prompt, [token])[0]))
+
+
+def test_a_prefix_is_of_the_weights_that_it_was_computed_with_until_the_cache_is_reset(tiny: TinyModel) -> None:
+    prompt = LONG_PROMPT[:7]
+    for caches, wrong in ((True, True), (False, False)):
+        llm, network = engine(tiny, enable_prefix_caching=caches, block_size=4), reference(tiny)
+        off(llm, network, prompt)
+        with_other_weights(llm, network)
+        assert (off(llm, network, prompt) > 1e-2) is wrong
+        assert llm.asked[-1].stale == (4 if wrong else 0)
+        assert (off(llm, network, [*prompt, 40, 41]) > 1e-2) is wrong  # a longer prompt that begins alike
+        assert off(llm, network, [6, *prompt]) < 1e-4
+        assert llm.reset_prefix_cache() is True
+        assert off(llm, network, prompt) < 1e-4
+        assert llm.asked[-1].stale == 0
+
+
+@pytest.mark.parametrize(("prompt", "blocks"), [(15, 0), (16, 0), (17, 1), (32, 1), (33, 2), (37, 2)])
+def test_the_prefix_cache_has_whole_blocks_without_the_last_token(tiny: TinyModel, prompt: int, blocks: int) -> None:
+    """As vLLM: of a prompt that is all in the cache, at least the last token is computed, and with it its block."""
+    llm, network = engine(tiny, max_model_len=64), reference(tiny)
+    off(llm, network, LONG_PROMPT[:prompt])
+    with_other_weights(llm, network)
+    found = off(llm, network, LONG_PROMPT[:prompt])
+    assert llm.asked[-1].stale == 16 * blocks
+    assert (found > 1e-2) is (blocks > 0)
+
+
+def test_blocks_of_completions_are_kept_too(tiny: TinyModel) -> None:
+    llm, network = engine(tiny, block_size=4), reference(tiny)
+    prompt = LONG_PROMPT[:6]
+    tokens = greedy(llm, prompt, 4)  # of the last one there are no keys and values
+    with_other_weights(llm, network)
+    off(llm, network, [*prompt, *tokens])
+    assert llm.asked[-1].stale == 8
+    off(llm, network, [*prompt[:4], *prompt[5:], *tokens])
+    assert llm.asked[-1].stale == 4
+
+
+def test_a_block_that_was_computed_from_stale_ones_is_stale(tiny: TinyModel) -> None:
+    llm, network = engine(tiny, block_size=4), reference(tiny)
+    off(llm, network, LONG_PROMPT[:5])
+    with_other_weights(llm, network)
+    off(llm, network, LONG_PROMPT[:9])
+    assert llm.asked[-1].stale == 4
+    off(llm, network, LONG_PROMPT[:13])
+    assert llm.asked[-1].stale == 8
 
 
 def test_it_is_strict_about_names_and_shapes(tiny: TinyModel) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -164,7 +165,7 @@ def test_under_fsdp1_the_roots_own_are_handed_over_and_lora_is_merged(
 
 
 class RecordingClient:
-    """Stands for TRL's client of a vLLM server: takes what it is handed, and keeps copies."""
+    """Stands for TRL's client of a vLLM server, or for an engine: takes what it is handed, and keeps copies."""
 
     def __init__(self) -> None:
         self.weights: dict[str, Any] = {}
@@ -173,6 +174,10 @@ class RecordingClient:
     def update_named_param(self, name: str, weight: Any) -> None:
         assert name not in self.weights, f"{name} twice"
         self.weights[name] = weight.detach().cpu().clone()
+
+    def load_weights(self, weights: Any) -> None:
+        for name, weight in weights:
+            self.update_named_param(name, weight)
 
     def reset_prefix_cache(self) -> None:
         self.resets += 1
@@ -231,3 +236,136 @@ def test_before_trl_1_11_its_own_method_hands_over_the_weights(
             assert rank["resets"] == 1
         else:
             assert rank["off"] is None  # the main process alone talks to a server
+
+
+def trainer_of(accelerator: Any, model: Any, client: RecordingClient, **attributes: Any) -> Any:
+    """A corrected GRPO trainer, as far as handing weights over needs one."""
+    import trl
+
+    from pytest_trlcompat.trainers.vllm_sync import VLLMSyncMixin
+
+    trainer: Any = object.__new__(type("Corrected", (VLLMSyncMixin, trl.GRPOTrainer), {}))
+    engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=SimpleNamespace()))
+    engine.model_executor.driver_worker.model_runner = SimpleNamespace(model=client)
+    trainer.__dict__.update(
+        accelerator=accelerator,
+        args=SimpleNamespace(use_vllm=True, report_to=[], ds3_gather_for_generation=True),
+        is_fsdp_enabled=getattr(accelerator.state, "fsdp_plugin", None) is not None,
+        llm=SimpleNamespace(llm_engine=engine, reset_prefix_cache=client.reset_prefix_cache),
+        model=model,
+        model_wrapped=model,
+        vllm_client=client,
+        vllm_mode="server",
+        **attributes,
+    )
+    return trainer
+
+
+def hand_over_itself(tiny: TinyModel, lora: bool) -> dict[str, Any]:
+    """The method of TRL's trainer with the cure, against what PEFT merges into the model for good."""
+    import copy
+
+    import torch
+    from accelerate import Accelerator
+    from transformers import AutoModelForCausalLM
+
+    accelerator, client = Accelerator(), RecordingClient()
+    model = adapted(tiny) if lora else AutoModelForCausalLM.from_pretrained(tiny.path)
+    plain = copy.deepcopy(model).merge_and_unload() if lora else model
+    truth = {name: value.detach().clone() for name, value in plain.named_parameters()}
+    wrapped, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+    trainer = trainer_of(accelerator, wrapped if accelerator.distributed_type == "FSDP" else model, client)
+    frozen = {name: value.detach().clone() for name, value in trainer.model.named_parameters()}
+    before = dict(vars(trainer))
+    trainer._synchronise(trainer._move_model_to_vllm)
+    assert vars(trainer) == before
+    return {
+        "main": accelerator.is_main_process,
+        "is_walked": trainer._is_walked,
+        "names": sorted(client.weights) == sorted(truth),
+        "resets": client.resets,
+        "off": max((float((value - truth[name]).abs().max()) for name, value in client.weights.items()), default=None),
+        "unchanged": all(bool((value == frozen[name]).all()) for name, value in trainer.model.named_parameters()),
+    }
+
+
+@pytest.mark.versions(trl=">=0.15,<0.28")
+@pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
+@pytest.mark.parametrize(
+    "strategy", ["single", "ddp", "fsdp1", pytest.param("fsdp2", marks=pytest.mark.versions(accelerate=">=1.6"))]
+)
+def test_before_trl_0_28_the_trainers_own_method_hands_over_the_weights(
+    strategy: str, lora: bool, tiny_qwen2: Callable[..., TinyModel], launcher: Launcher
+) -> None:
+    for rank in launcher(hand_over_itself, tiny_qwen2(), lora, strategy=strategy).values:
+        assert rank["unchanged"]
+        assert rank["is_walked"] is (lora or strategy.startswith("fsdp"))
+        if rank["main"]:
+            assert rank["names"]
+            assert rank["off"] <= 1e-7
+            assert rank["resets"] == 1
+        else:
+            assert rank["off"] is None  # the main process alone talks to a server
+
+
+def refuse_itself(tiny: TinyModel, settings: dict[str, Any]) -> str:
+    from accelerate import Accelerator
+
+    from pytest_trlcompat.trainers import CureError
+
+    trainer = trainer_of(Accelerator(), adapted(tiny, **settings), RecordingClient())
+    try:
+        trainer._check()
+    except CureError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.versions(trl=">=0.15,<0.28")
+@pytest.mark.parametrize("strategy", ["single", "fsdp1"])
+def test_before_trl_0_28_no_plain_lora_is_refused_under_fsdp_alone(
+    strategy: str, tiny_qwen2: Callable[..., TinyModel], launcher: Launcher
+) -> None:
+    tiny = tiny_qwen2()
+    for said in launcher(refuse_itself, tiny, {"target_modules": ["q_proj", "embed_tokens"]}, strategy=strategy, sharded=False).values:
+        assert ("looked for LoRA or DoRA of linear layers" in said) is (strategy == "fsdp1")
+        assert ("without=['VLLMSyncMixin']" in said) is (strategy == "fsdp1")
+    assert set(launcher(refuse_itself, tiny, {}, strategy=strategy, sharded=False).values) == {""}
+
+
+class HandsOver:
+    """A trainer of 0.15: its method does not reset the prefix cache."""
+
+    def _move_model_to_vllm(self) -> None:
+        raise AssertionError("not to be called")
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+def test_a_prefix_cache_that_cannot_be_reset_is_refused(forgets: bool) -> None:
+    from pytest_trlcompat.trainers import CureError
+    from pytest_trlcompat.trainers.vllm_sync import VLLMSyncMixin
+
+    trainer: Any = object.__new__(type("Corrected", (VLLMSyncMixin, HandsOver), {}))
+    trainer.accelerator = SimpleNamespace(distributed_type="NO")
+    trainer.model = SimpleNamespace()
+    trainer.llm = SimpleNamespace(**({"reset_prefix_cache": print} if forgets else {}))
+    if forgets:
+        trainer._check()
+    else:
+        with pytest.raises(CureError, match=r"looked for LLM\.reset_prefix_cache of vLLM"):
+            trainer._check()
+
+
+def test_a_method_of_a_users_is_left_alone() -> None:
+    import trl
+
+    from pytest_trlcompat.trainers.vllm_sync import VLLMSyncMixin, _trainers_point
+
+    mine = type("Mine", (trl.GRPOTrainer,), {"_move_model_to_vllm": lambda self: None})
+    plain = type("Plain", (trl.GRPOTrainer,), {})
+    for cls, found in ((mine, False), (plain, hasattr(trl.GRPOTrainer, "_move_model_to_vllm"))):
+        trainer: Any = object.__new__(type("Corrected", (VLLMSyncMixin, cls), {}))
+        trainer.args = SimpleNamespace(use_vllm=True)
+        assert (_trainers_point(trainer) is not None) is found
+        trainer.args = SimpleNamespace(use_vllm=False)
+        assert _trainers_point(trainer) is None

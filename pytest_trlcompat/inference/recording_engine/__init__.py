@@ -6,14 +6,13 @@ what it shows for a measurement of vLLM.
 
 What is real: it holds the weights of the checkpoint that it was pointed to, until it is given others, and is as strict
 about their names and shapes; it computes from them alone, with Transformers, in its own dtype; it obeys the sampling
-parameters; keys and values of a prompt are computed once, and used again until the prefix cache is reset, also if the
-weights have changed since; a sleeping engine does not answer, and one whose weights were discarded only after all of
-them were given again. It records each weight that it was given and each request.
+parameters; keys and values of whole blocks of tokens are computed once, and used again until the prefix cache is reset,
+also if the weights have changed since; a sleeping engine does not answer, and one whose weights were discarded only
+after all of them were given again. It records each weight that it was given and each request.
 
 What it cannot show: anything of vLLM's scheduler, paged attention and kernels, of tensor parallelism, quantization,
-images, chats, adapters as requests, structured outputs, and of NCCL. Its prefix cache keeps prefixes of any length,
-vLLM's whole blocks of 16 tokens. A name that it lacks is an ``ImportError`` or an ``AttributeError``; an argument that
-it would have to ignore, a ``NotImplementedError``.
+images, chats, adapters as requests, structured outputs, and of NCCL. A name that it lacks is an ``ImportError`` or an
+``AttributeError``; an argument that it would have to ignore, a ``NotImplementedError``.
 
 Imports the standard library and ``packaging``.
 """

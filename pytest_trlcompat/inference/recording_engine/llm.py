@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +38,9 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Arguments that it takes only so."""
 _MODES = ("raw_logprobs", "processed_logprobs")
-_MOST_PREFIXES = 1024
+_BLOCK = 16
+"""Tokens of a block of the prefix cache, where ``block_size`` does not say it, as in vLLM on a GPU."""
+_MOST_BLOCKS = 4096
 _TAGS = frozenset({"weights", "kv_cache"})
 
 
@@ -67,7 +68,7 @@ class Asked:
 
     Attributes:
         logprobs: from which each token was chosen, whether they were asked for or not.
-        stale: tokens of the prompt whose keys and values were computed with earlier weights.
+        stale: tokens of the prompt whose keys and values were computed with earlier weights, or from such.
     """
 
     prompt_token_ids: list[int]
@@ -98,35 +99,69 @@ class Worker:
         """TRL replaces it; there is nothing to assert."""
 
 
-@dataclass
-class _Prefix:
-    """Keys and values of the first tokens of a prompt."""
+@dataclass(frozen=True)
+class _Block:
+    """Keys and values of some tokens that follow on others.
 
-    past: Any
+    Attributes:
+        layers: of each layer the keys and the values, ``(1, heads, tokens, size)``.
+        version: of the earliest weights that had a part in them.
+    """
+
+    layers: Sequence[tuple[torch.Tensor, torch.Tensor]]
     version: int
 
 
 @dataclass
 class _Prefixes:
-    """The prefix cache. It does not know of weights: who changes them has to reset it."""
+    """The prefix cache: whole blocks of tokens. It does not know of weights: who changes them has to reset it.
+
+    A block is found again by its own tokens and all before it. As in vLLM, those of completions are kept too. The last
+    token of a prompt is always computed, so that a prompt of whole blocks has its last one computed again: as in vLLM's
+    V1, where V0 computes the token alone.
+    """
 
     enabled: bool
-    _kept: dict[tuple[int, ...], _Prefix] = field(default_factory=dict)
+    size: int
+    _kept: dict[tuple[int, ...], _Block] = field(default_factory=dict)
 
-    def longest(self, tokens: Sequence[int]) -> tuple[int, _Prefix | None]:
-        for length in range(len(tokens), 0, -1):
-            if (found := self._kept.get(tuple(tokens[:length]))) is not None:
-                return length, _Prefix(copy.deepcopy(found.past), found.version)
-        return 0, None
+    def found(self, prompt: Sequence[int]) -> list[_Block]:
+        """The blocks with which a prompt begins, without its last token."""
+        blocks = []
+        for end in range(self.size, len(prompt), self.size):
+            if (block := self._kept.get(tuple(prompt[:end]))) is None:
+                break
+            blocks.append(block)
+        return blocks
 
-    def keep(self, tokens: Sequence[int], prefix: _Prefix) -> None:
-        if self.enabled and tokens:
-            if len(self._kept) >= _MOST_PREFIXES:
-                del self._kept[next(iter(self._kept))]
-            self._kept[tuple(tokens)] = _Prefix(copy.deepcopy(prefix.past), prefix.version)
+    def keep(self, tokens: Sequence[int], past: Any, version: int, known: int) -> None:
+        """Keep the whole blocks of what was computed.
+
+        Args:
+            tokens: of a prompt and its completion, of which ``past`` has the keys and values.
+            version: of the earliest weights that had a part in them.
+            known: how many of the first blocks were found here.
+        """
+        if not self.enabled:
+            return
+        layers = _layers(past)
+        for first in range(known * self.size, len(tokens) - self.size + 1, self.size):
+            name = tuple(tokens[: first + self.size])
+            if name not in self._kept:
+                if len(self._kept) >= _MOST_BLOCKS:
+                    del self._kept[next(iter(self._kept))]
+                pieces = [[part[..., first : first + self.size, :].clone() for part in layer] for layer in layers]
+                self._kept[name] = _Block([(keys, values) for keys, values in pieces], version)
 
     def clear(self) -> None:
         self._kept.clear()
+
+
+def _layers(past: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values of each layer of a cache of Transformers."""
+    if hasattr(past, "layers"):  # from 4.54 on
+        return [(layer.keys, layer.values) for layer in past.layers]
+    return list(zip(past.key_cache, past.value_cache, strict=True))
 
 
 class LLM:
@@ -136,6 +171,7 @@ class LLM:
         model: a folder with a checkpoint.
         dtype: in which it computes; ``auto``: that of the checkpoint, or bfloat16 where that is float32.
         seed: of every request that has none of its own.
+        block_size: tokens of a block of the prefix cache, 16 by default.
         worker_cls: a subclass of :class:`Worker`, or its full name.
         worker_extension_cls: the full name of a class that the worker gets as another base.
         logprobs_mode: which log-probabilities are returned: those of the logits, or those that tokens are chosen by.
@@ -157,6 +193,7 @@ class LLM:
         seed: int | None = None,
         max_model_len: int | None = None,
         enable_prefix_caching: bool | None = None,
+        block_size: int | None = None,
         enable_sleep_mode: bool = False,
         worker_cls: type[Worker] | str = "auto",
         worker_extension_cls: str = "",
@@ -180,7 +217,7 @@ class LLM:
         self._can_sleep = enable_sleep_mode
         self._asleep: set[str] = set()
         self._generator = torch.Generator().manual_seed(seed or 0)
-        self._prefixes = _Prefixes(enable_prefix_caching is not False)
+        self._prefixes = _Prefixes(enable_prefix_caching is not False, block_size or _BLOCK)
         self.asked: list[Asked] = []
         self._length = max_model_len or self._model.config.max_position_embeddings
         self._worker = _worker_class(worker_cls, worker_extension_cls)(self._model)
@@ -286,7 +323,7 @@ class LLM:
         self, prompt: list[int], params: SamplingParams, generator: torch.Generator, most: int
     ) -> tuple[list[int], list[dict[int, Logprob]], str]:
         """Tokens, the log-probabilities to return, and why it ended."""
-        past, stale = self._past(prompt[:-1])
+        past, found = self._past(prompt)
         tokens: list[int] = []
         logprobs: list[float] = []
         returned: list[dict[int, Logprob]] = []
@@ -309,18 +346,25 @@ class LLM:
             if token in ends or any(stop in self._tokenizer.decode(tokens) for stop in stops):
                 reason = "stop"
                 break
+        version = min(block.version for block in [*found, _Block((), self._model.version)])
+        self._prefixes.keep([*prompt, *tokens[:-1]], past, version, len(found))
+        stale = self._prefixes.size * sum(block.version < self._model.version for block in found)
         self.asked.append(Asked(list(prompt), list(tokens), logprobs, stale))
         return tokens, returned, reason
 
-    def _past(self, prefix: list[int]) -> tuple[Any, int]:
-        """Keys and values of all but the last token of a prompt; how many of them are of earlier weights."""
-        length, found = self._prefixes.longest(prefix)
-        past = None if found is None else found.past
-        version = self._model.version if found is None else found.version
-        if length < len(prefix):
-            past, _ = self._forward(prefix[length:], past)
-            self._prefixes.keep(prefix, _Prefix(past, version))
-        return past, 0 if version == self._model.version else length
+    def _past(self, prompt: list[int]) -> tuple[Any, list[_Block]]:
+        """Keys and values of all but the last token of a prompt, and the blocks of them that were not computed now."""
+        from transformers import DynamicCache
+
+        found = self._prefixes.found(prompt)
+        past = DynamicCache()
+        for block in found:
+            for number, (keys, values) in enumerate(block.layers):
+                past.update(keys, values, number)
+        rest = prompt[len(found) * self._prefixes.size : -1]
+        if rest:
+            past, _ = self._forward(rest, past)
+        return past, found
 
     def _forward(self, ids: Sequence[int], past: Any) -> tuple[Any, torch.Tensor]:
         import torch
