@@ -327,7 +327,9 @@ def test_before_trl_0_28_no_plain_lora_is_refused_under_fsdp_alone(
     strategy: str, tiny_qwen2: Callable[..., TinyModel], launcher: Launcher
 ) -> None:
     tiny = tiny_qwen2()
-    for said in launcher(refuse_itself, tiny, {"target_modules": ["q_proj", "embed_tokens"]}, strategy=strategy, sharded=False).values:
+    for said in launcher(
+        refuse_itself, tiny, {"target_modules": ["q_proj", "embed_tokens"]}, strategy=strategy, sharded=False
+    ).values:
         assert ("looked for LoRA or DoRA of linear layers" in said) is (strategy == "fsdp1")
         assert ("without=['VLLMSyncMixin']" in said) is (strategy == "fsdp1")
     assert set(launcher(refuse_itself, tiny, {}, strategy=strategy, sharded=False).values) == {""}
