@@ -352,7 +352,8 @@ def _used(embeddings: Any) -> Any:
         return embeddings
     copies = getattr(embeddings, "modules_to_save", None)
     if copies is not None:
-        return next((copies[adapter].weight for adapter in embeddings.active_adapters if adapter in copies), None)
+        active = getattr(embeddings, "active_adapters", None) or [embeddings.active_adapter]  # one, in early PEFT
+        return next((copies[adapter].weight for adapter in active if adapter in copies), None)
     original = getattr(embeddings, "original_module", embeddings)  # of trained tokens, which PEFT keeps tied
     return getattr(original, "weight", None)
 
