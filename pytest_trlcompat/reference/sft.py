@@ -129,8 +129,9 @@ class _Scored:
 def sft_objective(settings: SFTSettings) -> Objective:
     """The loss of batches of rows, each a mapping with ``input_ids`` and ``labels`` of equal lengths.
 
-    A token counts whose label is not :data:`IGNORED`; the first one of a row is predicted by nothing. Each row goes
-    through the model alone and without padding: rows that a trainer packs together do not see each other.
+    A token counts whose label is not :data:`IGNORED`; the first one of a row is predicted by nothing, but by virtual
+    tokens where the model's adapter puts some in front and gives logits of them. Each row goes through the model alone
+    and without padding: rows that a trainer packs together do not see each other.
 
     - ``loss``: the mean of ``-log p`` over tokens that count, for ``loss_type="dft"`` of ``-sg(p) log p``; with the
       auxiliary loss of a mixture of experts, the mean over micro-batches and ranks.
@@ -190,6 +191,8 @@ def _scored(model: Any, rows: Batch, settings: SFTSettings) -> _Scored:
         output = model(input_ids=ids, attention_mask=torch.ones_like(ids), **more)
         routed += [each.cpu() for each in output.router_logits] if more else []
         whole = torch.log_softmax(getattr(output, "logits", output)[0].float(), -1)
+        virtual = len(whole) - len(labels)
+        labels = torch.nn.functional.pad(labels, (virtual, 0), value=IGNORED)
         entropy = -(whole.exp() * whole).sum(-1)
         counts = labels[1:] != IGNORED
         predicted = whole[:-1][counts]
@@ -198,8 +201,8 @@ def _scored(model: Any, rows: Batch, settings: SFTSettings) -> _Scored:
         means.append(predicted.mean(-1))
         choices.append(predicted.argmax(-1) == wanted)
         entropies.append(entropy[:-1][counts])
-        every.append(entropy)
-        tokens += len(labels)
+        every.append(entropy[virtual:])
+        tokens += len(row["labels"])
         firsts += int(labels[0] != IGNORED)
     joined = [torch.cat(each).cpu() for each in (logprobs, means, choices, entropies, every)]
     return _Scored(joined[0], joined[1], joined[2], joined[3], joined[4], tokens, firsts, tuple(routed))

@@ -6,7 +6,9 @@ Runs inside a rank; imports the stack only inside functions.
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,7 +16,16 @@ if TYPE_CHECKING:
     from pytest_trlcompat.reference.sft import SFTUndecided
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["ROWS", "TEMPLATES", "dataset", "expected_rows", "expected_size", "formatted", "tokenizer"]
+__all__ = [
+    "ROWS",
+    "TEMPLATES",
+    "dataset",
+    "expected_rows",
+    "expected_size",
+    "formatted",
+    "template_path",
+    "tokenizer",
+]
 
 ROWS: Mapping[str, int] = {"training": 24, "evaluation": 8}
 _USER, _ASSISTANT, _SYSTEM = "w50", "w51", "w52"
@@ -28,9 +39,20 @@ _WRITTEN = (
 TEMPLATES: Mapping[str, str] = {
     "": _WRITTEN.replace("%begin%", "").replace("%end%", ""),
     "generation": _WRITTEN.replace("%begin%", "{% generation %}").replace("%end%", "{% endgeneration %}"),
+    "behind_end": _WRITTEN.replace("%begin%", "").replace("%end%", "").replace("eos_token }}", "eos_token + ' w58' }}"),
+    "other": _WRITTEN.replace("%begin%", "").replace("%end%", "").replace("w50", "w45").replace("w51", "w46"),
+    "tools": (
+        "{% for tool in tools %}{{ 'w47 ' + tool['function']['name'] + ' ' }}{% endfor %}"
+        "{% for message in messages %}{{ '' if loop.first else ' ' }}"
+        "{{ {'user': 'w50', 'assistant': 'w51', 'tool': 'w53'}[message['role']] + ' ' }}"
+        "{% if message['tool_calls'] %}{{ 'w48 ' + message['tool_calls'][0]['function']['name'] }}"
+        "{% else %}{{ message['content'] }}{% endif %}{{ ' ' + eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ ' w51' }}{% endif %}"
+    ),
 }
-"""Each message begins with a word for its role and ends with the end of sequence; ``generation`` says which parts an
-assistant has generated, its end among them."""
+"""Each message begins with a word for its role and ends with the end of sequence. ``generation`` says which parts an
+assistant has generated, its end among them; ``behind_end`` writes a word behind each end of sequence, as ChatML does a
+new line; ``other`` has other words for roles; ``tools`` writes tools, their calls and what they gave."""
 _IGNORED = -100
 BOS = "w59"
 """The word that a tokenizer with a beginning of sequence puts before every text."""
@@ -40,14 +62,16 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     """The processing class.
 
     ``same_end``: its padding is its end of sequence. ``no_padding``: it has none. ``beginning``: it begins every text
-    with :data:`BOS`, as its chat template does. ``left``: it pads on the left. ``generation``: see :data:`TEMPLATES`.
+    with :data:`BOS`, as its chat template does. ``left``: it pads on the left. ``generation``, ``behind_end``: see
+    :data:`TEMPLATES`, as for data with tools.
     """
     import copy
 
     found = copy.deepcopy(model.tokenizer)
     wanted = setting.get("tokenizer", "")
     found.padding_side = "left" if wanted == "left" else "right"  # old releases ask for the right side
-    found.chat_template = TEMPLATES["generation" if wanted == "generation" else ""]
+    kind = "tools" if setting.get("data") == "tools" else wanted
+    found.chat_template = TEMPLATES.get(kind, TEMPLATES[""])
     if wanted == "same_end":
         found.pad_token = found.eos_token
     elif wanted == "no_padding":
@@ -62,6 +86,20 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
         found.bos_token = BOS
         found.chat_template = "{{ bos_token + ' ' }}" + found.chat_template
     return found
+
+
+def template_path(model: TinyModel, setting: Mapping[str, Any]) -> str:
+    """Where ``chat_template_path`` finds another template: the folder of a ``"tokenizer"``, or a ``"file"``."""
+    folder = Path(tempfile.mkdtemp(prefix="trlcompat-"))
+    if setting["template"] == "tokenizer":
+        other = tokenizer(model, setting)
+        other.chat_template = TEMPLATES["other"]
+        other.save_pretrained(folder)
+        model.new_model().config.save_pretrained(folder)  # by which the tokenizer's class is found
+        return str(folder)
+    file = folder / "template.jinja"
+    file.write_text(TEMPLATES["other"], encoding="utf-8")
+    return str(file)
 
 
 def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> list[dict[str, Any]]:
@@ -85,6 +123,20 @@ def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str)
         elif kind == "turns":
             first = [{"role": "user", "content": begun}, {"role": "assistant", "content": words(1, 3)}]
             found.append({"messages": [*first, *turn(), *(turn() if dice.random() < 0.5 else [])]})
+        elif kind == "tools":
+            name = f"w{dice.randrange(40)}"
+            called = [{"type": "function", "function": {"name": name, "arguments": {"w1": words(1, 2)}}}]
+            found.append(
+                {
+                    "messages": [
+                        {"role": "user", "content": begun},
+                        {"role": "assistant", "tool_calls": called},
+                        {"role": "tool", "name": name, "content": words(1, 3)},
+                        {"role": "assistant", "content": words(1, 4)},
+                    ],
+                    "tools": [_tool(name)],
+                }
+            )
         elif kind == "system":
             found.append({"messages": [{"role": "system", "content": begun}, *turn()]})
         elif kind == "prompt_turns_completion":
@@ -119,10 +171,20 @@ def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str)
     return found
 
 
+def _tool(name: str) -> dict[str, Any]:
+    """A tool that takes a text, as a JSON schema."""
+    taken = {"type": "object", "properties": {"w1": {"type": "string"}}, "required": ["w1"]}
+    return {"type": "function", "function": {"name": name, "description": name, "parameters": taken}}
+
+
 def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> Any:
+    """As a user gives it. ``transform``: its texts are written anew, with other words, whenever they are read."""
     from datasets import Dataset
 
     found = Dataset.from_list(examples(model, setting, seed, part))
+    if setting.get("transform"):
+        dice = random.Random(seed)
+        return found.with_transform(lambda batch: {"text": [f"{text} w{dice.randrange(40)}" for text in batch["text"]]})
     return found.to_iterable_dataset() if setting.get("stream") and part == "training" else found
 
 
@@ -198,6 +260,7 @@ def _row(
     """Token ids and labels of the whole example."""
     words = tokenizer(model, setting)
     words.eos_token = setting.get("eos_token") or words.eos_token
+    words.chat_template = TEMPLATES["other"] if setting.get("template") else words.chat_template
     if "labels" in example:
         return {name: example[name] for name in ("input_ids", "labels")}
     ids, answered = _tokens(example, words, setting, undecided)
@@ -231,7 +294,8 @@ def _tokens(
     elif prompt and undecided.prompt_completion_as == "conversation":
         messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": example["completion"]}]
     if messages:
-        ids = _encoded(words, words.apply_chat_template(messages, tokenize=False))
+        written = words.apply_chat_template(messages, tools=example.get("tools"), tokenize=False)
+        ids = _encoded(words, written)
         if not isinstance(prompt, list):
             return ids, 0
         before = words.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)

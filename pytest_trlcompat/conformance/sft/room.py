@@ -6,16 +6,22 @@ Runs inside a rank; imports the stack only inside functions.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pytest_trlcompat.conformance.architectures import ARCHITECTURES
+from packaging.version import Version
+
+from pytest_trlcompat.conformance.architectures import ARCHITECTURES, saved
+from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.conventions import Conventions
 from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.sft import data
-from pytest_trlcompat.conformance.supervised.records import Read, Row
-from pytest_trlcompat.conformance.supervised.room import AXES, Room
+from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
+from pytest_trlcompat.conformance.supervised.room import AXES, BASE, Room
 from pytest_trlcompat.conformance.supervised.truth import settings_from
+from pytest_trlcompat.tiny import PAD_TOKEN_ID
 
 if TYPE_CHECKING:
     import torch
@@ -26,10 +32,19 @@ if TYPE_CHECKING:
 __all__ = ["ROOM", "SFTRoom"]
 
 _IGNORED = -100
+_VIRTUAL = ("prompt_tuning", "prefix_tuning")
+"""Adapters that put trained numbers in front of a row: words' embeddings, or keys and values of each layer."""
+_ROUNDED = 1e-6
+_PLAIN_NAMES = ("output_dir", "per_device_train_batch_size", "per_device_eval_batch_size")
 
 
 class SFTRoom(Room):
-    """``SFTTrainer``."""
+    """``SFTTrainer``.
+
+    ``template``: what ``chat_template_path`` names. ``transform``: the dataset has one. ``arguments="plain"``:
+    ``TrainingArguments`` in place of its config. ``model="bfloat16_name"``: the folder of a model in bfloat16.
+    ``loss_function``: a ``compute_loss_func`` that computes what the trainer does. ``metrics``: a ``compute_metrics``.
+    """
 
     trainer = "sft"
     names = ("SFTTrainer", "SFTConfig")
@@ -37,17 +52,26 @@ class SFTRoom(Room):
         "data": (
             *("text", "other_field", "ended", "messages", "turns", "system", "prompt_completion"),
             *("prompt_completion_messages", "prompt_turns_completion", "conversations", "long_prompts", "questions"),
-            *("input_ids", "labels"),
+            *("input_ids", "labels", "tools"),
         ),
-        "tokenizer": ("", "same_end", "no_padding", "beginning", "left", "generation"),
+        "tokenizer": ("", "same_end", "no_padding", "beginning", "left", "generation", "behind_end"),
+        "template": ("", "tokenizer", "file"),
         "stream": (False, True),
-        "model": (*AXES["model"], *ARCHITECTURES),
+        "transform": (False, True),
+        "model": (*AXES["model"], "bfloat16_name", *ARCHITECTURES),
+        "adapter": (*AXES["adapter"], *_VIRTUAL),
+        "arguments": ("", "plain"),
+        "loss_function": ("", "own"),
+        "metrics": ("", "own"),
     }
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
         ("data", "conversations"): "trl>=0.18",
         **{("data", each): "trl>=0.15" for each in ("prompt_completion_messages", "prompt_turns_completion")},
         ("tokenizer", "no_padding"): "trl>=0.16",
         ("data", "labels"): "trl>=0.16",
+        ("data", "tools"): "trl>=0.19",
+        **{("template", each): "trl>=0.19" for each in ("tokenizer", "file")},
+        ("loss_function", "own"): "trl>=0.15",
         # Until then these take means over tokens by themselves, without the first one, which documentation leaves open.
         **{("model", each): "transformers>=4.48" for each in ("gpt2", "granite")},
         # Until then rows that are not padded are kept apart by flash attention alone, which is not on a CPU.
@@ -60,30 +84,44 @@ class SFTRoom(Room):
     def config(self, trl: Any, setting: Mapping[str, Any]) -> Any:
         """Before 0.12 the column of texts has no default, and is not named for data of other formats."""
         is_text = setting.get("data", "text") in ("text", "ended")
-        return super().config(trl, {**({"dataset_text_field": "text"} if is_text else {}), **setting})
+        found = super().config(trl, {**({"dataset_text_field": "text"} if is_text else {}), **setting})
+        if setting.get("arguments") != "plain":
+            return found
+        from transformers import TrainingArguments
+
+        return TrainingArguments(**{name: getattr(found, name) for name in (*_PLAIN_NAMES, *BASE)})
 
     def build(
         self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool
     ) -> Any:
-        adapter = objects.adapter_config(setting)
+        adapter = _adapter(setting)
         words = data.tokenizer(model, setting)
+        if setting.get("template"):
+            config.chat_template_path = data.template_path(model, setting)
         name = "processing_class" if "processing_class" in inspect.signature(trainer_class).parameters else "tokenizer"
         extra: dict[str, Any] = {name: words}
         if adapter is not None:
             extra["peft_config"] = adapter
-        if setting.get("evaluation"):
+        if setting.get("evaluation") not in (None, "", "given"):
             extra["eval_dataset"] = data.dataset(model, setting, seed, "evaluation")
         if setting.get("data") == "questions":
             extra["formatting_func"] = data.formatted
+        if setting.get("loss_function"):
+            extra["compute_loss_func"] = _own_loss
+        if setting.get("metrics"):
+            extra["compute_metrics"] = _own_metrics
         trainer = trainer_class(
-            model=objects.policy(model, setting),
+            model=_policy(model, setting),
             args=config,
             train_dataset=data.dataset(model, setting, seed, "training"),
             **extra,
         )
         if adapter is not None and fill:
-            objects.fill_adapter(trainer.model)
+            _fill(trainer.model)
         return trainer
+
+    def given_evaluation(self, model: TinyModel, setting: Mapping[str, Any], seed: int) -> Any:
+        return data.dataset(model, setting, seed, "evaluation")
 
     def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
         ids, labels = inputs["input_ids"].tolist(), inputs["labels"].tolist()
@@ -97,6 +135,8 @@ class SFTRoom(Room):
             kept = [number for number, there in enumerate(real) if there]
             if kept and kept != list(range(kept[0], kept[-1] + 1)):
                 found.problems.append(("data[attention_mask]", "padding on one side", str(real)))
+            if places is not None and mask is None:
+                kept = kept[: _length_without_padding(row, label)]
             own = [label[each] for each in kept]
             pieces = list(
                 _pieces([row[each] for each in kept], own, None if places is None else [places[each] for each in kept])
@@ -126,7 +166,32 @@ class SFTRoom(Room):
         return data.expected_size(rows, arguments, part)
 
     def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
+        if setting.get("adapter") in _VIRTUAL:
+            from peft import get_peft_model
+
+            found = get_peft_model(objects.policy(model, {**setting, "adapter": ""}, whole=True), _adapter(setting))
+            _fill(found)
+            return (found.eval(),)
+        if setting.get("model") == "bfloat16_name":
+            return (_half(model, in_float32=_is_read_in_float32()),)
         return (objects.untrained(model, setting)[0],)
+
+    def beside(
+        self,
+        recordings: Sequence[Recording],
+        models: tuple[torch.nn.Module, ...],
+        model: TinyModel,
+        setting: Mapping[str, Any],
+        seed: int,
+    ) -> Iterator[Difference]:
+        """What ``compute_metrics`` gave of an evaluation before the training."""
+        if not setting.get("metrics"):
+            return
+        rows = self.expected_rows(model, setting, recordings[0].arguments, seed, "evaluation")
+        right = _found_words(models[0], rows)
+        seen = recordings[0].returned[0].get("eval_found_words")
+        if seen is None or abs(seen - right) > _ROUNDED:
+            yield Difference("evaluate()[eval_found_words]", "evaluation 0", [right], [seen], math.inf, _ROUNDED)
 
     def settings(
         self,
@@ -157,6 +222,92 @@ class SFTRoom(Room):
 
         assert isinstance(settings, reference.SFTSettings)
         return reference.sft_objective(settings)
+
+
+def _policy(model: TinyModel, setting: Mapping[str, Any]) -> Any:
+    """As a user passes it."""
+    if setting.get("model") == "bfloat16_name":
+        return saved(_half(model))
+    return objects.policy(model, setting)
+
+
+def _half(model: TinyModel, in_float32: bool = False) -> Any:
+    """The model with weights that bfloat16 has, in it or in float32."""
+    import torch
+
+    found = model.new_model()
+    with torch.no_grad():
+        for parameter in found.parameters():  # and not what positions are computed from
+            parameter.copy_(parameter.to(torch.bfloat16))
+    return (found if in_float32 else found.to(torch.bfloat16)).eval()
+
+
+def _is_read_in_float32() -> bool:
+    """What is documented of a model that is given by its name: by TRL from 0.27 on, before by Transformers, which takes
+    the type of its weights from 5.0 on."""
+    trl, transformers = (Version(metadata.version(name)) for name in ("trl", "transformers"))
+    return trl >= Version("0.27.0.dev0") or transformers < Version("5.0.0.dev0")
+
+
+def _adapter(setting: Mapping[str, Any]) -> Any:
+    """What is passed as ``peft_config``, or ``None``."""
+    wanted = setting.get("adapter")
+    if wanted not in _VIRTUAL:
+        return objects.adapter_config(setting)
+    from peft import PrefixTuningConfig, PromptTuningConfig
+
+    kind = PromptTuningConfig if wanted == "prompt_tuning" else PrefixTuningConfig
+    return kind(task_type="CAUSAL_LM", num_virtual_tokens=3)
+
+
+def _fill(model: Any) -> None:
+    """Numbers for an adapter: see :func:`~pytest_trlcompat.conformance.grpo.objects.fill_adapter`; of virtual tokens
+    those that depend on their number alone."""
+    import torch
+
+    objects.fill_adapter(model)
+    for name, parameter in model.named_parameters():
+        if "prompt_encoder" in name:
+            generator = torch.Generator().manual_seed(parameter.numel())
+            with torch.no_grad():
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+
+
+def _own_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+    """The mean over tokens that count of a whole step, as a user writes it."""
+    import torch
+
+    logits, wanted = outputs.logits[:, :-1].float(), labels[:, 1:]
+    total = torch.nn.functional.cross_entropy(logits.transpose(1, 2), wanted, ignore_index=_IGNORED, reduction="sum")
+    return total / (num_items_in_batch if num_items_in_batch is not None else (wanted != _IGNORED).sum())
+
+
+def _own_metrics(given: Any) -> dict[str, float]:
+    """Of the words that count, the share of those that the model finds likeliest."""
+    found, wanted = given.predictions[:, :-1].argmax(-1), given.label_ids[:, 1:]
+    return {"found_words": float((found == wanted)[wanted != _IGNORED].mean())}
+
+
+def _found_words(model: Any, rows: Sequence[Row]) -> float:
+    """The same of rows, each by itself."""
+    import torch
+
+    right = total = 0
+    for row in rows:
+        with torch.no_grad():
+            found = model(input_ids=torch.tensor([row["input_ids"]])).logits[0, :-1].argmax(-1)
+        counted = [(word, label) for word, label in zip(found.tolist(), row["labels"][1:], strict=True) if label >= 0]
+        right += sum(word == label for word, label in counted)
+        total += len(counted)
+    return right / total
+
+
+def _length_without_padding(ids: Sequence[int], labels: Sequence[int]) -> int:
+    """Of rows behind each other, which no attention mask accompanies."""
+    length = len(ids)
+    while length and ids[length - 1] == PAD_TOKEN_ID and labels[length - 1] == _IGNORED:
+        length -= 1
+    return length
 
 
 def _pieces(ids: list[int], labels: list[int], positions: list[int] | None) -> Iterator[Row]:

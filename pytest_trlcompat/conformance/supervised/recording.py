@@ -59,6 +59,8 @@ def record(
             found.final = (whole or trained_weights)(trainer)
         if setting.get("evaluation") == "after":
             trainer.evaluate()
+        elif setting.get("evaluation") == "given":
+            trainer.evaluate(room.given_evaluation(model, setting, seed))
     if setting.get("resumed"):
         _resume(room, trainer_class, model, setting, config, seed, found, whole)
     return found

@@ -35,13 +35,14 @@ __all__ = ["AXES", "BASE", "Room"]
 AXES: Mapping[str, tuple[Any, ...]] = {
     "model": ("dense", "bfloat16", "changed", "experts", "name"),
     "adapter": ("", "peft_config", "peft_model", "both"),
-    "evaluation": ("", "after", "before", "during", "best"),
+    "evaluation": ("", "after", "before", "during", "best", "given"),
     "resumed": ("", "between_steps"),
     "refused": (False, True, "allowed"),
     "liger": liger.AXIS,
 }
 """What is chosen beside the fields of a config, with the default first, for every such trainer. A room has others
-beside. ``evaluation="best"``: an evaluation after each step, and at the end the best model is loaded; ``refused``: the
+beside. ``evaluation="best"``: an evaluation after each step, and at the end the best model is loaded;
+``"given"``: ``evaluate`` is called with a dataset as a user has it, and the trainer has no other; ``refused``: the
 training must end in an error, or, ``"allowed"``, may; a release: must from that one on; ``liger``: see
 :mod:`~pytest_trlcompat.conformance.liger`."""
 SINCE: Mapping[tuple[str, Any], str] = {("model", "experts"): "transformers>=4.51", **architectures.SINCE}
@@ -141,6 +142,10 @@ class Room(abc.ABC):
     ) -> Callable[[Any, int], None] | None:
         """What changes with each step beside the policy; see :func:`pytest_trlcompat.reference.supervised_train`."""
         return None
+
+    def given_evaluation(self, model: TinyModel, setting: Mapping[str, Any], seed: int) -> Any:
+        """The rows of the evaluation as a user has them, for ``evaluate``."""
+        raise NotImplementedError(f"{self.trainer} is not tried with rows that evaluate() is called with")
 
     def surrounding(
         self, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, found: Recording
