@@ -21,6 +21,7 @@ from packaging.version import Version
 from pytest_trlcompat.conformance import architectures, liger
 from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.conventions import Conventions
+from pytest_trlcompat.conformance.supervised import evaluating
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
 from pytest_trlcompat.conformance.training import PLAIN, world_size
 
@@ -38,13 +39,19 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "evaluation": ("", "after", "before", "during", "best"),
     "resumed": ("", "between_steps"),
     "refused": (False, True, "allowed"),
+    "refused_naming": ("", "train_dataset", "peft_config", "precompute_ref_log_probs"),
     "liger": liger.AXIS,
 }
 """What is chosen beside the fields of a config, with the default first, for every such trainer. A room has others
 beside. ``evaluation="best"``: an evaluation after each step, and at the end the best model is loaded; ``refused``: the
-training must end in an error, or, ``"allowed"``, may; a release: must from that one on; ``liger``: see
+training must end in an error, or, ``"allowed"``, may; a release: must from that one on; ``refused_naming``: and the
+error must name this argument; ``liger``: see
 :mod:`~pytest_trlcompat.conformance.liger`."""
-SINCE: Mapping[tuple[str, Any], str] = {("model", "experts"): "transformers>=4.51", **architectures.SINCE}
+SINCE: Mapping[tuple[str, Any], str] = {
+    ("model", "experts"): "transformers>=4.51",
+    **architectures.SINCE,
+    **evaluating.SINCE,
+}
 """Requirements of the releases that have a value of an axis, in every room."""
 BASE: Mapping[str, Any] = {**PLAIN, "max_steps": 2}
 
@@ -141,6 +148,10 @@ class Room(abc.ABC):
     ) -> Callable[[Any, int], None] | None:
         """What changes with each step beside the policy; see :func:`pytest_trlcompat.reference.supervised_train`."""
         return None
+
+    def evaluate(self, trainer: Any, model: TinyModel, setting: Mapping[str, Any], seed: int) -> None:
+        """Evaluate after the training, on the data that the trainer has."""
+        trainer.evaluate()
 
     def surrounding(
         self, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, found: Recording
