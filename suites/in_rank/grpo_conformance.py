@@ -61,7 +61,10 @@ def without_numbers(setting: Mapping[str, Any], training: Mapping[str, Any]) -> 
         return {"refused_with": said} if said else None
     if setting.get("refused"):
         accepted = {"stage": "refusal", "where": "", "expected": ["an error"], "found": ["a training"]}
-        return {"compared": 1, "differences": [] if said else [accepted], "refused_with": said}
+        named = str(setting.get("refused_naming") or "")
+        unclear = {"stage": "refusal[text]", "where": "", "expected": [named], "found": [said]}
+        wrong = [] if said and named in said else [unclear if said else accepted]
+        return {"compared": 1, "differences": wrong, "refused_with": said}
     return {"failure": said} if said else None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import random
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat import reference
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["conversation", "dataset", "pairs", "parts", "sequences", "tokenizer"]
+__all__ = ["as_dataset", "conversation", "dataset", "pairs", "parts", "sequences", "tokenizer"]
 
 _OTHER = "<unk>"
 """A token that no word is: it begins rejected completions where the prompt is implicit, since all words begin with the
@@ -26,10 +27,17 @@ _TEMPLATES = {
     "bos": "{{ bos_token + ' ' }}" + _TEMPLATE,
     "generation": _TEMPLATE + "{% if add_generation_prompt %}{{ 'w59 ' }}{% endif %}",
     "tools": "{% if tools is not none %}{{ 'w60 w60 ' }}{% endif %}" + _TEMPLATE,
+    "switch": "{% if w60 is defined and w60 %}{{ 'w60 ' }}{% endif %}" + _TEMPLATE,
 }
 """With a beginning of sequence of its own; with a token that asks for an answer, which stands before each answer; and,
-as Llama's, with instructions where it is given a list of tools, an empty one too."""
-CONVERSATIONAL = ("conversational", "conversational_implicit", "turns", "tools")
+as Llama's, with instructions where it is given a list of tools, an empty one too; and with a token that an argument of
+the template's asks for."""
+_OF_TEMPLATE: Mapping[str, Mapping[str, Any]] = {
+    "tools": {"tools": _TOOLS},
+    "template_kwargs": {"chat_template_kwargs": {"w60": True}},
+}
+"""Columns whose values the chat template is given, by the kind of data that has them."""
+CONVERSATIONAL = ("conversational", "conversational_implicit", "turns", *_OF_TEMPLATE)
 
 
 def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
@@ -52,7 +60,8 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
         found.bos_token = _OTHER
         added = [(_OTHER, found.convert_tokens_to_ids(_OTHER))]
         found.backend_tokenizer.post_processor = TemplateProcessing(single=f"{_OTHER} $A", special_tokens=added)
-    template = setting.get("template") or ("tools" if setting.get("data") == "tools" else "")
+    implied = {"tools": "tools", "template_kwargs": "switch"}
+    template = setting.get("template") or implied.get(str(setting.get("data")), "")
     if template:
         found.chat_template = _TEMPLATES[template]
         if template == "generation":  # an answer that is there has the same token before it
@@ -89,7 +98,7 @@ def _row(setting: Mapping[str, Any], text: Any) -> dict[str, Any]:
         if kind == "conversational_implicit":
             return {"chosen": asked + answers[0], "rejected": asked + answers[1]}
         row: dict[str, Any] = {"prompt": asked, "chosen": answers[0], "rejected": answers[1]}
-        return row | {"tools": _TOOLS} if kind == "tools" else row
+        return {**row, **_OF_TEMPLATE.get(kind, {})}
     if kind == "implicit":
         return {"chosen": f"{prompt} {better}", "rejected": f"{prompt} {_OTHER} {worse}"}
     if kind == "ended":
@@ -103,9 +112,18 @@ def _row(setting: Mapping[str, Any], text: Any) -> dict[str, Any]:
 
 def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> Any:
     """The rows as a dataset."""
-    from datasets import Dataset
+    return as_dataset(pairs(model, setting, seed, part), setting)
 
-    found: Any = Dataset.from_list(pairs(model, setting, seed, part))
+
+def as_dataset(rows: list[dict[str, Any]], setting: Mapping[str, Any]) -> Any:
+    """A dataset in memory, ``iterable``, or ``stored`` in a folder, from which it was loaded."""
+    from datasets import Dataset, load_from_disk
+
+    found: Any = Dataset.from_list(rows)
+    if setting.get("data") == "stored":
+        folder = tempfile.mkdtemp(prefix="trlcompat-")
+        found.save_to_disk(folder)
+        return load_from_disk(folder)
     return found.to_iterable_dataset() if setting.get("data") == "iterable" else found
 
 
@@ -138,12 +156,17 @@ def sequences(words: Any, row: Mapping[str, Any], undecided: reference.Preferenc
         end = [words.eos_token_id]
         always = undecided.text_end == "always"
         return asked, *([*each, *end] if always or each[-1:] != end else each for each in answers)
-    return conversation(words, prompt, completions, row.get("tools"))
+    return conversation(words, prompt, completions, row)
 
 
-def conversation(words: Any, prompt: Any, completions: Sequence[Any], tools: Any = None) -> tuple[list[int], ...]:
-    """Token ids of a prompt and of each of its completions, all of them messages, as the chat template makes them."""
-    given = {"tools": tools} if tools else {}
+def conversation(words: Any, prompt: Any, completions: Sequence[Any], row: Mapping[str, Any]) -> tuple[list[int], ...]:
+    """Token ids of a prompt and of each of its completions, all of them messages, as the chat template makes them.
+
+    Args:
+        row: whose other columns may be arguments of the template.
+    """
+    given = {"tools": row["tools"]} if row.get("tools") else {}
+    given |= row.get("chat_template_kwargs") or {}
 
     def rendered(messages: Sequence[Any], **how: Any) -> list[int]:
         text = words.apply_chat_template(messages, tokenize=False, **how, **given)

@@ -40,18 +40,21 @@ class DPORoom(ComparedRoom):
     names: ClassVar[tuple[str, str]] = ("DPOTrainer", "DPOConfig")
     axes: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "data": (
-            *("plain", "implicit", "ended", "zero", "empty", "iterable"),
+            *("plain", "implicit", "ended", "zero", "empty", "iterable", "stored"),
             *pairs.CONVERSATIONAL,
         ),
         "pairs": (16, 6),
         "pairs_of_evaluation": (8, 6),
         "tokenizer": ("", "no_padding", "eos_padding", "bos", "other_zero"),
-        "template": ("", "bos", "generation", "tools"),
+        "template": ("", "bos", "generation", "tools", "switch"),
         **COMPARED_AXES,
     }
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
         ("liger", "loss"): liger.DPO_LOSS,
         ("data", "tools"): "trl>=0.29",
+        # The column is documented, of the functions that apply chat templates, from 0.24 on.
+        ("data", "template_kwargs"): "trl>=0.24",
+        ("data", "stored"): "trl>=0.12",
         ("padding_free", True): "trl>=0.29",
         ("f_divergence_type", "forward_kl"): "trl>=0.29",
         # Until 0.11 it is not documented which of prompt and completions is cut.

@@ -49,6 +49,10 @@ class KTORoom(ComparedRoom):
         **{("data", kind): "trl>=0.12" for kind in unpaired.KINDS if kind not in ("plain", "ended", "empty")},
         ("data", "iterable"): "trl>=1.9",
         ("data", "tools"): "trl>=1.9",
+        ("data", "template_kwargs"): "trl>=0.24",
+        # "If `None`, no truncation is applied."
+        ("max_length", "None"): "trl>=1.2",
+        ("evaluation", "streamed"): "trl>=1.9",
         # Until 1.7 it is not documented what is cut.
         ("max_length", 8): "trl>=1.8",
         ("tokenizer", "no_padding"): "trl>=1.9",
@@ -68,6 +72,8 @@ class KTORoom(ComparedRoom):
     def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
         labels = [bool(each) for each in inputs["label"]]
         columns, kl = _sequences(inputs, ""), _sequences(inputs, "KL_")
+        if not columns:  # the collator was given texts, and what follows ends in an error
+            return Read([])
         found = Read([{"label": (float(label),), **own} for label, own in zip(labels, columns, strict=True)])
         if kl:
             others = [{f"kl_{name}": values for name, values in each.items()} for each in kl]

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "dataset", "expected_rows", "rows", "sequence", "tokenizer", "unpaired"]
 
 KINDS = (
-    *("plain", "ended", "empty", "iterable", "conversational", "turns", "tools"),
-    *("paired", "paired_implicit", "paired_conversational", "paired_conversational_implicit"),
+    *("plain", "ended", "empty", "long", "iterable", "stored", "conversational", "turns", "tools"),
+    *("paired", "paired_implicit", "paired_conversational", "paired_conversational_implicit", "paired_column"),
+    "template_kwargs",
 )
-"""Of a completion and a label, or, ``paired``, of two completions, as DPO's."""
+"""Of a completion and a label, or, ``paired``, of two completions, as DPO's; ``paired_column``: and of another column,
+which is no matter of the training; ``long``: of a prompt of more than 512 tokens, each other row."""
+_LONG = 600
 _PAIRS = {"paired": "plain", "paired_implicit": "implicit", "paired_conversational": "conversational"}
-_PAIRS["paired_conversational_implicit"] = "conversational_implicit"
+_PAIRS |= {"paired_conversational_implicit": "conversational_implicit", "paired_column": "plain"}
 
 tokenizer = pairs.tokenizer
 
@@ -32,24 +35,25 @@ def rows(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> 
     """The rows as a user has them, of unequal lengths and with labels in no order, of which more are desirable."""
     kind = str(setting.get("data", "plain"))
     found = pairs.pairs(model, {**setting, "data": _PAIRS.get(kind, kind)}, seed, part)
+    if kind == "long":
+        for number, row in enumerate(found[::2]):
+            row["prompt"] = " ".join(f"w{(number + each) % (model.words - 8)}" for each in range(_LONG))
     if kind in _PAIRS:
-        return found[: len(found) // 2]
+        beside = {"source": "w1"} if kind == "paired_column" else {}
+        return [{**row, **beside} for row in found[: len(found) // 2]]
     chosen = random.Random(f"{seed} labels of {part}")
     labelled = []
     for row in found:
         drawn = chosen.random() < 0.6
         label = setting["labels"] == "desirable" if setting.get("labels") else drawn
-        given: dict[str, Any] = {name: row[name] for name in ("prompt", "tools") if name in row}
+        given: dict[str, Any] = {name: value for name, value in row.items() if name not in ("chosen", "rejected")}
         labelled.append({**given, "completion": row["chosen" if label else "rejected"], "label": label})
     return labelled
 
 
 def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> Any:
     """The rows as a dataset."""
-    from datasets import Dataset
-
-    found: Any = Dataset.from_list(rows(model, setting, seed, part))
-    return found.to_iterable_dataset() if setting.get("data") == "iterable" else found
+    return pairs.as_dataset(rows(model, setting, seed, part), setting)
 
 
 def unpaired(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -84,7 +88,7 @@ def sequence(words: Any, row: Mapping[str, Any], undecided: reference.KTOUndecid
         asked = words(row["prompt"], add_special_tokens=undecided.text_start == "tokenizer")["input_ids"]
         answer = words(row["completion"], add_special_tokens=False)["input_ids"]
     else:
-        asked, answer = pairs.conversation(words, row["prompt"], [row["completion"]], row.get("tools"))
+        asked, answer = pairs.conversation(words, row["prompt"], [row["completion"]], row)
     start, end = words.bos_token_id, words.eos_token_id
     if undecided.text_start == "missing" and start is not None and asked[:1] != [start]:
         asked = [start, *asked]

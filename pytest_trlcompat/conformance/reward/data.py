@@ -21,8 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["BEGINNING", "KINDS", "ROWS", "dataset", "expected_rows", "kind_of", "padding_of", "tokenizer"]
 
 ROWS: Mapping[str, int] = {"training": 24, "evaluation": 8}
-KINDS = ("implicit", "explicit", "conversational", "conversational_explicit", "pretokenised", "ended")
-"""Pairs with the prompt in both texts, or by itself; messages; token ids; texts, some with an end of sequence."""
+KINDS = (
+    *("implicit", "explicit", "conversational", "conversational_explicit", "conversational_kwargs"),
+    *("pretokenised", "ended"),
+)
+"""Pairs with the prompt in both texts, or by itself; messages; messages and a column of arguments for the chat
+template; token ids; texts, some with an end of sequence."""
+_SWITCH = "{% if w59 is defined and w59 %}{{ 'w59 ' }}{% endif %}"
 BEGINNING = "w59"
 """The word that a tokenizer with a beginning of sequence puts before every text."""
 _WORDS = 40
@@ -58,6 +63,8 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
         )
         found.bos_token = BEGINNING
         found.chat_template = "{{ bos_token + ' ' }}" + found.chat_template
+    if kind_of(setting) == "conversational_kwargs":
+        found.chat_template = _SWITCH + found.chat_template
     return found
 
 
@@ -85,12 +92,14 @@ def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str)
                 example[name] = f"{prompt} {answer}" + (" <eos>" if dice.random() < 0.5 else "")
             elif kind == "explicit":
                 example |= {"prompt": prompt, name: f" {answer}"}
-            elif kind == "conversational":
+            elif kind in ("conversational", "conversational_kwargs"):
                 example[name] = asked + answered
             elif kind == "conversational_explicit":
                 example |= {"prompt": asked, name: answered}
             else:
                 example[name] = model.tokenizer(f"{prompt} {answer} <eos>", add_special_tokens=False)["input_ids"]
+        if kind == "conversational_kwargs":
+            example["chat_template_kwargs"] = {"w59": True}
         if setting.get("margins"):
             example["margin"] = dice.choice([0.25, 1.0, 2.5])
         found.append(example)
@@ -160,7 +169,8 @@ def _tokens(example: Mapping[str, Any], name: str, kind: str, words: Any, settin
     if kind == "pretokenised":
         return list(example[name])
     if kind.startswith("conversational"):
-        text = words.apply_chat_template([*example.get("prompt", []), *example[name]], tokenize=False)
+        messages, chosen = [*example.get("prompt", []), *example[name]], example.get("chat_template_kwargs", {})
+        text = words.apply_chat_template(messages, tokenize=False, **chosen)
         return list(words(text, add_special_tokens=False)["input_ids"])  # the template has written its beginning
     begun = [words.convert_tokens_to_ids(BEGINNING)] if setting.get("tokenizer") == "beginning" else []
     text = example.get("prompt", "") + example[name]

@@ -6,18 +6,21 @@ Runs inside a rank; imports the stack only inside functions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from packaging.version import Version
 
 from pytest_trlcompat.conformance.architectures import saved
+from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.conventions import Conventions, of_installed
 from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.reward import data
+from pytest_trlcompat.conformance.supervised.evaluating import EVALUATION, GIVEN, changed, evaluation_argument
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
-from pytest_trlcompat.conformance.supervised.room import Room
+from pytest_trlcompat.conformance.supervised.room import AXES, Room
 from pytest_trlcompat.conformance.supervised.truth import settings_from
 from pytest_trlcompat.conformance.training import own_fields
 
@@ -42,6 +45,9 @@ class RewardRoom(Room):
         "task": ("SEQ_CLS", ""),
         "dropout": ("", "attention", "adapter"),
         "stream": (False, True),
+        "evaluation": EVALUATION,
+        "given": GIVEN,
+        "model": (*AXES["model"], "language_model", "two_outputs"),
     }
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
         **{("data", kind): "trl>=0.12" for kind in ("implicit", "conversational", "ended")},
@@ -49,8 +55,13 @@ class RewardRoom(Room):
         ("dropout", "attention"): "trl>=0.14",
         ("dropout", "adapter"): "trl>=0.14",
         ("model", "name"): "trl>=0.24",
+        ("model", "language_model"): "trl>=0.24",
+        ("data", "conversational_kwargs"): "trl>=0.24",
+        ("max_length", "None"): "trl>=0.12",
         ("tokenizer", "no_padding"): "trl>=0.24",
         ("stream", True): "trl>=0.24",
+        ("evaluation", "streamed"): "trl>=0.24",
+        ("model", "two_outputs"): "trl>=0.12",
     }
     base: ClassVar[Mapping[str, Any]] = {"max_length": 64}
 
@@ -64,30 +75,64 @@ class RewardRoom(Room):
     def build(
         self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool
     ) -> Any:
+        import torch
+
         extra: dict[str, Any] = {self.words_argument(trainer_class): data.tokenizer(model, setting)}
         if setting.get("adapter") in ("peft_config", "both"):
             extra["peft_config"] = _adapter(setting)
-        if setting.get("evaluation"):
-            extra["eval_dataset"] = data.dataset(model, setting, seed, "evaluation")
-        trainer = trainer_class(
-            model=_policy(model, setting),
-            args=config,
-            train_dataset=data.dataset(model, setting, seed, "training"),
-            **extra,
-        )
+        extra |= evaluation_argument(setting, lambda: data.dataset(model, setting, seed, "evaluation"))
+
+        def built(state: int) -> Any:
+            torch.manual_seed(state)
+            given: dict[str, Any] = {
+                "model": _policy(model, setting),
+                "args": config,
+                "train_dataset": data.dataset(model, setting, seed, "training"),
+                **extra,
+            }
+            made = trainer_class(**changed(given, setting))
+            if setting.get("model") == "language_model":
+                _known_head(made, model)
+            return made
+
+        if setting.get("model") == "language_model":
+            built(1)
+        trainer = built(2)
         if "peft_config" in extra and fill:
             objects.fill_adapter(trainer.model)
         return trainer
 
+    def evaluate(self, trainer: Any, model: TinyModel, setting: Mapping[str, Any], seed: int) -> None:
+        given = setting.get("evaluation") == "given"
+        trainer.evaluate(*[data.dataset(model, setting, seed, "evaluation")] if given else [])
+
     def watched(self, trainer_class: type, found: Recording) -> type:
-        """Without the table of samples that releases until 0.23 compute and print before each evaluation."""
+        """Without the table of samples that releases until 0.23 compute and print before each evaluation; and with the
+        heads that a language model gets whenever a trainer is built."""
+        heads = {"heads": found.beside.setdefault("heads", [])}
         if not hasattr(trainer_class, "visualize_samples"):
-            return trainer_class
+            return type(trainer_class.__name__, (trainer_class,), heads)
 
         def no_table(*args: Any, **kwargs: Any) -> None:
             pass
 
-        return type(trainer_class.__name__, (trainer_class,), {"visualize_samples": no_table})
+        return type(trainer_class.__name__, (trainer_class,), {"visualize_samples": no_table, **heads})
+
+    def beside(
+        self,
+        recordings: Sequence[Recording],
+        models: tuple[torch.nn.Module, ...],
+        model: TinyModel,
+        setting: Mapping[str, Any],
+        seed: int,
+    ) -> Iterator[Difference]:
+        """Of a language model's head: one number for a sequence, and with the same seed the same weights."""
+        heads = recordings[0].beside.get("heads", [])
+        if heads and len(heads[0]) != 1:
+            yield Difference("head[outputs]", "built", [1], [len(heads[0])], math.inf, 0.0)
+        if heads and not heads[0].equal(heads[1]):
+            largest = float((heads[0] - heads[1]).abs().max())
+            yield Difference("head[seed]", "built again", [0.0], [largest], largest, 0.0)
 
     def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
         found = Read([])
@@ -122,7 +167,8 @@ class RewardRoom(Room):
         return data.expected_rows(model, setting, arguments, seed, part, undecided)
 
     def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
-        found = _policy(model, {**setting, "model": "" if setting.get("model") == "name" else setting.get("model")})
+        built_of = "" if setting.get("model") in ("name", "language_model") else setting.get("model")
+        found = _policy(model, {**setting, "model": built_of})
         if setting.get("adapter") in ("peft_config", "both"):
             from peft import get_peft_model
 
@@ -155,7 +201,8 @@ class RewardRoom(Room):
 def _policy(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     """The model as a user passes it: with a number for a sequence, at its last token.
 
-    ``changed``: its weights are others. ``name``: a folder. ``dropout``: attention drops out at random.
+    ``changed``: its weights are others. ``name``: a folder. ``language_model``: of one that
+    has no head. ``two_outputs``: it gives two numbers. ``dropout``: attention drops out at random.
     """
     import torch
 
@@ -167,6 +214,11 @@ def _policy(model: TinyModel, setting: Mapping[str, Any]) -> Any:
         with torch.no_grad():
             for parameter in found.parameters():
                 parameter.mul_(1.25)
+    elif setting.get("model") == "two_outputs":
+        found.score = torch.nn.Linear(found.score.in_features, 2, bias=False)
+        found.config.num_labels = found.num_labels = 2
+    elif setting.get("model") == "language_model":
+        return str(model.path)
     elif setting.get("model") == "name":
         return saved(found)
     if setting.get("dropout") == "attention":
@@ -180,6 +232,17 @@ def _policy(model: TinyModel, setting: Mapping[str, Any]) -> Any:
         found = get_peft_model(found, _adapter(setting))
         objects.fill_adapter(found)
     return found
+
+
+def _known_head(trainer: Any, model: TinyModel) -> None:
+    """The head of :func:`objects.reward_model`, in place of one of random numbers."""
+    import torch
+
+    head = trainer.model.score
+    heads = type(trainer).heads
+    heads.append(head.weight.detach().float().cpu().clone())
+    with torch.no_grad():
+        head.weight = torch.nn.Parameter(objects.reward_model(model).score.weight.to(head.weight.dtype))
 
 
 def _adapter(setting: Mapping[str, Any]) -> Any:

@@ -120,8 +120,11 @@ class SFTRoom(Room):
             _fill(trainer.model)
         return trainer
 
-    def given_evaluation(self, model: TinyModel, setting: Mapping[str, Any], seed: int) -> Any:
-        return data.dataset(model, setting, seed, "evaluation")
+    def evaluate(self, trainer: Any, model: TinyModel, setting: Mapping[str, Any], seed: int) -> None:
+        if setting.get("evaluation") == "given":
+            trainer.evaluate(data.dataset(model, setting, seed, "evaluation"))
+        else:
+            trainer.evaluate()
 
     def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
         ids, labels = inputs["input_ids"].tolist(), inputs["labels"].tolist()

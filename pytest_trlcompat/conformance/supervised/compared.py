@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import abc
 import copy
+import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from packaging.version import Version
 
 from pytest_trlcompat.conformance.architectures import ARCHITECTURES
+from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.grpo import objects
+from pytest_trlcompat.conformance.supervised.evaluating import EVALUATION, GIVEN, changed, evaluation_argument
+from pytest_trlcompat.conformance.supervised.records import Recording
 from pytest_trlcompat.conformance.supervised.room import AXES, Room
 from pytest_trlcompat.conformance.training import world_size
 
@@ -31,10 +35,15 @@ COMPARED_AXES: Mapping[str, tuple[Any, ...]] = {
     "reference": ("", "model"),
     "dropout": ("", "attention", "adapter"),
     "model": (*AXES["model"], *ARCHITECTURES),
+    "evaluation": EVALUATION,
+    "metrics": (False, True),
+    "given": GIVEN,
 }
 """Axes of every such room. ``reference="model"``: a reference model of other weights is given; ``dropout``: the model's
-config, or that of its adapter, asks for some, which ``disable_dropout`` says is not applied."""
+config, or that of its adapter, asks for some, which ``disable_dropout`` says is not applied; ``metrics``: a
+``compute_metrics`` is given, which must get the logits of tokens, and their ids as what they are held against."""
 _DROPPED = 0.5
+_OF_TOKENS = "of_tokens"
 
 
 class ComparedRoom(Room):
@@ -63,17 +72,19 @@ class ComparedRoom(Room):
         adapter = objects.adapter_config(setting)
         extra: dict[str, Any] = {} if adapter is None else {"peft_config": adapter}
         policy = with_dropout(objects.policy(model, setting), adapter, setting)
-        if setting.get("evaluation"):
-            extra["eval_dataset"] = self.dataset(model, setting, seed, "evaluation")
+        extra |= evaluation_argument(setting, lambda: self.dataset(model, setting, seed, "evaluation"))
         if setting.get("reference"):
             extra["ref_model"] = _other(model)
-        trainer = trainer_class(
-            model=policy,
-            args=config,
-            train_dataset=self.dataset(model, setting, seed, "training"),
-            **{self.words_argument(trainer_class): self.tokenizer(model, setting)},
+        if setting.get("metrics"):
+            extra["compute_metrics"] = _metrics
+        given: dict[str, Any] = {
+            "model": policy,
+            "args": config,
+            "train_dataset": self.dataset(model, setting, seed, "training"),
+            self.words_argument(trainer_class): self.tokenizer(model, setting),
             **extra,
-        )
+        }
+        trainer = trainer_class(**changed(given, setting))
         if setting.get("adapter") == "peft_config" and fill:
             objects.fill_adapter(trainer.model)
         return trainer
@@ -85,6 +96,26 @@ class ComparedRoom(Room):
         if setting.get("reference"):
             compared = _other(model).eval()
         return policy, compared
+
+    def evaluate(self, trainer: Any, model: TinyModel, setting: Mapping[str, Any], seed: int) -> None:
+        given = setting.get("evaluation") == "given"
+        trainer.evaluate(*[self.dataset(model, setting, seed, "evaluation")] if given else [])
+
+    def beside(
+        self,
+        recordings: Sequence[Recording],
+        models: tuple[torch.nn.Module, ...],
+        model: TinyModel,
+        setting: Mapping[str, Any],
+        seed: int,
+    ) -> Iterator[Difference]:
+        """What ``compute_metrics`` was given."""
+        for number, returned in enumerate(recordings[0].returned if setting.get("metrics") else ()):
+            seen = returned.get(f"eval_{_OF_TOKENS}")
+            if seen != 1.0:
+                said = ["none" if seen is None else "other shapes"]
+                where = f"evaluation {number}"
+                yield Difference("metrics[predictions]", where, ["logits of tokens"], said, math.inf, 0.0)
 
     def after_step(
         self, models: tuple[torch.nn.Module, ...], settings: reference.SupervisedSettings
@@ -122,6 +153,14 @@ def with_dropout(policy: Any, adapter: Any, setting: Mapping[str, Any]) -> Any:
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = _DROPPED
     return policy
+
+
+def _metrics(prediction: Any) -> dict[str, float]:
+    """A ``compute_metrics``: 1 where it is given "predictions of the model" and "targets to be matched", by token."""
+    logits, targets = prediction.predictions, prediction.label_ids
+    shapes = [getattr(each, "shape", ()) for each in (logits, targets)]
+    is_right = len(shapes[0]) == 3 and shapes[0][:2] == shapes[1] and bool((targets > 0).any())
+    return {_OF_TOKENS: float(is_right)}
 
 
 def _other(model: TinyModel) -> Any:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.conformance.supervised.evaluating import AFTER
 from pytest_trlcompat.conformance.supervised.records import MicroBatchRecord, Recording
 from pytest_trlcompat.conformance.supervised.room import Room
 from pytest_trlcompat.conformance.training import Whole, trained_weights, watched_steps
@@ -57,10 +58,8 @@ def record(
             trainer.train()
         if setting.get("evaluation") == "best":
             found.final = (whole or trained_weights)(trainer)
-        if setting.get("evaluation") == "after":
-            trainer.evaluate()
-        elif setting.get("evaluation") == "given":
-            trainer.evaluate(room.given_evaluation(model, setting, seed))
+        if setting.get("evaluation") in AFTER:
+            room.evaluate(trainer, model, setting, seed)
     if setting.get("resumed"):
         _resume(room, trainer_class, model, setting, config, seed, found, whole)
     return found
@@ -144,14 +143,18 @@ def _recorded_class(trainer_class: type, room: Room, found: Recording) -> type:
             return super().prediction_step(model, inputs, *args, **kwargs)
 
         def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+            """That of several sets evaluates one after the other, and each is recorded by itself."""
+            before, prefix = len(found.evaluations), kwargs.get("metric_key_prefix", "eval")
             found.in_evaluation = True
             try:
                 logs = super().evaluate(*args, **kwargs)
             finally:
                 found.in_evaluation = False
-            logged = [entry for entry in self.state.log_history if "eval_loss" in entry]
-            found.evaluations.append((len(found.steps), dict(logged[-1]) if logged else dict(logs)))
-            found.returned.append(dict(logs))
+            if len(found.evaluations) > before:
+                return logs
+            logged = [entry for entry in self.state.log_history if f"{prefix}_loss" in entry]
+            found.evaluations.append((len(found.steps), _as_one(logged[-1] if logged else logs, prefix)))
+            found.returned.append(_as_one(logs, prefix))
             return logs
 
         def _trlcompat_keep(self, inputs: Any, evaluation: int | None) -> None:
@@ -160,6 +163,14 @@ def _recorded_class(trainer_class: type, room: Room, found: Recording) -> type:
 
     Recording.__name__ = trainer_class.__name__
     return Recording
+
+
+def _as_one(entry: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """What is logged of one set of several, by the names that an only one has."""
+    return {
+        f"eval_{name.removeprefix(f'{prefix}_')}" if name.startswith(f"{prefix}_") else name: value
+        for name, value in entry.items()
+    }
 
 
 def _resume(

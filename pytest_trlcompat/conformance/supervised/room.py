@@ -21,6 +21,7 @@ from packaging.version import Version
 from pytest_trlcompat.conformance import architectures, liger
 from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.conventions import Conventions
+from pytest_trlcompat.conformance.supervised import evaluating
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
 from pytest_trlcompat.conformance.training import PLAIN, world_size
 
@@ -38,14 +39,20 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "evaluation": ("", "after", "before", "during", "best", "given"),
     "resumed": ("", "between_steps"),
     "refused": (False, True, "allowed"),
+    "refused_naming": ("", "train_dataset", "peft_config", "precompute_ref_log_probs"),
     "liger": liger.AXIS,
 }
 """What is chosen beside the fields of a config, with the default first, for every such trainer. A room has others
 beside. ``evaluation="best"``: an evaluation after each step, and at the end the best model is loaded;
 ``"given"``: ``evaluate`` is called with a dataset as a user has it, and the trainer has no other; ``refused``: the
-training must end in an error, or, ``"allowed"``, may; a release: must from that one on; ``liger``: see
+training must end in an error, or, ``"allowed"``, may; a release: must from that one on; ``refused_naming``: and the
+error must name this argument; ``liger``: see
 :mod:`~pytest_trlcompat.conformance.liger`."""
-SINCE: Mapping[tuple[str, Any], str] = {("model", "experts"): "transformers>=4.51", **architectures.SINCE}
+SINCE: Mapping[tuple[str, Any], str] = {
+    ("model", "experts"): "transformers>=4.51",
+    **architectures.SINCE,
+    **evaluating.SINCE,
+}
 """Requirements of the releases that have a value of an axis, in every room."""
 BASE: Mapping[str, Any] = {**PLAIN, "max_steps": 2}
 
@@ -143,9 +150,9 @@ class Room(abc.ABC):
         """What changes with each step beside the policy; see :func:`pytest_trlcompat.reference.supervised_train`."""
         return None
 
-    def given_evaluation(self, model: TinyModel, setting: Mapping[str, Any], seed: int) -> Any:
-        """The rows of the evaluation as a user has them, for ``evaluate``."""
-        raise NotImplementedError(f"{self.trainer} is not tried with rows that evaluate() is called with")
+    def evaluate(self, trainer: Any, model: TinyModel, setting: Mapping[str, Any], seed: int) -> None:
+        """Evaluate after the training, on the data that the trainer has, or is given now."""
+        trainer.evaluate()
 
     def surrounding(
         self, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, found: Recording

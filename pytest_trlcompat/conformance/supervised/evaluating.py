@@ -1,0 +1,54 @@
+"""What a trainer is given beside its config, and what it evaluates on: axes of rooms that read a user's data.
+
+Runs inside a rank; imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["AFTER", "EVALUATION", "GIVEN", "SINCE", "changed", "evaluation_argument"]
+
+GIVEN = ("", "no_train_dataset", "peft_mapping")
+"""``peft_mapping``: a mapping for ``peft_config``, which documentation does not allow."""
+EVALUATION = ("", "after", "before", "during", "best", "given", "sets", "streamed", "sets_streamed")
+"""``given``: ``evaluate()`` is given the data after the training, and the trainer has none; ``sets``: the trainer has a
+dictionary of two sets; ``streamed``: they are an ``IterableDataset``; ``sets_streamed``: in a dictionary."""
+AFTER = ("after", "given", "sets", "streamed", "sets_streamed")
+"""Of these, those which evaluate once, when the training has ended."""
+SINCE: Mapping[tuple[str, Any], str] = {
+    **{("evaluation", kind): "trl>=0.12" for kind in AFTER if kind != "after"},
+    **{("given", kind): "trl>=0.12" for kind in GIVEN if kind},
+    ("metrics", True): "trl>=0.12",
+}
+"""Requirements of the releases with which these values were measured."""
+
+
+def changed(given: Mapping[str, Any], setting: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a trainer, as the axis ``given`` has them.
+
+    Args:
+        given: as they are without it.
+    """
+    kind = setting.get("given")
+    if kind == "no_train_dataset":
+        return {**given, "train_dataset": None}
+    if kind == "peft_mapping":
+        return {**given, "peft_config": {"r": 4}}
+    return dict(given)
+
+
+def evaluation_argument(setting: Mapping[str, Any], dataset: Callable[[], Any]) -> dict[str, Any]:
+    """``eval_dataset``, as a trainer is given it, or nothing.
+
+    Args:
+        dataset: makes the rows of the evaluation.
+    """
+    kind = str(setting.get("evaluation") or "")
+    if kind in ("", "given"):
+        return {}
+    made = [dataset() for _ in range(2 if kind.startswith("sets") else 1)]
+    if kind.endswith("streamed"):
+        made = [each.to_iterable_dataset() for each in made]
+    return {"eval_dataset": dict(zip(("first", "second"), made, strict=True)) if len(made) > 1 else made[0]}
