@@ -265,8 +265,8 @@ def test_an_answer_takes_a_few_times_as_long_as_python_itself() -> None:
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     pairs = [(seconds("-c", "pass"), seconds("-m", "pytest_trlcompat", "doctor", *FULL, "--json")) for _ in range(5)]
-    # Some 65 times, with 278 known issues, to which it grows in proportion; importing torch alone adds over 100.
-    assert min(ours / python for python, ours in pairs) < 100
+    # It grows in proportion to the known issues: 65 times with 278 of them. Importing torch alone adds over 100.
+    assert min(ours / python for python, ours in pairs) < 0.36 * len(known_issues.load())
 
 
 def test_issues_of_other_trainers_can_be_left_out(doctor: Run, monkeypatch: pytest.MonkeyPatch) -> None:
