@@ -18,6 +18,7 @@ from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.conventions import Conventions, of_installed
 from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.reward import data
+from pytest_trlcompat.conformance.supervised import evaluating
 from pytest_trlcompat.conformance.supervised.evaluating import EVALUATION, GIVEN, changed, evaluation_argument
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
 from pytest_trlcompat.conformance.supervised.room import AXES, Room
@@ -103,8 +104,7 @@ class RewardRoom(Room):
         return trainer
 
     def evaluate(self, trainer: Any, model: TinyModel, setting: Mapping[str, Any], seed: int) -> None:
-        given = setting.get("evaluation") == "given"
-        trainer.evaluate(*[data.dataset(model, setting, seed, "evaluation")] if given else [])
+        evaluating.evaluate(trainer, setting, lambda: data.dataset(model, setting, seed, "evaluation"))
 
     def watched(self, trainer_class: type, found: Recording) -> type:
         """Without the table of samples that releases until 0.23 compute and print before each evaluation; and with the

@@ -18,6 +18,7 @@ from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.conventions import Conventions
 from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.sft import data
+from pytest_trlcompat.conformance.supervised import evaluating
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
 from pytest_trlcompat.conformance.supervised.room import AXES, BASE, Room
 from pytest_trlcompat.conformance.supervised.truth import settings_from
@@ -121,10 +122,7 @@ class SFTRoom(Room):
         return trainer
 
     def evaluate(self, trainer: Any, model: TinyModel, setting: Mapping[str, Any], seed: int) -> None:
-        if setting.get("evaluation") == "given":
-            trainer.evaluate(data.dataset(model, setting, seed, "evaluation"))
-        else:
-            trainer.evaluate()
+        evaluating.evaluate(trainer, setting, lambda: data.dataset(model, setting, seed, "evaluation"))
 
     def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
         ids, labels = inputs["input_ids"].tolist(), inputs["labels"].tolist()

@@ -18,6 +18,7 @@ from packaging.version import Version
 from pytest_trlcompat.conformance.architectures import ARCHITECTURES
 from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.grpo import objects
+from pytest_trlcompat.conformance.supervised import evaluating
 from pytest_trlcompat.conformance.supervised.evaluating import EVALUATION, GIVEN, changed, evaluation_argument
 from pytest_trlcompat.conformance.supervised.records import Recording
 from pytest_trlcompat.conformance.supervised.room import AXES, Room
@@ -98,8 +99,7 @@ class ComparedRoom(Room):
         return policy, compared
 
     def evaluate(self, trainer: Any, model: TinyModel, setting: Mapping[str, Any], seed: int) -> None:
-        given = setting.get("evaluation") == "given"
-        trainer.evaluate(*[self.dataset(model, setting, seed, "evaluation")] if given else [])
+        evaluating.evaluate(trainer, setting, lambda: self.dataset(model, setting, seed, "evaluation"))
 
     def beside(
         self,

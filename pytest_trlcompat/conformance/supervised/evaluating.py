@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["AFTER", "EVALUATION", "GIVEN", "SINCE", "changed", "evaluation_argument"]
+__all__ = ["AFTER", "EVALUATION", "GIVEN", "SINCE", "changed", "evaluate", "evaluation_argument"]
 
 GIVEN = ("", "no_train_dataset", "peft_mapping")
 """``peft_mapping``: a mapping for ``peft_config``, which documentation does not allow."""
@@ -37,6 +37,15 @@ def changed(given: Mapping[str, Any], setting: Mapping[str, Any]) -> dict[str, A
     if kind == "peft_mapping":
         return {**given, "peft_config": {"r": 4}}
     return dict(given)
+
+
+def evaluate(trainer: Any, setting: Mapping[str, Any], dataset: Callable[[], Any]) -> None:
+    """Evaluate after a training, on the data that the trainer has, or is given now.
+
+    Args:
+        dataset: makes the rows of the evaluation.
+    """
+    trainer.evaluate(*[dataset()] if setting.get("evaluation") == "given" else [])
 
 
 def evaluation_argument(setting: Mapping[str, Any], dataset: Callable[[], Any]) -> dict[str, Any]:
