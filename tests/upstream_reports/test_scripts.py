@@ -43,8 +43,10 @@ NUMBERS = {
     "lora-fsdp-save": ("0", "8"),
     "rloo-resumed-epoch": ("['w5', 'w8', 'w7', 'w9', 'w6', 'w10']", "['w10', 'w6', 'w7', 'w9', 'w5', 'w8']"),
     "sft-logits": ("4.5623", "4.4930"),
+    "sft-padding-counted": ("32", "16"),
     "sft-shifted-count": ("5.2350", "6.9800"),
     "sft-resumed-tokens": ("8 after resuming from the first", "16"),
+    "sft-virtual-tokens-count": ("10.2136", "7.6602"),
 }
 TOLERANCE = 1e-3
 """Relative, of the two that are computed: sums in another order differ by 1e-6, the bugs by a tenth and more."""
