@@ -43,4 +43,4 @@ def test_outside_of_ranks_the_hook_does_not_even_import_vllm(monkeypatch: pytest
     monkeypatch.delenv(ON_CPU, raising=False)
     monkeypatch.setitem(sys.modules, "vllm", None)  # an import would fail
     cpu_engine.install()
-    assert cpu_engine.changes() == {"kept_layers": 0, "eager_engines": 0, "missing": []}
+    assert cpu_engine.changes() == {"kept_layers": 0, "eager_engines": 0, "missing": [], "missing_experts": []}

@@ -316,7 +316,9 @@ def test_generation_of_0_14_is_left_alone() -> None:
     inputs = {"ids": ids, "prompts": ids[:, :PROMPT], "prompt_mask": mask[:, :PROMPT]}
     trainer = Corrected014(0.7, None)
     trainer.compute_loss(model, {**inputs, "generate": {"num_logits_to_keep": 1}})
-    assert torch.equal(trainer.generated, model(ids[:, :PROMPT], mask[:, :PROMPT]).logits[:, -1:])
+    raw = model(ids[:, :PROMPT], mask[:, :PROMPT]).logits[:, -1:]
+    # Some processors multiply one row otherwise than several; divided by 0.7 it would be off by a tenth and more.
+    torch.testing.assert_close(trainer.generated, raw, rtol=0, atol=1e-6)
 
 
 class Trl015:
