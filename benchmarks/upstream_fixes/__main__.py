@@ -137,17 +137,24 @@ class _Look:
         with contextlib.ExitStack() as exits:
             before, after = self._contexts(fix, lock, exits)
             shown = self._shown(fix, before, self.rows)
-            later = self._shown(fix, after, troubled(shown)) if troubled(shown) else {}
-        only = () if "commit" in fix.entry else fix.entry.get("stages", ())
-        seen, other = gone(shown, later, only), changed(shown, later, only) if "commit" in fix.entry else {}
+            rows = troubled(shown)
+            later = self._shown(fix, after, rows) if rows else {}
+        if "commit" in fix.entry:
+            seen, other = gone(shown, later), changed(shown, later)
+        else:
+            seen, other = gone(shown, later, fix.entry.get("stages", ())), {}
+        found: dict[str, Mapping[str, Any]] = {
+            "seen": seen,
+            "changed": other,
+            "before": {label: shown[label] for label in rows},
+            "after": later,
+        }
+        earlier = kept or {}
         result = {
             "title": fix.entry["title"],
             "lock": {name: lock.packages[name] for name in ("torch", "transformers", "peft", "deepspeed")},
-            "rows": len(shown) + (kept["rows"] if kept else 0),
-            "seen": {**(kept["seen"] if kept else {}), **seen},
-            "changed": {**(kept["changed"] if kept else {}), **other},
-            "before": {**(kept["before"] if kept else {}), **{label: shown[label] for label in troubled(shown)}},
-            "after": {**(kept["after"] if kept else {}), **later},
+            "rows": len(shown) + earlier.get("rows", 0),
+            **{name: {**earlier.get(name, {}), **by_row} for name, by_row in found.items()},
         }
         RESULTS.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -42,17 +42,12 @@ def gone(before: Shown, after: Shown, only: Sequence[str] = ()) -> dict[str, lis
     return found
 
 
-def changed(before: Shown, after: Shown, only: Sequence[str] = ()) -> dict[str, list[str]]:
-    """By row, what differs before and after, by other numbers: another fault is there as well, and remains.
-
-    Args:
-        only: as for :func:`gone`.
-    """
+def changed(before: Shown, after: Shown) -> dict[str, list[str]]:
+    """By row, what differs before and after, by other numbers: another fault is there as well, and remains."""
     found = {}
     for label, each in before.items():
         one, other = each.get("differing", {}), after.get(label, {}).get("differing", {})
-        stages = [stage for stage in one if stage in other and _found(one[stage]) != _found(other[stage])]
-        if stages := [stage for stage in stages if not only or stage.startswith(tuple(only))]:
+        if stages := [stage for stage in one if stage in other and _found(one[stage]) != _found(other[stage])]:
             found[label] = stages
     return found
 
