@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from typing import Any
 
@@ -65,14 +64,10 @@ def _outcome(cause: RankResult, error: LaunchError) -> BaseException:
 
 def _original(cause: RankResult, error: LaunchError) -> BaseException:
     assert cause.failure is not None
-    why = "it cannot be pickled"
-    if cause.failure.pickled is not None:
-        try:
-            original = pickle.loads(cause.failure.pickled)  # noqa: S301 - of a rank
-        except Exception as problem:
-            why = f"it cannot be unpickled: {type(problem).__name__}: {problem}"
-        else:
-            original.__cause__ = error
-            return original
-    text = f"raises='original' asked for the {cause.failure.type_name} of rank {cause.rank}, but {why}\n{error}"
-    return LaunchError(text, error.result)
+    try:
+        original = cause.failure.original()
+    except ValueError as why:
+        text = f"raises='original' asked for the {cause.failure.type_name} of rank {cause.rank}, but {why}\n{error}"
+        return LaunchError(text, error.result)
+    original.__cause__ = error
+    return original

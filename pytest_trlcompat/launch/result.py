@@ -5,6 +5,7 @@ Must not import the stack.
 
 from __future__ import annotations
 
+import pickle
 import re
 import signal
 from dataclasses import dataclass, field
@@ -56,6 +57,20 @@ class Failure:
     artefact: Artefact | None = None
     outcome: str | None = None
     pickled: bytes | None = field(default=None, repr=False)
+
+    def original(self) -> BaseException:
+        """The exception itself.
+
+        Raises:
+            ValueError: there is none, or it cannot be read in this process; the text, a clause, says why.
+        """
+        if self.pickled is None:
+            raise ValueError("it cannot be pickled")
+        try:
+            original: BaseException = pickle.loads(self.pickled)  # noqa: S301 - of a rank
+        except Exception as problem:
+            raise ValueError(f"it cannot be unpickled: {type(problem).__name__}: {problem}") from problem
+        return original
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def test_a_full_sweep_and_a_cell_beside_the_default_ones_run_all_parts() -> None
 
 
 EVERY = ["single", "ddp", "zero2", "zero3", "zero3-lora", "fsdp1", "fsdp2"]
-ONE, OTHER, EVERYWHERE = "strategy-equivalence", "strategy-memory", "grpo-logits-to-keep"
+ONE, OTHER, EVERYWHERE = "strategy-equivalence", "fsdp2-grad-norm", "grpo-logits-to-keep"
 
 
 def test_two_parts_measure_what_runs_in_one_process_or_has_no_label_and_the_later_what_has_ranks() -> None:
@@ -62,11 +62,14 @@ def test_of_what_all_parts_measure_each_takes_one_of_the_strategies() -> None:
     assert parts_of(EVERYWHERE, ["single", "ddp", "zero3"], "ddp") == ("part_2", "part_4", "part_6", "part_8")
 
 
-def test_two_parts_measure_a_known_issue_and_every_label_is_in_one() -> None:
+def test_two_parts_measure_a_known_issue_but_one_and_every_label_is_in_one() -> None:
     counts = []
     for issue in known_issues.load().values():
         labels = issue.strategies or (None,)
         parts = {label: parts_of(issue.id, issue.strategies, label) for label in labels}
+        if issue.id == "strategy-memory":
+            assert not any(parts.values())
+            continue
         assert all(parts.values())
         counts.append(len({part for each in parts.values() for part in each}))
     assert set(counts) == {1, 2, len(PARTS)}
