@@ -126,7 +126,7 @@ def tests(session: nox.Session, where: str) -> None:
             return
         else:
             environment = PROJECT.stack(where)
-            command = ["tests/stack"]
+            command = ["--durations", "25", "tests/stack"]
         PROJECT.run_in(environment, ["python", "-m", "pytest", *command, *session.posargs])
 
 
