@@ -1,10 +1,12 @@
 """Cure of logits that a trainer computes by itself, and otherwise than the model.
 
-Issues: ``sft-logits``, ``dpo-logits``, ``kto-logits``, ``grpo-logits``, ``rloo-logits``.
+Issues: ``sft-logits``, ``dpo-logits``, ``kto-logits``, ``grpo-logits``, ``rloo-logits``; and of heads whose weight it
+cannot read ``sft-tied-tokens``, ``dpo-tied-tokens``, ``kto-tied-tokens``, ``grpo-tied-tokens``, ``rloo-tied-tokens``.
 
 TRL gives models a fused head: it multiplies the last hidden state by the output head's weight, part by part, adds a
 bias, and applies a scale and a bound that it knows by the names of their settings. A model that does anything else, by
-a layer before its head or with a setting of another name, gets other logits than its own.
+a layer before its head or with a setting of another name, gets other logits than its own. And a head whose weight is not
+at hand as a matrix ends the training: one of PEFT's with rows of its own, or one that is a unit of FSDP1's by itself.
 
 Imports PyTorch when a trainer trains, and of this package ``_conditions``, ``_cure``, ``_patching``, ``_upstream`` and
 ``patch_points``.
@@ -41,7 +43,8 @@ class OwnLogitsMixin(Cure):
 
     Of a model whose forward pass is seen to be the output head alone nothing is changed. Of any other the first batch
     is computed both ways, without dropout; where log-probabilities are the same but for rounding the fused head stays.
-    Otherwise the model's own logits are used from then on: they are held as a whole, as without a fused head.
+    Otherwise the model's own logits are used from then on: they are held as a whole, as without a fused head. They are,
+    too, where the output head has no matrix that could be read.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -59,6 +62,8 @@ class OwnLogitsMixin(Cure):
         if trainer is None:
             return Activity(None, "depends on the model: its logits may be more than the output head")
         states = [vars(each)[_STATE] for each in modules_held(trainer) if _STATE in vars(each)]
+        if any(state.is_unread for state in states):
+            return Activity(True, "the output head's weight is no matrix that TRL's fused head could read")
         if any(state.differs for state in states):
             return Activity(True, "the model's logits are others than those of TRL's fused head")
         if any(state.differs is None for state in states):
@@ -67,9 +72,16 @@ class OwnLogitsMixin(Cure):
 
 
 class _State:
-    """What is known of a model: whether its logits differ from the fused head's; ``None`` before the first batch."""
+    """What is known of a model.
 
-    differs: bool | None = None
+    Attributes:
+        differs: whether its logits are others than the fused head's; ``None`` before the first batch.
+        is_unread: whether its head's weight could not be read, in a forward pass so far.
+    """
+
+    def __init__(self, differs: bool | None) -> None:
+        self.differs = differs
+        self.is_unread = False
 
 
 def _checking(upstream: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,13 +95,15 @@ def _checking(upstream: Callable[..., Any]) -> Callable[..., Any]:
         own = model.forward
         upstream(model, temperature, cast_lm_head_to_fp32, outputs, **more)
         # RoBERTa's ``lm_head`` has layers, and its output embeddings are the last of them.
-        if _is_head_alone(type(model)) and getattr(model, "lm_head", None) is model.get_output_embeddings():
-            return
-        fused, state = model.forward, _State()
+        is_plain = _is_head_alone(type(model)) and getattr(model, "lm_head", None) is model.get_output_embeddings()
+        fused, state = model.forward, _State(False if is_plain else None)
         setattr(model, _STATE, state)
 
         @_with_signature_of(type(model).forward)
         def forward(self: Any, *args: Any, fused_lm_head: bool = False, **kwargs: Any) -> Any:
+            if fused_lm_head and not _is_matrix(self.get_output_embeddings()):
+                state.is_unread = True
+                return _from_logits(own, temperature, cast_lm_head_to_fp32, outputs, args, kwargs)
             if not fused_lm_head or state.differs is False:
                 return fused(*args, fused_lm_head=fused_lm_head, **kwargs)
             if state.differs is None:
@@ -115,6 +129,12 @@ def _with_signature_of(function: Any) -> Callable[[Any], Any]:
         return forward
 
     return given
+
+
+def _is_matrix(head: Any) -> bool:
+    """Whether a head has what the fused one multiplies by and adds; of ZeRO-3's parameters it is gathered by TRL."""
+    weight = getattr(head, "weight", None)
+    return hasattr(head, "bias") and (hasattr(weight, "ds_id") or getattr(weight, "ndim", 0) == 2)  # noqa: PLR2004
 
 
 @contextmanager

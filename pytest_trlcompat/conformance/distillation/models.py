@@ -73,15 +73,12 @@ def untrained(model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Mo
 def adapter_config(setting: Mapping[str, Any]) -> Any:
     """What is passed as ``peft_config``, or ``None``."""
     wanted = setting.get("adapter")
-    if wanted not in ("head", "saved_head", "prompt"):
+    if wanted not in ("head", "prompt"):
         return objects.adapter_config(setting)
     import peft
 
     if wanted == "prompt":
         return peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    found = copy.deepcopy(objects.adapter_config({"adapter": "peft_config"}))
-    if wanted == "head":
-        found.target_modules = {"q_proj", "lm_head"}
-    else:
-        found.modules_to_save = ["lm_head"]
+    found = objects.adapter_config({"adapter": "peft_config"})
+    found.target_modules = {"q_proj", "lm_head"}
     return found

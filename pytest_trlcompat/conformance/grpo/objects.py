@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
 
 __all__ = [
+    "NEW_ADAPTERS",
     "adapter_config",
     "data_of",
     "fill_adapter",
@@ -35,6 +36,10 @@ __all__ = [
 OTHER_END = 2
 """The token that ends a completion beside or instead of the model's own: ``<unk>``, which no word is."""
 _AUX_LOSS_COEF = 0.2
+NEW_ADAPTERS = ("peft_config", "saved_head", "trained_tokens")
+"""Adapters that the trainer makes, by the ``peft_config`` that it is given."""
+_TRAINED_TOKENS = (1, *range(10, 20))
+"""The end of sequence, and words."""
 _TOOLS_TEMPLATE = (
     "{% if tools is not none %}{{ 'w60 w60 ' }}{% endif %}"
     "{% for message in messages %}{{ message['content'] + ' ' + eos_token + ' ' }}{% endfor %}"
@@ -84,8 +89,8 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
     generation config has a temperature and the like. ``two_ends``: that config names a second end of sequence.
     ``name``: the folder, from which the trainer loads it. ``peft_model`` and ``both``: an adapter that was trained
     before, ``peft_parameters`` one of the stacked matrices of experts. ``experts``: a mixture of experts whose config
-    asks for its auxiliary loss. ``vision``: a vision model, without images. Of an architecture's name: see
-    :mod:`pytest_trlcompat.conformance.architectures`.
+    asks for its auxiliary loss. ``vision``: a vision model, without images. ``tied``: its output head is its embedding.
+    Of an architecture's name: see :mod:`pytest_trlcompat.conformance.architectures`.
 
     Args:
         whole: the same, built and not read from a folder: under ZeRO-3 what is read is partitioned.
@@ -97,7 +102,7 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
     if kind == "name" and not whole:
         return str(model.path)
     dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
-    if kind in ("experts", "vision"):
+    if kind in ("experts", "vision", "tied"):
         model = _beside(kind, model)
     if whole:
         found = architecture(kind, model) if kind in ARCHITECTURES else model.new_model().to(dtype)
@@ -125,11 +130,13 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
 
 
 def _beside(kind: str, model: TinyModel) -> TinyModel:
-    """A mixture of experts, or a vision model, of the same words."""
+    """A mixture of experts, a vision model, or one with tied embeddings, of the same words."""
     from pytest_trlcompat import tiny
 
     names = ("vocab_size", "initializer_range", "num_hidden_layers", "directory")
     sizes = {name: getattr(model, name) for name in names}
+    if kind == "tied":
+        return tiny.qwen2(**sizes, tie_word_embeddings=True)
     return tiny.vlm(**sizes) if kind == "vision" else tiny.moe(**sizes)
 
 
@@ -205,17 +212,25 @@ def _awaited(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def adapter_config(setting: Mapping[str, Any]) -> Any:
-    """What is passed as ``peft_config``, or ``None``."""
+    """What is passed as ``peft_config``, or ``None``.
+
+    ``saved_head``: an output head of its own beside LoRA's factors. ``trained_tokens``: rows of the embedding of its
+    own; where embeddings are tied they are the output head's, too.
+    """
     wanted = setting.get("adapter")
     if wanted == "mapping":
         return {"r": 4}
+    if wanted == "saved_head":
+        return _lora(modules_to_save=["lm_head"])
+    if wanted == "trained_tokens":
+        return _lora(trainable_token_indices=list(_TRAINED_TOKENS))
     return _lora() if wanted in ("peft_config", "both") else None
 
 
-def _lora() -> Any:
+def _lora(**more: Any) -> Any:
     from peft import LoraConfig
 
-    return LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    return LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", **more)
 
 
 def _lora_of_experts() -> Any:

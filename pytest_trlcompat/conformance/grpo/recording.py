@@ -140,7 +140,7 @@ def _build(
         processing_class=words,
         **extra,
     )
-    if setting.get("adapter") == "peft_config" and fill:
+    if setting.get("adapter") in objects.NEW_ADAPTERS and fill:
         objects.fill_adapter(trainer.model)
     trainer.remove_callback(transformers.PrinterCallback)
     plain = (int, float, str, bool, list, tuple, dict, type(None))

@@ -86,7 +86,7 @@ class ComparedRoom(Room):
             **extra,
         }
         trainer = trainer_class(**changed(given, setting))
-        if setting.get("adapter") == "peft_config" and fill:
+        if setting.get("adapter") in objects.NEW_ADAPTERS and fill:
             objects.fill_adapter(trainer.model)
         return trainer
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["AXES", "BASE", "Room"]
 
 AXES: Mapping[str, tuple[Any, ...]] = {
-    "model": ("dense", "bfloat16", "changed", "experts", "name"),
-    "adapter": ("", "peft_config", "peft_model", "both"),
+    "model": ("dense", "bfloat16", "changed", "experts", "name", "tied"),
+    "adapter": ("", "peft_config", "peft_model", "saved_head", "trained_tokens", "both"),
     "evaluation": ("", "after", "before", "during", "best", "given"),
     "resumed": ("", "between_steps"),
     "refused": (False, True, "allowed"),
@@ -50,6 +50,7 @@ error must name this argument; ``liger``: see
 :mod:`~pytest_trlcompat.conformance.liger`."""
 SINCE: Mapping[tuple[str, Any], str] = {
     ("model", "experts"): "transformers>=4.51",
+    ("adapter", "trained_tokens"): "peft>=0.15",
     **architectures.SINCE,
     **evaluating.SINCE,
 }
