@@ -1,12 +1,14 @@
 """Cure of logits that a trainer computes by itself, and otherwise than the model.
 
 Issues: ``sft-logits``, ``dpo-logits``, ``kto-logits``, ``grpo-logits``, ``rloo-logits``; and of heads whose weight it
-cannot read ``sft-tied-tokens``, ``dpo-tied-tokens``, ``kto-tied-tokens``, ``grpo-tied-tokens``, ``rloo-tied-tokens``.
+cannot read, or gives no gradient of all ranks, ``sft-``, ``dpo-``, ``kto-``, ``grpo-`` and ``rloo-tied-tokens``, and
+``sft-``, ``dpo-`` and ``grpo-saved-head``.
 
 TRL gives models a fused head: it multiplies the last hidden state by the output head's weight, part by part, adds a
 bias, and applies a scale and a bound that it knows by the names of their settings. A model that does anything else, by
-a layer before its head or with a setting of another name, gets other logits than its own. And a head whose weight is not
-at hand as a matrix ends the training: one of PEFT's with rows of its own, or one that is a unit of FSDP1's by itself.
+a layer before its head or with a setting of another name, gets other logits than its own. A head whose weight is not at
+hand as a matrix ends the training: one of PEFT's with rows of its own, or one that is a unit of FSDP1's by itself. And
+one that is a unit of FSDP2's by itself, as of ``modules_to_save``, gets a gradient in which each part is one rank's.
 
 Imports PyTorch when a trainer trains, and of this package ``_conditions``, ``_cure``, ``_patching``, ``_upstream`` and
 ``patch_points``.
@@ -44,7 +46,7 @@ class OwnLogitsMixin(Cure):
     Of a model whose forward pass is seen to be the output head alone nothing is changed. Of any other the first batch
     is computed both ways, without dropout; where log-probabilities are the same but for rounding the fused head stays.
     Otherwise the model's own logits are used from then on: they are held as a whole, as without a fused head. They are,
-    too, where the output head has no matrix that could be read.
+    too, where the output head has no matrix that could be read, or is a trained unit of FSDP's by itself.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -63,7 +65,7 @@ class OwnLogitsMixin(Cure):
             return Activity(None, "depends on the model: its logits may be more than the output head")
         states = [vars(each)[_STATE] for each in modules_held(trainer) if _STATE in vars(each)]
         if any(state.is_unread for state in states):
-            return Activity(True, "the output head's weight is no matrix that TRL's fused head could read")
+            return Activity(True, "the output head's weight is none that TRL's fused head could use without a call of the head")
         if any(state.differs for state in states):
             return Activity(True, "the model's logits are others than those of TRL's fused head")
         if any(state.differs is None for state in states):
@@ -101,7 +103,7 @@ def _checking(upstream: Callable[..., Any]) -> Callable[..., Any]:
 
         @_with_signature_of(type(model).forward)
         def forward(self: Any, *args: Any, fused_lm_head: bool = False, **kwargs: Any) -> Any:
-            if fused_lm_head and not _is_matrix(self.get_output_embeddings()):
+            if fused_lm_head and not _is_at_hand(self.get_output_embeddings()):
                 state.is_unread = True
                 return _from_logits(own, temperature, cast_lm_head_to_fp32, outputs, args, kwargs)
             if not fused_lm_head or state.differs is False:
@@ -131,9 +133,15 @@ def _with_signature_of(function: Any) -> Callable[[Any], Any]:
     return given
 
 
-def _is_matrix(head: Any) -> bool:
-    """Whether a head has what the fused one multiplies by and adds; of ZeRO-3's parameters it is gathered by TRL."""
+def _is_at_hand(head: Any) -> bool:
+    """Whether a head has a matrix that the fused one can multiply by, and whose gradient is then right.
+
+    What ZeRO-3 has of a parameter TRL gathers. Of a head that is a unit of FSDP2's by itself it gathers the shards, too,
+    but takes each rank's gradient for that of all: see ``full_tensor`` of PyTorch's ``DTensor``.
+    """
     weight = getattr(head, "weight", None)
+    if hasattr(weight, "full_tensor") and weight.requires_grad:
+        return False
     return hasattr(head, "bias") and (hasattr(weight, "ds_id") or getattr(weight, "ndim", 0) == 2)  # noqa: PLR2004
 
 
