@@ -44,7 +44,7 @@ def test_the_shipped_full_selection_has_two_cells_of_every_minor_release_of_trl(
     assert minors.pop("0.12") == ["4.46.3"]  # before it no processing_class, and 4.47 is excluded
     assert all(len(transformers) >= 2 for transformers in minors.values()), minors
     assert minors["0.14"] == ["4.46.3", "4.48.3", "4.49.0", "4.50.3", "4.52.4", "5.0.0"]  # oldest first
-    assert minors["1.16"] == ["4.56.2", "5.23.0"]
+    assert minors["1.16"] == ["4.56.2", "5.23.0", "5.24.0"]
 
 
 def test_the_cells_with_vllm_have_it_and_nothing_that_is_built_for_cuda_alone() -> None:
