@@ -188,7 +188,7 @@ class ConformanceTrainings:
         tried = in_turn(settings, launched)
         failures = {name: distinct(rank["failure"] for rank in each.ranks) for name, each in tried.items()}
         if strategy == "fsdp2":
-            said = next((each[0] for each in failures.values() if each), None)
+            said = next((each[0] for each in (failures[name], *failures.values()) if each), None)
             built_as_asked(strategy, next((each.engines for each in tried.values()), {}), said)
         found = tried[name]
         if found.error is not None:
