@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(
     not stack.satisfied({"trl": ">=1.16"}, stack.installed()), reason="TRL gives models a fused head, without Triton"
 )
 
+MODEL = tiny.qwen2(initializer_range=0.5, num_hidden_layers=1)
 OUTPUTS = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 IDS = torch.tensor([[5, 6, 7, 8, 9], [7, 8, 9, 0, 0]])
 MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
@@ -43,8 +44,9 @@ def of_name(name: str) -> Any:
 
 def test_a_model_whose_logits_are_the_head_of_a_hidden_state_is_left_as_it_is() -> None:
     model = with_head(tiny.qwen2().model)
-    assert _STATE not in vars(model)
     assert _is_head_alone(type(model))
+    asked(model)
+    assert (vars(model)[_STATE].differs, vars(model)[_STATE].is_unread) == (False, False)
 
 
 def test_where_the_fused_head_knows_what_a_model_does_it_stays() -> None:
@@ -81,6 +83,54 @@ def test_a_layer_before_the_head_is_applied() -> None:
     output.loss.backward()
     assert float(model.lm_head.dense.weight.grad.abs().sum()) > 0
     assert torch.equal(model(input_ids=IDS, attention_mask=MASK).logits[:, :-1].log_softmax(-1), right)
+
+
+def test_tied_embeddings_with_rows_of_an_adapter_s_own_are_not_read_as_a_matrix() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(target_modules=["q_proj"], trainable_token_indices=[7, 8], task_type="CAUSAL_LM")
+    model = get_peft_model(with_head(tiny.qwen2(tie_word_embeddings=True).model), config)
+    (rows,) = (each for name, each in model.named_parameters() if "trainable_tokens_delta" in name)
+    with torch.no_grad():
+        rows.add_(0.5)
+    right = model(input_ids=IDS, attention_mask=MASK).logits[:, :-1].log_softmax(-1)
+    wanted = right.gather(-1, IDS[:, 1:, None]).squeeze(-1).masked_fill(LABELS[:, 1:] == -100, 0.0)
+    (gradient,) = torch.autograd.grad(-wanted.sum() / 6, rows)
+    output = asked(model)
+    assert vars(model.get_base_model())[_STATE].is_unread
+    assert torch.allclose(output.log_probs, wanted, atol=1e-5)
+    assert torch.allclose(torch.autograd.grad(output.loss, rows)[0], gradient, atol=1e-6)
+
+
+def gradient_of_saved_head(model: Any, cured: bool) -> float:
+    """The norm over all ranks, each of which has one row of its own."""
+    import torch
+    from accelerate import Accelerator
+    from peft import LoraConfig, get_peft_model
+    from trl.trainer.utils import add_fused_lm_head
+
+    from pytest_trlcompat.trainers.own_logits import _checking
+
+    accelerator, policy = Accelerator(), model.new_model()
+    (_checking(add_fused_lm_head) if cured else add_fused_lm_head)(policy)
+    policy = get_peft_model(policy, LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]))
+    policy, optimizer = accelerator.prepare(policy, torch.optim.SGD(policy.parameters()))
+    rows = torch.tensor([[5, 6, 7, 8], [20, 30, 40, 50]], device=accelerator.device)
+    if accelerator.num_processes > 1:
+        rows = rows[accelerator.process_index][None]
+    accelerator.backward(policy(input_ids=rows, labels=rows, fused_lm_head=True).loss)
+    (head,) = (each for name, each in policy.named_parameters() if "modules_to_save" in name)
+    gradient = head.grad.full_tensor() if hasattr(head.grad, "full_tensor") else head.grad
+    return float(gradient.norm())
+
+
+def test_a_trained_head_that_fsdp2_shards_by_itself_gets_the_gradient_of_all_ranks(launch: Launcher) -> None:
+    def norm(strategy: str, cured: bool) -> float:
+        return float(launch(gradient_of_saved_head, MODEL, cured, strategy=strategy).values[0])
+
+    right = norm("single", cured=False)
+    assert norm("fsdp2", cured=True) == pytest.approx(right, rel=1e-4)
+    assert norm("fsdp2", cured=False) > 1.2 * right
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
