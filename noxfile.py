@@ -69,7 +69,7 @@ FIRST_TRL = "0.9.6"
 FUZZ_INPUTS = 50_000
 """Of ``nox -s fuzz``, in some ten minutes of processor time."""
 
-SERVER_RELEASES = ("0.20.0", "0.26.2", "0.28.0", "1.9.2")
+SERVER_RELEASES = ("0.20.0", "0.26.2", "0.28.0", "1.0.0")
 """Of TRL, whose vLLM servers trainers of other releases ask: those of ``suites/in_rank/vllm_training.py``."""
 
 LONG_BENCHMARKS = (

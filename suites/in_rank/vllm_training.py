@@ -52,7 +52,7 @@ REFUSED = "CureError: VLLMSyncMixin"
 SAVED_STEP = 2
 _EVALUATED: Mapping[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
 _LORA: Mapping[str, Any] = {"adapter": "lora", "learning_rate": 5e-2}
-SERVER_RELEASES = ("0.20.0", "0.26.2", "0.28.0", "1.9.2")
+SERVER_RELEASES = ("0.20.0", "0.26.2", "0.28.0", "1.0.0")
 """Of TRL, whose servers are asked by a trainer of another: each answers in another form, or with other numbers."""
 _OF_RELEASE = "server_of_"
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
