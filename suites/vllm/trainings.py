@@ -218,7 +218,7 @@ def _check_present(trainer: str, variant: str) -> None:
     ):
         if applies and stack.satisfied({"trl": text}, versions):
             raise Absent(reason)
-    if variant == "parallel" and stack.satisfied({"vllm": "<0.25"}, versions):
+    if variant == "parallel" and not is_recording(versions) and stack.satisfied({"vllm": "<0.25"}, versions):
         raise Untestable("on a CPU this vLLM has tensor parallelism in processes of its own alone, not in ranks")
     if vllm_training.sleeps(variant) and not is_recording(versions):
         raise Untestable("vLLM releases the memory of GPUs alone; the recording engine in its place sleeps here")

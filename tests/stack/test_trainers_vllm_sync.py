@@ -35,9 +35,10 @@ def hand_over(tiny: TinyModel, settings: dict[str, Any]) -> dict[str, Any]:
     from pytest_trlcompat.trainers._vllm_weights import parameters_for_engine
 
     model = adapted(tiny, **settings)
+    moved = ("modules_to_save", "trainable_tokens_delta", "lora_magnitude_vector")  # they begin without an effect
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if ".modules_to_save." in name or ".trainable_tokens_delta." in name:
+            if any(f".{part}." in name for part in moved):
                 parameter.add_(1.0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     found = [(name, value.clone()) for name, value in parameters_for_engine(model, lambda parameters: nullcontext())]
