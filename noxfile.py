@@ -69,6 +69,9 @@ FIRST_TRL = "0.9.6"
 FUZZ_INPUTS = 50_000
 """Of ``nox -s fuzz``, in some ten minutes of processor time."""
 
+SERVER_RELEASES = ("0.20.0", "0.26.2", "0.28.0", "1.0.0")
+"""Of TRL, whose vLLM servers trainers of other releases ask: those of ``suites/in_rank/vllm_training.py``."""
+
 LONG_BENCHMARKS = (
     *("conformance_faults", "fused_heads", "kills", "loss_memory", "sweep", "launch", "soak"),
     *("training_cost", "vllm_faults"),
@@ -369,6 +372,24 @@ def fields(session: nox.Session) -> None:
         releases += PROJECT.locked_releases(["transformers"])
         folder = unpack(session, releases, unit, "releases-of-fields")
         PROJECT.run_in(unit, ["python", "-m", "pytest_trlcompat.conformance.walk", str(folder)])
+
+
+@nox.session(default=False)
+def server_releases(session: nox.Session) -> None:
+    """Train with a vLLM server of another release of TRL, in every cell with the recording engine [-- CELL ...]."""
+    with errors_as_messages(session):
+        unit = PROJECT.tools("unit", group("test"), project=True)
+        folder = unpack(session, [f"trl=={release}" for release in SERVER_RELEASES], unit, "server-releases")
+        os.environ["TRLCOMPAT_SERVER_RELEASES"] = str(folder)
+        recording = [cell.id for cell in PROJECT.matrix.with_added("vllm") if "vllm-recording" in cell.pins]
+        failed = []
+        for cell in session.posargs or recording:
+            try:
+                PROJECT.matrix_cell(cell, ["--issue", "grpo-vllm-server-release"])
+            except MatrixError as error:
+                failed.append(f"{cell}: {error}")
+    if failed:
+        session.error("; ".join(failed))
 
 
 @nox.session(allow_parallel=True, default=False)

@@ -30,7 +30,7 @@ from pytest_trlcompat.launch import Cluster, Launcher, LaunchError  # noqa: E402
 from pytest_trlcompat.launch.environment import base_environment  # noqa: E402
 from suites.in_rank import models, vllm_training  # noqa: E402
 from suites.vllm import judging  # noqa: E402
-from suites.vllm.trainings import VLLMTraining, sizes  # noqa: E402
+from suites.vllm.trainings import VLLMTraining, of_architecture, sizes  # noqa: E402
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -83,7 +83,7 @@ class _Stage:
     def judged(self, label: str, fault: Mapping[str, Any] | None) -> dict[str, str]:
         """By judgement the verdict, and for ``policy`` also the order of magnitude by which it was changed."""
         strategy, _, variant = label.partition("-")
-        model = tiny.qwen2(directory=self._folder, **sizes(variant))
+        model = of_architecture(tiny.qwen2(directory=self._folder, **sizes(variant)), variant)
         path = self._launch(models.save_model, model, strategy="single").values[0]
         server = self._server(path) if vllm_training.has_server(variant) else None
         planted = None if fault is None else dict(fault)

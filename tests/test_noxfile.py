@@ -149,7 +149,7 @@ def test_the_other_sessions_are_run_by_name() -> None:
             "mutations",
         ),
         *("upstream_fixes", "upstream_tests", "downstream", "branches"),
-        *("points", "fields", "lint", "docs", "examples"),
+        *("points", "fields", "server_releases", "lint", "docs", "examples"),
     ]
 
 

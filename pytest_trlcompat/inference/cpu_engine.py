@@ -15,8 +15,10 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat.inference import engine_weights, gloo_transfer
@@ -56,6 +58,7 @@ def install() -> None:
         _keep_experts()
         _do_not_compile()
         _open_no_port()
+        _share_memory_by_names_of_its_own()
         gloo_transfer.adapt_server()
         _offer_weights()
 
@@ -218,6 +221,35 @@ def _open_no_port() -> None:
         return begin(world_size, *args, **kwargs)
 
     gpu_worker.init_distributed_environment = alone
+
+
+def _share_memory_by_names_of_its_own() -> None:
+    """Let each engine with tensor parallelism name its shared memory, and take the names away when all parts have it.
+
+    Where ranks have an engine's parts (``external_launcher``), vLLM names it as every other such engine on the machine:
+    by the last part of the address ``env://``. Who comes second cannot create it (errno 17), and what a process leaves
+    behind that was killed, or has ended as ranks do, is in the way of all later ones.
+    """
+    from torch import distributed
+    from vllm.distributed.device_communicators import cpu_communicator
+
+    shared: Any = getattr(cpu_communicator, "_CPUSHMDistributed", None)
+    begin: Callable[[Any], int] | None = getattr(shared, "_init_cpu_shm", None)
+    if begin is None:
+        return
+    join = begin
+
+    @functools.wraps(join)
+    def named(self: Any) -> int:
+        group = self.communicator.device_group
+        name = [f"trlcompat-{uuid.uuid4().hex}"]
+        distributed.broadcast_object_list(name, src=self.communicator.ranks[0], group=group)
+        self.group_name = name[0]
+        handle = join(self)  # returns when all have joined
+        Path("/dev/shm", f"{name[0]}_{self.communicator.rank}").unlink(missing_ok=True)
+        return handle
+
+    shared._init_cpu_shm = named
 
 
 def _offer_weights() -> None:

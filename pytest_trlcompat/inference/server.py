@@ -18,6 +18,7 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Mapping
+from importlib.metadata import distributions
 from pathlib import Path
 
 from pytest_trlcompat import _processes, stack
@@ -57,13 +58,15 @@ class VLLMServer:
         model: the model's folder.
         environment: the variables of ranks on the software accelerator.
         options: of ``trl vllm-serve``, by name: ``{"max_model_len": 64}``.
+        trl: a folder into which another release of TRL is installed, without what it requires: its command is run in
+            place of the installed one's.
 
     Attributes:
         url: for ``vllm_server_base_url``.
 
     Raises:
         ServerError: vLLM is not installed, or one that takes no weights on a CPU; an option is none of such a
-            command's; the server did not start, with the end of its output.
+            command's; there is no TRL in its folder; the server did not start, with the end of its output.
         OSError: the system refused a process or a folder.
     """
 
@@ -72,8 +75,13 @@ class VLLMServer:
         model: str | os.PathLike[str],
         environment: Mapping[str, str],
         options: Mapping[str, str | int | float] | None = None,
+        trl: str | os.PathLike[str] | None = None,
     ) -> None:
-        versions = stack.installed()
+        versions = dict(stack.installed())
+        if trl is not None:
+            versions["trl"] = _release_in(trl)
+            path = [str(trl), *filter(None, [environment.get("PYTHONPATH")])]
+            environment = {**environment, "PYTHONPATH": os.pathsep.join(path)}
         if "vllm" not in versions:
             raise ServerError("vLLM is not installed")
         carried = _CARRIED_BY_RECORDING if is_recording(versions) else _CARRIED
@@ -221,6 +229,13 @@ def _environment(environment: Mapping[str, str], folder: Path, versions: Mapping
         "TMPDIR": str(folder),
         "PYTHONPATH": os.pathsep.join(path),
     }
+
+
+def _release_in(folder: str | os.PathLike[str]) -> str:
+    found = [each.version for each in distributions(path=[str(folder)]) if each.metadata["Name"] == "trl"]
+    if not found:
+        raise ServerError(f"there is no TRL in {folder}")
+    return found[0]
 
 
 def named_vllm(folder: Path, version: str) -> Path:

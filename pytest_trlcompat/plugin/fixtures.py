@@ -203,7 +203,8 @@ def vllm_server(pytestconfig: pytest.Config, launcher: Launcher) -> Iterator[Cal
 
     A server is TRL's own (``trl vllm-serve``), on this machine's CPU. Its ``.url`` is for ``vllm_server_base_url`` of a
     trainer with ``vllm_mode="server"`` that runs on the software accelerator. It takes half a minute to start; equal
-    models with equal options share one until the session ends. Skips the test where vLLM is not installed, and on
+    models with equal options share one until the session ends; ``trl`` is a folder with another release of TRL to serve
+    by. Skips the test where vLLM is not installed, and on
     another device.
     """
     from pytest_trlcompat.inference.server import ServerError, VLLMServer
@@ -214,13 +215,13 @@ def vllm_server(pytestconfig: pytest.Config, launcher: Launcher) -> Iterator[Cal
     failed: dict[str, ServerError] = {}
     device = pytestconfig.stash[settings.DEVICE_KEY].name
 
-    def serve(model: TinyModel, **options: str | int | float) -> VLLMServer:
+    def serve(model: TinyModel, trl: str | None = None, **options: str | int | float) -> VLLMServer:
         if "vllm" not in stack.installed():
             pytest.skip("vLLM is not installed")
         if device != "software":
             pytest.skip(f"a vLLM server is for trainings on the software accelerator, and these are on {device}")
         path = launcher(_saved, model, strategy="single").values[0]
-        key = repr((path, sorted(options.items())))
+        key = repr((path, trl, sorted(options.items())))
         known = servers.get(key)
         if known is None or not known.running:
             if known is not None:
@@ -228,7 +229,7 @@ def vllm_server(pytestconfig: pytest.Config, launcher: Launcher) -> Iterator[Cal
             if key in failed:
                 raise failed[key]
             try:
-                server = VLLMServer(path, base_environment(device, Cluster()), options)
+                server = VLLMServer(path, base_environment(device, Cluster()), options, trl)
             except ServerError as error:
                 failed[key] = error
                 raise

@@ -1,4 +1,4 @@
-"""Training with vLLM, in the same process or as a server, watched inside a rank: what the engine holds and returns.
+"""Training with vLLM, in the same process or as a server, inside a rank; see :mod:`.vllm_watch` for what is watched.
 
 With GRPO, RLOO or distillation, which generate alike.
 
@@ -7,11 +7,8 @@ Imports the stack only inside functions.
 
 from __future__ import annotations
 
-import functools
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -19,11 +16,10 @@ from pytest_trlcompat import stack
 from pytest_trlcompat.accelerator import artefacts
 from pytest_trlcompat.inference import cpu_engine, recording_engine
 
-from . import adapters, distillation, grpo, models, vllm_engine, vllm_loss, vllm_server
+from . import adapters, distillation, grpo, vllm_loss
+from .vllm_watch import Watch, watch_training
 
 if TYPE_CHECKING:
-    import torch
-
     from pytest_trlcompat.tiny import TinyModel
 
 __all__ = [
@@ -37,9 +33,11 @@ __all__ = [
     "VARIANTS",
     "has_server",
     "is_adapted",
+    "is_late",
     "loses_server",
     "model_of",
     "needs_own_engine",
+    "serving_release",
     "sleeps",
     "train",
     "weights_alone",
@@ -54,6 +52,9 @@ REFUSED = "CureError: VLLMSyncMixin"
 SAVED_STEP = 2
 _EVALUATED: Mapping[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
 _LORA: Mapping[str, Any] = {"adapter": "lora", "learning_rate": 5e-2}
+SERVER_RELEASES = ("0.20.0", "0.26.2", "0.28.0", "1.0.0")
+"""Of TRL, whose servers are asked by a trainer of another: each answers in another form, or with other numbers."""
+_OF_RELEASE = "server_of_"
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "": _EVALUATED,
     "tied": _EVALUATED,
@@ -78,6 +79,11 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "server_whole": {**_LORA, "adapter": "whole"},
     "server_ended": _EVALUATED,
     "server_restarted": _EVALUATED,
+    "server_restarted_answering": {},
+    "server_late": _EVALUATED,
+    "server_late_start": _EVALUATED,
+    **{f"{_OF_RELEASE}{release}": _EVALUATED for release in SERVER_RELEASES},
+    "parallel": {**_EVALUATED, "vllm_tensor_parallel_size": 2},
 }
 """By name, settings of ``GRPOConfig``, and ``adapter`` and ``dtype``, see :func:`train`."""
 _TOKENS = tuple(range(3, 40))
@@ -126,7 +132,7 @@ def is_adapted(variant: str) -> bool:
 
 def weights_alone(variant: str) -> bool:
     """Whether its batches are not held against a reference."""
-    return variant.startswith(("tied_", "tokens", "moe"))
+    return variant.startswith(("tied_", "tokens", "moe", "parallel"))
 
 
 def needs_own_engine(variant: str) -> bool:
@@ -150,18 +156,14 @@ def loses_server(variant: str) -> bool:
     return variant in ("server_ended", "server_restarted")
 
 
-@dataclass
-class _Watch:
-    """What was seen of one trainer."""
+def is_late(variant: str) -> bool:
+    """Whether its server is waited for."""
+    return variant.startswith("server_late")
 
-    generations: list[dict[str, Any]] = field(default_factory=list)
-    synchronisations: list[dict[str, Any]] = field(default_factory=list)
-    batches: list[dict[str, Any]] = field(default_factory=list)
-    loaded: list[Counter[str]] = field(default_factory=list)
-    unanswered: int = 0
-    of_main: list[tuple[Mapping[str, torch.Tensor], list[Any]]] = field(default_factory=list)
-    """Of calls of an engine that the main process alone asks, for all: what it held, and each completion that it
-    returned, those of the first rank first, in plain values."""
+
+def serving_release(variant: str) -> str:
+    """The release of TRL whose server it asks; ``""``: the installed one."""
+    return variant.removeprefix(_OF_RELEASE) if variant.startswith(_OF_RELEASE) else ""
 
 
 def train(
@@ -193,13 +195,21 @@ def train(
     place = _BESIDE if server is None else _at(server)
     saved = {} if folder is None else {"output_dir": folder}
     settings = {**_ENGINE, **place, **VARIANTS[variant], **saved}
-    watch = _Watch()
+    watch = Watch(
+        model,
+        server,
+        temperature=TEMPERATURE,
+        scaling=SCALING,
+        tokens=_TOKENS,
+        compares_batches=not weights_alone(variant),
+        looks_again=variant == "server_restarted_answering",
+    )
     seconds: dict[str, float] = {}
     corrects = False
     try:
         trainer = _build(subject, model, settings, seconds, trainer_name)
         corrects = bool(getattr(trainer.args, "vllm_importance_sampling_correction", False))
-        _watch(trainer, watch, model, server, variant)
+        watch_training(trainer, watch)
         if folder is not None and loses_server(variant):
             vllm_loss.request_loss(trainer, folder)
         trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-{SAVED_STEP}" if resume else None)
@@ -262,249 +272,3 @@ def _build(subject: str, model: TinyModel, settings: Mapping[str, Any], seconds:
     if kind is not None:
         adapters.fill_adapter(dict(trainer.model.named_parameters()))
     return trainer
-
-
-def _watch(trainer: Any, watch: _Watch, model: TinyModel, server: str | None, variant: str) -> None:
-    last: dict[str, Any] = {"batches": not weights_alone(variant)}
-    if _asks_on_main(trainer, server):
-        if trainer.accelerator.is_main_process:
-            _watch_main(trainer, server, watch)
-    elif server is None:
-        engine = vllm_engine.engine_model(trainer)
-        _watch_loading(engine, watch)
-        _watch_engine(trainer, engine, watch, last)
-    else:
-        if trainer.accelerator.is_main_process:
-            vllm_server.watch_handing_over(trainer.vllm_generation.vllm_client, watch.loaded)
-        _watch_server(trainer, server, watch, last)
-    _watch_synchronisation(trainer, watch)
-    _watch_scoring(trainer, watch, last, model, server)
-
-
-def _asks_on_main(trainer: Any, server: str | None) -> bool:
-    """Whether the other ranks have nothing that could be watched."""
-    if server is None:
-        return not hasattr(trainer.args, "vllm_mode")
-    return not hasattr(trainer, "vllm_generation")
-
-
-def _watch_main(trainer: Any, server: str | None, watch: _Watch) -> None:
-    if server is None:
-        engine = vllm_engine.engine_model(trainer)
-        _watch_loading(engine, watch)
-        holder = trainer.llm
-    else:
-        vllm_server.watch_handing_over(trainer.vllm_client, watch.loaded)
-        holder = trainer.vllm_client
-    generate = holder.generate
-
-    @functools.wraps(generate)
-    def watched(prompts: Any, *args: Any, **kwargs: Any) -> Any:
-        if server is None:
-            tensors = {name: parameter.detach().clone() for name, parameter in engine.named_parameters()}
-            outputs = generate(prompts, *args, **kwargs)
-            rows = vllm_server.rows_of(vllm_server.with_recorded(holder, outputs))
-            watch.of_main.append((tensors, vllm_server.plain(rows)))
-            return outputs
-        held = vllm_server.held_now(server)
-        if held is None:
-            watch.unanswered += 1
-            return generate(prompts, *args, **kwargs)
-        returned = generate(prompts, *args, **kwargs)
-        rows = vllm_server.rows_returned(trainer.processing_class, prompts, kwargs.get("n", 1), returned)
-        watch.of_main.append((held, vllm_server.plain(rows)))
-        return returned
-
-    holder.generate = watched
-
-
-def _share_of_main(trainer: Any, watch: _Watch, last: dict[str, Any]) -> None:
-    """After the completions came to all ranks: what the main process saw, and this rank's part. Collective."""
-    from accelerate.utils import broadcast_object_list
-
-    found: list[Any] = [None]
-    if trainer.accelerator.is_main_process:
-        (found[0],) = watch.of_main
-        watch.of_main.clear()
-    ((tensors, rows),) = broadcast_object_list(found)
-    seen = _seen(trainer, vllm_server.Held(tensors), last)
-    share = len(rows) // trainer.accelerator.num_processes
-    first = trainer.accelerator.process_index * share
-    _answered(watch, seen, vllm_server.of_plain(rows[first : first + share]), last)
-
-
-def _watch_loading(engine: Any, watch: _Watch) -> None:
-    load = engine.load_weights
-
-    @functools.wraps(load)
-    def counted(weights: Any) -> Any:
-        given = list(weights)
-        if watch.loaded:
-            watch.loaded[-1].update(name for name, _ in given)
-        return load(given)
-
-    engine.load_weights = counted
-
-
-def _watch_synchronisation(trainer: Any, watch: _Watch) -> None:
-    import torch
-
-    holder, name = (
-        (trainer.vllm_generation, "sync_weights")
-        if hasattr(trainer, "vllm_generation")
-        else (trainer, "_move_model_to_vllm")
-    )
-    synchronise = getattr(holder, name)
-    hands_over = getattr(trainer.args, "vllm_mode", "") == "colocate" or trainer.accelerator.is_main_process
-    tied = _tied(trainer.model)
-
-    @functools.wraps(synchronise)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        before = models.whole(trainer.model)
-        watch.loaded.append(Counter())
-        started = time.monotonic()
-        returned = synchronise(*args, **kwargs)
-        spent = time.monotonic() - started
-        after = models.whole(trainer.model)
-        shapes = {
-            name: tuple(each.value.shape)
-            for name, each in vllm_engine.merged(before, SCALING, torch.float32, _TOKENS).items()
-        }
-        names = {part for name, shape in shapes.items() for part in vllm_engine.published(name, shape)}
-        loaded: Counter[str] = Counter()
-        for name, count in watch.loaded[-1].items():
-            for part in vllm_engine.published(name, shapes.get(name, ())):
-                loaded[part] += count
-        if not hands_over:
-            loaded.update(names)
-        watch.synchronisations.append(
-            {
-                "step": trainer.state.global_step,
-                "seconds": spent,
-                "parameters": len(names),
-                "missing": sorted(names - set(loaded)),
-                "unknown": sorted(set(loaded) - names - tied),
-                "repeated": sorted(each for each, count in loaded.items() if count > 1),
-                "changed": {
-                    each: float((after[each] - before[each]).abs().max())
-                    for each in before
-                    if not torch.equal(before[each], after[each])
-                },
-            }
-        )
-        return returned
-
-    setattr(holder, name, watched)
-
-
-def _tied(model: Any) -> set[str]:
-    """Other names of parameters, which a state dict has besides."""
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    return {"lm_head.weight"} if config.tie_word_embeddings else set()
-
-
-def _watch_engine(trainer: Any, engine: Any, watch: _Watch, last: dict[str, Any]) -> None:
-    llm = getattr(getattr(trainer, "vllm_generation", None), "llm", None) or trainer.llm
-    generate = llm.generate
-
-    @functools.wraps(generate)
-    def watched(prompts: Any, *args: Any, **kwargs: Any) -> Any:
-        seen = _seen(trainer, engine, last)
-        outputs = generate(prompts, *args, **kwargs)
-        _answered(watch, seen, vllm_server.with_recorded(llm, outputs), last)
-        return outputs
-
-    llm.generate = watched
-
-
-def _watch_server(trainer: Any, server: str, watch: _Watch, last: dict[str, Any]) -> None:
-    generation = trainer.vllm_generation
-    generate = generation.generate
-
-    @functools.wraps(generate)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        held = vllm_server.held(server, trainer)
-        if held is None:
-            watch.unanswered += 1
-            return generate(*args, **kwargs)
-        seen = _seen(trainer, held, last)
-        returned = generate(*args, **kwargs)
-        _answered(watch, seen, vllm_server.outputs_of(returned), last)
-        return returned
-
-    generation.generate = watched
-
-
-def _seen(trainer: Any, engine: Any, last: dict[str, Any]) -> dict[str, Any]:
-    """How the engine compares with the policy, before it is asked."""
-    parameters = models.whole(trainer.model)
-    # Tied parameters are named once; an adapter may change what one of them is used for.
-    parameters.update((alias, parameters[name]) for alias, name in _aliases(trainer.model).items())
-    expected = vllm_engine.as_published(vllm_engine.merged(parameters, SCALING, _dtype(trainer), _TOKENS))
-    if last["batches"]:
-        last["policy"] = {name: truth.value.float() for name, truth in expected.items()}
-        last["engine"] = vllm_engine.unpacked(expected, engine)
-    return {
-        "step": trainer.state.global_step,
-        "evaluation": not trainer.model.training,
-        **asdict(vllm_engine.compare(expected, engine, _shard(trainer))),
-    }
-
-
-def _shard(trainer: Any) -> tuple[int, int]:
-    """Which part of the engine is in this rank, of how many."""
-    count = getattr(trainer.args, "vllm_tensor_parallel_size", 1)
-    if getattr(trainer.args, "vllm_mode", "") != "colocate" or count == 1:
-        return 0, 1
-    return trainer.accelerator.process_index % count, count
-
-
-def _aliases(model: Any) -> dict[str, str]:
-    """Other names of parameters that have more than one, each with the first."""
-    first: dict[int, str] = {}
-    found = {}
-    for full_name, parameter in model.named_parameters(remove_duplicate=False):
-        name = models.bare_name(full_name)
-        if first.setdefault(id(parameter), name) != name:
-            found[name] = first[id(parameter)]
-    return found
-
-
-def _answered(watch: _Watch, seen: dict[str, Any], outputs: Sequence[Any], last: dict[str, Any]) -> None:
-    last["outputs"] = outputs
-    watch.generations.append(
-        {
-            **seen,
-            "prompts": [list(output.prompt_token_ids) for output in outputs],
-            "completions": [len(each.token_ids) for output in outputs for each in output.outputs],
-        }
-    )
-
-
-def _watch_scoring(trainer: Any, watch: _Watch, last: dict[str, Any], model: TinyModel, server: str | None) -> None:
-    from . import vllm_sampling
-
-    name = "_generate_and_score_completions"  # from 0.16 on
-    # Of TRL's own classes: a cure may have it as well.
-    if not any(name in vars(each) for each in type(trainer).__mro__ if each.__module__.startswith("trl.")):
-        name = "_prepare_inputs"
-    score = getattr(trainer, name)
-    of_main = _asks_on_main(trainer, server)
-
-    @functools.wraps(score)
-    def scored(inputs: Any) -> Any:
-        batch = score(inputs)
-        if of_main:
-            _share_of_main(trainer, watch, last)
-        if last["batches"]:
-            seen = {name: last[name] for name in ("policy", "engine", "outputs")}
-            watch.batches.append(vllm_sampling.compare(model, batch=batch, temperature=TEMPERATURE, **seen))
-        return batch
-
-    setattr(trainer, name, scored)
-
-
-def _dtype(trainer: Any) -> torch.dtype:
-    """In which PEFT merges; without an adapter nothing depends on it."""
-    dtypes = {name: parameter.dtype for name, parameter in trainer.model.named_parameters()}
-    return next((dtype for name, dtype in dtypes.items() if ".base_layer." in name), next(iter(dtypes.values())))

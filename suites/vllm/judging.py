@@ -15,7 +15,7 @@ from ..grpo.verdicts import failure_of
 from ..in_rank import vllm_loss, vllm_training
 from .trainings import VLLMTraining
 
-__all__ = ["SERVER_WEIGHTS", "WEIGHTS", "batches", "loss", "policy", "weights"]
+__all__ = ["SERVER_WEIGHTS", "WEIGHTS", "batches", "late", "loss", "policy", "released", "weights"]
 
 WEIGHTS = "grpo-vllm-weights"
 SERVER_WEIGHTS = "grpo-vllm-server-weights"
@@ -78,13 +78,30 @@ def loss(training: VLLMTraining, label: str) -> Finding:
     evidence = {
         **training.evidence(),
         "steps": sorted({each["step"] for each in generations}),
-        "unanswered": sum(rank["unanswered"] for rank in ranks),
+        "gone_when_asked": sum(rank["unanswered"] for rank in ranks),
         "generations_off": len(off),
         "most_off": max((amount for each in off for amount in each["wrong"].values()), default=0.0),
         "ranks_failed": sum(rank["failure"] is not None for rank in ranks),
     }
     loud = evidence["ranks_failed"] == len(ranks)
     return Finding(Verdict.OK if loud and not off else Verdict.SILENT, evidence)
+
+
+def late(training: VLLMTraining, label: str, issue: str) -> Finding:
+    """As :func:`weights`, of a training whose server answered late: it has waited for the answers, and used them."""
+    finding = weights(training, label, issue)
+    if training.failure is None:
+        assert training.passed_on["late_answers"] + training.passed_on["unanswered"] > 0, "the server was never late"
+    return finding
+
+
+def released(training: VLLMTraining, label: str, issue: str) -> Finding:
+    """As :func:`weights` and :func:`batches` together, of a training whose server is of another release of TRL."""
+    found = weights(training, label, issue)
+    if found.verdict is not Verdict.OK:
+        return found
+    trained_on = batches(training, label)
+    return Finding(trained_on.verdict, {**found.evidence, **trained_on.evidence})
 
 
 def policy(training: VLLMTraining, label: str) -> Finding:

@@ -5,10 +5,11 @@ Runs in the test process and imports nothing of the stack.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from pytest_trlcompat.tiny import ArchitectureAbsent
 from ..in_rank import models, vllm_training
 from ..launches import distinct
 from ..sharding.trainings import built_as_asked
+from .between import GENERATES, TAKES_WEIGHTS, between
 from .losing import lost_on_request
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.launch import LaunchResult
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["LABELS", "SERVER_LABELS", "VLLMTraining", "VLLMTrainings", "sizes"]
+__all__ = ["LABELS", "SERVER_LABELS", "VLLMTraining", "VLLMTrainings", "of_architecture", "sizes"]
 
 LABELS = (
     "single",
@@ -61,6 +63,10 @@ SERVER_LABELS = (
 """The same where the engine is a server."""
 OWN_ENGINE = ("zero3-whole", "fsdp1-tied", "fsdp2-whole")
 """Labels that are measured with vLLM's own engine alone, beside those of :func:`vllm_training.needs_own_engine`."""
+RELEASES = "TRLCOMPAT_SERVER_RELEASES"
+"""A variable that names a folder, in which each release of TRL has one by the name of its requirement."""
+_LATE, _LATE_WEIGHTS, _SILENT = 3.0, 0.1, 5.0
+"""Seconds by which completions, and each answer about weights, are late, and in which nobody answers at first."""
 _TIMEOUT = 400.0
 """Seconds of a launch: TRL's client asks a server that is gone for a minute, and one that restarts takes another."""
 
@@ -75,16 +81,23 @@ def sizes(variant: str) -> dict[str, Any]:
     }
 
 
+def of_architecture(model: TinyModel, variant: str) -> TinyModel:
+    """A tiny Qwen2 of these sizes, or the mixture of experts that the variant is about in its place."""
+    return replace(model, architecture="qwen3_moe") if vllm_training.model_of(variant) == "moe" else model
+
+
 @dataclass(frozen=True)
 class VLLMTraining:
     """What the ranks measured; see :func:`vllm_training.train`.
 
     Attributes:
         server_said: the last error that a server printed, where a training failed.
+        passed_on: what was done to requests on their way to the server; see :class:`.between.Between`.
     """
 
     ranks: Sequence[Mapping[str, Any]]
     server_said: str = ""
+    passed_on: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def failure(self) -> str | None:
@@ -99,6 +112,7 @@ class VLLMTraining:
             "engine": {"vllm": stack.installed()["vllm"], **first["engine"]},
             "seconds_to_build": round(first["seconds"].get("build", 0.0), 2),
             "seconds_of_synchronisations": [round(seconds, 4) for seconds in spent],
+            **self.passed_on,
             **({"failure": self.failure} if self.failure else {}),
             # No failure of the training's own, which a known issue would have to explain.
             **({"server": f"the last error that it printed: {self.server_said}"} if self.server_said else {}),
@@ -139,20 +153,19 @@ class VLLMTrainings:
             raise Untestable("this is measured with vLLM's own engine alone")
         model = self._model(variant)
         self.launch(models.save_model, model, strategy="single")
-        server = self._server(model) if vllm_training.has_server(variant) else None
+        server = self._server(model, variant) if vllm_training.has_server(variant) else None
         folder = self.folder / f"{subject}-{trainer}-{label}"
         folder.mkdir(exist_ok=True)
 
-        def train(resume: bool) -> LaunchResult:
-            url = None if server is None else server.url
+        def train(resume: bool, url: str | None = None) -> LaunchResult:
             arguments = (subject, model, variant, str(folder), resume, url, trainer)
             return self.launch(vllm_training.train, *arguments, strategy=strategy, sharded=False, timeout=_TIMEOUT)
 
         if variant == "resumed":  # by another process: TRL leaves the variables of a distributed training in the first
             train(False)
-        with nullcontext() if server is None else _lost(server, variant, folder):
-            result = train(variant == "resumed")
-        training = VLLMTraining(result.values)
+        with _way(server, variant, folder) as way:
+            result = train(variant == "resumed", way.url)
+        training = VLLMTraining(result.values, passed_on=way.passed_on)
         if training.failure and server is not None:
             training = replace(training, server_said=_last_error(server.output()))
             server.kill()  # it may have lost its engine, or wait for weights; the next training gets another one
@@ -165,17 +178,18 @@ class VLLMTrainings:
         return training
 
     def _model(self, variant: str) -> TinyModel:
-        if vllm_training.model_of(variant) != "moe":
-            return self.build(**sizes(variant))
-        model = replace(self.build(**sizes(variant)), architecture="qwen3_moe")
+        model = of_architecture(self.build(**sizes(variant)), variant)
         try:
             model.check_present()
         except ArchitectureAbsent as error:
             raise Absent(str(error)) from error
         return model
 
-    def _server(self, model: TinyModel) -> VLLMServer:
+    def _server(self, model: TinyModel, variant: str) -> VLLMServer:
+        release = vllm_training.serving_release(variant)
         try:
+            if release:
+                return self.serve(model, trl=_folder_of(release), max_model_len=vllm_training.MAX_LENGTH)
             return self.serve(model, max_model_len=vllm_training.MAX_LENGTH)
         except ServerError as error:
             raise Untestable(str(error)) from error
@@ -204,11 +218,60 @@ def _check_present(trainer: str, variant: str) -> None:
     ):
         if applies and stack.satisfied({"trl": text}, versions):
             raise Absent(reason)
+    if variant == "parallel" and not is_recording(versions) and stack.satisfied({"vllm": "<0.25"}, versions):
+        raise Untestable("on a CPU this vLLM has tensor parallelism in processes of its own alone, not in ranks")
     if vllm_training.sleeps(variant) and not is_recording(versions):
         raise Untestable("vLLM releases the memory of GPUs alone; the recording engine in its place sleeps here")
 
 
-def _lost(server: VLLMServer, variant: str, folder: Path) -> AbstractContextManager[None]:
-    if not vllm_training.loses_server(variant):
-        return nullcontext()
-    return lost_on_request(folder, server.kill if variant == "server_ended" else server.restart)
+def _folder_of(release: str) -> str:
+    """
+    Raises:
+        Untestable: nobody has provided it.
+    """
+    folder = Path(os.environ.get(RELEASES, ""), f"trl=={release}")
+    if not os.environ.get(RELEASES) or not folder.is_dir():
+        raise Untestable(f"trl {release} is not in the folder of ${RELEASES}; run: nox -s server_releases")
+    return str(folder)
+
+
+@dataclass
+class _Way:
+    """How a training reaches its server.
+
+    Attributes:
+        url: for the trainer; ``None`` where its engine is in its own process.
+        passed_on: at the end, what was done to requests.
+    """
+
+    url: str | None = None
+    passed_on: Mapping[str, int] = field(default_factory=dict)
+
+
+@contextmanager
+def _way(server: VLLMServer | None, variant: str, folder: Path) -> Iterator[_Way]:
+    """Within the block what the variant says happens to the server, or to requests on their way."""
+    if server is None:
+        yield _Way()
+        return
+    asked: Mapping[str, Mapping[str, Any]] = {
+        "server_late": {"late": _seconds},
+        "server_late_start": {"silent": _SILENT},
+        "server_restarted_answering": {"restart": server.restart},
+    }
+    if variant in asked:
+        with between(server.url, **asked[variant]) as passing:
+            way = _Way(passing.url)
+            yield way
+            way.passed_on = {name: getattr(passing, name) for name in ("late_answers", "unanswered", "handed_over")}
+    elif vllm_training.loses_server(variant):
+        with lost_on_request(folder, server.kill if variant == "server_ended" else server.restart):
+            yield _Way(server.url)
+    else:
+        yield _Way(server.url)
+
+
+def _seconds(path: str) -> float:
+    if path.startswith(GENERATES):
+        return _LATE
+    return _LATE_WEIGHTS if path.startswith(TAKES_WEIGHTS) else 0.0

@@ -7,6 +7,7 @@ one is tested by ``suites/vllm``.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -91,6 +92,34 @@ def test_one_that_is_restarted_answers_at_the_same_address_by_new_processes(serv
     assert len(processes(server)) == 2
     assert not set(processes(server)) & set(before)
     assert server.output().count('"host": "127.0.0.1"') == 2
+
+
+def test_another_release_of_trl_serves_in_place_of_the_installed_one(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tmp_path / "site", other)
+    served = other / "trl" / "scripts" / "vllm_serve.py"
+    served.write_text("print('the other one', flush=True)" + served.read_text())
+    with pytest.raises(ServerError, match="there is no TRL in"):
+        VLLMServer("model", environment, trl=other)
+    (other / "trl-1.12.0.dist-info").mkdir()
+    (other / "trl-1.12.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: trl\nVersion: 1.12.0\n")
+    server = VLLMServer("model", environment, trl=other)
+    try:
+        assert "the other one" in server.output()
+    finally:
+        server.stop()
+
+
+def test_another_release_of_trl_decides_whether_weights_reach_its_server(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "trl-0.26.2.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: trl\nVersion: 0.26.2\n")
+    with pytest.raises(ServerError, match=r"takes weights with TRL 1\.0 to 1\.10.*trl 0\.26\.2"):
+        VLLMServer("model", environment, trl=tmp_path)
 
 
 def test_nothing_of_it_stays(environment: dict[str, str]) -> None:

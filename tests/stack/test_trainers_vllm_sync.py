@@ -32,12 +32,13 @@ def hand_over(tiny: TinyModel, settings: dict[str, Any]) -> dict[str, Any]:
     """A single process: against what PEFT itself merges into the model for good."""
     import torch
 
-    from pytest_trlcompat.trainers.vllm_sync import parameters_for_engine
+    from pytest_trlcompat.trainers._vllm_weights import parameters_for_engine
 
     model = adapted(tiny, **settings)
+    moved = ("modules_to_save", "trainable_tokens_delta", "lora_magnitude_vector")  # they begin without an effect
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if ".modules_to_save." in name or ".trainable_tokens_delta." in name:
+            if any(f".{part}." in name for part in moved):
                 parameter.add_(1.0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     found = [(name, value.clone()) for name, value in parameters_for_engine(model, lambda parameters: nullcontext())]
@@ -87,11 +88,11 @@ def test_lora_is_merged_into_copies(
 
 
 def refuse(tiny: TinyModel) -> dict[str, bool]:
-    from pytest_trlcompat.trainers.vllm_sync import _merges
+    from pytest_trlcompat.trainers._vllm_weights import merges
 
     model = adapted(tiny)
     embeddings = adapted(tiny, target_modules=["q_proj", "embed_tokens"])
-    return {"plain": _merges(model), "embeddings": _merges(embeddings), "none": _merges(model.unload())}
+    return {"plain": merges(model), "embeddings": merges(embeddings), "none": merges(model.unload())}
 
 
 def test_what_it_cannot_merge_is_left_to_trl(tiny_qwen2: Callable[..., TinyModel], launcher: Launcher) -> None:
@@ -100,7 +101,7 @@ def test_what_it_cannot_merge_is_left_to_trl(tiny_qwen2: Callable[..., TinyModel
 
 
 def part(tiny: TinyModel) -> dict[str, bool]:
-    from pytest_trlcompat.trainers.vllm_sync import _is_untied
+    from pytest_trlcompat.trainers._vllm_weights import is_untied
 
     settings: dict[str, dict[str, Any]] = {
         "none": {},
@@ -111,7 +112,7 @@ def part(tiny: TinyModel) -> dict[str, bool]:
         "tokens": TOKENS,
     }
     return {
-        name: _is_untied(adapted(tiny, **given))
+        name: is_untied(adapted(tiny, **given))
         for name, given in settings.items()
         if all(takes(tiny, setting) for setting in given)
     }
@@ -137,7 +138,7 @@ def hand_over_sharded(tiny: TinyModel, with_adapter: bool) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
     from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
-    from pytest_trlcompat.trainers.vllm_sync import _of_fsdp1
+    from pytest_trlcompat.trainers._vllm_weights import parameters_of_fsdp1
 
     def build() -> Any:
         return adapted(tiny) if with_adapter else AutoModelForCausalLM.from_pretrained(tiny.path)
@@ -147,7 +148,7 @@ def hand_over_sharded(tiny: TinyModel, with_adapter: bool) -> dict[str, Any]:
     policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Qwen2DecoderLayer})
     device = PartialState().device  # which begins the process group
     root = FullyShardedDataParallel(build(), auto_wrap_policy=policy, use_orig_params=True, device_id=device)
-    found = [(name, value.cpu().clone()) for name, value in _of_fsdp1(root)]
+    found = [(name, value.cpu().clone()) for name, value in parameters_of_fsdp1(root)]
     return {
         "names": sorted(name for name, _ in found) == sorted(truth),
         "off": max(float((value - truth[name]).abs().max()) for name, value in found),

@@ -1,0 +1,307 @@
+"""A training with vLLM watched inside a rank: what the engine is handed, holds and returns, against what it must.
+
+Of any trainer that generates with vLLM, in the same process or with a server. Imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from . import models, vllm_engine, vllm_sampling, vllm_server
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["Watch", "watch_training"]
+
+
+@dataclass
+class Watch:
+    """What was seen of one trainer.
+
+    Attributes:
+        model: from which the policy was loaded.
+        server: the URL of the engine; ``None``: it is in this process.
+        temperature: at which completions are sampled.
+        scaling: of an adapter, where there is one.
+        tokens: whose rows of the embeddings are trained by themselves, where any are.
+        compares_batches: whether these are held against a reference, too.
+        looks_again: whether a server is looked at after it has answered as well, where it may be another one by then.
+        generations, synchronisations, batches: see :func:`vllm_training.train`.
+        loaded: by synchronisation, how often each name was handed over.
+        unanswered: calls of a server that was gone.
+        of_main: of calls of an engine that the main process alone asks, for all: what it held, and each completion that
+            it returned, those of the first rank first, in plain values.
+    """
+
+    model: TinyModel
+    server: str | None
+    temperature: float
+    scaling: float
+    tokens: Sequence[int]
+    compares_batches: bool
+    looks_again: bool = False
+    generations: list[dict[str, Any]] = field(default_factory=list)
+    synchronisations: list[dict[str, Any]] = field(default_factory=list)
+    batches: list[dict[str, Any]] = field(default_factory=list)
+    loaded: list[Counter[str]] = field(default_factory=list)
+    unanswered: int = 0
+    of_main: list[tuple[Mapping[str, torch.Tensor], list[Any]]] = field(default_factory=list)
+
+
+def watch_training(trainer: Any, watch: Watch) -> None:
+    """Keep in ``watch`` what passes by from now on."""
+    server = watch.server
+    last: dict[str, Any] = {}
+    if _asks_on_main(trainer, server):
+        if trainer.accelerator.is_main_process:
+            _watch_main(trainer, watch)
+    elif server is None:
+        engine = vllm_engine.engine_model(trainer)
+        _watch_loading(engine, watch)
+        _watch_engine(trainer, engine, watch, last)
+    else:
+        if trainer.accelerator.is_main_process:
+            vllm_server.watch_handing_over(trainer.vllm_generation.vllm_client, watch.loaded)
+        _watch_server(trainer, server, watch, last)
+    _watch_synchronisation(trainer, watch)
+    _watch_scoring(trainer, watch, last)
+
+
+def _asks_on_main(trainer: Any, server: str | None) -> bool:
+    """Whether the other ranks have nothing that could be watched."""
+    if server is None:
+        return not hasattr(trainer.args, "vllm_mode")
+    return not hasattr(trainer, "vllm_generation")
+
+
+def _watch_main(trainer: Any, watch: Watch) -> None:
+    server = watch.server
+    if server is None:
+        engine = vllm_engine.engine_model(trainer)
+        _watch_loading(engine, watch)
+        holder = trainer.llm
+    else:
+        vllm_server.watch_handing_over(trainer.vllm_client, watch.loaded)
+        holder = trainer.vllm_client
+    generate = holder.generate
+
+    @functools.wraps(generate)
+    def watched(prompts: Any, *args: Any, **kwargs: Any) -> Any:
+        if server is None:
+            tensors = {name: parameter.detach().clone() for name, parameter in engine.named_parameters()}
+            outputs = generate(prompts, *args, **kwargs)
+            rows = vllm_server.rows_of(vllm_server.with_recorded(holder, outputs))
+            watch.of_main.append((tensors, vllm_server.plain(rows)))
+            return outputs
+        held = vllm_server.held_now(server)
+        if held is None:
+            watch.unanswered += 1
+            return generate(prompts, *args, **kwargs)
+        returned = generate(prompts, *args, **kwargs)
+        if watch.looks_again:
+            held = vllm_server.held_now(server) or held
+        rows = vllm_server.rows_returned(trainer.processing_class, prompts, kwargs.get("n", 1), returned)
+        watch.of_main.append((held, vllm_server.plain(rows)))
+        return returned
+
+    holder.generate = watched
+
+
+def _share_of_main(trainer: Any, watch: Watch, last: dict[str, Any]) -> None:
+    """After the completions came to all ranks: what the main process saw, and this rank's part. Collective."""
+    from accelerate.utils import broadcast_object_list
+
+    found: list[Any] = [None]
+    if trainer.accelerator.is_main_process:
+        (found[0],) = watch.of_main
+        watch.of_main.clear()
+    ((tensors, rows),) = broadcast_object_list(found)
+    seen = _seen(trainer, watch, vllm_server.Held(tensors), last)
+    share = len(rows) // trainer.accelerator.num_processes
+    first = trainer.accelerator.process_index * share
+    _answered(watch, seen, vllm_server.of_plain(rows[first : first + share]), last)
+
+
+def _watch_loading(engine: Any, watch: Watch) -> None:
+    load = engine.load_weights
+
+    @functools.wraps(load)
+    def counted(weights: Any) -> Any:
+        given = list(weights)
+        if watch.loaded:
+            watch.loaded[-1].update(name for name, _ in given)
+        return load(given)
+
+    engine.load_weights = counted
+
+
+def _watch_synchronisation(trainer: Any, watch: Watch) -> None:
+    import torch
+
+    holder, name = (
+        (trainer.vllm_generation, "sync_weights")
+        if hasattr(trainer, "vllm_generation")
+        else (trainer, "_move_model_to_vllm")
+    )
+    synchronise = getattr(holder, name)
+    hands_over = getattr(trainer.args, "vllm_mode", "") == "colocate" or trainer.accelerator.is_main_process
+    tied = _tied(trainer.model)
+
+    @functools.wraps(synchronise)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        before = models.whole(trainer.model)
+        watch.loaded.append(Counter())
+        started = time.monotonic()
+        returned = synchronise(*args, **kwargs)
+        spent = time.monotonic() - started
+        after = models.whole(trainer.model)
+        shapes = {
+            name: tuple(each.value.shape)
+            for name, each in vllm_engine.merged(before, watch.scaling, torch.float32, watch.tokens).items()
+        }
+        names = {part for name, shape in shapes.items() for part in vllm_engine.published(name, shape)}
+        loaded: Counter[str] = Counter()
+        for name, count in watch.loaded[-1].items():
+            for part in vllm_engine.published(name, shapes.get(name, ())):
+                loaded[part] += count
+        if not hands_over:
+            loaded.update(names)
+        watch.synchronisations.append(
+            {
+                "step": trainer.state.global_step,
+                "seconds": spent,
+                "parameters": len(names),
+                "missing": sorted(names - set(loaded)),
+                "unknown": sorted(set(loaded) - names - tied),
+                "repeated": sorted(each for each, count in loaded.items() if count > 1),
+                "changed": {
+                    each: float((after[each] - before[each]).abs().max())
+                    for each in before
+                    if not torch.equal(before[each], after[each])
+                },
+            }
+        )
+        return returned
+
+    setattr(holder, name, watched)
+
+
+def _tied(model: Any) -> set[str]:
+    """Other names of parameters, which a state dict has besides."""
+    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    return {"lm_head.weight"} if config.tie_word_embeddings else set()
+
+
+def _watch_engine(trainer: Any, engine: Any, watch: Watch, last: dict[str, Any]) -> None:
+    llm = getattr(getattr(trainer, "vllm_generation", None), "llm", None) or trainer.llm
+    generate = llm.generate
+
+    @functools.wraps(generate)
+    def watched(prompts: Any, *args: Any, **kwargs: Any) -> Any:
+        seen = _seen(trainer, watch, engine, last)
+        outputs = generate(prompts, *args, **kwargs)
+        _answered(watch, seen, vllm_server.with_recorded(llm, outputs), last)
+        return outputs
+
+    llm.generate = watched
+
+
+def _watch_server(trainer: Any, server: str, watch: Watch, last: dict[str, Any]) -> None:
+    generation = trainer.vllm_generation
+    generate = generation.generate
+
+    @functools.wraps(generate)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        held = vllm_server.held(server, trainer)
+        if held is None:
+            watch.unanswered += 1
+            return generate(*args, **kwargs)
+        seen = _seen(trainer, watch, held, last)
+        returned = generate(*args, **kwargs)
+        if watch.looks_again and (held := vllm_server.held(server, trainer)) is not None:
+            seen = _seen(trainer, watch, held, last)
+        _answered(watch, seen, vllm_server.outputs_of(returned), last)
+        return returned
+
+    generation.generate = watched
+
+
+def _seen(trainer: Any, watch: Watch, engine: Any, last: dict[str, Any]) -> dict[str, Any]:
+    """How the engine compares with the policy, before it is asked."""
+    parameters = models.whole(trainer.model)
+    # Tied parameters are named once; an adapter may change what one of them is used for.
+    parameters.update((alias, parameters[name]) for alias, name in _aliases(trainer.model).items())
+    expected = vllm_engine.as_published(vllm_engine.merged(parameters, watch.scaling, _dtype(trainer), watch.tokens))
+    if watch.compares_batches:
+        last["policy"] = {name: truth.value.float() for name, truth in expected.items()}
+        last["engine"] = vllm_engine.unpacked(expected, engine)
+    return {
+        "step": trainer.state.global_step,
+        "evaluation": not trainer.model.training,
+        **asdict(vllm_engine.compare(expected, engine, _shard(trainer))),
+    }
+
+
+def _shard(trainer: Any) -> tuple[int, int]:
+    """Which part of the engine is in this rank, of how many."""
+    count = getattr(trainer.args, "vllm_tensor_parallel_size", 1)
+    if getattr(trainer.args, "vllm_mode", "") != "colocate" or count == 1:
+        return 0, 1
+    return trainer.accelerator.process_index % count, count
+
+
+def _aliases(model: Any) -> dict[str, str]:
+    """Other names of parameters that have more than one, each with the first."""
+    first: dict[int, str] = {}
+    found = {}
+    for full_name, parameter in model.named_parameters(remove_duplicate=False):
+        name = models.bare_name(full_name)
+        if first.setdefault(id(parameter), name) != name:
+            found[name] = first[id(parameter)]
+    return found
+
+
+def _answered(watch: Watch, seen: dict[str, Any], outputs: Sequence[Any], last: dict[str, Any]) -> None:
+    last["outputs"] = outputs
+    watch.generations.append(
+        {
+            **seen,
+            "prompts": [list(output.prompt_token_ids) for output in outputs],
+            "completions": [len(each.token_ids) for output in outputs for each in output.outputs],
+        }
+    )
+
+
+def _watch_scoring(trainer: Any, watch: Watch, last: dict[str, Any]) -> None:
+    name = "_generate_and_score_completions"  # from 0.16 on
+    # Of TRL's own classes: a cure may have it as well.
+    if not any(name in vars(each) for each in type(trainer).__mro__ if each.__module__.startswith("trl.")):
+        name = "_prepare_inputs"
+    score = getattr(trainer, name)
+    of_main = _asks_on_main(trainer, watch.server)
+
+    @functools.wraps(score)
+    def scored(inputs: Any) -> Any:
+        batch = score(inputs)
+        if of_main:
+            _share_of_main(trainer, watch, last)
+        if watch.compares_batches:
+            seen = {name: last[name] for name in ("policy", "engine", "outputs")}
+            watch.batches.append(vllm_sampling.compare(watch.model, batch=batch, temperature=watch.temperature, **seen))
+        return batch
+
+    setattr(trainer, name, scored)
+
+
+def _dtype(trainer: Any) -> torch.dtype:
+    """In which PEFT merges; without an adapter nothing depends on it."""
+    dtypes = {name: parameter.dtype for name, parameter in trainer.model.named_parameters()}
+    return next((dtype for name, dtype in dtypes.items() if ".base_layer." in name), next(iter(dtypes.values())))
