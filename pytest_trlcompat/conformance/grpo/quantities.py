@@ -56,9 +56,9 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
             micro_batch += 1
             tokens = step.generations[batch.generation].tokens.of_rows(batch.rows)
             mask = tokens.loss_mask
-            if any("pixel_values" in each for each in tokens.inputs):
-                pixels = reference.joined_inputs(tokens.inputs, [0] * len(tokens.inputs), 0)["pixel_values"]
-                yield Quantity("pixel_values", place, pixels.double().flatten(1))
+            pixels = [each["pixel_values"] for each in tokens.inputs if "pixel_values" in each]
+            if pixels:
+                yield Quantity("pixel_values", place, torch.cat(pixels).double().flatten(1))
             yield Quantity("logprobs", place, batch.logprobs, mask)
             yield Quantity("entropies", place, batch.entropies, mask)
         place = f"step {number}"

@@ -227,12 +227,12 @@ def expected_rows(
     mode = arguments.get("truncation_mode") or "keep_start"
     strategy = packing(arguments, part)
     raw = examples(model, setting, seed, part)
-    whole: list[dict[str, Any]] = [_row(each, model, setting, arguments, undecided) for each in raw]
-    if setting.get("images"):
+    if setting.get("images") not in (None, "", "unused"):
         return [
             _with_images(model, setting, arguments, each, images.images_of(setting, seed, part, row))
             for row, each in enumerate(raw)
         ]
+    whole = [_row(each, model, setting, arguments, undecided) for each in raw]
     if strategy == "wrapped":
         blocks = reference.wrapped_blocks(whole, limit, undecided.wrapped_remainder)
         return [{**each, "labels": (reference.IGNORED, *each["labels"][1:])} for each in blocks]
@@ -301,6 +301,7 @@ def _row(
 ) -> dict[str, Sequence[int]]:
     """Token ids and labels of the whole example."""
     words = tokenizer(model, setting)
+    words = getattr(words, "tokenizer", words)  # of a processor, which has nothing to do with texts
     words.eos_token = setting.get("eos_token") or words.eos_token
     words.chat_template = TEMPLATES["other"] if setting.get("template") else words.chat_template
     if "labels" in example:
