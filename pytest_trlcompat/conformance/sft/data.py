@@ -262,12 +262,19 @@ def _with_images(
 
     words = tokenizer(model, setting)
     prompt = example.get("prompt", [])
-    ids, inputs = images.processed(words, [*prompt, *example.get("messages", example.get("completion", []))], pictures)
+    messages = [*prompt, *example.get("messages", example.get("completion", []))]
+    ids, inputs = images.processed(words, messages, pictures)
     answered = 0
     if prompt and arguments.get("completion_only_loss") is not False:
         answered = len(images.processed(words, prompt, pictures, add_generation_prompt=True)[0])
     limit = arguments.get("max_length")
-    labels = [reference.IGNORED if place < max(1, answered) else each for place, each in enumerate(ids)]
+    counts = [place >= max(1, answered) for place in range(len(ids))]
+    if arguments.get("assistant_only_loss"):
+        counts = []
+        for number, message in enumerate(messages, 1):
+            end = len(images.processed(words, messages[:number], pictures)[0])
+            counts += [False, *[message["role"] == "assistant"] * (end - len(counts) - 1)]
+    labels = [each if counted else reference.IGNORED for each, counted in zip(ids, counts, strict=True)]
     found: dict[str, Any] = {"input_ids": ids[:limit], "labels": tuple(labels[:limit])}
     if "pixel_values" in inputs:
         found["images"] = images.digests({"pixel_values": inputs["pixel_values"].float().tolist()})
