@@ -69,9 +69,7 @@ class SFTRoom(Room):
     }
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
         ("data", "conversations"): "trl>=0.18",
-        **{("images", each): "trl>=0.22" for each in ("images", "two", "mixed", "placeholders", "unused")},
-        # Documented later than it was taken.
-        **{("images", each): "trl>=0.29" for each in ("image", "sometimes")},
+        **{("images", each): "trl>=0.22" for each in images.AXIS if each},
         **{("data", each): "trl>=0.15" for each in ("prompt_completion_messages", "prompt_turns_completion")},
         ("tokenizer", "no_padding"): "trl>=0.16",
         ("data", "labels"): "trl>=0.16",
