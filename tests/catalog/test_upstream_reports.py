@@ -27,7 +27,8 @@ NOT_WRITTEN = {
     *("reward-attention-dropout", "reward-resumed-tokens"),
     *("rloo-assistant-prefix", "rloo-eval-remainder", "rloo-masked-loss", "rloo-masked-penalty"),
     *("rloo-reference-by-name", "rloo-zero-std-log"),
-    *("grpo-images-mixed", "rloo-image-none", "transformers-resumed-names"),
+    *("grpo-images-gathered", "grpo-images-mixed", "rloo-image-none", "rloo-images-gathered"),
+    "transformers-resumed-names",
 }
 """Found by conformance; their scripts are still to be written."""
 NEEDS_ENGINE = {
