@@ -206,7 +206,6 @@ def processor(model: TinyModel, setting: Mapping[str, Any], tokenizer: Any) -> A
     )
 
 
-
 def llava(model: TinyModel) -> Any:
     """A tiny LLaVA in float32 and in evaluation mode, a CLIP beside a Qwen2, with the words of a vision model.
 

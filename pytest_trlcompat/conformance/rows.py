@@ -24,8 +24,8 @@ TRAINERS = tuple(sorted(each.parent.name for each in Path(__file__).parent.glob(
 """Trainers that have a conformance suite."""
 _TOGETHER, _FEWER, _ALONE = 16, 8, ("ppo",)
 """Rows of one launch, the same for whoever asks for one: they share its start, and only they are lost with it; fewer of
-those with ranks, Liger or images, which take longer. And trainers of which a sweep asks for a few rows, each of which takes
-longer than a launch: they are tried one by one."""
+those with ranks, Liger or images, which take longer. And trainers of which a sweep asks for a few rows, each of which
+takes longer than a launch: they are tried one by one."""
 _LINE = re.compile(r"(?P<name>\w+) = \{")
 OF_ARRAY = re.compile(r"(pair|ranks)_\d+")
 """How names of rows of the covering array begin."""

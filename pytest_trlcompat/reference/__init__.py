@@ -19,7 +19,8 @@ Where prompts have images, :attr:`Rollout.inputs` has what a processor makes of 
 
 Where the documentation does not decide, a docstring says ``undecided by the documentation``, and :class:`Undecided`,
 :class:`RLOOUndecided`, :class:`PPOUndecided` or :class:`FirstRLOOUndecided` takes the choice. It covers text
-completions with rewards that are given: no generation, no tools, no corrections for another inference engine. It is written to be read, not to be fast: the graphs of all micro-batches of a step are kept at once.
+completions with rewards that are given: no generation, no tools, no corrections for another inference engine. It is
+written to be read, not to be fast: the graphs of all micro-batches of a step are kept at once.
 
 Importing this package imports torch; nothing else of the stack, of the harness, or of pytest.
 """

@@ -52,7 +52,8 @@ def score_tokens(
 
     Args:
         model: called with ``input_ids`` and ``attention_mask``, both ``(rows, tokens)``, and with the ``inputs`` of
-            rows that have some; returns logits ``(rows, tokens, vocabulary)``, or an object that has them as ``logits``.
+            rows that have some; returns logits ``(rows, tokens, vocabulary)``, or an object that has them as
+            ``logits``.
         entropy_at_temperature: undecided by the documentation, see :class:`~pytest_trlcompat.reference.Undecided`.
         padded: with prompts padded in front, as a trainer does it, where rounding must be as close as possible.
 
@@ -100,8 +101,9 @@ def _logits_of_rows(model: Any, tokens: Tokens) -> list[Tensor]:
 def _logits(model: Any, ids: Tensor, mask: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
     device = next(model.parameters()).device
     more = {name: value.to(device) for name, value in inputs.items()}
-    # Of a model that takes images, how far they move positions is its own matter.
-    if not inputs and not bool(mask.all()) and "position_ids" in inspect.signature(model.forward).parameters:  # those that are absolute count no padding
+    # Positions that are absolute count no padding; of a model that is given images they are its own matter.
+    has_positions = "position_ids" in inspect.signature(model.forward).parameters
+    if has_positions and not inputs and not bool(mask.all()):
         more["position_ids"] = (mask.long().cumsum(1) - 1).clamp(min=0).to(device)
     output = model(input_ids=ids.to(device), attention_mask=mask.to(device).long(), **more)
     return widened(getattr(output, "logits", output).cpu())

@@ -154,8 +154,8 @@ class PreferenceObjective:
 
     A row has the columns ``chosen``, ``chosen_mask``, ``rejected`` and ``rejected_mask``: token ids of the prompt and
     the completion, and 1 for each token that is the completion's; perhaps ``chosen_inputs`` and ``rejected_inputs``,
-    what a model is called with beside, by name, as nested lists: images. The loss of a micro-batch is the mean of its pairs,
-    that of a step the mean of its micro-batches on all ranks.
+    what a model is called with beside, by name, as nested lists: images. The loss of a micro-batch is the mean of its
+    pairs, that of a step the mean of its micro-batches on all ranks.
 
     ``values`` of what it gives are the log-probabilities of each completion, ``logps[chosen]`` and so on, and
     ``metrics`` what documentation says is logged:

@@ -366,7 +366,7 @@ def _new_processor(tokenizer: PreTrainedTokenizerFast, *, videos: bool) -> Proce
 def _of_images_alone(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
     """A processor's class without its part for videos."""
 
-    class Processor(kind):  # type: ignore[misc, valid-type]
+    class Processor(kind):
         attributes = ("image_processor", "tokenizer")
 
         def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:

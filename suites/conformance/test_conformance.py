@@ -32,7 +32,8 @@ def suite_of(trainer: str) -> str:
 
 
 def marks_of(trainer: str, label: str) -> Sequence[pytest.MarkDecorator]:
-    """Rows of the covering array, and those with two ranks, are part of a full sweep; those with Liger or images of their own."""
+    """Rows of the covering array, and those with two ranks, are part of a full sweep; those with Liger or images of
+    their own."""
     named = pytest.mark.known_issue(suite_of(trainer))
     if trainer in ON_DEMAND:
         return named, pytest.mark.on_demand

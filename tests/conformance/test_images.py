@@ -29,7 +29,11 @@ def test_images_stand_before_the_first_user_s_text() -> None:
 
 def test_images_stand_where_a_prompt_has_placeholders() -> None:
     messages = images.structured(
-        [{"role": "user", "content": "w1 w2 w3"}, {"role": "assistant", "content": "w4"}, {"role": "user", "content": "w5"}]
+        [
+            {"role": "user", "content": "w1 w2 w3"},
+            {"role": "assistant", "content": "w4"},
+            {"role": "user", "content": "w5"},
+        ]
     )
     assert [each["type"] for each in messages[0]["content"]] == ["text", "image", "text", "image"]
     found = images.with_images(messages, ["one", "two"])
@@ -39,7 +43,10 @@ def test_images_stand_where_a_prompt_has_placeholders() -> None:
         {"type": "text", "text": "w2 w3"},
         {"type": "image", "image": "two"},
     ]
-    assert [each["content"] for each in found[1:]] == [[{"type": "text", "text": "w4"}], [{"type": "text", "text": "w5"}]]
+    assert [each["content"] for each in found[1:]] == [
+        [{"type": "text", "text": "w4"}],
+        [{"type": "text", "text": "w5"}],
+    ]
 
 
 def test_what_reward_functions_read_of_a_prompt_is_its_text() -> None:
@@ -60,7 +67,9 @@ def test_what_is_lacking_is_named_where_pillow_is_not_installed(monkeypatch: pyt
 
 
 def test_rows_with_images_are_tried_by_cells_that_have_pillow_and_use_known_values() -> None:
-    found = {trainer: [row for row in rows.load(trainer).values() if row.added == "images"] for trainer in rows.TRAINERS}
+    found = {
+        trainer: [row for row in rows.load(trainer).values() if row.added == "images"] for trainer in rows.TRAINERS
+    }
     assert {trainer for trainer, some in found.items() if some} == {"dpo", "grpo", "rloo", "sft"}
     every = [row for some in found.values() for row in some]
     assert {row.setting["images"] for row in every} == {*images.AXIS} - {""}

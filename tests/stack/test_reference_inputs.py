@@ -68,7 +68,7 @@ def test_a_prompt_with_images_is_not_cut_and_every_prompt_has_inputs() -> None:
 
 
 def test_rows_of_datasets_are_scored_with_their_images() -> None:
-    row = {"input_ids": (5, 6, 7), "labels": (-100, 6, 7), "inputs": {"pixel_values": [[1.0, 2.0]]}}
+    row: dict[str, Any] = {"input_ids": (5, 6, 7), "labels": (-100, 6, 7), "inputs": {"pixel_values": [[1.0, 2.0]]}}
     model = Seeing()
     settings = reference.SFTSettings(optim="sgd", learning_rate=0.0)
     (measured,) = reference.sft_objective(settings)(model, [[[row]]])

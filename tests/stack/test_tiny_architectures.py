@@ -41,9 +41,7 @@ def test_a_processor_whose_packages_are_missing_says_which(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(architectures.Architecture, "has_file", lambda self, name: True)
-    with pytest.raises(
-        ImportError, match="^the processor of Qwen2-VL needs Pillow, not installed here$"
-    ):
+    with pytest.raises(ImportError, match="^the processor of Qwen2-VL needs Pillow, not installed here$"):
         _ = tiny_vlm().processor
 
 

@@ -133,7 +133,7 @@ class DPORoom(ComparedRoom):
         names = ("max_length", "truncation_mode", "max_prompt_length", "max_completion_length")
         limits = {name: arguments[name] for name in names if name in arguments}
         if setting.get("images"):
-            return pairs.with_images(model, setting, seed, part, limits)
+            return [*pairs.with_images(model, setting, seed, part, limits)]
         return [
             reference.preference_row(*pairs.sequences(words, row, undecided), **limits)
             for row in pairs.pairs(model, setting, seed, part)

@@ -310,9 +310,7 @@ def inputs_asked(
     return {ids: inputs for ids, _, inputs in _processed(words, data, prompt_count(setting, part), part)}
 
 
-def _processed(
-    words: Any, data: Data, rows: int, part: str
-) -> Iterator[tuple[tuple[int, ...], int, dict[str, Any]]]:
+def _processed(words: Any, data: Data, rows: int, part: str) -> Iterator[tuple[tuple[int, ...], int, dict[str, Any]]]:
     """Token ids, target and inputs of each prompt that may have images."""
     assert data.images is not None
     how = {"continue_final_message": True} if data.assistant_last else {"add_generation_prompt": True}

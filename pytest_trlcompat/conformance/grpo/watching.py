@@ -114,7 +114,9 @@ def _continued(
     raise OutOfStep(f"tokens are sampled behind {list(prompt)}, which begins like no completion")
 
 
-_GENERATION = ("do_sample", "eos_token_id", "min_p", "repetition_penalty", "suppress_tokens", "temperature", "top_k", "top_p")
+_GENERATION = (
+    *("do_sample", "eos_token_id", "min_p", "repetition_penalty", "suppress_tokens", "temperature", "top_k", "top_p"),
+)
 
 
 @contextlib.contextmanager
