@@ -6,6 +6,7 @@
     nox -s matrix -- --pairwise            cells that covering arrays have chosen: every release of TRL, and more
     nox -s matrix -- --vllm                the cells that have vLLM, by the suites that need it
     nox -s matrix -- --liger               the cells that have Liger's kernels, by the rows that use them
+    nox -s matrix -- --images              the cells that have Pillow, by the rows whose prompts have images
     nox -s matrix -- --shard 3/16          the third of sixteen parts, for as many machines
     nox -s matrix -- --engine ray          on a cluster of Ray
     nox -s matrix -- --torch dated         each cell with the torch of its date, from 2.4 on

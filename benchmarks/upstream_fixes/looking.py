@@ -54,7 +54,7 @@ def launches_of(trainer: str, *, ranks: bool, wanted: Sequence[str] | None = Non
     """
     launches: dict[tuple[str, int], list[rows.Row]] = {}
     for label, row in rows.load(trainer).items():
-        if row.needs_liger or (wanted is not None and label not in wanted):
+        if row.added or (wanted is not None and label not in wanted):
             continue
         if ranks or row.strategy == "single" or wanted is not None:
             number = rows.number_of_launch(trainer, label)

@@ -24,8 +24,8 @@ TRAINERS = tuple(sorted(each.parent.name for each in Path(__file__).parent.glob(
 """Trainers that have a conformance suite."""
 _TOGETHER, _FEWER, _ALONE = 16, 8, ("ppo",)
 """Rows of one launch, the same for whoever asks for one: they share its start, and only they are lost with it; fewer of
-those with ranks or Liger, which take longer. And trainers of which a sweep asks for a few rows, each of which takes
-longer than a launch: they are tried one by one."""
+those with ranks, Liger or images, which take longer. And trainers of which a sweep asks for a few rows, each of which
+takes longer than a launch: they are tried one by one."""
 _LINE = re.compile(r"(?P<name>\w+) = \{")
 OF_ARRAY = re.compile(r"(pair|ranks)_\d+")
 """How names of rows of the covering array begin."""
@@ -58,7 +58,13 @@ class Row:
     @property
     def needs_liger(self) -> bool:
         """Whether cells that have Liger try it, and no others."""
-        return bool(self.setting.get("liger"))
+        return self.added == "liger"
+
+    @property
+    def added(self) -> str:
+        """Which of :data:`~pytest_trlcompat.matrix.cells.ADDED_TAGS` the cells have that try it, and no others; empty
+        where any cell does."""
+        return next((tag for tag in ("liger", "images") if self.setting.get(tag)), "")
 
 
 @lru_cache
@@ -88,12 +94,12 @@ def number_of_launch(trainer: str, label: str) -> int:
 @lru_cache
 def _launches(trainer: str) -> Mapping[str, tuple[int, Sequence[Row]]]:
     """By label, the number of the launch among those like it, and its rows."""
-    strategies: dict[tuple[str, bool], list[Row]] = {}
+    strategies: dict[tuple[str, str], list[Row]] = {}
     for row in load(trainer).values():
-        strategies.setdefault((row.strategy, row.needs_liger), []).append(row)
+        strategies.setdefault((row.strategy, row.added), []).append(row)
     found: dict[str, tuple[int, Sequence[Row]]] = {}
-    for (strategy, needs_liger), rows in strategies.items():
-        size = 1 if trainer in _ALONE else _FEWER if needs_liger or strategy != "single" else _TOGETHER
+    for (strategy, added), rows in strategies.items():
+        size = 1 if trainer in _ALONE else _FEWER if added or strategy != "single" else _TOGETHER
         for number, start in enumerate(range(0, len(rows), size)):
             together = rows[start : start + size]
             found |= {row.label: (number, together) for row in together}

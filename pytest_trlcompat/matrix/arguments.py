@@ -64,8 +64,8 @@ class Arguments:
 
 _USAGE = {
     "matrix": (
-        "nox -s matrix -- [--full] [--pairwise] [--pairwise-strength 2] [--torch dated|VERSION] [--vllm | --liger] "
-        "[--issue ID ...] [--fresh] [--tables] [--shard 3/16] [--engine ray ...] [-- PYTEST ARGUMENTS]"
+        "nox -s matrix -- [--full] [--pairwise] [--pairwise-strength 2] [--torch dated|VERSION] [--vllm | --liger | "
+        "--images] [--issue ID ...] [--fresh] [--tables] [--shard 3/16] [--engine ray ...] [-- PYTEST ARGUMENTS]"
     ),
     "cell": (
         "nox -s cell -- PACKAGE=VERSION ... [--torch dated] [--python 3.12] [--issue ID ...] [--date DAY] [--fresh] "

@@ -47,9 +47,9 @@ PAIRWISE_TAG = "pairwise"
 PAIRS_TAG = "pairs"
 """Cells with this tag are swept by ``nox -s matrix -- --pairwise-strength 2``, besides those; no locks are kept."""
 
-ADDED_TAGS = ("vllm", "liger")
-"""Cells with one of these tags have what it names beside the stack. They are swept by ``nox -s matrix -- --vllm`` or
-``--liger``, and by the suites with a marker of that name alone."""
+ADDED_TAGS = ("vllm", "liger", "images")
+"""Cells with one of these tags have what it names beside the stack, for ``images`` Pillow. They are swept by
+``nox -s matrix -- --vllm``, ``--liger`` or ``--images``, and by the suites with a marker of that name alone."""
 
 _CUDA_ALONE = ("vllm",)
 """Distributions that are built for CUDA alone; their package has another one for CPUs."""

@@ -1,10 +1,11 @@
 """Which tests of the suites a sweep runs in a cell, as an expression of pytest's option ``-m``.
 
-A cell that has vLLM or Liger beside the stack runs the suites that need it alone, and no other cell runs these. A full
-sweep leaves out what is measured on demand. One of the default cells, which is to end in minutes, also leaves out what
-holds pairs of settings. The newest of them then runs all that remains, but for three quarters of the conformance suites'
-rows with the corrected trainers, and every other one a part: together they cover every known issue with a suite of its
-own in two of them but one, every label of it, and every row of the conformance suites. See :func:`parts_of`.
+A cell that has vLLM, Liger or Pillow beside the stack runs the suites that need it alone, and no other cell runs these.
+A full sweep leaves out what is measured on demand. One of the default cells, which is to end in minutes, also leaves
+out what holds pairs of settings. The newest of them then runs all that remains, but for three quarters of the
+conformance suites' rows with the corrected trainers, and every other one a part: together they cover every known issue
+with a suite of its own in two of them but one, every label of it, and every row of the conformance suites. See
+:func:`parts_of`.
 
 Imports only the standard library and packaging.
 """

@@ -90,7 +90,7 @@ def tiny_moe(_trlcompat_folder: Path) -> Callable[..., TinyModel]:
 def tiny_vlm(_trlcompat_folder: Path) -> Callable[..., TinyModel]:
     """Factory of tiny random vision models, Qwen2-VL (Transformers 4.45 or later); see ``tiny_qwen2``.
 
-    Its ``.processor`` takes images; it needs Pillow, and torchvision from Transformers 4.52 on. The model does not.
+    Its ``.processor`` takes images; it needs Pillow, and, to take videos, torchvision. The model does not.
     """
     return _factory("vlm", _trlcompat_folder)
 

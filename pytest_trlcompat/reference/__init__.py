@@ -15,10 +15,12 @@ and a model is anything that returns logits::
 beside the policy, :func:`first_rloo_step` for a batch of RLOO as TRL made it until 0.21, and :func:`supervised_train`
 for trainers whose batches are rows of a dataset, each with its own objective.
 
+Where prompts have images, :attr:`Rollout.inputs` has what a processor makes of each, and models are called with it.
+
 Where the documentation does not decide, a docstring says ``undecided by the documentation``, and :class:`Undecided`,
 :class:`RLOOUndecided`, :class:`PPOUndecided` or :class:`FirstRLOOUndecided` takes the choice. It covers text
-completions with rewards that are given: no generation, no tools, no images, no corrections for another inference
-engine. It is written to be read, not to be fast: the graphs of all micro-batches of a step are kept at once.
+completions with rewards that are given: no generation, no tools, no corrections for another inference engine. It is
+written to be read, not to be fast: the graphs of all micro-batches of a step are kept at once.
 
 Importing this package imports torch; nothing else of the stack, of the harness, or of pytest.
 """
@@ -46,6 +48,7 @@ from pytest_trlcompat.reference.first_rloo_rewards import (
 )
 from pytest_trlcompat.reference.first_rloo_settings import FirstRLOOSettings, FirstRLOOUndecided
 from pytest_trlcompat.reference.grpo import grpo_evaluate, grpo_step, grpo_train
+from pytest_trlcompat.reference.inputs import TOKEN_INPUTS, joined_inputs
 from pytest_trlcompat.reference.kto import (
     UNPAIRED_LOSSES,
     KTOObjective,
@@ -191,6 +194,7 @@ from pytest_trlcompat.reference.tokens import Tokens, pad, tokens_of
 __all__ = [
     "IGNORED",
     "PAIR_LOSSES",
+    "TOKEN_INPUTS",
     "UNPAIRED_LOSSES",
     "AdamWState",
     "Advantages",
@@ -281,6 +285,7 @@ __all__ = [
     "grpo_train",
     "high_entropy_mask",
     "importance_weights",
+    "joined_inputs",
     "kl_estimate",
     "labels_of",
     "learning_rate_factor",

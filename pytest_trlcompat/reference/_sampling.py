@@ -103,6 +103,7 @@ class SamplingLearner(ABC, Generic[Settings, Batch, Step]):
             max_prompt_length=settings.max_prompt_length,
             pad_to_multiple_of=settings.pad_to_multiple_of,
             sampled=rollout.sampled,
+            inputs=rollout.inputs,
         )
         with torch.no_grad():
             old = self.score(self.model if old_model is None else old_model, tokens).logprobs

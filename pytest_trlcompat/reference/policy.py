@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pytest_trlcompat.reference._together import output_of_rows, widened
+from pytest_trlcompat.reference.inputs import joined_inputs
 from pytest_trlcompat.reference.tokens import Tokens
 
 __all__ = ["Scores", "kl_estimate", "score_tokens"]
@@ -45,11 +47,13 @@ def score_tokens(
 
     A log-probability is defined by the prompt and the tokens before, whatever else is in the batch. Hence each row goes
     through the model without padding in front of it, so that neither position ids nor attention masks matter. A
-    mixture of experts with a capacity, or dropout, would not allow that.
+    mixture of experts with a capacity, or dropout, would not allow that. Rows with ``inputs``, images say, go through
+    it one by one.
 
     Args:
-        model: called with ``input_ids`` and ``attention_mask``, both ``(rows, tokens)``; returns logits
-            ``(rows, tokens, vocabulary)``, or an object that has them as ``logits``.
+        model: called with ``input_ids`` and ``attention_mask``, both ``(rows, tokens)``, and with the ``inputs`` of
+            rows that have some; returns logits ``(rows, tokens, vocabulary)``, or an object that has them as
+            ``logits``.
         entropy_at_temperature: undecided by the documentation, see :class:`~pytest_trlcompat.reference.Undecided`.
         padded: with prompts padded in front, as a trainer does it, where rounding must be as close as possible.
 
@@ -63,12 +67,14 @@ def score_tokens(
     if padded:
         ids = torch.cat([tokens.prompt_ids, tokens.completion_ids], 1)
         mask = torch.cat([tokens.prompt_mask, tokens.completion_mask], 1)
-        logits = _logits(model, ids, mask)[:, tokens.prompt_ids.shape[1] - 1 : -1]
+        starts = (tokens.prompt_ids.shape[1] - tokens.prompt_mask.sum(1)).tolist()
+        inputs = joined_inputs(tokens.inputs, starts, ids.shape[1]) if tokens.inputs else {}
+        logits = _logits(model, ids, mask, inputs)[:, tokens.prompt_ids.shape[1] - 1 : -1]
         logprobs, entropies = _scores(logits, tokens.completion_ids, temperature, entropy_at_temperature)
         return Scores(*(torch.where(tokens.completion_mask, each, 0.0) for each in (logprobs, entropies)))
     found = []
     rows = tokens.rows()
-    for (prompt, completion), logits in zip(rows, output_of_rows(model, [torch.cat(row) for row in rows]), strict=True):
+    for (prompt, completion), logits in zip(rows, _logits_of_rows(model, tokens), strict=True):
         scores = _scores(logits[len(prompt) - 1 : -1], completion, temperature, entropy_at_temperature)
         gap = tokens.completion_ids.shape[1] - len(completion)
         found.append([torch.nn.functional.pad(each, (0, gap)) for each in scores])
@@ -80,10 +86,24 @@ def _is_dropout(module: Any) -> bool:
     return isinstance(module, torch.nn.modules.dropout._DropoutNd)
 
 
-def _logits(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
+def _logits_of_rows(model: Any, tokens: Tokens) -> list[Tensor]:
+    """Of each row ``(tokens, vocabulary)``."""
+    rows = [torch.cat(row) for row in tokens.rows()]
+    if not tokens.inputs:
+        return output_of_rows(model, rows)
+    found = []
+    for ids, inputs in zip(rows, tokens.inputs, strict=True):
+        whole = joined_inputs([inputs], [0], len(ids))
+        found.append(_logits(model, ids[None], torch.ones_like(ids[None]).bool(), whole)[0])
+    return found
+
+
+def _logits(model: Any, ids: Tensor, mask: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
     device = next(model.parameters()).device
-    more = {}
-    if "position_ids" in inspect.signature(model.forward).parameters:  # those that are absolute count no padding
+    more = {name: value.to(device) for name, value in inputs.items()}
+    # Positions that are absolute count no padding; of a model that is given images they are its own matter.
+    has_positions = "position_ids" in inspect.signature(model.forward).parameters
+    if has_positions and not inputs and not bool(mask.all()):
         more["position_ids"] = (mask.long().cumsum(1) - 1).clamp(min=0).to(device)
     output = model(input_ids=ids.to(device), attention_mask=mask.to(device).long(), **more)
     return widened(getattr(output, "logits", output).cpu())

@@ -12,6 +12,7 @@ from torch import Tensor
 from pytest_trlcompat.reference._stepping import detached
 from pytest_trlcompat.reference._together import output_of_rows, widened
 from pytest_trlcompat.reference.experts import load_balancing_loss
+from pytest_trlcompat.reference.inputs import tensors_of
 from pytest_trlcompat.reference.optimizer import mix_weights
 from pytest_trlcompat.reference.preference_losses import PairScores, pair_losses, pair_weights
 from pytest_trlcompat.reference.preference_settings import PreferenceSettings
@@ -57,6 +58,7 @@ def score_completions(
     *,
     counted_logits: str = "vocabulary",
     with_routers: bool = False,
+    inputs: Sequence[Mapping[str, Any] | None] = (),
 ) -> CompletionScores:
     """Score the completion in each row. Each goes through the model without padding in front of it.
 
@@ -65,10 +67,15 @@ def score_completions(
             has ``logits``.
         rows: token ids of prompt and completion, and 1 for each that is the completion's.
         with_routers: ask for the logits of experts' routers, too.
+        inputs: of each row, what the model is called with beside, by name, as nested lists: images. Then each row goes
+            through the model alone.
     """
     found: dict[str, list[Tensor]] = {name: [] for name in _OF_TOKENS}
     routers: list[Tensor] = []
-    predicting = iter(_outputs(model, [ids for ids, _ in rows if len(ids) > 1], routers if with_routers else None))
+    if any(inputs):
+        predicting = iter(_with_inputs(model, [ids for ids, _ in rows], inputs))
+    else:
+        predicting = iter(_outputs(model, [ids for ids, _ in rows if len(ids) > 1], routers if with_routers else None))
     width = max(1, *(len(ids) for ids, _ in rows))
     for given, counts in rows:
         if len(given) < 2:  # nothing has a token before it
@@ -118,6 +125,18 @@ def _outputs(model: Any, rows: Sequence[Sequence[float]], routers: list[Tensor] 
     return found
 
 
+def _with_inputs(
+    model: Any, rows: Sequence[Sequence[float]], inputs: Sequence[Mapping[str, Any] | None]
+) -> list[Tensor]:
+    """The logits of each row, which is called with its own inputs."""
+    device, found = next(model.parameters()).device, []
+    for row, own in zip(rows, inputs, strict=True):
+        ids = _ids(row)[None].to(device)
+        more = {name: each.to(device) for name, each in tensors_of(own).items()}
+        found.append(widened(model(input_ids=ids, attention_mask=torch.ones_like(ids), **more).logits[0].cpu()))
+    return found
+
+
 _OF_TOKENS = ("mask", "logprobs", "entropies", "collisions", "logits", "hits")
 
 
@@ -134,8 +153,9 @@ class PreferenceObjective:
     """An objective of :func:`~pytest_trlcompat.reference.supervised_train` for pairs of completions.
 
     A row has the columns ``chosen``, ``chosen_mask``, ``rejected`` and ``rejected_mask``: token ids of the prompt and
-    the completion, and 1 for each token that is the completion's. The loss of a micro-batch is the mean of its pairs,
-    that of a step the mean of its micro-batches on all ranks.
+    the completion, and 1 for each token that is the completion's; perhaps ``chosen_inputs`` and ``rejected_inputs``,
+    what a model is called with beside, by name, as nested lists: images. The loss of a micro-batch is the mean of its
+    pairs, that of a step the mean of its micro-batches on all ranks.
 
     ``values`` of what it gives are the log-probabilities of each completion, ``logps[chosen]`` and so on, and
     ``metrics`` what documentation says is logged:
@@ -174,7 +194,10 @@ class PreferenceObjective:
         def scores(model: Any, name: str, with_routers: bool) -> CompletionScores:
             rows = [(row[name], row[f"{name}_mask"]) for row in batch]
             counted = settings.undecided.counted_logits
-            return score_completions(model, rows, counted_logits=counted, with_routers=with_routers)
+            inputs = [row.get(f"{name}_inputs") for row in batch]
+            return score_completions(
+                model, rows, counted_logits=counted, with_routers=with_routers, inputs=inputs if any(inputs) else ()
+            )
 
         chosen, rejected = scores(model, "chosen", with_routers), scores(model, "rejected", with_routers)
         sums = self._sums(chosen, rejected, True)

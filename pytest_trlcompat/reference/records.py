@@ -29,6 +29,9 @@ class Rollout:
         reward_names: of the functions, as the logs name them; ``reward_0``, ``reward_1``, ... where they are not given.
         sampled: of each completion, which of its tokens the policy sampled, where others stand between them: the
             results of tools. Then each completion is what it is to its end, whatever ends of sequence it has.
+        inputs: of each row what models are called with beside its tokens, by name, as a processor makes it of the one
+            prompt: ``pixel_values`` and the like, whose first dimension is of no tokens, and
+            :data:`~pytest_trlcompat.reference.TOKEN_INPUTS`, ``(1, tokens of the prompt)``. Empty for a row of text.
 
     Raises:
         ValueError: for unequal numbers of rows, or of rewards in a row.
@@ -39,6 +42,7 @@ class Rollout:
     rewards: Sequence[Sequence[float | None]]
     reward_names: Sequence[str] = ()
     sampled: Sequence[Sequence[bool]] | None = None
+    inputs: Sequence[Mapping[str, Tensor]] = ()
 
     def __post_init__(self) -> None:
         if not len(self.prompts) == len(self.completions) == len(self.rewards):

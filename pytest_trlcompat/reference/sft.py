@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pytest_trlcompat.reference.experts import load_balancing_loss
+from pytest_trlcompat.reference.inputs import tensors_of
 from pytest_trlcompat.reference.settings import check_choices
 from pytest_trlcompat.reference.supervised import (
     Batch,
@@ -127,7 +128,8 @@ class _Scored:
 
 
 def sft_objective(settings: SFTSettings) -> Objective:
-    """The loss of batches of rows, each a mapping with ``input_ids`` and ``labels`` of equal lengths.
+    """The loss of batches of rows, each a mapping with ``input_ids`` and ``labels`` of equal lengths; perhaps with
+    ``inputs``, what a model is called with beside, by name, as nested lists: images.
 
     A token counts whose label is not :data:`IGNORED`; the first one of a row is predicted by nothing, but by virtual
     tokens where the model's adapter puts some in front and gives logits of them. Each row goes through the model alone
@@ -187,9 +189,10 @@ def _scored(model: Any, rows: Batch, settings: SFTSettings) -> _Scored:
     for row in rows:
         ids = torch.tensor([list(row["input_ids"])], device=device)
         labels = torch.tensor(list(row["labels"]), device=device)
-        more = {} if settings.router_aux_loss_coef is None else {"output_router_logits": True}
+        more: dict[str, Any] = {} if settings.router_aux_loss_coef is None else {"output_router_logits": True}
+        more |= {name: each.to(device) for name, each in tensors_of(row.get("inputs")).items()}
         output = model(input_ids=ids, attention_mask=torch.ones_like(ids), **more)
-        routed += [each.cpu() for each in output.router_logits] if more else []
+        routed += [each.cpu() for each in output.router_logits] if "output_router_logits" in more else []
         whole = torch.log_softmax(getattr(output, "logits", output)[0].float(), -1)
         virtual = len(whole) - len(labels)
         labels = torch.nn.functional.pad(labels, (virtual, 0), value=IGNORED)

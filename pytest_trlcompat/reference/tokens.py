@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +24,8 @@ class Tokens:
         sampled_mask: ``(R, C)``, ``completion_mask`` without the results of tools.
         terminated: ``(R,)``, whether a completion has an end of sequence; one that has none was truncated.
         loss_mask: ``(R, C)``, ``sampled_mask`` without the completions that are excluded from the loss.
+        inputs: of each row what a model is called with beside its tokens, see
+            :class:`~pytest_trlcompat.reference.Rollout`; empty where no row has anything.
     """
 
     prompt_ids: Tensor
@@ -33,6 +35,7 @@ class Tokens:
     sampled_mask: Tensor
     terminated: Tensor
     loss_mask: Tensor
+    inputs: Sequence[Mapping[str, Tensor]] = ()
 
     @property
     def lengths(self) -> Tensor:
@@ -59,7 +62,8 @@ class Tokens:
 
     def of_rows(self, rows: Sequence[int]) -> Tokens:
         """Some of the rows, as wide as before."""
-        return Tokens(**{name: value[list(rows)] for name, value in vars(self).items()})
+        tensors = {name: value[list(rows)] for name, value in vars(self).items() if name != "inputs"}
+        return Tokens(**tensors, inputs=tuple(self.inputs[row] for row in rows if self.inputs))
 
 
 def pad(rows: Sequence[Sequence[int]], value: int, *, side: str, multiple_of: int | None = None) -> Tensor:
@@ -101,6 +105,7 @@ def tokens_of(
     max_prompt_length: int | None = None,
     pad_to_multiple_of: int | None = None,
     sampled: Sequence[Sequence[bool]] | None = None,
+    inputs: Sequence[Mapping[str, Tensor]] = (),
 ) -> Tokens:
     """Prompts and their completions as a batch.
 
@@ -119,10 +124,11 @@ def tokens_of(
         pad_to_multiple_of: of both widths.
         sampled: of each completion, which of its tokens the policy sampled; the others are results of tools. A
             completion of several turns has an end of sequence in each, and is terminated by one at its end.
+        inputs: of each prompt what a model is called with beside its tokens.
 
     Raises:
-        ValueError: for unequal numbers of prompts and completions, or of tokens and what is said of them, and for an
-            empty prompt or completion.
+        ValueError: for unequal numbers of prompts and completions, or of tokens and what is said of them, for an
+            empty prompt or completion, and for a prompt with ``inputs`` that would be truncated.
     """
     if len(prompts) != len(completions):
         raise ValueError(f"{len(prompts)} prompts have {len(completions)} completions")
@@ -131,7 +137,12 @@ def tokens_of(
         if empty:
             raise ValueError(f"the {name} of row {empty[0]} is empty")
 
+    if inputs and len(inputs) != len(prompts):
+        raise ValueError(f"{len(prompts)} prompts have inputs for {len(inputs)}")
     if max_prompt_length is not None:
+        cut = [row for row, each in enumerate(inputs) if each and len(prompts[row]) > max_prompt_length]
+        if cut:
+            raise ValueError(f"the prompt of row {cut[0]}, which has images, say, is longer than {max_prompt_length}")
         prompts = [ids[max(0, len(ids) - max_prompt_length) :] for ids in prompts]
 
     def present(rows: Sequence[Sequence[int]], side: str) -> Tensor:
@@ -163,6 +174,7 @@ def tokens_of(
         sampled_mask=sampled_mask,
         terminated=terminated,
         loss_mask=sampled_mask & counted[:, None],
+        inputs=tuple(inputs) if any(inputs) else (),
     )
 
 

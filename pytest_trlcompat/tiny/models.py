@@ -143,15 +143,17 @@ class TinyModel(Sizes):
         """What a trainer takes as ``processing_class``: a vision model's processor, and the tokenizer of any other.
 
         The processor makes one token of 8 by 8 pixels, and leaves images of at most 32 by 32 pixels as they are where
-        both sides are multiples of 8.
+        both sides are multiples of 8. From Transformers 4.52 on it takes videos only where torchvision is installed.
 
         Raises:
-            ImportError: a vision model's processor needs packages that are not installed.
+            ImportError: a vision model's processor needs Pillow, which is not installed.
         """
-        if not self._architecture.vision:
-            return self.tokenizer
+        return self.processor_with(self.tokenizer) if self._architecture.vision else self.tokenizer
+
+    def processor_with(self, tokenizer: PreTrainedTokenizerFast) -> ProcessorMixin:
+        """A vision model's processor with another tokenizer of the same words; see :attr:`processor`."""
         self.check_present()
-        return _new_processor(self.tokenizer, videos=self._architecture.has_file("video_processing_qwen2_vl.py"))
+        return _new_processor(tokenizer, videos=self._architecture.has_file("video_processing_qwen2_vl.py"))
 
     @cached_property
     def model(self) -> PreTrainedModel:
@@ -340,20 +342,42 @@ def _new_processor(tokenizer: PreTrainedTokenizerFast, *, videos: bool) -> Proce
     """Qwen2-VL's processor, with this tokenizer and for small images.
 
     Args:
-        videos: whether it takes videos as well, as from Transformers 4.52 on, for which it needs torchvision.
+        videos: whether this release's takes videos as well, as from Transformers 4.52 on, for which it needs
+            torchvision. Where that is missing, a processor of images alone is made.
     """
-    needed = {"PIL": "Pillow"} | ({"torchvision": "torchvision"} if videos else {})
-    missing = [title for module, title in needed.items() if importlib.util.find_spec(module) is None]
-    if missing:
-        raise ImportError(f"the processor of Qwen2-VL needs {' and '.join(missing)}, not installed here")
+    if importlib.util.find_spec("PIL") is None:
+        raise ImportError("the processor of Qwen2-VL needs Pillow, not installed here")
     import transformers
 
     # Sides are rounded to multiples of a token's; by default images are blown up to 56 by 56 pixels.
     pixels = {"min_pixels": 8 * 8, "max_pixels": 32 * 32, "merge_size": 2, **IMAGE_PATCH}
-    parts = {"image_processor": transformers.Qwen2VLImageProcessor(**pixels), "tokenizer": tokenizer}
-    if videos:
+    has_torchvision = importlib.util.find_spec("torchvision") is not None
+    images = getattr(transformers, "Qwen2VLImageProcessorPil", None)  # from Transformers 5 on, the other needs it
+    images = transformers.Qwen2VLImageProcessor if has_torchvision or images is None else images
+    parts = {"image_processor": images(**pixels), "tokenizer": tokenizer}
+    kind = transformers.Qwen2VLProcessor
+    if videos and has_torchvision:
         parts["video_processor"] = transformers.Qwen2VLVideoProcessor(**pixels)
-    return transformers.Qwen2VLProcessor(**parts, chat_template=tokenizer.chat_template)
+    elif videos:
+        kind = _of_images_alone(kind)
+    return kind(**parts, chat_template=tokenizer.chat_template)
+
+
+def _of_images_alone(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
+    """A processor's class without its part for videos."""
+
+    class Processor(kind):
+        attributes = ("image_processor", "tokenizer")
+
+        def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
+            super().__init__(image_processor, tokenizer, chat_template=chat_template)
+
+        @classmethod
+        def get_attributes(cls) -> list[str]:
+            return list(cls.attributes)
+
+    Processor.__name__ = Processor.__qualname__ = kind.__name__
+    return Processor
 
 
 def _rename_into_place(save: Any, target: Path) -> None:

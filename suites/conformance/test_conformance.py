@@ -32,13 +32,14 @@ def suite_of(trainer: str) -> str:
 
 
 def marks_of(trainer: str, label: str) -> Sequence[pytest.MarkDecorator]:
-    """Rows of the covering array, and those with two ranks, are part of a full sweep; those with Liger of their own."""
+    """Rows of the covering array, and those with two ranks, are part of a full sweep; those with Liger or images of
+    their own."""
     named = pytest.mark.known_issue(suite_of(trainer))
     if trainer in ON_DEMAND:
         return named, pytest.mark.on_demand
     row = rows.load(trainer)[label]
-    if row.needs_liger:
-        return named, pytest.mark.liger
+    if row.added:
+        return named, getattr(pytest.mark, row.added)
     part = getattr(pytest.mark, PARTS[rows.number_of_launch(trainer, label) % len(PARTS)])
     alone = row.strategy == "single" and not row.is_of_array
     return (named, part) if alone else (named, part, pytest.mark.every_pair)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def marks_of(issue: KnownIssue, label: str) -> Sequence[pytest.MarkDecorator]:
     named = pytest.mark.known_issue(issue.id)
     trainer = measured_with(issue.id)
-    if rows.load(trainer)[label].needs_liger:
-        return named, pytest.mark.liger
+    if added := rows.load(trainer)[label].added:
+        return named, getattr(pytest.mark, added)
     part = getattr(pytest.mark, PARTS[rows.number_of_launch(trainer, label) % len(PARTS)])
     return (named, part) if label.startswith("single-") else (named, part, pytest.mark.every_pair)
 

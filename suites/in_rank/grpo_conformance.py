@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance import comparison, conventions
+from pytest_trlcompat.conformance import comparison, conventions, images
 from pytest_trlcompat.conformance.grpo import configs, objects, quantities, recording, truth
 from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
 
@@ -47,7 +47,7 @@ def held(
     recordings = of_all_ranks(recorded)
     if int(os.environ.get("RANK", "0")):
         return found
-    return {**found, **_compared(recordings, model, known, method)}
+    return {**found, **_compared(recordings, model, known, method, seed)}
 
 
 def without_numbers(setting: Mapping[str, Any], training: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -93,18 +93,24 @@ def whole_weights(trainer: Any) -> dict[str, torch.Tensor]:
 
 
 def _compared(
-    recordings: list[Recording], model: TinyModel, setting: Mapping[str, Any], method: Method
+    recordings: list[Recording], model: TinyModel, setting: Mapping[str, Any], method: Method, seed: int
 ) -> dict[str, Any]:
     import transformers
 
     known = conventions.of_installed(method.trainer)
     policy, reference_model = objects.untrained(model, setting)
     rewards = objects.rewards_of_reference(model, setting)
-    ends = objects.data_of(model, setting, 0, 1).ends
+    data = objects.data_of(model, setting, seed, 1)
+    words = objects.tokenizer(model, setting) if data.images is not None else model.tokenizer
+    inputs: dict[tuple[int, ...], Mapping[str, torch.Tensor]] = {}
+    for part in ("training", "evaluation"):
+        inputs |= objects.inputs_asked(model, data, setting, part)
+    never = (words.tokenizer.convert_tokens_to_ids(images.IMAGE_TOKEN),) if data.images is not None else ()
 
     def computed(policy: torch.nn.Module, reference_model: torch.nn.Module, padded: bool = False) -> truth.Truth:
         return truth.computed(
-            recordings, policy, model.tokenizer, rewards, known, ends, reference_model, padded, method
+            *(recordings, policy, words, rewards, known, data.ends, reference_model, padded, method),
+            *(inputs, never),
         )
 
     def neighbours() -> list[truth.Truth]:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance import comparison, conventions, liger
+from pytest_trlcompat.conformance import comparison, conventions, images, liger
 from pytest_trlcompat.conformance.supervised import holding, recording
 
 from . import in_step
@@ -35,7 +35,7 @@ def held(
     found: dict[str, Any] = {"failure": None, "differences": [], "compared": 0, "unknown": unknown}
     if unknown and not partly:
         return found
-    if lacking := liger.lacking(known):
+    if lacking := liger.lacking(known) or images.lacking(known):
         return {**found, "lacking": lacking}
     with in_step.training() as training:
         kind = trainer_class(subject, room.names[0])

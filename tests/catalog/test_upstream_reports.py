@@ -27,6 +27,8 @@ NOT_WRITTEN = {
     *("reward-attention-dropout", "reward-resumed-tokens"),
     *("rloo-assistant-prefix", "rloo-eval-remainder", "rloo-masked-loss", "rloo-masked-penalty"),
     *("rloo-reference-by-name", "rloo-zero-std-log"),
+    *("grpo-images-gathered", "grpo-images-mixed", "rloo-image-none", "rloo-images-gathered"),
+    "transformers-resumed-names",
 }
 """Found by conformance; their scripts are still to be written."""
 NEEDS_ENGINE = {
@@ -42,7 +44,10 @@ AS_GRPO = {
     for what in ("batches", "merge-drift", "server-weights", "weights")
 } - {"rloo-vllm-batches"}
 """What the same code of TRL does with other trainers, of which GRPO's reports tell."""
-BEHIND_ANOTHER = {"distillation-lora-fsdp2-generation", "distillation-teacher-arguments"}
+BEHIND_ANOTHER = {
+    *("distillation-lora-fsdp2-generation", "distillation-teacher-arguments"),
+    *("grpo-image-none", "grpo-image-prefix", "rloo-image-prefix"),
+}
 """What the newest releases have mended, and do not show for another issue."""
 MENDED_IN_PART = {"grpo-vllm-server-weights", "grpo-vllm-weights", "rloo-vllm-server-weights", "rloo-vllm-weights"}
 """What releases before 1.0 have mended under some strategies, and the newest shows under others."""

@@ -23,7 +23,16 @@ def test_rewards_may_be_off_by_the_last_places_of_the_log_probabilities_that_the
     )
 
 
-@pytest.mark.parametrize("name", ["rewards/accuracies", "logps/chosen", "loss"])
+def test_rounding_decides_which_of_two_equal_rewards_is_larger() -> None:
+    """As where policy and reference model are equal, and are not computed in the same way."""
+    assert _of_rewards("rewards/accuracies", LOGS, SimpleNamespace(beta=0.1)) == 1.0
+    near = {**LOGS, "rewards/margins": 1e-6}
+    assert _of_rewards("rewards/accuracies", near, SimpleNamespace(beta=0.1)) == 1.0
+    apart = {**LOGS, "rewards/margins": -1e-3}
+    assert _of_rewards("rewards/accuracies", apart, SimpleNamespace(beta=0.1)) == 0.0
+
+
+@pytest.mark.parametrize("name", ["logps/chosen", "loss"])
 def test_other_numbers_may_not(name: str) -> None:
     assert _of_rewards(name, LOGS, SimpleNamespace(beta=0.1)) == 0.0
 

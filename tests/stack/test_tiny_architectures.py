@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,15 +19,16 @@ IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 def test_the_processor_of_a_vision_model_makes_tokens_of_an_image(tiny_vlm: Callable[..., TinyModel]) -> None:
     small = tiny_vlm()
     images = pytest.importorskip("PIL.Image")
-    pytest.importorskip("torchvision")
     processor = small.processor
 
     message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "w1 w2"}]}
     text = processor.apply_chat_template([message], tokenize=False)
     assert text == f"{IMAGE} w1 w2 <eos> "
     image = images.frombytes("RGB", (24, 16), bytes(range(192)) * 6)
-    loaded = transformers.AutoProcessor.from_pretrained(small.path)
-    for each in (processor, loaded):
+    # Without torchvision it takes no videos, and what is saved is read as one that does.
+    has_videos = importlib.util.find_spec("torchvision") is not None
+    loaded = [transformers.AutoProcessor.from_pretrained(small.path)] if has_videos else []
+    for each in (processor, *loaded):
         inputs = each(text=[text], images=[image], return_tensors="pt")
         start, end, pad = (small.vocab_size - places for places in (4, 3, 2))
         assert inputs["input_ids"].tolist() == [[start, *[pad] * 6, end, 4, 5, 1]]
@@ -39,9 +41,7 @@ def test_a_processor_whose_packages_are_missing_says_which(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(architectures.Architecture, "has_file", lambda self, name: True)
-    with pytest.raises(
-        ImportError, match="^the processor of Qwen2-VL needs Pillow and torchvision, not installed here$"
-    ):
+    with pytest.raises(ImportError, match="^the processor of Qwen2-VL needs Pillow, not installed here$"):
         _ = tiny_vlm().processor
 
 

@@ -11,11 +11,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.conformance import images
+
 if TYPE_CHECKING:
     from pytest_trlcompat import reference
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["as_dataset", "conversation", "dataset", "pairs", "parts", "sequences", "tokenizer"]
+__all__ = ["as_dataset", "conversation", "dataset", "pairs", "parts", "sequences", "tokenizer", "with_images"]
 
 _OTHER = "<unk>"
 """A token that no word is: it begins rejected completions where the prompt is implicit, since all words begin with the
@@ -48,6 +50,8 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     """
     from tokenizers.processors import TemplateProcessing
 
+    if setting.get("images"):
+        model = images.vision_model(model)
     found = copy.deepcopy(model.tokenizer)
     wanted = setting.get("tokenizer")
     if wanted == "no_padding":
@@ -69,7 +73,11 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
             found.chat_template = found.chat_template.replace(
                 "{% for message in messages %}", "{% for message in messages %}" + answer
             )
-    return found
+    if not setting.get("images"):
+        return found
+    if template:
+        found.chat_template = found.chat_template.replace("message['content']", images.CONTENT)
+    return images.processor(model, setting, found)
 
 
 def pairs(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> list[dict[str, Any]]:
@@ -90,7 +98,7 @@ def pairs(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) ->
 def _row(setting: Mapping[str, Any], text: Any) -> dict[str, Any]:
     kind = setting.get("data", "plain")
     prompt, better, worse = text(3, 6), text(2, 5), text(2, 5)
-    if kind in CONVERSATIONAL:
+    if kind in CONVERSATIONAL or setting.get("images"):
         asked = [{"role": "user", "content": prompt}]
         for _ in range(_ROUNDS.get(kind, 1) - 1):
             asked += [{"role": "assistant", "content": text(2, 3)}, {"role": "user", "content": text(2, 3)}]
@@ -98,6 +106,8 @@ def _row(setting: Mapping[str, Any], text: Any) -> dict[str, Any]:
         if kind == "conversational_implicit":
             return {"chosen": asked + answers[0], "rejected": asked + answers[1]}
         row: dict[str, Any] = {"prompt": asked, "chosen": answers[0], "rejected": answers[1]}
+        if setting.get("images") == "placeholders":
+            return {name: images.structured(each) for name, each in row.items()}
         return {**row, **_OF_TEMPLATE.get(kind, {})}
     if kind == "implicit":
         return {"chosen": f"{prompt} {better}", "rejected": f"{prompt} {_OTHER} {worse}"}
@@ -112,7 +122,40 @@ def _row(setting: Mapping[str, Any], text: Any) -> dict[str, Any]:
 
 def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> Any:
     """The rows as a dataset."""
-    return as_dataset(pairs(model, setting, seed, part), setting)
+    rows = pairs(model, setting, seed, part)
+    pictures = images.column(setting, seed, part, len(rows))
+    if not pictures:
+        return as_dataset(rows, setting)
+    from datasets import Dataset, Features
+
+    found = Dataset.from_list(rows)
+    kinds = Features({**found.features, **images.features(pictures)})
+    return Dataset.from_dict({**found.to_dict(), **pictures}, features=kinds)
+
+
+def with_images(
+    model: TinyModel, setting: Mapping[str, Any], seed: int, part: str, limits: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The rows that pairs whose prompts have images must become, as the processor makes them.
+
+    Args:
+        limits: of :func:`~pytest_trlcompat.reference.preference_row`.
+    """
+    from pytest_trlcompat import reference
+
+    words, found = tokenizer(model, setting), []
+    for number, row in enumerate(pairs(model, setting, seed, part)):
+        pictures = images.images_of(setting, seed, part, number)
+        asked, inputs = images.processed(words, row["prompt"], pictures, add_generation_prompt=True)
+        answers = [
+            images.processed(words, [*row["prompt"], *row[name]], pictures)[0][len(asked) :]
+            for name in ("chosen", "rejected")
+        ]
+        made: dict[str, Any] = reference.preference_row(asked, *answers, **limits)
+        pixels = inputs["pixel_values"].float().tolist() if "pixel_values" in inputs else []
+        digests = images.digests({"pixel_values": pixels})
+        found.append({**made, "chosen_images": digests, "rejected_images": digests} if digests else made)
+    return found
 
 
 def as_dataset(rows: list[dict[str, Any]], setting: Mapping[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from packaging.version import Version
 
-from pytest_trlcompat.conformance import liger
+from pytest_trlcompat.conformance import images, liger
 from pytest_trlcompat.conformance.conventions import Conventions, of_installed
 from pytest_trlcompat.conformance.dpo import pairs
 from pytest_trlcompat.conformance.supervised.compared import COMPARED_AXES, ComparedRoom, auxiliary_weight
@@ -48,10 +48,13 @@ class DPORoom(ComparedRoom):
         "tokenizer": ("", "no_padding", "eos_padding", "bos", "other_zero"),
         "template": ("", "bos", "generation", "tools", "switch"),
         **COMPARED_AXES,
+        "model": (*COMPARED_AXES["model"], *images.MODELS),
+        "images": images.AXIS,
     }
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
         ("liger", "loss"): liger.DPO_LOSS,
         ("data", "tools"): "trl>=0.29",
+        **{("images", each): "trl>=0.29" for each in images.AXIS if each},
         # The column is documented, of the functions that apply chat templates, from 0.24 on.
         ("data", "template_kwargs"): "trl>=0.24",
         ("data", "stored"): "trl>=0.12",
@@ -103,7 +106,22 @@ class DPORoom(ComparedRoom):
             for key in (f"ref_{name}_logps", f"reference_{name}_logps"):
                 if key in inputs:
                     read.values[f"logps[reference_{name}]"] = [float(each) for each in inputs[key]]
+        if inputs.get("pixel_values") is not None:
+            own = images.of_rows(inputs, inputs["input_ids"].tolist())
+            for place, row in enumerate(read.rows):
+                both = {"chosen": own[place], "rejected": own[place + len(read.rows)]}
+                typed = {name: images.typed(each, [*map(int, row[name])]) for name, each in both.items()}
+                read.rows[place] = {**row, **{f"{name}_inputs": each for name, each in typed.items() if each}}
+            read.problems += images.problems(inputs)
         return read
+
+    def compared(self, row: Row) -> Row:
+        """Of images a number for each."""
+        pictures = {name: each for name, each in row.items() if name.endswith("_inputs")}
+        if not pictures:
+            return row
+        digests = {name.replace("_inputs", "_images"): images.digests(each) for name, each in pictures.items()}
+        return {**{name: each for name, each in row.items() if name not in pictures}, **digests}
 
     def expected_rows(
         self, model: TinyModel, setting: Mapping[str, Any], arguments: Mapping[str, Any], seed: int, part: str
@@ -114,6 +132,8 @@ class DPORoom(ComparedRoom):
         undecided = reference.PreferenceUndecided(**of_installed(self.trainer).undecided)
         names = ("max_length", "truncation_mode", "max_prompt_length", "max_completion_length")
         limits = {name: arguments[name] for name in names if name in arguments}
+        if setting.get("images"):
+            return [*pairs.with_images(model, setting, seed, part, limits)]
         return [
             reference.preference_row(*pairs.sequences(words, row, undecided), **limits)
             for row in pairs.pairs(model, setting, seed, part)
@@ -265,7 +285,7 @@ def _cut_rows(batch: Any, seen: Sequence[Sequence[Sequence[int]]]) -> None:
     size = len(batch.rows)
     if seen and len(seen[0]) == 2 * size:
         batch.rows = [
-            {**cut(row, "chosen", seen[0][place]), **cut(row, "rejected", seen[0][size + place])}
+            {**row, **cut(row, "chosen", seen[0][place]), **cut(row, "rejected", seen[0][size + place])}
             for place, row in enumerate(batch.rows)
         ]
 

@@ -16,9 +16,9 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from pytest_trlcompat.conformance import architectures, liger
+from pytest_trlcompat.conformance import architectures, images, liger
 from pytest_trlcompat.conformance.grpo import environments
-from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
+from pytest_trlcompat.conformance.grpo.methods import GRPO, RLOO, Method
 from pytest_trlcompat.conformance.training import PLAIN, world_size
 
 __all__ = [
@@ -53,7 +53,7 @@ AXES: Mapping[str, tuple[Any, ...]] = {
         "name",
         "tied",
         "two_ends",
-        "vision",
+        *images.MODELS,
         *architectures.ARCHITECTURES,
     ),
     "tokenizer": ("", "other_end", "no_padding", "tools_template"),
@@ -64,6 +64,7 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "refused": (False, True, "allowed", "0.15", "0.28"),
     "resumed": ("", "between_generations", "within_generation"),
     "tools": ("", "calls", *environments.KINDS),
+    "images": images.AXIS,
     "liger": liger.AXIS,
 }
 """What is chosen beside the fields of a config, with the default first; :mod:`~.objects` says what each means."""
@@ -74,6 +75,10 @@ _SINCE = {
     ("rewards", "logging"): "trl>=1",
     ("model", "experts"): "transformers>=4.51",
     ("model", "vision"): "trl>=0.20",
+    ("model", "llava"): "trl>=0.20",
+    ("images", "image"): "trl>=0.20",
+    ("images", "unused"): "trl>=0.20",
+    **{("images", each): "trl>=0.24" for each in ("images", "two", "mixed", "sometimes", "placeholders")},
     ("adapter", "peft_parameters"): "peft>=0.17 transformers>=5",
     ("adapter", "trained_tokens"): "peft>=0.15",
     ("tools", "calls"): "trl>=0.26 transformers>=5",
@@ -98,7 +103,10 @@ def is_known(trl: Any, name: str, value: Any, method: Method = GRPO) -> bool:
         name: of a field, or of one of :data:`AXES`.
     """
     if name in AXES:
-        since = (Requirement(each) for each in _SINCE.get((name, value), "trl").split())
+        stated = _SINCE.get((name, value), "trl")
+        if method is RLOO and name == "images" and value:
+            stated = "trl>=0.24"
+        since = (Requirement(each) for each in stated.split())
         # A commit between two releases is a pre-release of the later one.
         return all(each.specifier.contains(metadata.version(each.name), prereleases=True) for each in since)
     described = {
@@ -111,7 +119,7 @@ def is_known(trl: Any, name: str, value: Any, method: Method = GRPO) -> bool:
 
 def lacking(setting: Mapping[str, Any]) -> str:
     """What is not installed here that a setting needs with this release; empty where nothing is lacking."""
-    if missing := liger.lacking(setting):
+    if missing := liger.lacking(setting) or images.lacking(setting):
         return missing
     if not setting.get("tools") or importlib.util.find_spec("jmespath") is not None:
         return ""

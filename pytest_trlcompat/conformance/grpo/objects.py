@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.conformance import images
 from pytest_trlcompat.conformance.architectures import ARCHITECTURES, architecture, saved
 from pytest_trlcompat.conformance.grpo import environments, tools
 from pytest_trlcompat.conformance.grpo.configs import AXES
@@ -25,6 +26,7 @@ __all__ = [
     "adapter_config",
     "data_of",
     "fill_adapter",
+    "inputs_asked",
     "policy",
     "prompts_asked",
     "rewards_of_reference",
@@ -48,8 +50,8 @@ _TOOLS_TEMPLATE = (
 
 
 def data_of(model: TinyModel, setting: Mapping[str, Any], seed: int, length: int) -> Data:
-    """Prompts and completions of a setting."""
-    conversational = setting.get("data") in ("conversational", "assistant_last")
+    """Prompts and completions of a setting, with images where it has some."""
+    conversational = bool(setting.get("images")) or setting.get("data") in ("conversational", "assistant_last")
     conversational = conversational or setting.get("tokenizer") == "tools_template" or bool(setting.get("tools"))
     conversational = conversational or setting.get("rewards") == "model"  # which reads a prompt and its answer
     ends: tuple[int, ...] = (OTHER_END,) if setting.get("tokenizer") == "other_end" else (1,)
@@ -63,11 +65,17 @@ def data_of(model: TinyModel, setting: Mapping[str, Any], seed: int, length: int
         length=min(length, COMPLETION_LENGTH),
         ends=ends,
         tools=str(setting.get("tools") or ""),
+        images={name: setting.get(name) for name in ("images", "model")} if setting.get("images") else None,
     )
 
 
 def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
-    """The processing class. ``other_end``: its end of sequence is not the one in the model's config."""
+    """The processing class. ``other_end``: its end of sequence is not the one in the model's config.
+
+    Of prompts with images it is a processor.
+    """
+    if setting.get("images"):
+        model = images.vision_model(model)
     found = copy.deepcopy(model.tokenizer)
     wanted = setting.get("tokenizer")
     if wanted == "other_end":
@@ -79,7 +87,7 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     if setting.get("tools"):
         found.chat_template = tools.CHAT_TEMPLATE
         found.response_template, found.response_schema = tools.RESPONSE_TEMPLATE, tools.RESPONSE_SCHEMA
-    return found
+    return images.processor(model, setting, found) if setting.get("images") else found
 
 
 def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) -> Any:
@@ -89,8 +97,8 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
     generation config has a temperature and the like. ``two_ends``: that config names a second end of sequence.
     ``name``: the folder, from which the trainer loads it. ``peft_model`` and ``both``: an adapter that was trained
     before, ``peft_parameters`` one of the stacked matrices of experts. ``experts``: a mixture of experts whose config
-    asks for its auxiliary loss. ``vision``: a vision model, without images. ``tied``: its output head is its embedding.
-    Of an architecture's name: see :mod:`pytest_trlcompat.conformance.architectures`.
+    asks for its auxiliary loss. ``vision`` and ``llava``: vision models. ``tied``: its output head is its embedding. Of
+    an architecture's name: see :mod:`pytest_trlcompat.conformance.architectures`.
 
     Args:
         whole: the same, built and not read from a folder: under ZeRO-3 what is read is partitioned.
@@ -102,13 +110,17 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
     if kind == "name" and not whole:
         return str(model.path)
     dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
-    if kind in ("experts", "vision", "tied"):
+    if kind == "llava" or (kind == "vision" and setting.get("images")):
+        model = images.vision_model(model)
+    elif kind in ("experts", "vision", "tied"):
         model = _beside(kind, model)
     if whole:
-        found = architecture(kind, model) if kind in ARCHITECTURES else model.new_model().to(dtype)
+        found = _made(kind, model) or model.new_model().to(dtype)
     else:
-        folder = saved(architecture(kind, model)) if kind in ARCHITECTURES else model.path
-        auto = transformers.AutoModelForImageTextToText if kind == "vision" else transformers.AutoModelForCausalLM
+        made = _made(kind, model)
+        folder = model.path if made is None else (images.saved if kind == "llava" else saved)(made)
+        is_vision = kind in images.MODELS
+        auto = transformers.AutoModelForImageTextToText if is_vision else transformers.AutoModelForCausalLM
         found = auto.from_pretrained(folder, attn_implementation="eager", torch_dtype=dtype)
     if kind == "changed":
         with torch.no_grad():
@@ -127,6 +139,13 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
         found = get_peft_model(found, _lora_of_experts() if setting["adapter"] == "peft_parameters" else _lora())
         fill_adapter(found)
     return found
+
+
+def _made(kind: str, model: TinyModel) -> Any:
+    """A model that is none of tiny's; ``None`` where it is one."""
+    if kind == "llava":
+        return images.llava(model)
+    return architecture(kind, model) if kind in ARCHITECTURES else None
 
 
 def _beside(kind: str, model: TinyModel) -> TinyModel:
@@ -276,6 +295,8 @@ def prompts_asked(
     """
     rows = prompt_count(setting, part)
     words = tokenizer(model, setting)
+    if data.images is not None:
+        return [(ids, target) for ids, target, _ in _processed(words, data, rows, part)]
     found = []
     for text, prompt in zip(data.texts(rows, part), data.prompts(rows, part), strict=True):
         written = text
@@ -291,6 +312,27 @@ def prompts_asked(
             written = words.apply_chat_template(prompt, tokenize=False, **how)
         found.append((tuple(words(written, add_special_tokens=False)["input_ids"]), target_of(text)))
     return found
+
+
+def inputs_asked(
+    model: TinyModel, data: Data, setting: Mapping[str, Any], part: str
+) -> dict[tuple[int, ...], dict[str, Any]]:
+    """By the token ids of a prompt, what a model is called with beside, as the processor makes it of that prompt alone;
+    nothing without images."""
+    if data.images is None:
+        return {}
+    words = tokenizer(model, setting)
+    return {ids: inputs for ids, _, inputs in _processed(words, data, prompt_count(setting, part), part)}
+
+
+def _processed(words: Any, data: Data, rows: int, part: str) -> Iterator[tuple[tuple[int, ...], int, dict[str, Any]]]:
+    """Token ids, target and inputs of each prompt that may have images."""
+    assert data.images is not None
+    how = {"continue_final_message": True} if data.assistant_last else {"add_generation_prompt": True}
+    for row, (text, prompt) in enumerate(zip(data.texts(rows, part), data.prompts(rows, part), strict=True)):
+        own = images.images_of(data.images, data.seed, part, row)
+        ids, inputs = images.processed(words, prompt, own, **how)
+        yield ids, target_of(text), inputs
 
 
 def prompt_count(setting: Mapping[str, Any], part: str) -> int:

@@ -54,7 +54,11 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
         for batch in step.micro_batches:
             place = f"step {number}, rank {batch.rank}, micro-batch {micro_batch // truth.settings.world_size}"
             micro_batch += 1
-            mask = step.generations[batch.generation].tokens.of_rows(batch.rows).loss_mask
+            tokens = step.generations[batch.generation].tokens.of_rows(batch.rows)
+            mask = tokens.loss_mask
+            pixels = [each["pixel_values"] for each in tokens.inputs if "pixel_values" in each]
+            if pixels:
+                yield Quantity("pixel_values", place, torch.cat(pixels).double().flatten(1))
             yield Quantity("logprobs", place, batch.logprobs, mask)
             yield Quantity("entropies", place, batch.entropies, mask)
         place = f"step {number}"
@@ -132,6 +136,8 @@ def recorded_quantities(recordings: Sequence[Recording], truth: Truth) -> Mappin
             for name in ("logprobs", "entropies"):
                 if batch.values.get(name):
                     found[name, place] = _padded(batch.values[name])
+            if batch.pixel_values is not None:
+                found["pixel_values", place] = batch.pixel_values
     for number, step in enumerate(main.steps):
         place = f"step {number}"
         for name, gradient in step.gradients.items():
@@ -173,7 +179,7 @@ def _sampling(recordings: Sequence[Recording], truth: Truth) -> Iterator[Differe
     for index in range(len(truth.rollouts)):
         place = f"generation {index}"
         calls = [[each for each in one.generated if not each.evaluation][index] for one in recordings]
-        yield from drawn(calls[0].arguments, main.arguments, ends, place)
+        yield from drawn(calls[0].arguments, main.arguments, ends, place, truth.never_sampled)
         yield from _prompts(calls, targets_of(main, "training"), truth, place)
         for call in calls:
             yield from _rewarded(call, place)
@@ -192,14 +198,21 @@ def _sampling(recordings: Sequence[Recording], truth: Truth) -> Iterator[Differe
     for name, (before, after) in main.changed.items():
         yield Difference(f"config[{name}]", "built", [str(before)], [str(after)], math.inf, 0.0)
     for call in (each for one in recordings for each in one.generated if each.evaluation):
-        yield from drawn(call.arguments, main.arguments, ends, "evaluation")
+        yield from drawn(call.arguments, main.arguments, ends, "evaluation", truth.never_sampled)
         yield from _rewarded(call, "evaluation")
 
 
 def drawn(
-    found: Mapping[str, Any], arguments: Mapping[str, Any], ends: Sequence[int], place: str
+    found: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    ends: Sequence[int],
+    place: str,
+    never: Sequence[int] = (),
 ) -> Iterator[Difference]:
-    """The arguments of generation, against those of the config: "``None``" for ``top_k`` and ``min_p`` is no choice."""
+    """The arguments of generation, against those of the config: "``None``" for ``top_k`` and ``min_p`` is no choice.
+
+    A completion with a token of ``never``, which stands for an image that is not there, has no log-probability.
+    """
     wanted: dict[str, Any] = {"do_sample": True, "max_new_tokens": arguments["max_completion_length"]}
     for name, off in _SWITCHED_OFF.items():
         if name in arguments:
@@ -213,6 +226,9 @@ def drawn(
     declared = {int(each) for each in (named if isinstance(named, list) else [] if named is None else [named])}
     if not set(ends) <= declared:
         yield Difference("generation[eos_token_id]", place, list(ends), sorted(declared), math.inf, 0.0)
+    suppressed = sorted(found.get("suppress_tokens") or [])
+    if not set(never) <= set(suppressed):
+        yield Difference("generation[suppress_tokens]", place, list(never), suppressed, math.inf, 0.0)
 
 
 _SWITCHED_OFF = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}

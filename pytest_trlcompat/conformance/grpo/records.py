@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_trlcompat.conformance.training import StepRecord
 
 if TYPE_CHECKING:
-    pass
+    import torch
 
 __all__ = ["Generated", "MicroBatchRecord", "Recording"]
 
@@ -43,12 +43,14 @@ class MicroBatchRecord:
         rows: prompt ids without padding and completion ids with it, of each row; empty where this release gives
             ``compute_loss`` no tokens.
         values: by quantity, per row numbers or tokens' numbers, as far as the release shows them.
+        pixel_values: ``(images or patches, numbers)`` of prompts with images.
     """
 
     generation: int
     rows: list[tuple[tuple[int, ...], tuple[int, ...]]]
     values: dict[str, list[Any]] = field(default_factory=dict)
     evaluation: bool = False
+    pixel_values: torch.Tensor | None = None
 
 
 @dataclass

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.conformance import images
 from pytest_trlcompat.conformance.grpo import environments, tools
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Data:
         length: of the longest completions.
         ends: token ids that end a completion.
         tools: completions call a tool, see :mod:`~pytest_trlcompat.conformance.grpo.tools`; the value of that axis.
+        images: the values of the axes ``images`` and ``model``; ``None``: prompts have no images.
     """
 
     seed: int
@@ -57,6 +59,7 @@ class Data:
     length: int = COMPLETION_LENGTH
     ends: tuple[int, ...] = (_EOS,)
     tools: str = ""
+    images: Mapping[str, Any] | None = None
 
     def texts(self, rows: int, part: str) -> list[str]:
         """Prompts of unequal lengths, each different from all others by its first two words."""
@@ -74,15 +77,24 @@ class Data:
         if not self.conversational:
             return [*texts]
         last = [{"role": "assistant", "content": BEGUN}] if self.assistant_last else []
+        if self.images is not None and self.images["images"] == "placeholders":
+            return [[{"role": "user", "content": images.placed(text)}, *last] for text in texts]
         return [[{"role": "user", "content": text}, *last] for text in texts]
 
     def dataset(self, rows: int, part: str = "training") -> Dataset:
-        """Columns ``prompt`` and ``target``, a number that a reward function may ask for; and those of environments."""
-        from datasets import Dataset
+        """Columns ``prompt`` and ``target``, a number that a reward function may ask for; those of environments and of
+        images."""
+        from datasets import Dataset, Features
 
         targets = [target_of(text) for text in self.texts(rows, part)]
         more = environments.column(self.tools, targets)
-        return Dataset.from_dict({"prompt": self.prompts(rows, part), "target": targets, **more})
+        columns = {"prompt": self.prompts(rows, part), "target": targets, **more}
+        found = Dataset.from_dict(columns)
+        pictures = images.column(self.images or {}, self.seed, part, rows)
+        if not pictures:
+            return found
+        kinds = Features({**found.features, **images.features(pictures)})
+        return Dataset.from_dict({**columns, **pictures}, features=kinds)
 
     def completion(self, prompt: Sequence[int], member: int, call: int) -> list[int]:
         """Token ids of one completion; it ends with an end of sequence unless it is as long as it may be.
@@ -121,10 +133,15 @@ def content(message: Any) -> str:
     if isinstance(message, str):
         text = message
     elif message[0]["role"] == "assistant":
-        text = " ".join(str(each["content"]) for each in message if each["role"] == "assistant")
+        text = " ".join(_said(each["content"]) for each in message if each["role"] == "assistant")
     else:
-        text = str(message[0]["content"])
+        text = _said(message[0]["content"])
     return " ".join(text.removeprefix(BEGUN).split())
+
+
+def _said(parts: Any) -> str:
+    """The text of a message's content, which is a string, or a list of texts and images."""
+    return parts if isinstance(parts, str) else " ".join(str(each["text"]) for each in parts if each["type"] == "text")
 
 
 def reward_letters(completions: Sequence[Any], **_: Any) -> list[float]:

@@ -35,6 +35,7 @@ class Truth:
         evaluations: of the reference, in the order of the recording.
         layouts: of each generation, see :data:`pytest_trlcompat.reference.Layout`.
         rollouts: of each generation.
+        never_sampled: token ids that no completion may have: those that stand for an image.
     """
 
     steps: tuple[Any, ...]
@@ -43,6 +44,7 @@ class Truth:
     rollouts: list[Any]
     settings: Any
     method: Method = GRPO
+    never_sampled: tuple[int, ...] = ()
 
 
 def settings_of(
@@ -83,6 +85,8 @@ def computed(
     reference_model: Any = None,
     padded: bool = False,
     method: Method = GRPO,
+    inputs: Mapping[tuple[int, ...], Mapping[str, torch.Tensor]] | None = None,
+    never_sampled: tuple[int, ...] = (),
 ) -> Truth:
     """
     Args:
@@ -92,6 +96,8 @@ def computed(
         ends: token ids that end a completion.
         reference_model: the policy by default.
         padded: whether models see rows with padding in front, as in a batch of a trainer.
+        inputs: by the token ids of a prompt, what models are called with beside: its images.
+        never_sampled: token ids that stand for an image.
 
     Raises:
         OutOfStep: the micro-batches of a generation are not the rows that were sampled, or a group has several
@@ -106,7 +112,7 @@ def computed(
     rollouts, layouts = [], []
     longest = settings.max_completion_length
     for index, together in enumerate(zip(*calls, strict=True)):
-        rollout = _rollout(together, tokenizer, rewards, targets_of(recordings[0], "training"), longest)
+        rollout = _rollout(together, tokenizer, rewards, targets_of(recordings[0], "training"), longest, inputs)
         try:
             rollout.check_groups(settings.num_generations)
         except ValueError as error:
@@ -118,10 +124,12 @@ def computed(
     if any(name_of(each) == "reward_logging" for each in rewards):
         steps = _with_logged(steps)
     evaluations = tuple(
-        _evaluation(method, recordings, number, policy, steps, tokenizer, rewards, settings, reference_model, padded)
+        _evaluation(
+            method, recordings, number, policy, steps, tokenizer, rewards, settings, reference_model, padded, inputs
+        )
         for number in range(len(recordings[0].evaluations))
     )
-    return Truth(steps, evaluations, layouts, rollouts, settings, method)
+    return Truth(steps, evaluations, layouts, rollouts, settings, method, never_sampled)
 
 
 def _aux_loss_coef(arguments: Mapping[str, Any], policy: torch.nn.Module) -> float:
@@ -166,6 +174,7 @@ def _rollout(
     rewards: Sequence[Callable[..., Any]],
     known: Mapping[Any, int],
     longest: int,
+    inputs: Mapping[tuple[int, ...], Mapping[str, torch.Tensor]] | None,
 ) -> Rollout:
     """The rows of all ranks, with the rewards that the functions give them.
 
@@ -188,9 +197,9 @@ def _rollout(
     targets = [known.get(tuple(each), 0) for each in prompts]  # one that nobody asked for is found by what it is
     asked = [tokenizer.decode(each, skip_special_tokens=True) for each in prompts]
     given = [function(completions=texts, prompts=asked, target=targets, called=called) for function in rewards]
-    return reference.Rollout(
-        prompts, completions, list(zip(*given, strict=True)), [name_of(function) for function in rewards], sampled
-    )
+    names = [name_of(function) for function in rewards]
+    own = [(inputs or {}).get(tuple(each), {}) for each in prompts]
+    return reference.Rollout(prompts, completions, list(zip(*given, strict=True)), names, sampled, own)
 
 
 def _layout(
@@ -253,6 +262,7 @@ def _evaluation(
     settings: Any,
     reference_model: Any,
     padded: bool,
+    inputs: Mapping[tuple[int, ...], Mapping[str, torch.Tensor]] | None,
 ) -> Any:
     """What an evaluation must give, with the weights that the reference has then."""
     import torch
@@ -267,7 +277,7 @@ def _evaluation(
     calls = [list(_evaluation_calls(one, number)) for one in recordings]
     known = targets_of(recordings[0], "evaluation")
     rollouts = [
-        _rollout(together, tokenizer, rewards, known, settings.max_completion_length)
+        _rollout(together, tokenizer, rewards, known, settings.max_completion_length, inputs)
         for together in zip(*calls, strict=True)
     ]
     compared = copy.deepcopy(policy if reference_model is None else reference_model)

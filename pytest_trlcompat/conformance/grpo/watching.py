@@ -114,7 +114,9 @@ def _continued(
     raise OutOfStep(f"tokens are sampled behind {list(prompt)}, which begins like no completion")
 
 
-_GENERATION = ("do_sample", "eos_token_id", "min_p", "repetition_penalty", "temperature", "top_k", "top_p")
+_GENERATION = (
+    *("do_sample", "eos_token_id", "min_p", "repetition_penalty", "suppress_tokens", "temperature", "top_k", "top_p"),
+)
 
 
 @contextlib.contextmanager
@@ -261,6 +263,8 @@ def _keep(inputs: Mapping[str, Any], batch: MicroBatchRecord) -> None:
     for name, quantity in _INPUTS.items():
         if inputs.get(name) is not None:
             batch.values[quantity] = inputs[name].detach().float().cpu().tolist()
+    if inputs.get("pixel_values") is not None:
+        batch.pixel_values = inputs["pixel_values"].detach().double().cpu().flatten(1)
     mask = inputs["completion_mask"].long()
     if inputs.get("tool_mask") is not None:
         mask = mask * inputs["tool_mask"].long()

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.conformance import images
+
 if TYPE_CHECKING:
     from pytest_trlcompat.conformance.supervised.records import Row
     from pytest_trlcompat.reference.sft import SFTUndecided
@@ -67,6 +69,8 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     """
     import copy
 
+    if setting.get("images"):
+        model = images.vision_model(model)
     found = copy.deepcopy(model.tokenizer)
     wanted = setting.get("tokenizer", "")
     found.padding_side = "left" if wanted == "left" else "right"  # old releases ask for the right side
@@ -85,7 +89,10 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
         )
         found.bos_token = BOS
         found.chat_template = "{{ bos_token + ' ' }}" + found.chat_template
-    return found
+    if not setting.get("images"):
+        return found
+    found.chat_template = found.chat_template.replace("message['content']", images.CONTENT)
+    return images.processor(model, setting, found)
 
 
 def template_path(model: TinyModel, setting: Mapping[str, Any]) -> str:
@@ -168,6 +175,8 @@ def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str)
             found.append({"input_ids": model.tokenizer(text, add_special_tokens=False)["input_ids"]})
         else:
             found.append({"text": f"{begun} {words(1, 8)}"})
+    if setting.get("images") == "placeholders":
+        return [{name: images.structured(each) for name, each in row.items()} for row in found]
     return found
 
 
@@ -179,9 +188,13 @@ def _tool(name: str) -> dict[str, Any]:
 
 def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> Any:
     """As a user gives it. ``transform``: its texts are written anew, with other words, whenever they are read."""
-    from datasets import Dataset
+    from datasets import Dataset, Features
 
     found = Dataset.from_list(examples(model, setting, seed, part))
+    pictures = images.column(setting, seed, part, ROWS[part])
+    if pictures:
+        kinds = Features({**found.features, **images.features(pictures)})
+        found = Dataset.from_dict({**found.to_dict(), **pictures}, features=kinds)
     if setting.get("transform"):
         dice = random.Random(seed)
         return found.with_transform(lambda batch: {"text": [f"{text} w{dice.randrange(40)}" for text in batch["text"]]})
@@ -214,6 +227,11 @@ def expected_rows(
     mode = arguments.get("truncation_mode") or "keep_start"
     strategy = packing(arguments, part)
     raw = examples(model, setting, seed, part)
+    if setting.get("images") not in (None, "", "unused"):
+        return [
+            _with_images(model, setting, arguments, each, images.images_of(setting, seed, part, row))
+            for row, each in enumerate(raw)
+        ]
     whole = [_row(each, model, setting, arguments, undecided) for each in raw]
     if strategy == "wrapped":
         blocks = reference.wrapped_blocks(whole, limit, undecided.wrapped_remainder)
@@ -229,6 +247,37 @@ def expected_rows(
             if is_dropped and set(labels) <= {reference.IGNORED}:
                 continue
             found.append({"input_ids": ids, "labels": (reference.IGNORED, *labels[1:])})
+    return found
+
+
+def _with_images(
+    model: TinyModel,
+    setting: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    example: Mapping[str, Any],
+    pictures: Sequence[Any],
+) -> Row:
+    """A row whose conversation has images, as the processor makes it; where it is cut, whole images are left."""
+    from pytest_trlcompat import reference
+
+    words = tokenizer(model, setting)
+    prompt = example.get("prompt", [])
+    messages = [*prompt, *example.get("messages", example.get("completion", []))]
+    ids, inputs = images.processed(words, messages, pictures)
+    answered = 0
+    if prompt and arguments.get("completion_only_loss") is not False:
+        answered = len(images.processed(words, prompt, pictures, add_generation_prompt=True)[0])
+    limit = arguments.get("max_length")
+    counts = [place >= max(1, answered) for place in range(len(ids))]
+    if arguments.get("assistant_only_loss"):
+        counts = []
+        for number, message in enumerate(messages, 1):
+            end = len(images.processed(words, messages[:number], pictures)[0])
+            counts += [False, *[message["role"] == "assistant"] * (end - len(counts) - 1)]
+    labels = [each if counted else reference.IGNORED for each, counted in zip(ids, counts, strict=True)]
+    found: dict[str, Any] = {"input_ids": ids[:limit], "labels": tuple(labels[:limit])}
+    if "pixel_values" in inputs:
+        found["images"] = images.digests({"pixel_values": inputs["pixel_values"].float().tolist()})
     return found
 
 
@@ -259,6 +308,7 @@ def _row(
 ) -> dict[str, Sequence[int]]:
     """Token ids and labels of the whole example."""
     words = tokenizer(model, setting)
+    words = getattr(words, "tokenizer", words)  # of a processor, which has nothing to do with texts
     words.eos_token = setting.get("eos_token") or words.eos_token
     words.chat_template = TEMPLATES["other"] if setting.get("template") else words.chat_template
     if "labels" in example:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from packaging.version import Version
 
+from pytest_trlcompat.conformance import images
 from pytest_trlcompat.conformance.architectures import ARCHITECTURES, saved
 from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.conventions import Conventions
@@ -59,7 +60,8 @@ class SFTRoom(Room):
         "template": ("", "tokenizer", "file"),
         "stream": (False, True),
         "transform": (False, True),
-        "model": (*AXES["model"], "bfloat16_name", *ARCHITECTURES),
+        "model": (*AXES["model"], "bfloat16_name", *images.MODELS, *ARCHITECTURES),
+        "images": images.AXIS,
         "adapter": (*AXES["adapter"], *_VIRTUAL),
         "arguments": ("", "plain"),
         "loss_function": ("", "own"),
@@ -67,6 +69,7 @@ class SFTRoom(Room):
     }
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
         ("data", "conversations"): "trl>=0.18",
+        **{("images", each): "trl>=0.22" for each in images.AXIS if each},
         **{("data", each): "trl>=0.15" for each in ("prompt_completion_messages", "prompt_turns_completion")},
         ("tokenizer", "no_padding"): "trl>=0.16",
         ("data", "labels"): "trl>=0.16",
@@ -130,7 +133,8 @@ class SFTRoom(Room):
         masks = mask.tolist() if mask is not None and mask.dim() == 2 else [[1] * len(row) for row in ids]
         positions = inputs["position_ids"].tolist() if inputs.get("position_ids") is not None else [None] * len(ids)
         found = Read([])
-        for row, label, real, places in zip(ids, labels, masks, positions, strict=True):
+        own_inputs = images.of_rows(inputs, ids)
+        for row, label, real, places, pictures in zip(ids, labels, masks, positions, own_inputs, strict=True):
             if any(each != _IGNORED for each, there in zip(label, real, strict=True) if not there):
                 found.problems.append(("data[labels of padding]", _IGNORED, str(label)))
             kept = [number for number, there in enumerate(real) if there]
@@ -142,9 +146,12 @@ class SFTRoom(Room):
             pieces = list(
                 _pieces([row[each] for each in kept], own, None if places is None else [places[each] for each in kept])
             )
+            if pictures:
+                pieces = [{**pieces[0], "inputs": images.typed(pictures, pieces[0]["input_ids"])}]
             found.rows += pieces
             if any(each["labels"][0] != _IGNORED for each in pieces[1:]):
                 found.problems.append(("data[labels]", "none for the first token of a row behind another", str(own)))
+        found.problems += images.problems(inputs)
         multiple = arguments.get("pad_to_multiple_of")
         if multiple and len(ids[0]) % int(multiple):
             found.problems.append(("data[width]", f"a multiple of {multiple}", len(ids[0])))
@@ -161,7 +168,8 @@ class SFTRoom(Room):
 
     def compared(self, row: Row) -> Row:
         """Nothing predicts the first token, whatever its label."""
-        return {"input_ids": row["input_ids"], "labels": (_IGNORED, *row["labels"][1:])}
+        found = {"input_ids": row["input_ids"], "labels": (_IGNORED, *row["labels"][1:])}
+        return {**found, "images": images.digests(row["inputs"])} if "inputs" in row else found
 
     def expected_size(self, rows: list[Row], arguments: Mapping[str, Any], part: str) -> int:
         return data.expected_size(rows, arguments, part)

@@ -112,12 +112,18 @@ def _rounding(name: str, logs: Mapping[str, float], settings: Any, transformers:
 def _of_rewards(name: str, logs: Mapping[str, float], settings: Any) -> float:
     """Two units in the last place of each of the four log-probabilities whose differences, times beta, are rewards.
 
-    Where policy and reference model are equal, rewards are 0 but for that, also with weights changed by rounding.
+    Where policy and reference model are equal, rewards are 0 but for that, also with weights changed by rounding; and
+    which of a pair has the larger one, rounding decides: with a vision tower, say, whose convolutions are computed
+    otherwise where a gradient is wanted.
     """
-    if not name.startswith("rewards/") or name == "rewards/accuracies":
+    if not name.startswith("rewards/"):
         return 0.0
     logps = [abs(value) for key, value in logs.items() if "logps/" in key]
-    return 8 * ULP * max(logps) * float(settings.beta) if logps else 0.0
+    rounding = 8 * ULP * max(logps) * float(settings.beta) if logps else 0.0
+    if not name.endswith("/accuracies"):
+        return rounding
+    margins = [abs(value) for key, value in logs.items() if key.endswith("rewards/margins")]
+    return 1.0 if margins and max(margins) <= rounding else 0.0
 
 
 def recorded_quantities(recordings: Sequence[Recording]) -> Mapping[tuple[str, str], torch.Tensor]:

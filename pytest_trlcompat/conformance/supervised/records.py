@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MicroBatchRecord", "Read", "Recording", "Row"]
 
-Row = Mapping[str, "tuple[float, ...]"]
-"""A row as the loss sees it, without padding, by column: ``{"input_ids": (5, 6, 1), "labels": (-100, 6, 1)}``."""
+Row = Mapping[str, Any]
+"""A row as the loss sees it, without padding, by column tuples of numbers: ``{"input_ids": (5, 6, 1), "labels": (-100,
+6, 1)}``; and of one with images, by name and as nested lists, what the model is called with beside."""
 
 
 @dataclass

@@ -1,0 +1,334 @@
+"""Images in prompts: which ones, tiny models and processors that take them, and what a processor makes of a prompt.
+
+A processor needs Pillow alone here: those of Transformers that ask for torchvision have a slower backend without it,
+and Qwen2-VL's is made without its part for videos. Runs inside a rank; imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import random
+import tempfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = [
+    "AXIS",
+    "CONTENT",
+    "IMAGE_ID",
+    "IMAGE_TOKEN",
+    "MODELS",
+    "column",
+    "digests",
+    "features",
+    "images_of",
+    "lacking",
+    "llava",
+    "of_rows",
+    "placed",
+    "problems",
+    "processed",
+    "processor",
+    "saved",
+    "structured",
+    "typed",
+    "vision_model",
+    "with_images",
+]
+
+AXIS = ("", "image", "images", "two", "mixed", "sometimes", "placeholders", "unused")
+"""Which images prompts have.
+
+``image``: one each, in the column of that name. ``images``: one each, in lists. ``two``: two each. ``mixed``: none, one
+or two, the first of which is an empty list. ``sometimes``: the column ``image`` is ``None`` for every other prompt.
+``placeholders``: two each, which the prompt says where to put. ``unused``: none, though the trainer has a processor.
+"""
+MODELS = ("llava", "vision")
+"""Of the axis ``model``: a tiny LLaVA, each of whose images has as many tokens and pixel values; a tiny Qwen2-VL, whose
+images have a grid of patches, as large as the image."""
+IMAGE_TOKEN = "<|image_pad|>"
+"""What stands in a prompt for each of the tokens of an image, in both models."""
+IMAGE_ID = 66
+"""Its id, with a vocabulary of as many words as models without images have."""
+CONTENT = (
+    "(message['content'] if message['content'] is string else message['content'] | map(attribute='text', "
+    "default='%image%') | map('default', '%image%', true) | join(' '))"
+).replace("%image%", f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>")
+"""The content of a message in a chat template, be it a text or a list of texts and images."""
+_SIDES = (8, 16, 24)
+"""Sides of images in pixels, of which each image has two: a processor of Qwen2-VL leaves them as they are."""
+_LLAVA_SIDE, _LLAVA_PATCH, _LLAVA_TOKENS = 16, 8, 4
+_MERGED = 4
+"""Patches of Qwen2-VL that become one token."""
+_SCALE = 0.3
+
+
+def lacking(setting: Mapping[str, Any]) -> str:
+    """What is not installed here that the setting needs; empty where nothing is."""
+    if setting.get("images") and importlib.util.find_spec("PIL") is None:
+        return "Pillow is not installed; cells that have it are run by: nox -s matrix -- --images"
+    return ""
+
+
+def vision_model(model: TinyModel) -> TinyModel:
+    """A tiny Qwen2-VL that knows the same words as another model."""
+    from pytest_trlcompat import tiny
+
+    names = ("initializer_range", "num_hidden_layers", "directory")
+    found = tiny.vlm(vocab_size=model.vocab_size, **{name: getattr(model, name) for name in names})
+    more = model.words - found.words
+    return tiny.vlm(vocab_size=model.vocab_size + more, **{name: getattr(model, name) for name in names})
+
+
+def images_of(setting: Mapping[str, Any], seed: int, part: str, row: int) -> list[Any]:
+    """The images of a row of a dataset: PIL images of noise, of unequal sizes for a model that takes them."""
+    from PIL import Image
+
+    wanted = setting.get("images")
+    counts = {"two": 2, "placeholders": 2, "mixed": row % 3, "sometimes": (row + 1) % 2, "": 0, "unused": 0}
+    dice = random.Random(f"{seed}/{part}/{row}/images")
+    found = []
+    for _ in range(counts.get(str(wanted or ""), 1)):
+        is_llava = setting.get("model") == "llava"
+        size = (_LLAVA_SIDE, _LLAVA_SIDE) if is_llava else (dice.choice(_SIDES), dice.choice(_SIDES))
+        found.append(Image.frombytes("RGB", size, dice.randbytes(3 * size[0] * size[1])))
+    return found
+
+
+def column(setting: Mapping[str, Any], seed: int, part: str, rows: int) -> dict[str, list[Any]]:
+    """What a dataset has beside other columns: ``image`` or ``images``, or neither."""
+    wanted = setting.get("images")
+    if wanted in (None, "", "unused"):
+        return {}
+    found = [images_of(setting, seed, part, row) for row in range(rows)]
+    if wanted in ("image", "sometimes"):
+        return {"image": [each[0] if each else None for each in found]}
+    return {"images": found}
+
+
+def features(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Of these columns, as datasets has them."""
+    if not columns:
+        return {}
+    from datasets import Image
+
+    return {name: Image() if name == "image" else [Image()] for name in columns}
+
+
+def with_images(messages: Sequence[Mapping[str, Any]], images: Sequence[Any]) -> list[dict[str, Any]]:
+    """A conversation whose content are parts: images "before the first user message", or where placeholders are."""
+    found: list[dict[str, Any]] = []
+    rest = list(images)
+    has_placeholders = any(not isinstance(each["content"], str) for each in messages)
+    for message in messages:
+        parts = message["content"]
+        if isinstance(parts, str):
+            first = message["role"] == "user" and not has_placeholders
+            own = [{"type": "image", "image": each} for each in rest] if first else []
+            rest = [] if first else rest
+            parts = [*own, {"type": "text", "text": parts}]
+        else:
+            parts = [{"type": "image", "image": rest.pop(0)} if each["type"] == "image" else each for each in parts]
+        found.append({**message, "content": parts})
+    return found
+
+
+def placed(text: str) -> list[dict[str, Any]]:
+    """A user's text with two placeholders of images in it."""
+    first, _, rest = text.partition(" ")
+    image = {"type": "image", "text": None}
+    return [{"type": "text", "text": first}, image, {"type": "text", "text": rest}, dict(image)]
+
+
+def structured(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages whose content are parts, with two placeholders of images in that of the first user, if there is one."""
+    users = [number for number, each in enumerate(messages) if each["role"] == "user"]
+    return [
+        {
+            **each,
+            "content": placed(each["content"])
+            if users[:1] == [number]
+            else [{"type": "text", "text": each["content"]}],
+        }
+        for number, each in enumerate(messages)
+    ]
+
+
+def processed(
+    words: Any, messages: Sequence[Mapping[str, Any]], images: Sequence[Any], **how: Any
+) -> tuple[tuple[int, ...], dict[str, torch.Tensor]]:
+    """Token ids of one conversation, and what a model is called with beside: the processor is called once, on it alone.
+
+    Args:
+        words: the processor.
+        how: arguments of the chat template.
+    """
+    text = words.apply_chat_template(with_images(messages, images), tokenize=False, **how)
+    found = words(images=[list(images)] if images else None, text=[text], return_tensors="pt")
+    ids = tuple(found["input_ids"][0].tolist())
+    return ids, {name: value for name, value in found.items() if name not in ("input_ids", "attention_mask")}
+
+
+def processor(model: TinyModel, setting: Mapping[str, Any], tokenizer: Any) -> Any:
+    """What a trainer takes as ``processing_class``.
+
+    Args:
+        model: that of :func:`vision_model`.
+        tokenizer: of the model.
+
+    Raises:
+        ValueError: for a model of other words than those of the conformance trainings.
+    """
+    import transformers
+
+    if tokenizer.convert_tokens_to_ids(IMAGE_TOKEN) != IMAGE_ID:
+        raise ValueError(f"{IMAGE_TOKEN} has another id than {IMAGE_ID}, by which rows are taken apart")
+    if setting.get("model") != "llava":
+        return model.processor_with(tokenizer)
+    sizes = {"size": {"shortest_edge": _LLAVA_SIDE}, "crop_size": {"height": _LLAVA_SIDE, "width": _LLAVA_SIDE}}
+    kind = getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
+    return transformers.LlavaProcessor(
+        image_processor=kind(**sizes),
+        tokenizer=tokenizer,
+        patch_size=_LLAVA_PATCH,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        image_token=IMAGE_TOKEN,
+        chat_template=tokenizer.chat_template,
+    )
+
+
+def llava(model: TinyModel) -> Any:
+    """A tiny LLaVA in float32 and in evaluation mode, a CLIP beside a Qwen2, with the words of a vision model.
+
+    Its weights are the same in every process, and large enough that each of them matters.
+    """
+    import torch
+    import transformers
+
+    text = transformers.Qwen2Config(
+        vocab_size=model.vocab_size,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        use_sliding_window=False,
+        **_TOKENS,
+    )
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        projection_dim=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        image_size=_LLAVA_SIDE,
+        patch_size=_LLAVA_PATCH,
+    )
+    config = transformers.LlavaConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_index=model.tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
+        vision_feature_layer=-1,
+        tie_word_embeddings=False,
+        attn_implementation="eager",
+        **_TOKENS,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        found = transformers.LlavaForConditionalGeneration(config).float()
+        with torch.no_grad():
+            for name, parameter in found.named_parameters():
+                if parameter.dim() > 1 or "bias" in name:
+                    parameter.normal_(0.0, _SCALE)
+    return found.eval()
+
+
+_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+
+
+def saved(model: Any) -> str:
+    """A folder of this rank's with the whole model, which a trainer may read again."""
+    from safetensors.torch import save_file
+
+    folder = Path(tempfile.mkdtemp(prefix="trlcompat-"))
+    # Not model.save_pretrained: in a distributed process of Transformers 5, ranks other than 0 would write nothing.
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    tensors = {name: each.detach().contiguous() for name, each in model.named_parameters()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
+
+
+def of_rows(inputs: Mapping[str, Any], ids: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    """What of a batch's pixel values belongs to each row, by the image tokens that it has, as nested lists.
+
+    Args:
+        inputs: of a batch, ``pixel_values`` and perhaps ``image_grid_thw`` among it.
+        ids: of each row, with or without padding.
+
+    Raises:
+        ValueError: rows have other image tokens than the pixel values have images.
+    """
+    if inputs.get("pixel_values") is None:
+        return [{} for _ in ids]
+    grids = inputs.get("image_grid_thw")
+    pixels = inputs["pixel_values"].detach().float().cpu().tolist()
+    # Of each image how many tokens it has, and how many rows of the pixel values.
+    sizes = [(_LLAVA_TOKENS, 1)] * len(pixels)
+    if grids is not None:
+        grids = grids.tolist()
+        sizes = [(math.prod(each) // _MERGED, math.prod(each)) for each in grids]
+    found: list[dict[str, Any]] = []
+    image = place = 0
+    for row in ids:
+        tokens, first, start = sum(each == IMAGE_ID for each in row), image, place
+        while tokens > 0 and image < len(sizes):
+            tokens -= sizes[image][0]
+            place += sizes[image][1]
+            image += 1
+        if tokens:
+            raise ValueError(f"a row has {sum(each == IMAGE_ID for each in row)} image tokens, of no number of images")
+        own: dict[str, Any] = {"pixel_values": pixels[start:place]} if image > first else {}
+        found.append(own | ({"image_grid_thw": grids[first:image]} if own and grids is not None else {}))
+    if image != len(sizes):
+        raise ValueError(f"pixel values have {len(sizes)} images, of which the tokens of rows stand for {image}")
+    return found
+
+
+def typed(inputs: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Any]:
+    """Inputs of a row with the types of its tokens, where this release's processor of such a model makes them: 1 for
+    those of an image."""
+    import transformers
+
+    wanted = getattr(transformers.Qwen2VLProcessor, "return_mm_token_type_ids", False)
+    if not wanted or "image_grid_thw" not in inputs:
+        return dict(inputs)
+    return {**inputs, "mm_token_type_ids": [[int(each == IMAGE_ID) for each in ids]]}
+
+
+def digests(inputs: Mapping[str, Any]) -> tuple[int, ...]:
+    """A number for each row of pixel values, by which they are compared."""
+    return tuple(zlib.crc32(repr(each).encode()) for each in inputs.get("pixel_values", ()))
+
+
+def problems(inputs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """What is wrong with the types of tokens in a batch with images, where this release's models need them."""
+    if inputs.get("image_grid_thw") is None:
+        return []
+    wanted = [typed({"image_grid_thw": ()}, row).get("mm_token_type_ids") for row in inputs["input_ids"].tolist()]
+    seen = inputs.get("mm_token_type_ids")
+    if wanted[0] is None or (seen is not None and [[each] for each in seen.tolist()] == wanted):
+        return []
+    return [("data[mm_token_type_ids]", "1 for each token of an image", "none" if seen is None else str(seen.tolist()))]
