@@ -19,7 +19,7 @@ from pytest_trlcompat.conformance.architectures import ARCHITECTURES
 from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.supervised import evaluating
-from pytest_trlcompat.conformance.supervised.evaluating import EVALUATION, GIVEN, changed, evaluation_argument
+from pytest_trlcompat.conformance.supervised.evaluating import EVALUATION, GIVEN, built, evaluation_argument
 from pytest_trlcompat.conformance.supervised.records import Recording
 from pytest_trlcompat.conformance.supervised.room import AXES, Room
 from pytest_trlcompat.conformance.training import world_size
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["COMPARED_AXES", "ComparedRoom", "auxiliary_weight", "with_dropout"]
 
 COMPARED_AXES: Mapping[str, tuple[Any, ...]] = {
+    "adapter": (*AXES["adapter"], "peft_parameters"),
     "reference": ("", "model"),
     "dropout": ("", "attention", "adapter"),
     "model": (*AXES["model"], *ARCHITECTURES),
@@ -40,7 +41,8 @@ COMPARED_AXES: Mapping[str, tuple[Any, ...]] = {
     "metrics": (False, True),
     "given": GIVEN,
 }
-"""Axes of every such room. ``reference="model"``: a reference model of other weights is given; ``dropout``: the model's
+"""Axes of every such room. ``adapter="peft_parameters"``: the policy comes with one of the stacked matrices of experts;
+``reference="model"``: a reference model of other weights is given; ``dropout``: the model's
 config, or that of its adapter, asks for some, which ``disable_dropout`` says is not applied; ``metrics``: a
 ``compute_metrics`` is given, which must get the logits of tokens, and their ids as what they are held against."""
 _DROPPED = 0.5
@@ -85,14 +87,14 @@ class ComparedRoom(Room):
             self.words_argument(trainer_class): self.tokenizer(model, setting),
             **extra,
         }
-        trainer = trainer_class(**changed(given, setting))
+        trainer = built(trainer_class, given, setting)
         if setting.get("adapter") == "peft_config" and fill:
             objects.fill_adapter(trainer.model)
         return trainer
 
     def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
         policy, compared = objects.untrained(model, setting)
-        if setting.get("adapter") == "peft_model" and Version(metadata.version("trl")) < self.own_state:
+        if setting.get("adapter") in ("peft_model", "peft_parameters") and Version(metadata.version("trl")) < self.own_state:
             compared = objects.policy(model, {**setting, "adapter": ""}, whole=True).eval()
         if setting.get("reference"):
             compared = _other(model).eval()

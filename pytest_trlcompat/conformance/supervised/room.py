@@ -40,16 +40,19 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "resumed": ("", "between_steps"),
     "refused": (False, True, "allowed"),
     "refused_naming": ("", "train_dataset", "peft_config", "precompute_ref_log_probs"),
+    "refused_in": ("", "evaluation", "training"),
     "liger": liger.AXIS,
 }
 """What is chosen beside the fields of a config, with the default first, for every such trainer. A room has others
 beside. ``evaluation="best"``: an evaluation after each step, and at the end the best model is loaded;
 ``"given"``: ``evaluate`` is called with a dataset as a user has it, and the trainer has no other; ``refused``: the
-training must end in an error, or, ``"allowed"``, may; a release: must from that one on; ``refused_naming``: and the
-error must name this argument; ``liger``: see
+training must end in an error that is raised on purpose before it begins, or, ``"allowed"``, may; a release: must from
+that one on; ``refused_naming``: and the error must name this argument; ``refused_in``: the error may come as late as
+that, since nothing shows before what is wrong; ``liger``: see
 :mod:`~pytest_trlcompat.conformance.liger`."""
 SINCE: Mapping[tuple[str, Any], str] = {
     ("model", "experts"): "transformers>=4.51",
+    ("adapter", "peft_parameters"): "peft>=0.17 transformers>=5",
     **architectures.SINCE,
     **evaluating.SINCE,
 }
@@ -186,8 +189,8 @@ class Room(abc.ABC):
         if name == "refused" and str(value)[0].isdigit():
             since = f"trl>={value}"
         if since is not None:
-            wanted = Requirement(since)
-            if not wanted.specifier.contains(Version(metadata.version(wanted.name)), prereleases=True):
+            every = (Requirement(each) for each in since.split())
+            if not all(one.specifier.contains(metadata.version(one.name), prereleases=True) for one in every):
                 return False
         if name in AXES or name in self.axes:
             return True
