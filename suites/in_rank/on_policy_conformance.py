@@ -8,7 +8,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
+
+from packaging.version import Version
 
 from pytest_trlcompat.conformance import comparison, conventions
 from pytest_trlcompat.conformance.first_rloo import quantities as first_rloo_quantities
@@ -83,11 +86,18 @@ def _compared(method: Method, recordings: list[OnPolicyRecording], before: Any) 
     except comparison.OutOfStep as error:
         return {"differences": [{"stage": "updates", "where": "", "said": str(error)}]}
     found = method.recorded(recordings)
-    differences = [*before_steps(recordings[0]), *comparison.differing(wanted, found, neighbours)]
+    differences = comparison.differing(wanted, found, neighbours)
+    if _is_measured():
+        differences = [*before_steps(recordings[0]), *differences]
     return {
         "differences": [vars(each) for each in differences],
         "compared": sum((one.stage, one.where) in found for one in wanted),
     }
+
+
+def _is_measured() -> bool:
+    """Whether what precedes the steps is compared: it was measured from 0.12 on."""
+    return Version(metadata.version("trl")) >= Version("0.12")
 
 
 def _not_fields(setting: Mapping[str, Any], config: type) -> list[str]:
@@ -120,7 +130,8 @@ def _expected_of_ppo(
     recordings: Sequence[OnPolicyRecording], before: ppo_truth.Untrained, known: Conventions
 ) -> list[Quantity]:
     steps = ppo_truth.computed(recordings, before, known)
-    return list(ppo_quantities.expected_quantities(steps, _logging_steps(recordings), _rows(recordings)))
+    rows = _rows(recordings) if _is_measured() else None
+    return list(ppo_quantities.expected_quantities(steps, _logging_steps(recordings), rows))
 
 
 def _expected_of_first_rloo(
@@ -137,7 +148,7 @@ def _expected_of_first_rloo(
             steps,
             _logging_steps(recordings),
             rows,
-            prompts / recordings[0].prompts,
+            prompts / recordings[0].prompts if _is_measured() else None,
             int(arguments["save_steps"]) if saves else 0,
         )
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -31,21 +32,27 @@ __all__ = ["AXES", "record", "unknown"]
 AXES: Mapping[str, tuple[Any, ...]] = {
     "policy": ("", "checkpointing", "generation_settings", "peft_model"),
     "given": ("", "collator", "no_train_dataset", "no_value_model", "peft_config", "peft_mapping"),
-    "refused": (False, True, "0.28"),
+    "refused": (False, True),
     "refused_naming": ("", "train_dataset", "value_model", "peft_config"),
 }
 """What a setting may have beside fields of the config. ``policy``: its gradient checkpointing was switched on before,
 its own generation config has a temperature and the like, or it comes with an adapter. ``given``: a collator of the
 user's own; nothing for an argument without which there is no training; ``peft_mapping``: a mapping in place of PEFT's
-config. ``refused``: as in other rooms, from a release on."""
+config. ``refused``: as in other rooms."""
 
 
 def unknown(setting: Mapping[str, Any]) -> list[str]:
-    """Which :data:`AXES` of a setting this release does not know."""
-    since = str(setting.get("refused", ""))
-    if since[:1].isdigit() and Version(metadata.version("trl")) < Version(since):
-        return ["refused"]
+    """Which :data:`AXES` of a setting this release does not know, or was not measured with."""
+    if Version(metadata.version("trl")) < Version("0.12"):
+        return [name for name in AXES if setting.get(name)]
+    adapts = setting.get("given") in ("peft_config", "peft_mapping")
+    if adapts and "peft_config" not in inspect.signature(inspect.unwrap(_constructor())).parameters:
+        return ["given"]
     return []
+
+
+def _constructor() -> Any:
+    return vars(ppo.trainer_class("upstream"))["__init__"]
 
 
 def record(
@@ -108,7 +115,7 @@ def _arguments(model: TinyModel, setting: Mapping[str, Any], collated: list[int]
 
         found["model"] = get_peft_model(found["model"], lora())
     if given in ("no_train_dataset", "no_value_model"):
-        found[given.removeprefix("no_")] = None
+        found[given.removeprefix("no_")] = None if given == "no_train_dataset" else ppo.OMITTED
     elif given in ("peft_config", "peft_mapping"):
         found["peft_config"] = lora() if given == "peft_config" else {"r": 4}
     elif given == "collator":
@@ -119,7 +126,6 @@ def _arguments(model: TinyModel, setting: Mapping[str, Any], collated: list[int]
 @contextlib.contextmanager
 def _watched_functions(trainer: Any, found: OnPolicyRecording) -> Iterator[None]:
     """Keep what the functions give that the trainer's module calls by a name of its own."""
-    import inspect
     import sys
     from unittest import mock
 

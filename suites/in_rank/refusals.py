@@ -19,13 +19,18 @@ BEFORE, EVALUATION, TRAINING = "before the training", "in an evaluation", "in th
 """When an exception came: while config and trainer were made, or in ``evaluate()``, or in ``train()``."""
 _LIBRARIES = re.compile(r".*/(trl|transformers|accelerate|deepspeed|peft|pytest_trlcompat/trainers)/.+")
 _LOOPS = re.compile(r".*/(trl|transformers)/.+")
+_MISSING = re.compile(r"__init__\(\) missing \d+ required .*argument")
+"""What Python says where a signature asks for an argument."""
 _LOOKING_UP = ("__getattr__", "__getattribute__", "__getitem__")
 """Functions that raise where a name or a place is not there, which nobody was asked for."""
 
 
 def is_meant(error: BaseException) -> bool:
     """Whether the exception comes from a ``raise`` of its class in TRL, Transformers, Accelerate, DeepSpeed or PEFT, or
-    of a cure: not from an operation that failed, nor from a library that knows nothing of the argument."""
+    of a cure, or from a signature that asks for an argument: not from an operation that failed, nor from a library that
+    knows nothing of the argument."""
+    if isinstance(error, TypeError) and _MISSING.search(str(error)):
+        return True
     frames = [*traceback.walk_tb(error.__traceback__)]
     if not frames:
         return False

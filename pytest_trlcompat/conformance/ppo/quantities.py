@@ -27,16 +27,18 @@ _BY_BATCH = (
 
 
 def expected_quantities(
-    steps: Sequence[reference.PPOStep], logging_steps: int, documented_rows: int
+    steps: Sequence[reference.PPOStep], logging_steps: int, documented_rows: int | None
 ) -> Iterator[Quantity]:
     """Everything that a recording can show, in the order in which steps make it.
 
     Args:
-        documented_rows: of a batch on one rank, "``per_device_train_batch_size`` * ``gradient_accumulation_steps``".
+        documented_rows: of a batch on one rank, "``per_device_train_batch_size`` * ``gradient_accumulation_steps``";
+            ``None``: it is not compared.
     """
     import torch
 
-    yield Quantity("data[rows of a batch]", "training", torch.tensor([float(documented_rows)]))
+    if documented_rows is not None:
+        yield Quantity("data[rows of a batch]", "training", torch.tensor([float(documented_rows)]))
     for batch, step in enumerate(steps):
         made, place = step.experience, f"batch {batch}"
         mask, states = made.tokens.completion_mask, made.step_mask
