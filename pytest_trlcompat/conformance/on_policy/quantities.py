@@ -40,18 +40,23 @@ def before_steps(recording: OnPolicyRecording) -> Iterator[Difference]:
         "top_k": 0,
         "top_p": 1.0,
     }
-    for number, call in enumerate(recording.drawn):
-        for name, wanted in drawn.items():
-            seen = _SWITCHED_OFF.get(name) if call[name] is None else call[name]
-            if seen is None or abs(float(seen) - float(wanted)) > _NEAR:
-                yield Difference(f"generation[{name}]", f"call {number}", [wanted], [call[name]], math.inf, 0.0)
+    for name, wanted in drawn.items():
+        calls = [(number, call[name]) for number, call in enumerate(recording.drawn)]
+        other = [(number, value) for number, value in calls if not _is_drawn_so(name, value, wanted)]
+        for number, value in other[:1]:  # each call is made with the same
+            yield Difference(f"generation[{name}]", f"call {number}", [wanted], [value], math.inf, 0.0)
     stop = arguments.get("stop_token_id")
     if stop is None and arguments.get("stop_token") == "eos":
         stop = 1
-    for row, (_, response) in enumerate(recording.rows):
-        if stop in response[:-1]:
-            begun = response[: response.index(stop) + 1]
-            yield Difference("generation[stop_token]", f"row {row}", begun, response, math.inf, 0.0)
+    beyond = [(row, response) for row, (_, response) in enumerate(recording.rows) if stop in response[:-1]]
+    for row, response in beyond[:1]:
+        begun = response[: response.index(stop) + 1]
+        yield Difference("generation[stop_token]", f"row {row}", begun, response, math.inf, 0.0)
+
+
+def _is_drawn_so(name: str, value: Any, wanted: float) -> bool:
+    seen = _SWITCHED_OFF.get(name) if value is None else value
+    return seen is not None and abs(float(seen) - float(wanted)) <= _NEAR
 
 
 _SWITCHED_OFF = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
