@@ -64,7 +64,8 @@ def library(tmp_path: Path, request: pytest.FixtureRequest) -> ModuleType:
     path.parent.mkdir()
     path.write_text(SOURCE, encoding="utf-8")
     spec = importlib.util.spec_from_file_location("refusing", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -134,4 +135,3 @@ def test_what_may_be_refused_may_crash() -> None:
     assert without_numbers({"refused": "allowed"}, ended(TRAINING, meant=False)) == {
         "refused_with": "ValueError: bad beta"
     }
-

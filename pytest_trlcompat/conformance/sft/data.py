@@ -62,8 +62,8 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     """The processing class.
 
     ``same_end``: its padding is its end of sequence. ``no_padding``: it has none. ``beginning``: it begins every text
-    with :data:`BOS`, as its chat template does. ``left``: it pads on the left. ``no_template``: it has no chat template.
-    ``generation``, ``behind_end``: see :data:`TEMPLATES`, as for data with tools.
+    with :data:`BOS`, as its chat template does. ``left``: it pads on the left. ``no_template``: it has no chat
+    template. ``generation``, ``behind_end``: see :data:`TEMPLATES`, as for data with tools.
     """
     import copy
 

@@ -75,6 +75,7 @@ class SFTRoom(Room):
         ("data", "input_ids_messages"): "trl>=0.15.2",
         **{("template", each): "trl>=0.19" for each in ("tokenizer", "file")},
         ("loss_function", "own"): "trl>=0.15",
+        ("given", "twice"): "trl>=0.15",
         # Until then these take means over tokens by themselves, without the first one, which documentation leaves open.
         **{("model", each): "transformers>=4.48" for each in ("gpt2", "granite")},
         # Until then rows that are not padded are kept apart by flash attention alone, which is not on a CPU.

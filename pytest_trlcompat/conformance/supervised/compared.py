@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["COMPARED_AXES", "ComparedRoom", "auxiliary_weight", "with_dropout"]
 
 COMPARED_AXES: Mapping[str, tuple[Any, ...]] = {
-    "adapter": (*AXES["adapter"], "peft_parameters"),
     "reference": ("", "model"),
     "dropout": ("", "attention", "adapter"),
     "model": (*AXES["model"], *ARCHITECTURES),
@@ -41,8 +40,7 @@ COMPARED_AXES: Mapping[str, tuple[Any, ...]] = {
     "metrics": (False, True),
     "given": GIVEN,
 }
-"""Axes of every such room. ``adapter="peft_parameters"``: the policy comes with one of the stacked matrices of experts;
-``reference="model"``: a reference model of other weights is given; ``dropout``: the model's
+"""Axes of every such room. ``reference="model"``: a reference model of other weights is given; ``dropout``: the model's
 config, or that of its adapter, asks for some, which ``disable_dropout`` says is not applied; ``metrics``: a
 ``compute_metrics`` is given, which must get the logits of tokens, and their ids as what they are held against."""
 _DROPPED = 0.5
@@ -94,7 +92,7 @@ class ComparedRoom(Room):
 
     def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
         policy, compared = objects.untrained(model, setting)
-        if setting.get("adapter") in ("peft_model", "peft_parameters") and Version(metadata.version("trl")) < self.own_state:
+        if setting.get("adapter") == "peft_model" and Version(metadata.version("trl")) < self.own_state:
             compared = objects.policy(model, {**setting, "adapter": ""}, whole=True).eval()
         if setting.get("reference"):
             compared = _other(model).eval()

@@ -10,10 +10,9 @@ from typing import Any
 
 __all__ = ["AFTER", "EVALUATION", "GIVEN", "SINCE", "built", "evaluate", "evaluation_argument"]
 
-GIVEN = ("", "no_arguments", "no_train_dataset", "peft_mapping", "twice")
-"""``no_arguments``: another trainer is built before, without ``args``, which signatures allow; ``peft_mapping``: a
-mapping for ``peft_config``, which documentation does not allow; ``twice``: another trainer is built before, of the same
-arguments, and what was prepared for it must be found again."""
+GIVEN = ("", "no_train_dataset", "peft_mapping", "twice")
+"""``peft_mapping``: a mapping for ``peft_config``, which documentation does not allow; ``twice``: another trainer is
+built before, of the same arguments, and what was prepared for it must be found again."""
 EVALUATION = ("", "after", "before", "during", "best", "given", "sets", "streamed", "sets_streamed")
 """``given``: ``evaluate()`` is given the data after the training, and the trainer has none; ``sets``: the trainer has a
 dictionary of two sets; ``streamed``: they are an ``IterableDataset``; ``sets_streamed``: in a dictionary."""
@@ -22,6 +21,7 @@ AFTER = ("after", "given", "sets", "streamed", "sets_streamed")
 SINCE: Mapping[tuple[str, Any], str] = {
     **{("evaluation", kind): "trl>=0.12" for kind in AFTER if kind != "after"},
     **{("given", kind): "trl>=0.12" for kind in GIVEN if kind},
+    ("given", "twice"): "trl>=1.7",
     ("metrics", True): "trl>=0.12",
 }
 """Requirements of the releases with which these values were measured."""
@@ -41,8 +41,6 @@ def built(trainer_class: type, given: Mapping[str, Any], setting: Mapping[str, A
         given = {**given, "train_dataset": None}
     elif kind == "peft_mapping":
         given = {**given, "peft_config": {"r": 4}}
-    elif kind == "no_arguments":
-        trainer_class(**{**given, "args": None})
     before = trainer_class(**given) if kind == "twice" else None
     trainer = trainer_class(**given)
     if before is not None:
