@@ -26,6 +26,7 @@ ARCHITECTURES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "cohere": ("CohereConfig", {"logit_scale": 0.5}),
         "gemma2": ("Gemma2Config", {"final_logit_softcapping": 1.5, "attn_logit_softcapping": None, "head_dim": 8}),
         "gpt2": ("GPT2Config", {"n_positions": 64, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}),
+        "gpt_neox": ("GPTNeoXConfig", {"rotary_pct": 0.5}),
         "granite": ("GraniteConfig", {"logits_scaling": 3.0}),
         "modernbert": ("ModernBertDecoderConfig", {"global_attn_every_n_layers": 1, "decoder_bias": True}),
         "phi": ("PhiConfig", {}),
@@ -36,7 +37,8 @@ ARCHITECTURES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     }
 )
 """Architectures whose logits are more than a matrix times the last hidden state, or whose positions are absolute, by
-name the config's class and what it takes: a scale, a bound, a bias, a layer before the matrix."""
+name the config's class and what it takes: a scale, a bound, a bias, a layer before the matrix; and GPT-NeoX, whose last
+matrix has a name of its own."""
 SINCE: Mapping[tuple[str, Any], str] = MappingProxyType(
     {
         ("model", "gemma2"): "transformers>=4.42",

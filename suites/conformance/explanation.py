@@ -63,6 +63,7 @@ def changes_what_follows(stage: str) -> bool:
 
 _ALONE = (
     "best_model[",
+    "checkpointing[",
     "config[",
     "data[",
     "evaluate()[",

@@ -28,13 +28,14 @@ __all__ = ["AXES", "record", "unknown"]
 
 LEARNING_RATE = 0.002
 """Of SGD; less than PPO's, since a gradient is that of whole completions."""
-AXES = ("reward_function",)
-"""What a setting may have beside fields of the config: a function in place of the reward model."""
+AXES = ("reward_function", "given")
+"""What a setting may have beside fields of the config: a function in place of the reward model; ``given="collator"``: a
+collator of the user's own."""
 
 
 def unknown(setting: Mapping[str, Any]) -> list[str]:
     """Which :data:`AXES` of a setting this release does not know."""
-    return [name for name in AXES if setting.get(name) and not first_rloo.takes_functions()]
+    return ["reward_function"] if setting.get("reward_function") and not first_rloo.takes_functions() else []
 
 
 def record(
@@ -53,6 +54,10 @@ def record(
     on_policy_recording.seeded()
     prompts = on_policy_recording.rows_of_batches() * values.get("num_mini_batches", 1) // values.get("rloo_k", 2)
     arguments: dict[str, Any] = {"train_dataset": on_policy_recording.queries(model.words, prompts, seed)}
+    collated: list[int] = []
+    is_collated = values.pop("given", "") == "collator"
+    if is_collated:
+        arguments["data_collator"] = on_policy_recording.collator(model.tokenizer, collated)
     is_function = values.pop("reward_function", False) and first_rloo.takes_functions()
     if is_function:
         arguments["reward_model"] = _scores
@@ -79,6 +84,8 @@ def record(
     ):
         trainer.train()
     found.logs = ppo.logged(trainer)
+    found.collated = sum(collated) if is_collated else None
+    found.prompts = prompts
     return found, before
 
 

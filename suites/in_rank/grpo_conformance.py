@@ -6,14 +6,14 @@ Imports the stack only inside functions.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance import comparison, conventions, images
 from pytest_trlcompat.conformance.grpo import configs, objects, quantities, recording, truth
 from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
 
-from . import grpo, in_step
+from . import grpo, in_step, refusals
 from .grpo_steps import of_all_ranks
 from .models import bare_name, whole
 
@@ -54,18 +54,33 @@ def without_numbers(setting: Mapping[str, Any], training: Mapping[str, Any]) -> 
     """What is found of a training that ended in an error, or was to be refused; ``None``: there is one to compare.
 
     Args:
-        training: the exception that it ended in, if it did.
+        training: of :func:`.in_step.training`.
     """
     said = training.get("text")
     if setting.get("refused") == "allowed":
         return {"refused_with": said} if said else None
     if setting.get("refused"):
-        accepted = {"stage": "refusal", "where": "", "expected": ["an error"], "found": ["a training"]}
-        named = str(setting.get("refused_naming") or "")
-        unclear = {"stage": "refusal[text]", "where": "", "expected": [named], "found": [said]}
-        wrong = [] if said and named in said else [unclear if said else accepted]
-        return {"compared": 1, "differences": wrong, "refused_with": said}
+        wrong = [each for each in _wrong_refusals(setting, training) if each["expected"] != each["found"]]
+        return {"compared": 1, "differences": wrong[:1], "refused_with": said}
     return {"failure": said} if said else None
+
+
+def _wrong_refusals(setting: Mapping[str, Any], training: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a refusal must be, and what there was instead: an error that names the argument, if its row says so, is
+    raised on purpose, and comes before a training begins, unless only that shows what is wrong."""
+    said, named = training.get("text"), str(setting.get("refused_naming") or "")
+    latest = {"evaluation": refusals.EVALUATION, "training": refusals.TRAINING}
+    in_time = latest.get(str(setting.get("refused_in")), refusals.BEFORE)
+    when = str(training.get("phase"))
+    found: tuple[tuple[str, str, bool], ...] = (
+        ("", "an error", bool(said)),
+        ("[text]", named, bool(said) and named in str(said)),
+        ("[raised]", "an error that is raised on purpose", bool(training.get("meant"))),
+        ("[when]", in_time, when in (refusals.BEFORE, in_time)),
+    )
+    for stage, wanted, is_right in found:
+        seen = {"": "a training", "[when]": f"{when}: {said}"}.get(stage, said)
+        yield {"stage": f"refusal{stage}", "where": "", "expected": [wanted], "found": [wanted if is_right else seen]}
 
 
 def trainer_class(subject: str, name: str) -> type:

@@ -22,6 +22,8 @@ from typing import Any
 from pytest_trlcompat.accelerator import artefacts
 from pytest_trlcompat.launch.result import is_of_ended_peer
 
+from . import refusals
+
 __all__ = ["BEGINS", "ENDS", "FAILED_ON", "PATIENCE", "LeftAlone", "in_turn", "training"]
 
 PATIENCE = 10.0
@@ -59,10 +61,13 @@ class _Ended:
     Attributes:
         text: of the exception; ``None`` without one, and where it only was that another rank had left.
         place: where it was raised, by its class and every line of its traceback; empty where all went well.
+        meant: whether it is no crash, but was raised on purpose; ``phase``: when; see :mod:`.refusals`.
     """
 
     text: str | None = None
     place: str = ""
+    meant: bool = False
+    phase: str = ""
 
 
 @dataclass
@@ -92,25 +97,24 @@ class _Ranks:
         """Whether a rank has left the others behind."""
         return any(self.store.check([self._key("left", rank)]) for rank in range(self.size))
 
-    def end(self, mine: _Ended) -> str | None:
+    def end(self, mine: _Ended) -> _Ended:
         """Say how the training ended here, and hear how it did elsewhere.
 
         Returns:
-            The exception's text: this rank's own where all failed at the same place, else that of the first rank that
-            failed by itself.
+            How it ended: on this rank where all failed at the same place, else on the first rank that failed by itself.
         """
         self.store.set(self._key("ended", self.rank), json.dumps(vars(mine)))
         known = self._heard()
         self.awaited = len(known) < self.size
         self.parted = self.awaited or len({each.place for each in known.values()}) > 1
         if not self.parted:
-            return mine.text
-        texts = {rank: each.text for rank, each in known.items() if each.text is not None}
-        own = {rank: text for rank, text in texts.items() if not is_of_ended_peer(text)} or texts
+            return mine
+        every = {rank: each for rank, each in known.items() if each.text is not None}
+        own = {rank: each for rank, each in every.items() if not is_of_ended_peer(str(each.text))} or every
         self.failed = sorted(own)
         if self.awaited:
             self.store.set(self._key("left", self.rank), "")
-        return next((own[rank] for rank in self.failed), "RuntimeError: another rank left this training")
+        return next((own[rank] for rank in self.failed), _Ended("RuntimeError: another rank left this training"))
 
     def _heard(self) -> dict[int, _Ended]:
         """How it ended on each rank: on all, or on those that have said it when the others could have, too."""
@@ -154,12 +158,13 @@ def _ranks() -> _Ranks | None:
 
 
 @contextlib.contextmanager
-def training() -> Iterator[dict[str, str]]:
-    """Catch what a training raises, and keep it as a text, as :func:`.sharding.failure`; then wait for the other ranks.
+def training() -> Iterator[dict[str, Any]]:
+    """Catch what a training raises, and keep it as ``text``, as :func:`.sharding.failure`, with ``meant`` and ``phase``
+    as :mod:`.refusals` says; then wait for the other ranks.
 
     Where they ended differently the text is that of the rank that failed, on all of them; :func:`in_turn` then ends.
     """
-    ranks, ended, found = _ranks(), _Ended(), dict[str, str]()
+    ranks, ended, found = _ranks(), _Ended(), dict[str, Any]()
     if ranks is not None:
         ranks.begin()
     try:
@@ -170,10 +175,12 @@ def training() -> Iterator[dict[str, str]]:
         if ranks is not None and ranks.has_left():
             ended = _Ended(None, "freed")
         else:
-            ended = _Ended(artefacts.error_text(error), _place(error))
-    text = ended.text if ranks is None else ranks.end(ended)
-    if text is not None:
-        found["text"] = text
+            kind = refusals.is_meant(error), refusals.phase(error)
+            ended = _Ended(artefacts.error_text(error), _place(error), *kind)
+    if ranks is not None:
+        ended = ranks.end(ended)
+    if ended.text is not None:
+        found |= {"text": ended.text, "meant": ended.meant, "phase": ended.phase}
 
 
 def _place(error: BaseException) -> str:

@@ -8,15 +8,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
+
+from packaging.version import Version
 
 from pytest_trlcompat.conformance import comparison, conventions
 from pytest_trlcompat.conformance.first_rloo import quantities as first_rloo_quantities
 from pytest_trlcompat.conformance.first_rloo import truth as first_rloo_truth
+from pytest_trlcompat.conformance.on_policy.quantities import before_steps
 from pytest_trlcompat.conformance.ppo import quantities as ppo_quantities
 from pytest_trlcompat.conformance.ppo import truth as ppo_truth
 
 from . import first_rloo, first_rloo_recording, in_step, ppo_recording
+from .grpo_conformance import without_numbers
 from .grpo_steps import of_all_ranks
 
 if TYPE_CHECKING:
@@ -58,8 +63,8 @@ def held(
         return found
     with in_step.training() as training:
         recorded, before = method.record(subject, model, setting, seed)
-    if training:
-        return {**found, "failure": training["text"]}
+    if (ended := without_numbers(setting, training)) is not None:
+        return {**found, **ended}
     every = of_all_ranks(recorded)
     return {**found, **_compared(method, every, before)} if recorded.rank == 0 else found
 
@@ -82,10 +87,17 @@ def _compared(method: Method, recordings: list[OnPolicyRecording], before: Any) 
         return {"differences": [{"stage": "updates", "where": "", "said": str(error)}]}
     found = method.recorded(recordings)
     differences = comparison.differing(wanted, found, neighbours)
+    if _is_measured():
+        differences = [*before_steps(recordings[0]), *differences]
     return {
         "differences": [vars(each) for each in differences],
         "compared": sum((one.stage, one.where) in found for one in wanted),
     }
+
+
+def _is_measured() -> bool:
+    """Whether what precedes the steps is compared: it was measured from 0.12 on."""
+    return Version(metadata.version("trl")) >= Version("0.12")
 
 
 def _not_fields(setting: Mapping[str, Any], config: type) -> list[str]:
@@ -96,10 +108,17 @@ def _logging_steps(recordings: Sequence[OnPolicyRecording]) -> int:
     return int(recordings[0].arguments["logging_steps"])
 
 
+def _rows(recordings: Sequence[OnPolicyRecording]) -> int:
+    """Of a batch on one rank, as documented."""
+    arguments = recordings[0].arguments
+    return int(arguments["per_device_train_batch_size"]) * int(arguments["gradient_accumulation_steps"])
+
+
 def _unknown_of_ppo(setting: Mapping[str, Any]) -> list[str]:
     from pytest_trlcompat.trainers import PPOConfig
 
-    return _not_fields(setting, PPOConfig)
+    of_config = {name: value for name, value in setting.items() if name not in ppo_recording.AXES}
+    return [*_not_fields(of_config, PPOConfig), *ppo_recording.unknown(setting)]
 
 
 def _unknown_of_first_rloo(setting: Mapping[str, Any]) -> list[str]:
@@ -111,20 +130,26 @@ def _expected_of_ppo(
     recordings: Sequence[OnPolicyRecording], before: ppo_truth.Untrained, known: Conventions
 ) -> list[Quantity]:
     steps = ppo_truth.computed(recordings, before, known)
-    return list(ppo_quantities.expected_quantities(steps, _logging_steps(recordings)))
+    rows = _rows(recordings) if _is_measured() else None
+    return list(ppo_quantities.expected_quantities(steps, _logging_steps(recordings), rows))
 
 
 def _expected_of_first_rloo(
     recordings: Sequence[OnPolicyRecording], before: first_rloo_truth.Untrained, known: Conventions
 ) -> list[Quantity]:
     arguments = recordings[0].arguments
-    rows = int(arguments["per_device_train_batch_size"]) * int(arguments["gradient_accumulation_steps"])
+    rows = _rows(recordings)
     updates = int(arguments["num_ppo_epochs"]) * int(arguments["num_mini_batches"])
     saves = str(getattr(arguments["save_strategy"], "value", arguments["save_strategy"])) == "steps" and updates == 1
     steps = first_rloo_truth.computed(recordings, before, known)
+    prompts = int(arguments["local_batch_size"]) * len(recordings) / int(arguments["rloo_k"])
     return list(
         first_rloo_quantities.expected_quantities(
-            steps, _logging_steps(recordings), rows, int(arguments["save_steps"]) if saves else 0
+            steps,
+            _logging_steps(recordings),
+            rows,
+            prompts / recordings[0].prompts if _is_measured() else None,
+            int(arguments["save_steps"]) if saves else 0,
         )
     )
 

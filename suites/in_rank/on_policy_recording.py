@@ -12,6 +12,8 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.conformance.grpo.watching import prepared_config
+from pytest_trlcompat.conformance.on_policy.quantities import DRAWN
 from pytest_trlcompat.conformance.on_policy.records import OnPolicyRecording, OnPolicyStep
 from pytest_trlcompat.conformance.training import world_size
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ROWS",
     "arguments_of",
+    "collator",
     "few_objects",
     "fixed_responses",
     "move",
@@ -112,6 +115,22 @@ def few_objects() -> Iterator[None]:
         gc.unfreeze()
 
 
+def collator(tokenizer: Any, collated: list[int]) -> Any:
+    """A user's own, which pads as the default one does.
+
+    Args:
+        collated: where it keeps of how many rows it made each batch.
+    """
+    from transformers import DataCollatorWithPadding
+
+    class Collator(DataCollatorWithPadding):  # type: ignore[misc]
+        def __call__(self, features: Any) -> Any:
+            collated.append(len(features))
+            return super().__call__(features)
+
+    return Collator(tokenizer)
+
+
 def move(model: Any, seed: int) -> None:
     """Other weights, so that there is a divergence from the first batch on."""
     import torch
@@ -181,9 +200,11 @@ def fixed_responses(words: int, found: OnPolicyRecording, seed: int) -> Iterator
 
         torch.multinomial = draw
         try:
-            output = generate(self, *args, **kwargs)
+            with prepared_config() as prepared:
+                output = generate(self, *args, **kwargs)
         finally:
             torch.multinomial = multinomial
+        found.drawn.append({name: getattr(prepared[0], name, None) for name in DRAWN})
         for query, row in zip(queries, output.sequences[:, ids.shape[1] :].tolist(), strict=True):
             while row and row[-1] == _PAD:
                 row.pop()

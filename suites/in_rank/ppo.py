@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
 
+OMITTED = object()
+"""In place of an argument of a trainer: it is given none."""
 PROMPT_LENGTH, RESPONSE_LENGTH = 6, 3
 ROWS = 4
 """Rows of a batch over all ranks."""
@@ -77,7 +79,7 @@ def build_trainer(
 
     Args:
         cls: a subclass to build instead of the subject's trainer.
-        arguments: of the trainer by TRL's newest names, in place of those that it is given here.
+        arguments: of the trainer by TRL's newest names, in place of those that it is given here; or :data:`OMITTED`.
         before: called between the configuration and the trainer.
         config_cls: the configuration's class; ours by default, see :func:`config`.
         settings: of its configuration; those that the release does not know are left out.
@@ -95,6 +97,7 @@ def build_trainer(
     }
     if before is not None:
         before()
+    given = {name: value for name, value in given.items() if value is not OMITTED}
     chosen = cls or trainer_class(subject)
     known = inspect.signature(trainer_class(subject).__init__).parameters  # type: ignore[misc]
     return chosen(**{name if name in known else _OLD_NAMES.get(name, name): value for name, value in given.items()})

@@ -9,20 +9,50 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
+
+from packaging.version import Version
 
 from pytest_trlcompat.conformance.on_policy.records import OnPolicyRecording
 from pytest_trlcompat.conformance.ppo.truth import Untrained
 
 from . import on_policy_recording, ppo
+from .ppo_adapters import lora
 
 if TYPE_CHECKING:
     import torch
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["record"]
+__all__ = ["AXES", "record", "unknown"]
+
+AXES: Mapping[str, tuple[Any, ...]] = {
+    "policy": ("", "checkpointing", "generation_settings", "peft_model"),
+    "given": ("", "collator", "no_train_dataset", "no_value_model", "peft_config", "peft_mapping"),
+    "refused": (False, True),
+    "refused_naming": ("", "train_dataset", "value_model", "peft_config"),
+}
+"""What a setting may have beside fields of the config. ``policy``: its gradient checkpointing was switched on before,
+its own generation config has a temperature and the like, or it comes with an adapter. ``given``: a collator of the
+user's own; nothing for an argument without which there is no training; ``peft_mapping``: a mapping in place of PEFT's
+config. ``refused``: as in other rooms."""
+
+
+def unknown(setting: Mapping[str, Any]) -> list[str]:
+    """Which :data:`AXES` of a setting this release does not know, or was not measured with."""
+    if Version(metadata.version("trl")) < Version("0.12"):
+        return [name for name in AXES if setting.get(name)]
+    adapts = setting.get("given") in ("peft_config", "peft_mapping")
+    if adapts and "peft_config" not in inspect.signature(inspect.unwrap(_constructor())).parameters:
+        return ["given"]
+    return []
+
+
+def _constructor() -> Any:
+    return vars(ppo.trainer_class("upstream"))["__init__"]
 
 
 def record(
@@ -37,11 +67,15 @@ def record(
     Returns:
         What was recorded, and the models as they were before.
     """
-    values = on_policy_recording.arguments_of(setting)
+    values = on_policy_recording.arguments_of({name: each for name, each in setting.items() if name not in AXES})
     on_policy_recording.seeded()
     # Releases before 0.17 have num_mini_batches times as many rows in a batch.
     rows = on_policy_recording.rows_of_batches() * values.get("num_mini_batches", 1)
-    arguments = {"train_dataset": on_policy_recording.queries(model.words, rows, seed)}
+    collated: list[int] = []
+    arguments = {
+        "train_dataset": on_policy_recording.queries(model.words, rows, seed),
+        **_arguments(model, setting, collated),
+    }
     trainer = ppo.build_trainer(subject, model, arguments=arguments, **values)
     trained = trainer.accelerator.unwrap_model(trainer.model)
     reference_model = getattr(trainer, "ref_model", None) or trainer.ref_policy
@@ -49,6 +83,7 @@ def record(
     models = (trained.policy, trained.value_model, trainer.reward_model, reference_model)
     before = Untrained(*(copy.deepcopy(each).cpu() for each in models))
     found = on_policy_recording.recording(trainer)
+    found.asked = {name: values[name] for name in ("run_name",) if name in values}
     with (
         on_policy_recording.fixed_responses(model.words, found, seed),
         _watched_functions(trainer, found),
@@ -57,13 +92,40 @@ def record(
     ):
         trainer.train()
     found.logs = ppo.logged(trainer)
+    found.collated = sum(collated) if setting.get("given") == "collator" else None
     return found, before
+
+
+def _arguments(model: TinyModel, setting: Mapping[str, Any], collated: list[int]) -> dict[str, Any]:
+    """What the trainer is given in place of, or beside what every training has.
+
+    Args:
+        collated: where the user's own collator keeps of how many rows it made a batch.
+    """
+    found: dict[str, Any] = {}
+    policy, given = setting.get("policy"), setting.get("given")
+    if policy:
+        found["model"] = ppo.load_models(model).model
+    if policy == "generation_settings":
+        found["model"].generation_config.update(temperature=0.3, top_k=7, top_p=0.8, repetition_penalty=1.3)
+    elif policy == "checkpointing":
+        found["model"].gradient_checkpointing_enable()
+    elif policy == "peft_model":
+        from peft import get_peft_model
+
+        found["model"] = get_peft_model(found["model"], lora())
+    if given in ("no_train_dataset", "no_value_model"):
+        found[given.removeprefix("no_")] = None if given == "no_train_dataset" else ppo.OMITTED
+    elif given in ("peft_config", "peft_mapping"):
+        found["peft_config"] = lora() if given == "peft_config" else {"r": 4}
+    elif given == "collator":
+        found["data_collator"] = on_policy_recording.collator(model.tokenizer, collated)
+    return found
 
 
 @contextlib.contextmanager
 def _watched_functions(trainer: Any, found: OnPolicyRecording) -> Iterator[None]:
     """Keep what the functions give that the trainer's module calls by a name of its own."""
-    import inspect
     import sys
     from unittest import mock
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat import stack, tiny
+from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.launch import Launcher
 from suites.conformance.trainings import ConformanceTrainings
@@ -24,6 +25,8 @@ pytestmark = pytest.mark.skipif(
 ROOM = "first_rloo"
 PADDED = {"logs[policy/entropy_avg]", "logs[val/ratio]", "logs[val/ratio_var]", "logs[objective/entropy]"}
 """TRL counts padding in them, where responses have unequal lengths (trl 6809, trl 2022)."""
+STOP = "generation[stop_token]"
+"""It generates on behind a stop token, which it then cuts off."""
 ROWS = {"data[rows of a batch]"}
 
 
@@ -46,7 +49,7 @@ def test_trl_and_the_reference_agree_on_every_number_that_no_padding_counts_in(
     }
     (found,) = launch(conformance.hold, ROOM, "upstream", model, settings, strategy="single").values
     assert [one["failure"] for one in found.values()] == [None] * 3
-    assert stages_of(found) == {"no padding": set(), "ends": PADDED, "all terms": PADDED}
+    assert stages_of(found) == {"no padding": set(), "ends": PADDED | {STOP}, "all terms": PADDED | {STOP}}
     assert all(one["compared"] > 300 for one in found.values())
 
 
@@ -60,21 +63,23 @@ def test_what_the_trainer_took_from_reinforce_plus_plus(launch: Launcher, model:
         "clipped alone": {"reward_clip_range": 0.5},
     }
     (found,) = launch(conformance.hold, ROOM, "upstream", model, settings, strategy="single").values
-    (clipped, *_) = found.pop("clipped alone")["differences"]
+    (stop, clipped, *_) = found.pop("clipped alone")["differences"]
+    assert stop["stage"] == STOP
     assert (clipped["stage"], clipped["where"]) == ("rewards", "batch 0")
     assert stages_of(found) == {
-        "rewards": PADDED | {"logs[objective/scores]"},
-        **dict.fromkeys(("advantages", "divergences", "a function"), PADDED),
+        "rewards": PADDED | {STOP, "logs[objective/scores]"},
+        **dict.fromkeys(("advantages", "divergences", "a function"), PADDED | {STOP}),
     }
 
 
 def test_what_is_known_to_part_is_found_where_it_does(launch: Launcher, model: tiny.TinyModel) -> None:
     settings: dict[str, dict[str, Any]] = {**STEPS, "logging": {"logging_steps": 2}, "white": {"whiten_rewards": True}}
     (found,) = launch(conformance.hold, ROOM, "upstream", model, settings, strategy="single").values
-    (lines,) = found.pop("logging")["differences"]
+    (stop, lines) = found.pop("logging")["differences"]
+    assert (stop["stage"], stop["found"][: len(stop["expected"])]) == (STOP, stop["expected"])
     assert (lines["stage"], lines["expected"], lines["found"]) == ("logs[number of lines]", [1.0], [3.0])
     firsts = {
-        name: next(each for each in one["differences"] if not each["stage"].startswith("logs["))
+        name: next(each for each in one["differences"] if not each["stage"].startswith(("logs[", STOP)))
         for name, one in found.items()
     }
     assert {name: (each["stage"].partition("[")[0], each["where"]) for name, each in firsts.items()} == {
@@ -92,7 +97,7 @@ def test_the_corrected_trainer_clips_and_steps_as_its_arguments_say(launch: Laun
     settings = {**STEPS, "uneven": {"gradient_accumulation_steps": 4, "num_mini_batches": 2, "max_grad_norm": 0.1}}
     (found,) = launch(conformance.hold, ROOM, "corrected", model, settings, strategy="single").values
     assert {name: one["failure"] for name, one in found.items()} == dict.fromkeys(settings)
-    stages = {name: each - PADDED for name, each in stages_of(found).items()}
+    stages = {name: each - PADDED - {STOP} for name, each in stages_of(found).items()}
     assert stages == {"clipping": set(), "accumulation": set(), "mini-batches": ROWS, "uneven": ROWS}
 
 
@@ -131,12 +136,16 @@ def test_the_corrected_trainer_has_the_cures_of_its_kind(launch: Launcher, model
 
 
 def test_a_suite_reduces_what_nothing_explains(launch: Launcher, model: tiny.TinyModel) -> None:
-    trainings = ConformanceTrainings(LaunchCache(launch), model, catalog=Catalog())  # in which nothing is known
+    known_alone = {name: each for name, each in known_issues.load().items() if name == "first-rloo-stop-token"}
+    trainings = ConformanceTrainings(LaunchCache(launch), model, catalog=Catalog(known_alone))
     finding = trainings.judge("upstream", "single-logging_steps", ROOM)
     assert (finding.verdict.value, finding.evidence["stage"]) == ("silent", "logs[number of lines]")
     assert finding.evidence["fewest_settings"] == {"logging_steps": 2}
     known = ConformanceTrainings(trainings.launches, model).judge("upstream", "single-logging_steps", ROOM)
-    assert (known.verdict.value, known.evidence["symptoms_of"]) == ("blocked", ["first-rloo-logging-steps"])
+    assert (known.verdict.value, known.evidence["symptoms_of"]) == (
+        "blocked",
+        ["first-rloo-stop-token", "first-rloo-logging-steps"],
+    )
 
 
 def planted(fault: str, model: tiny.TinyModel) -> dict[str, Any]:

@@ -25,13 +25,18 @@ BY_MICRO_BATCH = ("ratios", "losses")
 
 
 def expected_quantities(
-    steps: Sequence[reference.FirstRLOOStep], logging_steps: int, documented_rows: int, saved_each: int = 0
+    steps: Sequence[reference.FirstRLOOStep],
+    logging_steps: int,
+    documented_rows: int,
+    epoch: float | None,
+    saved_each: int = 0,
 ) -> Iterator[Quantity]:
     """Everything that a recording can show, in the order in which steps make it.
 
     Args:
         saved_each: after how many batches, each of one update, there is a checkpoint; 0 for none, or where a batch has
             several updates: which of them is a step is not documented.
+        epoch: which part of the dataset's prompts a batch has, ``rloo_k`` rows each; ``None``: it is not compared.
         documented_rows: of a batch on one rank, "``per_device_train_batch_size`` * ``gradient_accumulation_steps``".
     """
     import torch
@@ -50,6 +55,8 @@ def expected_quantities(
         yield Quantity("advantages", place, credit.advantages)
         yield from expected_steps(step.optimizer_steps, place, BY_MICRO_BATCH)
         if logging_steps == 1:  # what a line says of several batches is not documented
+            if epoch is not None:
+                yield Quantity("logs[epoch]", place, torch.tensor([(batch + 1) * epoch], dtype=torch.float64))
             for name, value in step.logs.items():
                 # Losses are negative advantages at first, whose sum is 0 but for rounding.
                 rounding = _largest_loss(step) * FLOOR if name == "loss/policy_avg" else 0.0

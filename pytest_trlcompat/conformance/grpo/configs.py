@@ -37,12 +37,12 @@ ROWS = 8
 GENERATIONS = 2
 """How many times completions are sampled at least."""
 AXES: Mapping[str, tuple[Any, ...]] = {
-    "data": ("plain", "conversational", "assistant_last", "iterable", "none"),
+    "data": ("plain", "conversational", "assistant_last", "iterable", "list", "none"),
     "prompts": (24, 5, 16),
     "rewards": (
         *("letters", "target", "prompt", "two", "sometimes", "nowhere", "equal"),
         *("partial", "object", "async_object", "one_number", "shared_class"),
-        *("model", "logging"),
+        *("model", "compiled_model", "model_nan", "logging"),
     ),
     "model": (
         "dense",
@@ -56,12 +56,13 @@ AXES: Mapping[str, tuple[Any, ...]] = {
         *images.MODELS,
         *architectures.ARCHITECTURES,
     ),
-    "tokenizer": ("", "other_end", "no_padding", "tools_template"),
+    "tokenizer": ("", "other_end", "no_padding", "tools_template", "drops_calls"),
     "adapter": ("", "peft_config", "peft_model", "peft_parameters", "saved_head", "trained_tokens", "both", "mapping"),
     "evaluation": ("", "after", "before", "during"),
     "prompts_of_evaluation": (4, 5, 6),
     "seeds": ("", "twice"),
-    "refused": (False, True, "allowed", "0.15", "0.28"),
+    "refused": (False, True, "allowed", "0.15", "0.28", "1.10"),
+    "refused_in": ("", "training"),
     "resumed": ("", "between_generations", "within_generation"),
     "tools": ("", "calls", *environments.KINDS),
     "images": images.AXIS,
@@ -73,6 +74,7 @@ _SINCE = {
     ("rewards", "nowhere"): "trl>=0.16",
     ("rewards", "async_object"): "trl>=1.9",
     ("rewards", "logging"): "trl>=1",
+    ("rewards", "model_nan"): "trl>=0.16",
     ("model", "experts"): "transformers>=4.51",
     ("model", "vision"): "trl>=0.20",
     ("model", "llava"): "trl>=0.20",

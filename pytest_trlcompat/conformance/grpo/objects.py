@@ -35,6 +35,8 @@ __all__ = [
     "untrained",
 ]
 
+_MODELS = ("model", "compiled_model", "model_nan")
+"""Rewards that a model gives: as it is, compiled, or one that gives no number for some conversations."""
 OTHER_END = 2
 """The token that ends a completion beside or instead of the model's own: ``<unk>``, which no word is."""
 _AUX_LOSS_COEF = 0.2
@@ -53,7 +55,7 @@ def data_of(model: TinyModel, setting: Mapping[str, Any], seed: int, length: int
     """Prompts and completions of a setting, with images where it has some."""
     conversational = bool(setting.get("images")) or setting.get("data") in ("conversational", "assistant_last")
     conversational = conversational or setting.get("tokenizer") == "tools_template" or bool(setting.get("tools"))
-    conversational = conversational or setting.get("rewards") == "model"  # which reads a prompt and its answer
+    conversational = conversational or setting.get("rewards") in _MODELS  # which read a prompt and its answer
     ends: tuple[int, ...] = (OTHER_END,) if setting.get("tokenizer") == "other_end" else (1,)
     if setting.get("model") == "two_ends":
         ends = (1, OTHER_END)
@@ -85,7 +87,7 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     elif wanted == "tools_template":
         found.chat_template = _TOOLS_TEMPLATE
     if setting.get("tools"):
-        found.chat_template = tools.CHAT_TEMPLATE
+        found.chat_template = tools.WITHOUT_CALLS if wanted == "drops_calls" else tools.CHAT_TEMPLATE
         found.response_template, found.response_schema = tools.RESPONSE_TEMPLATE, tools.RESPONSE_SCHEMA
     return images.processor(model, setting, found) if setting.get("images") else found
 
@@ -191,14 +193,33 @@ def _not_partitioned() -> Iterator[None]:
 
 def rewards_of_trainer(model: TinyModel, setting: Mapping[str, Any]) -> list[Any]:
     """What a user passes as ``reward_funcs``."""
+    import torch
+
     wanted = setting.get("rewards", "letters")
-    return [reward_model(model)] if wanted == "model" else [*reward_functions(wanted)]
+    if wanted not in _MODELS:
+        return [*reward_functions(wanted)]
+    found = reward_model(model)
+    if wanted == "model_nan":
+        found.register_forward_hook(_without_some, with_kwargs=True)
+    return [torch.compile(found, backend="eager") if wanted == "compiled_model" else found]
+
+
+def _without_some(module: Any, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+    """No number for conversations that :func:`_is_without` says."""
+    for row, ids in enumerate(kwargs["input_ids"] if "input_ids" in kwargs else args[0]):
+        if _is_without(ids):
+            output.logits[row] = float("nan")
+
+
+def _is_without(ids: Any) -> bool:
+    """Whether a conversation gets no number: about a third of them, however they are padded."""
+    return int(ids.sum()) % 3 == 0
 
 
 def rewards_of_reference(model: TinyModel, setting: Mapping[str, Any]) -> list[Callable[..., list[float | None]]]:
     """The same as functions, each called with ``completions``, texts, ``prompts``, texts, and ``target``."""
     wanted = setting.get("rewards", "letters")
-    if wanted != "model":
+    if wanted not in _MODELS:
         owned = [environments.reward_of_environment] if setting.get("tools") == "environment_reward" else []
         return [*(_awaited(function) for function in reward_functions(wanted)), *owned]
     import torch
@@ -212,7 +233,8 @@ def rewards_of_reference(model: TinyModel, setting: Mapping[str, Any]) -> list[C
             text = words.apply_chat_template(messages, tokenize=False)
             ids = torch.tensor([words(text, add_special_tokens=False)["input_ids"]])
             with torch.no_grad():
-                found.append(scorer(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.item())
+                number = scorer(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.item()
+            found.append(None if wanted == "model_nan" and _is_without(ids) else number)
         return found
 
     scored.__name__ = str(model.path).rpartition("/")[2]

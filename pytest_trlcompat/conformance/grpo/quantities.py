@@ -146,6 +146,8 @@ def recorded_quantities(recordings: Sequence[Recording], truth: Truth) -> Mappin
             found[f"weights[{name}]", place] = weight
     every = int(main.arguments["logging_steps"])
     for number, entry in enumerate(main.logs):
+        if "clip_ratio" in entry and not main.arguments.get("use_liger_loss"):  # as 0.16 calls it
+            entry = {**entry, "clip_ratio/region_mean": entry["clip_ratio"]}
         for name, value in entry.items():
             found[f"logs[{name}]", f"step {(number + 1) * every - 1}"] = torch.tensor([value], dtype=torch.float64)
     for number, (_, entry) in enumerate(main.evaluations):
@@ -189,6 +191,10 @@ def _sampling(recordings: Sequence[Recording], truth: Truth) -> Iterator[Differe
         found = [each.prompts for each in main.generated if not each.evaluation]
         if found != main.prompts_before_resuming:
             yield Difference("prompts", "after resuming", main.prompts_before_resuming, found, math.inf, 0.0)
+    for name, value in (main.arguments.get("gradient_checkpointing_kwargs") or {}).items():
+        others = [each.get(name) for each in main.checkpointed if each.get(name) != value]
+        if others and main.arguments["gradient_checkpointing"]:
+            yield Difference(f"checkpointing[{name}]", "training", [value], others[:1], math.inf, 0.0)
     if main.seeded:
         yield Difference("seed", "built", [], main.seeded[:4], math.inf, 0.0)
     if main.arguments.get("shuffle_dataset") is False:
@@ -222,6 +228,9 @@ def drawn(
         seen = _SWITCHED_OFF.get(name) if found[name] is None else found[name]
         if seen is None or abs(float(seen) - float(value)) > 1e-9:
             yield Difference(f"generation[{name}]", place, [value], [found[name]], math.inf, 0.0)
+    multiple = arguments.get("pad_to_multiple_of")
+    if multiple and "width" in found and found["width"] % int(multiple):
+        yield Difference("generation[width]", place, [f"a multiple of {multiple}"], [found["width"]], math.inf, 0.0)
     named = found["eos_token_id"]
     declared = {int(each) for each in (named if isinstance(named, list) else [] if named is None else [named])}
     if not set(ends) <= declared:

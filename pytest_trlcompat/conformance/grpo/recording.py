@@ -122,15 +122,16 @@ def _build(
     extra: dict[str, Any] = {} if adapter is None else {"peft_config": adapter}
     if setting.get("evaluation"):
         extra["eval_dataset"] = data.dataset(objects.prompt_count(setting, "evaluation"), "evaluation")
-    if setting.get("rewards") == "shared_class":
+    if setting.get("rewards") in ("compiled_model", "shared_class"):  # which a compiled model needs
         extra["reward_processing_classes"] = words
     if data.tools == "calls":
         extra["tools"] = [tools.tool(found.tool_calls.append)]
     elif data.tools:
         extra["environment_factory"] = environments.factory(data.tools, found.tool_calls.append)
     dataset: Any = data.dataset(objects.prompt_count(setting, "training"))
-    if setting.get("data") in ("iterable", "none"):
-        dataset = dataset.to_iterable_dataset() if setting["data"] == "iterable" else None
+    if setting.get("data") in ("iterable", "list", "none"):
+        other = {"iterable": dataset.to_iterable_dataset, "list": dataset.to_list}.get(setting["data"], lambda: None)
+        dataset = other()
     functions = [watched_function(each, found) for each in objects.rewards_of_trainer(model, setting)]
     trainer = watched_trainer(trainer_class, found)(
         model=policy,

@@ -63,6 +63,7 @@ class Recording:
         tables: of completions that were printed: prompts, completions, and rewards by function.
         seeded: of two trainers with one seed, names of weights that differ.
         changed: dictionaries of the user's config that building the trainer changed: before and after.
+        checkpointed: with which keywords activations are checkpointed, at each micro-batch of a model that does so.
         prompts_before_resuming: of each generation of a training that was resumed later.
         returned: by each evaluation.
         tool_calls: with the numbers of which words the tool was called.
@@ -81,6 +82,7 @@ class Recording:
     seeded: list[str] = field(default_factory=list)
     tool_calls: list[int] = field(default_factory=list)
     changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    checkpointed: list[dict[str, Any]] = field(default_factory=list)
     prompts_before_resuming: list[list[list[int]]] = field(default_factory=list)
     in_evaluation: bool = False
 

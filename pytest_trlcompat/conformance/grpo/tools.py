@@ -17,6 +17,7 @@ __all__ = [
     "CHAT_TEMPLATE",
     "RESPONSE_SCHEMA",
     "RESPONSE_TEMPLATE",
+    "WITHOUT_CALLS",
     "WORDS",
     "answered",
     "called",
@@ -45,6 +46,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}{{ eos_token + ' ' }}{% endfor %}"
     f"{{% if add_generation_prompt %}}{{{{ 'w{_ASSISTANT} ' }}}}{{% endif %}}"
 )
+WITHOUT_CALLS = CHAT_TEMPLATE.replace("message['tool_calls'] or []", "[]")
+"""One that writes no calls, so that a model sees results of what nobody has called."""
 RESPONSE_TEMPLATE: dict[str, Any] = {
     "defaults": {"role": "assistant"},
     "start_anchor": f"w{_ASSISTANT}",  # what is sampled is joined to it without a space

@@ -26,7 +26,7 @@ from pytest_trlcompat.conformance.grpo.sampling import Data, content, name_of
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["fixed_completions", "watched_function", "watched_tables", "watched_trainer"]
+__all__ = ["fixed_completions", "prepared_config", "watched_function", "watched_tables", "watched_trainer"]
 
 
 @contextlib.contextmanager
@@ -44,11 +44,11 @@ def fixed_completions(data: Data, found: Recording, group: int) -> Iterator[None
         config = copy.deepcopy(kwargs["generation_config"])
         wanted = config.max_new_tokens
         config.max_new_tokens = 1
-        with _prepared_config() as prepared:
+        with prepared_config() as prepared:
             drawn = generate(self, inputs, **{**kwargs, "generation_config": config})
         arguments = {name: getattr(prepared[0], name, None) for name in _GENERATION}
-        arguments["max_new_tokens"] = wanted
         width = prompts.shape[1]
+        arguments |= {"max_new_tokens": wanted, "width": width}
         call = sum(each.evaluation == found.in_evaluation for each in found.generated)
         one = Generated([], [], arguments, evaluation=found.in_evaluation)
         size = group
@@ -120,7 +120,7 @@ _GENERATION = (
 
 
 @contextlib.contextmanager
-def _prepared_config() -> Iterator[list[Any]]:
+def prepared_config() -> Iterator[list[Any]]:
     """The generation config as a call of ``generate`` uses it, with the model's own settings merged."""
     from transformers.generation import GenerationMixin
 
@@ -217,6 +217,7 @@ def watched_trainer(trainer_class: type, found: Recording) -> type:
             found.micro_batches.append(batch)
             if isinstance(inputs, Mapping) and "completion_ids" in inputs:
                 _keep(inputs, batch)
+            found.checkpointed += _checkpointed(model)
             try:
                 return super().compute_loss(model, inputs, *args, **kwargs)
             finally:
@@ -247,6 +248,13 @@ def watched_trainer(trainer_class: type, found: Recording) -> type:
         setattr(Recording, method, scored)
     Recording.__name__ = trainer_class.__name__
     return Recording
+
+
+def _checkpointed(model: Any) -> list[dict[str, Any]]:
+    """With which keywords the first module that checkpoints its activations does so; empty where none does."""
+    own = (getattr(each, "_gradient_checkpointing_func", None) for each in model.modules())
+    function = next((each for each in own if each is not None), None)
+    return [] if function is None else [dict(getattr(function, "keywords", {}))]
 
 
 _INPUTS = {

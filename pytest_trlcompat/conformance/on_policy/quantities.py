@@ -5,13 +5,61 @@ Runs inside a rank, or wherever torch is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pytest_trlcompat.conformance.comparison import Quantity
+from pytest_trlcompat.conformance.comparison import Difference, Quantity
 from pytest_trlcompat.conformance.on_policy.records import OnPolicyRecording
 
-__all__ = ["expected_steps", "recorded_batches", "recorded_logs"]
+__all__ = ["DRAWN", "before_steps", "expected_steps", "recorded_batches", "recorded_logs"]
+
+DRAWN = ("do_sample", "max_new_tokens", "repetition_penalty", "temperature", "top_k", "top_p")
+"""Arguments of generation that decide how tokens are drawn."""
+_NEAR = 1e-6
+"""Trainers add 1e-7 to a temperature, so that none is 0."""
+
+
+def before_steps(recording: OnPolicyRecording) -> Iterator[Difference]:
+    """What differs before a model has computed anything: what the user gave, and how tokens are drawn.
+
+    Importance ratios ask for responses that are drawn from the very distribution whose log-probabilities are taken: at
+    the config's temperature, and with no token cut off or penalised, whatever the model's own generation config says.
+    """
+    arguments = recording.arguments
+    for name, wanted in recording.asked.items():
+        if arguments.get(name) != wanted:
+            yield Difference(f"config[{name}]", "built", [wanted], [arguments.get(name)], math.inf, 0.0)
+    if recording.collated == 0:
+        yield Difference("data_collator", "training", ["batches"], ["none"], math.inf, 0.0)
+    drawn = {
+        "do_sample": True,
+        "max_new_tokens": arguments["response_length"],
+        "repetition_penalty": 1.0,
+        "temperature": arguments["temperature"],
+        "top_k": 0,
+        "top_p": 1.0,
+    }
+    for name, wanted in drawn.items():
+        calls = [(number, call[name]) for number, call in enumerate(recording.drawn)]
+        other = [(number, value) for number, value in calls if not _is_drawn_so(name, value, wanted)]
+        for number, value in other[:1]:  # each call is made with the same
+            yield Difference(f"generation[{name}]", f"call {number}", [wanted], [value], math.inf, 0.0)
+    stop = arguments.get("stop_token_id")
+    if stop is None and arguments.get("stop_token") == "eos":
+        stop = 1
+    beyond = [(row, response) for row, (_, response) in enumerate(recording.rows) if stop in response[:-1]]
+    for row, response in beyond[:1]:
+        begun = response[: response.index(stop) + 1]
+        yield Difference("generation[stop_token]", f"row {row}", begun, response, math.inf, 0.0)
+
+
+def _is_drawn_so(name: str, value: Any, wanted: float) -> bool:
+    seen = _SWITCHED_OFF.get(name) if value is None else value
+    return seen is not None and abs(float(seen) - float(wanted)) <= _NEAR
+
+
+_SWITCHED_OFF = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
 
 
 def expected_steps(steps: Sequence[Any], place: str, by_micro_batch: Sequence[str]) -> Iterator[Quantity]:

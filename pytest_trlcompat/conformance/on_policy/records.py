@@ -37,6 +37,10 @@ class OnPolicyRecording:
         seen: by quantity, what passed by in each batch: ``(batch, tensor)``.
         micro_batches: batch, and the tokens of each row without padding.
         checkpoints: after how many batches there was one.
+        drawn: what decides how tokens are drawn, by name, of each call of ``generate``.
+        asked: fields of the config as its user wrote them, where ``arguments`` must still have them.
+        prompts: of the dataset, where it is known.
+        collated: how many rows the user's own collator made batches of; ``None`` where there is none.
     """
 
     arguments: dict[str, Any]
@@ -47,6 +51,10 @@ class OnPolicyRecording:
     steps: list[OnPolicyStep] = field(default_factory=list)
     logs: list[dict[str, float]] = field(default_factory=list)
     checkpoints: list[int] = field(default_factory=list)
+    drawn: list[dict[str, Any]] = field(default_factory=list)
+    asked: dict[str, Any] = field(default_factory=dict)
+    prompts: int = 0
+    collated: int | None = None
 
     @property
     def batch(self) -> int:

@@ -26,10 +26,19 @@ _BY_BATCH = (
 )
 
 
-def expected_quantities(steps: Sequence[reference.PPOStep], logging_steps: int) -> Iterator[Quantity]:
-    """Everything that a recording can show, in the order in which steps make it."""
+def expected_quantities(
+    steps: Sequence[reference.PPOStep], logging_steps: int, documented_rows: int | None
+) -> Iterator[Quantity]:
+    """Everything that a recording can show, in the order in which steps make it.
+
+    Args:
+        documented_rows: of a batch on one rank, "``per_device_train_batch_size`` * ``gradient_accumulation_steps``";
+            ``None``: it is not compared.
+    """
     import torch
 
+    if documented_rows is not None:
+        yield Quantity("data[rows of a batch]", "training", torch.tensor([float(documented_rows)]))
     for batch, step in enumerate(steps):
         made, place = step.experience, f"batch {batch}"
         mask, states = made.tokens.completion_mask, made.step_mask
@@ -52,4 +61,10 @@ def expected_quantities(steps: Sequence[reference.PPOStep], logging_steps: int) 
 
 def recorded_quantities(recordings: Sequence[OnPolicyRecording]) -> dict[tuple[str, str], torch.Tensor]:
     """The same of a recording, as far as this release shows it, by stage and place."""
-    return {**recorded_batches(recordings, _BY_BATCH, ("new_logprobs",)), **recorded_logs(recordings[0])}
+    import torch
+
+    return {
+        ("data[rows of a batch]", "training"): torch.tensor([float(recordings[0].arguments["local_batch_size"])]),
+        **recorded_batches(recordings, _BY_BATCH, ("new_logprobs",)),
+        **recorded_logs(recordings[0]),
+    }

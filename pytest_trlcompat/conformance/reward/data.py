@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
+from pytest_trlcompat.conformance.sft.data import TEMPLATES
+
 if TYPE_CHECKING:
     from pytest_trlcompat.conformance.supervised.records import Row
     from pytest_trlcompat.reference import RewardUndecided
@@ -145,6 +147,7 @@ def expected_rows(
     Undecided by the documentation: ``appended_eos`` and ``too_long``.
     """
     words, kind = tokenizer(model, setting), kind_of(setting)
+    words.chat_template = TEMPLATES["other"] if setting.get("template") else words.chat_template
     limit = arguments.get("max_length")
     found: list[Row] = []
     for example in examples(model, setting, seed, part):

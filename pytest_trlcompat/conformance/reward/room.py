@@ -18,8 +18,9 @@ from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.conventions import Conventions, of_installed
 from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.reward import data
+from pytest_trlcompat.conformance.sft import data as sft_data
 from pytest_trlcompat.conformance.supervised import evaluating
-from pytest_trlcompat.conformance.supervised.evaluating import EVALUATION, GIVEN, changed, evaluation_argument
+from pytest_trlcompat.conformance.supervised.evaluating import EVALUATION, GIVEN, built, evaluation_argument
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
 from pytest_trlcompat.conformance.supervised.room import AXES, Room
 from pytest_trlcompat.conformance.supervised.truth import settings_from
@@ -35,7 +36,10 @@ __all__ = ["ROOM", "RewardRoom"]
 
 
 class RewardRoom(Room):
-    """``RewardTrainer``."""
+    """``RewardTrainer``.
+
+    ``template``: ``chat_template_path`` names the folder of a model whose tokenizer has another chat template.
+    """
 
     trainer = "reward"
     names = ("RewardTrainer", "RewardConfig")
@@ -48,6 +52,7 @@ class RewardRoom(Room):
         "stream": (False, True),
         "evaluation": EVALUATION,
         "given": GIVEN,
+        "template": ("", "tokenizer"),
         "model": (*AXES["model"], "language_model", "two_outputs"),
     }
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
@@ -63,6 +68,7 @@ class RewardRoom(Room):
         ("stream", True): "trl>=0.24",
         ("evaluation", "streamed"): "trl>=0.24",
         ("model", "two_outputs"): "trl>=0.12",
+        ("template", "tokenizer"): "trl>=0.24",
     }
     base: ClassVar[Mapping[str, Any]] = {"max_length": 64}
 
@@ -78,12 +84,14 @@ class RewardRoom(Room):
     ) -> Any:
         import torch
 
+        if setting.get("template"):
+            config.chat_template_path = sft_data.template_path(model, setting)
         extra: dict[str, Any] = {self.words_argument(trainer_class): data.tokenizer(model, setting)}
         if setting.get("adapter") in ("peft_config", "both"):
             extra["peft_config"] = _adapter(setting)
         extra |= evaluation_argument(setting, lambda: data.dataset(model, setting, seed, "evaluation"))
 
-        def built(state: int) -> Any:
+        def from_state(state: int) -> Any:
             torch.manual_seed(state)
             given: dict[str, Any] = {
                 "model": _policy(model, setting),
@@ -91,30 +99,35 @@ class RewardRoom(Room):
                 "train_dataset": data.dataset(model, setting, seed, "training"),
                 **extra,
             }
-            made = trainer_class(**changed(given, setting))
+            made = built(trainer_class, given, setting)
             if setting.get("model") == "language_model":
                 _known_head(made, model)
             return made
 
         if setting.get("model") == "language_model":
-            built(1)
-        trainer = built(2)
+            from_state(1)
+        trainer = from_state(2)
         if "peft_config" in extra and fill:
             objects.fill_adapter(trainer.model)
         return trainer
 
     def evaluate(self, trainer: Any, model: TinyModel, setting: Mapping[str, Any], seed: int) -> None:
+        trainer.shows_samples = data.kind_of(setting) == "pretokenised"
         evaluating.evaluate(trainer, setting, lambda: data.dataset(model, setting, seed, "evaluation"))
 
     def watched(self, trainer_class: type, found: Recording) -> type:
-        """Without the table of samples that releases until 0.23 compute and print before each evaluation; and with the
-        heads that a language model gets whenever a trainer is built."""
+        """Without the table of samples that releases until 0.23 compute and print before each evaluation, but where the
+        trainer has no evaluation set to take them from, and was given one that it need not prepare; and with the heads
+        that a language model gets whenever a trainer is built."""
         heads = {"heads": found.beside.setdefault("heads", [])}
         if not hasattr(trainer_class, "visualize_samples"):
             return type(trainer_class.__name__, (trainer_class,), heads)
 
-        def no_table(*args: Any, **kwargs: Any) -> None:
-            pass
+        show: Any = trainer_class.visualize_samples
+
+        def no_table(self: Any, *args: Any, **kwargs: Any) -> None:
+            if self.eval_dataset is None and getattr(self, "shows_samples", False):
+                show(self, *args, **kwargs)
 
         return type(trainer_class.__name__, (trainer_class,), {"visualize_samples": no_table, **heads})
 

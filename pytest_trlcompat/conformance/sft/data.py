@@ -64,8 +64,8 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     """The processing class.
 
     ``same_end``: its padding is its end of sequence. ``no_padding``: it has none. ``beginning``: it begins every text
-    with :data:`BOS`, as its chat template does. ``left``: it pads on the left. ``generation``, ``behind_end``: see
-    :data:`TEMPLATES`, as for data with tools.
+    with :data:`BOS`, as its chat template does. ``left``: it pads on the left. ``no_template``: it has no chat
+    template. ``generation``, ``behind_end``: see :data:`TEMPLATES`, as for data with tools.
     """
     import copy
 
@@ -74,8 +74,8 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     found = copy.deepcopy(model.tokenizer)
     wanted = setting.get("tokenizer", "")
     found.padding_side = "left" if wanted == "left" else "right"  # old releases ask for the right side
-    kind = "tools" if setting.get("data") == "tools" else wanted
-    found.chat_template = TEMPLATES.get(kind, TEMPLATES[""])
+    kind = "tools" if setting.get("data") in ("tools", "calls") else wanted
+    found.chat_template = None if wanted == "no_template" else TEMPLATES.get(kind, TEMPLATES[""])
     if wanted == "same_end":
         found.pad_token = found.eos_token
     elif wanted == "no_padding":
@@ -144,6 +144,10 @@ def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str)
                     "tools": [_tool(name)],
                 }
             )
+        elif kind == "calls":
+            name = begun
+            called = [{"type": "function", "function": {"name": name, "arguments": {"w1": words(1, 2)}}}]
+            found.append({"messages": [{"role": "assistant", "tool_calls": called}], "tools": [_tool(name)]})
         elif kind == "system":
             found.append({"messages": [{"role": "system", "content": begun}, *turn()]})
         elif kind == "prompt_turns_completion":
@@ -170,9 +174,10 @@ def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str)
             found.append({"question": begun, "answer": words(1, 6)})
         elif kind == "ended":
             found.append({"text": f"{begun} {words(1, 8)}" + (" <eos>" if dice.random() < 0.5 else "")})
-        elif kind == "input_ids":
+        elif kind in ("input_ids", "input_ids_messages"):
             text = f"{begun} {words(1, 8)} <eos>"
-            found.append({"input_ids": model.tokenizer(text, add_special_tokens=False)["input_ids"]})
+            beside = {"messages": [{"role": "user", "content": begun}]} if kind == "input_ids_messages" else {}
+            found.append({"input_ids": model.tokenizer(text, add_special_tokens=False)["input_ids"], **beside})
         else:
             found.append({"text": f"{begun} {words(1, 8)}"})
     if setting.get("images") == "placeholders":

@@ -54,9 +54,9 @@ class SFTRoom(Room):
         "data": (
             *("text", "other_field", "ended", "messages", "turns", "system", "prompt_completion"),
             *("prompt_completion_messages", "prompt_turns_completion", "conversations", "long_prompts", "questions"),
-            *("input_ids", "labels", "tools"),
+            *("input_ids", "input_ids_messages", "labels", "tools", "calls"),
         ),
-        "tokenizer": ("", "same_end", "no_padding", "beginning", "left", "generation", "behind_end"),
+        "tokenizer": ("", "same_end", "no_padding", "beginning", "left", "generation", "behind_end", "no_template"),
         "template": ("", "tokenizer", "file"),
         "stream": (False, True),
         "transform": (False, True),
@@ -64,6 +64,7 @@ class SFTRoom(Room):
         "images": images.AXIS,
         "adapter": (*AXES["adapter"], *_VIRTUAL),
         "arguments": ("", "plain"),
+        "given": evaluating.GIVEN,
         "loss_function": ("", "own"),
         "metrics": ("", "own"),
     }
@@ -73,9 +74,11 @@ class SFTRoom(Room):
         **{("data", each): "trl>=0.15" for each in ("prompt_completion_messages", "prompt_turns_completion")},
         ("tokenizer", "no_padding"): "trl>=0.16",
         ("data", "labels"): "trl>=0.16",
-        ("data", "tools"): "trl>=0.19",
+        **{("data", each): "trl>=0.19" for each in ("tools", "calls")},
+        ("data", "input_ids_messages"): "trl>=0.15.2",
         **{("template", each): "trl>=0.19" for each in ("tokenizer", "file")},
         ("loss_function", "own"): "trl>=0.15",
+        ("given", "twice"): "trl>=0.15",
         # Until then these take means over tokens by themselves, without the first one, which documentation leaves open.
         **{("model", each): "transformers>=4.48" for each in ("gpt2", "granite")},
         # Until then rows that are not padded are kept apart by flash attention alone, which is not on a CPU.
@@ -114,12 +117,13 @@ class SFTRoom(Room):
             extra["compute_loss_func"] = _own_loss
         if setting.get("metrics"):
             extra["compute_metrics"] = _own_metrics
-        trainer = trainer_class(
-            model=_policy(model, setting),
-            args=config,
-            train_dataset=data.dataset(model, setting, seed, "training"),
+        given: dict[str, Any] = {
+            "model": _policy(model, setting),
+            "args": config,
+            "train_dataset": data.dataset(model, setting, seed, "training"),
             **extra,
-        )
+        }
+        trainer = evaluating.built(trainer_class, given, setting)
         if adapter is not None and fill:
             _fill(trainer.model)
         return trainer
@@ -193,7 +197,10 @@ class SFTRoom(Room):
         setting: Mapping[str, Any],
         seed: int,
     ) -> Iterator[Difference]:
-        """What ``compute_metrics`` gave of an evaluation before the training."""
+        """What ``compute_metrics`` gave of an evaluation before the training; and whether the accuracy of tokens is
+        logged, which is documented without a condition, where a loss is the user's own."""
+        if setting.get("loss_function") and "mean_token_accuracy" not in recordings[0].logs[0]:
+            yield Difference("logs[mean_token_accuracy]", "training", ["a number"], ["none"], math.inf, 0.0)
         if not setting.get("metrics"):
             return
         rows = self.expected_rows(model, setting, recordings[0].arguments, seed, "evaluation")

@@ -19,7 +19,7 @@ from pytest_trlcompat.conformance.architectures import ARCHITECTURES
 from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.supervised import evaluating
-from pytest_trlcompat.conformance.supervised.evaluating import EVALUATION, GIVEN, changed, evaluation_argument
+from pytest_trlcompat.conformance.supervised.evaluating import EVALUATION, GIVEN, built, evaluation_argument
 from pytest_trlcompat.conformance.supervised.records import Recording
 from pytest_trlcompat.conformance.supervised.room import AXES, Room
 from pytest_trlcompat.conformance.training import world_size
@@ -85,7 +85,7 @@ class ComparedRoom(Room):
             self.words_argument(trainer_class): self.tokenizer(model, setting),
             **extra,
         }
-        trainer = trainer_class(**changed(given, setting))
+        trainer = built(trainer_class, given, setting)
         if setting.get("adapter") in objects.NEW_ADAPTERS and fill:
             objects.fill_adapter(trainer.model)
         return trainer

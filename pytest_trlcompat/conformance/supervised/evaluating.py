@@ -1,4 +1,4 @@
-"""What a trainer is given beside its config, and what it evaluates on: axes of rooms that read a user's data.
+"""How a trainer is built from its arguments, and what it evaluates on: axes of rooms that read a user's data.
 
 Runs inside a rank; imports the stack only inside functions.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["AFTER", "EVALUATION", "GIVEN", "SINCE", "changed", "evaluate", "evaluation_argument"]
+__all__ = ["AFTER", "EVALUATION", "GIVEN", "SINCE", "built", "evaluate", "evaluation_argument"]
 
-GIVEN = ("", "no_train_dataset", "peft_mapping")
-"""``peft_mapping``: a mapping for ``peft_config``, which documentation does not allow."""
+GIVEN = ("", "no_train_dataset", "peft_mapping", "twice")
+"""``peft_mapping``: a mapping for ``peft_config``, which documentation does not allow; ``twice``: another trainer is
+built before, of the same arguments, and what was prepared for it must be found again."""
 EVALUATION = ("", "after", "before", "during", "best", "given", "sets", "streamed", "sets_streamed")
 """``given``: ``evaluate()`` is given the data after the training, and the trainer has none; ``sets``: the trainer has a
 dictionary of two sets; ``streamed``: they are an ``IterableDataset``; ``sets_streamed``: in a dictionary."""
@@ -20,23 +21,31 @@ AFTER = ("after", "given", "sets", "streamed", "sets_streamed")
 SINCE: Mapping[tuple[str, Any], str] = {
     **{("evaluation", kind): "trl>=0.12" for kind in AFTER if kind != "after"},
     **{("given", kind): "trl>=0.12" for kind in GIVEN if kind},
+    ("given", "twice"): "trl>=1.7",
     ("metrics", True): "trl>=0.12",
 }
 """Requirements of the releases with which these values were measured."""
 
 
-def changed(given: Mapping[str, Any], setting: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a trainer, as the axis ``given`` has them.
+def built(trainer_class: type, given: Mapping[str, Any], setting: Mapping[str, Any]) -> Any:
+    """The trainer, with its arguments as the axis ``given`` has them.
+
+    One that is built twice keeps as ``fingerprints`` those of both prepared training sets, by which the cache of
+    ``datasets`` knows them.
 
     Args:
-        given: as they are without it.
+        given: the arguments as they are without it.
     """
     kind = setting.get("given")
     if kind == "no_train_dataset":
-        return {**given, "train_dataset": None}
-    if kind == "peft_mapping":
-        return {**given, "peft_config": {"r": 4}}
-    return dict(given)
+        given = {**given, "train_dataset": None}
+    elif kind == "peft_mapping":
+        given = {**given, "peft_config": {"r": 4}}
+    before = trainer_class(**given) if kind == "twice" else None
+    trainer = trainer_class(**given)
+    if before is not None:
+        trainer.fingerprints = [each.train_dataset._fingerprint for each in (before, trainer)]
+    return trainer
 
 
 def evaluate(trainer: Any, setting: Mapping[str, Any], dataset: Callable[[], Any]) -> None:

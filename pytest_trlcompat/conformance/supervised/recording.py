@@ -113,6 +113,7 @@ def _build(
 
 
 def _describe(trainer: Any, found: Recording) -> None:
+    found.fingerprints = list(getattr(trainer, "fingerprints", []))
     plain = (int, float, str, bool, list, tuple, dict, type(None))
     found.arguments |= {name: value for name, value in vars(trainer.args).items() if isinstance(value, plain)}
     for part, dataset in (("training", trainer.train_dataset), ("evaluation", trainer.eval_dataset)):

@@ -55,6 +55,7 @@ class Recording:
         evaluations: of each evaluation, what was logged and after how many steps.
         returned: by each evaluation.
         changed: dictionaries of the user's config that building the trainer changed: before and after.
+        fingerprints: of the prepared training sets of two trainers with the same arguments.
         before_resuming: rows of each micro-batch of a training that was resumed later, from the checkpoint on.
         after_resuming: of the resumed training.
         final: trained weights at the end, where the best model was to be loaded.
@@ -70,6 +71,7 @@ class Recording:
     evaluations: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     returned: list[dict[str, float]] = field(default_factory=list)
     changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    fingerprints: list[str] = field(default_factory=list)
     before_resuming: list[list[Row]] = field(default_factory=list)
     after_resuming: list[list[Row]] = field(default_factory=list)
     final: dict[str, torch.Tensor] = field(default_factory=dict)

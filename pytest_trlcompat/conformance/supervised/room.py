@@ -40,13 +40,15 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "resumed": ("", "between_steps"),
     "refused": (False, True, "allowed"),
     "refused_naming": ("", "train_dataset", "peft_config", "precompute_ref_log_probs"),
+    "refused_in": ("", "evaluation", "training"),
     "liger": liger.AXIS,
 }
 """What is chosen beside the fields of a config, with the default first, for every such trainer. A room has others
 beside. ``evaluation="best"``: an evaluation after each step, and at the end the best model is loaded;
 ``"given"``: ``evaluate`` is called with a dataset as a user has it, and the trainer has no other; ``refused``: the
-training must end in an error, or, ``"allowed"``, may; a release: must from that one on; ``refused_naming``: and the
-error must name this argument; ``liger``: see
+training must end in an error that is raised on purpose before it begins, or, ``"allowed"``, may; a release: must from
+that one on; ``refused_naming``: and the error must name this argument; ``refused_in``: the error may come as late as
+that, since nothing shows before what is wrong; ``liger``: see
 :mod:`~pytest_trlcompat.conformance.liger`."""
 SINCE: Mapping[tuple[str, Any], str] = {
     ("model", "experts"): "transformers>=4.51",
