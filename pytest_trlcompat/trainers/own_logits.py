@@ -65,7 +65,9 @@ class OwnLogitsMixin(Cure):
             return Activity(None, "depends on the model: its logits may be more than the output head")
         states = [vars(each)[_STATE] for each in modules_held(trainer) if _STATE in vars(each)]
         if any(state.is_unread for state in states):
-            return Activity(True, "the output head's weight is none that TRL's fused head could use without a call of the head")
+            return Activity(
+                True, "the output head's weight is none that TRL's fused head could use without a call of the head"
+            )
         if any(state.differs for state in states):
             return Activity(True, "the model's logits are others than those of TRL's fused head")
         if any(state.differs is None for state in states):
@@ -139,10 +141,10 @@ def _is_at_hand(head: Any) -> bool:
     What ZeRO-3 has of a parameter TRL gathers. Of a head that is a unit of FSDP2's by itself it gathers the shards, too,
     but takes each rank's gradient for that of all: see ``full_tensor`` of PyTorch's ``DTensor``.
     """
-    weight = getattr(head, "weight", None)
+    weight: Any = getattr(head, "weight", None)
     if hasattr(weight, "full_tensor") and weight.requires_grad:
         return False
-    return hasattr(head, "bias") and (hasattr(weight, "ds_id") or getattr(weight, "ndim", 0) == 2)  # noqa: PLR2004
+    return hasattr(head, "bias") and (hasattr(weight, "ds_id") or getattr(weight, "ndim", 0) == 2)
 
 
 @contextmanager

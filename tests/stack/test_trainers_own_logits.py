@@ -114,7 +114,7 @@ def gradient_of_saved_head(model: Any, cured: bool) -> float:
     accelerator, policy = Accelerator(), model.new_model()
     (_checking(add_fused_lm_head) if cured else add_fused_lm_head)(policy)
     policy = get_peft_model(policy, LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]))
-    policy, optimizer = accelerator.prepare(policy, torch.optim.SGD(policy.parameters()))
+    policy, _ = accelerator.prepare(policy, torch.optim.SGD(policy.parameters()))
     rows = torch.tensor([[5, 6, 7, 8], [20, 30, 40, 50]], device=accelerator.device)
     if accelerator.num_processes > 1:
         rows = rows[accelerator.process_index][None]

@@ -5,7 +5,6 @@ Runs inside a rank; imports the stack only inside functions.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

@@ -45,7 +45,7 @@ def before_steps(recording: OnPolicyRecording) -> Iterator[Difference]:
         other = [(number, value) for number, value in calls if not _is_drawn_so(name, value, wanted)]
         for number, value in other[:1]:  # each call is made with the same
             yield Difference(f"generation[{name}]", f"call {number}", [wanted], [value], math.inf, 0.0)
-    stop = arguments.get("stop_token_id")
+    stop: Any = arguments.get("stop_token_id")
     if stop is None and arguments.get("stop_token") == "eos":
         stop = 1
     beyond = [(row, response) for row, (_, response) in enumerate(recording.rows) if stop in response[:-1]]
