@@ -238,8 +238,9 @@ class KnownIssue:
 
         Args:
             strategy: of the suite of ``other``. What is predicted under the same one counts, or under the strategy
-                without its variant, or in one of :attr:`without_trainer`. Where a release lacks the trainer that this
-                issue's own suite runs, that says nothing of the trainer of ``other``.
+                without its variant, or in one of :attr:`without_trainer`; of what conformance has found, whose labels
+                are settings that show it, also what is predicted under whatever strategy. Where a release lacks the
+                trainer that this issue's own suite runs, that says nothing of the trainer of ``other``.
         """
         if not self.may_stop(other):
             return False
@@ -250,6 +251,9 @@ class KnownIssue:
             labels &= set(self.strategies)
         if self.suite == _FINDINGS:  # its labels are settings that show it, and others may
             labels |= {each for each in self.strategies if kind(each) == kind(strategy)}
+            anywhere = next((each for each in here if each.applies("upstream", strategy, versions)), None)
+            if anywhere is not None and not anywhere.strategies and anywhere.verdict in _RAISING:
+                return True
         for label in {*labels, *(each for each in self.without_trainer if kind(each) == kind(strategy))}:
             found = next((each for each in here if each.applies("upstream", label, versions)), None)
             if found is not None and found.verdict in _RAISING:
