@@ -123,7 +123,7 @@ def collator(tokenizer: Any, collated: list[int]) -> Any:
     """
     from transformers import DataCollatorWithPadding
 
-    class Collator(DataCollatorWithPadding):  # type: ignore[misc]
+    class Collator(DataCollatorWithPadding):
         def __call__(self, features: Any) -> Any:
             collated.append(len(features))
             return super().__call__(features)
