@@ -48,9 +48,10 @@ def before_steps(recording: OnPolicyRecording) -> Iterator[Difference]:
     stop: Any = arguments.get("stop_token_id")
     if stop is None and arguments.get("stop_token") == "eos":
         stop = 1
-    beyond = [(row, response) for row, (_, response) in enumerate(recording.rows) if stop in response[:-1]]
+    responses = [response for _, response in recording.rows]
+    beyond = [(row, response) for row, response in enumerate(responses) if stop in response[:-1]]
     for row, response in beyond[:1]:
-        begun = response[: response.index(stop) + 1]
+        begun = response[: response.index(int(stop or 0)) + 1]
         yield Difference("generation[stop_token]", f"row {row}", begun, response, math.inf, 0.0)
 
 

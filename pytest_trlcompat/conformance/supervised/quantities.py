@@ -196,8 +196,8 @@ def rows_differing(
         first = next((pair for pair in places if pair[0] != pair[1]), (main.before_resuming, main.after_resuming))
         yield Difference("data[order]", "after resuming", [str(first[0])], [str(first[1])], math.inf, 0.0)
     if len(set(main.fingerprints)) > 1:
-        one, *others = main.fingerprints
-        yield Difference("data[fingerprint]", "built again", [one], others, math.inf, 0.0)
+        once, *again = main.fingerprints
+        yield Difference("data[fingerprint]", "built again", [once], again, math.inf, 0.0)
     for name, (before, after) in main.changed.items():
         yield Difference(f"config[{name}]", "built", [str(before)], [str(after)], math.inf, 0.0)
 
