@@ -18,7 +18,7 @@ NOT_ON_CPU = {"distillation-fsdp-teacher", "grpo-zero3-no-gather", "grpo-fsdp2-o
 """None has been seen to run on plain CPU processes yet; there host and device are the same."""
 NOT_WRITTEN = {
     *("distillation-assistant-prefix", "distillation-attention-dropout", "distillation-resumed-epoch"),
-    "distillation-teacher-in-config",
+    *("distillation-no-dataset", "distillation-no-teacher", "distillation-teacher-in-config"),
     "distillation-zero3-no-gather",
     *("dpo-alpha-exponent", "dpo-attention-dropout", "dpo-desensitization-range", "dpo-reference-by-name"),
     *("dpo-logits", "grpo-logits", "kto-logits", "rloo-logits", "rloo-positions"),

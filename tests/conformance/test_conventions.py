@@ -19,8 +19,8 @@ def test_a_release_has_the_first_entry_whose_range_holds() -> None:
     assert (old.absent["loss_type"], between.absent["loss_type"]) == ("grpo", "bnpo")
     assert (old.absent["steps_per_generation"], "steps_per_generation" in between.absent) == (1, False)
     assert "reward_std_over" not in new.absent
-    assert new.undecided["no_reward"] == "left_out"
-    assert "no_reward" not in between.undecided
+    assert new.undecided["metrics_mean"] == "micro_batches"
+    assert between.undecided["metrics_mean"] == "ranks"
 
 
 def test_what_transformers_logs_depends_on_its_release() -> None:
