@@ -138,7 +138,7 @@ def _with_signature_of(function: Any) -> Callable[[Any], Any]:
 def _is_at_hand(head: Any) -> bool:
     """Whether a head has a matrix that the fused one can multiply by, and whose gradient is then right.
 
-    What ZeRO-3 has of a parameter TRL gathers. It gathers the shards of a head that is a unit of FSDP2's by itself, too,
+    What ZeRO-3 has of a parameter TRL gathers. Of a head that is a unit of FSDP2's by itself it gathers shards, too,
     but takes each rank's gradient for that of all: see ``full_tensor`` of PyTorch's ``DTensor``.
     """
     weight: Any = getattr(head, "weight", None)
