@@ -14,7 +14,12 @@ from pytest_trlcompat.catalog.upstream_reports import commands, folder, output_o
 SCRIPTS = sorted(folder().glob("*.py"))
 IDS = [script.stem for script in SCRIPTS]
 LINES = 40
-NOT_ON_CPU = {"distillation-fsdp-teacher", "grpo-zero3-no-gather", "grpo-fsdp2-offload-generation"}
+NOT_ON_CPU = {
+    "distillation-fsdp-teacher",
+    "grpo-compiled-reward",
+    "grpo-zero3-no-gather",
+    "grpo-fsdp2-offload-generation",
+}
 """None has been seen to run on plain CPU processes yet; there host and device are the same."""
 NOT_WRITTEN = {
     *("distillation-assistant-prefix", "distillation-attention-dropout", "distillation-resumed-epoch"),
