@@ -1,7 +1,7 @@
 """Cure of logits that a trainer computes by itself, and otherwise than the model.
 
-Issues: ``sft-logits``, ``dpo-logits``, ``kto-logits``, ``grpo-logits``, ``rloo-logits``; of heads whose weight it cannot
-read ``sft-tied-tokens``, ``dpo-tied-tokens``, ``kto-tied-tokens``, ``grpo-tied-tokens``, ``rloo-tied-tokens``; and of
+Issues: ``sft-logits``, ``dpo-logits``, ``kto-logits``, ``grpo-logits``, ``rloo-logits``; of heads that it cannot read
+``sft-tied-tokens``, ``dpo-tied-tokens``, ``kto-tied-tokens``, ``grpo-tied-tokens``, ``rloo-tied-tokens``; and of
 those that FSDP shards by themselves ``sft-saved-head``, ``dpo-saved-head``, ``grpo-saved-head``.
 
 TRL gives models a fused head: it multiplies the last hidden state by the output head's weight, part by part, adds a

@@ -379,9 +379,8 @@ def test_what_conformance_found_may_stop_a_row_that_is_none_of_its_own() -> None
     (label,) = smoothing.strategies
     assert chunked.may_stop_under(smoothing, label, versions)
     assert not chunked.may_stop_under(smoothing, label, {**versions, "trl": "1.6.0"})
-    assert chunked.may_stop_under(
-        smoothing, label.replace("single", "ddp"), versions
-    )  # its prediction names no strategy
+    # Its prediction names no strategy, and so holds under each.
+    assert chunked.may_stop_under(smoothing, label.replace("single", "ddp"), versions)
     head, newest = catalog["sft-saved-head"], {**versions, "trl": "1.16.0"}
     assert head.may_stop_under(smoothing, label.replace("single", "fsdp1"), newest)
     assert not head.may_stop_under(smoothing, label, newest)
