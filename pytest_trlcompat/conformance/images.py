@@ -26,9 +26,9 @@ __all__ = [
     "IMAGE_ID",
     "IMAGE_TOKEN",
     "MODELS",
+    "added",
     "column",
     "digests",
-    "features",
     "images_of",
     "lacking",
     "llava",
@@ -114,13 +114,16 @@ def column(setting: Mapping[str, Any], seed: int, part: str, rows: int) -> dict[
     return {"images": found}
 
 
-def features(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Of these columns, as datasets has them."""
-    if not columns:
-        return {}
-    from datasets import Image
+def added(dataset: Any, setting: Mapping[str, Any], seed: int, part: str) -> Any:
+    """The dataset with :func:`column` beside its own; itself where there is none."""
+    pictures = column(setting, seed, part, len(dataset))
+    if not pictures:
+        return dataset
+    from datasets import Dataset, Features, Image
 
-    return {name: Image() if name == "image" else [Image()] for name in columns}
+    kinds = {name: Image() if name == "image" else [Image()] for name in pictures}
+    features = Features({**dataset.features, **kinds})
+    return Dataset.from_dict({**dataset.to_dict(), **pictures}, features=features)
 
 
 def with_images(messages: Sequence[Mapping[str, Any]], images: Sequence[Any]) -> list[dict[str, Any]]:
@@ -319,8 +322,10 @@ def typed(inputs: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Any]:
 
 
 def digests(inputs: Mapping[str, Any]) -> tuple[int, ...]:
-    """A number for each row of pixel values, by which they are compared."""
-    return tuple(zlib.crc32(repr(each).encode()) for each in inputs.get("pixel_values", ()))
+    """A number for each row of pixel values, by which they are compared; those are a tensor or nested lists."""
+    pixels = inputs.get("pixel_values", ())
+    rows = pixels.float().tolist() if hasattr(pixels, "tolist") else pixels
+    return tuple(zlib.crc32(repr(each).encode()) for each in rows)
 
 
 def problems(inputs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

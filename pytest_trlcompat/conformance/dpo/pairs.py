@@ -122,15 +122,8 @@ def _row(setting: Mapping[str, Any], text: Any) -> dict[str, Any]:
 
 def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> Any:
     """The rows as a dataset."""
-    rows = pairs(model, setting, seed, part)
-    pictures = images.column(setting, seed, part, len(rows))
-    if not pictures:
-        return as_dataset(rows, setting)
-    from datasets import Dataset, Features
-
-    found = Dataset.from_list(rows)
-    kinds = Features({**found.features, **images.features(pictures)})
-    return Dataset.from_dict({**found.to_dict(), **pictures}, features=kinds)
+    found = as_dataset(pairs(model, setting, seed, part), setting)
+    return images.added(found, setting, seed, part) if setting.get("images") else found
 
 
 def with_images(
@@ -152,8 +145,7 @@ def with_images(
             for name in ("chosen", "rejected")
         ]
         made: dict[str, Any] = reference.preference_row(asked, *answers, **limits)
-        pixels = inputs["pixel_values"].float().tolist() if "pixel_values" in inputs else []
-        digests = images.digests({"pixel_values": pixels})
+        digests = images.digests(inputs)
         found.append({**made, "chosen_images": digests, "rejected_images": digests} if digests else made)
     return found
 

@@ -22,7 +22,14 @@ from pytest_trlcompat.conformance.grpo.truth import Truth, targets_of
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["clipped_by_rounding", "differences", "drawn", "expected_quantities", "recorded_quantities"]
+__all__ = [
+    "clipped_by_rounding",
+    "differences",
+    "drawn",
+    "expected_quantities",
+    "is_drawn_so",
+    "recorded_quantities",
+]
 
 
 def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> Iterator[Quantity]:
@@ -225,8 +232,7 @@ def drawn(
             wanted[name] = off if arguments[name] is None else arguments[name]
     wanted |= arguments.get("generation_kwargs") or {}
     for name, value in wanted.items():
-        seen = _SWITCHED_OFF.get(name) if found[name] is None else found[name]
-        if seen is None or abs(float(seen) - float(value)) > 1e-9:
+        if not is_drawn_so(name, found[name], value):
             yield Difference(f"generation[{name}]", place, [value], [found[name]], math.inf, 0.0)
     multiple = arguments.get("pad_to_multiple_of")
     if multiple and "width" in found and found["width"] % int(multiple):
@@ -238,6 +244,16 @@ def drawn(
     suppressed = sorted(found.get("suppress_tokens") or [])
     if not set(never) <= set(suppressed):
         yield Difference("generation[suppress_tokens]", place, list(never), suppressed, math.inf, 0.0)
+
+
+def is_drawn_so(name: str, value: Any, wanted: Any, near: float = 1e-9) -> bool:
+    """Whether an argument of generation is as it must be; ``None`` is what switches it off.
+
+    Args:
+        near: how far it may be away.
+    """
+    seen = _SWITCHED_OFF.get(name) if value is None else value
+    return seen is not None and abs(float(seen) - float(wanted)) <= near
 
 
 _SWITCHED_OFF = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}

@@ -84,17 +84,13 @@ class Data:
     def dataset(self, rows: int, part: str = "training") -> Dataset:
         """Columns ``prompt`` and ``target``, a number that a reward function may ask for; those of environments and of
         images."""
-        from datasets import Dataset, Features
+        from datasets import Dataset
 
         targets = [target_of(text) for text in self.texts(rows, part)]
         more = environments.column(self.tools, targets)
-        columns = {"prompt": self.prompts(rows, part), "target": targets, **more}
-        found = Dataset.from_dict(columns)
-        pictures = images.column(self.images or {}, self.seed, part, rows)
-        if not pictures:
-            return found
-        kinds = Features({**found.features, **images.features(pictures)})
-        return Dataset.from_dict({**columns, **pictures}, features=kinds)
+        found = Dataset.from_dict({"prompt": self.prompts(rows, part), "target": targets, **more})
+        with_images: Dataset = images.added(found, self.images or {}, self.seed, part)
+        return with_images
 
     def completion(self, prompt: Sequence[int], member: int, call: int) -> list[int]:
         """Token ids of one completion; it ends with an end of sequence unless it is as long as it may be.

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_trlcompat.conformance.comparison import Difference, Quantity
+from pytest_trlcompat.conformance.grpo.quantities import is_drawn_so
 from pytest_trlcompat.conformance.on_policy.records import OnPolicyRecording
 
 __all__ = ["DRAWN", "before_steps", "expected_steps", "recorded_batches", "recorded_logs"]
@@ -42,7 +43,7 @@ def before_steps(recording: OnPolicyRecording) -> Iterator[Difference]:
     }
     for name, wanted in drawn.items():
         calls = [(number, call[name]) for number, call in enumerate(recording.drawn)]
-        other = [(number, value) for number, value in calls if not _is_drawn_so(name, value, wanted)]
+        other = [(number, value) for number, value in calls if not is_drawn_so(name, value, wanted, _NEAR)]
         for number, value in other[:1]:  # each call is made with the same
             yield Difference(f"generation[{name}]", f"call {number}", [wanted], [value], math.inf, 0.0)
     stop: Any = arguments.get("stop_token_id")
@@ -53,14 +54,6 @@ def before_steps(recording: OnPolicyRecording) -> Iterator[Difference]:
     for row, response in beyond[:1]:
         begun = response[: response.index(int(stop or 0)) + 1]
         yield Difference("generation[stop_token]", f"row {row}", begun, response, math.inf, 0.0)
-
-
-def _is_drawn_so(name: str, value: Any, wanted: float) -> bool:
-    seen = _SWITCHED_OFF.get(name) if value is None else value
-    return seen is not None and abs(float(seen) - float(wanted)) <= _NEAR
-
-
-_SWITCHED_OFF = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
 
 
 def expected_steps(steps: Sequence[Any], place: str, by_micro_batch: Sequence[str]) -> Iterator[Quantity]:

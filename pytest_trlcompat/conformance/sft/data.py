@@ -193,13 +193,9 @@ def _tool(name: str) -> dict[str, Any]:
 
 def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> Any:
     """As a user gives it. ``transform``: its texts are written anew, with other words, whenever they are read."""
-    from datasets import Dataset, Features
+    from datasets import Dataset
 
-    found = Dataset.from_list(examples(model, setting, seed, part))
-    pictures = images.column(setting, seed, part, ROWS[part])
-    if pictures:
-        kinds = Features({**found.features, **images.features(pictures)})
-        found = Dataset.from_dict({**found.to_dict(), **pictures}, features=kinds)
+    found = images.added(Dataset.from_list(examples(model, setting, seed, part)), setting, seed, part)
     if setting.get("transform"):
         dice = random.Random(seed)
         return found.with_transform(lambda batch: {"text": [f"{text} w{dice.randrange(40)}" for text in batch["text"]]})
@@ -282,7 +278,7 @@ def _with_images(
     labels = [each if counted else reference.IGNORED for each, counted in zip(ids, counts, strict=True)]
     found: dict[str, Any] = {"input_ids": ids[:limit], "labels": tuple(labels[:limit])}
     if "pixel_values" in inputs:
-        found["images"] = images.digests({"pixel_values": inputs["pixel_values"].float().tolist()})
+        found["images"] = images.digests(inputs)
     return found
 
 
