@@ -18,8 +18,10 @@ __all__ = [
     "children",
     "die_with_parent",
     "ignore_signals",
+    "is_alive",
     "kill_marked",
     "marked",
+    "state_of",
 ]
 
 _PR_SET_PDEATHSIG = 1
@@ -50,6 +52,22 @@ def children() -> list[int]:
         with contextlib.suppress(OSError):
             found += map(int, path.read_text().split())
     return found
+
+
+def state_of(pid: int) -> str:
+    """A letter as in ``proc_pid_stat(5)``: ``S`` for a process that sleeps; empty where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process has not ended; one that its parent has not yet taken note of (a zombie) has.
+
+    An orphan's parent is init, which in a container may take its time.
+    """
+    return state_of(pid) not in ("", "Z", "X")
 
 
 def marked(mark: str) -> list[int]:

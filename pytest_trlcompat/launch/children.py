@@ -318,10 +318,7 @@ def reap(child: Child, wait: bool) -> None:
 
 def _is_stopped(pid: int) -> bool:
     """Whether SIGSTOP, or another signal like it, has stopped the process; see ``proc_pid_stat(5)``."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
-    except OSError:
-        return False
+    return _processes.state_of(pid) in ("T", "t")
 
 
 def _kill(pid: int) -> None:

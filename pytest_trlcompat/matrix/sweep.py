@@ -6,8 +6,8 @@ import contextlib
 import os
 import time
 from collections.abc import MutableMapping
-from pathlib import Path
 
+from pytest_trlcompat import _processes
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
@@ -20,7 +20,7 @@ __all__ = ["Sweep"]
 def _runs(name: str) -> bool:
     """Whether the other command of a name still runs, by the number of its process at the end."""
     process = name.rpartition("-")[2]
-    return process != str(os.getpid()) and Path(f"/proc/{process}").exists()
+    return process != str(os.getpid()) and process.isdigit() and _processes.is_alive(int(process))
 
 
 class Sweep:

@@ -12,18 +12,7 @@ from pathlib import Path
 
 import pytest
 
-
-def state_of(pid: int) -> str:
-    """A letter as in ``proc_pid_stat(5)``: ``S`` for one that sleeps; empty where there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def alive(pid: int) -> bool:
-    """An orphan is reaped by init whenever that gets to it, so a zombie counts as ended."""
-    return state_of(pid) not in ("", "Z")
+from pytest_trlcompat._processes import is_alive
 
 
 def open_in_server(server: int) -> int:
@@ -41,7 +30,7 @@ def open_in_server(server: int) -> int:
 
 
 def wait_until_gone(pid: int) -> None:
-    wait_until(lambda: not alive(pid), f"process {pid} is still there")
+    wait_until(lambda: not is_alive(pid), f"process {pid} is still there")
 
 
 def wait_until(holds: Callable[[], bool], otherwise: str) -> None:

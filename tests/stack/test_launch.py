@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from pytest_trlcompat._processes import state_of
 from pytest_trlcompat.launch import Launcher, LaunchError
 
-from ..launch.processes import state_of
 from .launch_bodies import ELEMENTS, meet, train_step
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
+from pytest_trlcompat import _processes
 from pytest_trlcompat.bisect.candidates import Candidate, ExecutionContext, PreparedCandidate
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.workers import WORKER_VARIABLE
@@ -303,7 +304,7 @@ def is_over(process: str, *, own: bool) -> bool:
     """
     if not process.isdigit():
         return True  # of a release that wrote no number
-    return own if int(process) == os.getpid() else not Path(f"/proc/{process}").exists()
+    return own if int(process) == os.getpid() else not _processes.is_alive(int(process))
 
 
 @contextlib.contextmanager
