@@ -6,6 +6,7 @@ from .adapter_loading import AdapterLoadingMixin as AdapterLoadingMixin
 from .adapter_reference import AdapterReferenceMixin as AdapterReferenceMixin
 from .adapter_seed import AdapterSeedMixin as AdapterSeedMixin
 from .assistant_prefix import AssistantPrefixMixin as AssistantPrefixMixin
+from .checkpoint_names import CheckpointNamesMixin as CheckpointNamesMixin
 from .checkpointed_generation import CheckpointedGenerationMixin as CheckpointedGenerationMixin
 from .compose import cured as cured
 from .ddp_adapter_checkpointing import DDPAdapterCheckpointingMixin as DDPAdapterCheckpointingMixin

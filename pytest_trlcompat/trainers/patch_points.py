@@ -147,6 +147,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     ),
     "CheckpointedGenerationMixin": (GENERATION,),
     "Cure": (_TRAIN,),
+    "CheckpointNamesMixin": (_LOAD, _trainer("_load_best_model")),
     "DDPAdapterCheckpointingMixin": (_WRAP_MODEL,),
     "DecayedNormsMixin": (_trainer("get_decay_parameter_names"), PARAMETER_NAMES),
     "DeepSpeedAccumulationMixin": (_TRAINING_STEP,),
