@@ -74,7 +74,7 @@ SERVER_RELEASES = ("0.20.0", "0.26.2", "0.28.0", "1.0.0")
 """Of TRL, whose vLLM servers trainers of other releases ask: those of ``suites/in_rank/vllm_training.py``."""
 
 LONG_BENCHMARKS = (
-    *("conformance_faults", "fused_heads", "kills", "loss_memory", "sweep", "launch", "soak"),
+    *("conformance_faults", "fused_heads", "kills", "loss_memory", "other_seeds", "sweep", "launch", "soak"),
     *("training_cost", "vllm_faults"),
 )
 

@@ -43,11 +43,13 @@ class ConformanceTrainings:
     """
     Attributes:
         model: in the test process, which builds none.
+        seed: of the data.
     """
 
     launches: LaunchCache
     model: TinyModel
     catalog: Catalog = field(default_factory=known_issues.load)
+    seed: int = 0
 
     def judge(self, subject: str, label: str, trainer: str) -> Finding:
         """What a setting shows: nothing, other known issues, or a finding, which is reduced to its fewest settings.
@@ -177,7 +179,8 @@ class ConformanceTrainings:
 
         def launched(names: Sequence[str]) -> LaunchResult:
             return self.launches(
-                *(conformance.hold, trainer, subject, self.model, {one: settings[one] for one in names}, 0, partly),
+                *(conformance.hold, trainer, subject, self.model, {one: settings[one] for one in names}),
+                *(self.seed, partly),
                 strategy=strategy,
                 world_size=size,
                 sharded=False,
