@@ -1,16 +1,19 @@
-"""How far rounding may move what counts on which side of a bound a ratio is."""
+"""What is compared of a GRPO training: what rounding may move over a bound, and what reward functions are given."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from pytest_trlcompat import reference
-from pytest_trlcompat.conformance.grpo.quantities import clipped_by_rounding
+from pytest_trlcompat.conformance.grpo.environments import observation
+from pytest_trlcompat.conformance.grpo.quantities import _rewarded, clipped_by_rounding
+from pytest_trlcompat.conformance.grpo.sampling import target_of
 
 from .reference_models import ROWS, random_bigrams, settings_of
 
@@ -52,3 +55,14 @@ def test_an_advantage_of_zero_may_have_either_sign() -> None:
     assert step.logs[LOW] == 0.0
     assert clipped_by_rounding(step, SETTINGS)[LOW] == pytest.approx(2 / TOKENS)
     assert clipped_by_rounding(step_with(1.0, [0.0] * 8), SETTINGS)[LOW] == 0.0
+
+
+@pytest.mark.parametrize("environments", [{}, {"environments": [[]]}])
+def test_a_reward_function_is_given_the_column_of_its_prompt(environments: dict[str, Any]) -> None:
+    """With the word that an environment's observation begins with; it is part of the prompt where there is none."""
+    written = "w1 w2 w3" if environments else "w1 w55 w3"
+    prompt = written + observation("environment", target_of(written)) if environments else written
+    for off, differing in ((0, []), (1, ["reward_arguments[reward.target]"])):
+        given = {"prompts": [prompt], "completions": [[5]], "target": [target_of(written) + off], **environments}
+        call = SimpleNamespace(rewarded={"reward": given}, prompts=[(4,)], completions=[(5,)], sampled=[[True]])
+        assert [each.stage for each in _rewarded(call, "generation 0")] == differing

@@ -309,7 +309,8 @@ def _tables(main: Recording, truth: Truth) -> Iterator[Difference]:
 def _rewarded(call: Any, place: str) -> Iterator[Difference]:
     """Reward functions get each completion with its own prompt and columns."""
     for name, given in call.rewarded.items():
-        wanted = [target_of(_words(environments.without_observation(text))) for text in given["prompts"]]
+        asked = environments.without_observation if "environments" in given else str
+        wanted = [target_of(_words(asked(text))) for text in given["prompts"]]
         if "target" in given and given["target"] != wanted:
             yield Difference(f"reward_arguments[{name}.target]", place, wanted, given["target"], math.inf, 0.0)
         counts = [len(call.prompts), len(given["completions"])]
