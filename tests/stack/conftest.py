@@ -4,10 +4,29 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatch
 
 import pytest
 
 from pytest_trlcompat.launch import Launcher
+
+NEWEST_ALONE = (
+    *("test_accelerator_*", "test_artefacts", "test_command", "test_debugging", "test_docs_examples"),
+    *("test_downstream", "test_launch_cluster", "test_launch_faults", "test_launch_machine", "test_launch_ports"),
+    *("test_preloading", "test_reference_*"),
+)
+"""Files of which ``nox -s tests`` runs none with an older stack: what they test, this package's launcher, accelerator
+and reference, depends least on the releases of a stack, and they take two fifths of the time."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "newest_stack: left out of the older stack by `nox -s tests`")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(fnmatch(item.path.stem, pattern) for pattern in NEWEST_ALONE):
+            item.add_marker("newest_stack")
 
 
 @pytest.fixture(scope="session")

@@ -321,7 +321,13 @@ OFFLOAD = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
 
 
 @pytest.mark.parametrize(
-    ("strategy", "options"), [("zero2", ADAM_W), ("zero3", ADAM_W), ("zero2", OFFLOAD), ("zero3", OFFLOAD)]
+    ("strategy", "options"),
+    [
+        ("zero2", ADAM_W),
+        ("zero3", ADAM_W),
+        pytest.param("zero2", OFFLOAD, marks=pytest.mark.newest_stack),
+        pytest.param("zero3", OFFLOAD, marks=pytest.mark.newest_stack),
+    ],
 )
 def test_deepspeeds_own_optimizers_train_as_torchs_under_ddp(
     launch: Launcher, tmp_path: Path, strategy: str, options: dict[str, Any]
