@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if any(fnmatch(item.path.stem, pattern) for pattern in NEWEST_ALONE):
+        is_of_these = item.path.parent == Path(__file__).parent
+        if is_of_these and any(fnmatch(item.path.stem, pattern) for pattern in NEWEST_ALONE):
             item.add_marker("newest_stack")
 
 
