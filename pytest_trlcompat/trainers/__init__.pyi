@@ -44,6 +44,7 @@ from .kto_evaluation import KTOEvaluationMixin as KTOEvaluationMixin
 from .liger_gradients import LigerGradientsMixin as LigerGradientsMixin
 from .liger_normalizer import LigerNormalizerMixin as LigerNormalizerMixin
 from .liger_settings import LigerSettingsMixin as LigerSettingsMixin
+from .log_start_time import LogStartTimeMixin as LogStartTimeMixin
 from .logged_metrics import LoggedMetricsMixin as LoggedMetricsMixin
 from .logits_to_keep import LogitsToKeepMixin as LogitsToKeepMixin
 from .lora_checkpointing import LoraCheckpointingMixin as LoraCheckpointingMixin

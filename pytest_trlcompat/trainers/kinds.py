@@ -18,6 +18,7 @@ _ANY = (
     "ResumedEpochsMixin",
     "CheckpointNamesMixin",
     "TrainSamplerMixin",
+    "LogStartTimeMixin",
     "ShiftedCountMixin",
     "ZeRO3BiasesMixin",
     "ZeRO3WholeModulesMixin",

@@ -203,6 +203,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
         ),
     ),
     "LigerSettingsMixin": (),
+    "LogStartTimeMixin": (_trainer("log"),),
     "LoggedMetricsMixin": (
         _grpo("GRPOTrainer._calculate_rewards", ">=1.0,<1.14"),
         PatchPoint("trl.trainer.rloo_trainer:RLOOTrainer._calculate_rewards", ">=1.0,<1.14"),

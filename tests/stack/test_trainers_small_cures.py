@@ -20,6 +20,7 @@ from pytest_trlcompat.trainers.adapter_checkpointing import (
     input_gradients_are_on,
 )
 from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
+from pytest_trlcompat.trainers.log_start_time import LogStartTimeMixin
 from pytest_trlcompat.trainers.lora_checkpointing import _keeping_keywords
 from pytest_trlcompat.trainers.resuming import ResumingMixin, random_states_can_be_loaded
 from pytest_trlcompat.trainers.train_sampler import TrainSamplerMixin
@@ -42,6 +43,27 @@ def test_the_sampler_method_gets_the_arguments_that_it_takes(base: type, without
     mine: Any = type("Mine", (TrainSamplerMixin, base), {})()
     assert mine._get_train_sampler() == without
     assert mine._get_train_sampler("data") == with_dataset
+
+
+class LogsAlone:
+    def log(self, logs: dict[str, float]) -> None:
+        self.logged = (logs,)
+
+
+class LogsWithTime:
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        self.logged = (logs, start_time)
+
+
+@pytest.mark.parametrize(("base", "more"), [(LogsAlone, ()), (LogsWithTime, (2.0,))])
+def test_the_log_method_gets_the_arguments_that_it_takes(base: type, more: tuple[float, ...]) -> None:
+    mine: Any = type("Mine", (LogStartTimeMixin, base), {})()
+    mine.log({"loss": 1.0}, 2.0)
+    assert mine.logged == ({"loss": 1.0}, *more)
+    mine.log({"loss": 1.0}, start_time=2.0)
+    assert mine.logged == ({"loss": 1.0}, *more)
+    mine.log({"loss": 1.0})
+    assert mine.logged[0] == {"loss": 1.0}
 
 
 def lora() -> Any:

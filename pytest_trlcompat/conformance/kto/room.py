@@ -53,8 +53,7 @@ class KTORoom(ComparedRoom):
         # "If `None`, no truncation is applied."
         ("max_length", "None"): "trl>=1.2",
         ("evaluation", "streamed"): "trl>=1.9",
-        # Until 1.7 it is not documented what is cut.
-        ("max_length", 8): "trl>=1.8",
+        ("max_length", 8): "trl>=0.12",
         ("tokenizer", "no_padding"): "trl>=1.9",
         ("model", "name"): "trl>=0.12",
     }
