@@ -4,10 +4,10 @@ TRL's client sends a request again that got no answer, and hands weights over on
 restarted meanwhile has the weights of its checkpoint, and answers with completions of these, without an error: while
 completions are asked for, or before an evaluation.
 
-TRL 1.11 and later generate with vLLM's own server, whose development endpoints they need to hand over weights. One of
-them, ``/server_info``, says ``instance_id``: vLLM makes it when a process makes its configuration, so that another
-process has another one. The cure reads it when weights have been handed a way, and again after each answer. Servers of
-earlier releases of TRL say nothing by which a process could be told from the one before.
+Newer releases of TRL generate with vLLM's own server, whose development endpoints they need to hand over weights. One
+of them, ``/server_info``, says ``instance_id``: the time at which a process has made vLLM's configuration, so that
+another process has another one. The cure reads it when client and server have met, and again after each answer. The
+server of earlier ones is TRL's, and says nothing by which a process could be told from the one before.
 
 Imports the standard library, and of this package ``_conditions``, ``_cure``, ``_patching``, ``errors``.
 """
@@ -34,8 +34,8 @@ _TIMEOUT = 60.0
 class VLLMRestartMixin(Cure):
     """Ends a training whose vLLM server was restarted, before completions of other weights are used.
 
-    Of any trainer that generates with TRL's ``VLLMGeneration`` and ``vllm_mode="server"``, from TRL 1.11 on. Asks the
-    server after each answer, which costs one request. Where several processes answer for one server
+    Of any trainer that generates with TRL's ``VLLMGeneration`` and ``vllm_mode="server"``, where the server is vLLM's
+    own. Asks it after each answer, which costs one request. Where several processes answer for one server
     (``--api-server-count``, and with data parallelism by default), each has an identity of its own: this is logged as
     a warning, and nothing is looked at.
 
@@ -46,8 +46,8 @@ class VLLMRestartMixin(Cure):
 
     _needed: ClassVar = (
         Condition(
-            "with a vLLM server, from TRL 1.11 on",
-            "no vLLM server is asked, or one of TRL before 1.11, which does not say who it is",
+            "with a server that is vLLM's own",
+            "no vLLM server is asked, or one of TRL's, which does not say who it is",
             lambda trainer: expected(patch_points.VLLM_CLIENT) and _is_served(trainer),
             needs="vllm",
         ),
