@@ -226,6 +226,7 @@ def _environment(environment: Mapping[str, str], folder: Path, versions: Mapping
     return {
         **environment,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",  # a server's engine has a process of its own
+        "SPT_NOENV": "1",  # vLLM's names for its processes would be written over the mark in their environments
         "TMPDIR": str(folder),
         "PYTHONPATH": os.pathsep.join(path),
     }

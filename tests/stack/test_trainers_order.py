@@ -36,7 +36,7 @@ def test_a_trainer_has_every_mixin_of_the_package_but_those_for_the_other() -> N
     mixins = {name for name in MODULES if name.endswith("Mixin")}
     grpo = {cls.__name__ for cls in trainers.GRPOTrainer.__mro__} & mixins
     # GRPO computes no log-probabilities of a reference model before training, has no teacher, its loss with Liger goes
-    # through DDP, its gradients have a cure of their own, it counts no labels, and its logs have taken a time since 0.14.
+    # through DDP, its gradients have a cure of their own, it counts no labels, and its logs have always taken a time.
     others = {"PrecomputedReferenceMixin", "FSDPTeacherMixin", "LigerGradientsMixin", "TrainerAccumulationMixin"}
     others |= {"KTOEvaluationMixin", "LogStartTimeMixin", "ShiftedCountMixin"}
     assert grpo == {name for name in mixins if not name.startswith("PPO")} - others
