@@ -1,8 +1,8 @@
 """Cure of ``dpo-log-start`` and ``kto-log-start``: logs for each Transformers, whether or not it passes when training
 began.
 
-From 4.47 on Transformers calls ``log(logs, start_time)``. An older TRL defines that method with the logs alone, and
-training ends with its first log: ``DPOTrainer.log() takes 2 positional arguments but 3 were given``.
+A newer Transformers calls ``log(logs, start_time)``. An older TRL defines that method with the logs alone, and training
+ends with its first log: ``DPOTrainer.log() takes 2 positional arguments but 3 were given``.
 
 Imports nothing of the stack.
 """
