@@ -39,6 +39,7 @@ COMPARED_AXES: Mapping[str, tuple[Any, ...]] = {
     "evaluation": EVALUATION,
     "metrics": (False, True),
     "given": GIVEN,
+    "adapter": (*AXES["adapter"], "peft_parameters"),
 }
 """Axes of every such room. ``reference="model"``: a reference model of other weights is given; ``dropout``: the model's
 config, or that of its adapter, asks for some, which ``disable_dropout`` says is not applied; ``metrics``: a
@@ -92,7 +93,7 @@ class ComparedRoom(Room):
 
     def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
         policy, compared = objects.untrained(model, setting)
-        if setting.get("adapter") == "peft_model" and Version(metadata.version("trl")) < self.own_state:
+        if setting.get("adapter") in ("peft_model", "peft_parameters") and Version(metadata.version("trl")) < self.own_state:
             compared = objects.policy(model, {**setting, "adapter": ""}, whole=True).eval()
         if setting.get("reference"):
             compared = _other(model).eval()
