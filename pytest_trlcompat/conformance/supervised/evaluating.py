@@ -5,6 +5,7 @@ Runs inside a rank; imports the stack only inside functions.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ SINCE: Mapping[tuple[str, Any], str] = {
     ("metrics", True): "trl>=0.12",
 }
 """Requirements of the releases with which these values were measured."""
+_PRECISION = "ACCELERATE_MIXED_PRECISION"
 
 
 def built(trainer_class: type, given: Mapping[str, Any], setting: Mapping[str, Any]) -> Any:
@@ -55,12 +57,24 @@ def built(trainer_class: type, given: Mapping[str, Any], setting: Mapping[str, A
 
 
 def _of_defaults(trainer_class: type, given: Mapping[str, Any]) -> None:
-    """A trainer without ``args``: defaults ask for bfloat16, which a device may refuse, and rightly so."""
+    """A trainer without ``args``: defaults ask for bfloat16, which a device may refuse, and rightly so.
+
+    Its precision, which Accelerate and its variable hold for the whole process, does not outlive it.
+    """
+    from accelerate.state import AcceleratorState
+
+    before = os.environ.get(_PRECISION)
+    AcceleratorState._reset_state()
     try:
         trainer_class(**given)
     except ValueError as error:
         if "bf16" not in str(error):
             raise
+    finally:
+        AcceleratorState._reset_state()
+        os.environ.pop(_PRECISION, None)
+        if before is not None:
+            os.environ[_PRECISION] = before
 
 
 def evaluate(trainer: Any, setting: Mapping[str, Any], dataset: Callable[[], Any]) -> None:
