@@ -1,5 +1,6 @@
-"""Cure of ``grpo-fsdp-ref-model``, ``dpo-fsdp-ref-model`` and ``kto-fsdp-ref-model``: a reference model that is sharded
-and placed like the policy.
+"""Cure of a reference model under FSDP: it is sharded and placed like the policy.
+
+Issues: ``grpo-fsdp-ref-model``, ``dpo-fsdp-ref-model``, ``kto-fsdp-ref-model``, ``rloo-fsdp-ref-model``.
 
 Under FSDP TRL may leave the reference model whole and on the CPU of every rank, where its first forward fails:
 ``Expected all tensors to be on the same device``; or shard it as FSDP1 does, which under FSDP2 ends in ``KeyError:

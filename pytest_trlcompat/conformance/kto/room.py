@@ -48,7 +48,7 @@ class KTORoom(ComparedRoom):
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
         **{("data", kind): "trl>=0.12" for kind in unpaired.KINDS if kind not in ("plain", "ended", "empty")},
         ("data", "iterable"): "trl>=1.9",
-        ("data", "tools"): "trl>=1.9",
+        ("data", "tools"): "trl>=0.19",
         ("data", "template_kwargs"): "trl>=0.24",
         # "If `None`, no truncation is applied."
         ("max_length", "None"): "trl>=1.2",

@@ -39,10 +39,12 @@ COMPARED_AXES: Mapping[str, tuple[Any, ...]] = {
     "evaluation": EVALUATION,
     "metrics": (False, True),
     "given": GIVEN,
+    "adapter": (*AXES["adapter"], "peft_parameters"),
 }
 """Axes of every such room. ``reference="model"``: a reference model of other weights is given; ``dropout``: the model's
 config, or that of its adapter, asks for some, which ``disable_dropout`` says is not applied; ``metrics``: a
-``compute_metrics`` is given, which must get the logits of tokens, and their ids as what they are held against."""
+``compute_metrics`` is given, which must get the logits of tokens, and their ids as what they are held against;
+``adapter="peft_parameters"``: the policy comes with an adapter of the stacked matrices of experts."""
 _DROPPED = 0.5
 _OF_TOKENS = "of_tokens"
 
@@ -92,7 +94,10 @@ class ComparedRoom(Room):
 
     def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
         policy, compared = objects.untrained(model, setting)
-        if setting.get("adapter") == "peft_model" and Version(metadata.version("trl")) < self.own_state:
+        if (
+            setting.get("adapter") in ("peft_model", "peft_parameters")
+            and Version(metadata.version("trl")) < self.own_state
+        ):
             compared = objects.policy(model, {**setting, "adapter": ""}, whole=True).eval()
         if setting.get("reference"):
             compared = _other(model).eval()

@@ -5,26 +5,32 @@ Runs inside a rank; imports the stack only inside functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 __all__ = ["AFTER", "EVALUATION", "GIVEN", "SINCE", "built", "evaluate", "evaluation_argument"]
 
-GIVEN = ("", "no_train_dataset", "peft_mapping", "twice")
+GIVEN = ("", "no_train_dataset", "peft_mapping", "twice", "no_arguments")
 """``peft_mapping``: a mapping for ``peft_config``, which documentation does not allow; ``twice``: another trainer is
-built before, of the same arguments, and what was prepared for it must be found again."""
-EVALUATION = ("", "after", "before", "during", "best", "given", "sets", "streamed", "sets_streamed")
+built before, of the same arguments, and what was prepared for it must be found again; ``no_arguments``: another one is
+built before without ``args``, which signatures allow."""
+EVALUATION = ("", "after", "before", "during", "best", "given", "sets", "streamed", "sets_streamed", "given_sets")
 """``given``: ``evaluate()`` is given the data after the training, and the trainer has none; ``sets``: the trainer has a
-dictionary of two sets; ``streamed``: they are an ``IterableDataset``; ``sets_streamed``: in a dictionary."""
-AFTER = ("after", "given", "sets", "streamed", "sets_streamed")
+dictionary of two sets; ``streamed``: they are an ``IterableDataset``; ``sets_streamed``: in a dictionary;
+``given_sets``: ``evaluate()`` is given a dictionary of two sets."""
+AFTER = ("after", "given", "sets", "streamed", "sets_streamed", "given_sets")
 """Of these, those which evaluate once, when the training has ended."""
 SINCE: Mapping[tuple[str, Any], str] = {
     **{("evaluation", kind): "trl>=0.12" for kind in AFTER if kind != "after"},
     **{("given", kind): "trl>=0.12" for kind in GIVEN if kind},
     ("given", "twice"): "trl>=1.7",
+    # Until then evaluate() prepares nothing that it is given.
+    ("evaluation", "given_sets"): "trl>=1.7",
     ("metrics", True): "trl>=0.12",
 }
 """Requirements of the releases with which these values were measured."""
+_PRECISION = "ACCELERATE_MIXED_PRECISION"
 
 
 def built(trainer_class: type, given: Mapping[str, Any], setting: Mapping[str, Any]) -> Any:
@@ -41,11 +47,34 @@ def built(trainer_class: type, given: Mapping[str, Any], setting: Mapping[str, A
         given = {**given, "train_dataset": None}
     elif kind == "peft_mapping":
         given = {**given, "peft_config": {"r": 4}}
+    if kind == "no_arguments":
+        _of_defaults(trainer_class, {name: value for name, value in given.items() if name != "args"})
     before = trainer_class(**given) if kind == "twice" else None
     trainer = trainer_class(**given)
     if before is not None:
         trainer.fingerprints = [each.train_dataset._fingerprint for each in (before, trainer)]
     return trainer
+
+
+def _of_defaults(trainer_class: type, given: Mapping[str, Any]) -> None:
+    """A trainer without ``args``: defaults ask for bfloat16, which a device may refuse, and rightly so.
+
+    Its precision, which Accelerate and its variable hold for the whole process, does not outlive it.
+    """
+    from accelerate.state import AcceleratorState
+
+    before = os.environ.get(_PRECISION)
+    AcceleratorState._reset_state()
+    try:
+        trainer_class(**given)
+    except ValueError as error:
+        if "bf16" not in str(error):
+            raise
+    finally:
+        AcceleratorState._reset_state()
+        os.environ.pop(_PRECISION, None)
+        if before is not None:
+            os.environ[_PRECISION] = before
 
 
 def evaluate(trainer: Any, setting: Mapping[str, Any], dataset: Callable[[], Any]) -> None:
@@ -54,7 +83,11 @@ def evaluate(trainer: Any, setting: Mapping[str, Any], dataset: Callable[[], Any
     Args:
         dataset: makes the rows of the evaluation.
     """
-    trainer.evaluate(*[dataset()] if setting.get("evaluation") == "given" else [])
+    kind = setting.get("evaluation")
+    if kind == "given_sets":
+        trainer.evaluate(_named([dataset(), dataset()]))
+    else:
+        trainer.evaluate(*[dataset()] if kind == "given" else [])
 
 
 def evaluation_argument(setting: Mapping[str, Any], dataset: Callable[[], Any]) -> dict[str, Any]:
@@ -64,9 +97,13 @@ def evaluation_argument(setting: Mapping[str, Any], dataset: Callable[[], Any]) 
         dataset: makes the rows of the evaluation.
     """
     kind = str(setting.get("evaluation") or "")
-    if kind in ("", "given"):
+    if kind in ("", "given", "given_sets"):
         return {}
     made = [dataset() for _ in range(2 if kind.startswith("sets") else 1)]
     if kind.endswith("streamed"):
         made = [each.to_iterable_dataset() for each in made]
-    return {"eval_dataset": dict(zip(("first", "second"), made, strict=True)) if len(made) > 1 else made[0]}
+    return {"eval_dataset": _named(made) if len(made) > 1 else made[0]}
+
+
+def _named(made: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(("first", "second"), made, strict=True))

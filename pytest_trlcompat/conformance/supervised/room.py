@@ -53,6 +53,8 @@ that, since nothing shows before what is wrong; ``liger``: see
 SINCE: Mapping[tuple[str, Any], str] = {
     ("model", "experts"): "transformers>=4.51",
     ("adapter", "trained_tokens"): "peft>=0.15",
+    # Until then experts are modules of their own, and not stacked.
+    ("adapter", "peft_parameters"): "transformers>=5",
     **architectures.SINCE,
     **evaluating.SINCE,
 }
