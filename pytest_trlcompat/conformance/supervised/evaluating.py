@@ -6,7 +6,9 @@ Runs inside a rank; imports the stack only inside functions.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 __all__ = ["AFTER", "EVALUATION", "GIVEN", "SINCE", "built", "evaluate", "evaluation_argument"]
@@ -59,22 +61,32 @@ def built(trainer_class: type, given: Mapping[str, Any], setting: Mapping[str, A
 def _of_defaults(trainer_class: type, given: Mapping[str, Any]) -> None:
     """A trainer without ``args``: defaults ask for bfloat16, which a device may refuse, and rightly so.
 
-    Its precision, which Accelerate and its variable hold for the whole process, does not outlive it.
+    Its precision, which Accelerate and its variable hold for the whole process, does not outlive it, nor does the
+    folder that it makes where the process is.
     """
     from accelerate.state import AcceleratorState
 
-    before = os.environ.get(_PRECISION)
+    before, place = os.environ.get(_PRECISION), Path.cwd()
     AcceleratorState._reset_state()
-    try:
-        trainer_class(**given)
-    except ValueError as error:
-        if "bf16" not in str(error):
-            raise
-    finally:
-        AcceleratorState._reset_state()
-        os.environ.pop(_PRECISION, None)
-        if before is not None:
-            os.environ[_PRECISION] = before
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            trainer_class(**given)
+        except ValueError as error:
+            if "bf16" not in str(error):
+                raise
+        finally:
+            os.chdir(place)
+            _forget_precision(before)
+
+
+def _forget_precision(before: str | None) -> None:
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state()
+    os.environ.pop(_PRECISION, None)
+    if before is not None:
+        os.environ[_PRECISION] = before
 
 
 def evaluate(trainer: Any, setting: Mapping[str, Any], dataset: Callable[[], Any]) -> None:
