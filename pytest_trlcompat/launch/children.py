@@ -318,7 +318,10 @@ def reap(child: Child, wait: bool) -> None:
 
 def _is_stopped(pid: int) -> bool:
     """Whether SIGSTOP, or another signal like it, has stopped the process; see ``proc_pid_stat(5)``."""
-    return _processes.state_of(pid) in ("T", "t")
+    try:
+        return _processes.state_of(pid) in ("T", "t")
+    except OSError:  # descriptors have run out, say
+        return False
 
 
 def _kill(pid: int) -> None:

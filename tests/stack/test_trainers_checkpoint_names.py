@@ -46,10 +46,13 @@ def distance(one: Any, other: Any) -> float:
 
 def trainer(cls: type, model: Any, folder: Path, **more: Any) -> Any:
     from datasets import Dataset
-    from transformers import TrainingArguments
+    from transformers import TrainingArguments, training_args
 
+    # TRL 0.17 adds fields of its own to those that Transformers looks for (trl-training-arguments).
+    added = {name for name in training_args._VALID_DICT_FIELDS if not hasattr(TrainingArguments, name)}
+    kind: Any = type("Arguments", (TrainingArguments,), dict.fromkeys(added))
     rows = Dataset.from_list([{"input_ids": IDS, "labels": IDS}] * 8)
-    args = TrainingArguments(str(folder), report_to="none", use_cpu=True, disable_tqdm=True, learning_rate=0.1, **more)
+    args = kind(str(folder), report_to="none", use_cpu=True, disable_tqdm=True, learning_rate=0.1, **more)
     return cls(model, args, train_dataset=rows, eval_dataset=rows)
 
 
