@@ -49,7 +49,8 @@ def trainer(cls: type, model: Any, folder: Path, **more: Any) -> Any:
     from transformers import TrainingArguments, training_args
 
     # TRL 0.17 adds fields of its own to those that Transformers looks for (trl-training-arguments).
-    added = {name for name in training_args._VALID_DICT_FIELDS if not hasattr(TrainingArguments, name)}
+    looked_for = getattr(training_args, "_VALID_DICT_FIELDS", ())
+    added = {name for name in looked_for if not hasattr(TrainingArguments, name)}
     kind: Any = type("Arguments", (TrainingArguments,), dict.fromkeys(added))
     rows = Dataset.from_list([{"input_ids": IDS, "labels": IDS}] * 8)
     args = kind(str(folder), report_to="none", use_cpu=True, disable_tqdm=True, learning_rate=0.1, **more)
