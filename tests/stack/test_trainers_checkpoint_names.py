@@ -51,7 +51,7 @@ def trainer(cls: type, model: Any, folder: Path, **more: Any) -> Any:
     # TRL 0.17 adds fields of its own to those that Transformers looks for (trl-training-arguments).
     looked_for = getattr(training_args, "_VALID_DICT_FIELDS", ())
     added = {name for name in looked_for if not hasattr(TrainingArguments, name)}
-    kind: Any = type("Arguments", (TrainingArguments,), dict.fromkeys(added))
+    kind: Any = type("Arguments", (TrainingArguments,), dict.fromkeys(added)) if added else TrainingArguments
     rows = Dataset.from_list([{"input_ids": IDS, "labels": IDS}] * 8)
     args = kind(str(folder), report_to="none", use_cpu=True, disable_tqdm=True, learning_rate=0.1, **more)
     return cls(model, args, train_dataset=rows, eval_dataset=rows)
