@@ -27,7 +27,9 @@ _INDEX = ".index.json"
 
 
 def saved_names(folder: Path | str) -> frozenset[str]:
-    """The names under which a folder has weights of a whole model; reads no weights. Empty where it has none.
+    """The names under which a folder has weights of a whole model. Empty where it has none.
+
+    Reads no weights, but where they are in a file that torch wrote before it wrote zip files.
 
     Args:
         folder: a checkpoint of ``Trainer``, or any that ``from_pretrained`` takes.

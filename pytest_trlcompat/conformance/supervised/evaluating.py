@@ -5,9 +5,10 @@ Runs inside a rank; imports the stack only inside functions.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,19 @@ def built(trainer_class: type, given: Mapping[str, Any], setting: Mapping[str, A
 
 
 def _of_defaults(trainer_class: type, given: Mapping[str, Any]) -> None:
-    """A trainer without ``args``: defaults ask for bfloat16, which a device may refuse, and rightly so.
+    """A trainer without ``args``: defaults ask for bfloat16, which a device may refuse, and rightly so."""
+    try:
+        with _precision_and_folder_of_its_own():
+            trainer_class(**given)
+    except ValueError as error:
+        if "bf16" not in str(error):
+            raise
 
-    Its precision, which Accelerate and its variable hold for the whole process, does not outlive it, nor does the
-    folder that it makes where the process is.
-    """
+
+@contextlib.contextmanager
+def _precision_and_folder_of_its_own() -> Iterator[None]:
+    """What a trainer of defaults leaves does not outlive the block: its precision, which Accelerate and its variable
+    hold for the whole process, and the folder that it makes where the process is."""
     from accelerate.state import AcceleratorState
 
     before, place = os.environ.get(_PRECISION), Path.cwd()
@@ -71,22 +80,13 @@ def _of_defaults(trainer_class: type, given: Mapping[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
-            trainer_class(**given)
-        except ValueError as error:
-            if "bf16" not in str(error):
-                raise
+            yield
         finally:
             os.chdir(place)
-            _forget_precision(before)
-
-
-def _forget_precision(before: str | None) -> None:
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state()
-    os.environ.pop(_PRECISION, None)
-    if before is not None:
-        os.environ[_PRECISION] = before
+            AcceleratorState._reset_state()
+            os.environ.pop(_PRECISION, None)
+            if before is not None:
+                os.environ[_PRECISION] = before
 
 
 def evaluate(trainer: Any, setting: Mapping[str, Any], dataset: Callable[[], Any]) -> None:
