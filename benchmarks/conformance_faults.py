@@ -25,11 +25,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pytest_trlcompat import tiny  # noqa: E402
 from pytest_trlcompat.conformance import rows  # noqa: E402
 from pytest_trlcompat.trainers.kinds import TRAINERS as NAMES  # noqa: E402
 from suites.in_rank import conformance  # noqa: E402
-from suites.in_rank.models import save_model  # noqa: E402
+from suites.in_rank.models import conformance_model, save_model  # noqa: E402
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -96,7 +95,7 @@ def main() -> int:
     torch.set_num_threads(1)  # threads of this process would be lost in those that it forks
     chosen = options.numbers or range(len(faults))
     with tempfile.TemporaryDirectory() as folder:
-        model = tiny.qwen2(initializer_range=0.3, num_hidden_layers=1, directory=folder)
+        model = conformance_model(folder)
         save_model(model)
 
         @cache

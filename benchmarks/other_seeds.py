@@ -22,12 +22,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pytest_trlcompat import tiny  # noqa: E402
 from pytest_trlcompat.catalog.verdict import Verdict  # noqa: E402
 from pytest_trlcompat.conformance import rows  # noqa: E402
 from pytest_trlcompat.launch import Launcher, LaunchError  # noqa: E402
 from pytest_trlcompat.plugin.judging import Absent, Finding, Untestable  # noqa: E402
 from suites.conformance.trainings import ConformanceTrainings  # noqa: E402
+from suites.in_rank.models import conformance_model  # noqa: E402
 from suites.launches import LaunchCache  # noqa: E402
 
 __all__ = ["main"]
@@ -58,8 +58,7 @@ def _runs(subject: str) -> Iterator[tuple[str, str, int, Finding]]:
     """Trainer, label, seed, and what was found."""
     for seed in itertools.count(1):
         with tempfile.TemporaryDirectory() as folder, Launcher() as launcher:
-            model = tiny.qwen2(initializer_range=0.3, num_hidden_layers=1, seed=seed, directory=folder)
-            trainings = ConformanceTrainings(LaunchCache(launcher), model, seed=seed)
+            trainings = ConformanceTrainings(LaunchCache(launcher), conformance_model(folder, seed), seed=seed)
             tried = 0
             for trainer in rows.TRAINERS:
                 for label, row in rows.load(trainer).items():

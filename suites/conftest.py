@@ -274,8 +274,5 @@ def vllm_trainings(
 
 @pytest.fixture(scope="session")
 def conformance_trainings(launches: LaunchCache, tmp_path_factory: pytest.TempPathFactory) -> ConformanceTrainings:
-    """Trainings with settings, each made once per subject; weights large enough that each of them matters."""
-    from pytest_trlcompat import tiny
-
-    folder = tmp_path_factory.mktemp("conformance")
-    return ConformanceTrainings(launches, tiny.qwen2(initializer_range=0.3, num_hidden_layers=1, directory=folder))
+    """Trainings with settings, each made once per subject."""
+    return ConformanceTrainings(launches, models.conformance_model(tmp_path_factory.mktemp("conformance")))

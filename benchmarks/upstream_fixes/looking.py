@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_trlcompat import tiny
 from pytest_trlcompat.bisect.observation import fingerprint_of
 from pytest_trlcompat.conformance import rows
 from pytest_trlcompat.launch import Launcher, LaunchError
@@ -37,7 +36,7 @@ def main() -> int:
     options = parser.parse_args()
     shown: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, Launcher(device="software", timeout=TIMEOUT_S) as launch:
-        model = tiny.qwen2(initializer_range=0.3, num_hidden_layers=1, directory=folder)
+        model = models.conformance_model(folder)
         launch(models.save_model, model, strategy="single")
         for together in launches_of(options.trainer, ranks=options.ranks, wanted=options.rows):
             shown |= _shown(launch, options.trainer, model, together)

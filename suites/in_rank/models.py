@@ -10,13 +10,22 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["bare_name", "gathered", "local_elements", "logged", "placement", "save_model", "whole"]
+__all__ = ["bare_name", "conformance_model", "gathered", "local_elements", "logged", "placement", "save_model", "whole"]
 
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+def conformance_model(directory: Path | str, seed: int = 0) -> TinyModel:
+    """The model that conformance is held with: of one layer, with weights so large that each of them matters."""
+    from pytest_trlcompat import tiny
+
+    return tiny.qwen2(initializer_range=0.3, num_hidden_layers=1, seed=seed, directory=directory)
 
 
 def save_model(model: TinyModel) -> str:
