@@ -78,6 +78,8 @@ class _Ranks:
         failed: the ranks that failed by themselves in the last one, where not all did so at the same place.
         parted: whether the next collective of this rank would meet another one's in the wrong training.
         awaited: whether others have not ended the last training.
+        disturbed: whether a collective failed: what ranks had begun to send may wait for the next one, in the next
+            training.
     """
 
     rank: int
@@ -87,9 +89,10 @@ class _Ranks:
     failed: list[int] = field(default_factory=list)
     parted: bool = False
     awaited: bool = False
+    disturbed: bool = False
 
     def begin(self) -> None:
-        assert not self.parted, "ranks that are out of step cannot train"
+        assert not (self.parted or self.disturbed), "ranks that are out of step cannot train"
         self.number += 1
         self.store.set(self._key("begun", self.rank), "")
 
@@ -175,12 +178,20 @@ def training() -> Iterator[dict[str, Any]]:
         if ranks is not None and ranks.has_left():
             ended = _Ended(None, "freed")
         else:
+            if ranks is not None:
+                ranks.disturbed = _is_of_a_collective(error)
             kind = refusals.is_meant(error), refusals.phase(error)
             ended = _Ended(artefacts.error_text(error), _place(error), *kind)
     if ranks is not None:
         ended = ranks.end(ended)
     if ended.text is not None:
         found |= {"text": ended.text, "meant": ended.meant, "phase": ended.phase}
+
+
+def _is_of_a_collective(error: BaseException) -> bool:
+    import torch
+
+    return isinstance(error, torch.distributed.DistError)
 
 
 def _place(error: BaseException) -> str:
@@ -197,7 +208,7 @@ def in_turn(names: Iterable[str], train: Callable[[str], dict[str, Any]]) -> dic
 
     Returns:
         By name what ``train`` returned. The last one is a training that the ranks ended differently, if they did: with
-        :data:`FAILED_ON`; names after it are missing.
+        :data:`FAILED_ON`; or in which a collective failed on all of them. Names after it are missing.
 
     Raises:
         LeftAlone: other ranks wait for this one in such a training.
@@ -211,6 +222,8 @@ def in_turn(names: Iterable[str], train: Callable[[str], dict[str, Any]]) -> dic
             found[name][FAILED_ON] = ranks.failed
             if ranks.awaited:
                 raise LeftAlone(name, found)
+            break
+        if ranks is not None and ranks.disturbed:
             break
     print(ENDS, file=sys.stderr, flush=True)
     return found

@@ -48,6 +48,11 @@ def held(fault: str, on: Sequence[int], model: TinyModel, names: Sequence[str]) 
                 raise ArithmeticError("planted")
             if fault == "elsewhere":
                 raise [ArithmeticError, LookupError][rank]("planted")
+            if fault == "mismatch":
+                import torch
+
+                mine = torch.zeros(13 + 3 * rank, device=loss.device)
+                torch.distributed.all_gather_into_tensor(mine.repeat(2), mine)
             os.kill(os.getpid(), signal.SIGKILL)
         return loss
 
@@ -125,6 +130,19 @@ def test_ranks_that_fail_at_the_same_place_go_on_together(launcher: Launcher, tm
     for each in found["broken"].ranks:
         assert each["failure"].startswith("ArithmeticError: planted")
         assert in_step.FAILED_ON not in each
+
+
+def test_what_ranks_sent_in_a_collective_that_failed_does_not_reach_the_next_training(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """Gloo's receiver of what it had not asked for ends its process: the training after would have been called broken."""
+    launches = Launches(launcher, tmp_path, "mismatch", [0, 1])
+    found = launches.tried()
+    assert launches.asked == [list(ROWS), ["after"]]
+    assert_trained(found["before"])
+    assert_trained(found["after"])
+    assert found["broken"].error is None
+    assert ["Detected mismatch between collectives" in each["failure"] for each in found["broken"].ranks] == [True] * 2
 
 
 def test_ranks_that_fail_at_different_places_do_not_go_on(launcher: Launcher, tmp_path: Path) -> None:
