@@ -74,7 +74,7 @@ def test_each_issue_that_nobody_has_cured_and_the_newest_cell_shows_has_one() ->
         and prediction.verdict.is_problem
     }
     assert live - WITHOUT_SCRIPT == set(IDS)
-    assert len(live) == 32 + sum(map(len, (BEHIND_ANOTHER, NOT_WRITTEN, NEEDS_ENGINE, AS_GRPO, AS_SFT)))
+    assert len(live) == 33 + sum(map(len, (BEHIND_ANOTHER, NOT_WRITTEN, NEEDS_ENGINE, AS_GRPO, AS_SFT)))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=IDS)

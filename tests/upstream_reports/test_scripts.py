@@ -29,6 +29,7 @@ NUMBERS = {
     "grpo-fsdp-compiled-generation": ("'weight' must be 2-D", "torch.Size([1, 7])"),
     "grpo-fsdp-no-shard-gradients": ("12.2398", "13.6768"),
     "grpo-fsdp-sync-ref-model": ("4.1424", "0.0000"),
+    "grpo-one-token-metrics": ("1.0380", "4.1522"),
     "grpo-positions": ("-60.4268", "-30.6921"),
     "grpo-policy-loss-log": ("-0.1936", "-0.3873"),
     "grpo-reference-by-name": ("1.0344", "0.0000"),
