@@ -13,7 +13,7 @@ from pytest_trlcompat._devices import visible_gpus
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.issue import measured_with
 from pytest_trlcompat.catalog.verdict import Record
-from pytest_trlcompat.matrix.suite_choice import ONLY_OLDER, PARTS, PARTS_OF_NEWEST, parts_of
+from pytest_trlcompat.matrix.suite_choice import ONLY_NEWEST, ONLY_OLDER, PARTS, PARTS_OF_NEWEST, parts_of
 from pytest_trlcompat.plugin.judging import Absent, Finding, Judge, Untestable
 
 from .adapters.trainings import AdapterTrainings
@@ -37,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "on_demand: part of a sweep with --issue alone")
     for part in PARTS:
         config.addinivalue_line("markers", f"{part}: run in the default cells of this part; see matrix.suite_choice")
+    config.addinivalue_line("markers", f"{ONLY_NEWEST}: left out of the older default cells; see matrix.suite_choice")
     config.addinivalue_line("markers", f"{ONLY_OLDER}: left out of the newest default cell; see matrix.suite_choice")
     config.addinivalue_line("markers", "vllm: needs vLLM; part of a sweep with --vllm alone")
     config.addinivalue_line("markers", "liger: needs Liger; part of a sweep with --liger alone")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..launches import LaunchCache
 
-pytestmark = pytest.mark.known_issue("ppo-strategy-memory")
+pytestmark = [pytest.mark.known_issue("ppo-strategy-memory"), pytest.mark.every_pair]
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp", "zero2", "zero3", "fsdp1", "fsdp2"])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.matrix.suite_choice import ONLY_NEWEST
 from pytest_trlcompat.plugin.judging import Finding, Judge, Untestable
 
 from .table import FEW, row
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.known_issue("setting-equivalence")
 def marks_of(label: str) -> Sequence[pytest.MarkDecorator]:
     if row(label).values["compile"]:
         return (pytest.mark.on_demand,)
-    return () if label in FEW else (pytest.mark.every_pair,)
+    return (getattr(pytest.mark, ONLY_NEWEST),) if label in FEW else (pytest.mark.every_pair,)
 
 
 ROWS = known_issues.load()["setting-equivalence"].strategies

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..launches import LaunchCache
 
-pytestmark = pytest.mark.known_issue("strategy-memory")
+pytestmark = [pytest.mark.known_issue("strategy-memory"), pytest.mark.every_pair]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -20,7 +20,7 @@ def test_an_older_cell_runs_one_part_and_the_newest_all() -> None:
     assert [part_of_cell(cell, DEFAULT) for cell in DEFAULT] == [*PARTS, "part_1", None]
     assert len(PARTS) == 8
     assert chosen_tests(DEFAULT[1], DEFAULT, full=False) == (
-        "not on_demand and not vllm and not liger and not images and not every_pair and part_2"
+        "not on_demand and not vllm and not liger and not images and not every_pair and not only_newest and part_2"
     )
     assert chosen_tests(DEFAULT[-1], DEFAULT, full=False) == (
         "not on_demand and not vllm and not liger and not images and not every_pair and not only_older"
@@ -62,14 +62,11 @@ def test_of_what_all_parts_measure_each_takes_one_of_the_strategies() -> None:
     assert parts_of(EVERYWHERE, ["single", "ddp", "zero3"], "ddp") == ("part_2", "part_4", "part_6", "part_8")
 
 
-def test_two_parts_measure_a_known_issue_but_one_and_every_label_is_in_one() -> None:
+def test_two_parts_measure_a_known_issue_and_every_label_is_in_one() -> None:
     counts = []
     for issue in known_issues.load().values():
         labels = issue.strategies or (None,)
         parts = {label: parts_of(issue.id, issue.strategies, label) for label in labels}
-        if issue.id == "strategy-memory":
-            assert not any(parts.values())
-            continue
         assert all(parts.values())
         counts.append(len({part for each in parts.values() for part in each}))
     assert set(counts) == {1, 2, len(PARTS)}
