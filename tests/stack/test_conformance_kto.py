@@ -139,5 +139,5 @@ def test_beginnings_and_ends() -> None:
     asked = [{"role": "user", "content": "w0"}]
     talk = {"prompt": asked, "completion": [{"role": "assistant", "content": "w1"}]}
     assert unpaired.sequence(words, talk, KTOUndecided()) == ([FIRST, EOS], [SECOND, EOS])
-    changed = KTOUndecided(text_start="missing", text_end="missing_everywhere")
+    changed = KTOUndecided(text_start="missing")
     assert unpaired.sequence(words, talk, changed) == ([UNK, FIRST, EOS], [SECOND, EOS])
