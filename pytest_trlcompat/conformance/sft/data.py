@@ -401,7 +401,7 @@ def _generated(example: Mapping[str, Any], words: Any) -> list[bool]:
     """Which tokens an assistant has generated: those behind the word for its role, until the end of the message."""
     messages = example.get("messages") or [*example["prompt"], *example["completion"]]
     found: list[bool] = []
-    if family := next((each for each in FAMILIES.values() if each[0] in words.chat_template), None):
+    if family := next((each for each in FAMILIES.values() if each[0].strip() in words.chat_template), None):
         return _between(words, words.apply_chat_template(messages, tokenize=False), *family)
     if words.bos_token is not None and words.chat_template.startswith("{{ bos_token"):
         found.append(False)
