@@ -17,8 +17,8 @@ __all__ = ["AFTER", "EVALUATION", "GIVEN", "SINCE", "built", "evaluate", "evalua
 
 GIVEN = ("", "no_train_dataset", "peft_mapping", "twice", "no_arguments")
 """``peft_mapping``: a mapping for ``peft_config``, which documentation does not allow; ``twice``: another trainer is
-built before, of other arguments that no row depends on, and what was prepared for it must be found again; ``no_arguments``: another one is
-built before without ``args``, which signatures allow."""
+built before, of other arguments that no row depends on, and what was prepared for it must be found again;
+``no_arguments``: another one is built before without ``args``, which signatures allow."""
 EVALUATION = ("", "after", "before", "during", "best", "given", "sets", "streamed", "sets_streamed", "given_sets")
 """``given``: ``evaluate()`` is given the data after the training, and the trainer has none; ``sets``: the trainer has a
 dictionary of two sets; ``streamed``: they are an ``IterableDataset``; ``sets_streamed``: in a dictionary;
