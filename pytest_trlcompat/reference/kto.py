@@ -23,7 +23,6 @@ _UNDECIDED: dict[str, tuple[object, ...]] = {
     "logits_mean": ("tokens", "completions"),
     "margins": ("means", "micro_batches"),
     "mismatch": ("previous", "reversed"),
-    "text_end": ("missing", "missing_everywhere"),
     "text_start": ("tokenizer", "missing", "none"),
 }
 
@@ -38,8 +37,6 @@ class KTOUndecided(SupervisedUndecided):
             the differences of those ``"micro_batches"`` that have both.
         mismatch: which completion of its batch a prompt has for the estimate of the divergence: that of the
             ``"previous"`` row, the first row that of the last one; or those of the batch are ``"reversed"``.
-        text_end: an end of sequence is added where it is ``"missing"`` to a completion that is a text, or, with
-            ``"missing_everywhere"``, to one that a chat template has made, too.
         text_start: before a text stand the special tokens that its ``"tokenizer"`` adds, or a beginning of sequence
             where it is ``"missing"`` and the tokenizer has one, also before what a chat template has made; or
             ``"none"``.
@@ -49,7 +46,6 @@ class KTOUndecided(SupervisedUndecided):
     logits_mean: str = "tokens"
     margins: str = "means"
     mismatch: str = "previous"
-    text_end: str = "missing"
     text_start: str = "tokenizer"
 
     def __post_init__(self) -> None:

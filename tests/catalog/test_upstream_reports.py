@@ -29,7 +29,7 @@ NOT_WRITTEN = {
     *("dpo-logits", "grpo-logits", "kto-logits", "rloo-logits", "rloo-positions"),
     *("dpo-resumed-reference", "dpo-resumed-tokens", "dpo-robust-half", "dpo-weighted-likelihood"),
     *("kto-attention-dropout", "kto-reference-by-name", "kto-resumed-reference", "kto-resumed-tokens"),
-    *("reward-attention-dropout", "reward-resumed-tokens"),
+    *("reward-attention-dropout", "reward-resumed-tokens", "dpo-cache-filter", "kto-cache-filter"),
     *("rloo-assistant-prefix", "rloo-eval-remainder", "rloo-masked-loss", "rloo-masked-penalty"),
     *("rloo-reference-by-name", "rloo-zero-std-log"),
     *("grpo-images-gathered", "grpo-images-mixed", "rloo-image-none", "rloo-images-gathered"),

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from pytest_trlcompat import tiny
-from pytest_trlcompat.conformance.kto import unpaired
+from pytest_trlcompat.conformance.kto import room, unpaired
 from pytest_trlcompat.conformance.kto.room import ROOM
+from pytest_trlcompat.conformance.supervised.records import MicroBatchRecord, Recording
 from pytest_trlcompat.reference import KTOSettings, KTOUndecided
 
 MODEL = tiny.qwen2()
@@ -117,6 +118,40 @@ def test_rows_that_a_dataset_must_become() -> None:
     assert cut[1] == {"label": (0.0,), "ids": (SECOND, SECOND, THIRD), "mask": (0, 0, 1)}
 
 
+def test_a_row_of_whose_completion_nothing_is_left_is_none() -> None:
+    given = [
+        {"prompt": "w1 w1", "completion": " w2", "label": False},
+        {"prompt": "w0", "completion": " w1", "label": True},
+    ]
+    cut = unpaired.expected_rows(unpaired.tokenizer(MODEL, {}), given, KTOSettings(), 2, 2)
+    # The one that is left is exchanged with nothing.
+    assert cut == [
+        {
+            "label": (1.0,),
+            "ids": (FIRST, SECOND),
+            "mask": (0.0, 1.0),
+            "kl_ids": (FIRST, SECOND),
+            "kl_mask": (0.0, 1.0),
+        }
+    ]
+
+
+@pytest.mark.parametrize("left, is_seen", [(3, True), (4, False)])
+def test_a_sequence_that_is_cut_by_more_than_is_too_much_is_seen(left: int, is_seen: bool) -> None:
+    whole = [([7, 8], [9, 9, 9, 9, 1])]
+    batch = MicroBatchRecord([{"ids": (7.0, 8.0, 9.0, 9.0)[:left]}])
+    one = Recording(arguments={"max_length": 6}, micro_batches=[batch])
+    found = [*room._overcut([one], whole)]
+    assert [(each.stage, each.expected, each.found) for each in found] == [("data[kept]", [6], [left])] * is_seen
+
+
+def test_a_template_may_write_behind_an_end() -> None:
+    words = unpaired.tokenizer(MODEL, {"template": "behind_end"})
+    behind = words.convert_tokens_to_ids("w58")
+    row = {"prompt": [{"role": "user", "content": "w0"}], "completion": [{"role": "assistant", "content": "w1"}]}
+    assert unpaired.sequence(words, row, KTOUndecided()) == ([FIRST, EOS, behind], [SECOND, EOS, behind])
+
+
 def test_pairs_become_rows_with_labels() -> None:
     pairs: list[dict[str, Any]] = [
         {"prompt": "a", "chosen": "b", "rejected": "c"},
@@ -139,5 +174,5 @@ def test_beginnings_and_ends() -> None:
     asked = [{"role": "user", "content": "w0"}]
     talk = {"prompt": asked, "completion": [{"role": "assistant", "content": "w1"}]}
     assert unpaired.sequence(words, talk, KTOUndecided()) == ([FIRST, EOS], [SECOND, EOS])
-    changed = KTOUndecided(text_start="missing", text_end="missing_everywhere")
+    changed = KTOUndecided(text_start="missing")
     assert unpaired.sequence(words, talk, changed) == ([UNK, FIRST, EOS], [SECOND, EOS])

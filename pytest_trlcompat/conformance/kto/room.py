@@ -5,12 +5,14 @@ Runs inside a rank; imports the stack only inside functions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from packaging.version import Version
 
+from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.conventions import Conventions, of_installed
 from pytest_trlcompat.conformance.kto import unpaired
 from pytest_trlcompat.conformance.supervised.compared import COMPARED_AXES, ComparedRoom, auxiliary_weight
@@ -42,7 +44,7 @@ class KTORoom(ComparedRoom):
         "pairs": (16, 6),
         "pairs_of_evaluation": (8, 6),
         "tokenizer": ("", "no_padding", "eos_padding", "bos"),
-        "template": ("", "bos", "generation"),
+        "template": ("", "bos", "generation", "behind_end"),
         **COMPARED_AXES,
     }
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
@@ -52,7 +54,7 @@ class KTORoom(ComparedRoom):
         ("data", "template_kwargs"): "trl>=0.24",
         # "If `None`, no truncation is applied."
         ("max_length", "None"): "trl>=1.2",
-        ("evaluation", "streamed"): "trl>=1.9",
+        ("evaluation", "streamed"): "trl>=1.3",
         ("max_length", 8): "trl>=0.12",
         ("tokenizer", "no_padding"): "trl>=1.9",
         ("model", "name"): "trl>=0.12",
@@ -106,6 +108,20 @@ class KTORoom(ComparedRoom):
             return {name: values for name, values in row.items() if not name.startswith("kl_")}
         return row
 
+    def beside(
+        self,
+        recordings: Sequence[Recording],
+        models: tuple[torch.nn.Module, ...],
+        model: TinyModel,
+        setting: Mapping[str, Any],
+        seed: int,
+    ) -> Iterator[Difference]:
+        """Where sequences are cut: that no more of one is cut off than what is too much of it."""
+        yield from super().beside(recordings, models, model, setting, seed)
+        if isinstance(setting.get("max_length"), int):
+            words = unpaired.tokenizer(model, setting)
+            yield from _overcut(recordings, unpaired.tokens(words, unpaired.rows(model, setting, seed, "training")))
+
     def settings(
         self,
         arguments: Mapping[str, Any],
@@ -150,6 +166,8 @@ class KTORoom(ComparedRoom):
 
 
 ROOM = KTORoom()
+_ADDED = 2
+"""Tokens of a sequence in whose place a release may put those that begin and end one."""
 _SHUFFLES_UNTIL = Version("0.12")
 """The first release that does not shuffle rows before it exchanges completions."""
 _GIVEN = (
@@ -180,6 +198,27 @@ def _sequences(inputs: Mapping[str, Any], prefix: str) -> list[dict[str, tuple[f
             }
         )
     return found
+
+
+def _overcut(
+    recordings: Sequence[Recording], whole: Sequence[tuple[Sequence[int], Sequence[int]]]
+) -> Iterator[Difference]:
+    """Of the first sequence that is left shorter than ``max_length``, by more than :data:`_ADDED`, though as a whole it
+    is not: how many tokens are left.
+
+    Args:
+        whole: token ids of prompts and of their completions.
+    """
+    for rank, one in enumerate(recordings):
+        most = int(one.arguments["max_length"])
+        for number, batch in enumerate(one.training):
+            for row in batch.rows:
+                ids = [int(each) for each in row["ids"]]
+                own = [len(asked) + len(answer) for asked, answer in whole if ids[: len(asked)] == [*asked]]
+                if own and len(ids) < min([*own, most]) - _ADDED:
+                    where = f"training, rank {rank}, micro-batch {number}"
+                    yield Difference("data[kept]", where, [min([*own, most])], [len(ids)], math.inf, _ADDED)
+                    return
 
 
 def _from_elsewhere(

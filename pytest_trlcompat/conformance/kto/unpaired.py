@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat import reference
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["KINDS", "dataset", "expected_rows", "rows", "sequence", "tokenizer", "unpaired"]
+__all__ = ["KINDS", "dataset", "expected_rows", "rows", "sequence", "tokenizer", "tokens", "unpaired"]
 
 KINDS = (
     *("plain", "ended", "empty", "long", "iterable", "stored", "conversational", "turns", "tools"),
@@ -28,7 +28,17 @@ _LONG = 600
 _PAIRS = {"paired": "plain", "paired_implicit": "implicit", "paired_conversational": "conversational"}
 _PAIRS |= {"paired_conversational_implicit": "conversational_implicit", "paired_column": "plain"}
 
-tokenizer = pairs.tokenizer
+_BEHIND_END = "{% for message in messages %}{{ message['content'] + ' ' + eos_token + ' w58 ' }}{% endfor %}"
+
+
+def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
+    """The processing class, as DPO's; with ``template="behind_end"`` its template writes a word behind each end of
+    sequence, as ChatML does a new line."""
+    is_own = setting.get("template") == "behind_end"
+    found = pairs.tokenizer(model, {**setting, "template": ""} if is_own else setting)
+    if is_own:
+        found.chat_template = _BEHIND_END
+    return found
 
 
 def rows(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> list[dict[str, Any]]:
@@ -81,7 +91,7 @@ def sequence(words: Any, row: Mapping[str, Any], undecided: reference.KTOUndecid
     Args:
         words: of :func:`tokenizer`.
         row: of :func:`unpaired`.
-        undecided: see ``text_start`` and ``text_end``.
+        undecided: see ``text_start``.
     """
     is_text = isinstance(row["prompt"], str)
     if is_text:
@@ -92,15 +102,30 @@ def sequence(words: Any, row: Mapping[str, Any], undecided: reference.KTOUndecid
     start, end = words.bos_token_id, words.eos_token_id
     if undecided.text_start == "missing" and start is not None and asked[:1] != [start]:
         asked = [start, *asked]
-    if (is_text or undecided.text_end == "missing_everywhere") and answer[-1:] != [end]:
+    if is_text and answer[-1:] != [end]:
         answer = [*answer, end]
     return asked, answer
+
+
+def tokens(
+    words: Any, given: Sequence[Mapping[str, Any]], undecided: reference.KTOUndecided | None = None
+) -> list[tuple[list[int], list[int]]]:
+    """Token ids of the prompt and of the completion of each row, before anything is cut.
+
+    Args:
+        given: of :func:`rows`.
+    """
+    from pytest_trlcompat import reference
+
+    return [sequence(words, row, undecided or reference.KTOUndecided()) for row in unpaired(given)]
 
 
 def expected_rows(
     words: Any, given: Sequence[Mapping[str, Any]], settings: reference.KTOSettings, size: int, max_length: int | None
 ) -> list[dict[str, tuple[float, ...]]]:
     """What the rows must become, for :class:`pytest_trlcompat.reference.KTOObjective`.
+
+    A row of whose completion no token is left teaches nothing, and is none: it would only be counted in means.
 
     Args:
         given: of :func:`rows`.
@@ -109,13 +134,14 @@ def expected_rows(
     """
     from pytest_trlcompat import reference
 
-    labelled, found = unpaired(given), []
+    labelled = [(float(row["label"]), *sequence(words, row, settings.undecided)) for row in unpaired(given)]
+    labelled = [row for row in labelled if max_length is None or len(row[1]) < max_length]
+    found = []
     for start in range(0, len(labelled), size):
         batch = labelled[start : start + size]
-        tokens = [sequence(words, row, settings.undecided) for row in batch]
-        others = reference.mismatched([answer for _, answer in tokens], settings)
-        for row, (asked, answer), other in zip(batch, tokens, others, strict=True):
-            made = {"label": (float(row["label"]),), **_columns("", asked, answer, max_length)}
+        others = reference.mismatched([answer for _, _, answer in batch], settings)
+        for (label, asked, answer), other in zip(batch, others, strict=True):
+            made = {"label": (label,), **_columns("", asked, answer, max_length)}
             found.append(made | (_columns("kl_", asked, other, max_length) if settings.estimates_kl else {}))
     return found
 

@@ -55,6 +55,14 @@ TEMPLATES: Mapping[str, str] = {
 """Each message begins with a word for its role and ends with the end of sequence. ``generation`` says which parts an
 assistant has generated, its end among them; ``behind_end`` writes a word behind each end of sequence, as ChatML does a
 new line; ``other`` has other words for roles; ``tools`` writes tools, their calls and what they gave."""
+FAMILIES: Mapping[str, tuple[str, str]] = {
+    "qwen3": ("<|im_start|>assistant\n", "<|im_end|>\n"),
+    "glm4moe": ("<|assistant|>", "<|user|>"),
+}
+"""Chat templates of models that TRL trains by a template of its own, by the file of the installed TRL that they stand
+in; with what begins an assistant's message and what the model ends it with, which GLM-4-MoE writes where another
+message follows."""
+_MARKERS = "<[^<>]*>|\n"
 _IGNORED = -100
 BOS = "w59"
 """The word that a tokenizer with a beginning of sequence puts before every text."""
@@ -65,7 +73,8 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
 
     ``same_end``: its padding is its end of sequence. ``no_padding``: it has none. ``beginning``: it begins every text
     with :data:`BOS`, as its chat template does. ``left``: it pads on the left. ``no_template``: it has no chat
-    template. ``generation``, ``behind_end``: see :data:`TEMPLATES`, as for data with tools.
+    template. ``generation``, ``behind_end``: see :data:`TEMPLATES`, as for data with tools; those of
+    :data:`FAMILIES`, whose markers are tokens.
     """
     import copy
 
@@ -76,6 +85,8 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     found.padding_side = "left" if wanted == "left" else "right"  # old releases ask for the right side
     kind = "tools" if setting.get("data") in ("tools", "calls") else wanted
     found.chat_template = None if wanted == "no_template" else TEMPLATES.get(kind, TEMPLATES[""])
+    if wanted in FAMILIES:
+        _with_markers(found, wanted)
     if wanted == "same_end":
         found.pad_token = found.eos_token
     elif wanted == "no_padding":
@@ -93,6 +104,18 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
         return found
     found.chat_template = found.chat_template.replace("message['content']", images.CONTENT)
     return images.processor(model, setting, found)
+
+
+def _with_markers(words: Any, family: str) -> None:
+    """The template of a family of models, and a tokenizer to which each marker and each new line is one token, if an
+    unknown one."""
+    import trl
+    from tokenizers import Regex, pre_tokenizers
+
+    folder = Path(trl.__file__).parent / "chat_templates"
+    words.chat_template = (folder / f"{family}.jinja").read_text(encoding="utf-8")
+    splits = [pre_tokenizers.Split(Regex(_MARKERS), "isolated"), pre_tokenizers.Split(" ", "removed")]
+    words.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
 
 
 def template_path(model: TinyModel, setting: Mapping[str, Any]) -> str:
@@ -126,6 +149,12 @@ def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str)
         begun = " ".join(f"w{word}" for word in divmod(number, 40))
         if kind == "messages":
             asked = [{"role": "user", "content": begun}, {"role": "assistant", "content": words(1, 6)}]
+            found.append({"messages": asked})
+        elif kind == "asked_again":
+            found.append({"messages": [{"role": "user", "content": begun}, *turn()[::-1]]})
+        elif kind == "reasoned":
+            answer = f"{words(1, 2)} </think> {words(1, 3)}"
+            asked = [{"role": "user", "content": begun}, {"role": "assistant", "content": answer}]
             found.append({"messages": asked})
         elif kind == "turns":
             first = [{"role": "user", "content": begun}, {"role": "assistant", "content": words(1, 3)}]
@@ -372,9 +401,22 @@ def _generated(example: Mapping[str, Any], words: Any) -> list[bool]:
     """Which tokens an assistant has generated: those behind the word for its role, until the end of the message."""
     messages = example.get("messages") or [*example["prompt"], *example["completion"]]
     found: list[bool] = []
+    if family := next((each for each in FAMILIES.values() if each[0].strip() in words.chat_template), None):
+        return _between(words, words.apply_chat_template(messages, tokenize=False), *family)
     if words.bos_token is not None and words.chat_template.startswith("{{ bos_token"):
         found.append(False)
     for message in messages:
         size = len(_encoded(words, message["content"])) + 1
         found += [False, *[message["role"] == "assistant"] * size]
     return found
+
+
+def _between(words: Any, text: str, begins: str, ends: str) -> list[bool]:
+    """Which tokens of a text stand behind what begins an assistant's message, until what ends it, and with that."""
+    places, spans = 0, []
+    while (start := text.find(begins, places)) >= 0:
+        end = text.find(ends, start + len(begins))
+        places = len(text) if end < 0 else end + len(ends)
+        spans.append((start + len(begins), places))
+    offsets = words(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    return [any(start <= first < end for start, end in spans) for first, _ in offsets]

@@ -55,8 +55,12 @@ class SFTRoom(Room):
             *("text", "other_field", "ended", "messages", "turns", "system", "prompt_completion"),
             *("prompt_completion_messages", "prompt_turns_completion", "conversations", "long_prompts", "questions"),
             *("input_ids", "input_ids_messages", "labels", "tools", "calls"),
+            *("reasoned", "asked_again"),
         ),
-        "tokenizer": ("", "same_end", "no_padding", "beginning", "left", "generation", "behind_end", "no_template"),
+        "tokenizer": (
+            *("", "same_end", "no_padding", "beginning", "left", "generation", "behind_end", "no_template"),
+            *data.FAMILIES,
+        ),
         "template": ("", "tokenizer", "file"),
         "stream": (False, True),
         "transform": (False, True),
@@ -69,10 +73,13 @@ class SFTRoom(Room):
         "metrics": ("", "own"),
     }
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
-        ("data", "conversations"): "trl>=0.18",
+        ("data", "conversations"): "trl>=0.15",
         **{("images", each): "trl>=0.22" for each in images.AXIS if each},
         **{("data", each): "trl>=0.15" for each in ("prompt_completion_messages", "prompt_turns_completion")},
         ("tokenizer", "no_padding"): "trl>=0.16",
+        # From here on their templates are trained by others.
+        ("tokenizer", "qwen3"): "trl>=1.1",
+        ("tokenizer", "glm4moe"): "trl>=1.3",
         ("data", "labels"): "trl>=0.16",
         **{("data", each): "trl>=0.19" for each in ("tools", "calls")},
         ("data", "input_ids_messages"): "trl>=0.15.2",

@@ -6,6 +6,7 @@ Runs inside a rank; imports the stack only inside functions.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,8 +17,8 @@ __all__ = ["AFTER", "EVALUATION", "GIVEN", "SINCE", "built", "evaluate", "evalua
 
 GIVEN = ("", "no_train_dataset", "peft_mapping", "twice", "no_arguments")
 """``peft_mapping``: a mapping for ``peft_config``, which documentation does not allow; ``twice``: another trainer is
-built before, of the same arguments, and what was prepared for it must be found again; ``no_arguments``: another one is
-built before without ``args``, which signatures allow."""
+built before, of other arguments that no row depends on, and what was prepared for it must be found again;
+``no_arguments``: another one is built before without ``args``, which signatures allow."""
 EVALUATION = ("", "after", "before", "during", "best", "given", "sets", "streamed", "sets_streamed", "given_sets")
 """``given``: ``evaluate()`` is given the data after the training, and the trainer has none; ``sets``: the trainer has a
 dictionary of two sets; ``streamed``: they are an ``IterableDataset``; ``sets_streamed``: in a dictionary;
@@ -52,11 +53,23 @@ def built(trainer_class: type, given: Mapping[str, Any], setting: Mapping[str, A
         given = {**given, "peft_config": {"r": 4}}
     if kind == "no_arguments":
         _of_defaults(trainer_class, {name: value for name, value in given.items() if name != "args"})
-    before = trainer_class(**given) if kind == "twice" else None
+    before = trainer_class(**{**given, "args": _elsewhere(given["args"])}) if kind == "twice" else None
     trainer = trainer_class(**given)
     if before is not None:
         trainer.fingerprints = [each.train_dataset._fingerprint for each in (before, trainer)]
     return trainer
+
+
+def _elsewhere(args: Any) -> Any:
+    """The same arguments with another folder to save in, another ``beta`` and, where nothing is cut, ``padding_free``:
+    what is done with tokens later."""
+    found = copy.copy(args)
+    found.output_dir = tempfile.mkdtemp(prefix="trlcompat-")
+    if hasattr(args, "beta"):
+        found.beta = args.beta / 2
+    if hasattr(args, "padding_free") and getattr(args, "max_length", 0) is None:
+        found.padding_free = True
+    return found
 
 
 def _of_defaults(trainer_class: type, given: Mapping[str, Any]) -> None:

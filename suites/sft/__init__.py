@@ -1,0 +1,1 @@
+"""Known issues of SFT that its trainings do not show on a CPU."""
