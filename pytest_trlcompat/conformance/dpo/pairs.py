@@ -160,10 +160,21 @@ def as_dataset(rows: list[dict[str, Any]], setting: Mapping[str, Any]) -> Any:
 
     found: Any = Dataset.from_list(rows)
     if setting.get("data") == "stored":
-        folder = tempfile.mkdtemp(prefix="trlcompat-")
-        found.save_to_disk(folder)
-        return load_from_disk(folder)
+        return load_from_disk(_stored(found))
     return found.to_iterable_dataset() if setting.get("data") == "iterable" else found
+
+
+def _stored(rows: Any) -> str:
+    """The folder that rows are saved in: one for all ranks, as where a user has saved them before."""
+    from accelerate import PartialState
+    from accelerate.utils import broadcast_object_list
+
+    state, folder = PartialState(), [tempfile.mkdtemp(prefix="trlcompat-")]
+    broadcast_object_list(folder)
+    if state.is_main_process:
+        rows.save_to_disk(folder[0])
+    state.wait_for_everyone()
+    return folder[0]
 
 
 def parts(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
