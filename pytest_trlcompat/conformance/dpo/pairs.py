@@ -6,7 +6,7 @@ Runs inside a rank; imports the stack only inside functions.
 from __future__ import annotations
 
 import copy
-import os
+import itertools
 import random
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -145,9 +145,7 @@ def with_images(
     for number, row in enumerate(pairs(model, setting, seed, part)):
         pictures = images.images_of(setting, seed, part, number)
         asked, inputs = images.processed(words, row["prompt"], pictures, add_generation_prompt=True)
-        wholes = [
-            images.processed(words, [*row["prompt"], *row[name]], pictures)[0] for name in ("chosen", "rejected")
-        ]
+        wholes = [images.processed(words, [*row["prompt"], *row[name]], pictures)[0] for name in ("chosen", "rejected")]
         made: dict[str, Any] = reference.preference_row(*_apart(asked, wholes), **limits)
         digests = images.digests(inputs)
         found.append({**made, "chosen_images": digests, "rejected_images": digests} if digests else made)
@@ -232,5 +230,6 @@ def conversation(words: Any, prompt: Any, completions: Sequence[Any], row: Mappi
 
 def _apart(asked: Sequence[int], wholes: Sequence[Sequence[int]]) -> tuple[list[int], ...]:
     """What all begin with, and what is left of each whole."""
-    prompt = os.path.commonprefix([list(asked), *map(list, wholes)])
+    shared = itertools.takewhile(lambda tokens: len({*tokens}) == 1, zip(asked, *wholes, strict=False))
+    prompt = [tokens[0] for tokens in shared]
     return prompt, *(list(each[len(prompt) :]) for each in wholes)
