@@ -19,7 +19,7 @@ from .sharding import failure
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["SIDES", "precomputed", "precomputed_from_files", "save"]
+__all__ = ["SIDES", "kept", "precomputed", "precomputed_from_files", "save"]
 
 SIDES = ("chosen", "rejected")
 FACTORS = (1.0, 0.8)
@@ -90,29 +90,60 @@ def precomputed_from_files(subject: str, model: TinyModel, folder: Path) -> dict
     return _of_trainings(subject, model, rows, [folder / str(number) for number in range(len(FACTORS))])
 
 
-def _of_trainings(subject: str, model: TinyModel, rows: Any, references: list[Path]) -> dict[str, Any]:
-    import trl
-    from transformers import AutoModelForCausalLM
+def kept(subject: str, model: TinyModel, folder: Path) -> dict[str, Any]:
+    """Which parameters a trainer keeps whose reference model is its policy, and was asked before the training.
 
+    Args:
+        folder: with the dataset, see :func:`save`.
+
+    Returns:
+        ``failure``, and how many numbers are the ``policy``'s, and how many are ``beside`` it.
+    """
+    import datasets
+    from torch import nn
+
+    rows = datasets.load_from_disk(str(folder / ROWS))
+    with failure() as building:
+        trainer = _built(subject, model, rows, None)
+    if building:
+        return {"failure": building["text"]}
+    own = {id(each): each.numel() for each in trainer.model.parameters()}
+    modules = [each for each in vars(trainer).values() if isinstance(each, nn.Module)]
+    held = {id(each): each.numel() for module in modules for each in module.parameters()}
+    beside = sum(size for name, size in held.items() if name not in own)
+    return {"failure": None, "policy": sum(own.values()), "beside": beside}
+
+
+def _of_trainings(subject: str, model: TinyModel, rows: Any, references: list[Path]) -> dict[str, Any]:
     found: dict[str, Any] = {"failure": None, "found": []}
     for reference in references:
         with failure() as building:
-            # Before the models, as users do: ZeRO-3 partitions what is read after it.
-            config = ROOM.config(trl, SETTING)
-            policy, scorer = (AutoModelForCausalLM.from_pretrained(each) for each in (model.path, reference))
-            known = inspect.signature(trl.DPOTrainer.__init__).parameters
-            trainer = trainer_class(subject, "DPOTrainer")(
-                model=policy,
-                ref_model=scorer,
-                args=config,
-                train_dataset=rows,
-                **{"processing_class" if "processing_class" in known else "tokenizer": model.tokenizer},
-            )
-            trainer.get_train_dataloader()  # until 0.28 they are computed here
+            trainer = _built(subject, model, rows, reference)
         if building:
             return {**found, "failure": building["text"]}
         found["found"].append(_columns(trainer.train_dataset))
     return found
+
+
+def _built(subject: str, model: TinyModel, rows: Any, reference: Path | None) -> Any:
+    """A trainer that has computed log-probabilities; without a folder its reference model is its policy."""
+    import trl
+    from transformers import AutoModelForCausalLM
+
+    # Before the models, as users do: ZeRO-3 partitions what is read after it.
+    config = ROOM.config(trl, SETTING)
+    policy = AutoModelForCausalLM.from_pretrained(model.path)
+    scorer = {} if reference is None else {"ref_model": AutoModelForCausalLM.from_pretrained(reference)}
+    known = inspect.signature(trl.DPOTrainer.__init__).parameters
+    trainer = trainer_class(subject, "DPOTrainer")(
+        model=policy,
+        **scorer,
+        args=config,
+        train_dataset=rows,
+        **{"processing_class" if "processing_class" in known else "tokenizer": model.tokenizer},
+    )
+    trainer.get_train_dataloader()  # until 0.28 they are computed here
+    return trainer
 
 
 def _columns(rows: Any) -> dict[str, list[float]]:

@@ -6,6 +6,7 @@ Runs inside a rank; imports the stack only inside functions.
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -30,16 +31,18 @@ _TEMPLATES = {
     "generation": _TEMPLATE + "{% if add_generation_prompt %}{{ 'w59 ' }}{% endif %}",
     "tools": "{% if tools is not none %}{{ 'w60 w60 ' }}{% endif %}" + _TEMPLATE,
     "switch": "{% if w60 is defined and w60 %}{{ 'w60 ' }}{% endif %}" + _TEMPLATE,
+    "thought": _TEMPLATE + f"{{% if add_generation_prompt %}}{{{{ 'w59 {_OTHER} ' }}}}{{% endif %}}",
 }
 """With a beginning of sequence of its own; with a token that asks for an answer, which stands before each answer; and,
-as Llama's, with instructions where it is given a list of tools, an empty one too; and with a token that an argument of
-the template's asks for."""
+as Llama's, with instructions where it is given a list of tools, an empty one too; with a token that an argument of
+the template's asks for; and, as DeepSeek-R1's, with two tokens that ask for an answer, only the first of which stands
+before an answer that is there."""
 _OF_TEMPLATE: Mapping[str, Mapping[str, Any]] = {
     "tools": {"tools": _TOOLS},
     "template_kwargs": {"chat_template_kwargs": {"w60": True}},
 }
 """Columns whose values the chat template is given, by the kind of data that has them."""
-CONVERSATIONAL = ("conversational", "conversational_implicit", "turns", *_OF_TEMPLATE)
+CONVERSATIONAL = ("conversational", "conversational_implicit", "turns", "thought", *_OF_TEMPLATE)
 
 
 def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
@@ -68,7 +71,7 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     template = setting.get("template") or implied.get(str(setting.get("data")), "")
     if template:
         found.chat_template = _TEMPLATES[template]
-        if template == "generation":  # an answer that is there has the same token before it
+        if template in ("generation", "thought"):  # an answer that is there has the same token before it
             answer = "{% if message['role'] == 'assistant' %}{{ 'w59 ' }}{% endif %}"
             found.chat_template = found.chat_template.replace(
                 "{% for message in messages %}", "{% for message in messages %}" + answer
@@ -98,6 +101,8 @@ def pairs(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) ->
 def _row(setting: Mapping[str, Any], text: Any) -> dict[str, Any]:
     kind = setting.get("data", "plain")
     prompt, better, worse = text(3, 6), text(2, 5), text(2, 5)
+    if kind == "thought":
+        better = f"{_OTHER} {better}"
     if kind in CONVERSATIONAL or setting.get("images"):
         asked = [{"role": "user", "content": prompt}]
         for _ in range(_ROUNDS.get(kind, 1) - 1):
@@ -140,11 +145,8 @@ def with_images(
     for number, row in enumerate(pairs(model, setting, seed, part)):
         pictures = images.images_of(setting, seed, part, number)
         asked, inputs = images.processed(words, row["prompt"], pictures, add_generation_prompt=True)
-        answers = [
-            images.processed(words, [*row["prompt"], *row[name]], pictures)[0][len(asked) :]
-            for name in ("chosen", "rejected")
-        ]
-        made: dict[str, Any] = reference.preference_row(asked, *answers, **limits)
+        wholes = [images.processed(words, [*row["prompt"], *row[name]], pictures)[0] for name in ("chosen", "rejected")]
+        made: dict[str, Any] = reference.preference_row(*_apart(asked, wholes), **limits)
         digests = images.digests(inputs)
         found.append({**made, "chosen_images": digests, "rejected_images": digests} if digests else made)
     return found
@@ -156,10 +158,21 @@ def as_dataset(rows: list[dict[str, Any]], setting: Mapping[str, Any]) -> Any:
 
     found: Any = Dataset.from_list(rows)
     if setting.get("data") == "stored":
-        folder = tempfile.mkdtemp(prefix="trlcompat-")
-        found.save_to_disk(folder)
-        return load_from_disk(folder)
+        return load_from_disk(_stored(found))
     return found.to_iterable_dataset() if setting.get("data") == "iterable" else found
+
+
+def _stored(rows: Any) -> str:
+    """The folder that rows are saved in: one for all ranks, as where a user has saved them before."""
+    from accelerate import PartialState
+    from accelerate.utils import broadcast_object_list
+
+    state, folder = PartialState(), [tempfile.mkdtemp(prefix="trlcompat-")]
+    broadcast_object_list(folder)
+    if state.is_main_process:
+        rows.save_to_disk(folder[0])
+    state.wait_for_everyone()
+    return folder[0]
 
 
 def parts(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
@@ -197,6 +210,9 @@ def sequences(words: Any, row: Mapping[str, Any], undecided: reference.Preferenc
 def conversation(words: Any, prompt: Any, completions: Sequence[Any], row: Mapping[str, Any]) -> tuple[list[int], ...]:
     """Token ids of a prompt and of each of its completions, all of them messages, as the chat template makes them.
 
+    Each conversation is what the template makes of the whole, and its prompt what all begin with: a template may ask
+    for an answer with tokens that stand before no answer, or before some.
+
     Args:
         row: whose other columns may be arguments of the template.
     """
@@ -209,4 +225,11 @@ def conversation(words: Any, prompt: Any, completions: Sequence[Any], row: Mappi
         return found
 
     asked = rendered(prompt, add_generation_prompt=True)
-    return asked, *(rendered([*prompt, *each])[len(asked) :] for each in completions)
+    return _apart(asked, [rendered([*prompt, *each]) for each in completions])
+
+
+def _apart(asked: Sequence[int], wholes: Sequence[Sequence[int]]) -> tuple[list[int], ...]:
+    """What all begin with, and what is left of each whole."""
+    shared = itertools.takewhile(lambda tokens: len({*tokens}) == 1, zip(asked, *wholes, strict=False))
+    prompt = [tokens[0] for tokens in shared]
+    return prompt, *(list(each[len(prompt) :]) for each in wholes)

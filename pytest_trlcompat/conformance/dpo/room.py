@@ -46,7 +46,7 @@ class DPORoom(ComparedRoom):
         "pairs": (16, 6),
         "pairs_of_evaluation": (8, 6),
         "tokenizer": ("", "no_padding", "eos_padding", "bos", "other_zero"),
-        "template": ("", "bos", "generation", "tools", "switch"),
+        "template": ("", "bos", "generation", "tools", "switch", "thought"),
         **COMPARED_AXES,
         "model": (*COMPARED_AXES["model"], *images.MODELS),
         "images": images.AXIS,
@@ -55,20 +55,22 @@ class DPORoom(ComparedRoom):
         ("liger", "loss"): liger.DPO_LOSS,
         ("data", "tools"): "trl>=0.29",
         **{("images", each): "trl>=0.29" for each in images.AXIS if each},
-        # The column is documented, of the functions that apply chat templates, from 0.24 on.
-        ("data", "template_kwargs"): "trl>=0.24",
+        # SFT reads the column from 0.19 on, and the functions that apply chat templates document it from 0.24 on.
+        ("data", "template_kwargs"): "trl>=0.19",
         ("data", "stored"): "trl>=0.12",
         ("padding_free", True): "trl>=0.29",
         ("f_divergence_type", "forward_kl"): "trl>=0.29",
         # Until 0.11 it is not documented which of prompt and completions is cut.
         ("max_length", 8): "trl>=0.12",
         ("max_length", 4): "trl>=0.12",
+        ("max_length", 5): "trl>=0.12",
         ("max_completion_length", 3): "trl>=0.12",
         ("tokenizer", "no_padding"): "trl>=0.24",
         ("data", "implicit"): "trl>=0.12",
         ("data", "conversational"): "trl>=0.12",
         ("data", "conversational_implicit"): "trl>=0.12",
         ("data", "turns"): "trl>=0.12",
+        ("data", "thought"): "trl>=0.12",
     }
     choices: ClassVar[tuple[str, ...]] = ("loss_type",)
     base: ClassVar[Mapping[str, Any]] = {"beta": 0.5, "remove_unused_columns": False, "max_length": 64}
@@ -134,10 +136,12 @@ class DPORoom(ComparedRoom):
         limits = {name: arguments[name] for name in names if name in arguments}
         if setting.get("images"):
             return [*pairs.with_images(model, setting, seed, part, limits)]
-        return [
+        found = [
             reference.preference_row(*pairs.sequences(words, row, undecided), **limits)
             for row in pairs.pairs(model, setting, seed, part)
         ]
+        # A pair of which no token of an answer is left teaches nothing, and would only be counted.
+        return [row for row in found if any(row["chosen_mask"]) or any(row["rejected_mask"])]
 
     def settings(
         self,

@@ -37,7 +37,7 @@ ROWS = 8
 GENERATIONS = 2
 """How many times completions are sampled at least."""
 AXES: Mapping[str, tuple[Any, ...]] = {
-    "data": ("plain", "conversational", "assistant_last", "iterable", "list", "none"),
+    "data": ("plain", "conversational", "assistant_last", "iterable", "list", "none", "texts"),
     "prompts": (24, 5, 16),
     "rewards": (
         *("letters", "target", "prompt", "two", "sometimes", "nowhere", "equal"),

@@ -53,7 +53,8 @@ _TOOLS_TEMPLATE = (
 
 def data_of(model: TinyModel, setting: Mapping[str, Any], seed: int, length: int) -> Data:
     """Prompts and completions of a setting, with images where it has some."""
-    conversational = bool(setting.get("images")) or setting.get("data") in ("conversational", "assistant_last")
+    conversational = bool(setting.get("images")) and setting.get("data") != "texts"
+    conversational = conversational or setting.get("data") in ("conversational", "assistant_last")
     conversational = conversational or setting.get("tokenizer") == "tools_template" or bool(setting.get("tools"))
     conversational = conversational or setting.get("rewards") in _MODELS  # which read a prompt and its answer
     ends: tuple[int, ...] = (OTHER_END,) if setting.get("tokenizer") == "other_end" else (1,)
@@ -317,9 +318,9 @@ def prompts_asked(
     """
     rows = prompt_count(setting, part)
     words = tokenizer(model, setting)
-    if data.images is not None:
+    if data.images is not None and data.conversational:
         return [(ids, target) for ids, target, _ in _processed(words, data, rows, part)]
-    found = []
+    found, own = [], getattr(words, "tokenizer", words)
     for text, prompt in zip(data.texts(rows, part), data.prompts(rows, part), strict=True):
         written = text
         if data.tools in environments.KINDS:
@@ -332,7 +333,7 @@ def prompts_asked(
             if data.tools:
                 how["tools"] = [tools.w51]
             written = words.apply_chat_template(prompt, tokenize=False, **how)
-        found.append((tuple(words(written, add_special_tokens=False)["input_ids"]), target_of(text)))
+        found.append((tuple(own(written, add_special_tokens=False)["input_ids"]), target_of(text)))
     return found
 
 
