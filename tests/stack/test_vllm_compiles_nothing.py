@@ -24,9 +24,7 @@ def compiled(changed: bool) -> list[str]:
         found.append(during[0])
         return graph.forward
 
-    @torch.compile(backend=backend)
-    def sample(logits: torch.Tensor) -> torch.Tensor:
-        return logits + 1
+    sample: Any = torch.compile(lambda logits: logits + 1, backend=backend)
 
     class EngineCore:
         def __init__(self) -> None:
