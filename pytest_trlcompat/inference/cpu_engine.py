@@ -198,8 +198,9 @@ def _do_not_compile() -> None:
         return configure(self, *args, **kwargs)
 
     EngineArgs.create_engine_config = eager
-    # Functions that were decorated when vLLM was imported, such as those of log-probabilities.
-    for name in ("step", "step_with_batch_queue"):
+    # Functions that were decorated when vLLM was imported, such as those of log-probabilities; some releases try them
+    # while the engine is made.
+    for name in ("__init__", "step", "step_with_batch_queue"):
         if (step := getattr(EngineCore, name, None)) is not None:
             setattr(EngineCore, name, set_stance("force_eager")(step))
 

@@ -224,6 +224,8 @@ def _environment(environment: Mapping[str, str], folder: Path, versions: Mapping
     named = [] if is_recording(versions) else [str(named_vllm(folder, versions["vllm"]))]
     path = [*named, *filter(None, [environment.get("PYTHONPATH")])]
     return {
+        # Its engine has a worker in a process of its own, which compiled what it samples with at each start.
+        "TORCHDYNAMO_DISABLE": "1",
         **environment,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",  # a server's engine has a process of its own
         "SPT_NOENV": "1",  # vLLM's names for its processes would be written over the mark in their environments

@@ -51,6 +51,8 @@ RENDER_OF_PROCESSORS = PatchPoint("transformers.processing_utils:render_jinja_te
 VLLM_PARAMETERS = PatchPoint("trl.generation.vllm_generation:VLLMGeneration._iter_named_params", ">=1.11")
 VLLM_SYNC = PatchPoint("trl.generation.vllm_generation:VLLMGeneration.sync_weights", ">=0.28,<1.11")
 VLLM_CLIENT = PatchPoint("trl.generation.vllm_client:VLLMClient.generate", ">=1.11")
+VLLM_CHAT = PatchPoint("trl.generation.vllm_client:VLLMClient.chat", ">=1.11")
+VLLM_GENERATE = PatchPoint("trl.generation.vllm_generation:VLLMGeneration.generate", ">=1.11")
 VLLM_OF_TRAINERS = (
     _grpo("GRPOTrainer._move_model_to_vllm", ">=0.15,<0.28"),
     PatchPoint("trl.trainer.rloo_trainer:RLOOTrainer._move_model_to_vllm", ">=0.22,<0.28"),
@@ -267,7 +269,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "ShiftedCountMixin": (),
     "TrainSamplerMixin": (_trainer("_get_train_sampler"),),
     "TrainerAccumulationMixin": (_TRAINING_STEP,),
-    "VLLMRestartMixin": (VLLM_CLIENT, PatchPoint("trl.generation.vllm_client:VLLMClient.chat", ">=1.11")),
+    "VLLMRestartMixin": (VLLM_CLIENT, VLLM_CHAT, VLLM_GENERATE),
     "VLLMSyncMixin": (VLLM_PARAMETERS, VLLM_SYNC, *VLLM_OF_TRAINERS, PREPARE_INPUTS, FSDP1_LAZY_INIT),
     "WarningsIssuedMixin": (),
     "ZeRO3BiasesMixin": (_TRAIN, ZERO3_LINEAR_BACKWARD),

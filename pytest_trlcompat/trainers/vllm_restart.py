@@ -9,7 +9,11 @@ of them, ``/server_info``, says ``instance_id``: the time at which a process has
 another process has another one. The cure reads it when client and server have met, and again after each answer. The
 server of earlier ones is TRL's, and says nothing by which a process could be told from the one before.
 
-Imports the standard library, and of this package ``_conditions``, ``_cure``, ``_patching``, ``errors``.
+The main process alone has a client, and the other ranks wait for what it got: it passes an answer that it refuses on,
+and then all ranks raise together, so that none waits for one that has left.
+
+Imports the standard library, and of this package ``_conditions``, ``_cure``, ``_patching``, ``errors``; Accelerate
+inside functions.
 """
 
 from __future__ import annotations
@@ -35,13 +39,13 @@ class VLLMRestartMixin(Cure):
     """Ends a training whose vLLM server was restarted, before completions of other weights are used.
 
     Of any trainer that generates with TRL's ``VLLMGeneration`` and ``vllm_mode="server"``, where the server is vLLM's
-    own. Asks it after each answer, which costs one request. Where several processes answer for one server
-    (``--api-server-count``, and with data parallelism by default), each has an identity of its own: this is logged as
-    a warning, and nothing is looked at.
+    own. Asks it after each answer, which costs one request, and tells every rank what it found. Where several processes
+    answer for one server (``--api-server-count``, and with data parallelism by default), each has an identity of its
+    own: this is logged as a warning, and nothing is looked at.
 
     Raises:
-        CureError: while it is built: the server does not say who it is. While it generates: it was restarted, or does
-            not say so any more.
+        CureError: in every rank. While it is built: the server does not say who it is. While it generates: it was
+            restarted, or does not say so any more.
     """
 
     _needed: ClassVar = (
@@ -57,9 +61,8 @@ class VLLMRestartMixin(Cure):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # The main process alone has a client.
-        if VLLMRestartMixin._activity(type(self), self).active and self.accelerator.is_main_process:
-            _refuse_restarts(self.vllm_generation.vllm_client)
+        if VLLMRestartMixin._activity(type(self), self).active:
+            _refuse_restarts(self.vllm_generation, self.accelerator.is_main_process)
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
@@ -70,8 +73,70 @@ def _is_served(trainer: Any) -> bool:
     return getattr(getattr(trainer, "vllm_generation", None), "mode", None) == "server"
 
 
-def _refuse_restarts(client: Any) -> None:
-    """Have the client raise where another process has answered than the one that weights are handed to."""
+class _Refusal:
+    """Why the main process refuses an answer, until every rank is told."""
+
+    def __init__(self) -> None:
+        self.is_told = False
+        """Whether :meth:`tell` comes, so that nothing has to be raised before."""
+        self.error: Exception | None = None
+
+    def look(self, check: Callable[[], Any]) -> Any:
+        """What ``check`` returns; its error is kept where ranks are told of it."""
+        try:
+            return check()
+        except Exception as error:
+            if not self.is_told:
+                raise
+            self.error = error
+
+    def tell(self, found: Any = None) -> Any:
+        """What the main process has found, in every rank; collective.
+
+        Raises:
+            Exception: in the main process what it has kept, in the others a ``CureError`` that says so.
+        """
+        from accelerate.utils import broadcast_object_list
+
+        said, found = broadcast_object_list([None if self.error is None else str(self.error), found])
+        if said is not None:
+            raise self.error or CureError(
+                VLLMRestartMixin.__name__,
+                wanted="completions that come from the main process",
+                found="it has refused those of its vLLM server",
+                remedy=said,
+            )
+        return found
+
+
+def _refuse_restarts(generation: Any, is_main: bool) -> None:
+    """Have every rank raise where another process has answered than the one that weights are handed to. Collective.
+
+    Args:
+        generation: TRL's ``VLLMGeneration``, which has a client in the main process.
+    """
+    refusal = _Refusal()
+    refusal.is_told = True
+    if not refusal.tell(refusal.look(lambda: _watch(generation.vllm_client, refusal)) if is_main else None):
+        return
+    refusal.is_told = False
+    generate = generation.generate
+
+    @functools.wraps(generate)
+    def generated(*args: Any, **kwargs: Any) -> Any:
+        refusal.is_told = True
+        try:
+            completions = generate(*args, **kwargs)
+        finally:
+            refusal.is_told = False  # whoever asks the client by itself is alone
+        refusal.tell()
+        return completions
+
+    generation.generate = generated
+
+
+def _watch(client: Any, refusal: _Refusal) -> bool:
+    """Look who answers behind each answer of the client; ``False`` where that cannot be seen."""
     config = _configuration(client)
     processes = _of(config, "parallel_config", dict).get("_api_process_count", 1)
     if processes > 1:
@@ -82,30 +147,39 @@ def _refuse_restarts(client: Any) -> None:
             processes,
             client.base_url,
         )
-        return
+        return False
     identity = _of(config, "instance_id", str)
 
     def checked(ask: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(ask)
         def answered(*args: Any, **kwargs: Any) -> Any:
             answer = ask(*args, **kwargs)
-            found = _of(_configuration(client), "instance_id", str)
-            if found != identity:
-                raise CureError(
-                    VLLMRestartMixin.__name__,
-                    wanted=f"an answer of the vLLM server at {client.base_url} that has the policy's weights "
-                    f"(instance {identity})",
-                    found=f"another one has answered (instance {found}): the server was restarted, and has the "
-                    "weights of its checkpoint",
-                    packages=("trl",),
-                    remedy="Train again from the last checkpoint, with the server that is there now",
-                )
+            refusal.look(lambda: _check_answering(client, identity))
             return answer
 
         return answered
 
     for name in ("generate", "chat"):
         setattr(client, name, checked(getattr(client, name)))
+    return True
+
+
+def _check_answering(client: Any, identity: str) -> None:
+    """
+    Raises:
+        CureError: it is another one.
+    """
+    found = _of(_configuration(client), "instance_id", str)
+    if found != identity:
+        raise CureError(
+            VLLMRestartMixin.__name__,
+            wanted=f"an answer of the vLLM server at {client.base_url} that has the policy's weights "
+            f"(instance {identity})",
+            found=f"another one has answered (instance {found}): the server was restarted, and has the "
+            "weights of its checkpoint",
+            packages=("trl",),
+            remedy="Train again from the last checkpoint, with the server that is there now",
+        )
 
 
 def _configuration(client: Any) -> dict[str, Any]:

@@ -32,6 +32,6 @@ def _measurements() -> Iterator[Any]:
             yield pytest.param(issue, label, marks=(mark, pytest.mark.vllm), id=f"{issue}-{label}")
 
 
-@pytest.mark.parametrize(("issue", "label"), _measurements())
+@pytest.mark.parametrize(("issue", "label"), [*_measurements()])
 def test_weights(issue: str, label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
     judge(lambda: judging.weights(vllm_trainings(subject, label), label, issue), subject=subject, strategy=label)

@@ -40,7 +40,7 @@ def _measurements() -> Iterator[Any]:
                 yield pytest.param(issue.id, NAMES[trainer], label, marks=marks, id=f"{issue.id}-{label}")
 
 
-@pytest.mark.parametrize(("issue", "name", "label"), _measurements())
+@pytest.mark.parametrize(("issue", "name", "label"), [*_measurements()])
 def test_trainer(issue: str, name: str, label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
     judged = _judgement(issue, name)
     judge(lambda: judged(vllm_trainings(subject, label, name), label), subject=subject, strategy=label)

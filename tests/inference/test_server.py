@@ -78,6 +78,11 @@ def test_names_that_its_processes_give_themselves_leave_its_mark(server: VLLMSer
     assert [b"SPT_NOENV=1" in each for each in environments] == [True, True]
 
 
+def test_none_of_its_processes_compiles(server: VLLMServer) -> None:
+    environments = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in processes(server)]
+    assert [b"TORCHDYNAMO_DISABLE=1" in each for each in environments] == [True, True]
+
+
 def test_it_answers_at_its_address_as_long_as_it_runs(server: VLLMServer) -> None:
     assert runs(server)
     assert '"max_model_len": "64"' in server.output()
