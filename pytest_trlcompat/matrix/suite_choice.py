@@ -4,9 +4,9 @@ A cell that has vLLM, Liger or Pillow beside the stack runs the suites that need
 A full sweep leaves out what is measured on demand. One of the default cells, which is to end in minutes, also leaves
 out what holds pairs of settings, or takes a minute. The newest of them then runs all that remains, but for three
 quarters of the conformance suites' rows with the corrected trainers, and every other one a part: together they cover
-every known issue with a suite of its own in two of them, every label of it, and what every row of the conformance suites
-shows that is known. Rows that show nothing known are left to the newest release: in an older one they can only become
-wrong by a change of this package. See :func:`parts_of`.
+every known issue with a suite of its own in two of them, every label of it, and what every row of the conformance
+suites shows that is known. Rows that show nothing known are left to the newest release: in an older one they can only
+become wrong by a change of this package. See :func:`parts_of`.
 
 Imports only the standard library and packaging.
 """

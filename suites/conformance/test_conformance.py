@@ -3,7 +3,8 @@
 Right is: with a setting, every quantity of a short training that can be seen is the reference's, from the tokens to the
 logs; see :mod:`pytest_trlcompat.conformance`. A difference that another known issue predicts is that issue's, and the
 verdict ``blocked``. What nothing predicts is a finding, and fails. Each value alone is tried in every sweep, in the
-newest cell, and, where a known issue is one of its differences, in an older one: see :mod:`pytest_trlcompat.matrix.suite_choice`.
+newest cell, and, where a known issue is one of its differences, in an older one: see
+:mod:`pytest_trlcompat.matrix.suite_choice`.
 """
 
 from __future__ import annotations

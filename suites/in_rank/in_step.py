@@ -92,7 +92,8 @@ class _Ranks:
     disturbed: bool = False
 
     def begin(self) -> None:
-        assert not (self.parted or self.disturbed), "ranks that are out of step cannot train"
+        assert not self.parted, "ranks that are out of step cannot train"
+        assert not self.disturbed, "what a collective that failed has sent would reach this training"
         self.number += 1
         self.store.set(self._key("begun", self.rank), "")
 

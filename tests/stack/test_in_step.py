@@ -135,7 +135,7 @@ def test_ranks_that_fail_at_the_same_place_go_on_together(launcher: Launcher, tm
 def test_what_ranks_sent_in_a_collective_that_failed_does_not_reach_the_next_training(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    """Gloo's receiver of what it had not asked for ends its process: the training after would have been called broken."""
+    """Gloo ends a process that receives what it has not asked for: the training after would have been called broken."""
     launches = Launches(launcher, tmp_path, "mismatch", [0, 1])
     found = launches.tried()
     assert launches.asked == [list(ROWS), ["after"]]
