@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,13 @@ if TYPE_CHECKING:
     from ..launches import LaunchCache
 
 __all__ = ["ConformanceTrainings"]
+
+_INTERPRETED = 600.0
+"""Seconds of a launch whose kernels Triton's interpreter runs, the reference's too: 120 are few on a busy machine."""
+
+
+def _longer(settings: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    return {"timeout": _INTERPRETED} if any(each.get("liger") == "kernels" for each in settings) else {}
 
 
 @dataclass(frozen=True)
@@ -183,6 +190,7 @@ class ConformanceTrainings:
                 *(self.seed, partly),
                 strategy=strategy,
                 world_size=size,
+                **_longer(settings[one] for one in names),
                 sharded=False,
                 check=False,
                 raises="original",
