@@ -18,7 +18,7 @@ from packaging.version import Version
 
 from pytest_trlcompat.catalog import known_issues, ranges
 from pytest_trlcompat.catalog.cures_page import short_link
-from pytest_trlcompat.catalog.issue import KnownIssue, Prediction, measured_with
+from pytest_trlcompat.catalog.issue import FINDINGS, KnownIssue, Prediction, measured_with
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.conformance import rows
 
@@ -30,7 +30,6 @@ else:
 __all__ = ["main", "page", "releases_in"]
 
 _FIRST = Version("0.14")
-SUITE = "conformance/test_findings.py"
 _HEAD = """\
 # What conformance found
 
@@ -52,7 +51,7 @@ def page(issues: Iterable[KnownIssue], releases: Mapping[str, Sequence[str]]) ->
     Args:
         releases: all versions of TRL, with what each requires.
     """
-    found = [each for each in issues if each.suite == SUITE]
+    found = [each for each in issues if each.suite == FINDINGS]
     lines = [f"| {' | '.join(_COLUMNS)} |", f"|{' --- |' * len(_COLUMNS)}"]
     in_order = {each: releases[each] for each in sorted(releases, key=Version)}
     of_grpo = {each: required for each, required in in_order.items() if Version(each) >= _FIRST}

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.catalog.ranges import Range
 
 __all__ = [
+    "FINDINGS",
     "STRATEGIES",
     "SUBJECTS",
     "TRAINERS",
@@ -39,6 +40,9 @@ Where another trainer had the same name before, ids of its issues have ``first-`
 
 STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
 """The strategies; a verdict's may carry a variant after a dash, like ``fsdp1-no_shard``."""
+
+FINDINGS = "conformance/test_findings.py"
+"""The suite of issues that the conformance suite found: its labels are rows that show it."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +253,7 @@ class KnownIssue:
         labels = {strategy, kind(strategy)}
         if self.strategies:
             labels &= set(self.strategies)
-        if self.suite == _FINDINGS:  # its labels are settings that show it, and others may
+        if self.suite == FINDINGS:  # its labels are settings that show it, and others may
             labels |= {each for each in self.strategies if kind(each) == kind(strategy)}
             anywhere = next((each for each in here if each.applies("upstream", strategy, versions)), None)
             if anywhere is not None and not anywhere.strategies and anywhere.verdict in _RAISING:
@@ -261,7 +265,6 @@ class KnownIssue:
         return False
 
 
-_FINDINGS = "conformance/test_findings.py"
 _FIRST = "first-"
 _RAISING = (Verdict.BROKEN, Verdict.ERROR)
 """Verdicts of a suite that met an exception of its own issue."""

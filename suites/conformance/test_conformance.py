@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_trlcompat.catalog import known_issues
-from pytest_trlcompat.catalog.issue import measured_with
+from pytest_trlcompat.catalog.issue import FINDINGS, measured_with
 from pytest_trlcompat.conformance import rows
 from pytest_trlcompat.matrix.suite_choice import ONLY_NEWEST, PARTS
 from pytest_trlcompat.plugin.judging import Judge
@@ -57,7 +57,7 @@ def marks_of(trainer: str, label: str) -> Sequence[pytest.MarkDecorator]:
 SHOWN = {
     (measured_with(issue.id), label)
     for issue in known_issues.load().values()
-    if issue.suite == "conformance/test_findings.py"
+    if issue.suite == FINDINGS
     for label in issue.strategies
 }
 """Rows that show a known issue, by trainer and label."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_trlcompat.catalog import known_issues
-from pytest_trlcompat.catalog.issue import measured_with
+from pytest_trlcompat.catalog.issue import FINDINGS, measured_with
 from pytest_trlcompat.conformance import rows
 from pytest_trlcompat.matrix.suite_choice import PARTS
 from pytest_trlcompat.plugin.judging import Judge
@@ -36,7 +36,7 @@ def marks_of(issue: KnownIssue, label: str) -> Sequence[pytest.MarkDecorator]:
 CASES = [
     pytest.param(label, marks=marks_of(issue, label), id=f"{issue.id}-{label}")
     for issue in known_issues.load().values()
-    if issue.suite == "conformance/test_findings.py"
+    if issue.suite == FINDINGS
     for label in issue.strategies
 ]
 

@@ -31,11 +31,12 @@ _TEMPLATES = {
     "generation": _TEMPLATE + "{% if add_generation_prompt %}{{ 'w59 ' }}{% endif %}",
     "tools": "{% if tools is not none %}{{ 'w60 w60 ' }}{% endif %}" + _TEMPLATE,
     "switch": "{% if w60 is defined and w60 %}{{ 'w60 ' }}{% endif %}" + _TEMPLATE,
+    "behind_end": _TEMPLATE.replace("eos_token + ' '", "eos_token + ' w58 '"),
     "thought": _TEMPLATE + f"{{% if add_generation_prompt %}}{{{{ 'w59 {_OTHER} ' }}}}{{% endif %}}",
 }
 """With a beginning of sequence of its own; with a token that asks for an answer, which stands before each answer; and,
 as Llama's, with instructions where it is given a list of tools, an empty one too; with a token that an argument of
-the template's asks for; and, as DeepSeek-R1's, with two tokens that ask for an answer, only the first of which stands
+the template's asks for; as ChatML's, with a word, there a new line, behind each end; and, as DeepSeek-R1's, with two tokens that ask for an answer, only the first of which stands
 before an answer that is there."""
 _OF_TEMPLATE: Mapping[str, Mapping[str, Any]] = {
     "tools": {"tools": _TOOLS},

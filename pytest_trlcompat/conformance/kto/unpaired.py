@@ -28,17 +28,7 @@ _LONG = 600
 _PAIRS = {"paired": "plain", "paired_implicit": "implicit", "paired_conversational": "conversational"}
 _PAIRS |= {"paired_conversational_implicit": "conversational_implicit", "paired_column": "plain"}
 
-_BEHIND_END = "{% for message in messages %}{{ message['content'] + ' ' + eos_token + ' w58 ' }}{% endfor %}"
-
-
-def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
-    """The processing class, as DPO's; with ``template="behind_end"`` its template writes a word behind each end of
-    sequence, as ChatML does a new line."""
-    is_own = setting.get("template") == "behind_end"
-    found = pairs.tokenizer(model, {**setting, "template": ""} if is_own else setting)
-    if is_own:
-        found.chat_template = _BEHIND_END
-    return found
+tokenizer = pairs.tokenizer
 
 
 def rows(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> list[dict[str, Any]]:
@@ -107,9 +97,7 @@ def sequence(words: Any, row: Mapping[str, Any], undecided: reference.KTOUndecid
     return asked, answer
 
 
-def tokens(
-    words: Any, given: Sequence[Mapping[str, Any]], undecided: reference.KTOUndecided | None = None
-) -> list[tuple[list[int], list[int]]]:
+def tokens(words: Any, given: Sequence[Mapping[str, Any]]) -> list[tuple[list[int], list[int]]]:
     """Token ids of the prompt and of the completion of each row, before anything is cut.
 
     Args:
@@ -117,7 +105,7 @@ def tokens(
     """
     from pytest_trlcompat import reference
 
-    return [sequence(words, row, undecided or reference.KTOUndecided()) for row in unpaired(given)]
+    return [sequence(words, row, reference.KTOUndecided()) for row in unpaired(given)]
 
 
 def expected_rows(
