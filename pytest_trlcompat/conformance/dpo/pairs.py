@@ -36,8 +36,8 @@ _TEMPLATES = {
 }
 """With a beginning of sequence of its own; with a token that asks for an answer, which stands before each answer; and,
 as Llama's, with instructions where it is given a list of tools, an empty one too; with a token that an argument of
-the template's asks for; as ChatML's, with a word, there a new line, behind each end; and, as DeepSeek-R1's, with two tokens that ask for an answer, only the first of which stands
-before an answer that is there."""
+the template's asks for; as ChatML's, with a word, there a new line, behind each end; and, as DeepSeek-R1's, with two
+tokens that ask for an answer, only the first of which stands before an answer that is there."""
 _OF_TEMPLATE: Mapping[str, Mapping[str, Any]] = {
     "tools": {"tools": _TOOLS},
     "template_kwargs": {"chat_template_kwargs": {"w60": True}},
