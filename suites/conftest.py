@@ -13,7 +13,7 @@ from pytest_trlcompat._devices import visible_gpus
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.issue import measured_with
 from pytest_trlcompat.catalog.verdict import Record
-from pytest_trlcompat.matrix.suite_choice import ONLY_NEWEST, ONLY_OLDER, PARTS, PARTS_OF_NEWEST, parts_of
+from pytest_trlcompat.matrix.suite_choice import NOT_DEFAULT, ONLY_NEWEST, ONLY_OLDER, PARTS, PARTS_OF_NEWEST, parts_of
 from pytest_trlcompat.plugin.judging import Absent, Finding, Judge, Untestable
 
 from .adapters.trainings import AdapterTrainings
@@ -37,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "on_demand: part of a sweep with --issue alone")
     for part in PARTS:
         config.addinivalue_line("markers", f"{part}: run in the default cells of this part; see matrix.suite_choice")
+    config.addinivalue_line("markers", f"{NOT_DEFAULT}: left out of the default cells, and part of any other")
     config.addinivalue_line("markers", f"{ONLY_NEWEST}: left out of the older default cells; see matrix.suite_choice")
     config.addinivalue_line("markers", f"{ONLY_OLDER}: left out of the newest default cell; see matrix.suite_choice")
     config.addinivalue_line("markers", "vllm: needs vLLM; part of a sweep with --vllm alone")
@@ -60,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid} is of no known issue")
         labels = catalog[named.args[0]].strategies
         label = next((each for each in values.values() if isinstance(each, str) and each in labels), None)
-        for part in parts_of(named.args[0], labels, label):
+        for part in parts_of(named.args[0], labels, label, item.path.parent.name):
             item.add_marker(part)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from pytest_trlcompat.bisect.observation import fingerprint_of
 from pytest_trlcompat.conformance import rows
 from pytest_trlcompat.launch import Launcher, LaunchError
+from suites.conformance.row_choice import launch_of
 from suites.in_rank import conformance, models
 from suites.launches import distinct
 from suites.sharding.trainings import WORLD_SIZE
@@ -51,13 +52,12 @@ def launches_of(trainer: str, *, ranks: bool, wanted: Sequence[str] | None = Non
         ranks: also those with several ranks.
         wanted: labels of rows; ``None``: all.
     """
-    launches: dict[tuple[str, int], list[rows.Row]] = {}
+    launches: dict[str, list[rows.Row]] = {}
     for label, row in rows.load(trainer).items():
         if row.added or (wanted is not None and label not in wanted):
             continue
         if ranks or row.strategy == "single" or wanted is not None:
-            number = rows.number_of_launch(trainer, label)
-            launches.setdefault((row.strategy, number), []).append(row)
+            launches.setdefault(launch_of(trainer, label).rows[0].label, []).append(row)
     return list(launches.values())
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,14 +18,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["OF_ARRAY", "TRAINERS", "Row", "labels", "load", "number_of_launch", "together_with"]
+__all__ = ["OF_ARRAY", "TRAINERS", "Row", "labels", "load"]
 
 TRAINERS = tuple(sorted(each.parent.name for each in Path(__file__).parent.glob("*/rows.toml")))
 """Trainers that have a conformance suite."""
-_TOGETHER, _FEWER, _ALONE = 16, 8, ("ppo",)
-"""Rows of one launch, the same for whoever asks for one: they share its start, and only they are lost with it; fewer of
-those with ranks, Liger or images, which take longer. And trainers of which a sweep asks for a few rows, each of which
-takes longer than a launch: they are tried one by one."""
 _LINE = re.compile(r"(?P<name>\w+) = \{")
 OF_ARRAY = re.compile(r"(pair|ranks)_\d+")
 """How names of rows of the covering array begin."""
@@ -79,31 +75,6 @@ def load(trainer: str) -> Mapping[str, Row]:
         for name, entry in raw.items()
     ]
     return {row.label: row for row in found}
-
-
-def together_with(trainer: str, label: str) -> Sequence[Row]:
-    """The rows that are tried in the same launch as this one, in order; it is one of them."""
-    return _launches(trainer)[label][1]
-
-
-def number_of_launch(trainer: str, label: str) -> int:
-    """Which of the launches with its strategy tries a row, from 0 on."""
-    return _launches(trainer)[label][0]
-
-
-@lru_cache
-def _launches(trainer: str) -> Mapping[str, tuple[int, Sequence[Row]]]:
-    """By label, the number of the launch among those like it, and its rows."""
-    strategies: dict[tuple[str, str], list[Row]] = {}
-    for row in load(trainer).values():
-        strategies.setdefault((row.strategy, row.added), []).append(row)
-    found: dict[str, tuple[int, Sequence[Row]]] = {}
-    for (strategy, added), rows in strategies.items():
-        size = 1 if trainer in _ALONE else _FEWER if added or strategy != "single" else _TOGETHER
-        for number, start in enumerate(range(0, len(rows), size)):
-            together = rows[start : start + size]
-            found |= {row.label: (number, together) for row in together}
-    return found
 
 
 @lru_cache

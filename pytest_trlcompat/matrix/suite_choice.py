@@ -1,12 +1,13 @@
 """Which tests of the suites a sweep runs in a cell, as an expression of pytest's option ``-m``.
 
 A cell that has vLLM, Liger or Pillow beside the stack runs the suites that need it alone, and no other cell runs these.
-A full sweep leaves out what is measured on demand. One of the default cells, which is to end in minutes, also leaves
-out what holds pairs of settings, or takes a minute. The newest of them then runs all that remains, but for three
-quarters of the conformance suites' rows with the corrected trainers, and every other one a part: together they cover
-every known issue with a suite of its own in two of them, every label of it, and what every row of the conformance
-suites shows that is known. Rows that show nothing known are left to the newest release: in an older one they can only
-become wrong by a change of this package. See :func:`parts_of`.
+A full sweep leaves out what is measured on demand. Any other sweep also leaves out what holds pairs of settings, or
+takes a minute, and its default cells, which are to end in minutes, rows of the conformance suites whose settings other
+rows have as well. The newest of them runs all that remains, but for three quarters of the conformance suites' rows with
+the corrected trainers, and every other one a part: together they cover every known issue with a suite of its own in two
+of them, every label of it, and what every row of the conformance suites shows that is known. Rows that show nothing
+known are left to the newest release: in an older one they can only become wrong by a change of this package. See
+:func:`parts_of`.
 
 Imports only the standard library and packaging.
 """
@@ -22,6 +23,7 @@ from pytest_trlcompat.matrix.cells import ADDED_TAGS, Cell
 
 __all__ = [
     "EVERY_PAIR",
+    "NOT_DEFAULT",
     "ONLY_NEWEST",
     "ONLY_OLDER",
     "ON_DEMAND",
@@ -35,6 +37,8 @@ __all__ = [
 EVERY_PAIR, ON_DEMAND = "every_pair", "on_demand"
 """Markers of the suites' tests that a sweep of the default cells leaves out, rows that hold pairs of settings or what
 takes a minute, and that every sweep does, unless it is of their issue."""
+NOT_DEFAULT = "not_default"
+"""Marker of tests that a sweep leaves out of its default cells, and runs in any other."""
 PARTS = tuple(f"part_{number}" for number in range(1, 9))
 """Markers of the tests that are run in a default cell of each part."""
 ONLY_OLDER = "only_older"
@@ -45,6 +49,8 @@ PARTS_OF_NEWEST = PARTS[::4]
 """Parts of the conformance suites' rows that the newest default cell, too, tries with the corrected trainers."""
 _QUARTERS = ((0, 7), (1, 6), (2, 5), (3, 4))
 """Parts that measure a quarter of the known issues each: that of an earlier default cell, and that of a later one."""
+_TOGETHER = {"ppo": 0, "adapters": 1, "sharding": 2}
+"""Which of them measures all known issues of a folder of suites: they judge the same launches."""
 _EVERYWHERE = ("grpo-logits-to-keep", "grpo-fsdp-ref-model", "deepspeed-hook-registration", "ppo-zero3-save")
 """Known issues that all parts measure."""
 _PREFERRED = (("zero2",), ("zero3",), ("fsdp1", "fsdp2"), ("ddp",))
@@ -64,7 +70,7 @@ def chosen_tests(cell: Cell, default: Sequence[Cell], *, full: bool) -> str:
     if full or cell.id not in {each.id for each in default}:
         return everywhere
     part = part_of_cell(cell, default)
-    return f"{everywhere} and {f'not {ONLY_NEWEST} and {part}' if part else f'not {ONLY_OLDER}'}"
+    return f"{everywhere} and not {NOT_DEFAULT} and {f'not {ONLY_NEWEST} and {part}' if part else f'not {ONLY_OLDER}'}"
 
 
 def part_of_cell(cell: Cell, default: Sequence[Cell]) -> str | None:
@@ -74,7 +80,7 @@ def part_of_cell(cell: Cell, default: Sequence[Cell]) -> str | None:
     return PARTS[ids.index(cell.id) % len(PARTS)] if cell.id in ids else None
 
 
-def parts_of(issue: str, labels: Sequence[str], label: str | None) -> tuple[str, ...]:
+def parts_of(issue: str, labels: Sequence[str], label: str | None, folder: str = "") -> tuple[str, ...]:
     """The parts in which one label of a known issue is measured.
 
     An issue is measured in two of the parts: what of it runs in one process in both, and what has ranks in the later
@@ -82,11 +88,12 @@ def parts_of(issue: str, labels: Sequence[str], label: str | None) -> tuple[str,
     and FSDP2 together.
 
     Args:
-        issue: its id, which decides in which parts.
+        issue: its id, which decides in which parts, where ``folder`` does not.
         labels: those of the issue, a strategy first: ``zero3``, ``zero3-lora``.
         label: one of them; ``None``: of a test for no label.
+        folder: of the suites, whose launches other issues in it may share.
     """
-    earlier, later = _QUARTERS[zlib.crc32(issue.encode()) % len(_QUARTERS)]
+    earlier, later = _QUARTERS[_TOGETHER.get(folder, zlib.crc32(issue.encode()) % len(_QUARTERS))]
     everywhere = issue in _EVERYWHERE
     own = next((number for number, group in enumerate(_PREFERRED) if label and _strategy(label) in group), None)
     if own is None:

@@ -2,8 +2,8 @@
 
 Right is: with a setting, every quantity of a short training that can be seen is the reference's, from the tokens to the
 logs; see :mod:`pytest_trlcompat.conformance`. A difference that another known issue predicts is that issue's, and the
-verdict ``blocked``. What nothing predicts is a finding, and fails. Each value alone is tried in every sweep, in the
-newest cell, and, where a known issue is one of its differences, in an older one: see
+verdict ``blocked``. What nothing predicts is a finding, and fails. Each value is tried in every sweep, in the newest
+cell, and each row that shows a known issue in an older one, too: see :mod:`row_choice` and
 :mod:`pytest_trlcompat.matrix.suite_choice`.
 """
 
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_trlcompat.catalog import known_issues
-from pytest_trlcompat.catalog.issue import FINDINGS, measured_with
 from pytest_trlcompat.conformance import rows
-from pytest_trlcompat.matrix.suite_choice import ONLY_NEWEST, PARTS
+from pytest_trlcompat.matrix.suite_choice import NOT_DEFAULT, ONLY_NEWEST, PARTS
 from pytest_trlcompat.plugin.judging import Judge
+
+from .row_choice import SHOWN, covering, launch_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,29 +39,23 @@ def suite_of(trainer: str) -> str:
 
 def marks_of(trainer: str, label: str) -> Sequence[pytest.MarkDecorator]:
     """Rows of the covering array, and those with two ranks, are part of a full sweep; those with Liger or images of
-    their own; and those that show nothing known are tried with the newest release."""
+    their own. Of the others the default cells try those that :mod:`row_choice` names, and what shows nothing known the
+    newest of them alone."""
     named = pytest.mark.known_issue(suite_of(trainer))
     if trainer in ON_DEMAND:
         return named, pytest.mark.on_demand
     row = rows.load(trainer)[label]
     if row.added:
         return named, getattr(pytest.mark, row.added)
-    part = getattr(pytest.mark, PARTS[rows.number_of_launch(trainer, label) % len(PARTS)])
-    alone = row.strategy == "single" and not row.is_of_array
-    if not alone:
+    part = getattr(pytest.mark, PARTS[launch_of(trainer, label).number % len(PARTS)])
+    is_shown, is_covering = (trainer, label) in SHOWN, label in covering(trainer)
+    if row.strategy != "single" or (row.is_of_array and not is_covering):
         return named, part, pytest.mark.every_pair
-    if (trainer, label) in SHOWN or trainer in ONLY_IN_OLDER:
+    if not is_shown and not is_covering:
+        return named, part, getattr(pytest.mark, NOT_DEFAULT)
+    if is_shown or trainer in ONLY_IN_OLDER:
         return named, part
     return named, part, getattr(pytest.mark, ONLY_NEWEST)
-
-
-SHOWN = {
-    (measured_with(issue.id), label)
-    for issue in known_issues.load().values()
-    if issue.suite == FINDINGS
-    for label in issue.strategies
-}
-"""Rows that show a known issue, by trainer and label."""
 
 
 CASES = [

@@ -16,6 +16,8 @@ from pytest_trlcompat.conformance import rows
 from pytest_trlcompat.matrix.suite_choice import PARTS
 from pytest_trlcompat.plugin.judging import Judge
 
+from .row_choice import launch_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -29,7 +31,7 @@ def marks_of(issue: KnownIssue, label: str) -> Sequence[pytest.MarkDecorator]:
     trainer = measured_with(issue.id)
     if added := rows.load(trainer)[label].added:
         return named, getattr(pytest.mark, added)
-    part = getattr(pytest.mark, PARTS[rows.number_of_launch(trainer, label) % len(PARTS)])
+    part = getattr(pytest.mark, PARTS[launch_of(trainer, label).number % len(PARTS)])
     return (named, part) if label.startswith("single-") else (named, part, pytest.mark.every_pair)
 
 

@@ -25,6 +25,7 @@ from ..ppo.runs import require_first_rloo, require_ppo
 from ..sharding.trainings import WORLD_SIZE, built_as_asked
 from . import reduction
 from .explanation import changes_what_follows, explained, failed_by
+from .row_choice import launch_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,7 +144,7 @@ class ConformanceTrainings:
             Absent: this release has no such trainer, or this stack not the strategy.
             Untestable: something that the setting needs is not installed.
         """
-        together = rows.together_with(trainer, row.label)
+        together = launch_of(trainer, row.label).rows
         settings = {each.name: each.setting for each in together}
         partly = [each.name for each in together if each.is_of_array]
         found = self._launched(trainer, subject, row.strategy, settings, partly, row.name)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat.catalog import known_issues
-from pytest_trlcompat.conformance import rows
 from pytest_trlcompat.matrix.cells import Cell
 from pytest_trlcompat.matrix.parsing import read_matrix
 from pytest_trlcompat.matrix.suite_choice import PARTS, chosen_tests, part_of_cell, parts_of
@@ -20,10 +19,12 @@ def test_an_older_cell_runs_one_part_and_the_newest_all() -> None:
     assert [part_of_cell(cell, DEFAULT) for cell in DEFAULT] == [*PARTS, "part_1", None]
     assert len(PARTS) == 8
     assert chosen_tests(DEFAULT[1], DEFAULT, full=False) == (
-        "not on_demand and not vllm and not liger and not images and not every_pair and not only_newest and part_2"
+        "not on_demand and not vllm and not liger and not images and not every_pair and not not_default "
+        "and not only_newest and part_2"
     )
     assert chosen_tests(DEFAULT[-1], DEFAULT, full=False) == (
-        "not on_demand and not vllm and not liger and not images and not every_pair and not only_older"
+        "not on_demand and not vllm and not liger and not images and not every_pair and not not_default "
+        "and not only_older"
     )
 
 
@@ -86,13 +87,13 @@ def test_the_default_cells_run_every_part_with_more_than_the_newest_release() ->
     assert run.count(None) == 1
 
 
-def test_rows_of_one_launch_are_of_one_part() -> None:
-    for trainer in rows.TRAINERS:
-        for label, row in rows.load(trainer).items():
-            together = rows.together_with(trainer, label)
-            assert row in together
-            assert {each.strategy for each in together} == {row.strategy}
-            assert {each.added for each in together} == {row.added}
-            assert {rows.number_of_launch(trainer, each.label) for each in together} == {
-                rows.number_of_launch(trainer, label)
-            }
+def test_issues_whose_suites_share_launches_are_measured_in_the_same_parts() -> None:
+    folders = [each.parent.name for each in sorted((ROOT / "suites").glob("*/test_*.py"))]
+    for folder, own in (
+        ("ppo", ("part_1", "part_8")),
+        ("adapters", ("part_2", "part_7")),
+        ("sharding", ("part_3", "part_6")),
+    ):
+        assert folder in folders
+        assert {parts_of(issue, EVERY, "single", folder) for issue in (ONE, OTHER)} == {own}
+    assert parts_of(ONE, EVERY, "single", "grpo") == parts_of(ONE, EVERY, "single")

@@ -1,0 +1,106 @@
+"""Which rows a sweep of the default cells tries, and which share a launch.
+
+It tries the rows that show a known issue, the row without a setting, and as few of the others as have every value of
+every setting that occurs in a row: a covering array of strength one, found greedily. So rows that differ from others
+only in what stands together are left to other cells and to a full sweep. Rows are tried in launches of which each
+holds rows of one of these kinds alone, so that a sweep that tries one kind trains nothing of another.
+
+Imports nothing of the stack.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.issue import FINDINGS, measured_with
+from pytest_trlcompat.conformance import rows
+
+__all__ = ["SHOWN", "RowsOfLaunch", "covering", "launch_of"]
+
+SHOWN = frozenset(
+    (measured_with(issue.id), label)
+    for issue in known_issues.load().values()
+    if issue.suite == FINDINGS
+    for label in issue.strategies
+)
+"""Rows that show a known issue, by trainer and label."""
+_TOGETHER, _FEWER, _ALONE = 16, 8, ("ppo",)
+"""Rows of one launch, the same for whoever asks for one: they share its start, and only they are lost with it; fewer of
+those with ranks, Liger or images, which take longer. And trainers of which a sweep asks for a few rows, each of which
+takes longer than a launch: they are tried one by one."""
+
+
+@dataclass(frozen=True)
+class RowsOfLaunch:
+    """
+    Attributes:
+        number: from 0 on, of all trainers' launches of this kind.
+        rows: in order.
+    """
+
+    number: int
+    rows: Sequence[rows.Row]
+
+
+@lru_cache
+def covering(trainer: str) -> frozenset[str]:
+    """Labels of the rows in one process by which, with :data:`SHOWN`, every value of every setting is tried.
+
+    The row without a setting is one of them. Others may be rows of the pairwise covering array, which have many values.
+    Of several that have as many values that are still to be tried, the first is taken.
+    """
+    alone = [row for row in rows.load(trainer).values() if row.strategy == "single" and not row.added]
+    shown = [row for row in alone if (trainer, row.label) in SHOWN]
+    others = [row for row in alone if row not in shown]
+    found = {row.label for row in others if not row.setting}
+    untried = _values(row for row in others if not row.is_of_array) - _values(shown)
+    while untried:
+        best = max(others, key=lambda row: len(_values([row]) & untried))
+        found.add(best.label)
+        untried -= _values([best])
+    return frozenset(found)
+
+
+def launch_of(trainer: str, label: str) -> RowsOfLaunch:
+    """The launch that tries a row of a trainer, together with others."""
+    return _launches()[trainer, label]
+
+
+@lru_cache
+def _launches() -> Mapping[tuple[str, str], RowsOfLaunch]:
+    """By trainer and label."""
+    numbers: dict[tuple[object, ...], itertools.count[int]] = {}
+    found: dict[tuple[str, str], RowsOfLaunch] = {}
+    for trainer in rows.TRAINERS:
+        kinds: dict[tuple[object, ...], list[rows.Row]] = {}
+        for row in rows.load(trainer).values():
+            kinds.setdefault(_kind(trainer, row), []).append(row)
+        for kind, alike in kinds.items():
+            count = numbers.setdefault(kind, itertools.count())
+            fewer = any(row.added or row.strategy != "single" for row in alike)
+            size = 1 if trainer in _ALONE else _FEWER if fewer else _TOGETHER
+            for start in range(0, len(alike), size):
+                launch = RowsOfLaunch(next(count), alike[start : start + size])
+                found |= {(trainer, row.label): launch for row in launch.rows}
+    return found
+
+
+def _kind(trainer: str, row: rows.Row) -> tuple[object, ...]:
+    is_shown, is_covering = (trainer, row.label) in SHOWN, row.label in covering(trainer)
+    return row.strategy, row.added, row.is_of_array, is_shown, is_covering
+
+
+def _values(of: Iterable[rows.Row]) -> set[tuple[str, str]]:
+    """Names of settings, each with a value that it has in a row; of a row that is refused, all of them together."""
+    found = set()
+    for row in of:
+        if "refused" in row.setting:
+            found.add(("refused", json.dumps(row.setting, sort_keys=True, default=str)))
+        else:
+            found |= {(name, json.dumps(value, sort_keys=True, default=str)) for name, value in row.setting.items()}
+    return found
