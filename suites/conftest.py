@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid} is of no known issue")
         labels = catalog[named.args[0]].strategies
         label = next((each for each in values.values() if isinstance(each, str) and each in labels), None)
-        for part in parts_of(named.args[0], labels, label, item.path.parent.name):
+        for part in parts_of(named.args[0], label, item.path.parent.name):
             item.add_marker(part)
 
 

@@ -51,10 +51,6 @@ _QUARTERS = ((0, 7), (1, 6), (2, 5), (3, 4))
 """Parts that measure a quarter of the known issues each: that of an earlier default cell, and that of a later one."""
 _TOGETHER = {"ppo": 0, "adapters": 1, "sharding": 2}
 """Which of them measures all known issues of a folder of suites: they judge the same launches."""
-_EVERYWHERE = ("grpo-logits-to-keep", "grpo-fsdp-ref-model", "deepspeed-hook-registration", "ppo-zero3-save")
-"""Known issues that all parts measure."""
-_PREFERRED = (("zero2",), ("zero3",), ("fsdp1", "fsdp2"), ("ddp",))
-"""Strategies with ranks that parts take in turn of what all of them measure."""
 
 
 def chosen_tests(cell: Cell, default: Sequence[Cell], *, full: bool) -> str:
@@ -80,32 +76,20 @@ def part_of_cell(cell: Cell, default: Sequence[Cell]) -> str | None:
     return PARTS[ids.index(cell.id) % len(PARTS)] if cell.id in ids else None
 
 
-def parts_of(issue: str, labels: Sequence[str], label: str | None, folder: str = "") -> tuple[str, ...]:
+def parts_of(issue: str, label: str | None, folder: str = "") -> tuple[str, ...]:
     """The parts in which one label of a known issue is measured.
 
     An issue is measured in two of the parts: what of it runs in one process in both, and what has ranks in the later
-    one. Of the few that all parts measure each takes one of the strategies with ranks that they have, in turn, FSDP1
-    and FSDP2 together.
+    one.
 
     Args:
         issue: its id, which decides in which parts, where ``folder`` does not.
-        labels: those of the issue, a strategy first: ``zero3``, ``zero3-lora``.
-        label: one of them; ``None``: of a test for no label.
+        label: one of those of the issue, a strategy first: ``zero3``, ``zero3-lora``; ``None``: of a test for none.
         folder: of the suites, whose launches other issues in it may share.
     """
     earlier, later = _QUARTERS[_TOGETHER.get(folder, zlib.crc32(issue.encode()) % len(_QUARTERS))]
-    everywhere = issue in _EVERYWHERE
-    own = next((number for number, group in enumerate(_PREFERRED) if label and _strategy(label) in group), None)
-    if own is None:
-        return PARTS if everywhere else (PARTS[earlier], PARTS[later])
-    if not everywhere:
-        return (PARTS[later],)
-    has = [number for number, group in enumerate(_PREFERRED) if set(group) & set(map(_strategy, labels))]
-    return PARTS[has.index(own) :: len(has)]
-
-
-def _strategy(label: str) -> str:
-    return label.partition("-")[0]
+    alone = label is None or label.partition("-")[0] == "single"
+    return (PARTS[earlier], PARTS[later]) if alone else (PARTS[later],)
 
 
 def _age(cell: Cell) -> tuple[Version, Version]:
