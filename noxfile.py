@@ -118,7 +118,7 @@ def unpack(session: nox.Session, releases: list[str], environment: Environment, 
 
 
 TESTS = [*reversed(STACK_TESTS), "unit", "operators"]
-"""The longest first: with ``--parallel 2`` it would run alone at the end, for half of the time that all of them take."""
+"""The longest first: with ``--parallel 2`` it would run alone at the end, for half the time that all of them take."""
 
 
 @nox.session(allow_parallel=True)

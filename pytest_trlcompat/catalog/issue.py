@@ -6,7 +6,7 @@ Imports no package of the stack.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
@@ -238,7 +238,7 @@ class KnownIssue:
         return self.id != other.id and self.kind in ("", measured_with(other.id))
 
     def may_stop_under(self, other: KnownIssue, strategy: str, versions: Mapping[str, str]) -> bool:
-        """:meth:`may_stop`, and it is predicted to raise something itself with TRL's trainer.
+        """:meth:`may_stop`, and it is predicted to raise something itself, with either subject.
 
         Args:
             strategy: of the suite of ``other``. What is predicted under the same one counts, or under the strategy
@@ -255,14 +255,18 @@ class KnownIssue:
             labels &= set(self.strategies)
         if self.suite == FINDINGS:  # its labels are settings that show it, and others may
             labels |= {each for each in self.strategies if kind(each) == kind(strategy)}
-            anywhere = next((each for each in here if each.applies("upstream", strategy, versions)), None)
-            if anywhere is not None and not anywhere.strategies and anywhere.verdict in _RAISING:
+            anywhere = [self._first(here, subject, strategy, versions) for subject in SUBJECTS]
+            if any(each is not None and not each.strategies and each.verdict in _RAISING for each in anywhere):
                 return True
-        for label in {*labels, *(each for each in self.without_trainer if kind(each) == kind(strategy))}:
-            found = next((each for each in here if each.applies("upstream", label, versions)), None)
-            if found is not None and found.verdict in _RAISING:
-                return True
-        return False
+        labels |= {each for each in self.without_trainer if kind(each) == kind(strategy)}
+        found = [self._first(here, subject, label, versions) for label in labels for subject in SUBJECTS]
+        return any(each is not None and each.verdict in _RAISING for each in found)
+
+    @staticmethod
+    def _first(
+        predictions: Iterable[Prediction], subject: str, strategy: str, versions: Mapping[str, str]
+    ) -> Prediction | None:
+        return next((each for each in predictions if each.applies(subject, strategy, versions)), None)
 
 
 _FIRST = "first-"

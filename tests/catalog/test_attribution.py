@@ -192,6 +192,17 @@ def test_what_is_hidden_itself_explains_nothing() -> None:
     assert hidden.may_stop_under(catalog["strategy-equivalence"], "single", versions | {"transformers": "4.51.3"})
 
 
+def test_what_only_trls_own_trainer_hides_stops_the_corrected_one() -> None:
+    """TRL's KTO ends at its sampler; cured of that, it ends where it evaluates data that it has not prepared."""
+    catalog = known_issues.load()
+    versions = OLD | {"trl": "0.14.0", "transformers": "4.52.4"}
+    raw, trained = catalog["kto-evaluated-raw"], catalog["kto-precomputed-trained"]
+    (label,) = trained.strategies
+    predicted = [raw.predict(subject, raw.strategies[0], versions) for subject in ("upstream", "corrected")]
+    assert [each and each.verdict for each in predicted] == [Verdict.BLOCKED, Verdict.BROKEN]
+    assert raw.may_stop_under(trained, label, versions)
+
+
 @pytest.mark.parametrize(
     ("seen", "classes", "message"),
     [
