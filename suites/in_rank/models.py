@@ -34,8 +34,9 @@ def save_model(model: TinyModel) -> str:
 
 
 def placement(trainer: Any) -> dict[str, Any]:
-    """Where the reference model is, how much of it is here, and in which mode."""
+    """Where the reference model is, how much of it is here, in which mode, and with which optimizer of an engine's."""
     ref = trainer.ref_model
+    optimizer = getattr(ref, "optimizer", None)
     return {
         "ref_class": type(ref).__name__,
         "ref_bases": [base.__name__ for base in type(ref).__mro__],
@@ -44,6 +45,8 @@ def placement(trainer: Any) -> dict[str, Any]:
         "local": local_elements(ref),
         "training": ref.training,
         "requires_grad": any(parameter.requires_grad for parameter in ref.parameters()),
+        # DeepSpeed has an object that only gathers, without groups, in an optimizer's place.
+        "ref_optimizer": type(optimizer).__name__ if hasattr(optimizer, "param_groups") else None,
     }
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "EVALUATION",
     "EVALUATION_IN_BATCHES",
     "EVALUATION_OF_PART",
+    "LEARNING_RATE",
     "MIXUP",
     "SAVING",
     "STEPS",
@@ -43,7 +44,7 @@ EVALUATION_IN_BATCHES = "evaluation in batches"
 """What is measured only on request: it costs, and most strategies are judged without."""
 MIXUP = 0.6
 """``ref_model_mixup_alpha``: the share of the policy in the synchronised reference model."""
-_LEARNING_RATE = 0.5
+LEARNING_RATE = 0.5
 _MAX_GRAD_NORM = 0.5
 
 
@@ -126,7 +127,7 @@ def _settings() -> dict[str, Any]:
     return {
         "max_steps": STEPS,
         "optim": "sgd",
-        "learning_rate": _LEARNING_RATE,
+        "learning_rate": LEARNING_RATE,
         "max_grad_norm": _MAX_GRAD_NORM,  # below every gradient norm here, so that clipping matters
         # One batch, on however many ranks: each call of generate has tokens of its own.
         "per_device_eval_batch_size": grpo.ROWS // int(os.environ.get("WORLD_SIZE", "1")),

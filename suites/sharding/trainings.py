@@ -37,7 +37,17 @@ __all__ = [
 
 WORLD_SIZE = 2
 NO_SHARD = "fsdp1-no_shard"
-_OPTIONS: Mapping[str, Mapping[str, str]] = {NO_SHARD: {"sharding_strategy": "NO_SHARD"}}
+_SGD = {"optimizer": {"type": "SGD", "params": {"lr": "auto"}}}
+_CONSTANT = {
+    "type": "WarmupLR",
+    "params": {"warmup_min_lr": sharding.LEARNING_RATE, "warmup_max_lr": "auto", "warmup_num_steps": "auto"},
+}
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    NO_SHARD: {"sharding_strategy": "NO_SHARD"},
+    **{f"zero{stage}-optimizer": _SGD for stage in (2, 3)},
+    **{f"zero{stage}-scheduler": {**_SGD, "scheduler": _CONSTANT} for stage in (2, 3)},
+}
+"""What a DeepSpeed config asks for is what is trained with elsewhere."""
 _ACCUMULATION: Mapping[str, int] = {NO_SHARD: 2}
 """Steps of gradient accumulation. ``NO_SHARD`` is wrong with more than one only."""
 _FSDP = (sharding.EVALUATION, sharding.SAVING)

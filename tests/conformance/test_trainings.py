@@ -15,6 +15,7 @@ from pytest_trlcompat.conformance import comparison
 from pytest_trlcompat.launch import LaunchResult
 from pytest_trlcompat.launch.result import RankResult
 from pytest_trlcompat.plugin.judging import Absent, Untestable
+from suites.conformance.row_choice import launch_of
 from suites.conformance.trainings import ConformanceTrainings
 from suites.in_rank import conformance
 from suites.launches import LaunchCache
@@ -115,11 +116,12 @@ def test_a_row_of_the_array_is_tried_with_what_a_release_knows(trainings: Any) -
 
 def test_settings_are_tried_together_whoever_asks_for_one(trainings: Any) -> None:
     made = trainings({}, entry("grpo-one", "silent"))
-    made.judge("upstream", "single-rewards_two", "grpo")
+    together = launch_of("grpo", "single-beta").rows
+    made.judge("upstream", next(row.label for row in together if row.name != "beta"), "grpo")
     made.judge_issue(made.catalog["grpo-one"], "upstream", "single-beta")
     first, second = (each[3] for each in made.launches.asked)
-    assert len(first) == 16
-    assert first == second
+    assert len(first) > 1
+    assert first == second == {row.name: row.setting for row in together}
 
 
 def test_a_training_that_fails_is_blocked_by_the_issue_that_it_shows(trainings: Any) -> None:
