@@ -8,6 +8,11 @@ that is trained on, and nothing says so (trl 6294, open in 1.16).
 The cure leaves one token of each run, and looks at what the engine says that the prompt was: it must be what TRL has
 asked for. A server takes the tokens as they are, with the places of images beside them, and is left alone.
 
+Besides, vLLM keeps what its vision model has made of an image, and uses it again where the image comes again, with
+whatever weights it was made. TRL has it forget the keys and values of prompts when it has handed over weights, and not
+this (trl 7198, open in 1.16). Where the vision model is trained, prompts are completed with images as earlier weights
+saw them. The cure has the engine forget them, by ``reset_encoder_cache``, which vLLM has for that.
+
 Imports the standard library, and of this package ``_conditions``, ``_cure`` and ``errors``.
 """
 
@@ -24,16 +29,18 @@ from pytest_trlcompat.trainers.errors import CureError
 __all__ = ["VLLMImagesMixin"]
 
 _IDS, _DATA = "prompt_token_ids", "multi_modal_data"
+_FORGET = "reset_encoder_cache"
 
 
 class VLLMImagesMixin(Cure):
-    """Hands vLLM one token for each image of a prompt, and sees that it makes those of the training of it.
+    """Hands vLLM one token for each image of a prompt, and sees that it makes those of the training of it; and has it
+    look at images anew whenever it has got weights.
 
     Of any trainer that generates with TRL's ``VLLMGeneration`` and ``vllm_mode="colocate"``, and whose processor has
     images. Prompts that are texts, and such without images, go as they are.
 
     Raises:
-        CureError: while it generates: the ids of a prompt have another number of runs of image tokens than it has
+        CureError: while it is built: vLLM cannot forget what it has made of images. While it generates: the ids of a prompt have another number of runs of image tokens than it has
             images, as where two images follow on each other; or the engine completed another prompt than it was asked
             to.
     """
@@ -47,10 +54,15 @@ class VLLMImagesMixin(Cure):
         ),
     )
 
+    processing_class: Any
+    vllm_generation: Any
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if VLLMImagesMixin._activity(type(self), self).active:
-            _hand_over_placeholders(_engine_of(self), int(_image_token_of(self)))
+            engine = _engine_of(self)
+            _forget_images(self.vllm_generation, engine)
+            _hand_over_placeholders(engine, self.processing_class.image_token_id)
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
@@ -64,6 +76,30 @@ def _engine_of(trainer: Any) -> Any:
 def _image_token_of(trainer: Any) -> int | None:
     found: int | None = getattr(getattr(trainer, "processing_class", None), "image_token_id", None)
     return found
+
+
+def _forget_images(generation: Any, engine: Any) -> None:
+    """
+    Raises:
+        CureError: the engine has no method for it.
+    """
+    forget = getattr(engine.llm_engine, _FORGET, None)
+    if forget is None:
+        raise CureError(
+            VLLMImagesMixin.__name__,
+            wanted=f"{_FORGET} of vLLM's engine, for what its vision model has made of images with earlier weights",
+            found="it is not there",
+            packages=("trl", "vllm"),
+        )
+    synchronise = generation.sync_weights
+
+    @functools.wraps(synchronise)
+    def synchronised(*args: Any, **kwargs: Any) -> Any:
+        returned = synchronise(*args, **kwargs)
+        forget()
+        return returned
+
+    generation.sync_weights = synchronised
 
 
 def _hand_over_placeholders(engine: Any, image_token: int) -> None:

@@ -51,7 +51,13 @@ REFUSED = "CureError: VLLMSyncMixin"
 """How a failure begins with which the cure has refused a training."""
 SAVED_STEP = 2
 _EVALUATED: Mapping[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
-_IMAGES: Mapping[str, Any] = {"images": "image", "model": "vision", "max_prompt_length": None}
+_IMAGES: Mapping[str, Any] = {
+    "images": "image",
+    "model": "vision",
+    "max_prompt_length": None,
+    "vllm_max_model_length": 112,
+    "vllm_max_model_len": 112,
+}
 """Which images prompts have, and the model, see ``conformance.images``; where prompts are cut, an image may be."""
 _LORA: Mapping[str, Any] = {"adapter": "lora", "learning_rate": 5e-2}
 SERVER_RELEASES = ("0.20.0", "0.26.2", "0.28.0", "1.0.0")

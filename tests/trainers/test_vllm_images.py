@@ -21,6 +21,8 @@ class Engine:
 
     def __init__(self) -> None:
         self.asked: Any = None
+        self.llm_engine = SimpleNamespace(reset_encoder_cache=lambda: self.said.append("forget"))
+        self.said: list[str] = []
 
     def generate(self, prompts: Any, sampling_params: Any = None, use_tqdm: bool = True) -> list[Any]:
         self.asked = prompts
@@ -97,7 +99,7 @@ def test_it_acts_where_an_engine_is_in_this_process_and_the_processor_has_images
         def __init__(self) -> None:
             vars(self).update(
                 {
-                    "vllm_generation": SimpleNamespace(llm=engine),
+                    "vllm_generation": SimpleNamespace(llm=engine, sync_weights=lambda: None),
                     "processing_class": SimpleNamespace(image_token_id=IMAGE),
                     **changed,
                 }
@@ -105,3 +107,19 @@ def test_it_acts_where_an_engine_is_in_this_process_and_the_processor_has_images
 
     type("Corrected", (vllm_images.VLLMImagesMixin, Trainer), {})()
     assert ("generate" in vars(engine)) is active
+
+
+def test_images_are_looked_at_anew_behind_each_synchronisation() -> None:
+    engine = Engine()
+    generation = SimpleNamespace(sync_weights=lambda: engine.said.append("weights") or "done")
+    vllm_images._forget_images(generation, engine)
+    assert engine.said == []
+    assert [generation.sync_weights(), generation.sync_weights()] == ["done", "done"]
+    assert engine.said == ["weights", "forget"] * 2
+
+
+def test_an_engine_that_cannot_forget_images_is_refused() -> None:
+    engine = Engine()
+    engine.llm_engine = SimpleNamespace()
+    with pytest.raises(CureError, match="looked for reset_encoder_cache of vLLM's engine.*not there"):
+        vllm_images._forget_images(SimpleNamespace(sync_weights=lambda: None), engine)
