@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import unittest.mock
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -172,10 +173,14 @@ def _with_weights(path: str, weights: Mapping[str, torch.Tensor], takes_images: 
 
 @functools.cache
 def _network(path: str, takes_images: bool) -> Any:
-    """Built by its class: what ``from_pretrained`` and ``from_config`` build, ZeRO-3 partitions."""
+    """Built by its class: what ``from_pretrained`` and ``from_config`` build, ZeRO-3 partitions.
+
+    The parts of a vision model are built by ``from_config`` there, so that ZeRO-3 is hidden.
+    """
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(path)
     config._attn_implementation = "eager"
     kind = transformers.AutoModelForImageTextToText if takes_images else transformers.AutoModelForCausalLM
-    return kind._model_mapping[type(config)](config).float().eval()
+    with unittest.mock.patch("transformers.modeling_utils.is_deepspeed_zero3_enabled", return_value=False):
+        return kind._model_mapping[type(config)](config).float().eval()

@@ -161,6 +161,9 @@ def trained(name: str, subject: str, tiny: TinyModel) -> dict[str, Any]:
                 "logprob_token_ids": each,
             }
 
+        def get_server_info(self) -> dict[str, Any]:
+            return {"model_config": {"logprobs_mode": "processed_logprobs"}}
+
         def chat(self, **_: Any) -> None:
             raise AssertionError("prompts are tokens")
 
@@ -204,5 +207,5 @@ def trainings(name: str, subject: str, tiny: TinyModel, launcher: Launcher) -> l
 
     if not stack.satisfied({"trl": ">=1.11"}, stack.installed()):
         pytest.skip("the server of this release is TRL's own, which does not say who it is")
-    arguments: dict[str, Any] = {"strategy": "ddp", "world_size": 2, "sharded": False, "device": "cpu", "timeout": 120}
+    arguments: dict[str, Any] = {"strategy": "ddp", "world_size": 2, "sharded": False, "timeout": 120}
     return list(launcher(trained, name, subject, tiny, **arguments).values)
