@@ -210,7 +210,7 @@ def processor(model: TinyModel, setting: Mapping[str, Any], tokenizer: Any) -> A
 
 
 def llava(model: TinyModel) -> Any:
-    """A tiny LLaVA in float32 and in evaluation mode, a CLIP beside a Qwen2, with the words and sizes of a vision model.
+    """A tiny LLaVA in float32 and in evaluation mode, a CLIP beside a Qwen2, with a vision model's words and sizes.
 
     Its weights are the same in every process, and large enough that each of them matters.
     """

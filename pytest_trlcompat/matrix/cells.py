@@ -175,7 +175,11 @@ class Matrix:
     def left_out_of(self, cell: Cell) -> tuple[str, ...]:
         """What is not installed in a cell that does not pin it, whoever requires it, beside what no cell has."""
         return tuple(
-            name for pinned, names in self.left_out.items() if pinned in cell.pins for name in names if name not in cell.pins
+            name
+            for pinned, names in self.left_out.items()
+            if pinned in cell.pins
+            for name in names
+            if name not in cell.pins
         )
 
     def needed_of(self, cell: Cell) -> tuple[str, ...]:

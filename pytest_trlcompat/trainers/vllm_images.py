@@ -40,9 +40,9 @@ class VLLMImagesMixin(Cure):
     images. Prompts that are texts, and such without images, go as they are.
 
     Raises:
-        CureError: while it is built: vLLM cannot forget what it has made of images. While it generates: the ids of a prompt have another number of runs of image tokens than it has
-            images, as where two images follow on each other; or the engine completed another prompt than it was asked
-            to.
+        CureError: while it is built: vLLM cannot forget what it has made of images. While it generates: the ids of a
+            prompt have another number of runs of image tokens than it has images, as where two images follow on each
+            other; or the engine completed another prompt than it was asked to.
     """
 
     _needed: ClassVar = (

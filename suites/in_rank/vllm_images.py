@@ -18,7 +18,18 @@ if TYPE_CHECKING:
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["VOCABULARY", "Rows", "load_policy", "path_of", "pictures", "prompts", "reward", "rows", "suppressed", "words"]
+__all__ = [
+    "VOCABULARY",
+    "Rows",
+    "load_policy",
+    "path_of",
+    "pictures",
+    "prompts",
+    "reward",
+    "rows",
+    "suppressed",
+    "words",
+]
 
 VOCABULARY = 68
 """Of a model that knows as many words as one without images has with 64."""

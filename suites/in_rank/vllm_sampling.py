@@ -70,7 +70,9 @@ def compare(
     # A trainer that has no use for them does not ask for log-probabilities.
     sampler = None if None in (output.outputs[0].logprobs for output in outputs) else list(map(_of_tokens, outputs))
 
-    def logps(weights: Mapping[str, torch.Tensor], dtype: torch.dtype, without: Sequence[int] = ()) -> list[list[float]]:
+    def logps(
+        weights: Mapping[str, torch.Tensor], dtype: torch.dtype, without: Sequence[int] = ()
+    ) -> list[list[float]]:
         network = _with_weights(str(model.path) if rows is None else rows.path, weights, rows is not None).to(dtype)
         return _logps(network, prompts, completions, temperature, without, rows)
 

@@ -98,7 +98,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "vision_sampled": {**_IMAGES, "suppresses": False},
     "llava": {**_EVALUATED, **_IMAGES, "model": "llava"},
 }
-"""By name, settings of ``GRPOConfig``, and ``adapter``, ``dtype``, ``images``, ``model`` and ``suppresses``, see :func:`train`."""
+"""By name, settings of ``GRPOConfig``, and what :func:`_build` takes out of them."""
 _TOKENS = tuple(range(3, 40))
 """Most words of the prompts, so that their rows learn."""
 _ADAPTERS: Mapping[str, Mapping[str, Any]] = {
@@ -154,8 +154,8 @@ def needs_own_engine(variant: str) -> bool:
 
 
 def model_of(variant: str) -> str:
-    """``""`` for a plain tiny Qwen2, ``tied`` for one with tied embeddings, ``moe`` for a mixture of experts, ``vision``
-    for one that takes images."""
+    """``""`` for a plain tiny Qwen2, ``tied`` for one with tied embeddings, ``moe`` for a mixture of experts, and
+    ``vision`` for a model that takes images."""
     first = variant.partition("_")[0]
     return {"tied": "tied", "moe": "moe", "vision": "vision", "llava": "vision"}.get(first, "")
 

@@ -211,9 +211,9 @@ def _watch_engine(trainer: Any, engine: Any, watch: Watch, last: dict[str, Any])
     @functools.wraps(generate)
     def watched(prompts: Any, *args: Any, **kwargs: Any) -> Any:
         seen = _seen(trainer, watch, engine, last)
-        asked = None if watch.rows is None else [vllm_images.pictures(each) for each in prompts]
         outputs = generate(prompts, *args, **kwargs)
         if watch.rows is not None:
+            asked = [vllm_images.pictures(each) for each in prompts]
             seen |= watch.rows.problems(asked, [output.prompt_token_ids for output in outputs])
         _answered(watch, seen, vllm_server.with_recorded(llm, outputs), last)
         return outputs
@@ -302,7 +302,7 @@ def _watch_scoring(trainer: Any, watch: Watch, last: dict[str, Any]) -> None:
             _share_of_main(trainer, watch, last)
         if watch.compares_batches:
             seen = {name: last[name] for name in ("policy", "engine", "outputs")}
-            how = {"temperature": watch.temperature, "rows": watch.rows}
+            how: dict[str, Any] = {"temperature": watch.temperature, "rows": watch.rows}
             watch.batches.append(vllm_sampling.compare(watch.model, batch=batch, **how, **seen))
         return batch
 

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_trlcompat.inference import torchvision_ops
 
-TORCH = '''
+TORCH = """
 class version:
     cuda = {cuda!r}
 class library:
@@ -19,12 +19,12 @@ class library:
     @classmethod
     def define(cls, name, schema):
         cls.defined.append(name)
-'''
-DESCRIBED = '''
+"""
+DESCRIBED = """
 @torch.library.register_fake("torchvision::nms")
 @register_meta("roi_align")
 @torch.library.register_fake("torchvision::qnms")
-'''
+"""
 SEEN = "import torch, torchvision, torchvision; print(*torch.library.defined)"
 
 

@@ -137,7 +137,8 @@ def trained(name: str, subject: str, tiny: TinyModel) -> dict[str, Any]:
     from suites.in_rank import distillation, grpo
 
     _conditions.installed = lambda package: True  # vLLM, which a server of its own has alone
-    importlib.import_module(f"trl.trainer.{name.lower()}_trainer").is_vllm_available = lambda *_, **__: True
+    module: Any = importlib.import_module(f"trl.trainer.{name.lower()}_trainer")
+    module.is_vllm_available = lambda *_, **__: True
     config = {"instance_id": "11", "parallel_config": {"_api_process_count": 1}}
     answers: list[int] = []
 

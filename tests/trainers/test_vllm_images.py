@@ -111,7 +111,12 @@ def test_it_acts_where_an_engine_is_in_this_process_and_the_processor_has_images
 
 def test_images_are_looked_at_anew_behind_each_synchronisation() -> None:
     engine = Engine()
-    generation = SimpleNamespace(sync_weights=lambda: engine.said.append("weights") or "done")
+
+    def hand_over() -> str:
+        engine.said.append("weights")
+        return "done"
+
+    generation = SimpleNamespace(sync_weights=hand_over)
     vllm_images._forget_images(generation, engine)
     assert engine.said == []
     assert [generation.sync_weights(), generation.sync_weights()] == ["done", "done"]
