@@ -95,7 +95,6 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "vision": {**_EVALUATED, **_IMAGES},
     "vision_lora": {**_LORA, **_IMAGES},
     "vision_two": {**_EVALUATED, **_IMAGES, "images": "two"},
-    "vision_sampled": {**_IMAGES, "suppresses": False},
     "llava": {**_EVALUATED, **_IMAGES, "model": "llava"},
 }
 """By name, settings of ``GRPOConfig``, and what :func:`_build` takes out of them."""
@@ -278,8 +277,7 @@ def _build(subject: str, model: TinyModel, settings: Mapping[str, Any], seconds:
     prompts = vllm_images.prompts(PROMPT_LENGTH, looks, pictures) if pictures else grpo.prompts(PROMPT_LENGTH)
     arguments: dict[str, Any] = {"model": policy, "train_dataset": prompts, "eval_dataset": prompts.select(range(4))}
     if pictures:
-        if rest.pop("suppresses", True):
-            rest["generation_kwargs"] = {"logit_bias": dict.fromkeys(vllm_images.suppressed(model), -100.0)}
+        rest["generation_kwargs"] = {"logit_bias": dict.fromkeys(vllm_images.suppressed(model), -100.0)}
         arguments |= {"processing_class": vllm_images.words(model, looks), "reward_funcs": vllm_images.reward}
     if name == "Distillation":
         arguments["teacher_model"] = distillation.load_teacher(model)
