@@ -3,14 +3,14 @@
 TRL has a processor make the tokens of a prompt's images, several for each, and hands these ids to an engine in the same
 process together with the images. vLLM makes the tokens of an image of one placeholder: it takes the first of them for
 that, and leaves the others where they are. The prompt has tokens of an image that is not there, is longer than the one
-that is trained on, and nothing says so (trl 6294, open in 1.16).
+that is trained on, and nothing says so (trl 6294).
 
 The cure leaves one token of each run, and looks at what the engine says that the prompt was: it must be what TRL has
 asked for. A server takes the tokens as they are, with the places of images beside them, and is left alone.
 
 Besides, vLLM keeps what its vision model has made of an image, and uses it again where the image comes again, with
 whatever weights it was made. TRL has it forget the keys and values of prompts when it has handed over weights, and not
-this (trl 7198, open in 1.16). Where the vision model is trained, prompts are completed with images as earlier weights
+this (trl 7198). Where the vision model is trained, prompts are completed with images as earlier weights
 saw them. The cure has the engine forget them, by ``reset_encoder_cache``, which vLLM has for that.
 
 Imports the standard library, and of this package ``_conditions``, ``_cure`` and ``errors``.
