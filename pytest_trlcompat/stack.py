@@ -29,7 +29,7 @@ __all__ = [
     "versions_of",
 ]
 
-OPTIONAL = ("vllm", "liger-kernel", "pillow")
+OPTIONAL = ("vllm", "liger-kernel", "pillow", "torchvision")
 """Those that most stacks do not have: what does not name them is taken not to have them."""
 
 REQUIRED = ("torch", "transformers", "trl", "accelerate", "deepspeed", "peft", "datasets")

@@ -210,7 +210,7 @@ def processor(model: TinyModel, setting: Mapping[str, Any], tokenizer: Any) -> A
 
 
 def llava(model: TinyModel) -> Any:
-    """A tiny LLaVA in float32 and in evaluation mode, a CLIP beside a Qwen2, with the words of a vision model.
+    """A tiny LLaVA in float32 and in evaluation mode, a CLIP beside a Qwen2, with a vision model's words and sizes.
 
     Its weights are the same in every process, and large enough that each of them matters.
     """
@@ -219,11 +219,8 @@ def llava(model: TinyModel) -> Any:
 
     text = transformers.Qwen2Config(
         vocab_size=model.vocab_size,
-        hidden_size=32,
-        intermediate_size=64,
         num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **{name: getattr(model, name) for name in ("hidden_size", "intermediate_size", *_HEADS)},
         max_position_embeddings=128,
         tie_word_embeddings=False,
         use_sliding_window=False,
@@ -257,6 +254,7 @@ def llava(model: TinyModel) -> Any:
     return found.eval()
 
 
+_HEADS = ("num_attention_heads", "num_key_value_heads")
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
 
 

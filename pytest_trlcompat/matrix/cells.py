@@ -173,8 +173,14 @@ class Matrix:
         return {**cell.pins, **{name: version for name, version in self.pins.items() if name not in cell.pins}}
 
     def left_out_of(self, cell: Cell) -> tuple[str, ...]:
-        """What is not installed in a cell, whoever requires it, beside what no cell has."""
-        return tuple(name for pinned, names in self.left_out.items() if pinned in cell.pins for name in names)
+        """What is not installed in a cell that does not pin it, whoever requires it, beside what no cell has."""
+        return tuple(
+            name
+            for pinned, names in self.left_out.items()
+            if pinned in cell.pins
+            for name in names
+            if name not in cell.pins
+        )
 
     def needed_of(self, cell: Cell) -> tuple[str, ...]:
         """What is installed in a cell, where something requires it, that no other cell has."""

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from packaging.version import Version
 
-from pytest_trlcompat.inference import recording_engine
+from pytest_trlcompat.inference import recording_engine, torchvision_ops
 from pytest_trlcompat.matrix import commit_wheels, compiled, torch_builds
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Untestable
 from pytest_trlcompat.matrix.files import explained_os_errors, in_use, locked, unless_in_use, write_whole
@@ -130,6 +130,8 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
             _install_project(root, layout)
         if (version := lock.packages.get(recording_engine.DISTRIBUTION)) is not None:
             recording_engine.install(version, _site_packages(root), layout.root)
+        if torchvision_ops.DISTRIBUTION in lock.packages:
+            torchvision_ops.install(_site_packages(root))
     return Environment(root, None if layout.editable else layout.root)
 
 

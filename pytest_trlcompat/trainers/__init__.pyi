@@ -75,6 +75,7 @@ from .shifted_count import ShiftedCountMixin as ShiftedCountMixin
 from .token_normalizer import TokenNormalizerMixin as TokenNormalizerMixin
 from .train_sampler import TrainSamplerMixin as TrainSamplerMixin
 from .trainer_accumulation import TrainerAccumulationMixin as TrainerAccumulationMixin
+from .vllm_images import VLLMImagesMixin as VLLMImagesMixin
 from .vllm_restart import VLLMRestartMixin as VLLMRestartMixin
 from .vllm_sync import VLLMSyncMixin as VLLMSyncMixin
 from .warnings_issued import WarningsIssuedMixin as WarningsIssuedMixin

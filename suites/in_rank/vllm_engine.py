@@ -136,9 +136,11 @@ def published(name: str, shape: Sequence[int]) -> list[str]:
     """Under which names a published checkpoint has a parameter of the policy.
 
     Transformers 5 keeps all experts of a layer in one parameter, ``(E, 2 I, H)`` or ``(E, H, I)``; a vision model's
-    parts have moved.
+    parts have moved, and a CLIP's are no longer in a module of their own.
     """
     name = name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
+    name = name.replace("model.vision_tower.", "vision_tower.").replace("model.multi_modal_", "multi_modal_")
+    name = name.replace("vision_tower.vision_model.", "vision_tower.")
     layer, experts, matrix = name.partition(".mlp.experts.")
     if not experts or len(shape) != 3:
         return [name]
@@ -181,7 +183,7 @@ def packed(
 
 def _parts_of(name: str, parameter: torch.Tensor) -> list[list[str]]:
     """Which of a checkpoint's tensors are in one of the engine's, stacked by rows; for each expert its own."""
-    name = name.replace("language_model.model.", "model.").replace("language_model.lm_head.", "lm_head.")
+    name = _of_checkpoint(name)
     place, experts, matrix = name.partition(".mlp.experts.")
     if experts:
         projections = _EXPERTS[matrix.rpartition(".")[2]]
@@ -191,6 +193,12 @@ def _parts_of(name: str, parameter: torch.Tensor) -> list[list[str]]:
         ]
     layer = next((layer for layer in _PACKED if f".{layer}." in name), None)
     return [[name] if layer is None else [name.replace(f".{layer}.", f".{part}.") for part in _PACKED[layer]]]
+
+
+def _of_checkpoint(name: str) -> str:
+    """A name of the engine's as a checkpoint has it: vLLM keeps a vision model's language model apart."""
+    name = name.replace("language_model.model.", "model.").replace("language_model.lm_head.", "lm_head.")
+    return name.replace("vision_tower.vision_model.", "vision_tower.")
 
 
 def _of_parts(expected: Mapping[str, Expected], experts: Sequence[Sequence[str]], shard: tuple[int, int]) -> Expected:
@@ -232,8 +240,8 @@ def unpacked(expected: Mapping[str, Expected], engine: Any) -> dict[str, torch.T
         expected: of the policy, which says how many rows each part of a layer has.
     """
     found: dict[str, torch.Tensor] = {}
-    for name, parameter in engine.named_parameters():
-        held = parameter.detach().float().cpu()
+    for full_name, parameter in engine.named_parameters():
+        name, held = _of_checkpoint(full_name), parameter.detach().float().cpu()
         layer = next((layer for layer in _PACKED if f".{layer}." in name), None)
         if layer is None:
             found[name] = held[: expected[name].value.shape[0]].clone()

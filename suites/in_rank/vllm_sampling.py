@@ -9,13 +9,18 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import unittest.mock
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from . import vllm_engine
 
 if TYPE_CHECKING:
     import torch
 
     from pytest_trlcompat.tiny import TinyModel
+
+    from . import vllm_images
 
 __all__ = ["CLIP_MAX", "compare"]
 
@@ -34,11 +39,13 @@ def compare(
     outputs: Sequence[Any],
     batch: Mapping[str, Any],
     temperature: float,
+    rows: vllm_images.Rows | None = None,
 ) -> dict[str, Any]:
     """Hold a batch against the engine's outputs and the reference.
 
     Args:
         policy, engine: weights under the names of a checkpoint, in float32.
+        rows: of prompts with images, by which the reference gets these; the sampler was kept from some tokens then.
 
     Returns:
         ``same_ids``: whether the batch's completions are the engine's, in its order; ``sampler_error``: the largest
@@ -54,6 +61,8 @@ def compare(
 
     completions = [list(each.token_ids) for output in outputs for each in output.outputs]
     prompts = [list(output.prompt_token_ids) for output in outputs for _ in output.outputs]
+    if rows is not None:  # whatever the engine has made of them
+        prompts = [list(rows.whole(each)) for each in prompts]
     mask = batch["completion_mask"].cpu().bool()
     found = [row[chosen].tolist() for row, chosen in zip(batch["completion_ids"].cpu(), mask, strict=True)]
     if found != completions:
@@ -61,10 +70,14 @@ def compare(
     # A trainer that has no use for them does not ask for log-probabilities.
     sampler = None if None in (output.outputs[0].logprobs for output in outputs) else list(map(_of_tokens, outputs))
 
-    def logps(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> list[list[float]]:
-        return _logps(model, weights, prompts, completions, temperature, dtype)
+    def logps(
+        weights: Mapping[str, torch.Tensor], dtype: torch.dtype, without: Sequence[int] = ()
+    ) -> list[list[float]]:
+        network = _with_weights(str(model.path) if rows is None else rows.path, weights, rows is not None).to(dtype)
+        return _logps(network, prompts, completions, temperature, without, rows)
 
-    reference = logps(engine, torch.float32)
+    kept_from = () if rows is None else rows.suppressed
+    reference = logps(engine, torch.float32, kept_from)
     policys = logps(policy, torch.float32)
     old, given, ratio, sums = (
         batch.get(name)
@@ -82,7 +95,7 @@ def compare(
         "same_ids": True,
         "tokens": sum(map(len, completions)),
         "sampler_error": None if sampler is None else _largest(sampler, reference),
-        "sampler_tolerance": 4 * _largest(logps(engine, torch.bfloat16), reference),
+        "sampler_tolerance": 4 * _largest(logps(engine, torch.bfloat16, kept_from), reference),
         "passed_on": None if given is None or sampler is None else _largest(_rows(given, mask), sampler),
         "policy_error": error,
         "ratio_error": None if ratios is None or sampler is None else ratio_error(ratios, policys, sampler),
@@ -128,33 +141,48 @@ def _largest(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -
 
 
 def _logps(
-    model: TinyModel,
-    weights: Mapping[str, torch.Tensor],
+    network: Any,
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[int]],
     temperature: float,
-    dtype: torch.dtype,
+    without: Sequence[int],
+    rows: vllm_images.Rows | None,
 ) -> list[list[float]]:
     import torch
 
-    network = copy.deepcopy(_network(str(model.path)))
-    network.load_state_dict(dict(weights), strict=False)  # tied weights are named once
-    network.to(dtype)
     found = []
     with torch.no_grad():
         for prompt, completion in zip(prompts, completions, strict=True):
-            ids = torch.tensor([[*prompt, *completion]])
-            logits = network(input_ids=ids).logits[0, len(prompt) - 1 : -1].float() / temperature
-            chosen = logits.log_softmax(-1).gather(-1, torch.tensor(completion)[:, None])
+            ids = [*prompt, *completion]
+            beside = {} if rows is None else rows.inputs_of(prompt, ids)
+            logits = network(input_ids=torch.tensor([ids]), **beside).logits[0, len(prompt) - 1 : -1].float()
+            logits[:, list(without)] = -torch.inf
+            chosen = (logits / temperature).log_softmax(-1).gather(-1, torch.tensor(completion)[:, None])
             found.append(chosen[:, 0].tolist())
     return found
 
 
-@functools.cache
-def _network(path: str) -> Any:
-    """Built by its class: what ``from_pretrained`` and ``from_config`` build, ZeRO-3 partitions."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+def _with_weights(path: str, weights: Mapping[str, torch.Tensor], takes_images: bool) -> Any:
+    network = copy.deepcopy(_network(path, takes_images))
+    # A network of experts is not held against a reference, so that each parameter is one of a checkpoint.
+    names = {name: vllm_engine.published(name, each.shape)[0] for name, each in network.named_parameters()}
+    lacking = {name for name, part in names.items() if part not in weights}
+    unused = {name for name in lacking if name.endswith("lm_head.weight") or ".post_layernorm." in name}
+    assert lacking == unused, f"the reference has no weights for {', '.join(sorted(lacking - unused))}"
+    network.load_state_dict({name: weights[part] for name, part in names.items() if part in weights}, strict=False)
+    return network
 
-    config = AutoConfig.from_pretrained(path)
+
+@functools.cache
+def _network(path: str, takes_images: bool) -> Any:
+    """Built by its class: what ``from_pretrained`` and ``from_config`` build, ZeRO-3 partitions.
+
+    The parts of a vision model are built by ``from_config`` there, so that ZeRO-3 is hidden.
+    """
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(path)
     config._attn_implementation = "eager"
-    return AutoModelForCausalLM._model_mapping[type(config)](config).float().eval()
+    kind = transformers.AutoModelForImageTextToText if takes_images else transformers.AutoModelForCausalLM
+    with unittest.mock.patch("transformers.modeling_utils.is_deepspeed_zero3_enabled", return_value=False):
+        return kind._model_mapping[type(config)](config).float().eval()

@@ -16,7 +16,7 @@ from pytest_trlcompat import stack
 from pytest_trlcompat.accelerator import artefacts
 from pytest_trlcompat.inference import cpu_engine, recording_engine
 
-from . import adapters, distillation, grpo, vllm_loss
+from . import adapters, distillation, grpo, vllm_images, vllm_loss
 from .vllm_watch import Watch, watch_training
 
 if TYPE_CHECKING:
@@ -51,6 +51,14 @@ REFUSED = "CureError: VLLMSyncMixin"
 """How a failure begins with which the cure has refused a training."""
 SAVED_STEP = 2
 _EVALUATED: Mapping[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
+_IMAGES: Mapping[str, Any] = {
+    "images": "image",
+    "model": "vision",
+    "max_prompt_length": None,
+    "vllm_max_model_length": 112,
+    "vllm_max_model_len": 112,
+}
+"""Which images prompts have, and the model, see ``conformance.images``; where prompts are cut, an image may be."""
 _LORA: Mapping[str, Any] = {"adapter": "lora", "learning_rate": 5e-2}
 SERVER_RELEASES = ("0.20.0", "0.26.2", "0.28.0", "1.0.0")
 """Of TRL, whose servers are asked by a trainer of another: each answers in another form, or with other numbers."""
@@ -84,8 +92,12 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "server_late_start": _EVALUATED,
     **{f"{_OF_RELEASE}{release}": _EVALUATED for release in SERVER_RELEASES},
     "parallel": {**_EVALUATED, "vllm_tensor_parallel_size": 2},
+    "vision": {**_EVALUATED, **_IMAGES},
+    "vision_lora": {**_LORA, **_IMAGES},
+    "vision_two": {**_EVALUATED, **_IMAGES, "images": "two"},
+    "llava": {**_EVALUATED, **_IMAGES, "model": "llava"},
 }
-"""By name, settings of ``GRPOConfig``, and ``adapter`` and ``dtype``, see :func:`train`."""
+"""By name, settings of ``GRPOConfig``, and what :func:`_build` takes out of them."""
 _TOKENS = tuple(range(3, 40))
 """Most words of the prompts, so that their rows learn."""
 _ADAPTERS: Mapping[str, Mapping[str, Any]] = {
@@ -137,13 +149,14 @@ def weights_alone(variant: str) -> bool:
 
 def needs_own_engine(variant: str) -> bool:
     """Whether the recording engine has not been tried with it."""
-    return weights_alone(variant) or variant in ("rslora", "dora")
+    return weights_alone(variant) or variant in ("rslora", "dora") or model_of(variant) == "vision"
 
 
 def model_of(variant: str) -> str:
-    """``""`` for a plain tiny Qwen2, ``tied`` for one with tied embeddings, ``moe`` for a mixture of experts."""
+    """``""`` for a plain tiny Qwen2, ``tied`` for one with tied embeddings, ``moe`` for a mixture of experts, and
+    ``vision`` for a model that takes images."""
     first = variant.partition("_")[0]
-    return first if first in ("tied", "moe") else ""
+    return {"tied": "tied", "moe": "moe", "vision": "vision", "llava": "vision"}.get(first, "")
 
 
 def has_server(variant: str) -> bool:
@@ -203,6 +216,7 @@ def train(
         tokens=_TOKENS,
         compares_batches=not weights_alone(variant),
         looks_again=variant == "server_restarted_answering",
+        rows=_rows(model, settings),
     )
     seconds: dict[str, float] = {}
     corrects = False
@@ -228,6 +242,12 @@ def train(
     }
 
 
+def _rows(model: TinyModel, settings: Mapping[str, Any]) -> vllm_images.Rows | None:
+    if "images" not in settings:
+        return None
+    return vllm_images.rows(model, PROMPT_LENGTH, settings["model"], settings["images"])
+
+
 def _engine() -> dict[str, Any]:
     if recording_engine.is_recording(stack.installed()):
         return {"which": "this project's recording engine, in vLLM's place", "missing": [], "missing_experts": []}
@@ -250,12 +270,15 @@ def _build(subject: str, model: TinyModel, settings: Mapping[str, Any], seconds:
     from peft import LoraConfig
 
     rest = dict(settings)
-    kind, dtype = rest.pop("adapter", None), rest.pop("dtype", None)
-    policy = grpo.load_policy(model)
+    kind, dtype, pictures, looks = (rest.pop(each, None) for each in ("adapter", "dtype", "images", "model"))
+    policy = vllm_images.load_policy(model, looks) if pictures else grpo.load_policy(model)
     if dtype is not None:
         policy = policy.to(getattr(torch, dtype))
-    prompts = grpo.prompts(PROMPT_LENGTH)
+    prompts = vllm_images.prompts(PROMPT_LENGTH, looks, pictures) if pictures else grpo.prompts(PROMPT_LENGTH)
     arguments: dict[str, Any] = {"model": policy, "train_dataset": prompts, "eval_dataset": prompts.select(range(4))}
+    if pictures:
+        rest["generation_kwargs"] = {"logit_bias": dict.fromkeys(vllm_images.suppressed(model), -100.0)}
+        arguments |= {"processing_class": vllm_images.words(model, looks), "reward_funcs": vllm_images.reward}
     if name == "Distillation":
         arguments["teacher_model"] = distillation.load_teacher(model)
     if kind is not None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from . import models, vllm_engine, vllm_sampling, vllm_server
+from . import models, vllm_engine, vllm_images, vllm_sampling, vllm_server
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,7 @@ class Watch:
         tokens: whose rows of the embeddings are trained by themselves, where any are.
         compares_batches: whether these are held against a reference, too.
         looks_again: whether a server is looked at after it has answered as well, where it may be another one by then.
+        rows: of prompts with images, what each must be asked with; ``None`` where prompts are texts alone.
         generations, synchronisations, batches: see :func:`vllm_training.train`.
         loaded: by synchronisation, how often each name was handed over.
         unanswered: calls of a server that was gone.
@@ -48,6 +49,7 @@ class Watch:
     tokens: Sequence[int]
     compares_batches: bool
     looks_again: bool = False
+    rows: vllm_images.Rows | None = None
     generations: list[dict[str, Any]] = field(default_factory=list)
     synchronisations: list[dict[str, Any]] = field(default_factory=list)
     batches: list[dict[str, Any]] = field(default_factory=list)
@@ -197,6 +199,8 @@ def _watch_synchronisation(trainer: Any, watch: Watch) -> None:
 def _tied(model: Any) -> set[str]:
     """Other names of parameters, which a state dict has besides."""
     config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    # In some releases the whole configuration of a vision model alone says it.
+    config = config if hasattr(config, "tie_word_embeddings") else model.config
     return {"lm_head.weight"} if config.tie_word_embeddings else set()
 
 
@@ -208,6 +212,9 @@ def _watch_engine(trainer: Any, engine: Any, watch: Watch, last: dict[str, Any])
     def watched(prompts: Any, *args: Any, **kwargs: Any) -> Any:
         seen = _seen(trainer, watch, engine, last)
         outputs = generate(prompts, *args, **kwargs)
+        if watch.rows is not None:
+            asked = [vllm_images.pictures(each) for each in prompts]
+            seen |= watch.rows.problems(asked, [output.prompt_token_ids for output in outputs])
         _answered(watch, seen, vllm_server.with_recorded(llm, outputs), last)
         return outputs
 
@@ -295,7 +302,8 @@ def _watch_scoring(trainer: Any, watch: Watch, last: dict[str, Any]) -> None:
             _share_of_main(trainer, watch, last)
         if watch.compares_batches:
             seen = {name: last[name] for name in ("policy", "engine", "outputs")}
-            watch.batches.append(vllm_sampling.compare(watch.model, batch=batch, temperature=watch.temperature, **seen))
+            how: dict[str, Any] = {"temperature": watch.temperature, "rows": watch.rows}
+            watch.batches.append(vllm_sampling.compare(watch.model, batch=batch, **how, **seen))
         return batch
 
     setattr(trainer, name, scored)

@@ -132,6 +132,8 @@ def batches(training: VLLMTraining, label: str, trainer: str = "GRPO") -> Findin
     wrong = {
         "prompts": sum(not _in_groups(call, GROUPS[trainer]) for call in calls),
         "completions": sum(not each["same_ids"] for each in found),
+        # Of requests with images: those that had others than their row, or became other tokens than its.
+        **{name: sum(each.get(name, 0) for call in calls for each in call) for name in ("images", "tokens_of_images")},
     }
     complete = [each for each in found if each["same_ids"]]
     every = {"passed_on": 1e-6, "policy_error": tolerance, "ratio_error": 5 * tolerance}

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_trlcompat.catalog.known_issues import load
 from pytest_trlcompat.plugin.judging import Judge
 
 from . import judging
-from .trainings import LABELS, SERVER_LABELS
 
 if TYPE_CHECKING:
     from .trainings import VLLMTrainings
@@ -22,6 +22,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.known_issue("grpo-vllm-batches"), pytest.mark.vllm]
 
 
-@pytest.mark.parametrize("label", [*LABELS, *SERVER_LABELS])
+@pytest.mark.parametrize("label", load()["grpo-vllm-batches"].strategies)
 def test_batches(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
     judge(lambda: judging.batches(vllm_trainings(subject, label), label), subject=subject, strategy=label)

@@ -19,7 +19,7 @@ from pytest_trlcompat.inference.server import ServerError
 from pytest_trlcompat.plugin.judging import Absent, Untestable
 from pytest_trlcompat.tiny import ArchitectureAbsent
 
-from ..in_rank import models, vllm_training
+from ..in_rank import models, vllm_images, vllm_training
 from ..launches import distinct
 from ..sharding.trainings import built_as_asked
 from .between import GENERATES, TAKES_WEIGHTS, between
@@ -73,17 +73,20 @@ _TIMEOUT = 400.0
 
 def sizes(variant: str) -> dict[str, Any]:
     """Of the tiny model: vLLM's attention on a CPU takes heads of 32 and more."""
+    model = vllm_training.model_of(variant)
     return {
         "hidden_size": 128,
         "initializer_range": 0.1,
         "num_hidden_layers": 1,
-        "tie_word_embeddings": vllm_training.model_of(variant) == "tied",
+        "tie_word_embeddings": model == "tied",
+        **({"vocab_size": vllm_images.VOCABULARY} if model == "vision" else {}),
     }
 
 
 def of_architecture(model: TinyModel, variant: str) -> TinyModel:
-    """A tiny Qwen2 of these sizes, or the mixture of experts that the variant is about in its place."""
-    return replace(model, architecture="qwen3_moe") if vllm_training.model_of(variant) == "moe" else model
+    """A tiny Qwen2 of these sizes, or the model of another architecture that the variant is about in its place."""
+    architecture = {"moe": "qwen3_moe", "vision": "qwen2_vl"}.get(vllm_training.model_of(variant))
+    return model if architecture is None else replace(model, architecture=architecture)
 
 
 @dataclass(frozen=True)
@@ -220,6 +223,8 @@ def _check_present(trainer: str, variant: str) -> None:
             raise Absent(reason)
     if variant == "parallel" and not is_recording(versions) and stack.satisfied({"vllm": "<0.25"}, versions):
         raise Untestable("on a CPU this vLLM has tensor parallelism in processes of its own alone, not in ranks")
+    if vllm_training.model_of(variant) == "vision" and "torchvision" not in versions and not is_recording(versions):
+        raise Untestable("vLLM's vision models import torchvision, which is not installed here")
     if vllm_training.sleeps(variant) and not is_recording(versions):
         raise Untestable("vLLM releases the memory of GPUs alone; the recording engine in its place sleeps here")
 

@@ -99,7 +99,7 @@ def test_versions_of_different_forks_are_not_combined(monkeypatch: pytest.Monkey
     ]
 
 
-REST = ("torch", "accelerate", "deepspeed", "peft", "datasets", "vllm", "liger-kernel", "pillow")
+REST = ("torch", "accelerate", "deepspeed", "peft", "datasets", "vllm", "liger-kernel", "pillow", "torchvision")
 
 
 def test_of_too_many_environments_every_version_goes_with_every_other(ask: Ask) -> None:

@@ -1,0 +1,204 @@
+"""Prompts with images for a training with vLLM: which image each prompt has, and what the engine must be asked with.
+
+Right is what the processor makes of one prompt alone, with its own images. Imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = [
+    "VOCABULARY",
+    "Rows",
+    "load_policy",
+    "path_of",
+    "pictures",
+    "prompts",
+    "reward",
+    "rows",
+    "suppressed",
+    "words",
+]
+
+VOCABULARY = 68
+"""Of a model that knows as many words as one without images has with 64."""
+_SEED = 3
+_PART = "prompts"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a dataset, found again by the words of their prompts.
+
+    Attributes:
+        path: a folder with the model, untrained.
+        suppressed: tokens that stand for images and videos, which the engine was asked not to sample.
+        ids: by the words' ids the whole prompt's, with the tokens of its images.
+        inputs: likewise, what a model is called with beside.
+        digests: likewise, of its images.
+    """
+
+    path: str
+    suppressed: tuple[int, ...]
+    ids: Mapping[tuple[int, ...], tuple[int, ...]]
+    inputs: Mapping[tuple[int, ...], Mapping[str, torch.Tensor]]
+    digests: Mapping[tuple[int, ...], tuple[int, ...]]
+
+    def problems(self, asked: Sequence[tuple[int, ...]], prompts: Sequence[Sequence[int]]) -> dict[str, int]:
+        """How many requests had other images than their row (``images``), and how many prompts became other tokens
+        (``tokens_of_images``).
+
+        Args:
+            asked: of each request the digests of its images.
+            prompts: of each the ids that the engine made of it.
+        """
+        names = [self._words(each) for each in prompts]
+        return {
+            "images": sum(self.digests.get(name) != each for name, each in zip(names, asked, strict=True)),
+            "tokens_of_images": sum(self.ids.get(n) != tuple(each) for n, each in zip(names, prompts, strict=True)),
+        }
+
+    def whole(self, prompt: Sequence[int]) -> tuple[int, ...]:
+        """The ids of the row with these words."""
+        return self.ids[self._words(prompt)]
+
+    def inputs_of(self, prompt: Sequence[int], ids: Sequence[int]) -> dict[str, torch.Tensor]:
+        """What a model is called with beside the ids of a prompt and its completion."""
+        import torch
+
+        found = dict(self.inputs[self._words(prompt)])
+        if (types := found.get("mm_token_type_ids")) is not None:  # a completion is text
+            found["mm_token_type_ids"] = torch.nn.functional.pad(types, (0, len(ids) - types.shape[1]))
+        return found
+
+    def _words(self, ids: Sequence[int]) -> tuple[int, ...]:
+        return tuple(each for each in ids if each not in self.suppressed)
+
+
+@functools.cache
+def path_of(model: TinyModel, kind: str) -> str:
+    """A folder with the untrained model and its processor, as it would be published.
+
+    Args:
+        kind: of ``conformance.images.MODELS``.
+    """
+    from pytest_trlcompat.conformance import images
+
+    if kind != "llava":
+        return str(model.path)
+    folder = images.saved(images.llava(model))
+    _publish(Path(folder) / "model.safetensors")
+    words(model, kind).save_pretrained(folder)
+    return folder
+
+
+def _publish(file: Path) -> None:
+    """Name weights as published checkpoints of LLaVA do, which Transformers and vLLM read."""
+    from safetensors.torch import load_file, save_file
+
+    names = {
+        "model.language_model.": "language_model.model.",
+        "lm_head.": "language_model.lm_head.",
+        "model.vision_tower.vision_model.": "vision_tower.vision_model.",
+        "model.vision_tower.": "vision_tower.vision_model.",
+        "model.multi_modal_projector.": "multi_modal_projector.",
+    }
+    found = {}
+    for name, tensor in load_file(file).items():
+        old = next((each for each in names if name.startswith(each)), "")
+        found[names.get(old, "") + name.removeprefix(old)] = tensor
+    save_file(found, file, metadata={"format": "pt"})
+
+
+@functools.cache
+def words(model: TinyModel, kind: str) -> Any:
+    """The model's processor."""
+    from pytest_trlcompat.conformance import images
+
+    return images.processor(model, {"model": kind}, model.tokenizer)
+
+
+def load_policy(model: TinyModel, kind: str) -> Any:
+    """As :func:`grpo.load_policy`, of a vision model."""
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    path = path_of(model, kind)
+    return _read(path) if is_deepspeed_zero3_enabled() else copy.deepcopy(_read_once(path))
+
+
+def _read(path: str) -> Any:
+    from transformers import AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText.from_pretrained(path, attn_implementation="eager")
+
+
+_read_once = functools.cache(_read)
+
+
+@functools.cache
+def prompts(length: int, kind: str, wanted: str) -> Any:
+    """Those of :func:`grpo.prompts` as conversations, with images.
+
+    Args:
+        length: of each prompt's words, in tokens.
+        kind: of the model, which says how large images are.
+        wanted: of ``conformance.images.AXIS``.
+    """
+    from datasets import Dataset
+
+    from pytest_trlcompat.conformance import images
+
+    from . import grpo
+
+    conversations = [[{"role": "user", "content": text}] for text in grpo.prompts(length)["prompt"]]
+    return images.added(Dataset.from_dict({"prompt": conversations}), {"model": kind, "images": wanted}, _SEED, _PART)
+
+
+def rows(model: TinyModel, length: int, kind: str, wanted: str) -> Rows:
+    """What the engine must be asked with, for the prompts of :func:`prompts`."""
+    from pytest_trlcompat.conformance import images
+
+    skipped = suppressed(model)
+    found = Rows(path_of(model, kind), skipped, {}, {}, {})
+    for row, prompt in enumerate(prompts(length, kind, wanted)["prompt"]):
+        own = images.images_of({"model": kind, "images": wanted}, _SEED, _PART, row)
+        ids, inputs = images.processed(words(model, kind), prompt, own, add_generation_prompt=True)
+        name = tuple(each for each in ids if each not in skipped)
+        for part, value in ((found.ids, ids), (found.inputs, inputs), (found.digests, tuple(map(_digest, own)))):
+            part[name] = value  # type: ignore[index]
+    return found
+
+
+def suppressed(model: TinyModel) -> tuple[int, ...]:
+    """Tokens that stand for images and videos: a completion that has one has no image for it."""
+    from pytest_trlcompat.tiny.architectures import VISION_TOKENS
+
+    return tuple(model.tokenizer.convert_tokens_to_ids(list(VISION_TOKENS)))
+
+
+def pictures(request: Any) -> tuple[int, ...]:
+    """Digests of the images of one request, in order."""
+    given = (request.get("multi_modal_data") or {}).get("image", []) if isinstance(request, dict) else []
+    return tuple(_digest(each) for each in (given if isinstance(given, list) else [given]))
+
+
+def _digest(image: Any) -> int:
+    return zlib.crc32(repr(image.size).encode() + image.convert("RGB").tobytes())
+
+
+def reward(completions: list[list[dict[str, str]]], **_: Any) -> list[float]:
+    """Depends on the text alone, as :func:`grpo.reward`."""
+    from . import grpo
+
+    return grpo.reward(["".join(message["content"] for message in completion) for completion in completions])
