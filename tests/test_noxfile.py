@@ -61,10 +61,10 @@ def test_every_default_cell_is_a_session() -> None:
     sessions = {session["session"]: session for session in json.loads(done.stdout)}
     assert [name for name in sessions if name.startswith("matrix(")] == [f"matrix({cell})" for cell in CELLS]
     assert [name for name in sessions if name.startswith("tests(")] == [
+        "tests(trl1.16.0-tf5.23.0)",
+        "tests(trl0.17.0-tf4.50.3)",
         "tests(unit)",
         "tests(operators)",
-        "tests(trl0.17.0-tf4.50.3)",
-        "tests(trl1.16.0-tf5.23.0)",
     ]
     assert {session["name"] for session in sessions.values()} == {"tests", "matrix"}  # a plain nox runs no other
 

@@ -68,7 +68,7 @@ def test_all_markers_of_a_test_must_hold() -> None:
         (
             pytest.mark.versions(tlr=">=0.15"),
             "unknown package 'tlr' in a version range; known are "
-            "torch, transformers, trl, accelerate, deepspeed, peft, datasets, vllm, liger-kernel, pillow",
+            "torch, transformers, trl, accelerate, deepspeed, peft, datasets, vllm, liger-kernel, pillow, torchvision",
         ),
         (
             pytest.mark.versions(trl="0.15"),
