@@ -113,13 +113,17 @@ def _is_caught(mutation: Mutation) -> bool:
     return bool(judged)
 
 
+_SOUND = {"ok", "absent", "untestable"}
+"""Verdicts of what is whole; the cell lacks what the others need."""
+
+
 @cache
 def _sound(cell: str, issue: str, tests: str) -> dict[str, str]:
     """What is found without a fault."""
     with _copy() as checkout:
         found = _found(cell, issue, tests, checkout)
-    if not any(one == "ok" for one in found.values()) or set(found.values()) - {"ok", "absent"}:
-        what = {name: one for name, one in found.items() if one not in ("ok", "absent")} or found
+    if "ok" not in found.values() or set(found.values()) - _SOUND:
+        what = {name: one for name, one in found.items() if one not in _SOUND} or found
         raise MatrixError(f"{issue or tests} in {cell}: without a fault everything must be ok, but there is {what}")
     return found
 
