@@ -219,8 +219,11 @@ def llava(model: TinyModel) -> Any:
 
     text = transformers.Qwen2Config(
         vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
         num_hidden_layers=1,
-        **{name: getattr(model, name) for name in ("hidden_size", "intermediate_size", *_HEADS)},
+        num_attention_heads=model.num_attention_heads,
+        num_key_value_heads=model.num_key_value_heads,
         max_position_embeddings=128,
         tie_word_embeddings=False,
         use_sliding_window=False,
@@ -254,7 +257,6 @@ def llava(model: TinyModel) -> Any:
     return found.eval()
 
 
-_HEADS = ("num_attention_heads", "num_key_value_heads")
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -54,15 +54,16 @@ def covering(trainer: str) -> frozenset[str]:
     The row without a setting is one of them. Others may be rows of the pairwise covering array, which have many values.
     Of several that have as many values that are still to be tried, the first is taken.
     """
-    alone = [row for row in rows.load(trainer).values() if row.strategy == "single" and not row.added]
-    shown = [row for row in alone if (trainer, row.label) in SHOWN]
-    others = [row for row in alone if row not in shown]
-    found = {row.label for row in others if not row.setting}
-    untried = _values(row for row in others if not row.is_of_array) - _values(shown)
+    alone = {label: row for label, row in rows.load(trainer).items() if row.strategy == "single" and not row.added}
+    values = {label: _values(row) for label, row in alone.items()}
+    others = [label for label in alone if (trainer, label) not in SHOWN]
+    found = {label for label in others if not alone[label].setting}
+    untried: set[tuple[str, str]] = set().union(*(values[label] for label in others if not alone[label].is_of_array))
+    untried -= set().union(*(values[label] for label in alone if (trainer, label) in SHOWN))
     while untried:
-        best = max(others, key=lambda row: len(_values([row]) & untried))
-        found.add(best.label)
-        untried -= _values([best])
+        best = max(others, key=lambda label: len(values[label] & untried))
+        found.add(best)
+        untried -= values[best]
     return frozenset(found)
 
 
@@ -95,12 +96,7 @@ def _kind(trainer: str, row: rows.Row) -> tuple[object, ...]:
     return row.strategy, row.added, row.is_of_array, is_shown, is_covering
 
 
-def _values(of: Iterable[rows.Row]) -> set[tuple[str, str]]:
-    """Names of settings, each with a value that it has in a row; of a row that is refused, all of them together."""
-    found = set()
-    for row in of:
-        if "refused" in row.setting:
-            found.add(("refused", json.dumps(row.setting, sort_keys=True, default=str)))
-        else:
-            found |= {(name, json.dumps(value, sort_keys=True, default=str)) for name, value in row.setting.items()}
-    return found
+def _values(row: rows.Row) -> set[tuple[str, str]]:
+    """Names of its settings, each with its value; where it is refused, all of them together."""
+    of = {"refused": row.setting} if "refused" in row.setting else row.setting
+    return {(name, json.dumps(value, sort_keys=True, default=str)) for name, value in of.items()}
