@@ -190,9 +190,18 @@ def test_a_sweep_of_some_cells_is_published_beside_what_was(checkout: Layout) ->
     assert list(found) == [other.id, OLD.id, NEW.id]
     assert [found[name].versions["torch"] for name in found] == ["2.6.0", "2.13.0", "2.13.0"]
     assert found[OLD.id].verdicts == {WASTEFUL.key: Verdict.WASTEFUL, CURED.key: Verdict.OK}
-    assert found[NEW.id].verdicts == {FINE.key: Verdict.OK}, "run anew, with one verdict less"
+    assert found[NEW.id].verdicts == {FINE.key: Verdict.OK, CURED.key: Verdict.OK}, "one of them run anew"
     publish(report, checkout)
     assert [cell.id for cell in evidence.load(checkout.evidence).cells] == [other.id, NEW.id]
+
+
+def test_of_a_cell_with_other_versions_nothing_is_kept(checkout: Layout) -> None:
+    older = dataclasses.replace(NEW, lock={**NEW.lock, "accelerate": "1.3.0"})
+    publish(sweep(checkout, (older, (FINE, CURED))), checkout)
+    (checkout.results / f"{NEW.id}.jsonl").unlink()
+    publish(sweep(checkout, (NEW, (FINE,))), checkout, keep=True)
+    (found,) = evidence.load(checkout.evidence).cells
+    assert (found.versions["accelerate"], found.verdicts) == ("1.4.0", {FINE.key: Verdict.OK})
 
 
 def test_what_is_kept_is_held_against_the_catalogue_as_it_is_now(checkout: Layout) -> None:

@@ -24,7 +24,7 @@ from pytest_trlcompat.matrix.report.changes import Changes, compare
 from pytest_trlcompat.matrix.report.model import CellReport, Report, evidence_of, merge
 from pytest_trlcompat.matrix.results import TESTED, Sidecar
 from pytest_trlcompat.matrix.shards import keep_seconds
-from pytest_trlcompat.stack import PACKAGES
+from pytest_trlcompat.stack import PACKAGES, versions_of
 
 __all__ = ["last_day", "publish", "report_of", "since_published", "with_boundaries", "write_pages"]
 
@@ -36,8 +36,9 @@ def publish(report: Report, layout: Layout, *, keep: bool = False) -> list[Path]
     """Write the evidence and the pages, and return their paths.
 
     Args:
-        keep: publish the cells of the evidence that stands there as well, as far as ``report`` has not run them anew.
-            All are held against the catalogue as it is now.
+        keep: publish the evidence that stands there as well: its cells that ``report`` has not, and of those that it
+            has with the same versions of the stack what was not run anew. All of it is held against the catalogue as
+            it is now.
 
     What was published on an earlier day is kept in ``evidence/``; of one day the last sweep alone counts.
 
@@ -47,7 +48,7 @@ def publish(report: Report, layout: Layout, *, keep: bool = False) -> list[Path]
     """
     before = _load(layout) if keep else _standing(layout)
     if keep:
-        report = merge(report, report_of(before).cells).judged_by(known_issues.load())
+        report = _with_kept(report, report_of(before)).judged_by(known_issues.load())
     if report.wrong:
         cell, record = report.wrong[0]
         raise MatrixError(
@@ -68,6 +69,20 @@ def publish(report: Report, layout: Layout, *, keep: bool = False) -> list[Path]
     write_whole(layout.evidence, evidence_of(report, date).to_json())
     keep_seconds((cell.sidecar for cell in report.cells), layout)
     return [layout.evidence, *write_pages(layout), *kept]
+
+
+def _with_kept(report: Report, before: Report) -> Report:
+    kept = {cell.id: cell for cell in before.cells}
+
+    def completed(cell: CellReport) -> CellReport:
+        earlier = kept.get(cell.id)
+        if earlier is None or versions_of(earlier.versions) != versions_of(cell.versions):
+            return cell
+        anew = {record.key for record in cell.verdicts}
+        missing = tuple(record for record in earlier.verdicts if record.key not in anew)
+        return dataclasses.replace(cell, verdicts=(*cell.verdicts, *missing))
+
+    return merge(dataclasses.replace(report, cells=tuple(map(completed, report.cells))), before.cells)
 
 
 def write_pages(layout: Layout) -> list[Path]:
