@@ -10,6 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from docutils import nodes
 from sphinx.application import Sphinx
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
@@ -26,7 +27,6 @@ release = __version__
 GENERATED = {
     "Cures": "cures.md",
     "All known": "issues/*.md",
-    "issues/": "issues/*.md",
     '<a href="explore/': "explore/explore.html",
 }
 """How those lines of the page of known issues begin that belong to generated files, and the files."""
@@ -54,6 +54,12 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 
 
+def leave_out_of_navigation(app: Sphinx, doctree: nodes.document) -> None:
+    """Let the pages of issues stand in no table of contents: each page would repeat hundreds of links to them."""
+    if app.env.docname.startswith("issues/") and app.env.docname != "issues/index":
+        app.env.metadata[app.env.docname]["orphan"] = True
+
+
 def leave_out_missing_pages(app: Sphinx, docname: str, source: list[str]) -> None:
     """Drop the lines that lead to generated files which this checkout does not have."""
     if docname == "known-issues":
@@ -70,4 +76,5 @@ def copy_explorable_report(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", leave_out_missing_pages)
+    app.connect("doctree-read", leave_out_of_navigation)
     app.connect("build-finished", copy_explorable_report)
