@@ -8,6 +8,8 @@ Failures are attributed to other known issues (the verdict ``blocked``) from sch
 here: nobody looked for the cause then, so none is claimed now. It counts as measured for a prediction of ``blocked``,
 since the suite did fail, and with another failure than its own, as that prediction says; which issue stopped it rests
 on the catalogue until the cell is measured again. See :meth:`MeasuredCell.gave`.
+
+From schema 3 on a verdict says whether it fits whatever is predicted of its issue, see :attr:`MeasuredCell.fitting`.
 """
 
 from __future__ import annotations
@@ -41,12 +43,15 @@ __all__ = [
 Key = tuple[str, str, str]
 """Issue, subject, strategy."""
 
-_SCHEMA = 2
+_SCHEMA = 3
 _UNATTRIBUTED = 1
 """The schema in which no cell's failures are attributed; read, no longer written."""
+_READ = range(_UNATTRIBUTED, _SCHEMA + 1)
 _BY = " by "
 _BLOCKED_BY = f"{Verdict.BLOCKED.value}{_BY}"
 """Of such a verdict the text names the known issue as well: ``blocked by grpo-evaluate``."""
+_FITTING = " (fits)"
+"""How the text of such a verdict ends."""
 _VERDICTS = {verdict.value: verdict for verdict in Verdict}
 """Ten times as fast as ``Verdict(text)``; a sweep has thousands."""
 
@@ -65,6 +70,8 @@ class MeasuredCell:
         blocked_by: of verdicts ``blocked`` the id of the known issue that stopped the suite, as far as it is known.
         attributed: whether failures that another known issue explains are ``blocked``, apart from those that
             nobody explains; see above.
+        fitting: verdicts that fit whatever is predicted of their issue, see :attr:`Record.fitting
+            <pytest_trlcompat.catalog.verdict.Record.fitting>`.
     """
 
     id: str
@@ -73,6 +80,7 @@ class MeasuredCell:
     date: str | None = None
     attributed: bool = True
     blocked_by: Mapping[Key, str] = field(default_factory=dict)
+    fitting: frozenset[Key] = frozenset()
 
     @functools.cached_property
     def problems(self) -> Mapping[str, list[tuple[str, Verdict]]]:
@@ -139,8 +147,8 @@ class Evidence:
             if not isinstance(raw, dict):
                 raise Unreadable("it is no object")
             schema = raw.get("schema")
-            if schema not in (_UNATTRIBUTED, _SCHEMA):
-                raise EvidenceError(f"schema {_UNATTRIBUTED} or {_SCHEMA} was expected, {schema!r} was found")
+            if schema not in _READ:
+                raise EvidenceError(f"a schema from {_READ[0]} to {_READ[-1]} was expected, {schema!r} was found")
             cells = field_of(raw, "cells", list)
             return cls(
                 day(field_of(raw, "date", str)), tuple(_from_dict(cell, schema != _UNATTRIBUTED) for cell in cells)
@@ -151,9 +159,10 @@ class Evidence:
 
 def _to_dict(cell: MeasuredCell) -> dict[str, Any]:
     verdicts: dict[str, dict[str, dict[str, str]]] = {}
-    for (issue, subject, strategy), verdict in cell.verdicts.items():
-        by = cell.blocked_by.get((issue, subject, strategy), "")
-        text = f"{verdict.value}{_BY}{by}" if by else verdict.value
+    for key, verdict in cell.verdicts.items():
+        issue, subject, strategy = key
+        by = f"{_BY}{cell.blocked_by[key]}" if cell.blocked_by.get(key) else ""
+        text = f"{verdict.value}{by}{_FITTING if key in cell.fitting else ''}"
         verdicts.setdefault(issue, {}).setdefault(subject, {})[strategy] = text
     stack = {package: cell.versions[package] for package in PACKAGES if package in cell.versions}
     mark = {} if cell.attributed else {"attributed": False}
@@ -165,14 +174,14 @@ def _from_dict(raw: Any, attributed: bool) -> MeasuredCell:
     try:
         known = attributed and bool(raw.get("attributed", True))
         date = None if raw.get("date", "") is None else day(field_of(raw, "date", str))
-        verdicts, blocked_by = _verdicts(field_of(raw, "verdicts", dict))
+        verdicts, blocked_by, fitting = _verdicts(field_of(raw, "verdicts", dict))
         check_names({cell_id, *blocked_by.values()})
-        return MeasuredCell(cell_id, stack(field_of(raw, "stack", dict)), verdicts, date, known, blocked_by)
+        return MeasuredCell(cell_id, stack(field_of(raw, "stack", dict)), verdicts, date, known, blocked_by, fitting)
     except Unreadable as error:
         raise Unreadable(f"the cell {cell_id[:100]!r}: {error}") from error
 
 
-def _verdicts(raw: Mapping[str, Any]) -> tuple[dict[Key, Verdict], dict[Key, str]]:
+def _verdicts(raw: Mapping[str, Any]) -> tuple[dict[Key, Verdict], dict[Key, str], frozenset[Key]]:
     names = set(raw)
     try:
         for subjects in raw.values():
@@ -183,12 +192,14 @@ def _verdicts(raw: Mapping[str, Any]) -> tuple[dict[Key, Verdict], dict[Key, str
             for subject, strategies in subjects.items()
             for strategy, text in strategies.items()
         }
+        fitting = frozenset(key for key, text in texts.items() if text.endswith(_FITTING))
+        texts |= {key: texts[key].removesuffix(_FITTING) for key in fitting}
         by = {key: text.removeprefix(_BLOCKED_BY) for key, text in texts.items() if text.startswith(_BLOCKED_BY)}
         verdicts = {key: Verdict.BLOCKED if key in by else _VERDICTS[text] for key, text in texts.items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise Unreadable(f"its verdicts cannot be read ({error!r:.200})") from error
     check_names(names)
-    return verdicts, by
+    return verdicts, by, fitting
 
 
 def load(path: Path) -> Evidence:

@@ -52,7 +52,7 @@ def screen(cells: Sequence[CellSummary], *, where: str, more: str = "", width: i
         more: how to see more in the terminal.
     """
     head = [*_head(cells), *_wrong(cells, where, width), *_unfinished(cells, where), ()]
-    last = [*_pointers(where, more, width), *conclusion(cells)]
+    last = [*_pointers(where, more, width), *conclusion(cells, width)]
     for lines in (4, 1):  # for a reason, which is shortened before the cells are left out
         tail = [(), *_untested(cells, width, lines)]
         left = rows - len(head) - len(tail) - len(last)
@@ -65,7 +65,7 @@ def screen(cells: Sequence[CellSummary], *, where: str, more: str = "", width: i
     return [*(_cut(line, width) for line in (*head, *body[: max(left, 0)], *tail)), *last]
 
 
-def conclusion(cells: Sequence[CellSummary]) -> list[Line]:
+def conclusion(cells: Sequence[CellSummary], width: int = 80) -> list[Line]:
     """The last words: that upstream is broken although its tests passed, and whether the corrected trainers are ok."""
     lines: list[Line] = []
     records = [record for cell in cells for record in cell.records if record.subject == "upstream"]
@@ -92,7 +92,8 @@ def conclusion(cells: Sequence[CellSummary]) -> list[Line]:
         lines.append((Part(f"TRL's own trainers: {some}", "" if left else GOOD),))
     text, bad = corrected(cells)
     if text:
-        lines.append((Part(f"Corrected trainers: {text}", ALARM if bad else GOOD),))
+        wrapped = textwrap.wrap(f"Corrected trainers: {text}", width, subsequent_indent="  ")
+        lines += [(Part(line, ALARM if bad else GOOD),) for line in wrapped]
     return lines
 
 

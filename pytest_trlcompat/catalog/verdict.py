@@ -22,6 +22,7 @@ from pytest_trlcompat._secrets import Redactor, redacted
 
 __all__ = [
     "ATTRIBUTED",
+    "FITTING",
     "NAME",
     "SEVERITY",
     "SUBJECTS",
@@ -85,6 +86,12 @@ SEVERITY = (Verdict.SILENT, Verdict.BROKEN, Verdict.ERROR, Verdict.HANG, Verdict
 """Verdicts that are a problem, the worst first: training goes on where no error stops it."""
 
 
+_DIFFERING, _NO_SETTING = "differing", "not_in_this_release"
+"""Fields of a conformance suite's evidence: what differs from the reference, and settings that the release lacks."""
+FITTING: Mapping[Verdict, Mapping[str, Any]] = {Verdict.BLOCKED: {_DIFFERING: []}, Verdict.ABSENT: {_NO_SETTING: []}}
+"""The least evidence by which such a verdict is :attr:`Record.fitting`, of those of which no more was kept."""
+
+
 class RecordError(ValueError):
     """A line of a results file is not a verdict."""
 
@@ -116,23 +123,28 @@ class Record:
         """Whether the verdict is the expected one, or at least does not speak against it.
 
         A corrected trainer may be absent wherever TRL's own is. What could not be tested speaks for nothing and
-        against nothing; see :attr:`untested`. ``blocked`` must be so by the known issue that was expected. What a
-        conformance suite found, and other known issues predict, is as they predict it; and a setting that a release
-        does not have says nothing of it.
+        against nothing; see :attr:`untested`. ``blocked`` must be so by the known issue that was expected. See
+        :attr:`fitting`; a setting that a release does not have speaks against a problem, though.
         """
         if self.evidence.get("blocked_by_expected", "") and self.verdict is Verdict.BLOCKED:
             return False
-        absent = self.verdict is Verdict.ABSENT and (
-            self.subject == "corrected" or ("not_in_this_release" in self.evidence and self.expected is Verdict.OK)
-        )
+        absent = self.verdict is Verdict.ABSENT and self.subject == "corrected"
         unattributed = self.expected is Verdict.BLOCKED and self.unattributed
-        fits = self.verdict is self.expected or absent or unattributed or self.explained
+        fitting = self.fitting and (self.verdict is not Verdict.ABSENT or self.expected is Verdict.OK)
+        fits = self.verdict is self.expected or absent or unattributed or fitting
         return self.expected is None or fits or self.untested
+
+    @property
+    def fitting(self) -> bool:
+        """Whether it fits what is predicted, although it is not that: a conformance suite found something that other
+        known issues predict, or the release does not have the setting.
+        """
+        return self.explained or (self.verdict is Verdict.ABSENT and _NO_SETTING in self.evidence)
 
     @property
     def explained(self) -> bool:
         """Whether a conformance suite found it, and explained it by other known issues that it names."""
-        return self.verdict is Verdict.BLOCKED and "differing" in self.evidence
+        return self.verdict is Verdict.BLOCKED and _DIFFERING in self.evidence
 
     @property
     def unattributed(self) -> bool:

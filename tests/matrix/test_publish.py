@@ -221,18 +221,34 @@ def test_nothing_to_keep(checkout: Layout) -> None:
         publish(sweep(checkout, (NEW, (FINE,))), checkout, keep=True)
 
 
+def test_what_a_conformance_suite_explained_or_could_not_try_can_be_published_again(checkout: Layout) -> None:
+    explained = {"differing": ["loss"], "blocked_by": "dpo-shifted-weights"}
+    found = (
+        Record("conformance-dpo", "upstream", "single-hinge", Verdict.BLOCKED, Verdict.OK, explained),
+        Record("conformance-dpo", "upstream", "single-ipo", Verdict.ABSENT, Verdict.OK, {"not_in_this_release": ["x"]}),
+    )
+    publish(sweep(checkout, (OLD, found)), checkout)
+    first = checkout.evidence.read_text()
+    publish(Report(()), checkout, keep=True)
+    assert checkout.evidence.read_text() == first
+    for verdict in ("blocked by dpo-shifted-weights", "absent"):
+        checkout.evidence.write_text(first.replace(f"{verdict} (fits)", verdict))
+        with pytest.raises(MatrixError, match=f"conformance-dpo upstream .* is {verdict.split()[0]}"):
+            publish(Report(()), checkout, keep=True)
+
+
 STOPPED = Record("grpo-logits-to-keep", "upstream", "single", Verdict.ERROR, None)
 LATER = Sidecar("trl0.15.2-tf4.52.4", {"trl": "0.15.2", "transformers": "4.52.4"}, "tested", "s", LOCK, "2025-05-30")
 
 
-@pytest.mark.parametrize("schema", [1, 2])
+@pytest.mark.parametrize("schema", [1, 2, 3])
 def test_an_error_counts_as_blocked_only_where_failures_were_not_attributed_yet(checkout: Layout, schema: int) -> None:
     stack = {"trl": "0.15.2", "transformers": "4.52.4"}
     verdicts = {STOPPED.issue: {STOPPED.subject: {STOPPED.strategy: "error"}}}
     before = {"id": LATER.id, "date": LATER.date, "stack": stack, "verdicts": verdicts}
     checkout.evidence.write_text(json.dumps({"schema": schema, "date": "2025-06-01", "torch": [], "cells": [before]}))
     report = sweep(checkout, (OLD, (WASTEFUL, CURED)))
-    if schema == 2:
+    if schema > 1:
         with pytest.raises(MatrixError, match="grpo-logits-to-keep upstream single is error"):
             publish(report, checkout, keep=True)
         return

@@ -334,4 +334,5 @@ def _measured(cell: CellReport) -> MeasuredCell:
     verdicts = {record.key: record.verdict for record in cell.verdicts}
     attributed = not any(record.unattributed for record in cell.verdicts)
     blocked_by = {record.key: record.blocked_by for record in cell.verdicts if record.blocked_by}
-    return MeasuredCell(cell.id, versions, verdicts, cell.sidecar.date, attributed, blocked_by)
+    fitting = frozenset(record.key for record in cell.verdicts if record.fitting)
+    return MeasuredCell(cell.id, versions, verdicts, cell.sidecar.date, attributed, blocked_by, fitting)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pytest_trlcompat.catalog import boundaries, known_issues
-from pytest_trlcompat.catalog.evidence import Evidence, EvidenceError, load
+from pytest_trlcompat.catalog.evidence import Evidence, EvidenceError, MeasuredCell, load
 from pytest_trlcompat.catalog.known_issues import Catalog
-from pytest_trlcompat.catalog.verdict import Record, Verdict
+from pytest_trlcompat.catalog.verdict import FITTING, Record, Verdict
 from pytest_trlcompat.matrix import history
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import write_whole
@@ -123,11 +125,18 @@ def report_of(evidence: Evidence) -> Report:
     for cell in evidence.cells:
         pins = {package: cell.versions[package] for package in _AS_PINNED if package in cell.versions}
         sidecar = Sidecar(cell.id, pins, TESTED, "", lock=dict(cell.versions), date=cell.date)
-        known = {} if cell.attributed else {"attributed": False}
-        by = {key: {"blocked_by": name} for key, name in cell.blocked_by.items()}
-        records = (Record(*key, verdict, None, by.get(key, known)) for key, verdict in cell.verdicts.items())
-        cells.append(CellReport(sidecar, tuple(records)))
+        cells.append(CellReport(sidecar, tuple(_records(cell))))
     return merge(Report(()), cells).judged_by(known_issues.load())
+
+
+def _records(cell: MeasuredCell) -> Iterator[Record]:
+    for key, verdict in cell.verdicts.items():
+        found: dict[str, Any] = dict(FITTING.get(verdict, {})) if key in cell.fitting else {}
+        if by := cell.blocked_by.get(key):
+            found["blocked_by"] = by
+        elif not cell.attributed:
+            found["attributed"] = False
+        yield Record(*key, verdict, None, found)
 
 
 def since_published(report: Report, layout: Layout, date: str) -> Changes:
