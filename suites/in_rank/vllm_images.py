@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "VOCABULARY",
+    "Row",
     "Rows",
     "load_policy",
     "path_of",
@@ -38,22 +39,33 @@ _PART = "prompts"
 
 
 @dataclass(frozen=True)
+class Row:
+    """One prompt with its images, as the processor makes it of that prompt alone.
+
+    Attributes:
+        ids: of the whole prompt, with the tokens of its images.
+        inputs: what a model is called with beside.
+        digests: of its images, in order.
+    """
+
+    ids: tuple[int, ...]
+    inputs: Mapping[str, torch.Tensor]
+    digests: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Rows:
     """The rows of a dataset, found again by the words of their prompts.
 
     Attributes:
         path: a folder with the model, untrained.
         suppressed: tokens that stand for images and videos, which the engine was asked not to sample.
-        ids: by the words' ids the whole prompt's, with the tokens of its images.
-        inputs: likewise, what a model is called with beside.
-        digests: likewise, of its images.
+        by_words: each row by the ids of its prompt that are left without these.
     """
 
     path: str
     suppressed: tuple[int, ...]
-    ids: Mapping[tuple[int, ...], tuple[int, ...]]
-    inputs: Mapping[tuple[int, ...], Mapping[str, torch.Tensor]]
-    digests: Mapping[tuple[int, ...], tuple[int, ...]]
+    by_words: Mapping[tuple[int, ...], Row]
 
     def problems(self, asked: Sequence[tuple[int, ...]], prompts: Sequence[Sequence[int]]) -> dict[str, int]:
         """How many requests had other images than their row (``images``), and how many prompts became other tokens
@@ -63,27 +75,33 @@ class Rows:
             asked: of each request the digests of its images.
             prompts: of each the ids that the engine made of it.
         """
-        names = [self._words(each) for each in prompts]
+        found = [self.by_words.get(_words(each, self.suppressed)) for each in prompts]
         return {
-            "images": sum(self.digests.get(name) != each for name, each in zip(names, asked, strict=True)),
-            "tokens_of_images": sum(self.ids.get(n) != tuple(each) for n, each in zip(names, prompts, strict=True)),
+            "images": sum(row is None or row.digests != each for row, each in zip(found, asked, strict=True)),
+            "tokens_of_images": sum(
+                row is None or row.ids != tuple(each) for row, each in zip(found, prompts, strict=True)
+            ),
         }
 
     def whole(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """The ids of the row with these words."""
-        return self.ids[self._words(prompt)]
+        return self._row(prompt).ids
 
     def inputs_of(self, prompt: Sequence[int], ids: Sequence[int]) -> dict[str, torch.Tensor]:
         """What a model is called with beside the ids of a prompt and its completion."""
         import torch
 
-        found = dict(self.inputs[self._words(prompt)])
+        found = dict(self._row(prompt).inputs)
         if (types := found.get("mm_token_type_ids")) is not None:  # a completion is text
             found["mm_token_type_ids"] = torch.nn.functional.pad(types, (0, len(ids) - types.shape[1]))
         return found
 
-    def _words(self, ids: Sequence[int]) -> tuple[int, ...]:
-        return tuple(each for each in ids if each not in self.suppressed)
+    def _row(self, prompt: Sequence[int]) -> Row:
+        return self.by_words[_words(prompt, self.suppressed)]
+
+
+def _words(ids: Sequence[int], suppressed: Sequence[int]) -> tuple[int, ...]:
+    return tuple(each for each in ids if each not in suppressed)
 
 
 @functools.cache
@@ -170,14 +188,12 @@ def rows(model: TinyModel, length: int, kind: str, wanted: str) -> Rows:
     from pytest_trlcompat.conformance import images
 
     skipped = suppressed(model)
-    found = Rows(path_of(model, kind), skipped, {}, {}, {})
-    for row, prompt in enumerate(prompts(length, kind, wanted)["prompt"]):
-        own = images.images_of({"model": kind, "images": wanted}, _SEED, _PART, row)
+    found = {}
+    for number, prompt in enumerate(prompts(length, kind, wanted)["prompt"]):
+        own = images.images_of({"model": kind, "images": wanted}, _SEED, _PART, number)
         ids, inputs = images.processed(words(model, kind), prompt, own, add_generation_prompt=True)
-        name = tuple(each for each in ids if each not in skipped)
-        for part, value in ((found.ids, ids), (found.inputs, inputs), (found.digests, tuple(map(_digest, own)))):
-            part[name] = value  # type: ignore[index]
-    return found
+        found[_words(ids, skipped)] = Row(ids, inputs, tuple(map(_digest, own)))
+    return Rows(path_of(model, kind), skipped, found)
 
 
 def suppressed(model: TinyModel) -> tuple[int, ...]:
