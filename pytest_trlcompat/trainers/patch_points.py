@@ -269,7 +269,7 @@ POINTS: Mapping[str, tuple[PatchPoint, ...]] = {
     "ShiftedCountMixin": (),
     "TrainSamplerMixin": (_trainer("_get_train_sampler"),),
     "TrainerAccumulationMixin": (_TRAINING_STEP,),
-    "VLLMImagesMixin": (PatchPoint("trl.generation.vllm_generation:VLLMGeneration.generate", ">=0.28"),),
+    "VLLMImagesMixin": (PatchPoint("trl.generation.vllm_generation:VLLMGeneration.generate", ">=0.28"), VLLM_CLIENT),
     "VLLMRestartMixin": (VLLM_CLIENT, VLLM_CHAT, VLLM_GENERATE),
     "VLLMSyncMixin": (VLLM_PARAMETERS, VLLM_SYNC, *VLLM_OF_TRAINERS, PREPARE_INPUTS, FSDP1_LAZY_INIT),
     "WarningsIssuedMixin": (),

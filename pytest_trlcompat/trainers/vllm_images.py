@@ -1,4 +1,5 @@
-"""Cure of ``grpo-vllm-images`` and ``rloo-vllm-images``: vLLM completes the prompt with images that is trained on.
+"""Cure of ``grpo-vllm-images`` and ``rloo-vllm-images``: vLLM completes the prompt with images that is trained on; and
+of ``grpo-vllm-image-token`` and ``rloo-vllm-image-token``: it samples no token that stands for an image.
 
 TRL has a processor make the tokens of a prompt's images, several for each, and hands these ids to an engine in the same
 process together with the images. vLLM makes the tokens of an image of one placeholder: it takes the first of them for
@@ -6,71 +7,99 @@ that, and leaves the others where they are. The prompt has tokens of an image th
 that is trained on, and nothing says so (trl 6294).
 
 The cure leaves one token of each run, and looks at what the engine says that the prompt was: it must be what TRL has
-asked for. A server takes the tokens as they are, with the places of images beside them, and is left alone.
+asked for. A server takes the tokens as they are, with the places of images beside them, so that they stay.
 
 Besides, vLLM keeps what its vision model has made of an image, and uses it again where the image comes again, with
 whatever weights it was made. TRL has it forget the keys and values of prompts when it has handed over weights, and not
 this (trl 7198). Where the vision model is trained, prompts are completed with images as earlier weights
-saw them. The cure has the engine forget them, by ``reset_encoder_cache``, which vLLM has for that.
+saw them. The cure has the engine forget them, by ``reset_encoder_cache``, which vLLM has for that, a server as one of
+the development endpoints that TRL needs to hand over weights.
 
-Imports the standard library, and of this package ``_conditions``, ``_cure`` and ``errors``.
+A completion with the token that stands for an image has no image for it, so that the policy cannot be asked about it.
+Newer releases of TRL suppress that token where Transformers generates, and none does in vLLM. The cure does it by
+``logit_bias``, of which vLLM takes no less than -100, and looks at what was sampled.
+
+Imports the standard library, and of this package ``_conditions``, ``_cure``, ``_patching``, ``errors`` and
+``patch_points``.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers import patch_points
 from pytest_trlcompat.trainers._conditions import Condition, under
 from pytest_trlcompat.trainers._cure import Activity, Cure
+from pytest_trlcompat.trainers._patching import expected
 from pytest_trlcompat.trainers.errors import CureError
 
 __all__ = ["VLLMImagesMixin"]
 
 _IDS, _DATA = "prompt_token_ids", "multi_modal_data"
 _FORGET = "reset_encoder_cache"
+_TIMEOUT = 60.0
+"""Seconds that a server has to forget images."""
+_BIAS, _NEVER = "logit_bias", -100.0
 
 
 class VLLMImagesMixin(Cure):
-    """Hands vLLM one token for each image of a prompt, and sees that it makes those of the training of it; and has it
-    look at images anew whenever it has got weights.
+    """Hands vLLM one token for each image of a prompt, and sees that it makes those of the training of it; has it look
+    at images anew whenever it has got weights; and keeps it from sampling such a token.
 
-    Of any trainer that generates with TRL's ``VLLMGeneration`` and ``vllm_mode="colocate"``, and whose processor has
-    images. Prompts that are texts, and such without images, go as they are.
+    Of any trainer that generates with TRL's ``VLLMGeneration``, in the same process or by a server that is vLLM's own,
+    and whose processor has images. Prompts that are texts, and such without images, go as they are. A ``logit_bias``
+    for that token in ``generation_kwargs`` takes precedence.
 
     Raises:
-        CureError: while it is built: vLLM cannot forget what it has made of images. While it generates: the ids of a
-            prompt have another number of runs of image tokens than it has images, as where two images follow on each
-            other; or the engine completed another prompt than it was asked to.
+        CureError: while it is built: vLLM cannot forget what it has made of images, or TRL does not keep what vLLM is
+            to sample with. While it generates: the ids of a prompt have another number of runs of image tokens than it
+            has images, as where two images follow on each other; the engine completed another prompt than it was asked
+            to; or a completion has the token of an image. When weights are handed over: the server cannot forget
+            images, in the main process, as where a request of TRL's own fails.
     """
 
     _needed: ClassVar = (
         Condition(
-            "with images and vLLM's engine in the same process",
-            "no vLLM engine is in this process, or the processor has no images",
-            lambda trainer: _engine_of(trainer) is not None and _image_token_of(trainer) is not None,
+            "with images and vLLM's engine in the same process, or a server that is vLLM's own",
+            "no vLLM engine is in this process, nor a server asked that is vLLM's own, or the processor has no images",
+            lambda trainer: (
+                (_engine_of(trainer) is not None or _is_served(trainer)) and _image_token_of(trainer) is not None
+            ),
             needs="vllm",
         ),
     )
 
+    accelerator: Any
+    model: Any
     processing_class: Any
     vllm_generation: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if VLLMImagesMixin._activity(type(self), self).active:
-            engine = _engine_of(self)
-            _forget_images(self.vllm_generation, engine)
-            _hand_over_placeholders(engine, self.processing_class.image_token_id)
+            engine, image_token = _engine_of(self), self.processing_class.image_token_id
+            _forget_images(self.vllm_generation, _forgetting(self, engine))
+            if image_token < self.model.config.get_text_config().vocab_size:  # vLLM refuses a bias for what it lacks
+                _keep_from_sampling(self.vllm_generation, image_token)
+            if engine is None:
+                _look_at_answers(self.vllm_generation, image_token)
+            else:
+                _hand_over_placeholders(engine, image_token)
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        return under(trainer, "the engine gets one token for each image", *cls._needed)
+        return under(trainer, "prompts with images are completed as they are trained on", *cls._needed)
 
 
 def _engine_of(trainer: Any) -> Any:
     return getattr(getattr(trainer, "vllm_generation", None), "llm", None)
+
+
+def _is_served(trainer: Any) -> bool:
+    generation = getattr(trainer, "vllm_generation", None)
+    return expected(patch_points.VLLM_CLIENT) and getattr(generation, "mode", None) == "server"
 
 
 def _image_token_of(trainer: Any) -> int | None:
@@ -78,19 +107,41 @@ def _image_token_of(trainer: Any) -> int | None:
     return found
 
 
-def _forget_images(generation: Any, engine: Any) -> None:
-    """
+def _forgetting(trainer: Any, engine: Any) -> Callable[[], None]:
+    """What has the engine of this process, or the server, forget images.
+
     Raises:
         CureError: the engine has no method for it.
     """
-    forget = getattr(engine.llm_engine, _FORGET, None)
+    if engine is None:
+        is_main, generation = trainer.accelerator.is_main_process, trainer.vllm_generation
+        return functools.partial(_ask_to_forget, generation.vllm_client) if is_main else lambda: None
+    forget: Callable[[], None] | None = getattr(engine.llm_engine, _FORGET, None)
     if forget is None:
-        raise CureError(
-            VLLMImagesMixin.__name__,
-            wanted=f"{_FORGET} of vLLM's engine, for what its vision model has made of images with earlier weights",
-            found="it is not there",
-            packages=("trl", "vllm"),
-        )
+        raise _cannot_forget("it is not there")
+    return forget
+
+
+def _ask_to_forget(client: Any) -> None:
+    """
+    Raises:
+        CureError: the server does not do it.
+    """
+    url = f"{client.base_url}/{_FORGET}"
+    if (status := client.session.post(url, timeout=_TIMEOUT).status_code) != 200:
+        raise _cannot_forget(f"POST {url} is answered by {status}")
+
+
+def _cannot_forget(found: str) -> CureError:
+    return CureError(
+        VLLMImagesMixin.__name__,
+        wanted=f"{_FORGET} of vLLM's engine, for what its vision model has made of images with earlier weights",
+        found=found,
+        packages=("trl", "vllm"),
+    )
+
+
+def _forget_images(generation: Any, forget: Callable[[], None]) -> None:
     synchronise = generation.sync_weights
 
     @functools.wraps(synchronise)
@@ -100,6 +151,36 @@ def _forget_images(generation: Any, engine: Any) -> None:
         return returned
 
     generation.sync_weights = synchronised
+
+
+def _keep_from_sampling(generation: Any, image_token: int) -> None:
+    """
+    Raises:
+        CureError: what the engine samples with is not where it has always been.
+    """
+    given = getattr(generation, "generation_kwargs", None)
+    if not isinstance(given, dict):
+        raise CureError(
+            VLLMImagesMixin.__name__,
+            wanted="VLLMGeneration.generation_kwargs, by which vLLM is kept from sampling the token of an image",
+            found=f"it is {given!r}",
+            packages=("trl",),
+        )
+    generation.generation_kwargs = {**given, _BIAS: {image_token: _NEVER, **(given.get(_BIAS) or {})}}
+
+
+def _look_at_answers(generation: Any, image_token: int) -> None:
+    """Look at what a server has sampled. Its prompts go as they are."""
+    generate = generation.generate
+
+    @functools.wraps(generate)
+    def generated(prompts: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
+        returned = generate(prompts, images, *args, **kwargs)
+        if any(images or ()):
+            _check_sampled(returned[1], image_token)
+        return returned
+
+    generation.generate = generated
 
 
 def _hand_over_placeholders(engine: Any, image_token: int) -> None:
@@ -114,6 +195,8 @@ def _hand_over_placeholders(engine: Any, image_token: int) -> None:
         for prompt, output in zip(prompts, outputs, strict=True):
             if _has_images(prompt):
                 _check(prompt[_IDS], output.prompt_token_ids, image_token)
+        if any(map(_has_images, prompts)):
+            _check_sampled([each.token_ids for output in outputs for each in output.outputs], image_token)
         return outputs
 
     engine.generate = generated
@@ -158,4 +241,19 @@ def _check(wanted: Sequence[int], found: Sequence[int], image_token: int) -> Non
             found=f"vLLM completed one of {len(found)}, {tokens[1]} of them for images",
             packages=("trl", "transformers", "vllm"),
             remedy="Give vLLM the processor that the trainer has, saved in the model's folder",
+        )
+
+
+def _check_sampled(completions: Sequence[Sequence[int]], image_token: int) -> None:
+    """
+    Raises:
+        CureError: one has the token.
+    """
+    if count := sum(image_token in each for each in completions):
+        raise CureError(
+            VLLMImagesMixin.__name__,
+            wanted=f"completions without token {image_token}, which stands for an image of the prompt",
+            found=f"{count} of {len(completions)} have it",
+            packages=("trl", "vllm"),
+            remedy=f"Leave that token out of logit_bias in generation_kwargs, or set it to {_NEVER:.0f}",
         )

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "VOCABULARY",
+    "Row",
     "Rows",
+    "digests",
+    "favour_image",
+    "image_token",
     "load_policy",
     "path_of",
     "pictures",
@@ -33,8 +37,25 @@ __all__ = [
 
 VOCABULARY = 68
 """Of a model that knows as many words as one without images has with 64."""
+_FAVOUR = 3.0
+"""By which the logit of an image's token is multiplied: it is sampled wherever that is well above nought."""
 _SEED = 3
 _PART = "prompts"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prompt with its images, as the processor makes it of that prompt alone.
+
+    Attributes:
+        ids: of the whole prompt, with the tokens of its images.
+        inputs: what a model is called with beside.
+        digests: of its images, in order.
+    """
+
+    ids: tuple[int, ...]
+    inputs: Mapping[str, torch.Tensor]
+    digests: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -43,47 +64,58 @@ class Rows:
 
     Attributes:
         path: a folder with the model, untrained.
-        suppressed: tokens that stand for images and videos, which the engine was asked not to sample.
-        ids: by the words' ids the whole prompt's, with the tokens of its images.
-        inputs: likewise, what a model is called with beside.
-        digests: likewise, of its images.
+        suppressed: tokens that stand for images and videos.
+        kept_from: those of them that the engine must not sample.
+        by_words: each row by the ids of its prompt that are left without the suppressed ones.
     """
 
     path: str
     suppressed: tuple[int, ...]
-    ids: Mapping[tuple[int, ...], tuple[int, ...]]
-    inputs: Mapping[tuple[int, ...], Mapping[str, torch.Tensor]]
-    digests: Mapping[tuple[int, ...], tuple[int, ...]]
+    kept_from: tuple[int, ...]
+    by_words: Mapping[tuple[int, ...], Row]
 
-    def problems(self, asked: Sequence[tuple[int, ...]], prompts: Sequence[Sequence[int]]) -> dict[str, int]:
-        """How many requests had other images than their row (``images``), and how many prompts became other tokens
-        (``tokens_of_images``).
+    def problems(
+        self,
+        asked: Sequence[tuple[int, ...]],
+        prompts: Sequence[Sequence[int]],
+        completions: Sequence[Sequence[int]],
+    ) -> dict[str, int]:
+        """How many requests had other images than their row (``images``), how many prompts became other tokens
+        (``tokens_of_images``), and how many completions have a token that must not be sampled (``sampled``).
 
         Args:
             asked: of each request the digests of its images.
             prompts: of each the ids that the engine made of it.
+            completions: ids of each.
         """
-        names = [self._words(each) for each in prompts]
+        found = [self.by_words.get(_words(each, self.suppressed)) for each in prompts]
         return {
-            "images": sum(self.digests.get(name) != each for name, each in zip(names, asked, strict=True)),
-            "tokens_of_images": sum(self.ids.get(n) != tuple(each) for n, each in zip(names, prompts, strict=True)),
+            "images": sum(row is None or row.digests != each for row, each in zip(found, asked, strict=True)),
+            "tokens_of_images": sum(
+                row is None or row.ids != tuple(each) for row, each in zip(found, prompts, strict=True)
+            ),
+            "sampled": sum(not set(self.kept_from).isdisjoint(each) for each in completions),
         }
 
     def whole(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """The ids of the row with these words."""
-        return self.ids[self._words(prompt)]
+        return self._row(prompt).ids
 
     def inputs_of(self, prompt: Sequence[int], ids: Sequence[int]) -> dict[str, torch.Tensor]:
         """What a model is called with beside the ids of a prompt and its completion."""
         import torch
 
-        found = dict(self.inputs[self._words(prompt)])
+        found = dict(self._row(prompt).inputs)
         if (types := found.get("mm_token_type_ids")) is not None:  # a completion is text
             found["mm_token_type_ids"] = torch.nn.functional.pad(types, (0, len(ids) - types.shape[1]))
         return found
 
-    def _words(self, ids: Sequence[int]) -> tuple[int, ...]:
-        return tuple(each for each in ids if each not in self.suppressed)
+    def _row(self, prompt: Sequence[int]) -> Row:
+        return self.by_words[_words(prompt, self.suppressed)]
+
+
+def _words(ids: Sequence[int], suppressed: Sequence[int]) -> tuple[int, ...]:
+    return tuple(each for each in ids if each not in suppressed)
 
 
 @functools.cache
@@ -165,19 +197,17 @@ def prompts(length: int, kind: str, wanted: str) -> Any:
     return images.added(Dataset.from_dict({"prompt": conversations}), {"model": kind, "images": wanted}, _SEED, _PART)
 
 
-def rows(model: TinyModel, length: int, kind: str, wanted: str) -> Rows:
-    """What the engine must be asked with, for the prompts of :func:`prompts`."""
+def rows(model: TinyModel, length: int, kind: str, wanted: str, kept_from: tuple[int, ...]) -> Rows:
+    """What the engine must be asked with, for the prompts of :func:`prompts`, and which tokens it must not sample."""
     from pytest_trlcompat.conformance import images
 
     skipped = suppressed(model)
-    found = Rows(path_of(model, kind), skipped, {}, {}, {})
-    for row, prompt in enumerate(prompts(length, kind, wanted)["prompt"]):
-        own = images.images_of({"model": kind, "images": wanted}, _SEED, _PART, row)
+    found = {}
+    for number, prompt in enumerate(prompts(length, kind, wanted)["prompt"]):
+        own = images.images_of({"model": kind, "images": wanted}, _SEED, _PART, number)
         ids, inputs = images.processed(words(model, kind), prompt, own, add_generation_prompt=True)
-        name = tuple(each for each in ids if each not in skipped)
-        for part, value in ((found.ids, ids), (found.inputs, inputs), (found.digests, tuple(map(_digest, own)))):
-            part[name] = value  # type: ignore[index]
-    return found
+        found[_words(ids, skipped)] = Row(ids, inputs, digests(own))
+    return Rows(path_of(model, kind), skipped, kept_from, found)
 
 
 def suppressed(model: TinyModel) -> tuple[int, ...]:
@@ -187,10 +217,31 @@ def suppressed(model: TinyModel) -> tuple[int, ...]:
     return tuple(model.tokenizer.convert_tokens_to_ids(list(VISION_TOKENS)))
 
 
+def image_token(model: TinyModel) -> int:
+    """The one of these that stands for an image."""
+    from pytest_trlcompat.tiny.architectures import VISION_TOKENS
+
+    found: int = model.tokenizer.convert_tokens_to_ids(VISION_TOKENS[2])
+    return found
+
+
+def favour_image(policy: Any, model: TinyModel) -> None:
+    """Have the policy, whose head must be whole, favour an image's token wherever its logit is positive."""
+    import torch
+
+    with torch.no_grad():
+        policy.get_output_embeddings().weight[image_token(model)] *= _FAVOUR
+
+
 def pictures(request: Any) -> tuple[int, ...]:
     """Digests of the images of one request, in order."""
     given = (request.get("multi_modal_data") or {}).get("image", []) if isinstance(request, dict) else []
-    return tuple(_digest(each) for each in (given if isinstance(given, list) else [given]))
+    return digests(given if isinstance(given, list) else [given])
+
+
+def digests(images: Sequence[Any] | None) -> tuple[int, ...]:
+    """Of a prompt's images, in order; ``None`` where it has none."""
+    return tuple(map(_digest, images or ()))
 
 
 def _digest(image: Any) -> int:

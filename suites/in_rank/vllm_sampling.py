@@ -27,6 +27,8 @@ __all__ = ["CLIP_MAX", "compare"]
 CLIP_MAX = 3.0
 """``vllm_importance_sampling_clip_max``: with its default mode "sequences with ratios outside [C_min, C_max] are masked
 out", by a ratio of 0."""
+_LEAST = 1e-30
+"""Of a ratio that float32 has to all digits: what is smaller may be 0."""
 CAP_OF_TOKENS = 2.0
 """``vllm_importance_sampling_cap`` where there is a ratio for each token: "an upper bound on the importance sampling
 ratio"."""
@@ -45,7 +47,7 @@ def compare(
 
     Args:
         policy, engine: weights under the names of a checkpoint, in float32.
-        rows: of prompts with images, by which the reference gets these; the sampler was kept from some tokens then.
+        rows: of prompts with images, by which the reference gets these; the sampler is kept from some tokens then.
 
     Returns:
         ``same_ids``: whether the batch's completions are the engine's, in its order; ``sampler_error``: the largest
@@ -54,8 +56,9 @@ def compare(
         ``policy_error``: of the batch's log-probabilities of the policy, or of their sums over a completion, to the
         reference's; ``ratio_error``: of the importance ratios, relative, to ``exp(sum(policy - sampler))`` of the
         sequence, and 0 where that is above :data:`CLIP_MAX`, or of each token up to :data:`CAP_OF_TOKENS`;
-        ``moved``: by how much policy and sampler differ at most;
-        ``tokens``. ``None`` for what the trainer does not compute, or the engine was not asked for.
+        ``moved``: by how much policy and sampler differ at most; ``kept_from``: the largest probability of what the
+        sampler is kept from, at any place; ``tokens``. ``None`` for what the trainer does not compute, or the engine
+        was not asked for.
     """
     import torch
 
@@ -76,7 +79,7 @@ def compare(
         network = _with_weights(str(model.path) if rows is None else rows.path, weights, rows is not None).to(dtype)
         return _logps(network, prompts, completions, temperature, without, rows)
 
-    kept_from = () if rows is None else rows.suppressed
+    kept_from = () if rows is None else rows.kept_from
     reference = logps(engine, torch.float32, kept_from)
     policys = logps(policy, torch.float32)
     old, given, ratio, sums = (
@@ -100,6 +103,8 @@ def compare(
         "policy_error": error,
         "ratio_error": None if ratios is None or sampler is None else ratio_error(ratios, policys, sampler),
         "moved": _largest(policys, sampler or reference),
+        # Where it is kept from them, the others have their probability besides.
+        "kept_from": -math.expm1(-_largest(logps(engine, torch.float32), reference)) if kept_from else None,
     }
 
 
@@ -110,7 +115,7 @@ def _ratio_error(
     for ratio, ours, theirs in zip(found, policy, sampler, strict=True):
         exact = math.exp(sum(ours) - sum(theirs))
         masked = exact > CLIP_MAX
-        errors.append(abs(ratio) if masked else abs(ratio / exact - 1))
+        errors.append(abs(ratio) if masked else abs(ratio - exact) / max(exact, _LEAST))
     return max(errors)
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "is_adapted",
     "is_late",
     "loses_server",
+    "max_length",
     "model_of",
     "needs_own_engine",
     "serving_release",
@@ -51,12 +52,13 @@ REFUSED = "CureError: VLLMSyncMixin"
 """How a failure begins with which the cure has refused a training."""
 SAVED_STEP = 2
 _EVALUATED: Mapping[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
+_MAX_LENGTH_WITH_IMAGES = 112
 _IMAGES: Mapping[str, Any] = {
     "images": "image",
     "model": "vision",
     "max_prompt_length": None,
-    "vllm_max_model_length": 112,
-    "vllm_max_model_len": 112,
+    "vllm_max_model_length": _MAX_LENGTH_WITH_IMAGES,
+    "vllm_max_model_len": _MAX_LENGTH_WITH_IMAGES,
 }
 """Which images prompts have, and the model, see ``conformance.images``; where prompts are cut, an image may be."""
 _LORA: Mapping[str, Any] = {"adapter": "lora", "learning_rate": 5e-2}
@@ -95,7 +97,9 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "vision": {**_EVALUATED, **_IMAGES},
     "vision_lora": {**_LORA, **_IMAGES},
     "vision_two": {**_EVALUATED, **_IMAGES, "images": "two"},
+    "vision_token": {**_EVALUATED, **_IMAGES, "favours_image": True},
     "llava": {**_EVALUATED, **_IMAGES, "model": "llava"},
+    "server_vision": {**_EVALUATED, **_IMAGES},
 }
 """By name, settings of ``GRPOConfig``, and what :func:`_build` takes out of them."""
 _TOKENS = tuple(range(3, 40))
@@ -155,13 +159,18 @@ def needs_own_engine(variant: str) -> bool:
 def model_of(variant: str) -> str:
     """``""`` for a plain tiny Qwen2, ``tied`` for one with tied embeddings, ``moe`` for a mixture of experts, and
     ``vision`` for a model that takes images."""
-    first = variant.partition("_")[0]
+    first = variant.removeprefix("server_").partition("_")[0]
     return {"tied": "tied", "moe": "moe", "vision": "vision", "llava": "vision"}.get(first, "")
 
 
 def has_server(variant: str) -> bool:
     """Whether the engine of one of :data:`VARIANTS` is a server."""
     return variant.startswith("server")
+
+
+def max_length(variant: str) -> int:
+    """Tokens of a prompt, with those of its images, and its completion at most."""
+    return _MAX_LENGTH_WITH_IMAGES if model_of(variant) == "vision" else MAX_LENGTH
 
 
 def loses_server(variant: str) -> bool:
@@ -245,7 +254,9 @@ def train(
 def _rows(model: TinyModel, settings: Mapping[str, Any]) -> vllm_images.Rows | None:
     if "images" not in settings:
         return None
-    return vllm_images.rows(model, PROMPT_LENGTH, settings["model"], settings["images"])
+    own = (vllm_images.image_token(model),)
+    kept_from = own if "favours_image" in settings else vllm_images.suppressed(model)
+    return vllm_images.rows(model, PROMPT_LENGTH, settings["model"], settings["images"], kept_from)
 
 
 def _engine() -> dict[str, Any]:
@@ -270,14 +281,18 @@ def _build(subject: str, model: TinyModel, settings: Mapping[str, Any], seconds:
     from peft import LoraConfig
 
     rest = dict(settings)
-    kind, dtype, pictures, looks = (rest.pop(each, None) for each in ("adapter", "dtype", "images", "model"))
+    taken = ("adapter", "dtype", "images", "model", "favours_image")
+    kind, dtype, pictures, looks, favours = (rest.pop(each, None) for each in taken)
     policy = vllm_images.load_policy(model, looks) if pictures else grpo.load_policy(model)
     if dtype is not None:
         policy = policy.to(getattr(torch, dtype))
     prompts = vllm_images.prompts(PROMPT_LENGTH, looks, pictures) if pictures else grpo.prompts(PROMPT_LENGTH)
     arguments: dict[str, Any] = {"model": policy, "train_dataset": prompts, "eval_dataset": prompts.select(range(4))}
-    if pictures:
+    if favours:
+        vllm_images.favour_image(policy, model)
+    elif pictures:
         rest["generation_kwargs"] = {"logit_bias": dict.fromkeys(vllm_images.suppressed(model), -100.0)}
+    if pictures:
         arguments |= {"processing_class": vllm_images.words(model, looks), "reward_funcs": vllm_images.reward}
     if name == "Distillation":
         arguments["teacher_model"] = distillation.load_teacher(model)

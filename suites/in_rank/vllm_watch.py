@@ -214,7 +214,8 @@ def _watch_engine(trainer: Any, engine: Any, watch: Watch, last: dict[str, Any])
         outputs = generate(prompts, *args, **kwargs)
         if watch.rows is not None:
             asked = [vllm_images.pictures(each) for each in prompts]
-            seen |= watch.rows.problems(asked, [output.prompt_token_ids for output in outputs])
+            completions = [each.token_ids for output in outputs for each in output.outputs]
+            seen |= watch.rows.problems(asked, [output.prompt_token_ids for output in outputs], completions)
         _answered(watch, seen, vllm_server.with_recorded(llm, outputs), last)
         return outputs
 
@@ -233,6 +234,9 @@ def _watch_server(trainer: Any, server: str, watch: Watch, last: dict[str, Any])
             return generate(*args, **kwargs)
         seen = _seen(trainer, watch, held, last)
         returned = generate(*args, **kwargs)
+        if watch.rows is not None:
+            asked = [vllm_images.digests(each) for each in kwargs["images"]]
+            seen |= watch.rows.problems(asked, *returned[:2])
         if watch.looks_again and (held := vllm_server.held(server, trainer)) is not None:
             seen = _seen(trainer, watch, held, last)
         _answered(watch, seen, vllm_server.outputs_of(returned), last)

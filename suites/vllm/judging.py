@@ -15,7 +15,18 @@ from ..grpo.verdicts import failure_of
 from ..in_rank import vllm_loss, vllm_training
 from .trainings import VLLMTraining
 
-__all__ = ["SERVER_WEIGHTS", "WEIGHTS", "batches", "late", "loss", "policy", "released", "weights"]
+__all__ = [
+    "SERVER_WEIGHTS",
+    "WEIGHTS",
+    "answers",
+    "batches",
+    "image_token",
+    "late",
+    "loss",
+    "policy",
+    "released",
+    "weights",
+]
 
 WEIGHTS = "grpo-vllm-weights"
 SERVER_WEIGHTS = "grpo-vllm-server-weights"
@@ -120,10 +131,14 @@ def policy(training: VLLMTraining, label: str) -> Finding:
     return Finding(Verdict.SILENT if any(changed) else Verdict.OK, evidence)
 
 
-def batches(training: VLLMTraining, label: str, trainer: str = "GRPO") -> Finding:
-    """``ok`` where the batches hold what the engine was asked for and returned."""
+def batches(training: VLLMTraining, label: str, trainer: str = "GRPO", issue: str = "") -> Finding:
+    """``ok`` where the batches hold what the engine was asked for and returned.
+
+    Args:
+        issue: whose symptom a failure may be; the trainer's of batches where it is empty.
+    """
     if training.failure:
-        failed = failure_of(f"{trainer.lower()}-vllm-batches", {"training": training.failure})
+        failed = failure_of(issue or f"{trainer.lower()}-vllm-batches", {"training": training.failure})
         return Finding(failed or Verdict.ERROR, training.evidence())
     found = [each for rank in training.ranks for each in rank["batches"]]
     assert found, "nothing was trained on"
@@ -132,8 +147,12 @@ def batches(training: VLLMTraining, label: str, trainer: str = "GRPO") -> Findin
     wrong = {
         "prompts": sum(not _in_groups(call, GROUPS[trainer]) for call in calls),
         "completions": sum(not each["same_ids"] for each in found),
-        # Of requests with images: those that had others than their row, or became other tokens than its.
-        **{name: sum(each.get(name, 0) for call in calls for each in call) for name in ("images", "tokens_of_images")},
+        # Of requests with images: those that had others than their row, became other tokens than its, or whose
+        # completion has a token that must not be sampled.
+        **{
+            name: sum(each.get(name, 0) for call in calls for each in call)
+            for name in ("images", "tokens_of_images", "sampled")
+        },
     }
     complete = [each for each in found if each["same_ids"]]
     every = {"passed_on": 1e-6, "policy_error": tolerance, "ratio_error": 5 * tolerance}
@@ -152,6 +171,31 @@ def batches(training: VLLMTraining, label: str, trainer: str = "GRPO") -> Findin
         **{f"most_{name}": _most(complete, name) for name in (*NUMBERS[trainer], "moved")},
     }
     return Finding(Verdict.SILENT if any(wrong.values()) else Verdict.OK, evidence)
+
+
+def image_token(training: VLLMTraining, label: str, issue: str, trainer: str = "GRPO") -> Finding:
+    """As :func:`batches`, of a model that favours the token that stands for an image: no completion has one."""
+    finding = batches(training, label, trainer, issue)
+    calls = [each for rank in training.ranks for each in rank["generations"]]
+    evidence = {
+        **finding.evidence,
+        "completions": sum(len(each["completions"]) for each in calls),
+        "completions_with_the_token": sum(each["sampled"] for each in calls),
+    }
+    if finding.verdict is Verdict.BROKEN:
+        assert evidence["completions_with_the_token"], "no completion had the token, so that the failure is another"
+    if not training.failure:
+        complete = [each for rank in training.ranks for each in rank["batches"] if each["same_ids"]]
+        likely = _most(complete, "kept_from") or 0.0
+        assert likely > 0.5, f"nothing is shown: the model gives the token a probability of {likely} at most"
+        evidence["most_likely"] = likely
+    return Finding(finding.verdict, evidence)
+
+
+def answers(training: VLLMTraining, label: str, issue: str) -> Finding:
+    """``ok`` where TRL can read what the engine answers."""
+    failed = failure_of(issue, {"training": training.failure} if training.failure else {})
+    return Finding(failed or Verdict.OK, training.evidence())
 
 
 def _required(training: VLLMTraining, label: str, trainer: str) -> tuple[str, ...]:

@@ -1,7 +1,10 @@
-"""Known issue ``grpo-vllm-images`` (trl 6294): vLLM completes other prompts with images than are trained on.
+"""Known issues ``grpo-vllm-images`` (trl 6294): vLLM completes other prompts with images than are trained on;
+``grpo-vllm-image-token`` (trl 3847): it may sample the token that stands for an image; and
+``grpo-vllm-server-logprobs``: what a server answers to prompts with images cannot be read.
 
 Right is: each request has the images of its row, in order; the prompt that the engine makes of it is what the processor
-makes of that row alone; and what ``grpo-vllm-batches`` says, with these images in the reference.
+makes of that row alone; what ``grpo-vllm-batches`` says, with these images in the reference; and no completion has a
+token for which there is no image, of a model either that gives it most of the probability.
 """
 
 from __future__ import annotations
@@ -19,9 +22,24 @@ if TYPE_CHECKING:
     from .trainings import VLLMTrainings
 
 ISSUE = "grpo-vllm-images"
-pytestmark = [pytest.mark.known_issue("grpo-vllm-images"), pytest.mark.vllm]
+TOKEN = "grpo-vllm-image-token"
+LOGPROBS = "grpo-vllm-server-logprobs"
+pytestmark = [pytest.mark.vllm]
 
 
+@pytest.mark.known_issue("grpo-vllm-images")
 @pytest.mark.parametrize("label", load()[ISSUE].strategies)
 def test_batches(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
     judge(lambda: judging.batches(vllm_trainings(subject, label), label), subject=subject, strategy=label)
+
+
+@pytest.mark.known_issue("grpo-vllm-image-token")
+@pytest.mark.parametrize("label", load()[TOKEN].strategies)
+def test_image_token(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
+    judge(lambda: judging.image_token(vllm_trainings(subject, label), label, TOKEN), subject=subject, strategy=label)
+
+
+@pytest.mark.known_issue("grpo-vllm-server-logprobs")
+@pytest.mark.parametrize("label", load()[LOGPROBS].strategies)
+def test_server_logprobs(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
+    judge(lambda: judging.answers(vllm_trainings(subject, label), label, LOGPROBS), subject=subject, strategy=label)

@@ -25,6 +25,8 @@ def _judgement(issue: str, name: str) -> Callable[[VLLMTraining, str], Finding]:
     what = issue.partition("-vllm-")[2]
     if what.endswith("weights"):
         return lambda training, label: judging.weights(training, label, issue)
+    if what == "image-token":
+        return lambda training, label: judging.image_token(training, label, issue, name)
     if what in ("batches", "images"):
         return lambda training, label: judging.batches(training, label, name)
     assert what == "merge-drift", f"there is no judgement for {issue}"

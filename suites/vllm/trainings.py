@@ -193,7 +193,7 @@ class VLLMTrainings:
         try:
             if release:
                 return self.serve(model, trl=_folder_of(release), max_model_len=vllm_training.MAX_LENGTH)
-            return self.serve(model, max_model_len=vllm_training.MAX_LENGTH)
+            return self.serve(model, max_model_len=vllm_training.max_length(variant))
         except ServerError as error:
             raise Untestable(str(error)) from error
 

@@ -36,8 +36,8 @@ NOT_WRITTEN = {
 }
 """Found by conformance; their scripts are still to be written."""
 NEEDS_ENGINE = {
-    *("grpo-vllm-dora", "grpo-vllm-images", "grpo-vllm-merge-drift", "grpo-vllm-server-loss"),
-    *("grpo-vllm-tied-embeddings", "grpo-vllm-trained-tokens", "grpo-vllm-weights"),
+    *("grpo-vllm-dora", "grpo-vllm-image-token", "grpo-vllm-images", "grpo-vllm-merge-drift"),
+    *("grpo-vllm-server-loss", "grpo-vllm-tied-embeddings", "grpo-vllm-trained-tokens", "grpo-vllm-weights"),
 }
 """Of vLLM itself, which the cell of the scripts lacks."""
 AS_SFT = {*(f"{each}-tied-tokens" for each in ("dpo", "grpo", "kto", "rloo")), "dpo-saved-head", "grpo-saved-head"}
@@ -45,8 +45,8 @@ AS_SFT = {*(f"{each}-tied-tokens" for each in ("dpo", "grpo", "kto", "rloo")), "
 AS_GRPO = {
     f"{trainer}-vllm-{what}"
     for trainer in ("distillation", "rloo")
-    for what in ("batches", "images", "merge-drift", "server-weights", "weights")
-} - {"rloo-vllm-batches", "distillation-vllm-images"}
+    for what in ("batches", "image-token", "images", "merge-drift", "server-weights", "weights")
+} - {"rloo-vllm-batches", "distillation-vllm-image-token", "distillation-vllm-images"}
 """What the same code of TRL does with other trainers, of which GRPO's reports tell."""
 BEHIND_ANOTHER = {
     *("distillation-lora-fsdp2-generation", "distillation-teacher-arguments"),
