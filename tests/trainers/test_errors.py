@@ -15,6 +15,6 @@ def test_a_message_names_a_package_by_whatever_name_it_is_distributed(monkeypatc
             return "0.32.0"
         raise metadata.PackageNotFoundError(distribution)
 
-    monkeypatch.setattr(errors.metadata, "version", version)
+    monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(errors, "installed_version", errors.installed_version.__wrapped__)
     assert errors.versions_of(("vllm", "trl")) == "vllm 0.32.0, trl (not installed)"
