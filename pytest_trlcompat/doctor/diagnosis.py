@@ -21,7 +21,7 @@ from pytest_trlcompat.catalog.verdict import SEVERITY
 from pytest_trlcompat.doctor.applicable import considered_strategies, labels
 from pytest_trlcompat.doctor.confidence import distance
 from pytest_trlcompat.doctor.effects import Effect, effects_of, uncured
-from pytest_trlcompat.doctor.pins import Pins, Scope, fewest_issues, is_at, ok_pins, trainers_in
+from pytest_trlcompat.doctor.pins import Pins, Scope, fewest_issues, has_only, is_at, ok_pins, trainers_in
 from pytest_trlcompat.doctor.python import other_python
 from pytest_trlcompat.doctor.stack_spec import StackSpec
 from pytest_trlcompat.doctor.torch import other_torch
@@ -245,7 +245,8 @@ def diagnose(
     scope = Scope(relevant, considered, (trainer,) if trainer else trainers_in(spec, catalog), foreign)
     # Where a trainer's own suites were not run, that a cell is without known issues says too little.
     recommendable = not trainer or trainer in MEASURED
-    pins = ok_pins(spec, cells, scope) if issues and recommendable else ()
+    of_its_packages = [cell for cell in cells if has_only(cell, spec)]
+    pins = ok_pins(spec, of_its_packages, scope) if issues and recommendable else ()
     ok_for_all = any(each.strategies == considered for each in pins)
     return Diagnosis(
         spec=spec,
@@ -255,7 +256,7 @@ def diagnose(
         unpredicted=tuple(name for name in clear if not _is_predicted(relevant[name], spec, considered)),
         nearest=cells[0] if cells else None,
         pins=pins,
-        fewest=None if ok_for_all or not recommendable else fewest_issues(cells, scope, len(issues)),
+        fewest=None if ok_for_all or not recommendable else fewest_issues(of_its_packages, scope, len(issues)),
         measured=evidence.date,
         torch=other_torch(spec, evidence.torches) or _torch_of_same_pins(spec, cells),
         left_out=left_out,

@@ -17,8 +17,9 @@ from pytest_trlcompat.catalog.regions import regions
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.doctor.applicable import labels
 from pytest_trlcompat.doctor.stack_spec import StackSpec
+from pytest_trlcompat.stack import OPTIONAL
 
-__all__ = ["Pins", "Scope", "fewest_issues", "is_at", "ok_pins", "trainers_in"]
+__all__ = ["Pins", "Scope", "fewest_issues", "has_only", "is_at", "ok_pins", "trainers_in"]
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,27 @@ class Scope:
         return self._labels[key]
 
     def lacks_trainer(self, cell: MeasuredCell) -> bool:
-        """Whether a cell measured one of the trainers, under whichever strategy, and it was always ``absent``."""
+        """Whether one of the trainers was always ``absent`` in a cell, under whichever strategy; where nothing was
+        measured with it there, whether that is what the catalogue predicts.
+        """
         seen: dict[str, bool] = {}
         for name, _, _, verdict in self.upstream(cell):
             trainer = self.measured_with[name]
             seen[trainer] = seen.get(trainer, False) or verdict is not Verdict.ABSENT
-        return not all(seen.get(trainer, True) for trainer in self.trainers)
+        return not all(seen[each] if each in seen else self._may_have(each, cell) for each in self.trainers)
+
+    def _may_have(self, trainer: str, cell: MeasuredCell) -> bool:
+        """By the predictions for a cell; so it may where there are none."""
+        own = (issue for name, issue in self.catalog.items() if self.measured_with[name] == trainer)
+        every = (issue.predict("upstream", label, cell.versions) for issue in own for label in issue.labels())
+        found = (each.verdict is not Verdict.ABSENT for each in every if each is not None)
+        first = next(found, None)
+        return first is None or first or any(found)
+
+
+def has_only(cell: MeasuredCell, spec: StackSpec) -> bool:
+    """Whether a cell has none of the packages that most stacks do not have, but those that this one has."""
+    return all(spec.versions.get(package) is not None for package in OPTIONAL if package in cell.versions)
 
 
 def trainers_in(spec: StackSpec, catalog: Catalog) -> tuple[str, ...]:

@@ -62,6 +62,29 @@ def test_a_trainer_that_a_cell_lacks_is_missing_where_it_is_not_measured_too() -
     assert [pins.cell.id for pins in found.pins] == ["trl0.20.0-tf4.49.0"]
 
 
+def test_what_a_cell_did_not_measure_with_a_trainer_is_asked_of_the_catalogue() -> None:
+    """As cells do that try a part: of prompts with images, say."""
+    absent = predict("absent", trl=">=1.13")
+    other = issue(predict("broken", trl="==1.12.0"), absent, predict("ok"), name="ppo-two")
+    part = [
+        dataclasses.replace(cell(trl), verdicts={("grpo-one", "upstream", "single"): Verdict.OK})
+        for trl in ("1.13.0", "0.20.0")
+    ]
+    found = ask("trl==1.12.0", issues=[GRPO, PPO, other], cells=part, strategies=["single"], trainer="ppo")
+    assert [pins.cell.id for pins in found.pins] == ["trl0.20.0-tf4.49.0"]
+
+
+@pytest.mark.parametrize(("pins", "recommended"), [((), "1.14.0"), (("pillow==12.0.0",), "1.13.0")])
+def test_packages_that_few_stacks_have_are_not_recommended_to_others(pins: tuple[str, ...], recommended: str) -> None:
+    fine = {("one", "upstream", "single"): Verdict.OK}
+    pictures = cell("1.13.0")
+    pictures = dataclasses.replace(pictures, versions={**pictures.versions, "pillow": "12.0.0"}, verdicts=fine)
+    cells = [pictures, dataclasses.replace(cell("1.14.0"), verdicts=fine)]
+    problem = issue(predict("broken", trl="==1.12.0"), predict("ok"))
+    found = ask("trl==1.12.0", *pins, issues=[problem], cells=cells, strategies=["single"])
+    assert [each.cell.versions["trl"] for each in found.pins] == [recommended]
+
+
 @pytest.mark.parametrize(
     ("pin", "trainers"),
     [
