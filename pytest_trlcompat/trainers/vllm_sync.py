@@ -1,8 +1,8 @@
 """Cure of how weights reach vLLM: it gets all of them as they are, and the policy stays as it is.
 
 Of ``grpo-vllm-weights``, ``grpo-vllm-merge-drift``, ``grpo-vllm-server-weights``, ``grpo-vllm-dora``,
-``grpo-vllm-trained-tokens`` and ``grpo-vllm-tied-embeddings``, and of the first three with RLOO
-(``rloo-vllm-weights``, ``rloo-vllm-merge-drift``, ``rloo-vllm-server-weights``) and distillation
+``grpo-vllm-trained-tokens``, ``grpo-vllm-tied-embeddings`` and ``grpo-vllm-sync-memory``, and of the first three with
+RLOO (``rloo-vllm-weights``, ``rloo-vllm-merge-drift``, ``rloo-vllm-server-weights``) and distillation
 (``distillation-vllm-weights``, ``distillation-vllm-merge-drift``, ``distillation-vllm-server-weights``). TRL walks the
 policy's parameters and hands each to vLLM.
 
@@ -10,7 +10,7 @@ policy's parameters and hands each to vLLM.
   no layer and are skipped: the engine generates with those of the checkpoint for good. An adapter is merged while its
   layers are sharded: ``inconsistent tensor size``.
 - An adapter is merged into the policy and taken out again, which rounds the frozen weights twice each time: in bfloat16
-  they drift away (trl 6688).
+  they drift away (trl 6688). Under ZeRO-3 all parameters are gathered for that, on each rank (trl 5766).
 - Of releases whose trainers hand the weights over themselves, some hand over nothing under FSDP2, or an adapter's
   weights under PEFT's names. The first ones hand over what FSDP1 has flattened, and their engine completes a prompt
   that came before from keys and values of earlier weights (``grpo-vllm-batches``).

@@ -33,6 +33,7 @@ __all__ = [
     "VARIANTS",
     "has_server",
     "is_adapted",
+    "is_deep",
     "is_late",
     "loses_server",
     "max_length",
@@ -83,6 +84,8 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "reuse": {"num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1, "max_steps": 8},
     "accumulated": {"gradient_accumulation_steps": 2, "max_steps": 3},
     "asleep": {**_EVALUATED, "vllm_enable_sleep_mode": True},
+    "deep": {"max_steps": 2},
+    "deep_lora": {**_LORA, "max_steps": 2},
     "resumed": {"save_strategy": "steps", "save_steps": SAVED_STEP, "max_steps": 4},
     "server": _EVALUATED,
     "server_lora": _LORA,
@@ -163,6 +166,11 @@ def model_of(variant: str) -> str:
     return {"tied": "tied", "moe": "moe", "vision": "vision", "llava": "vision"}.get(first, "")
 
 
+def is_deep(variant: str) -> bool:
+    """Whether its model has many layers, each of which is a small part of it."""
+    return variant.startswith("deep")
+
+
 def has_server(variant: str) -> bool:
     """Whether the engine of one of :data:`VARIANTS` is a server."""
     return variant.startswith("server")
@@ -208,8 +216,9 @@ def train(
     Returns:
         ``generations``: of each call of the engine the step, whether it was an evaluation's, how the engine compares
         with the policy (:class:`vllm_engine.Comparison`), the prompts and the completions' lengths;
-        ``synchronisations``: of each, the names that were not loaded exactly once, and the policy's tensors that it
-        changed; ``batches``: of each batch that was made of completions, how its numbers compare with a reference;
+        ``synchronisations``: of each, the names that were not loaded exactly once, the policy's tensors that it
+        changed, the bytes of the accelerator that it took beyond those that were taken, and those of the whole model;
+        ``batches``: of each batch that was made of completions, how its numbers compare with a reference;
         ``unanswered``: calls of a server that was gone; ``seconds``: of building the trainer and of synchronisations;
         ``corrects``: whether the loss corrects for the sampler's log-probabilities; ``engine``: which one it is, and
         what is changed in it; ``failure``.

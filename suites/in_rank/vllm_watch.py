@@ -161,9 +161,13 @@ def _watch_synchronisation(trainer: Any, watch: Watch) -> None:
     def watched(*args: Any, **kwargs: Any) -> Any:
         before = models.whole(trainer.model)
         watch.loaded.append(Counter())
+        device = getattr(torch, trainer.accelerator.device.type)
+        held = device.memory_allocated()
+        device.reset_peak_memory_stats()
         started = time.monotonic()
         returned = synchronise(*args, **kwargs)
         spent = time.monotonic() - started
+        extra = device.max_memory_allocated() - held
         after = models.whole(trainer.model)
         shapes = {
             name: tuple(each.value.shape)
@@ -180,6 +184,8 @@ def _watch_synchronisation(trainer: Any, watch: Watch) -> None:
             {
                 "step": trainer.state.global_step,
                 "seconds": spent,
+                "extra_bytes": extra,
+                "bytes": sum(each.numel() * each.element_size() for each in before.values()),
                 "parameters": len(names),
                 "missing": sorted(names - set(loaded)),
                 "unknown": sorted(set(loaded) - names - tied),

@@ -16,6 +16,7 @@ from ..in_rank import vllm_loss, vllm_training
 from .trainings import VLLMTraining
 
 __all__ = [
+    "MOST_OF_MODEL",
     "SERVER_WEIGHTS",
     "WEIGHTS",
     "answers",
@@ -23,11 +24,15 @@ __all__ = [
     "image_token",
     "late",
     "loss",
+    "memory",
     "policy",
     "released",
     "weights",
 ]
 
+MOST_OF_MODEL = 0.5
+"""Of the whole model's bytes: a unit of FSDP's or a parameter of ZeRO-3's is a twelfth of it at most, and a few may be
+gathered at once."""
 WEIGHTS = "grpo-vllm-weights"
 SERVER_WEIGHTS = "grpo-vllm-server-weights"
 STRAYS = ("missing", "unknown", "repeated")
@@ -113,6 +118,21 @@ def released(training: VLLMTraining, label: str, issue: str) -> Finding:
         return found
     trained_on = batches(training, label)
     return Finding(trained_on.verdict, {**found.evidence, **trained_on.evidence})
+
+
+def memory(training: VLLMTraining) -> Finding:
+    """``ok`` where no rank took as much of its accelerator as :data:`MOST_OF_MODEL` to hand over weights."""
+    if training.failure:
+        return Finding(Verdict.ERROR, training.evidence())
+    most = [max(rank["synchronisations"], key=lambda each: each["extra_bytes"]) for rank in training.ranks]
+    parts = [each["extra_bytes"] / each["bytes"] for each in most]
+    evidence = {
+        **training.evidence(),
+        "bytes_of_model": most[0]["bytes"],
+        "extra_bytes": [each["extra_bytes"] for each in most],
+        "most_of_model": round(max(parts), 3),
+    }
+    return Finding(Verdict.WASTEFUL if max(parts) > MOST_OF_MODEL else Verdict.OK, evidence)
 
 
 def policy(training: VLLMTraining, label: str) -> Finding:

@@ -65,6 +65,8 @@ OWN_ENGINE = ("zero3-whole", "fsdp1-tied", "fsdp2-whole")
 """Labels that are measured with vLLM's own engine alone, beside those of :func:`vllm_training.needs_own_engine`."""
 RELEASES = "TRLCOMPAT_SERVER_RELEASES"
 """A variable that names a folder, in which each release of TRL has one by the name of its requirement."""
+_LAYERS = 12
+"""Of a model of which one layer is a small part."""
 _LATE, _LATE_WEIGHTS, _SILENT = 3.0, 0.1, 5.0
 """Seconds by which completions, and each answer about weights, are late, and in which nobody answers at first."""
 _TIMEOUT = 400.0
@@ -77,7 +79,7 @@ def sizes(variant: str) -> dict[str, Any]:
     return {
         "hidden_size": 128,
         "initializer_range": 0.1,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": _LAYERS if vllm_training.is_deep(variant) else 1,
         "tie_word_embeddings": model == "tied",
         **({"vocab_size": vllm_images.VOCABULARY} if model == "vision" else {}),
     }

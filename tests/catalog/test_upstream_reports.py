@@ -37,7 +37,8 @@ NOT_WRITTEN = {
 """Found by conformance; their scripts are still to be written."""
 NEEDS_ENGINE = {
     *("grpo-vllm-dora", "grpo-vllm-image-token", "grpo-vllm-images", "grpo-vllm-merge-drift"),
-    *("grpo-vllm-server-loss", "grpo-vllm-tied-embeddings", "grpo-vllm-trained-tokens", "grpo-vllm-weights"),
+    *("grpo-vllm-server-loss", "grpo-vllm-sync-memory", "grpo-vllm-tied-embeddings"),
+    *("grpo-vllm-trained-tokens", "grpo-vllm-weights"),
 }
 """Of vLLM itself, which the cell of the scripts lacks."""
 AS_SFT = {*(f"{each}-tied-tokens" for each in ("dpo", "grpo", "kto", "rloo")), "dpo-saved-head", "grpo-saved-head"}
