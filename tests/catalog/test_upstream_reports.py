@@ -54,7 +54,10 @@ BEHIND_ANOTHER = {
     *("grpo-image-none", "grpo-image-prefix", "rloo-image-prefix"),
 }
 """What the newest releases have mended, and do not show for another issue."""
-MENDED_IN_PART = {"grpo-vllm-server-weights", "grpo-vllm-weights", "rloo-vllm-server-weights", "rloo-vllm-weights"}
+MENDED_IN_PART = {
+    *("grpo-vllm-server-weights", "grpo-vllm-sync-memory", "grpo-vllm-weights"),
+    *("rloo-vllm-server-weights", "rloo-vllm-weights"),
+}
 """What releases before 1.0 have mended under some strategies, and the newest shows under others."""
 WITHOUT_SCRIPT = BEHIND_ANOTHER | NOT_ON_CPU | NOT_WRITTEN | NEEDS_ENGINE | AS_GRPO | AS_SFT
 VLLM = "0.31.0"
