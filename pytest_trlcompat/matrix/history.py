@@ -98,12 +98,14 @@ def pack(evidence: Evidence) -> bytes:
 def _packed(cell: MeasuredCell, columns: Sequence[Key]) -> dict[str, Any]:
     found = (cell.verdicts.get(column) for column in columns)
     by = {str(number): cell.blocked_by[key] for number, key in enumerate(columns) if key in cell.blocked_by}
+    fitting = [number for number, key in enumerate(columns) if key in cell.fitting]
     return {
         "id": cell.id,
         "date": cell.date,
         "stack": dict(cell.versions),
         "verdicts": "".join(_NONE if verdict is None else _LETTERS[verdict] for verdict in found),
         **({"blocked_by": by} if by else {}),
+        **({"fitting": fitting} if fitting else {}),
         **({} if cell.attributed else {"attributed": False}),
     }
 
@@ -156,7 +158,9 @@ def _cell(raw: Any, columns: Sequence[Key], letters: Mapping[str, Verdict]) -> M
         blocked_by = _blockers(raw.get("blocked_by", {}), columns)
         check_names({cell_id, *blocked_by.values()})
         attributed = bool(raw.get("attributed", True))
-        return MeasuredCell(cell_id, stack(field_of(raw, "stack", dict)), verdicts, date, attributed, blocked_by)
+        fitting = _fitting(raw.get("fitting", []), columns)
+        versions = stack(field_of(raw, "stack", dict))
+        return MeasuredCell(cell_id, versions, verdicts, date, attributed, blocked_by, fitting)
     except Unreadable as error:
         raise Unreadable(f"the cell {cell_id[:100]!r}: {error}") from error
 
@@ -168,3 +172,11 @@ def _blockers(raw: Any, columns: Sequence[Key]) -> dict[Key, str]:
         if not re.fullmatch(r"\d{1,6}", number, re.ASCII) or int(number) >= len(columns):
             raise Unreadable(f"'blocked_by' names no column: {number[:100]!r}")
     return {columns[int(number)]: name for number, name in raw.items()}
+
+
+def _fitting(raw: Any, columns: Sequence[Key]) -> frozenset[Key]:
+    numbers = raw if isinstance(raw, list) else [raw]
+    for number in numbers:
+        if type(number) is not int or not 0 <= number < len(columns):
+            raise Unreadable(f"'fitting' names no column: {str(number)[:100]!r}")
+    return frozenset(columns[number] for number in numbers)

@@ -1,11 +1,9 @@
-"""The error of a cure that cannot know what to do. Imports only the standard library, and the stack's names."""
+"""The error of a cure that cannot know what to do. Imports only the standard library."""
 
 from __future__ import annotations
 
 import functools
 from importlib import metadata
-
-from pytest_trlcompat.stack import distributions_of
 
 __all__ = ["CureError", "installed_version", "leaving_out", "versions_of"]
 
@@ -42,9 +40,7 @@ def versions_of(packages: tuple[str, ...]) -> str:
 @functools.cache
 def installed_version(package: str) -> str | None:
     """The version of a package, of which nothing is imported; ``None`` where it is not installed."""
-    for distribution in distributions_of(package):
-        try:
-            return metadata.version(distribution)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
