@@ -326,6 +326,14 @@ def mutations(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def absences(session: nox.Session) -> None:
+    """Leave out what is due, in one place after the other: a test must fail [-- AREA ..., --where unit]."""
+    with errors_as_messages(session):
+        environment = PROJECT.tools("unit", group("test"), project=True)
+        PROJECT.run_in(environment, ["python", "benchmarks/absences.py", *session.posargs])
+
+
+@nox.session(default=False)
 def upstream_fixes(session: nox.Session) -> None:
     """Look for faults that TRL has mended, before and after, by the conformance suite: -- --clone REPOSITORY."""
     with errors_as_messages(session):

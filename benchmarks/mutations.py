@@ -10,36 +10,23 @@ and must then be right.
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from xml.etree import ElementTree
+
+from planting import copied_checkout, environment_of, outcomes_of_report, plant, run_pytest
 
 from pytest_trlcompat.catalog.verdict import Record, read_records
-from pytest_trlcompat.matrix.cells import Cell
-from pytest_trlcompat.matrix.environments import Environment, ensure
 from pytest_trlcompat.matrix.errors import MatrixError
-from pytest_trlcompat.matrix.locks import lock_for
-from pytest_trlcompat.matrix.parsing import parse_pins
-from pytest_trlcompat.matrix.sessions import Project
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).resolve().parents[1]
 FAULTS = Path(__file__).with_suffix(".toml")
-COPIED = ("pytest_trlcompat", "suites", "fixtures", "tests", "pyproject.toml", "README.md", "noxfile.py", "docs")
-TIMEOUT = 900.0
-"""Seconds for one suite, or one file of tests, in one cell."""
 
 
 @dataclass(frozen=True)
@@ -68,17 +55,6 @@ class Mutation:
     def cure(self) -> str:
         return Path(self.file).stem
 
-    def plant(self, checkout: Path) -> None:
-        """
-        Raises:
-            MatrixError: when the text to replace does not occur there exactly once.
-        """
-        path = checkout / self.file
-        text = path.read_text(encoding="utf-8")
-        if text.count(self.old) != 1:
-            raise MatrixError(f"{self.file}: {self.old!r} occurs there {text.count(self.old)} times instead of once")
-        path.write_text(text.replace(self.old, self.new), encoding="utf-8")
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -104,8 +80,8 @@ def read_mutations() -> list[Mutation]:
 
 def _is_caught(mutation: Mutation) -> bool:
     sound = _sound(mutation.cell, mutation.issue, mutation.tests)
-    with _copy() as checkout:
-        mutation.plant(checkout)
+    with copied_checkout() as checkout:
+        plant(checkout, mutation.file, mutation.old, mutation.new)
         found = _found(mutation.cell, mutation.issue, mutation.tests, checkout)
     judged = [f"{name} {found[name]}" for name in sound if name in found and found[name] != sound[name]]
     print(f"{'caught  ' if judged else 'SURVIVED'} {mutation.cure}, {mutation.cell}: {mutation.why}: ", end="")
@@ -120,7 +96,7 @@ _SOUND = {"ok", "absent", "untestable"}
 @cache
 def _sound(cell: str, issue: str, tests: str) -> dict[str, str]:
     """What is found without a fault."""
-    with _copy() as checkout:
+    with copied_checkout() as checkout:
         found = _found(cell, issue, tests, checkout)
     if "ok" not in found.values() or set(found.values()) - _SOUND:
         what = {name: one for name, one in found.items() if one not in _SOUND} or found
@@ -133,58 +109,17 @@ def _found(cell: str, issue: str, tests: str, checkout: Path) -> dict[str, str]:
     results = checkout / "results"
     arguments = ["--trlcompat-issue", issue, "--trlcompat-subject", "corrected", "suites"] if issue else [tests]
     _run_pytest(cell, checkout, "--trlcompat-results", str(results), "--junit-xml", str(results) + ".xml", *arguments)
-    return _by_strategy(read_records(results)) if issue else _by_test(results.with_suffix(".xml"))
+    return _by_strategy(read_records(results)) if issue else outcomes_of_report(results.with_suffix(".xml"))
 
 
 def _run_pytest(cell: str, checkout: Path, *arguments: str) -> None:
-    environment = _environment(cell)
-    command = [str(environment.python), "-m", "pytest", "-p", "trlcompat", "-p", "no:cacheprovider", "-q", *arguments]
-    variables = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHON"))},
-        **environment.variables,
-        "PYTHONPATH": str(checkout),  # before the checkout that is installed there
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    }
-    with open(checkout / "pytest.log", "wb") as log:
-        subprocess.run(command, cwd=checkout, env=variables, stdout=log, stderr=log, check=False, timeout=TIMEOUT)
-
-
-def _by_test(report: Path) -> dict[str, str]:
-    """Of pytest's JUnit report; a file that cannot be collected is no test."""
-    found = {}
-    for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
-        failed = any(case.find(kind) is not None for kind in ("failure", "error"))
-        verdict = "failed" if failed else "ok" if case.find("skipped") is None else "absent"
-        found[case.get("name", "")] = verdict
-    return found
+    environment = environment_of(cell)
+    variables = {**environment.variables, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    run_pytest(environment.python, variables, checkout, "-p", "trlcompat", *arguments)
 
 
 def _by_strategy(records: Sequence[Record]) -> dict[str, str]:
     return {record.strategy: record.verdict.value for record in records if record.subject == "corrected"}
-
-
-@cache
-def _environment(cell: str) -> Environment:
-    project = _project()
-    lock = lock_for(project.matrix, Cell(parse_pins(cell.split())), project.layout)
-    return ensure(lock, project.layout)
-
-
-@cache
-def _project() -> Project:
-    return Project(ROOT)
-
-
-@contextmanager
-def _copy() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="trlcompat-mutation-") as folder:
-        for name in COPIED:
-            if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(ROOT / name, folder)
-        yield Path(folder)
 
 
 if __name__ == "__main__":

@@ -33,14 +33,14 @@ def test_every_cure_has_a_fault() -> None:
 
 
 def test_results_are_read_by_test(tmp_path: Path) -> None:
-    from mutations import _by_test
+    from planting import outcomes_of_report  # type: ignore[import-not-found]
 
     report = tmp_path / "report.xml"
-    assert _by_test(report) == {}
+    assert outcomes_of_report(report) == {}
     report.write_text(
         "<testsuites><testsuite>"
         '<testcase name="a"/><testcase name="b"><failure>E</failure></testcase>'
         '<testcase name="c"><skipped/></testcase><testcase name="d"><error>E</error></testcase>'
         "</testsuite></testsuites>"
     )
-    assert _by_test(report) == {"a": "ok", "b": "failed", "c": "absent", "d": "failed"}
+    assert outcomes_of_report(report) == {"a": "ok", "b": "failed", "c": "absent", "d": "failed"}

@@ -148,7 +148,7 @@ def test_the_other_sessions_are_run_by_name() -> None:
             "soak",
             "mutations",
         ),
-        *("upstream_fixes", "upstream_tests", "downstream", "branches"),
+        *("absences", "upstream_fixes", "upstream_tests", "downstream", "branches"),
         *("points", "fields", "server_releases", "lint", "docs", "examples"),
     ]
 
