@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from planting import copied_checkout, environment_of, outcomes_of_report, plant, run_pytest
+from planting import copied_checkout, environment_of, outcomes_of_report, plant, run_pytest  # type: ignore[import-not-found]
 
 from pytest_trlcompat.matrix.errors import MatrixError
 
@@ -70,9 +70,7 @@ def main() -> int:
     parser.add_argument("--where", choices=[UNIT, *CELLS], action="append", help="only faults that show there")
     arguments = parser.parse_args()
     absences = [
-        absence
-        for absence in read_absences(arguments.areas)
-        if not arguments.where or absence.where in arguments.where
+        absence for absence in read_absences(arguments.areas) if not arguments.where or absence.where in arguments.where
     ]
     if not absences:
         print(f"absences: no fault for {', '.join(arguments.areas)}; areas are {_areas()}", file=sys.stderr)

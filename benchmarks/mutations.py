@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from planting import copied_checkout, environment_of, outcomes_of_report, plant, run_pytest
+from planting import copied_checkout, environment_of, outcomes_of_report, plant, run_pytest  # type: ignore[import-not-found]
 
 from pytest_trlcompat.catalog.verdict import Record, read_records
 from pytest_trlcompat.matrix.errors import MatrixError

@@ -1,8 +1,8 @@
-"""What was due and what was met: whoever calls something right says first what that takes.
+"""What was due and what was met: whoever calls something right first says what that takes.
 
-Comparing, proving, sweeping, watching and publishing all end in "nothing is wrong". An :class:`Account` keeps that from
-being said of nothing: it holds a list of what is due, and is complete only if the list has entries and every one of them
-was met. Imports only the standard library, and runs in ranks too.
+Comparing, proving, sweeping, watching and publishing all end in "nothing is wrong". An :class:`Account` keeps that
+from being said of nothing: it holds a list of what is due, and is complete only if the list has entries and every one
+of them was met. Imports only the standard library, and runs in ranks too.
 """
 
 from __future__ import annotations

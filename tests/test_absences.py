@@ -32,7 +32,9 @@ def test_there_are_as_many_as_were_asked_for() -> None:
     assert len(ABSENCES) >= 40
 
 
-def test_no_fault_for_an_area_is_no_success(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_fault_for_an_area_is_no_success(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["absences", "nothing-of-this-name"])
     assert absences.main() == 2
     assert "no fault for nothing-of-this-name; areas are" in capsys.readouterr().err
