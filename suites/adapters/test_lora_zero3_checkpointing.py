@@ -15,6 +15,7 @@ from pytest_trlcompat.plugin.judging import Finding, Judge
 
 from ..grpo.verdicts import failure_of, unequal
 from ..in_rank import adapters
+from ..measured import every
 from .verdicts import failures_in
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def test_training(subject: str, judge: Judge, lora_runs: Callable[[str, str], di
         failed = failure_of(ISSUE, failures.first)
         if failed:
             return Finding(failed, evidence)
-        right = all(_right(run, group["config"]) for name, run in group.items() if name != "config")
+        right = every(_right(run, group["config"]) for name, run in group.items() if name != "config")
         return Finding(Verdict.OK if right else Verdict.SILENT, evidence)
 
     judge(measure, subject=subject, strategy="zero3")

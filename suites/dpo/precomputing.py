@@ -16,6 +16,7 @@ from pytest_trlcompat.plugin.judging import Absent, Finding
 from ..grpo.verdicts import failure_of
 from ..in_rank import dpo
 from ..launches import Failures
+from ..measured import every
 
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
@@ -63,7 +64,7 @@ def judge_precomputed(
                 for found, right in zip(rank["found"], wanted, strict=True)
             ]
         )
-    right = all(each <= TOLERANCE for rank in evidence["largest_differences"] for each in rank)
+    right = every(each <= TOLERANCE for rank in evidence["largest_differences"] for each in rank)
     return Finding(Verdict.OK if right else Verdict.SILENT, evidence)
 
 

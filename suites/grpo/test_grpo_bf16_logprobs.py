@@ -14,6 +14,7 @@ from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.launch.result import is_of_ended_peer
 from pytest_trlcompat.plugin.judging import Finding, Judge, Untestable
 
+from ..measured import largest
 from ..settings.table import row
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def test_log_probabilities(label: str, subject: str, judge: Judge, setting_train
         shares = [rank["rounded"] for rank in ranks]
         if None in shares:
             raise Untestable("this release of TRL computes log-probabilities in a closure, where nothing can look")
-        wrong = max(shares) > 0.5
+        wrong = largest(shares) > 0.5
         return Finding(Verdict.SILENT if wrong else Verdict.OK, {"rounded": shares, "losses": ranks[0]["losses"]})
 
     judge(measure, subject=subject, strategy=label)

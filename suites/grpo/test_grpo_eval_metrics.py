@@ -16,6 +16,7 @@ from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding, Judge
 
 from ..in_rank import grpo
+from ..measured import every
 from .verdicts import LOSS_TOLERANCE, failure_of
 
 if TYPE_CHECKING:
@@ -62,17 +63,17 @@ def _metrics(entries: list[dict[str, Any]], prefix: str) -> list[dict[str, Any]]
 def _right(evidence: dict[str, Any]) -> bool:
     evaluations, after = evidence["evaluations"], evidence["evaluation_after"]
     assert len(evaluations) == grpo.STEPS
-    every = [*evidence["training"], *evidence["training_undisturbed"], *evaluations, *after]
-    if any(entry[name] is None for entry in every for name in COMPARED) or len(after) != 1:
+    entries = [*evidence["training"], *evidence["training_undisturbed"], *evaluations, *after]
+    if any(entry[name] is None for entry in entries for name in COMPARED) or len(after) != 1:
         return False
     # All evaluations see the same completions.
-    same_rewards = all(abs(entry["reward"] - after[0]["reward"]) <= LOSS_TOLERANCE for entry in evaluations)
+    same_rewards = every(abs(entry["reward"] - after[0]["reward"]) <= LOSS_TOLERANCE for entry in evaluations)
     same_weights = abs(after[0]["kl"] - evaluations[-1]["kl"]) <= LOSS_TOLERANCE
     return same_rewards and same_weights and _equal(evidence["training"], evidence["training_undisturbed"])
 
 
 def _equal(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
-    return len(one) == len(other) and all(
+    return len(one) == len(other) and every(
         abs(left[name] - right[name]) <= LOSS_TOLERANCE
         for left, right in zip(one, other, strict=True)
         for name in COMPARED

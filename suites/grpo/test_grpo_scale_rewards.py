@@ -14,6 +14,7 @@ from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Absent, Finding, Judge
 
 from ..in_rank import grpo_advantages
+from ..measured import every
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +39,7 @@ def test_single(
         if "failure" in run:
             return Finding(Verdict.ERROR, run)
         pairs = zip(run["found"], run["expected"], strict=True)
-        right = all(abs(found - expected) <= TOLERANCE * max(1.0, abs(expected)) for found, expected in pairs)
+        right = every(abs(found - expected) <= TOLERANCE * max(1.0, abs(expected)) for found, expected in pairs)
         return Finding(Verdict.OK if right else Verdict.SILENT, run)
 
     judge(measure, subject=subject, strategy="single" if scale == "group" else f"single-{scale}")

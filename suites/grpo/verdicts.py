@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding
 
 from ..in_rank import grpo_trainings
+from ..measured import every
 
 __all__ = ["LOSS_TOLERANCE", "failure_of", "mean_over_ranks", "of_resuming", "same_at", "unequal"]
 
@@ -66,8 +68,13 @@ def same_at(found: Mapping[int, float], truth: Mapping[int, float]) -> bool:
 
 
 def unequal(one: Sequence[float], other: Sequence[float], relative: bool = False) -> bool:
-    """Whether two series differ by more than rounding, in length or in any number (NaN is never equal)."""
+    """Whether two series differ by more than rounding, in length or in any number; what is not finite equals nothing.
+
+    Raises:
+        AssertionError: both are empty, so that there is nothing to compare.
+    """
+    assert one or other, "there is nothing to compare"
     limits = [_GRAD_NORM_TOLERANCE * abs(number) if relative else LOSS_TOLERANCE for number in other]
-    return len(one) != len(other) or not all(
-        abs(left - right) <= limit for left, right, limit in zip(one, other, limits, strict=True)
+    return len(one) != len(other) or not every(
+        abs(left - right) <= limit < math.inf for left, right, limit in zip(one, other, limits, strict=True)
     )

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..measured import every, largest
 from . import grpo
 
 if TYPE_CHECKING:
@@ -49,13 +50,13 @@ def _measure(
     errors, least_allowed = _compare(trainer.model, heard.generated, heard.probabilities)
     return {
         "tokens": len(errors),
-        "max_abs_error": max(errors),
+        "max_abs_error": largest(errors),
         "least_tokens_allowed": least_allowed,
         "vocabulary": model.vocab_size,
         "positions": heard.positions,
         # The prompt, and each token but the last, once.
         "positions_needed": heard.generated.shape[1] - 1,
-        "model_generation_config_kept": all(
+        "model_generation_config_kept": every(
             getattr(policy.generation_config, name) == value for name, value in defaults.items()
         ),
     }

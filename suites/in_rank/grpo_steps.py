@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.accelerator import artefacts
 
+from ..measured import every
 from . import grpo, grpo_objective
 from .grpo_objective import Objective, Row, Trained
 
@@ -81,8 +82,8 @@ def _steps(subject: str, model: TinyModel, settings: dict[str, Any]) -> dict[str
 
 def wrong_numbers(run: Mapping[str, Any]) -> bool:
     """Whether a step's gradient or its reported loss is not the right one."""
-    right = all(error <= GRADIENT_TOLERANCE for error in run["gradient_error"])  # NaN is wrong, too
-    return not (right and all(error <= LOSS_TOLERANCE for error in run["reported_error"]))
+    right = every(error <= GRADIENT_TOLERANCE for error in run["gradient_error"])  # NaN is wrong, too
+    return not (right and every(error <= LOSS_TOLERANCE for error in run["reported_error"]))
 
 
 @dataclass

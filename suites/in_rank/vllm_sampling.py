@@ -13,6 +13,7 @@ import unittest.mock
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..measured import largest
 from . import vllm_engine
 
 if TYPE_CHECKING:
@@ -116,14 +117,14 @@ def _ratio_error(
         exact = math.exp(sum(ours) - sum(theirs))
         masked = exact > CLIP_MAX
         errors.append(abs(ratio) if masked else abs(ratio - exact) / max(exact, _LEAST))
-    return max(errors)
+    return largest(errors)
 
 
 def _token_ratio_error(
     found: Sequence[Sequence[float]], policy: Sequence[Sequence[float]], sampler: Sequence[Sequence[float]]
 ) -> float:
     rows = zip(found, policy, sampler, strict=True)
-    return max(
+    return largest(
         abs(ratio / min(math.exp(ours - theirs), CAP_OF_TOKENS) - 1)
         for row in rows
         for ratio, ours, theirs in zip(*row, strict=True)
@@ -142,7 +143,7 @@ def _rows(values: torch.Tensor, mask: torch.Tensor) -> list[list[float]]:
 
 
 def _largest(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
-    return max(abs(a - b) for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True))
+    return largest(abs(a - b) for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True))
 
 
 def _logps(

@@ -5,6 +5,7 @@ Runs in the test process and imports nothing of the stack.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,6 +15,7 @@ from pytest_trlcompat.plugin.judging import Absent, Finding
 
 from ..in_rank import ppo, ppo_stages
 from ..launches import distinct
+from ..measured import largest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -77,7 +79,7 @@ class PPORun:
         )
 
     def difference(self, other: PPORun) -> float:
-        """The greatest one of any number that both have logged at the same step."""
+        """See :func:`greatest_difference`."""
         return greatest_difference(self.log, other.log)
 
     def failed(self, stages: Iterable[str], issue: KnownIssue) -> Finding | None:
@@ -196,9 +198,12 @@ def _texts(failure: Mapping[str, Any]) -> list[str]:
 
 
 def greatest_difference(log: Log, other: Log) -> float:
-    """The greatest one of any number that both have logged at the same step."""
-    pairs = zip(log, other, strict=True)
-    return max(abs(entry[key] - same[key]) for entry, same in pairs for key in entry.keys() & same.keys())
+    """The greatest one of any number; infinity where one is NaN, or stands in one of two steps' logs alone."""
+    return largest(
+        abs(entry.get(key, math.nan) - same.get(key, math.nan))
+        for entry, same in zip(log, other, strict=True)
+        for key in entry.keys() | same.keys()
+    )
 
 
 def require_ppo() -> None:

@@ -22,6 +22,7 @@ from pytest_trlcompat.plugin.judging import Absent, Finding
 
 from ..grpo.verdicts import failure_of
 from ..in_rank.settings import BF16_ULP, LOGGED, STEPS
+from ..measured import largest
 
 __all__ = ["FACTOR", "judge_setting"]
 
@@ -71,7 +72,8 @@ def judge_setting(issue: str, ranks: Sequence[Mapping[str, Any]], truths: Sequen
     evidence: dict[str, Any] = {"dtypes": list(ranks[0]["dtypes"]), "checkpointing": list(ranks[0]["checkpointing"])}
     for key, values in wanted.items():
         unrounded = "losses" if key == "loss" else key
-        spread = max((_apart(each[unrounded], wanted[unrounded]) for each in near), default=0.0)
+        spread = largest([0.0, *(_apart(neighbour[unrounded], wanted[unrounded]) for neighbour in near)])
+        assert math.isfinite(spread), f"{key} of a neighbour is not finite, so that no tolerance follows: {near}"
         off = _apart(numbers.get(key, []), values)  # none of what a training does not log
         allowed = NUMBER_TOLERANCE * max(1.0, *map(abs, values)) + FACTOR * spread
         allowed += LOSS_ROUNDING if key == "loss" else 0.0
@@ -87,7 +89,8 @@ def judge_setting(issue: str, ranks: Sequence[Mapping[str, Any]], truths: Sequen
     off_by = {name: _distance([name], moved, true_moves) for name in moved}
     for name, off in {**off_by, "all weights": _distance(list(moved), moved, true_moves)}.items():
         names = list(moved) if name == "all weights" else [name]
-        spread = max((_distance(names, each, true_moves) for each in movements), default=0.0)
+        spread = largest([0.0, *(_distance(names, movement, true_moves) for movement in movements)])
+        assert math.isfinite(spread), f"{name} of a neighbour are not finite, so that no tolerance follows"
         allowed = MOVEMENT_TOLERANCE * _size(names, true_moves) + 1e-7 + FACTOR * spread
         if truth["dtypes"] == ["torch.bfloat16"]:  # one that stays in the truth may make a step to the next number
             allowed += 2 * BF16_ULP * max(_greatest(truth["initial"][each]) for each in names)
@@ -110,8 +113,7 @@ def _numbers(ranks: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 def _apart(one: Sequence[float], other: Sequence[float]) -> float:
     if len(one) != len(other):
         return math.inf
-    apart = max((abs(left - right) for left, right in zip(one, other, strict=True)), default=0.0)
-    return math.inf if math.isnan(apart) else apart
+    return largest(abs(left - right) for left, right in zip(one, other, strict=True))
 
 
 def _movements(training: Mapping[str, Any]) -> dict[str, list[float]]:

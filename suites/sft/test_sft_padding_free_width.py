@@ -15,6 +15,7 @@ from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Absent, Finding, Judge
 
 from ..in_rank import sft_rows
+from ..measured import every
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher
@@ -31,7 +32,7 @@ def test_width(subject: str, judge: Judge, launcher: Launcher) -> None:
         if found is None:
             raise Absent("this release's collator puts no rows behind each other")
         widths = {name: len(values) for name, values in found.items()}
-        is_right = all(each == sft_rows.MULTIPLE for each in widths.values())
+        is_right = every(each == sft_rows.MULTIPLE for each in widths.values())
         return Finding(Verdict.OK if is_right else Verdict.SILENT, {"widths": widths, "multiple": sft_rows.MULTIPLE})
 
     judge(measure, subject=subject, strategy="single")

@@ -93,7 +93,8 @@ def _verdict(evidence: dict[str, Any]) -> Verdict:
         unequal(evidence["losses"], evidence["losses_single"])
         or unequal(evidence["grad_norm"], evidence["grad_norm_single"], relative=True)
         or any(
-            not same_at(found, evidence["eval_losses_single"][when]) for when, found in evidence["eval_losses"].items()
+            not same_at(evidence["eval_losses"].get(when, {}), expected)
+            for when, expected in evidence["eval_losses_single"].items()
         )
     )
     whole = evidence["hooks_at_the_end"]

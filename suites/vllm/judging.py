@@ -164,6 +164,7 @@ def batches(training: VLLMTraining, label: str, trainer: str = "GRPO", issue: st
     assert found, "nothing was trained on"
     tolerance = LOGP_TOLERANCE_BF16 if label.endswith("bf16") else LOGP_TOLERANCE
     calls = list(zip(*(rank["generations"] for rank in training.ranks), strict=True))
+    assert calls, "the engine was asked for nothing"
     wrong = {
         "prompts": sum(not _in_groups(call, GROUPS[trainer]) for call in calls),
         "completions": sum(not each["same_ids"] for each in found),
