@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..measured import every, largest
+from ..measured import largest
 from . import grpo
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def _measure(
         "positions": heard.positions,
         # The prompt, and each token but the last, once.
         "positions_needed": heard.generated.shape[1] - 1,
-        "model_generation_config_kept": every(
+        # A model that has no preferences has none to lose.
+        "model_generation_config_kept": all(
             getattr(policy.generation_config, name) == value for name, value in defaults.items()
         ),
     }
