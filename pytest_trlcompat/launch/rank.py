@@ -25,6 +25,7 @@ from pytest_trlcompat.launch import debugging, proof, protocol, raising, relay, 
 from pytest_trlcompat.launch.measuring import measured
 from pytest_trlcompat.launch.messages import LaunchSpec, RankOutcome
 from pytest_trlcompat.launch.result import Failure
+from pytest_trlcompat.launch.subjects import Subjects
 
 __all__ = ["STACK_DUMP_SIGNAL", "run"]
 
@@ -152,6 +153,8 @@ def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
         with measured(spec.coverage):
             function, args, kwargs = cloudpickle.loads(spec.payload)  # noqa: TID251 - of the test process
             observer.install()
+            if (subjects := Subjects.of_this_process()) is not None:
+                subjects.install()
             returned = function(*args, **kwargs)
         ended = time.monotonic()
         seen = observer.seen()

@@ -9,14 +9,31 @@
 #include <cerrno>
 #include <cstring>
 #include <sstream>
+#include <utility>
 
 namespace trlcompat {
+namespace {
+
+thread_local std::string current_subject;
+
+// FNV-1a, the same in every process, which std::hash need not be.
+int64_t digest(const std::string& text) {
+  uint64_t hash = 14695981039346656037U;
+  for (const unsigned char byte : text) hash = (hash ^ byte) * 1099511628211U;
+  return text.empty() ? 0 : static_cast<int64_t>(hash);
+}
+
+}  // namespace
+
+std::string set_subject(std::string subject) { return std::exchange(current_subject, std::move(subject)); }
 
 Fingerprint::Fingerprint(c10d::OpType operation, int64_t number, const std::vector<at::Tensor>& tensors) {
   words[kOperation] = static_cast<int64_t>(operation);
   words[kNumber] = number;
   words[kTensors] = static_cast<int64_t>(tensors.size());
   for (const auto& tensor : tensors) words[kElements] += tensor.numel();
+  words[kSubject] = digest(current_subject);
+  current_subject.copy(reinterpret_cast<char*>(words.data() + kText), kTextBytes);
   if (tensors.empty()) return;
   const auto& first = tensors.front();
   words[kType] = static_cast<int64_t>(first.scalar_type());
@@ -32,6 +49,8 @@ std::string Fingerprint::describe() const {
   std::ostringstream text;
   text << "OpType=" << c10d::opTypeToString(static_cast<c10d::OpType>(words[kOperation])) << " as collective "
        << words[kNumber] << " of its group";
+  const auto* subject = reinterpret_cast<const char*>(words.data() + kText);
+  if (words[kSubject] != 0) text << ", of " << std::string(subject, strnlen(subject, kTextBytes));
   if (words[kTensors] == 0) return text.str();
   text << ", TensorShape=[";
   for (int64_t i = 0; i < words[kDimensions] && kSizes + i < kWords; ++i)

@@ -12,11 +12,28 @@
 
 namespace trlcompat {
 
+// What the collectives that this thread begins are of, in words for people: "the parameter model.norm.weight", as an
+// engine knows it and tensors alone do not show. Empty where nobody has said it. Returns what it was before.
+std::string set_subject(std::string subject);
+
 // A collective that a rank is about to begin. The words up to kCompared must be the same on all ranks; as for NCCL, the
-// number of elements counts and not the shape, which is told for people.
+// number of elements counts and not the shape, which is told for people. Ranks that gather different parameters of equal
+// size differ by their subjects alone: kSubject is a digest of all of it, the words from kText on are its beginning.
 struct Fingerprint {
-  enum Word : int64_t { kOperation, kType, kTensors, kElements, kCompared, kNumber = kCompared, kDimensions, kSizes };
-  static constexpr int64_t kWords = kSizes + 6;
+  enum Word : int64_t {
+    kOperation,
+    kType,
+    kTensors,
+    kElements,
+    kSubject,
+    kCompared,
+    kNumber = kCompared,
+    kDimensions,
+    kSizes,
+    kText = kSizes + 6
+  };
+  static constexpr int64_t kTextBytes = 480;
+  static constexpr int64_t kWords = kText + kTextBytes / static_cast<int64_t>(sizeof(int64_t));
 
   std::array<int64_t, kWords> words{};
 
