@@ -9,13 +9,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 __all__ = [
     "adopt_orphans",
     "beyond_standard",
     "children",
+    "crashed_children",
     "die_with_parent",
     "ignore_signals",
     "is_alive",
@@ -82,6 +83,24 @@ def marked(mark: str) -> list[int]:
             if pid != os.getpid() and wanted in entry.read_bytes().split(b"\0"):
                 found.append(pid)
     return found
+
+
+def crashed_children(parents: Collection[int]) -> dict[int, int]:
+    """Children of these processes that have ended otherwise than by 0, and of which the parent has not yet taken note.
+
+    Returns:
+        By process id, the exit status; of one that a signal has ended, minus its number.
+    """
+    crashed = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:  # it has gone meanwhile
+            continue
+        # proc_pid_stat(5): the state is field 3, the parent 4, the status as waitpid(2) has it 52.
+        if fields[0] == "Z" and int(fields[1]) in parents and (status := int(fields[49])):
+            crashed[int(entry.parent.name)] = os.waitstatus_to_exitcode(status)
+    return crashed
 
 
 def kill_marked(mark: str) -> None:

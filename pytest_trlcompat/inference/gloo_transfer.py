@@ -3,8 +3,9 @@
 All that vLLM and TRL do with a weight is theirs: gathering, naming, packing into buffers, unpacking, loading. Replaced
 are the group that broadcasts a buffer, vLLM's ``PyNcclCommunicator``, and the streams of CUDA on which it is filled.
 
-Trainer and server meet at a file, whose name TRL hands to the server where it would hand over its address. TRL has had
-two transfers: its own (:func:`_adapt_own_client`), to a server of its own, one weight after the other; and vLLM's
+Trainer and server meet at a file in a folder that is this user's alone (:mod:`.control`). What TRL hands to the server
+where it would hand over its address is a token, which no address and no path looks like. TRL has had two transfers: its
+own (:func:`_adapt_own_client`), to a server of its own, one weight after the other; and vLLM's
 (:func:`_adapt_transfer`), to vLLM's server. Imports torch and vLLM inside functions.
 """
 
@@ -12,14 +13,12 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
-import stat
-import tempfile
 from contextlib import nullcontext
 from datetime import timedelta
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+
+from pytest_trlcompat.inference import control
 
 __all__ = [
     "TransferError",
@@ -80,20 +79,21 @@ def communicator(meeting: str, port: int, rank: int, world_size: int, device: An
     """Stands for ``stateless_init_process_group`` of vLLM.
 
     Args:
-        meeting: a file, from :func:`_new_meeting`, in the place of an address.
+        meeting: the token of a meeting, in the place of an address.
         port: of no use.
 
     Raises:
-        TransferError: it is no such file; the other end does not come.
+        TransferError: nobody has announced such a meeting; the other end does not come.
     """
     from torch.distributed import FileStore, ProcessGroupGloo
 
-    path = Path(meeting)
-    if not _is_private(path.parent):
+    try:
+        path = control.meeting(meeting)
+    except control.ControlError as error:
         raise TransferError(
-            f"a trainer and its vLLM server on a CPU meet at a file in a folder of this user's alone, and not at "
-            f"{meeting!r}: the trainer has to run in a rank of this harness, on the software accelerator"
-        )
+            f"a trainer and its vLLM server on a CPU meet under a token, in a folder of this user's alone: {error}. "
+            "The trainer has to run in a rank of this harness, on the software accelerator"
+        ) from None
     options = ProcessGroupGloo._Options()
     options._devices = [ProcessGroupGloo.create_device(interface="lo")]
     options._timeout = _TIMEOUT
@@ -102,20 +102,7 @@ def communicator(meeting: str, port: int, rank: int, world_size: int, device: An
     try:
         return _Communicator(ProcessGroupGloo(store, rank, world_size, options))
     except RuntimeError as error:
-        raise TransferError(f"rank {rank} of {world_size} waited in vain at {meeting}: {error}") from error
-
-
-def _is_private(folder: Path) -> bool:
-    try:
-        found = folder.stat()
-    except OSError:
-        return False
-    return found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077 and folder.is_absolute()
-
-
-def _new_meeting() -> str:
-    """A file that nobody has met at, in the temporary folder of this rank's launch."""
-    return str(Path(tempfile.mkdtemp(prefix="vllm-")) / "meeting")  # nobody else may enter the folder
+        raise TransferError(f"rank {rank} of {world_size} waited in vain at {path}: {error}") from error
 
 
 def adapt_client(module: ModuleType) -> None:
@@ -139,7 +126,7 @@ def adapt_client(module: ModuleType) -> None:
         begin(self, torch.device("cuda"))
 
     client.init_communicator = init_communicator
-    module.get_ip = _new_meeting  # type: ignore[attr-defined]
+    module.get_ip = control.announce_meeting  # type: ignore[attr-defined]
     _adapt_transfer()
 
 
@@ -185,7 +172,7 @@ def _adapt_own_client(module: ModuleType) -> None:
     begin = client.init_communicator
 
     def init_communicator(self: Any, *device: Any, **options: Any) -> None:
-        meeting, session = _new_meeting(), self.session
+        meeting, session = control.announce_meeting(), self.session
         address = getattr(self, "base_url", None) or f"http://{self.host}:{self.server_port}"
         # TRL closes the group of an earlier training when the interpreter exits, which a rank does not wait for.
         session.post(f"{address}/close_communicator/")
@@ -221,15 +208,18 @@ class _MeetingSession:
 
 @functools.cache  # once in a process, which may have both ends
 def _adapt_own_transfer() -> None:
-    """Let vLLM's ``StatelessProcessGroup`` and ``PyNcclCommunicator`` meet at a file, where one is named."""
+    """Let vLLM's ``StatelessProcessGroup`` and ``PyNcclCommunicator`` meet under a token, where they are given one."""
     from vllm.distributed import utils
     from vllm.distributed.device_communicators import pynccl
 
     create, of_nccl = utils.StatelessProcessGroup.create, pynccl.PyNcclCommunicator
 
     def meet(host: str, port: int, rank: int, world_size: int, *args: Any, **options: Any) -> Any:
-        if Path(host).is_absolute():
+        if control.is_token(host):
             return communicator(host, port, rank, world_size)
+        if control.in_server():
+            # An address can only come from somebody else's request. vLLM would connect to it, and unpickle an answer.
+            raise TransferError(f"a vLLM server on a CPU meets its trainer under a token, not at the address {host!r}")
         return create(host, port, rank, world_size, *args, **options)
 
     def communicate(group: Any, *args: Any, **options: Any) -> Any:

@@ -7,13 +7,16 @@ The server is vLLM's, started by TRL's own command, and answers by HTTP on the l
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 import uuid
@@ -24,6 +27,7 @@ from pathlib import Path
 from pytest_trlcompat import _processes, stack
 from pytest_trlcompat._cleaner import OwnFolder
 from pytest_trlcompat._secrets import redacted
+from pytest_trlcompat.inference import control
 from pytest_trlcompat.inference.recording_engine import is_recording
 
 __all__ = ["ServerError", "VLLMServer", "named_vllm"]
@@ -37,13 +41,14 @@ _CARRIED_BY_RECORDING: tuple[Mapping[str, str], ...] = ({"trl": ">=0.17,<1.11"},
 """The same where the recording engine stands for vLLM: TRL's own server, whose worker before 0.17 asks CUDA for a
 stream; later ones are vLLM's own."""
 _CHOOSES_EXECUTOR = {"trl": ">=1.1"}
-_MARK = "TRLCOMPAT_VLLM_SERVER"
-"""The variable that identifies the processes of one server."""
 _START_TIMEOUT = 600.0
 _STOP_TIMEOUT = 10.0
 _POLL = 0.2
 _GONE = 0.02
 _HEALTH_TIMEOUT = 5.0
+_CRASHED = 5.0
+"""Seconds after which a parent that has taken no note of a process's end is taken to be waiting for it in vain."""
+_PORT_TRIES = 20
 _OPTION = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -94,7 +99,7 @@ class VLLMServer:
         words = _words(options or {}, versions)
         mark = uuid.uuid4().hex
         folder = Path(tempfile.mkdtemp(prefix="trlcompat-vllm-"))
-        self._mark = f"{_MARK}={mark}"
+        self._mark = f"{control.SERVER}={mark}"
         with contextlib.ExitStack() as refused:
             self._own = OwnFolder(folder, self._mark)
             refused.callback(self._own.remove)
@@ -102,10 +107,18 @@ class VLLMServer:
             refused.callback(self._port.close)
             self.url = f"http://127.0.0.1:{self._port.number}"
             self._command = [
-                *(sys.executable, "-m", "trl.scripts.vllm_serve", "--model", str(model)),
+                *(sys.executable, "-m", "pytest_trlcompat.inference.serving"),
+                *(str(self._port.descriptor), str(self._port.number)),
+                *("trl.scripts.vllm_serve", "--model", str(model)),
                 *("--host", "127.0.0.1", "--port", str(self._port.number), *words),
             ]
-            self._variables = {**_environment(environment, folder, versions), _MARK: mark}
+            # Ranks of this process's launches find the same folder by the same variable.
+            os.environ[control.CONTROL] = str(control.shared_folder())
+            self._variables = {
+                **_environment(environment, folder, versions),
+                control.CONTROL: os.environ[control.CONTROL],
+                control.SERVER: mark,
+            }
             self._process = self._start()
             refused.callback(self.kill)
             self._wait()
@@ -132,6 +145,7 @@ class VLLMServer:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        self._watcher.join()  # else it might end the listening of a server that is started next
         deadline = time.monotonic() + _STOP_TIMEOUT
         while _processes.marked(self._mark) and time.monotonic() < deadline:
             _processes.kill_marked(self._mark)
@@ -164,8 +178,9 @@ class VLLMServer:
 
     def _start(self) -> subprocess.Popen[bytes]:
         with open(self._own.path / "log", "ab") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 self._command,
+                pass_fds=[self._port.descriptor],
                 env=self._variables,
                 cwd=self._own.path,
                 stdin=subprocess.DEVNULL,
@@ -173,6 +188,19 @@ class VLLMServer:
                 stderr=log,
                 start_new_session=True,  # Ctrl-C reaches the test process, which ends the server
             )
+        self._watcher = threading.Thread(target=self._watch, args=(os.pidfd_open(process.pid),), daemon=True)
+        self._watcher.start()
+        return process
+
+    def _watch(self, process: int) -> None:
+        """Stop listening when the server's process ends, whoever has ended it."""
+        try:
+            ended = select.poll()
+            ended.register(process, select.POLLIN)
+            ended.poll()
+            self._port.stop_listening()
+        finally:
+            os.close(process)
 
     def _has_ended(self) -> bool:
         """Whether its first process has ended, which is then still to be waited for."""
@@ -181,28 +209,67 @@ class VLLMServer:
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + _START_TIMEOUT
+        """Until it answers.
+
+        Some commands go on waiting for an engine's process that has ended. A process that has ended with an error, and
+        of which its parent has taken no note for a while, is such a one.
+        """
+        began = time.monotonic()
+        crashed_since: dict[int, float] = {}
         while not self.running:
+            now = time.monotonic()
             if self._has_ended():
                 raise ServerError(f"the vLLM server ended before it answered:\n{self.output()}")
-            if time.monotonic() > deadline:
+            crashed = _processes.crashed_children(_processes.marked(self._mark))
+            crashed_since = {pid: crashed_since.get(pid, now) for pid in crashed}
+            for pid, since in crashed_since.items():
+                if now - since > _CRASHED:
+                    raise ServerError(
+                        f"a process of the vLLM server ended with status {crashed[pid]} before the server answered, "
+                        f"which still waits for it:\n{self.output()}"
+                    )
+            if now - began > _START_TIMEOUT:
                 raise ServerError(f"the vLLM server did not answer within {_START_TIMEOUT:g} s:\n{self.output()}")
             time.sleep(_POLL)
 
 
 class _Port:
-    """A port of the loopback that the system gives nobody else while this exists; vLLM can still bind it.
+    """A port of the loopback that nobody else can have while this exists.
 
-    Both set ``SO_REUSEADDR``, and this does not listen.
+    The socket is bound without ``SO_REUSEADDR``, so that no other socket can be bound there. The server gets a
+    descriptor of the same socket and listens with it. When its process ends, this stops listening in its place:
+    trainers are then refused, and nobody else can answer them. ``SO_REUSEPORT``, which the system grants to processes
+    of the same user alone, lets a server that is restarted listen again while old connections are not forgotten.
+
+    Attributes:
+        number: of the port.
+        descriptor: of the socket, for the server's process.
     """
 
     def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind(("127.0.0.1", 0))
-        self.number: int = self._socket.getsockname()[1]
+        for _ in range(_PORT_TRIES):
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as chooser:
+                chooser.bind(("127.0.0.1", 0))
+                self.number: int = chooser.getsockname()[1]
+            # One that is bound to a number stays bound when it no longer listens; one that the system chose does not.
+            self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                self._socket.bind(("127.0.0.1", self.number))
+                # Only now: another test process that wants this number is refused as well.
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                break
+            except OSError:  # somebody was faster
+                self._socket.close()
+        else:
+            raise OSError(errno.EADDRINUSE, "no port of the loopback could be bound")
+        self.descriptor = self._socket.fileno()
+
+    def stop_listening(self) -> None:
+        with contextlib.suppress(OSError):  # nobody listens there
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        self.stop_listening()
         self._socket.close()
 
 

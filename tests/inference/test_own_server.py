@@ -5,11 +5,16 @@ Classes of vLLM and a session of ``requests`` are made up. The real ones are tes
 
 from __future__ import annotations
 
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from pytest_trlcompat.inference import engine_weights
+import pytest
+
+from pytest_trlcompat.inference import control, engine_weights
 from pytest_trlcompat.inference.gloo_transfer import _MeetingSession, adapt_extension, adapt_trainer
+
+TOKEN = "0123456789abcdef" * 2
 
 
 class Session:
@@ -25,7 +30,7 @@ class Session:
 
 def test_the_server_is_told_where_to_meet_in_the_place_of_all_addresses() -> None:
     session = Session()
-    meeting = _MeetingSession(session, "/tmp/meeting")
+    meeting = _MeetingSession(session, TOKEN)
     asked = {"host": "0.0.0.0", "port": 51216, "world_size": 2}
     assert meeting.post("http://x/init_communicator/", json=asked) == "answer"
     meeting.post("http://x/reset_prefix_cache/")
@@ -33,7 +38,7 @@ def test_the_server_is_told_where_to_meet_in_the_place_of_all_addresses() -> Non
     assert meeting.headers == "those of the session"
     assert asked["host"] == "0.0.0.0"
     assert session.posted == [
-        ("http://x/init_communicator/", {"host": "/tmp/meeting", "port": 51216, "world_size": 2}, {}),
+        ("http://x/init_communicator/", {"host": TOKEN, "port": 51216, "world_size": 2}, {}),
         ("http://x/reset_prefix_cache/", None, {}),
         ("http://x/generate/", {"prompts": ["host"]}, {"timeout": 3}),
     ]
@@ -52,15 +57,35 @@ def engine() -> tuple[Any, list[tuple[Any, ...]]]:
             return "done"
 
     engine_weights.offer(Worker, LLM)
-    assert getattr(Worker, engine_weights.METHOD) is engine_weights.save
+    assert getattr(Worker, engine_weights.METHOD) is engine_weights.send
     return LLM(), called
 
 
 def test_a_weight_of_that_name_asks_for_the_engines_weights() -> None:
     llm, called = engine()
-    name = f"{engine_weights.METHOD}:/tmp/a:b.safetensors"
+    name = f"{engine_weights.METHOD}:{TOKEN}"
     assert llm.collective_rpc(method="update_named_param", args=(name, "dtype", (0,))) == "done"
-    assert called == [(engine_weights.METHOD, None, ("/tmp/a:b.safetensors",), None)]
+    assert called == [(engine_weights.METHOD, None, (TOKEN,), None)]
+
+
+@pytest.mark.parametrize("name", ["{folder}/weights.safetensors", "../weights", "0" * 31])
+def test_a_request_names_no_file_to_which_weights_are_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "control").mkdir(mode=0o700)
+    monkeypatch.setenv(control.CONTROL, str(tmp_path / "control"))
+    parameters = {"weight": SimpleNamespace(detach=lambda: pytest.fail("the weights were read"))}
+    model = SimpleNamespace(named_parameters=parameters.items)
+    worker = SimpleNamespace(parallel_config=SimpleNamespace(world_size=1), model_runner=SimpleNamespace(model=model))
+    with pytest.raises(control.ControlError, match="is no token"):
+        engine_weights.send(worker, name.format(folder=tmp_path))
+    assert [path.name for path in tmp_path.rglob("*")] == ["control"]
+
+
+def test_a_worker_with_a_part_of_the_weights_sends_nothing() -> None:
+    worker = SimpleNamespace(parallel_config=SimpleNamespace(world_size=2))
+    with pytest.raises(ValueError, match="each of 2 workers has a part"):
+        engine_weights.send(worker, TOKEN)
 
 
 def test_every_other_call_is_as_it_was() -> None:

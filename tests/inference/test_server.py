@@ -20,6 +20,7 @@ import pytest
 
 from pytest_trlcompat import _processes, stack
 from pytest_trlcompat.inference import server as server_module
+from pytest_trlcompat.inference import serving
 from pytest_trlcompat.inference.server import ServerError, VLLMServer
 
 COMMAND = """
@@ -174,16 +175,85 @@ def test_without_vllm_there_is_none(environment: dict[str, str], monkeypatch: py
         VLLMServer("model", environment)
 
 
-def test_a_port_is_nobody_elses_until_the_server_has_it() -> None:
+STRANGER = """
+import os, socket, sys
+
+number, user = map(int, sys.argv[1:])
+os.setgid(user)
+os.setuid(user)
+for option in (None, socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+    for address in ("127.0.0.1", "0.0.0.0"):
+        with socket.socket() as stranger:
+            if option is not None:
+                stranger.setsockopt(socket.SOL_SOCKET, option, 1)
+            try:
+                stranger.bind((address, number))
+            except OSError as error:
+                print(error.strerror)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can try as another user")
+def test_no_other_user_can_have_the_port_before_the_server_has_it_nor_afterwards() -> None:
+    port = server_module._Port()
+
+    def strangers() -> list[str]:
+        command = [sys.executable, "-c", STRANGER, str(port.number), "65534"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    with socket.socket() as server_socket:
+        serving.take(server_socket, port.descriptor)
+        for _ in range(2):
+            assert strangers() == ["Address already in use"] * 6
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port.number), timeout=10)
+            server_socket.listen()
+            assert strangers() == ["Address already in use"] * 6
+            client = socket.create_connection(("127.0.0.1", port.number), timeout=10)
+            accepted, _ = server_socket.accept()
+            accepted.close()  # first, so that the system remembers the connection on this side
+            client.close()
+            port.stop_listening()
+    port.close()
+
+
+def test_another_server_of_this_user_gets_another_port() -> None:
     port = server_module._Port()
     with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
         stranger.bind(("127.0.0.1", port.number))
-    with socket.socket() as vllm:
-        vllm.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        vllm.bind(("127.0.0.1", port.number))
-        vllm.listen()
-        socket.create_connection(("127.0.0.1", port.number)).close()
     port.close()
+
+
+def test_nobody_answers_in_the_place_of_a_server_that_has_ended(server: VLLMServer) -> None:
+    """Its command is killed by somebody else, and leaves an engine."""
+    number = int(server.url.rpartition(":")[2])
+    os.killpg(server._process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while runs(server) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    server._watcher.join(60)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", number), timeout=10)
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(("127.0.0.1", number))
+
+
+WAITS = """
+import os, subprocess, sys, time
+
+engine = subprocess.Popen([sys.executable, "-c", "import sys; sys.exit('the engine has no weights')"])
+time.sleep(600)
+"""
+
+
+def test_one_that_waits_for_an_engine_that_has_ended_is_ended(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_CRASHED", 0.5)
+    (tmp_path / "site" / "trl" / "scripts" / "vllm_serve.py").write_text(WAITS)
+    with pytest.raises(ServerError, match=r"ended with status 1 before the server answered[^\0]*has no weights"):
+        VLLMServer("model", environment)
 
 
 def test_it_ends_with_the_process_that_has_started_it(environment: dict[str, str], tmp_path: Path) -> None:

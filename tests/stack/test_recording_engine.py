@@ -343,17 +343,29 @@ class Extension:
         return self.greeting, name, len(list(self.model_runner.model.named_parameters()))  # type: ignore[attr-defined]
 
 
-def test_the_worker_is_extended_and_saves_what_it_holds(tiny: TinyModel, tmp_path: Path) -> None:
-    from safetensors.torch import load_file
+def test_the_worker_is_extended_and_sends_what_it_holds(
+    tiny: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from safetensors.torch import load
+
+    from pytest_trlcompat.inference import control
 
     llm = engine(tiny, worker_extension_cls=f"{__name__}.Extension")
     held = dict(llm._model.named_parameters())
     assert llm.collective_rpc("greet", args=("world",)) == [("hello", "world", len(held))]
     assert llm.collective_rpc(lambda worker: type(worker).__mro__[1:3]) == [(Worker, Extension)]
-    llm.collective_rpc("update_named_param", args=(f"{engine_weights.METHOD}:{tmp_path / 'w'}", None, (0,)))
-    saved = load_file(tmp_path / "w")
-    assert saved.keys() == held.keys()
-    assert all(torch.equal(saved[name], held[name]) for name in held)
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv(control.CONTROL, str(tmp_path))
+    with control.Inbox() as inbox, ThreadPoolExecutor(1) as pool:
+        received = pool.submit(inbox.receive, 60)
+        llm.collective_rpc("update_named_param", args=(f"{engine_weights.METHOD}:{inbox.token}", None, (0,)))
+        content = received.result()
+    assert content is not None
+    sent = load(content)
+    assert sent.keys() == held.keys()
+    assert all(torch.equal(sent[name], held[name]) for name in held)
 
 
 def test_it_is_installed_as_the_distribution_that_trl_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_trlcompat.inference import control
+
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher
 
@@ -51,8 +53,20 @@ def send_and_receive(meeting: str) -> dict[str, Any]:
     }
 
 
-def test_a_tensor_of_the_accelerator_arrives_on_the_cpu_bit_by_bit(launch: Launcher, tmp_path: Path) -> None:
-    for rank in launch(send_and_receive, str(tmp_path / "meeting"), strategy="ddp", sharded=False).values:
+def announced(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
+    """A meeting in a folder that ranks find by their environment."""
+    folder.chmod(0o700)
+    monkeypatch.setenv(control.CONTROL, str(folder))
+    return control.announce_meeting()
+
+
+def test_a_tensor_of_the_accelerator_arrives_on_the_cpu_bit_by_bit(
+    launch: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        token = announced(patched, tmp_path)
+        ranks = launch(send_and_receive, token, strategy="ddp", sharded=False).values
+    for rank in ranks:
         assert rank["equal"] == {f"{dtype} {shape}": True for dtype in DTYPES for shape in SHAPES}
         assert rank["strided"] == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
         assert rank["elsewhere"] == []  # ports of other addresses
@@ -76,17 +90,22 @@ def leave(meeting: str) -> str:
     return str(failed.value)
 
 
-def test_one_that_leaves_keeps_nobody_waiting(launch: Launcher, tmp_path: Path) -> None:
-    result = launch(leave, str(tmp_path / "meeting"), strategy="ddp", sharded=False, timeout=30)
+def test_one_that_leaves_keeps_nobody_waiting(
+    launch: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = launch(leave, announced(monkeypatch, tmp_path), strategy="ddp", sharded=False, timeout=30)
     assert re.search("Connection (closed|reset) by peer", result.values[1])
 
 
-@pytest.mark.parametrize("where", ["10.1.2.3", "nowhere/at/all", "/tmp/meeting"])
-def test_a_place_that_others_can_reach_is_no_meeting(where: str) -> None:
+@pytest.mark.parametrize("where", ["10.1.2.3", "nowhere/at/all", "/tmp/meeting", "0" * 32])
+def test_what_nobody_has_announced_is_no_meeting(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pytest_trlcompat.inference.gloo_transfer import TransferError, communicator
 
-    with pytest.raises(TransferError, match="meet at a file in a folder of this user's alone"):
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv(control.CONTROL, str(tmp_path))
+    with pytest.raises(TransferError, match="meet under a token, in a folder of this user's alone"):
         communicator(where, 51216, 0, 2)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_client_of_another_transfer_is_left_alone() -> None:
