@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+import os
+from collections.abc import Generator, Iterable, Sequence
 
 import pytest
 
 from pytest_trlcompat import __version__, stack
-from pytest_trlcompat.plugin import markers, preloading, selection, settings, strategies
+from pytest_trlcompat.plugin import fixtures, markers, preloading, selection, settings, strategies
 
 __all__ = [
     "pytest_addoption",
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_make_collect_report",
+    "pytest_report_collectionfinish",
     "pytest_report_header",
     "pytest_runtest_setup",
 ]
@@ -24,10 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", markers.LINE)
-    config.addinivalue_line("markers", selection.LINE)
-    config.addinivalue_line("markers", markers.GPU_LINE)
-    config.addinivalue_line("markers", strategies.LINE)
+    for line in (*markers.LINES, selection.LINE, *markers.GPU_LINES, strategies.LINE):
+        config.addinivalue_line("markers", line)
     try:
         config.stash[settings.KEY] = settings.read_settings(config)
         config.stash[settings.DEVICE_KEY] = settings.resolve_device(config.stash[settings.KEY].device)
@@ -42,7 +42,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> list[str]:
     from pytest_trlcompat._escaping import printable
     from pytest_trlcompat._secrets import redacted
-    from pytest_trlcompat.plugin import header
 
     device, installed = config.stash[settings.DEVICE_KEY], stack.installed()
     lines = [
@@ -54,10 +53,43 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         shown = (f"{name} {_text(setting.value)} ({setting.where})" for name, setting in changed.items())
         lines.append(f"trlcompat: settings {', '.join(shown)}")
     lines += preloading.lines(config)
-    issues = header.line_once(installed, getattr(config, "cache", None))
-    if issues is not None:
-        lines.append(f"trlcompat: {issues}")
+    if _is_asked_for(config):
+        lines += _issues_line(config)
     return [printable(redacted(line)) for line in lines]
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
+    """The line of the header that takes time, in projects that use the plugin's fixtures and do not name the plugin."""
+    return [] if _is_asked_for(config) or not any(map(_uses_fixtures, items)) else _issues_line(config)
+
+
+def _issues_line(config: pytest.Config) -> list[str]:
+    from pytest_trlcompat._escaping import printable
+    from pytest_trlcompat.plugin import header
+
+    issues = header.line_once(stack.installed(), getattr(config, "cache", None))
+    return [] if issues is None else [printable(f"trlcompat: {issues}")]
+
+
+def _is_asked_for(config: pytest.Config) -> bool:
+    """Whether a project names the plugin; else it may merely be installed beside it.
+
+    It is named on a command line or in ``addopts`` (``-p trlcompat``), in ``PYTEST_PLUGINS``, or by its module's name,
+    as a ``conftest.py`` has to.
+    """
+    named = {*config.option.plugins, *os.environ.get("PYTEST_PLUGINS", "").split(",")}
+    return "trlcompat" in named or config.pluginmanager.has_plugin("pytest_trlcompat.plugin")
+
+
+def _uses_fixtures(item: pytest.Item) -> bool:
+    """Whether it uses a fixture of this plugin's; one of the same name may be the project's."""
+    definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    return any(definition[-1].func.__module__ == fixtures.__name__ for definition in definitions.values())
+
+
+def _is_ours(item: pytest.Item) -> bool:
+    """Whether markers of this plugin's names are meant for it: other projects have a ``gpu`` and ``versions``, too."""
+    return _is_asked_for(item.config) or _uses_fixtures(item)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -85,11 +117,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _select_issues(config, items)
     versions, device = stack.installed(), config.stash[settings.DEVICE_KEY]
     for item in items:
-        reason = markers.skip_reason(item.iter_markers("versions"), versions)
-        if reason is None and device.name != "cuda" and item.get_closest_marker("gpu"):
+        reason = markers.skip_reason(_marks(item, markers.NAME), versions)
+        if reason is None and device.name != "cuda" and _marks(item, markers.GPU):
             reason = f"needs a GPU, but launches use the device {device.name} ({device.why})"
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _marks(item: pytest.Item, name: str) -> list[pytest.Mark]:
+    """The markers of a name, the closest first: those with the plugin's own name before it, and the plain ones of tests
+    that are this plugin's."""
+    names = {markers.namespaced(name), *([name] if _is_ours(item) else [])}
+    return [mark for mark in item.iter_markers() if mark.name in names]
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures that launch something
@@ -100,6 +139,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def _select_issues(config: pytest.Config, items: list[pytest.Item]) -> None:
     values = config.stash[settings.KEY]
+    if not values.issue.value and values.subject.value is None:
+        return  # nothing is to be selected, and a marker of this name may be somebody else's
     try:
         chosen, others = selection.deselect(items, values.issue.value, values.subject.value)
     except selection.IssueError as error:
@@ -113,10 +154,11 @@ def _marker_errors(items: Iterable[pytest.Item]) -> list[str]:
     errors = []
     for item in items:
         try:
-            for mark in item.iter_markers("versions"):
+            for mark in _marks(item, markers.NAME):
                 markers.parse_mark(mark)
-            selection.issue_of(item)
-            _check_strategies(item)
+            if _is_ours(item):
+                selection.issue_of(item)
+                _check_strategies(item)
         except markers.MarkerError as error:
             errors.append(f"{item.nodeid}: marker versions: {error}")
         except selection.IssueError as error:

@@ -14,15 +14,37 @@ from pytest_trlcompat import stack
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["GPU_LINE", "LINE", "MarkerError", "Requirement", "parse_mark", "skip_reason"]
+__all__ = [
+    "GPU",
+    "GPU_LINES",
+    "LINES",
+    "NAME",
+    "MarkerError",
+    "Requirement",
+    "namespaced",
+    "parse_mark",
+    "skip_reason",
+]
 
-GPU_LINE = "gpu: this test needs a real GPU; it is skipped if launches use another device."
-LINE = (
-    "versions(trl='>=0.15', transformers='<4.50', ..., reason=None, issue=None): "
+NAME = "versions"
+GPU = "gpu"
+
+
+def namespaced(name: str) -> str:
+    """The same marker under a name that no other project has: it acts on any test."""
+    return f"trlcompat_{name}"
+
+
+_PLAIN = "without the prefix only for tests that use fixtures of trlcompat, or where it is loaded with -p trlcompat"
+_GPU_TEXT = "this test needs a real GPU; it is skipped if launches use another device"
+_TEXT = (
+    "(trl='>=0.15', transformers='<4.50', ..., reason=None, issue=None): "
     f"skip unless every range holds for the installed version; packages are {', '.join(stack.PACKAGES)}; "
     "reason and issue are shown when the test is skipped"
 )
+LINES = (f"{NAME}{_TEXT}", f"{namespaced(NAME)}{_TEXT}; {_PLAIN}")
 """The marker's registration, shown by ``pytest --markers``."""
+GPU_LINES = (f"{GPU}: {_GPU_TEXT}.", f"{namespaced(GPU)}: {_GPU_TEXT}; {_PLAIN}.")
 
 
 class MarkerError(ValueError):
