@@ -148,6 +148,7 @@ class KnownIssue:
         blocks: ids of issues that cannot be seen where this one is ``broken``: their verdict is ``blocked``, by this
             one, for the same subject and strategies. A short form of such predictions.
         differences: by which conformance suites know it.
+        trainers: whom it meets, where its id does not say so and it does not meet every trainer.
     """
 
     id: str
@@ -165,6 +166,17 @@ class KnownIssue:
     cure_with: tuple[str, ...] = ()
     workaround: str = ""
     differences: tuple[ShownDifference, ...] = ()
+    trainers: tuple[str, ...] = ()
+
+    def meets(self, trainer: str) -> bool:
+        """Whether who uses this trainer may meet it; empty: any trainer."""
+        named = self.trainers or ((self.trainer,) if self.trainer else ())
+        return not trainer or not named or trainer in named
+
+    @property
+    def is_search(self) -> bool:
+        """Whether its suite looks for what nobody has named: what it finds are known issues, or become such."""
+        return self.id.startswith("conformance-")
 
     @property
     def trainer(self) -> str:

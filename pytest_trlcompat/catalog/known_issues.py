@@ -18,6 +18,7 @@ from pytest_trlcompat import stack
 from pytest_trlcompat.catalog.issue import (
     STRATEGIES,
     SUBJECTS,
+    TRAINERS,
     WILDCARD,
     KnownIssue,
     Prediction,
@@ -141,7 +142,17 @@ def _absences(entry: Mapping[str, Any] | None) -> list[dict[str, Any]]:
 
 _ISSUE_KEYS = {
     *("id", "title", "wrong", "upstream", "suite", "cure", "symptom", "prediction"),
-    *("strategies", "settings", "needs", "blocks", "without_trainer", "cure_with", "workaround", "difference"),
+    *(
+        "strategies",
+        "settings",
+        "needs",
+        "blocks",
+        "without_trainer",
+        "cure_with",
+        "workaround",
+        "difference",
+        "trainers",
+    ),
 }
 
 
@@ -163,6 +174,7 @@ def _issue(entry: Mapping[str, Any], absent: Mapping[str, Any]) -> KnownIssue:
         without_trainer=_lines(entry, "without_trainer", default=()),
         cure_with=_lines(entry, "cure_with", default=()),
         workaround=_line(entry, "workaround") if "workaround" in entry else "",
+        trainers=_trainers(entry),
         differences=tuple(_difference(raw) for raw in entry.get("difference", [])),
     )
     for strategy in issue.strategies:
@@ -253,6 +265,14 @@ def _lines(raw: Mapping[str, Any], key: str, *, default: tuple[str, ...] | None 
     if len(set(texts)) != len(texts):
         raise ValueError(f"{key} names something twice: {', '.join(texts)}")
     return tuple(texts)
+
+
+def _trainers(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    named = tuple(entry.get("trainers", ()))
+    unknown = [name for name in named if name not in TRAINERS]
+    if unknown or len(set(named)) < len(named):
+        raise ValueError(f"trainers {', '.join(map(str, named))}: each once, of {', '.join(TRAINERS)}")
+    return named
 
 
 def _known_keys(raw: Mapping[str, Any], known: set[str]) -> None:

@@ -6,8 +6,9 @@ Imports no package of the stack and little else, because pytest imports it when 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+from pytest_trlcompat.catalog.existence import absent_strategy
 from pytest_trlcompat.catalog.issue import STRATEGIES, KnownIssue, Prediction, kind
 from pytest_trlcompat.catalog.regions import Region, regions
 from pytest_trlcompat.doctor.stack_spec import StackSpec
@@ -21,8 +22,11 @@ class StrategyError(ValueError):
     """A requested strategy is unknown, or cannot run on the stack."""
 
 
-def considered_strategies(names: Sequence[str], spec: StackSpec) -> tuple[tuple[str, ...], str]:
-    """The strategies to consider, and a text that names those left out because a package is not installed.
+def considered_strategies(names: Sequence[str], spec: StackSpec, trainer: str = "") -> tuple[tuple[str, ...], str]:
+    """The strategies to consider, and a text that names those left out because the stack does not have them.
+
+    Args:
+        trainer: the one that is asked about; empty for all.
 
     Raises:
         StrategyError: for an unknown strategy, or one that cannot run on this stack.
@@ -34,10 +38,22 @@ def considered_strategies(names: Sequence[str], spec: StackSpec) -> tuple[tuple[
             raise StrategyError(f"unknown strategy {name!r}; known are {', '.join(STRATEGIES)}")
         if kind(name) in impossible:
             raise StrategyError(f"strategy {name} needs {impossible[kind(name)]}, which is not in {spec.source}")
+        if (absence := absent_strategy(kind(name), spec.versions, trainer)) is not None:
+            raise StrategyError(
+                f"strategy {name} is absent with {_named(absence.when, spec)} ({spec.source}): {absence.why}; take "
+                f"{absence.instead}, or ask about another strategy"
+            )
     if names:
         return tuple(dict.fromkeys(names)), ""
-    left = f"{', '.join(impossible)}: deepspeed is not installed" if impossible else ""
-    return tuple(name for name in STRATEGIES if name not in impossible), left
+    left_out = [f"{', '.join(impossible)}: deepspeed is not installed"] if impossible else []
+    absences = {name: absent_strategy(name, spec.versions, trainer) for name in STRATEGIES}
+    left_out += [f"{name}: {absence.why}" for name, absence in absences.items() if absence is not None]
+    possible = tuple(name for name in STRATEGIES if name not in impossible and absences[name] is None)
+    return possible, "; ".join(left_out)
+
+
+def _named(packages: Iterable[str], spec: StackSpec) -> str:
+    return ", ".join(f"{package} {spec.texts.get(package, '')}".strip() for package in packages)
 
 
 def applicable_predictions(

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         asked = Asked(parsed.python or "", parsed.platform or "")
         spec = read_stack_spec(parsed.what, parsed.requirements, _standard_input, asked)
         diagnosis = diagnose(spec, known_issues.load(), evidence.published(), parsed.strategy, parsed.trainer or "")
-        status = AFFECTED if diagnosis.issues else CLEAR
+        status = CLEAR if diagnosis.is_clear else AFFECTED
         if parsed.json:
             print(json.dumps(diagnosis.to_dict(), indent=1).replace("\x7f", "\\u007f"))
         else:

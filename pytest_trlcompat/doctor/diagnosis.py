@@ -6,6 +6,7 @@ Imports no package of the stack.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +18,8 @@ from pytest_trlcompat.catalog.issue import KnownIssue, kind, measured_with
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.ranges import ALL
 from pytest_trlcompat.catalog.regions import regions
-from pytest_trlcompat.catalog.verdict import SEVERITY
-from pytest_trlcompat.doctor.applicable import considered_strategies, labels
+from pytest_trlcompat.catalog.verdict import SEVERITY, Verdict
+from pytest_trlcompat.doctor.applicable import StrategyError, considered_strategies, labels, without_blockers
 from pytest_trlcompat.doctor.confidence import distance
 from pytest_trlcompat.doctor.effects import Effect, effects_of, uncured
 from pytest_trlcompat.doctor.pins import Pins, Scope, fewest_issues, has_only, is_at, ok_pins, trainers_in
@@ -28,7 +29,7 @@ from pytest_trlcompat.doctor.torch import other_torch
 from pytest_trlcompat.doctor.unmeasured import unmeasured_releases
 from pytest_trlcompat.trainers.kinds import TRAINERS
 
-__all__ = ["ApplicableIssue", "Diagnosis", "diagnose"]
+__all__ = ["ApplicableIssue", "Diagnosis", "check_trainer", "diagnose"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ class Diagnosis:
         left_out: strategies that were not considered, and why.
         trainer: the one that the question is about; empty for all.
         cells: all that were measured, the nearest first.
+        stopped_for_others: those of ``unpredicted`` of which is predicted only that issues of trainers that are not
+            asked about stop their tests.
         unmeasured: see :func:`~pytest_trlcompat.doctor.unmeasured.unmeasured_releases`.
     """
 
@@ -92,6 +95,15 @@ class Diagnosis:
     cells: tuple[MeasuredCell, ...] = ()
     unmeasured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     python: str = ""
+    stopped_for_others: tuple[str, ...] = ()
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether no known issue affects the stack, by what is predicted or measured for who asks.
+
+        Of an issue whose test another trainer's issue stops, nothing is known.
+        """
+        return not self.issues and not self.stopped_for_others
 
     @property
     def predicted(self) -> bool:
@@ -226,11 +238,13 @@ def diagnose(
         trainer: a key of ``TRAINERS``: leave out what only users of other trainers meet; empty for none.
 
     Raises:
-        StrategyError: see :func:`~pytest_trlcompat.doctor.applicable.considered_strategies`.
+        StrategyError: the trainer, or a strategy, is absent from the stack; see
+            :func:`~pytest_trlcompat.doctor.applicable.considered_strategies`.
     """
-    considered, left_out = considered_strategies(strategies, spec)
-    relevant = Catalog({issue.id: issue for issue in catalog.values() if not trainer or issue.trainer in ("", trainer)})
-    foreign = catalog.keys() - relevant.keys()
+    check_trainer(trainer, spec, catalog)
+    considered, left_out = considered_strategies(strategies, spec, trainer)
+    relevant = Catalog({issue.id: issue for issue in catalog.values() if issue.meets(trainer) and not issue.is_search})
+    foreign = {issue.id for issue in catalog.values() if not issue.meets(trainer)}
     cells = tuple(sorted(evidence.cells, key=distance(spec)))
     evidence = dataclasses.replace(evidence, cells=cells)
     issues: list[ApplicableIssue] = []
@@ -241,6 +255,9 @@ def diagnose(
             issues.append(ApplicableIssue(issue, effects, uncured(issue, spec, effects)))
         else:
             clear.append(issue.id)
+    unpredicted = tuple(
+        name for name in clear if not _is_predicted(without_blockers(relevant[name], foreign), spec, considered)
+    )
     issues.sort(key=lambda each: min(SEVERITY.index(effect.verdict) for effect in each.effects))
     scope = Scope(relevant, considered, (trainer,) if trainer else trainers_in(spec, catalog), foreign)
     # Where a trainer's own suites were not run, that a cell is without known issues says too little.
@@ -253,7 +270,8 @@ def diagnose(
         strategies=considered,
         issues=tuple(issues),
         clear=tuple(clear),
-        unpredicted=tuple(name for name in clear if not _is_predicted(relevant[name], spec, considered)),
+        unpredicted=unpredicted,
+        stopped_for_others=tuple(name for name in unpredicted if _is_predicted(relevant[name], spec, considered)),
         nearest=cells[0] if cells else None,
         pins=pins,
         fewest=None if ok_for_all or not recommendable else fewest_issues(of_its_packages, scope, len(issues)),
@@ -265,6 +283,30 @@ def diagnose(
         unmeasured=unmeasured_releases(spec, cells, {name for issue in relevant.values() for name in issue.packages}),
         python=other_python(spec, cells),
     )
+
+
+def check_trainer(trainer: str, spec: StackSpec, catalog: Catalog) -> None:
+    """
+    Raises:
+        StrategyError: the stack's trl has no such trainer, by all that the catalogue predicts of it.
+    """
+    if trainer not in MEASURED:
+        return
+    domain = {"trl": spec.versions.get("trl", ALL)}
+    predictions = [
+        prediction
+        for issue in catalog.values()
+        if measured_with(issue.id) == trainer and issue.trainer == trainer
+        for label in issue.labels()
+        for prediction in regions(issue, "upstream", label, domain).predicted.values()
+        if prediction is not None
+    ]
+    if predictions and all(prediction.verdict is Verdict.ABSENT for prediction in predictions):
+        (why, _), *_ = Counter(prediction.why for prediction in predictions).most_common(1)
+        raise StrategyError(
+            f"trainer {trainer} is absent with trl {spec.texts.get('trl', '')} ({spec.source}): {why}; name a release "
+            "of trl that has it, or another trainer"
+        )
 
 
 def _torch_of_same_pins(spec: StackSpec, cells: Sequence[MeasuredCell]) -> str:

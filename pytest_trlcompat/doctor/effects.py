@@ -98,6 +98,8 @@ def _only_measured(
         for label, verdict in cell.problems.get(issue.id, ()):
             if label in known or not (label in considered or kind(label) in considered):
                 continue
+            if (issue.id, "upstream", label) in cell.fitting:
+                continue  # a search that found other known issues there, which are said by themselves
             prediction = issue.predict("upstream", label, cell.versions)
             why, by, otherwise = _UNPREDICTED, "", ""
             if prediction is not None and cell.gave((issue.id, "upstream", label), prediction.verdict, prediction.by):

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from pytest_trlcompat.catalog.evidence import MeasuredCell
+from pytest_trlcompat.catalog.existence import absent_strategy
 from pytest_trlcompat.catalog.issue import TRAINERS, KnownIssue, kind, measured_with
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.ranges import ALL, Range, at
@@ -80,6 +81,20 @@ class Scope:
             trainer = self.measured_with[name]
             seen[trainer] = seen.get(trainer, False) or verdict is not Verdict.ABSENT
         return not all(seen[each] if each in seen else self._may_have(each, cell) for each in self.trainers)
+
+    def lacks_strategy(self, cell: MeasuredCell, considered: Sequence[str]) -> bool:
+        """Whether one of the trainers does not have one of the strategies in a cell, unless it was seen to train."""
+        versions = {package: at(text) for package, text in cell.versions.items()}
+        trained = {
+            (self.measured_with[name], strategy)
+            for name, _, strategy, verdict in self.upstream(cell)
+            if verdict in (Verdict.OK, Verdict.SILENT, Verdict.WASTEFUL)
+        }
+        return any(
+            absent_strategy(kind(name), versions, trainer) is not None and (trainer, kind(name)) not in trained
+            for name in considered
+            for trainer in self.trainers
+        )
 
     def _may_have(self, trainer: str, cell: MeasuredCell) -> bool:
         """By the predictions for a cell; so it may where there are none."""
@@ -163,7 +178,7 @@ def _shown(cell: MeasuredCell, scope: Scope, considered: Sequence[str], limit: i
     """
     measured: dict[str, dict[str, Verdict]] = {}
     found: dict[tuple[str, str], set[Verdict]] = {}
-    if scope.lacks_trainer(cell):
+    if scope.lacks_trainer(cell) or scope.lacks_strategy(cell, considered):
         return None
     for name, label, plain, verdict in scope.upstream(cell):
         if label in considered or plain in considered:

@@ -32,13 +32,13 @@ def test_pins_keep_trl_where_they_can_and_are_the_nearest() -> None:
 def test_pins_that_need_another_trl_come_after_those_that_keep_it_for_some_strategies() -> None:
     entry = issue(predict("broken", ("zero3",), trl="<0.18"), predict("ok"))
     cells = [
-        cell("0.15.2", single="ok", zero3="broken"),
-        cell("0.18.2", single="ok", zero3="ok"),
-        cell("1.0.0", single="ok", zero3="ok"),
+        cell("0.15.2", "4.52.4", single="ok", zero3="broken"),
+        cell("0.18.2", "4.52.4", single="ok", zero3="ok"),
+        cell("1.0.0", "4.52.4", single="ok", zero3="ok"),
     ]
     assert pins(ask("trl==0.15.2", issues=[entry], cells=cells)) == [
-        ("trl0.15.2-tf4.49.0", tuple(name for name in STRATEGIES if name != "zero3")),
-        ("trl0.18.2-tf4.49.0", STRATEGIES),
+        ("trl0.15.2-tf4.52.4", tuple(name for name in STRATEGIES if name != "zero3")),
+        ("trl0.18.2-tf4.52.4", STRATEGIES),
     ]
 
 
@@ -82,9 +82,17 @@ def test_pins_with_the_fewest_issues_are_named_if_none_are_without() -> None:
 
 def test_pins_for_most_strategies_are_named_if_there_are_none_for_all() -> None:
     entry = issue(predict("broken", ("zero3",)), predict("ok"))
-    cells = [cell("0.17.0", single="ok", zero3="broken"), cell("0.16.1", single="ok", zero3="broken")]
+    cells = [cell(trl, "4.52.4", single="ok", zero3="broken") for trl in ("0.17.0", "0.16.1")]
     most = tuple(name for name in STRATEGIES if name != "zero3")
-    assert pins(ask("trl==0.16.0", issues=[entry], cells=cells)) == [("trl0.16.1-tf4.49.0", most)]
+    assert pins(ask("trl==0.16.0", issues=[entry], cells=cells)) == [("trl0.16.1-tf4.52.4", most)]
+
+
+def test_a_cell_without_a_strategy_is_not_recommended_for_it_although_nothing_was_measured_there() -> None:
+    entry = issue(predict("ok"), strategies=())
+    cells = [cell("0.16.1", "4.50.3", single="ok"), cell("0.18.2", "4.52.4", single="ok")]
+    problem = issue(predict("broken", trl="==0.16.0"), predict("ok"), name="two", strategies=())
+    found = ask("trl==0.16.0", issues=[entry, problem], cells=cells, strategies=["fsdp2"])
+    assert pins(found) == [("trl0.18.2-tf4.52.4", ("fsdp2",))]
 
 
 def test_a_cell_that_has_no_such_strategy_is_not_ok_under_it() -> None:

@@ -37,7 +37,7 @@ CELLS = [measured("0.12.2", "absent", "ok"), measured("0.20.0", "ok", "ok"), mea
     [
         ("1.12.0", "ppo", "ppo-two", "0.20.0"),  # 1.13.0 is nearer, and has no PPO
         ("1.12.0", "grpo", "grpo-two", "1.13.0"),
-        ("0.13.0", "grpo", "one", "0.20.0"),  # 0.12.2 is nearer, and has no GRPO
+        ("0.14.0", "grpo", "grpo-two", "0.20.0"),  # 0.12.2 is nearer, and has no GRPO
         ("0.15.0", "", "grpo-two", "0.20.0"),  # it has both
         ("0.13.0", "", "ppo-two", "0.12.2"),  # it has PPO alone
         ("1.14.0", "", "grpo-two", "1.13.0"),  # it has GRPO alone
