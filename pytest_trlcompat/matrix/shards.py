@@ -52,7 +52,7 @@ def keep_part(layout: Layout, cells: Sequence[Cell], shard: tuple[int, int]) -> 
 
 
 def account_of_parts(folders: Iterable[Path], results: Path) -> Account[str]:
-    """The parts of a sweep and their cells, met where they left results; complete and empty of due where none is a part.
+    """The parts of a sweep and their cells, met where they left results; nothing is due where no folder is a part.
 
     Raises:
         MatrixError: a file that says which part results are cannot be read.
