@@ -23,10 +23,10 @@ from pytest_trlcompat.watch.layout import WatchLayout
 from pytest_trlcompat.watch.outcome import Outcome
 from pytest_trlcompat.watch.session import Watch
 
-__all__ = ["main", "watch"]
+__all__ = ["FAILED", "main", "watch"]
 
 _ROOT = Path(__file__).resolve().parents[2]
-_AS_PREDICTED, _CHANGED, _FAILED, _INTERRUPTED = 0, 1, 2, 130
+_AS_PREDICTED, _CHANGED, FAILED, _INTERRUPTED = 0, 1, 2, 130
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -42,7 +42,7 @@ def main(words: Sequence[str] | None = None) -> int:
             return watch(options, _ROOT, _say)
     except MatrixError as error:
         print(printable(redacted(f"watch: {error}")), file=sys.stderr)
-        return _FAILED
+        return FAILED
     except KeyboardInterrupt:
         print("\nwatch: stopped; every finished step is kept, and the same command goes on", file=sys.stderr)
         return _INTERRUPTED
@@ -58,7 +58,7 @@ def watch(options: Options, root: Path, say: Callable[[str], None], ask: indexes
     for line in session.not_built:
         say(line)
     if not new and session.not_built:
-        return _FAILED
+        return FAILED
     if nothing_asked := session.nothing_asked:
         raise MatrixError(f"what is new cannot be said: {nothing_asked}")
     if not new:
@@ -78,7 +78,7 @@ def watch(options: Options, root: Path, say: Callable[[str], None], ask: indexes
         say(f"  {path.relative_to(root)}")
     if outcome.causes:
         return _CHANGED
-    return _AS_PREDICTED if outcome.is_complete else _FAILED
+    return _AS_PREDICTED if outcome.is_complete else FAILED
 
 
 def write(outcome: Outcome, folder: Path) -> list[Path]:
