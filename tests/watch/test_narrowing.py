@@ -152,10 +152,16 @@ def test_why_a_bisection_found_nothing_is_kept(layout: WatchLayout, monkeypatch:
     assert found.reason == "trlcompat bisect: good 1.0.0 is bad as well"
     assert found.command == "trlcompat bisect releases --issue x"  # without this machine's files
     assert read_narrowed(one, layout.bisections, code_digest(layout)) == found
-    runs = []
-    monkeypatch.setattr(process, "run", lambda *arguments, **options: runs.append(arguments) or 2)
+    monkeypatch.undo()
+    again: list[object] = []
+
+    def run_again(arguments: list[str], **options: object) -> int:
+        again.append(arguments)
+        return 2
+
+    monkeypatch.setattr(process, "run", run_again)
     narrow(one, words, layout, lambda text: None)
-    assert len(runs) == 1  # it may have been the network: it is tried again
+    assert len(again) == 1  # it may have been the network: it is tried again
 
 
 def test_a_stopped_bisection_has_found_nothing_yet(layout: WatchLayout) -> None:
