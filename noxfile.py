@@ -34,6 +34,7 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
+from pytest_trlcompat._due import Account  # noqa: E402 - needs sys.path
 from pytest_trlcompat._escaping import printable  # noqa: E402 - needs sys.path
 from pytest_trlcompat._secrets import redacted  # noqa: E402
 from pytest_trlcompat.bisect.candidates.releases import list_releases, releases_between  # noqa: E402
@@ -396,14 +397,15 @@ def server_releases(session: nox.Session) -> None:
         folder = unpack(session, [f"trl=={release}" for release in SERVER_RELEASES], unit, "server-releases")
         os.environ["TRLCOMPAT_SERVER_RELEASES"] = str(folder)
         recording = [cell.id for cell in PROJECT.matrix.with_added("vllm") if "vllm-recording" in cell.pins]
-        failed = []
-        for cell in session.posargs or recording:
+        account = Account("cells", session.posargs or recording)
+        for cell in account.due:
             try:
                 PROJECT.matrix_cell(cell, ["--issue", "grpo-vllm-server-release"])
+                account.meet(cell)
             except MatrixError as error:
-                failed.append(f"{cell}: {error}")
-    if failed:
-        session.error("; ".join(failed))
+                account.refuse(cell, f"failed: {error}")
+    if not account.is_complete:
+        session.error(account.shortfall())
 
 
 @nox.session(allow_parallel=True, default=False)

@@ -309,6 +309,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts there")
     parsed = parser.parse_args()
+    if parsed.launches < 1:
+        parser.error(f"--launches {parsed.launches}: nothing would be shown; at least 1")
     os.environ["TRLCOMPAT_SOAK"] = f"{os.getpid()}"
     started, before, open_before = time.monotonic(), shared_memory(), sockets()
     with tempfile.TemporaryDirectory() as path:

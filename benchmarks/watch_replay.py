@@ -24,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from pytest_trlcompat._due import Account  # noqa: E402
 from pytest_trlcompat.catalog import known_issues  # noqa: E402 - needs sys.path
 from pytest_trlcompat.catalog.issue import SUBJECTS  # noqa: E402
 from pytest_trlcompat.catalog.known_issues import Catalog  # noqa: E402
@@ -96,7 +97,7 @@ def compare(session: Watch, wanted: Sequence[Change], found: Sequence[Change]) -
 
 
 def main() -> int:
-    """The program; 1 where something was missed."""
+    """The program; 1 where something was missed, or a day was not asked or not measured as a whole."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=datetime.date.fromisoformat, default=datetime.date(2026, 6, 1))
     parser.add_argument("--last", type=datetime.date.fromisoformat, default=datetime.date(2026, 8, 1))
@@ -107,17 +108,21 @@ def main() -> int:
     index = indexes.ask(PACKAGES, "3.11", False)
     packages = parse(options.watch, options.last).packages
     previous, missed = options.first, 0
+    asked = Account("days", options.only or days(index, packages, options.first, options.last))
     for day in days(index, packages, options.first, options.last):
         since, previous = previous, day
         if options.only and day not in options.only:
             continue
         one = parse([*options.watch, "--as-of", day.isoformat(), "--since", since.isoformat()], options.last)
         missed += replay(one, index, plan_only=options.plan)
-    return 1 if missed else 0
+        asked.meet(day)
+    if not asked.is_complete:
+        print(asked.shortfall(), file=sys.stderr)
+    return 1 if missed or not asked.is_complete else 0
 
 
 def replay(options: Options, index: Index, *, plan_only: bool) -> int:
-    """One day; returns how much was missed."""
+    """One day; returns how much was missed, at least 1 where not all of its plan was measured."""
     layout = WatchLayout(ROOT, ROOT / "build" / "watch", options.scope.name)
     matrix = read_matrix(layout.matrix)
     session = Watch(matrix, layout, options, Budget(None, None, lambda: 0), lambda _: None, lambda *_: index)
@@ -130,7 +135,8 @@ def replay(options: Options, index: Index, *, plan_only: bool) -> int:
     if plan_only:
         return 0
     started = time.monotonic()
-    cli.watch(options, ROOT, lambda text: print(f"  {text}", flush=True), lambda *_: index)
+    status = cli.watch(options, ROOT, lambda text: print(f"  {text}", flush=True), lambda *_: index)
+    whole = session.outcome().is_complete or not session.new
     found = compare(session, wanted, session.changes(session.reports()))
     seconds = round(time.monotonic() - started)
     print(f"  {seconds} s; " + ", ".join(f"{name.replace('_', ' ')}: {len(each)}" for name, each in found.items()))
@@ -138,6 +144,9 @@ def replay(options: Options, index: Index, *, plan_only: bool) -> int:
         for key in found[name]:
             print(f"    {name}: {', '.join(key)}")
     write_whole(layout.day(options.day) / "replay.json", json.dumps({"seconds": seconds, **found}, indent=1) + "\n")
+    if status == cli.FAILED or not whole:
+        print(f"  {options.day}: not all of its plan was measured, so that more may be missed")
+        return len(found["missed"]) + 1
     return len(found["missed"])
 
 

@@ -43,6 +43,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("error"), append=False)  # a test's own filter wins
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A run in which every test was skipped has shown nothing, and ends as one that collected none."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if exitstatus == pytest.ExitCode.OK and reporter is not None and is_all_skipped(reporter.stats):
+        skipped = len(reporter.stats["skipped"])
+        reporter.write_line(f"\nof {skipped} tests {skipped} were skipped, so that nothing was shown", red=True)
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def is_all_skipped(stats: Mapping[str, Sequence[Any]]) -> bool:
+    """Whether a run has skipped tests and no other outcome, by the reports of pytest's terminal."""
+    return bool(stats.get("skipped")) and not any(stats.get(name) for name in ("passed", "xfailed", "xpassed"))
+
+
 @pytest.fixture(scope="session")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist and the wheel of the checkout."""

@@ -24,7 +24,8 @@ LAYERS = (
     {"accelerator", "catalog", "inference"},
     {"conformance"},
     {"reference", "tiny", "trainers", "_cleaner", "_location"},
-    {"__init__", "_data", "_devices", "_due", "_escaping", "_json_files", "_processes", "_secrets", "_trust", "stack"},
+    {"__init__", "_data", "_devices", "_due", "_escaping", "_json_files", "_processes", "_provenance", "_secrets"}
+    | {"_trust", "stack"},
 )
 """The packages, and the modules that they share, from the top down: none imports another of its own layer."""
 

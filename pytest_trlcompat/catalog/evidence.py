@@ -10,21 +10,24 @@ since the suite did fail, and with another failure than its own, as that predict
 on the catalogue until the cell is measured again. See :meth:`MeasuredCell.gave`.
 
 From schema 3 on a verdict says whether it fits whatever is predicted of its issue, see :attr:`MeasuredCell.fitting`.
+From schema 4 on a cell says with which code and packages it was measured, and when: see :class:`Origin`. Of what was
+measured before that, it is not known, and so equal to nothing.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packaging.version import Version
 
 from pytest_trlcompat import _data
 from pytest_trlcompat._json_files import Unreadable, parse, read_text
+from pytest_trlcompat._provenance import Provenance
 from pytest_trlcompat.catalog.evidence_fields import check_names, day, field_of, stack
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.stack import PACKAGES
@@ -34,8 +37,10 @@ __all__ = [
     "EvidenceError",
     "Key",
     "MeasuredCell",
+    "Origin",
     "fingerprint",
     "load",
+    "origins_of",
     "published",
     "published_torches",
 ]
@@ -43,7 +48,7 @@ __all__ = [
 Key = tuple[str, str, str]
 """Issue, subject, strategy."""
 
-_SCHEMA = 3
+_SCHEMA = 4
 _UNATTRIBUTED = 1
 """The schema in which no cell's failures are attributed; read, no longer written."""
 _READ = range(_UNATTRIBUTED, _SCHEMA + 1)
@@ -52,12 +57,27 @@ _BLOCKED_BY = f"{Verdict.BLOCKED.value}{_BY}"
 """Of such a verdict the text names the known issue as well: ``blocked by grpo-evaluate``."""
 _FITTING = " (fits)"
 """How the text of such a verdict ends."""
+_ORIGIN = " @"
+"""How the text of a verdict goes on that has another origin than most of its cell: ``ok @1``, the second of them."""
 _VERDICTS = {verdict.value: verdict for verdict in Verdict}
 """Ten times as fast as ``Verdict(text)``; a sweep has thousands."""
 
 
 class EvidenceError(ValueError):
     """The file is no evidence."""
+
+
+class Origin(NamedTuple):
+    """Where a published verdict comes from.
+
+    Attributes:
+        provenance: the code and packages, as :class:`pytest_trlcompat._provenance.Provenance` writes them; empty where
+            nobody wrote them down.
+        day: of the sweep that measured it.
+    """
+
+    provenance: str
+    day: str
 
 
 @dataclass(frozen=True)
@@ -72,6 +92,8 @@ class MeasuredCell:
             nobody explains; see above.
         fitting: verdicts that fit whatever is predicted of their issue, see :attr:`Record.fitting
             <pytest_trlcompat.catalog.verdict.Record.fitting>`.
+        origin: of its verdicts; ``None`` where it is not known, as of what was published before schema 4.
+        other_origins: of those of its verdicts that were kept from another sweep than most.
     """
 
     id: str
@@ -81,6 +103,16 @@ class MeasuredCell:
     attributed: bool = True
     blocked_by: Mapping[Key, str] = field(default_factory=dict)
     fitting: frozenset[Key] = frozenset()
+    origin: Origin | None = None
+    other_origins: Mapping[Key, Origin] = field(default_factory=dict)
+
+    def origin_of(self, key: Key, day: str = "") -> Origin:
+        """Where a verdict comes from.
+
+        Args:
+            day: of the evidence, for a verdict of which nobody wrote it down.
+        """
+        return self.other_origins.get(key) or self.origin or Origin("", day)
 
     @functools.cached_property
     def problems(self) -> Mapping[str, list[tuple[str, Verdict]]]:
@@ -159,14 +191,17 @@ class Evidence:
 
 def _to_dict(cell: MeasuredCell) -> dict[str, Any]:
     verdicts: dict[str, dict[str, dict[str, str]]] = {}
+    origins = list(dict.fromkeys([*([cell.origin] if cell.origin else []), *cell.other_origins.values()]))
     for key, verdict in cell.verdicts.items():
         issue, subject, strategy = key
+        at = f"{_ORIGIN}{origins.index(cell.other_origins[key])}" if key in cell.other_origins else ""
         by = f"{_BY}{cell.blocked_by[key]}" if cell.blocked_by.get(key) else ""
-        text = f"{verdict.value}{by}{_FITTING if key in cell.fitting else ''}"
+        text = f"{verdict.value}{by}{_FITTING if key in cell.fitting else ''}{at}"
         verdicts.setdefault(issue, {}).setdefault(subject, {})[strategy] = text
     stack = {package: cell.versions[package] for package in PACKAGES if package in cell.versions}
     mark = {} if cell.attributed else {"attributed": False}
-    return {"id": cell.id, "date": cell.date, "stack": stack, **mark, "verdicts": verdicts}
+    measured = {"measured": [list(origin) for origin in origins]} if origins else {}
+    return {"id": cell.id, "date": cell.date, "stack": stack, **mark, **measured, "verdicts": verdicts}
 
 
 def _from_dict(raw: Any, attributed: bool) -> MeasuredCell:
@@ -174,11 +209,50 @@ def _from_dict(raw: Any, attributed: bool) -> MeasuredCell:
     try:
         known = attributed and bool(raw.get("attributed", True))
         date = None if raw.get("date", "") is None else day(field_of(raw, "date", str))
-        verdicts, blocked_by, fitting = _verdicts(field_of(raw, "verdicts", dict))
+        origins = origins_of(raw.get("measured", []))
+        texts, others = _with_origins(field_of(raw, "verdicts", dict), origins)
+        verdicts, blocked_by, fitting = _verdicts(texts)
         check_names({cell_id, *blocked_by.values()})
-        return MeasuredCell(cell_id, stack(field_of(raw, "stack", dict)), verdicts, date, known, blocked_by, fitting)
+        versions, origin = stack(field_of(raw, "stack", dict)), next(iter(origins), None)
+        return MeasuredCell(cell_id, versions, verdicts, date, known, blocked_by, fitting, origin, others)
     except Unreadable as error:
         raise Unreadable(f"the cell {cell_id[:100]!r}: {error}") from error
+
+
+def origins_of(raw: Any) -> list[Origin]:
+    """The origins of a cell's verdicts, that of most of them first.
+
+    Raises:
+        Unreadable: it is something else.
+    """
+    pairs = raw if isinstance(raw, list) else [raw]
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+            raise Unreadable(f"'measured' is no list of provenances and days: {str(pair)[:100]!r}")
+        if pair[0] and not Provenance.parse(pair[0]).is_known:
+            raise Unreadable(f"'measured' names no digests of code and packages: {pair[0][:100]!r}")
+    return [Origin(provenance, day(text)) for provenance, text in pairs]
+
+
+def _with_origins(raw: Mapping[str, Any], origins: Sequence[Origin]) -> tuple[Mapping[str, Any], dict[Key, Origin]]:
+    """The texts of the verdicts without their origins, and the origins that are not the first."""
+    if len(origins) < 2:
+        return raw, {}
+    others: dict[Key, Origin] = {}
+    try:
+        texts: dict[str, Any] = {}
+        for issue, subjects in raw.items():
+            texts[issue] = {}
+            for subject, strategies in subjects.items():
+                texts[issue][subject] = {}
+                for strategy, text in strategies.items():
+                    verdict, _, number = text.partition(_ORIGIN)
+                    texts[issue][subject][strategy] = verdict
+                    if number:
+                        others[issue, subject, strategy] = origins[int(number)]
+    except (AttributeError, IndexError, ValueError) as error:
+        raise Unreadable(f"the origins of its verdicts cannot be read ({error!r:.200})") from error
+    return texts, others
 
 
 def _verdicts(raw: Mapping[str, Any]) -> tuple[dict[Key, Verdict], dict[Key, str], frozenset[Key]]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat._json_files import Unreadable, lines_of, parse
+from pytest_trlcompat._provenance import Provenance
 from pytest_trlcompat._secrets import Redactor, redacted
 
 __all__ = [
@@ -104,6 +105,8 @@ class Record:
         expected: what the catalogue predicts; ``None`` where it says nothing.
         evidence: numbers and texts that were measured, JSON values only.
         seconds: wall-clock time of the measurement.
+        provenance: what it was measured with, as :class:`pytest_trlcompat._provenance.Provenance` writes it; empty
+            where nobody wrote it down, which is equal to nothing.
     """
 
     issue: str
@@ -113,6 +116,7 @@ class Record:
     expected: Verdict | None = None
     evidence: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    provenance: str = field(default="", compare=False)
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -181,6 +185,7 @@ class Record:
                 "expected": None if self.expected is None else self.expected.value,
                 "evidence": _finite(self.evidence),
                 "seconds": round(self.seconds, 3),
+                **({"provenance": self.provenance} if self.provenance else {}),
             },
             allow_nan=False,
         )
@@ -209,6 +214,7 @@ class Record:
                 expected=None if expected is None else Verdict(_one_of(raw, "expected", _VERDICTS)),
                 evidence=_evidence(raw["evidence"]),
                 seconds=_seconds(raw["seconds"]),
+                provenance=str(Provenance.parse(str(raw.get("provenance", "")))),
             )
         except Unreadable as error:
             shown = redacted(line)[:_SHOWN]

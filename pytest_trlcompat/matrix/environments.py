@@ -17,7 +17,7 @@ from types import MappingProxyType
 from packaging.version import Version
 
 from pytest_trlcompat.inference import recording_engine, torchvision_ops
-from pytest_trlcompat.matrix import commit_wheels, compiled, torch_builds
+from pytest_trlcompat.matrix import commit_wheels, compiled, installed, torch_builds
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Untestable
 from pytest_trlcompat.matrix.files import explained_os_errors, in_use, locked, unless_in_use, write_whole
 from pytest_trlcompat.matrix.hashes import with_hashes
@@ -102,7 +102,8 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
     Raises:
         Untestable: when it cannot be built, with uv's reason.
         DiskFull: when the disk is full; the unfinished environment is removed.
-        MatrixError: for another error of the operating system.
+        MatrixError: for another error of the operating system, or when the environment holds other packages than its
+            lock names, which somebody has then installed or removed there.
     """
     root = _root(lock, layout)
 
@@ -132,7 +133,20 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
             recording_engine.install(version, _site_packages(root), layout.root)
         if torchvision_ops.DISTRIBUTION in lock.packages:
             torchvision_ops.install(_site_packages(root))
+        _check(root, lock, say)
     return Environment(root, None if layout.editable else layout.root)
+
+
+def _check(root: Path, lock: Lock, say: Say) -> None:
+    """Compare an environment with its lock, each time before it is used: it is shared, and anybody can change it."""
+    account = installed.account_of(root, lock.packages)
+    if not account.is_complete:
+        raise MatrixError(
+            f"{root} is not what the lock of {lock.cell_id} names: {account.shortfall()}. Nothing was measured with "
+            "it; `nox -s clean` removes it, and the next run builds it anew"
+        )
+    for line in installed.additions(root, lock.packages):
+        say(f"{lock.cell_id}: {line}")
 
 
 def reserved(lock: Lock, layout: Layout) -> contextlib.AbstractContextManager[None]:
@@ -228,16 +242,20 @@ def ensure_tools(
 def prune(layout: Layout, wanted: Iterable[Lock], say: Say = print) -> None:
     """Remove the environments of cells that belong to none of the locks: when a lock changes, so does its environment.
 
-    An environment in use stays. Shared files that only removed environments used are removed too.
+    Environments that hold other packages than their lock names are removed, too. An environment in use stays. Shared
+    files that only removed environments used are removed too.
 
     Raises:
         MatrixError: when an environment cannot be removed.
     """
-    kept = {_root(lock, layout) for lock in wanted}
-    found = {path for path in layout.environments.glob("cell-*") if path.is_dir()}
-    for root in sorted(found - kept):
-        removed = _remove(root, say)
-        say(f"{root.name}: belongs to no lock, {'removed' if removed else 'but is in use'}")
+    locks = {_root(lock, layout): lock for lock in wanted}
+    for root in sorted(path for path in layout.environments.glob("cell-*") if path.is_dir()):
+        lock = locks.get(root)
+        account = None if lock is None else installed.account_of(root, lock.packages)
+        if account is None or (_is_complete(root) and not account.is_complete):
+            removed = _remove(root, say)
+            why = "belongs to no lock" if account is None else f"is not what its lock names ({account.shortfall()})"
+            say(f"{root.name}: {why}, {'removed' if removed else 'but is in use'}")
     drop_unused(layout, say)
 
 

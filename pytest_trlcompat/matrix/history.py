@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat._json_files import Unreadable, parse, read_gzipped
-from pytest_trlcompat.catalog.evidence import Evidence, Key, MeasuredCell
+from pytest_trlcompat.catalog.evidence import Evidence, Key, MeasuredCell, Origin, origins_of
 from pytest_trlcompat.catalog.evidence_fields import check_names, day, field_of, stack
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.matrix.files import write_whole
@@ -99,6 +99,12 @@ def _packed(cell: MeasuredCell, columns: Sequence[Key]) -> dict[str, Any]:
     found = (cell.verdicts.get(column) for column in columns)
     by = {str(number): cell.blocked_by[key] for number, key in enumerate(columns) if key in cell.blocked_by}
     fitting = [number for number, key in enumerate(columns) if key in cell.fitting]
+    origins = list(dict.fromkeys([*([cell.origin] if cell.origin else []), *cell.other_origins.values()]))
+    others = {
+        str(number): origins.index(cell.other_origins[key])
+        for number, key in enumerate(columns)
+        if key in cell.other_origins
+    }
     return {
         "id": cell.id,
         "date": cell.date,
@@ -106,6 +112,8 @@ def _packed(cell: MeasuredCell, columns: Sequence[Key]) -> dict[str, Any]:
         "verdicts": "".join(_NONE if verdict is None else _LETTERS[verdict] for verdict in found),
         **({"blocked_by": by} if by else {}),
         **({"fitting": fitting} if fitting else {}),
+        **({"measured": [list(origin) for origin in origins]} if origins else {}),
+        **({"origins": others} if others else {}),
         **({} if cell.attributed else {"attributed": False}),
     }
 
@@ -160,7 +168,10 @@ def _cell(raw: Any, columns: Sequence[Key], letters: Mapping[str, Verdict]) -> M
         attributed = bool(raw.get("attributed", True))
         fitting = _fitting(raw.get("fitting", []), columns)
         versions = stack(field_of(raw, "stack", dict))
-        return MeasuredCell(cell_id, versions, verdicts, date, attributed, blocked_by, fitting)
+        origins = origins_of(raw.get("measured", []))
+        others = _other_origins(raw.get("origins", {}), columns, origins)
+        origin = next(iter(origins), None)
+        return MeasuredCell(cell_id, versions, verdicts, date, attributed, blocked_by, fitting, origin, others)
     except Unreadable as error:
         raise Unreadable(f"the cell {cell_id[:100]!r}: {error}") from error
 
@@ -172,6 +183,16 @@ def _blockers(raw: Any, columns: Sequence[Key]) -> dict[Key, str]:
         if not re.fullmatch(r"\d{1,6}", number, re.ASCII) or int(number) >= len(columns):
             raise Unreadable(f"'blocked_by' names no column: {number[:100]!r}")
     return {columns[int(number)]: name for number, name in raw.items()}
+
+
+def _other_origins(raw: Any, columns: Sequence[Key], origins: Sequence[Origin]) -> dict[Key, Origin]:
+    if not isinstance(raw, dict):
+        raise Unreadable(f"'origins' is no object: {str(raw)[:100]}")
+    for number, origin in raw.items():
+        known = re.fullmatch(r"\d{1,6}", number, re.ASCII) and int(number) < len(columns)
+        if not known or type(origin) is not int or not 0 <= origin < len(origins):
+            raise Unreadable(f"'origins' names no column or no origin: {number[:100]!r}, {str(origin)[:100]!r}")
+    return {columns[int(number)]: origins[origin] for number, origin in raw.items()}
 
 
 def _fitting(raw: Any, columns: Sequence[Key]) -> frozenset[Key]:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_trlcompat._due import Account
+from pytest_trlcompat._provenance import Provenance, difference, of_environment
 from pytest_trlcompat.catalog.verdict import Record, RecordError, is_wrong, read_records
 from pytest_trlcompat.matrix import disk, process
 from pytest_trlcompat.matrix.cells import Cell, Matrix
@@ -109,6 +111,7 @@ class _Job:
     def __post_init__(self) -> None:
         layout = self.sweep.layout
         self.started = time.monotonic()
+        self._is_elsewhere = False
         self.results = layout.results / f"{self.cell.id}.jsonl"
         self.path = layout.results / f"{self.cell.id}.cell.json"
         self.before = None if self.fresh or not self.path.exists() else read_sidecar(self.path)
@@ -132,15 +135,22 @@ class _Job:
         except Untestable as error:
             self._write(UNTESTABLE, str(error))
             return Outcome(self.sidecar, ())
-        self.identify(lock, code_digest(layout))
+        self.identify(lock, code_digest(layout), of_environment(environment.root))
         return self.reuse() or self._test(environment)
 
-    def identify(self, lock: Lock, code: str) -> None:
-        """Write down all that the verdicts depend on."""
+    def identify(self, lock: Lock, code: str, packages: str = "") -> None:
+        """Write down all that the verdicts depend on.
+
+        Args:
+            packages: digest of what the environment holds, which was compared with the lock; empty where it is built
+                elsewhere, and compared there.
+        """
+        self._is_elsewhere = not packages
         self.sidecar = dataclasses.replace(
             self.sidecar,
             lock=dict(lock.packages),
             date=lock.date.isoformat(),
+            provenance=str(Provenance(code, packages)),
             digest=_digest(lock, code, self.issues, self.pytest_arguments),
         )
 
@@ -178,7 +188,8 @@ class _Job:
                 f"{self.cell.id}: stopped; {left}, the same command continues after {'it' if count == 1 else 'them'}"
             )
             raise
-        incomplete = _incomplete(status, _records(self.results))
+        records = _records(self.results)
+        incomplete = _incomplete(status, records) or _of_others(records, Provenance.parse(self.sidecar.provenance))
         self._write(TESTED if incomplete is None else INTERRUPTED, incomplete)
         environment.share_modules()
         return self._outcome(status)
@@ -203,7 +214,7 @@ class _Job:
         return (
             before is not None
             and before.state == TESTED
-            and before.digest == self.sidecar.digest
+            and self._measures_as(before)
             and self.sweep.was_interrupted(before.sweep)
         )
 
@@ -212,9 +223,17 @@ class _Job:
         return (
             before is not None
             and before.state in (RUNNING, INTERRUPTED)
-            and before.digest == self.sidecar.digest
+            and self._measures_as(before)
             and self.results.exists()
         )
+
+    def _measures_as(self, before: Sidecar) -> bool:
+        """Whether an earlier run measured with the same lock, settings, code and packages as this one."""
+        if before.digest != self.sidecar.digest:
+            return False
+        recorded, current = Provenance.parse(before.provenance), Provenance.parse(self.sidecar.provenance)
+        # Where the environment is elsewhere, its packages are compared there; the code is part of the digest.
+        return recorded.is_known and (self._is_elsewhere or not difference(recorded, current))
 
     def _write(self, state: str, reason: str | None) -> None:
         spent = time.monotonic() - self.started
@@ -254,6 +273,21 @@ def _incomplete(status: int, records: Sequence[Record]) -> str | None:
     if status == _NOTHING_COLLECTED:
         return "pytest collected no suite; is the name of the issue correct?"
     return f"pytest ended with exit status {status}; see its output"
+
+
+def _of_others(records: Sequence[Record], expected: Provenance) -> str | None:
+    """Which verdicts were measured with other code or packages than this run was to measure with."""
+    if not records:
+        return None  # which is said elsewhere
+    account = Account("verdicts", (" ".join(record.key) for record in records))
+    for record in records:
+        if why := difference(record.provenance, expected):
+            account.refuse(" ".join(record.key), f"was measured {why}")
+        else:
+            account.meet(" ".join(record.key))
+    if account.is_complete:
+        return None
+    return f"{len(account.refused)} of {len(records)} verdicts are not of this run: {account.shortfall()}"
 
 
 def _digest(lock: Lock, code: str, issues: Sequence[str], arguments: Sequence[str]) -> str:

@@ -54,6 +54,8 @@ class Sidecar:
         sweep: the command that ran it, see :class:`Sweep`.
         issues: the requested issues; empty: all.
         python: the cell's own interpreter; ``None``: the one of the matrix.
+        provenance: code and packages that its verdicts must carry, see :mod:`pytest_trlcompat._provenance`; empty
+            where it is not known.
     """
 
     id: str
@@ -68,6 +70,7 @@ class Sidecar:
     issues: tuple[str, ...] = ()
     schema: int = 1
     python: str | None = None
+    provenance: str = ""
 
     def to_json(self) -> str:
         """Without secrets, which a resolver's reason may hold."""
@@ -300,5 +303,6 @@ _KINDS = {
     "issues": _texts,
     "schema": _schema,
     "python": _text_or_none,
+    "provenance": _text,
 }
 """The fields of a sidecar, and what each must be."""

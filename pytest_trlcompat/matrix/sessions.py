@@ -131,6 +131,8 @@ class Project:
             return
         cell = self._with_torch(cell_id, options)
         cells = self._selection(options.full, options.pairwise, options.torch, options.shard, options.added)
+        if options.shard is not None:
+            shards.keep_part(self.layout, cells, options.shard)
         later = tuple(itertools.dropwhile(lambda each: each.id != cell.id, cells))
         if not self.sweep.has_begun:
             # nox does not give a session the names of the others; with --parallel only its own is known.

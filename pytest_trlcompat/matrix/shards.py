@@ -6,6 +6,7 @@ evidence and what writes files.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import json
 import re
@@ -13,21 +14,82 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from pytest_trlcompat._due import Account
+from pytest_trlcompat._provenance import Provenance, difference
 from pytest_trlcompat.catalog.evidence import EvidenceError, load
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.matrix.cells import Cell
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import write_whole
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.results import Sidecar
+from pytest_trlcompat.matrix.results import TESTED, Sidecar, read_sidecar
 
-__all__ = ["SHARD", "bring_together", "costs", "keep_seconds", "requested_shard", "shard_of"]
+__all__ = [
+    "SHARD",
+    "account_of_parts",
+    "bring_together",
+    "costs",
+    "keep_part",
+    "keep_seconds",
+    "requested_shard",
+    "shard_of",
+]
 
 SHARD = "--shard"
 """Option of ``matrix``: ``3/16`` is the third of sixteen parts of the cells."""
 
+_PART = "part-"
+"""How the file begins that says which part of a sweep a folder's results are: ``part-3.json``."""
 _RESULTS = (".cell.json", ".jsonl")
 _REMOVE = "remove one of them"
+
+
+def keep_part(layout: Layout, cells: Sequence[Cell], shard: tuple[int, int]) -> None:
+    """Write down which part the results of a folder are, and which cells were due in it, before the first one runs."""
+    number, parts = shard
+    due = {"part": number, "parts": parts, "cells": [cell.id for cell in cells]}
+    write_whole(layout.results / f"{_PART}{number}.json", json.dumps(due) + "\n")
+
+
+def account_of_parts(folders: Iterable[Path], results: Path) -> Account[str]:
+    """The parts of a sweep and their cells, met where they left results; nothing is due where no folder is a part.
+
+    Raises:
+        MatrixError: a file that says which part results are cannot be read.
+    """
+    parts: dict[int, list[str]] = {}
+    number_of_parts = 0
+    for path in sorted(path for folder in folders for path in folder.glob(f"{_PART}*.json")):
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+            parts[int(raw["part"])] = [str(cell) for cell in raw["cells"]]
+            number_of_parts = max(number_of_parts, int(raw["parts"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise MatrixError(
+                f"{path}: it does not say which part of a sweep this is ({error!r}); run it again"
+            ) from error
+    names = [f"part {number}" for number in range(1, number_of_parts + 1)]
+    cells = [cell for part in parts.values() for cell in part]
+    account = Account("parts and cells", [*names, *cells])
+    account.meet_all(f"part {number}" for number in parts)
+    account.meet_all(cell for cell in cells if (results / f"{cell}{_RESULTS[0]}").is_file())
+    return account
+
+
+def _check_code(paths: Iterable[Path]) -> None:
+    """
+    Raises:
+        MatrixError: two of these cells were measured with other code, or of one of them it is not known.
+    """
+    sidecars = [read_sidecar(path) for path in paths if path.name.endswith(_RESULTS[0])]
+    tested = [sidecar for sidecar in sidecars if sidecar.state == TESTED]
+    for sidecar in tested[1:]:
+        first, other = (Provenance.parse(each.provenance) for each in (tested[0], sidecar))
+        if why := difference(dataclasses.replace(other, packages=first.packages), first):
+            raise MatrixError(
+                f"{sidecar.id} was measured {why} than {tested[0].id}, or nobody wrote it down; parts of one sweep are "
+                "measured with one version of this project: run them again"
+            )
 
 
 def requested_shard(arguments: Sequence[str]) -> tuple[int, int] | None:
@@ -99,7 +161,8 @@ def bring_together(folders: Sequence[Path], results: Path) -> int:
     """Copy the results of the parts, ``build/compat`` of each, into one folder; returns the number of cells.
 
     Raises:
-        MatrixError: a folder has none, or a cell has other results in two of them; nothing is then copied.
+        MatrixError: a folder has none, or a cell has other results in two of them, or parts were measured with other
+            code than others; nothing is then copied.
     """
     found: dict[str, Path] = {}
     for folder in folders:
@@ -112,6 +175,7 @@ def bring_together(folders: Sequence[Path], results: Path) -> int:
                 raise MatrixError(
                     f"{path.name} is another one in {path.parent} than in {other.parent}; remove one of them"
                 )
+    _check_code([*found.values(), *(path for path in results.glob(f"*{_RESULTS[0]}") if path.name not in found)])
     for name, path in found.items():
         here = results / name
         if here.exists() and here.read_bytes() != path.read_bytes():

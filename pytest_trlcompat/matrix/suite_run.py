@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from pytest_trlcompat import _provenance
+from pytest_trlcompat._provenance import OF_THE_MACHINE
 from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.sweep import Sweep
 
 __all__ = ["OF_THE_MACHINE", "child_variables", "code_digest", "suite_command"]
-
-OF_THE_MACHINE = (Sweep.VARIABLE, "TRLCOMPAT_CACHE", "TRLCOMPAT_NODE_CACHE", "TRLCOMPAT_RUN")
-"""Settings on which no verdict depends."""
-
-_IRRELEVANT = (
-    *("matrix", "bisect", "doctor", "watch", "templates", "__pycache__"),
-    *("boundaries.py", "header.py", "summary.py", "evidence.json"),
-)
 
 
 def suite_command(environment: Environment, layout: Layout, results: Path, issues: Sequence[str] = ()) -> list[str]:
@@ -52,14 +44,4 @@ def child_variables(environment: Environment) -> dict[str, str]:
 
 def code_digest(layout: Layout) -> str:
     """A digest of our code, the suites, their data and the ``TRLCOMPAT_`` settings."""
-    digest = hashlib.sha256()
-    for name, value in sorted(os.environ.items()):
-        if name.startswith("TRLCOMPAT_") and name not in OF_THE_MACHINE:
-            digest.update(f"{name}={value}".encode())
-    for folder in (layout.root / "pytest_trlcompat", layout.suites, layout.root / "fixtures"):
-        for path in sorted(folder.rglob("*")):
-            relative = path.relative_to(layout.root)
-            if path.is_file() and not set(relative.parts) & {*_IRRELEVANT, "locks", "hashes", "matrix.toml"}:
-                with contextlib.suppress(FileNotFoundError):
-                    digest.update(str(relative).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
+    return _provenance.code_digest(layout.root)

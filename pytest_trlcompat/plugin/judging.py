@@ -17,6 +17,7 @@ import pytest
 
 from pytest_trlcompat import _location, stack
 from pytest_trlcompat._escaping import printable
+from pytest_trlcompat._provenance import Provenance, difference, of_this_process
 from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.catalog import attribution, known_issues
 from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
@@ -27,7 +28,10 @@ from pytest_trlcompat.launch import Failure, LaunchError, StrategyAbsent
 if TYPE_CHECKING:
     from pytest_trlcompat.accelerator.artefacts import Artefact
 
-__all__ = ["Absent", "Finding", "Judge", "Untestable"]
+__all__ = ["MEASURED_AGAIN", "Absent", "Finding", "Judge", "Untestable"]
+
+MEASURED_AGAIN = "trlcompat-measured-again"
+"""Property of a test whose recorded verdict was not taken over, with the reason as :func:`difference` says it."""
 
 _MESSAGE_LIMIT, _TRACEBACK_LIMIT = 600, 4000
 
@@ -58,9 +62,11 @@ class Judge:
 
     Attributes:
         results: the JSON-lines file that takes the verdict, if any.
-        resume: reuse a verdict that already stands in ``results`` and do not measure again.
+        resume: reuse a verdict that already stands in ``results`` and do not measure again, if it was measured with
+            this code and these packages; what was not is measured again, and the summary says so.
         properties: where pytest keeps what reaches JUnit XML and xdist's controller.
         catalog: the known issues among which one is looked for that explains a failure.
+        provenance: what this process measures with, which each record carries.
     """
 
     issue: KnownIssue
@@ -68,6 +74,7 @@ class Judge:
     resume: bool = False
     properties: list[tuple[str, object]] = field(default_factory=list)
     catalog: Catalog = field(default_factory=known_issues.load)
+    provenance: Provenance = field(default_factory=of_this_process)
 
     def __call__(self, measure: Callable[[], Finding], *, subject: str, strategy: str) -> Record:
         """Measure and judge.
@@ -98,7 +105,13 @@ class Judge:
         if not self.resume or self.results is None:
             return None
         key = (self.issue.id, subject, strategy)
-        return next((record for record in read_records(self.results) if record.key == key), None)
+        record = next((record for record in read_records(self.results) if record.key == key), None)
+        if record is None:
+            return None
+        if why := difference(record.provenance, self.provenance):
+            self.properties.append((MEASURED_AGAIN, why))
+            return None
+        return record
 
     def _measure(
         self, measure: Callable[[], Finding], subject: str, strategy: str, prediction: Prediction | None
@@ -127,6 +140,7 @@ class Judge:
             verdict=finding.verdict,
             evidence=finding.evidence,
             seconds=time.monotonic() - started,
+            provenance=str(self.provenance),
         )
         if finding.verdict is Verdict.ERROR:
             record = attribution.attributed(record, self.issue, stack.installed(), self.catalog, prediction)

@@ -6,6 +6,7 @@ package of the stack, and nothing of the catalogue in a run without verdicts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["pytest_terminal_summary"]
 
+_MEASURED_AGAIN = "trlcompat-measured-again"
+"""As :data:`pytest_trlcompat.plugin.judging.MEASURED_AGAIN`, which is not imported in a run without verdicts."""
 _WIDTH = 80
 _QUIETER_THAN_THIS = -1
 """``-qq`` asks for next to nothing: then the conclusion alone."""
@@ -31,6 +34,9 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> Generator[None, None, None]:
     yield
+    for why, count in _measured_again(terminalreporter).items():
+        verdicts = "1 recorded verdict was" if count == 1 else f"{count} recorded verdicts were"
+        terminalreporter.write_line(f"trlcompat: {verdicts} measured {why}, and measured again")
     texts = list(_recorded(terminalreporter))
     if not texts:
         return
@@ -84,6 +90,18 @@ def _recorded(reporter: pytest.TerminalReporter) -> Iterator[str]:
                 if name == "trlcompat" and isinstance(text, str) and text not in seen:
                     seen.add(text)
                     yield text
+
+
+def _measured_again(reporter: pytest.TerminalReporter) -> dict[str, int]:
+    """Why recorded verdicts were not taken over, and of how many tests."""
+    tests = {
+        (report.nodeid, text)
+        for reports in reporter.stats.values()
+        for report in reports
+        for name, text in getattr(report, "user_properties", ())
+        if name == _MEASURED_AGAIN and isinstance(text, str)
+    }
+    return dict(Counter(why for _, why in sorted(tests)))
 
 
 def _write(reporter: pytest.TerminalReporter, lines: Iterable[Line]) -> None:

@@ -23,17 +23,18 @@ from pytest_trlcompat.watch.layout import WatchLayout
 from pytest_trlcompat.watch.outcome import Outcome
 from pytest_trlcompat.watch.session import Watch
 
-__all__ = ["main", "watch"]
+__all__ = ["FAILED", "main", "watch"]
 
 _ROOT = Path(__file__).resolve().parents[2]
-_AS_PREDICTED, _CHANGED, _FAILED, _INTERRUPTED = 0, 1, 2, 130
+_AS_PREDICTED, _CHANGED, FAILED, _INTERRUPTED = 0, 1, 2, 130
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command line.
 
     Returns:
-        0 where all is as predicted or nothing is new, 1 where something is not, 2 where it could not be found out.
+        0 where all of the plan was measured and is as predicted, or nothing is new; 1 where something is not as
+        predicted; 2 where that could not be found out, since something of the plan is missing.
     """
     try:
         options = parse(sys.argv[1:] if words is None else words, _today())
@@ -41,7 +42,7 @@ def main(words: Sequence[str] | None = None) -> int:
             return watch(options, _ROOT, _say)
     except MatrixError as error:
         print(printable(redacted(f"watch: {error}")), file=sys.stderr)
-        return _FAILED
+        return FAILED
     except KeyboardInterrupt:
         print("\nwatch: stopped; every finished step is kept, and the same command goes on", file=sys.stderr)
         return _INTERRUPTED
@@ -57,9 +58,11 @@ def watch(options: Options, root: Path, say: Callable[[str], None], ask: indexes
     for line in session.not_built:
         say(line)
     if not new and session.not_built:
-        return _FAILED
+        return FAILED
+    if nothing_asked := session.nothing_asked:
+        raise MatrixError(f"what is new cannot be said: {nothing_asked}")
     if not new:
-        say(f"nothing new as of {options.day}: the matrix knows every release of {', '.join(options.packages)}")
+        say(f"nothing new as of {options.day}: nothing newer than what was measured of {', '.join(options.packages)}")
         return _AS_PREDICTED
     say(f"new as of {options.day}: {', '.join(f'{each} ({each.day})' for each in new)}")
     with locked(kept / f".{options.scope.name}.lock", lambda: say("the same watch is running already; waiting")):
@@ -73,7 +76,9 @@ def watch(options: Options, root: Path, say: Callable[[str], None], ask: indexes
     _tell(outcome, say)
     for path in files:
         say(f"  {path.relative_to(root)}")
-    return _CHANGED if outcome.causes else _AS_PREDICTED
+    if outcome.causes:
+        return _CHANGED
+    return _AS_PREDICTED if outcome.is_complete else FAILED
 
 
 def write(outcome: Outcome, folder: Path) -> list[Path]:
@@ -103,6 +108,8 @@ def _tell(outcome: Outcome, say: Callable[[str], None]) -> None:
             say(f"    {found}")
     for line in outcome.left:
         say(f"  not reached: {line}")
+    if not outcome.is_complete:
+        say("not all of the plan was measured; the same command goes on with what is missing")
 
 
 def _say(text: str) -> None:

@@ -1,6 +1,7 @@
-"""What the matrix knows: the releases that some cell or list names, and the newest stack among its cells.
+"""What is known: the releases that some published sweep has measured, and the newest stack that it has.
 
-Imports the matrix alone.
+That a cell, a lock or a list names a release does not make it known: it may never have been run. Imports the
+catalogue's evidence and the matrix.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from pytest_trlcompat.matrix import locks
+from pytest_trlcompat.catalog import evidence
+from pytest_trlcompat.catalog.evidence import EvidenceError, MeasuredCell
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.matrix import history, locks
 from pytest_trlcompat.matrix.cells import Cell, Matrix, age
-from pytest_trlcompat.matrix.covering.releases import Release, read_listing
+from pytest_trlcompat.matrix.covering.releases import Release
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
@@ -30,7 +34,7 @@ class Known:
     """What is not new.
 
     Attributes:
-        versions: of each package.
+        versions: of each package, those that were measured.
         base: the newest stack that was measured, in which each new release is tried alone.
     """
 
@@ -44,12 +48,13 @@ class Known:
 
 
 def known_now(matrix: Matrix, layout: Layout) -> Known:
-    """What ``matrix.toml``, the locks and ``releases.toml`` of a checkout name.
+    """What the published sweeps of a checkout have measured, and the newest stack among its cells that they have.
 
     Raises:
-        MatrixError: when no cell has both TRL and Transformers, or its lock is missing.
+        MatrixError: when no cell has both TRL and Transformers, its lock is missing, or nothing was published.
     """
-    return Known(_versions(matrix, layout), _newest(matrix, layout))
+    published = _published(layout)
+    return Known(_versions(published), _newest(matrix, layout, published))
 
 
 def known_before(matrix: Matrix, index: Index, day: datetime.date) -> Known:
@@ -84,28 +89,41 @@ def _new(found: Iterable[Release], known: Iterable[Version]) -> list[Release]:
     ]
 
 
-def _versions(matrix: Matrix, layout: Layout) -> Versions:
-    named = [matrix.pins, *(cell.pins for cell in matrix.cells)]
-    named += [locks.read_lock(path).packages for path in sorted(layout.locks.glob("*.txt"))]
-    listed = read_listing(layout.releases).releases if layout.releases.is_file() else {}
-    found: dict[str, set[Version]] = {package: set() for package in REQUIRED}
-    for pins in named:
-        for package in found.keys() & pins.keys():
-            found[package].add(Version(pins[package]))
-    for package, releases in listed.items():
-        found[package].update(Version(release.version) for release in releases)
-    found["torch"].update(map(Version, matrix.torch))
-    return {package: frozenset(versions) for package, versions in found.items()}
+def _published(layout: Layout) -> list[MeasuredCell]:
+    """The cells of every published sweep, those of ``evidence/`` too; what cannot be read there costs the others
+    nothing.
+
+    Raises:
+        MatrixError: the published evidence is missing, or cannot be read.
+    """
+    try:
+        newest = evidence.load(layout.evidence)
+    except EvidenceError as error:
+        raise MatrixError(
+            f"nothing is known to be measured, so that nothing can be called new: {error}; restore the file"
+        ) from error
+    return [cell for sweep in (newest, *history.read(layout.history).sweeps) for cell in sweep.cells]
 
 
-def _newest(matrix: Matrix, layout: Layout) -> Lock:
+def _versions(cells: Iterable[MeasuredCell]) -> Versions:
+    """Of each package the releases of which some verdict was published: a cell, a lock or a list is no measurement."""
+    versions: dict[str, set[Version]] = {package: set() for package in REQUIRED}
+    for cell in cells:
+        if any(verdict is not Verdict.UNTESTABLE for verdict in cell.verdicts.values()):
+            for package in versions.keys() & cell.versions.keys():
+                versions[package].add(Version(cell.versions[package]))
+    return {package: frozenset(releases) for package, releases in versions.items()}
+
+
+def _newest(matrix: Matrix, layout: Layout, published: Iterable[MeasuredCell]) -> Lock:
     whole = [cell for cell in matrix.cells if set(cell.pins) == {"trl", "transformers"} and cell.python is None]
     if not whole:
         raise MatrixError(
             f"{layout.matrix} has no cell that pins trl and transformers alone, so there is no newest known stack in "
             "which a new release could be tried"
         )
-    newest = max(whole, key=age)
+    measured = {cell.id for cell in published if cell.verdicts}
+    newest = max([cell for cell in whole if cell.id in measured] or whole, key=age)
     lock = locks.kept(matrix, newest, layout)
     if lock is None:
         raise MatrixError(

@@ -15,15 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_trlcompat._provenance import Provenance, difference
 from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.matrix import process
 from pytest_trlcompat.matrix.files import write_whole
+from pytest_trlcompat.matrix.suite_run import code_digest
 from pytest_trlcompat.watch.changes import Change, Kind
 from pytest_trlcompat.watch.known import Known
 from pytest_trlcompat.watch.layout import WatchLayout
 
 __all__ = ["Narrowed", "command_for", "narrow", "read_narrowed"]
+
+_OF_ITS_STEPS = "steps"
+"""Stands for the packages of a bisection: each of its steps has others, which its journal keeps apart by locks."""
 
 _LINES = 4
 """Of the end of a bisection's output, where it found nothing."""
@@ -101,32 +106,41 @@ def narrow(
     layout: WatchLayout,
     say: Callable[[str], None],
 ) -> Narrowed:
-    """Run a bisection to its end, or read what an earlier one has found.
+    """Run a bisection to its end, or read what an earlier one has found; one that found nothing runs again.
 
     Raises:
         KeyboardInterrupt: when stopped, or out of time; every finished step is kept.
     """
     folder = layout.bisections
-    found = read_narrowed(change, folder)
-    if found is not None:
-        return found
+    found = read_narrowed(change, folder, code_digest(layout))
+    if found is not None and found.found:
+        return found  # one that found nothing is tried again: it may have been the network, or the disk
     command = [sys.executable, "-m", "pytest_trlcompat.bisect", *arguments]
     shown = f"trlcompat bisect {' '.join(_public(arguments))}"
     say(f"bisects: {change.sentence}")
     log = folder / f"{change.key}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
+    _json(folder, change).unlink(missing_ok=True)  # of other code, or of a search that found nothing
     with open(log, "wb") as output:
         status = process.run(command, env=dict(os.environ), cwd=layout.root, output=output)
-    found = read_narrowed(change, folder) if status == 0 else None
+    write_whole(_code(folder, change), code_digest(layout) + "\n")
+    found = read_narrowed(change, folder, code_digest(layout)) if status == 0 else None
     if found is None:
         found = Narrowed(shown, reason=_end_of(log) or f"it ended with exit status {status}")
         write_whole(_json(folder, change), json.dumps({"command": shown, "reason": found.reason}) + "\n")
     return found
 
 
-def read_narrowed(change: Change, folder: Path) -> Narrowed | None:
-    """What an earlier bisection of this change found, or why nothing; ``None`` if none has ended."""
+def read_narrowed(change: Change, folder: Path, code: str) -> Narrowed | None:
+    """What an earlier bisection of this change found, or why nothing; ``None`` if none with this code has ended.
+
+    Args:
+        code: of :func:`pytest_trlcompat.matrix.suite_run.code_digest`. Its steps' packages are in their locks.
+    """
     try:
+        recorded = _code(folder, change).read_text(encoding="utf-8").strip()
+        if difference(Provenance(recorded, _OF_ITS_STEPS), Provenance(code, _OF_ITS_STEPS)):
+            return None
         raw: Mapping[str, Any] = json.loads(_json(folder, change).read_text(encoding="utf-8"))
         if "reason" in raw:
             return Narrowed(str(raw["command"]), reason=str(raw["reason"]))
@@ -158,6 +172,11 @@ def _public(arguments: Sequence[str]) -> Iterable[str]:
 
 def _json(folder: Path, change: Change) -> Path:
     return folder / f"{change.key}.json"
+
+
+def _code(folder: Path, change: Change) -> Path:
+    """The digest of the code that a bisection ran with, beside what it found."""
+    return folder / f"{change.key}.code"
 
 
 def _report(folder: Path, change: Change) -> Path:

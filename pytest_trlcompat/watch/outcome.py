@@ -57,7 +57,9 @@ class Outcome:
         known_wrong: verdicts of that cell that nothing predicts: the catalogue is wrong there already.
         causes: what changed.
         remarks: what the sources of each new release say.
-        left: what was not reached, and why; a later command does it.
+        left: what is missing of the plan, and why: cells that were not measured, bisections that found nothing; a later
+            command tries it again.
+        due: how many cells and bisections the plan asks for; a plan of nothing is never complete.
         patch: what a person may apply, as ``git apply`` reads it; empty where there is nothing.
         by_hand: what a person must write, since a patch cannot.
     """
@@ -73,6 +75,7 @@ class Outcome:
     commits: tuple[WatchedCommit, ...] = ()
     remarks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     left: tuple[str, ...] = ()
+    due: int = 0
     patch: str = ""
     by_hand: tuple[str, ...] = ()
 
@@ -99,7 +102,7 @@ class Outcome:
 
     @property
     def is_complete(self) -> bool:
-        return not self.left
+        return self.due > 0 and not self.left
 
     @property
     def summary(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_trlcompat._provenance import Provenance, difference
 from pytest_trlcompat.matrix import locks
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.environments import drop_unused, existing, remove
@@ -14,12 +15,13 @@ from pytest_trlcompat.matrix.job import run_cell
 from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.results import TESTED, UNTESTABLE, Sidecar, read_sidecar
 from pytest_trlcompat.matrix.suite_choice import chosen_tests
+from pytest_trlcompat.matrix.suite_run import code_digest
 from pytest_trlcompat.matrix.sweep import Sweep
 from pytest_trlcompat.watch.budget import Budget
 from pytest_trlcompat.watch.layout import WatchLayout
 from pytest_trlcompat.watch.plan import WatchedCell
 
-__all__ = ["Runner", "Scope", "sidecar_of"]
+__all__ = ["Runner", "Scope", "sidecar_of", "why_not_current"]
 
 Say = Callable[[str], None]
 
@@ -54,6 +56,18 @@ class Scope:
         return [*choice, *([] if self.conformance else [f"--ignore={suites / 'conformance'}"])]
 
 
+def why_not_current(sidecar: Sidecar, code: str) -> str:
+    """Why a cell that was measured must be measured again, as it follows "it was measured"; empty where it need not.
+
+    Its packages are those of its lock: its environment was compared with that, and its verdicts with the environment.
+
+    Args:
+        code: of :func:`pytest_trlcompat.matrix.suite_run.code_digest`, as it is now.
+    """
+    recorded = Provenance.parse(sidecar.provenance)
+    return difference(recorded, Provenance(code, recorded.packages))
+
+
 def sidecar_of(cell: Cell, layout: WatchLayout) -> Sidecar | None:
     """How a cell's run ended; ``None`` if it has not begun, or its file is damaged."""
     path = layout.results / f"{cell.id}.cell.json"
@@ -74,10 +88,11 @@ class Runner:
     say: Say
 
     def __post_init__(self) -> None:
+        self._code = code_digest(self.layout)
         self._stood = {path.name for path in self.layout.environments.glob("cell-*")}
 
     def run(self, cells: Sequence[WatchedCell], tested: Callable[[WatchedCell, Lock], None]) -> list[WatchedCell]:
-        """Run those that have no verdicts yet; returns the ones for which there was no space left.
+        """Run those without verdicts of this code and their lock; returns the ones for which there was no space left.
 
         Args:
             tested: called after a cell's suites, while its environment stands.
@@ -115,9 +130,18 @@ class Runner:
         return left
 
     def is_done(self, watched: WatchedCell) -> bool:
-        """Whether it has its verdicts. What could not be built is tried again: tomorrow it may be."""
+        """Whether it has verdicts of this code and its lock. What could not be built is tried again."""
         sidecar = sidecar_of(watched.cell, self.layout)
-        return sidecar is not None and sidecar.state == TESTED
+        if sidecar is None or sidecar.state != TESTED:
+            return False
+        if why := why_not_current(sidecar, self._code):
+            self.say(f"{watched.cell.id}: was measured {why}; it is measured again")
+            return False
+        lock = locks.known(self.matrix, watched.cell, self.layout)
+        if lock is not None and dict(lock.packages) != dict(sidecar.lock):
+            self.say(f"{watched.cell.id}: was measured with another lock; it is measured again")
+            return False
+        return True
 
     def remove_environments(self) -> None:
         """Remove the environments that were not there before this command, and what they alone used."""

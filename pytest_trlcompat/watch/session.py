@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from pytest_trlcompat._due import Account
 from pytest_trlcompat.catalog import evidence, known_issues, past
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.matrix.cells import Matrix
@@ -16,6 +17,8 @@ from pytest_trlcompat.matrix.environments import existing
 from pytest_trlcompat.matrix.errors import MatrixError, Unreachable, Untestable
 from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.report.model import CellReport, gather
+from pytest_trlcompat.matrix.results import TESTED, UNTESTABLE, Sidecar
+from pytest_trlcompat.matrix.suite_run import code_digest
 from pytest_trlcompat.stack import REQUIRED
 from pytest_trlcompat.watch import index as indexes
 from pytest_trlcompat.watch import sources
@@ -31,7 +34,7 @@ from pytest_trlcompat.watch.narrowing import Narrowed, command_for, narrow, read
 from pytest_trlcompat.watch.outcome import Cause, Outcome
 from pytest_trlcompat.watch.patch import make_patch
 from pytest_trlcompat.watch.plan import WatchedCell, as_measured, base_cell, cell_of_commit, make_plan
-from pytest_trlcompat.watch.running import Runner, sidecar_of
+from pytest_trlcompat.watch.running import Runner, sidecar_of, why_not_current
 
 __all__ = ["Watch"]
 
@@ -111,6 +114,20 @@ class Watch:
             return catalog
         return past.cut_back(catalog, self._all.before(since).versions(), self._all.since(since).versions())
 
+    @property
+    def nothing_asked(self) -> str:
+        """Why of some watched package nothing can be called new or known; empty where of each it can."""
+        account = Account("packages", self.options.packages)
+        seen = self._all.before(self.options.day).releases
+        for package in self.options.packages:
+            if not seen.get(package):
+                account.refuse(package, f"has no release on the index before {self.options.day}")
+            elif self.options.since is None and not self.known.versions.get(package):
+                account.refuse(package, "was measured by no published sweep")
+            else:
+                account.meet(package)
+        return account.shortfall()
+
     # The cells
 
     @cached_property
@@ -186,11 +203,8 @@ class Watch:
         """What is known by now, from the files; runs nothing."""
         reports = self.reports()
         causes = tuple(self._causes(self.changes(reports)))
-        left = [
-            *self._of_commits[1],
-            *self._unfinished(),
-            *(cause.not_narrowed for cause in causes if cause.not_narrowed.startswith(_LEFT)),
-        ]
+        account = self._account(causes)
+        left = [*self._of_commits[1], *(f"{name} {reason}" for name, reason in account.refused.items())]
         found = Outcome(
             day=self.options.day,
             since=self.options.since,
@@ -203,6 +217,7 @@ class Watch:
             causes=causes,
             remarks=self._remarks(),
             left=tuple(left),
+            due=len(account.due),
         )
         if self.options.since is not None:
             return found  # a patch to the matrix of today does not follow from a past
@@ -218,9 +233,18 @@ class Watch:
     def reports(self) -> dict[str, CellReport]:
         """The cells that have left results, held against the catalogue."""
         try:
-            return judged(gather(self.layout.results), self._cells, self.catalog)
+            reports = judged(gather(self.layout.results), self._cells, self.catalog)
         except MatrixError:  # nothing was run yet
             return {}
+        # Verdicts of other code are those of no cell of this plan: they are measured again, or missing.
+        return {name: cell for name, cell in reports.items() if not self._is_stale(cell.sidecar)}
+
+    @cached_property
+    def _code(self) -> str:
+        return code_digest(self.layout)
+
+    def _is_stale(self, sidecar: Sidecar) -> bool:
+        return sidecar.state == TESTED and bool(why_not_current(sidecar, self._code))
 
     def changes(self, reports: Mapping[str, CellReport]) -> list[Change]:
         """What these cells show that nothing predicts, and the newest known stack does not show."""
@@ -241,7 +265,7 @@ class Watch:
         """Changes with what is known of where they come from."""
         for alike in _by_cause(changes):
             arguments = self._arguments(alike[0])
-            found = self._measured_boundary(alike[0]) or read_narrowed(alike[0], self.layout.bisections)
+            found = self._measured_boundary(alike[0]) or read_narrowed(alike[0], self.layout.bisections, self._code)
             if found is None and not isinstance(arguments, str):
                 yield Cause(alike, not_narrowed=f"{_LEFT}{alike[0].sentence}")
             else:
@@ -260,13 +284,33 @@ class Watch:
             return "bisecting was left out (--no-bisect)"
         return command_for(change, self.known, self.options.day, self.options.clones, self.layout.bisections)
 
-    def _unfinished(self) -> Iterator[str]:
-        for watched in self._cells:
-            sidecar = sidecar_of(watched.cell, self.layout)
-            if sidecar is None:
-                yield f"{watched.cell.id} ({watched.about}) was not run"
-            elif sidecar.state not in ("tested", "untestable"):
-                yield f"{watched.cell.id} ({watched.about}) is not finished: {sidecar.reason or 'it was stopped'}"
+    def _account(self, causes: Iterable[Cause]) -> Account[str]:
+        """What the plan asks for, cells and bisections, met where it was measured with this code."""
+        cells = {f"{watched.cell.id} ({watched.about})": self._why_not_measured(watched) for watched in self._cells}
+        searches = {
+            f"the bisection of {cause.first.sentence}": why
+            for cause in causes
+            if (why := _why_not_bisected(cause)) is not None
+        }
+        account = Account("cells and bisections", [*cells, *searches])
+        for name, why in {**cells, **searches}.items():
+            if why:
+                account.refuse(name, why)
+            else:
+                account.meet(name)
+        return account
+
+    def _why_not_measured(self, watched: WatchedCell) -> str:
+        """Empty where it was measured."""
+        sidecar = sidecar_of(watched.cell, self.layout)
+        if sidecar is None:
+            return "was not run"
+        if sidecar.state == UNTESTABLE:
+            return f"is untestable: {sidecar.reason}"
+        if sidecar.state != TESTED:
+            return f"is not finished: {sidecar.reason or 'it was stopped'}"
+        why = why_not_current(sidecar, self._code)
+        return f"was measured {why}, and not again" if why else ""
 
     def _remarks(self) -> Mapping[str, list[str]]:
         found = {
@@ -278,6 +322,15 @@ class Watch:
 
 
 _LEFT = "not bisected yet: "
+
+
+def _why_not_bisected(cause: Cause) -> str | None:
+    """Empty where a bisection found it, ``None`` where none was due."""
+    if cause.not_narrowed.startswith(_LEFT):
+        return "was not run"
+    if cause.narrowed is None:
+        return None
+    return "" if cause.narrowed.found else f"found nothing, and is tried again: {cause.narrowed.reason}"
 
 
 def _by_cause(changes: Iterable[Change]) -> Iterator[tuple[Change, ...]]:

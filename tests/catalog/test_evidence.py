@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat.catalog import evidence, known_issues
-from pytest_trlcompat.catalog.evidence import Evidence, EvidenceError, MeasuredCell
+from pytest_trlcompat.catalog.evidence import Evidence, EvidenceError, MeasuredCell, Origin
 from pytest_trlcompat.catalog.issue import kind
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.matrix.report.publish import report_of
@@ -92,7 +92,7 @@ def changed(field: str, value: object) -> str:
     [
         ("", "not the evidence of a sweep"),
         ("[]", "not the evidence of a sweep"),
-        ('{"schema": 4, "date": "", "cells": []}', "a schema from 1 to 3 was expected, 4 was found"),
+        ('{"schema": 5, "date": "", "cells": []}', "a schema from 1 to 4 was expected, 5 was found"),
         ('{"schema": 1, "date": "", "cells": [{"id": "a"}]}', "not the evidence of a sweep"),
         (Evidence("", (CELL,)).to_json().replace("silent", "loud"), "not the evidence of a sweep .*loud"),
         (changed("id", "<b>"), "the cell '<b>': '<b>' is no name"),
@@ -150,12 +150,56 @@ def test_an_error_of_before_failures_were_attributed_is_no_other_verdict_than_bl
         assert not cell.gave(("b", "upstream", "ddp"), Verdict.BLOCKED)
 
 
+def test_a_verdict_says_with_what_it_was_measured_and_when() -> None:
+    keys = [("a", "upstream", "ddp"), ("a", "corrected", "ddp"), ("b", "upstream", "ddp")]
+    newest, kept, unknown = (
+        Origin(f"{'a' * 12}.{'b' * 12}", "2026-11-27"),
+        Origin(f"{'c' * 12}.{'b' * 12}", "2026-11-22"),
+        Origin("", "2026-11-21"),
+    )
+    verdicts = {keys[0]: Verdict.OK, keys[1]: Verdict.BLOCKED, keys[2]: Verdict.OK}
+    cell = MeasuredCell(
+        "c",
+        {},
+        verdicts,
+        blocked_by={keys[1]: "b"},
+        fitting=frozenset({keys[1]}),
+        origin=newest,
+        other_origins={keys[1]: kept, keys[2]: unknown},
+    )
+    text = Evidence("2026-11-27", (cell,)).to_json()
+    assert '"blocked by b (fits) @1"' in text
+    (read,) = Evidence.from_json(text).cells
+    assert read == cell
+    assert [read.origin_of(key) for key in keys] == [newest, kept, unknown]
+    for schema in (1, 2, 3):
+        cells = [{"id": "c", "date": "", "stack": {}, "verdicts": {}}]
+        (read,) = Evidence.from_json(json.dumps({"schema": schema, "date": "", "cells": cells})).cells
+        assert (read.origin, read.origin_of(keys[0], "2026-11-20")) == (None, Origin("", "2026-11-20"))
+
+
+@pytest.mark.parametrize(
+    ("measured", "verdict", "reason"),
+    [
+        ([["x", "2026-11-27"]], "ok", "'measured' names no digests of code and packages: 'x'"),
+        ([["", "today"]], "ok", "'date' is no day: 'today'"),
+        (["", "2026-11-27"], "ok", "'measured' is no list of provenances and days"),
+        ([["", "2026-11-27"], ["", "2026-11-26"]], "ok @2", "the origins of its verdicts cannot be read"),
+        ([["", "2026-11-27"], ["", "2026-11-26"]], "ok @x", "the origins of its verdicts cannot be read"),
+    ],
+)
+def test_a_damaged_origin_is_refused(measured: object, verdict: str, reason: str) -> None:
+    cell = {"id": "c", "date": "", "stack": {}, "measured": measured, "verdicts": {"a": {"upstream": {"ddp": verdict}}}}
+    with pytest.raises(EvidenceError, match=reason):
+        Evidence.from_json(json.dumps({"schema": 4, "date": "", "cells": [cell]}))
+
+
 def test_what_was_not_attributed_stays_so_when_it_is_published_again() -> None:
     old = '{"schema": 1, "date": "2026-11-21", "cells": [{"id": "a", "date": null, "stack": {}, "verdicts": {}}]}'
     (cell,) = Evidence.from_json(old).cells
     assert not cell.attributed
     written = Evidence("2026-11-21", (cell, MeasuredCell("b", {}, {})))
-    assert '"schema": 3' in written.to_json()
+    assert '"schema": 4' in written.to_json()
     assert written.to_json().count('"attributed": false') == 1
     assert [each.attributed for each in Evidence.from_json(written.to_json()).cells] == [False, True]
 

@@ -32,6 +32,8 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from pytest_trlcompat._due import Account
+
 __all__ = ["KINDS", "PAGES", "ROOT", "Command", "Example", "compare", "examples", "files", "main", "renewed", "run"]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -182,6 +184,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--update", action="store_true", help="write what the commands print now into the pages")
     parsed = parser.parse_args(arguments)
     differ = 0
+    account = Account(
+        "examples", (example.id for page in PAGES for example in examples(page) if example.kind == parsed.kind)
+    )
     for page in PAGES:
         chosen = [example for example in examples(page) if example.kind == parsed.kind]
         done = []
@@ -189,6 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(example.id, flush=True)
             with tempfile.TemporaryDirectory() as folder:
                 done.append(run(example, Path(folder)))
+            account.meet(example.id)
         if parsed.update:
             # From the last to the first, so that the lines of those before stay where they were.
             for example, printed in reversed(list(zip(chosen, done, strict=True))):
@@ -198,6 +204,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for difference in filter(None, map(compare, example.commands, printed)):
                 print(difference)
                 differ = 1
+    if not account.is_complete:
+        print(account.shortfall())
+        return 1
     return differ
 
 

@@ -9,6 +9,7 @@ import datetime
 import json
 import stat
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,16 +31,23 @@ BROKEN = Record("issue-a", "upstream", "single", Verdict.BROKEN, Verdict.BROKEN,
 SURPRISE = Record("issue-a", "upstream", "ddp", Verdict.OK, Verdict.BROKEN)
 CRASH = Record("issue-b", "upstream", "ddp", Verdict.ERROR, None)
 
+PROJECT = Path(__file__).resolve().parents[2]
+
 PYTEST = """#!{python}
 import json, os, pathlib, sys, time
 here = pathlib.Path({folder!r})
 play = json.loads((here / "play.json").read_text())
 results = pathlib.Path(sys.argv[sys.argv.index("--trlcompat-results") + 1])
+sys.path.insert(0, {project!r})
+from pytest_trlcompat import _provenance
+code = _provenance.code_digest(pathlib.Path(os.environ.get("PYTHONPATH", here)))
+provenance = str(_provenance.Provenance(code, _provenance.of_environment(pathlib.Path(__file__).parents[1])))
 with open(here / "calls.jsonl", "a") as file:
     before = results.read_text() if results.exists() else None
     print(json.dumps({{"arguments": sys.argv[1:], "environ": dict(os.environ), "before": before}}), file=file)
 with open(results, "a") as file:
-    file.writelines(line + "\\n" for line in play["lines"])
+    for line in play["lines"]:
+        print(json.dumps({{**json.loads(line), "provenance": play["provenance"] or provenance}}), file=file)
 try:
     time.sleep(play["seconds"])
 except KeyboardInterrupt:
@@ -50,6 +58,21 @@ sys.exit(play["status"])
 """
 
 
+def put_distributions(environment: Path, packages: Mapping[str, str]) -> None:
+    """The metadata of distributions, as an installer leaves it in an environment."""
+    site_packages = environment / "lib" / "python3.11" / "site-packages"
+    for name, version in packages.items():
+        folder = site_packages / f"{name}-{version}.dist-info"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def records_in(text: str) -> list[Record]:
+    """The verdicts of a results file, each a whole line."""
+    assert text.endswith("\n")
+    return [Record.from_json(line) for line in text.splitlines()]
+
+
 @dataclass
 class Stage:
     """A checkout in a temporary folder, whose cell has a fake environment."""
@@ -57,10 +80,15 @@ class Stage:
     root: Path
     said: list[str] = field(default_factory=list)
 
-    def play(self, *records: Record, status: int = 0, seconds: float = 0) -> None:
-        """Set what the fake pytest does."""
+    def play(self, *records: Record, status: int = 0, seconds: float = 0, provenance: str = "") -> None:
+        """Set what the fake pytest does.
+
+        Args:
+            provenance: what the verdicts say they were measured with; empty: this code and this environment.
+        """
         lines = [record.to_json() for record in records]
-        (self.root / "play.json").write_text(json.dumps({"lines": lines, "status": status, "seconds": seconds}))
+        play = {"lines": lines, "status": status, "seconds": seconds, "provenance": provenance}
+        (self.root / "play.json").write_text(json.dumps(play))
 
     def run(self, sweep: str = "first", **options: Any) -> Outcome:
         named = Sweep(Layout(self.root), {Sweep.VARIABLE: sweep})
@@ -95,6 +123,6 @@ def make_stage(folder: Path) -> Stage:
     for path in (python.parent, folder / "pytest_trlcompat", folder / "suites", folder / "fixtures"):
         path.mkdir(parents=True)
     (folder / "suites" / "test_a.py").touch()
-    python.write_text(PYTEST.format(python=sys.executable, folder=str(folder)))
+    python.write_text(PYTEST.format(python=sys.executable, folder=str(folder), project=str(PROJECT)))
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     return Stage(folder)

@@ -7,6 +7,7 @@ import datetime
 import errno
 import os
 import py_compile
+import shutil
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,7 @@ class FakeUv:
         self.refuse: tuple[str, BaseException] | None = None
         self.source: Path | None = None
         self.has_site_packages = False
+        self.leaves_out: tuple[str, ...] = ()
 
     def __call__(
         self,
@@ -55,14 +57,26 @@ class FakeUv:
             (Path(arguments[-1]) / "bin" / "python").touch()
             if self.has_site_packages:
                 modules_of(Path(arguments[-1])).mkdir(parents=True)
+        if "--python" in arguments and arguments[0] != "venv":
+            site_packages = modules_of(Path(arguments[arguments.index("--python") + 1]).parents[1])
+            for name, _, version in (word.partition("==") for word in arguments if "==" in word):
+                if name not in self.leaves_out:
+                    put_distribution(site_packages, name, version)
         if self.source is not None and "torch==2.13.0+cpu" in arguments:
             module = modules_of(Path(arguments[arguments.index("--python") + 1]).parents[1]) / self.source.name
-            module.parent.mkdir(parents=True)
+            module.parent.mkdir(parents=True, exist_ok=True)
             os.link(self.source, module)
         return ""
 
     def count(self, word: str) -> int:
         return sum(word in arguments for arguments in self.calls)
+
+
+def put_distribution(site_packages: Path, name: str, version: str) -> None:
+    """The metadata of a distribution, as an installer leaves it."""
+    folder = site_packages / f"{name}-{version}.dist-info"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
 def modules_of(root: Path) -> Path:
@@ -256,3 +270,50 @@ def test_compiled_extensions_of_environments_do_not_mix(uv: FakeUv, layout: Layo
     other = ensure(Lock("x", LOCK.date, "3.12", LOCK.packages, "x"), layout).variables
     assert one["TORCH_EXTENSIONS_DIR"] != other["TORCH_EXTENSIONS_DIR"]
     assert one["PATH"].startswith(f"{one['VIRTUAL_ENV']}/bin:")
+
+
+@pytest.mark.parametrize(
+    "change, shortfall",
+    [
+        ("trl-1.0.1", "trl is 1.0.0 and 1.0.1 where the lock says 1.0.0"),
+        ("verl-0.3.0", "verl 0.3.0 is installed, and not in the lock"),
+        ("", "of 3 packages of the lock 1 is missing: trl"),
+    ],
+)
+def test_an_environment_that_somebody_has_changed_is_refused(
+    uv: FakeUv, layout: Layout, change: str, shortfall: str
+) -> None:
+    root = ensure(LOCK, layout).root
+    if change:
+        put_distribution(modules_of(root), *change.split("-"))
+    else:
+        shutil.rmtree(modules_of(root) / "trl-1.0.0.dist-info")
+    with pytest.raises(MatrixError) as raised:
+        ensure(LOCK, layout)
+    assert str(raised.value) == (
+        f"{root} is not what the lock of trl1.0.0 names: {shortfall}. Nothing was measured with it; `nox -s clean` "
+        "removes it, and the next run builds it anew"
+    )
+    said: list[str] = []
+    prune(layout, [LOCK], said.append)
+    assert said[0] == f"{root.name}: is not what its lock names ({shortfall}), removed"
+    assert ensure(LOCK, layout).root == root
+
+
+def test_an_environment_into_which_not_all_was_installed_is_refused(uv: FakeUv, layout: Layout) -> None:
+    uv.leaves_out = ("deepspeed",)
+    with pytest.raises(MatrixError, match="of 3 packages of the lock 1 is missing: deepspeed"):
+        ensure(LOCK, layout)
+
+
+def test_what_belongs_beside_a_lock_is_allowed_and_named_where_it_matters(uv: FakeUv, layout: Layout) -> None:
+    root = ensure(LOCK, layout).root
+    for name in ("pytest-trlcompat", "coverage", "nvidia-nccl-cu12", "bitsandbytes"):
+        put_distribution(modules_of(root), name, "9.9")
+    said: list[str] = []
+    ensure(LOCK, layout, said.append)
+    assert said == [
+        "trl1.0.0: bitsandbytes 9.9 is beside the lock: added by hand for the suites of QLoRA, see "
+        "docs/explanation/limits.md",
+        "trl1.0.0: nvidia-nccl-cu12 9.9 is beside the lock: CUDA libraries of a CUDA build of torch",
+    ]

@@ -9,13 +9,16 @@ import sys
 
 import pytest
 
+from pytest_trlcompat._provenance import of_environment
 from pytest_trlcompat.catalog.verdict import Record, Verdict, append_record
 from pytest_trlcompat.matrix import job as job_module
 from pytest_trlcompat.matrix.cells import Cell
 from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.errors import Untestable
+from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.results import Outcome, Sidecar
+from pytest_trlcompat.matrix.suite_run import code_digest
 
 from .made_up import BROKEN, CELL, CRASH, OK, SURPRISE, Stage
 
@@ -27,6 +30,7 @@ def test_a_tested_cell_leaves_its_verdicts_and_a_sidecar(stage: Stage) -> None:
     raw = json.loads(stage.results.with_name(f"{CELL.id}.cell.json").read_text())
     assert raw.pop("seconds") < 10
     assert len(raw.pop("digest")) == 16
+    assert raw.pop("provenance") == f"{code_digest(Layout(stage.root))}.{of_environment(stage.root / 'env')}"
     assert raw == {
         "schema": 1,
         "id": "trl0.15.2-tf4.48.3",
@@ -39,6 +43,48 @@ def test_a_tested_cell_leaves_its_verdicts_and_a_sidecar(stage: Stage) -> None:
         "issues": [],
         "python": None,
     }
+
+
+@pytest.mark.parametrize(
+    "code, packages, why",
+    [
+        ("0" * 12, "", "with other code"),
+        ("", "0" * 12, "with other packages"),
+        ("0" * 12, "0" * 12, "with other code and"),
+    ],
+)
+def test_verdicts_of_other_code_or_other_packages_are_none_of_this_run(
+    stage: Stage, code: str, packages: str, why: str
+) -> None:
+    own = f"{code or code_digest(Layout(stage.root))}.{packages or of_environment(stage.root / 'env')}"
+    stage.play(OK, BROKEN, provenance=own)
+    problem = stage.run().problem
+    assert problem is not None
+    assert "2 of 2 verdicts are not of this run: issue-a corrected single was measured " + why in problem
+    assert stage.sidecar.state == "interrupted"
+
+
+def test_an_interrupted_cell_whose_environment_has_changed_starts_again(stage: Stage) -> None:
+    stage.play(OK, status=2)
+    assert stage.run("first").sidecar.state == "interrupted"
+    site_packages = stage.root / "env" / "lib" / "python3.11" / "site-packages"
+    (site_packages / "trl-0.15.1.dist-info").mkdir(parents=True)
+    (site_packages / "trl-0.15.1.dist-info" / "METADATA").write_text("Name: trl\nVersion: 0.15.1\n")
+    stage.play(BROKEN)
+    outcome = stage.run("second")
+    assert outcome.records == (BROKEN,)
+    assert "--trlcompat-resume" not in stage.calls[-1]["arguments"]
+    assert any("what its verdicts depend on has changed; starts again" in line for line in stage.said)
+
+
+def test_a_sidecar_that_says_nothing_of_its_packages_is_not_gone_on_with(stage: Stage) -> None:
+    stage.play(OK, status=2)
+    stage.run("first")
+    path = stage.results.with_name(f"{CELL.id}.cell.json")
+    raw = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in raw.items() if name != "provenance"}))
+    stage.play(BROKEN)
+    assert stage.run("second").records == (BROKEN,)
 
 
 def test_pytest_runs_the_suites_with_our_plugin_and_nothing_of_the_callers(

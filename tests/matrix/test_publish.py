@@ -195,6 +195,62 @@ def test_a_sweep_of_some_cells_is_published_beside_what_was(checkout: Layout) ->
     assert [cell.id for cell in evidence.load(checkout.evidence).cells] == [other.id, NEW.id]
 
 
+def measured_with(code: str, packages: str, *records: Record) -> tuple[Record, ...]:
+    return tuple(dataclasses.replace(record, provenance=f"{code * 12}.{packages * 12}") for record in records)
+
+
+def test_kept_verdicts_of_other_code_say_with_which_and_of_which_day(checkout: Layout) -> None:
+    publish(sweep(checkout, (NEW, measured_with("a", "b", FINE, CURED))), checkout)
+    for path in checkout.results.glob("*"):
+        path.unlink()
+    report = sweep(checkout, (NEW, measured_with("c", "b", FINE)))
+    os.utime(checkout.results / f"{NEW.id}.cell.json", (1_700_100_000, 1_700_100_000))  # 2023-11-16
+    publish(report, checkout, keep=True)
+    (cell,) = evidence.load(checkout.evidence).cells
+    assert cell.origin_of(FINE.key) == (f"{'c' * 12}.{'b' * 12}", "2023-11-16")
+    assert cell.origin_of(CURED.key) == (f"{'a' * 12}.{'b' * 12}", "2023-11-14")
+
+
+def test_kept_verdicts_of_which_nobody_wrote_it_down_are_not_taken_for_this_sweeps(checkout: Layout) -> None:
+    publish(sweep(checkout, (NEW, (FINE, CURED))), checkout)
+    assert "measured" not in checkout.evidence.read_text().splitlines()[1]
+    for path in checkout.results.glob("*"):
+        path.unlink()
+    publish(sweep(checkout, (NEW, measured_with("c", "b", FINE))), checkout, keep=True)
+    (cell,) = evidence.load(checkout.evidence).cells
+    assert cell.origin_of(FINE.key) == (f"{'c' * 12}.{'b' * 12}", "2023-11-14")
+    assert cell.origin_of(CURED.key) == ("", "2023-11-14")
+
+
+def test_verdicts_of_other_packages_are_not_kept_beside_new_ones(checkout: Layout) -> None:
+    publish(sweep(checkout, (NEW, measured_with("a", "b", FINE, CURED))), checkout)
+    for path in checkout.results.glob("*"):
+        path.unlink()
+    with pytest.raises(MatrixError, match=f"of {NEW.id} 1 verdicts would be kept that were measured with other packa"):
+        publish(sweep(checkout, (NEW, measured_with("a", "d", FINE))), checkout, keep=True)
+
+
+def test_a_cell_that_was_measured_with_two_codes_is_not_published(checkout: Layout) -> None:
+    mixed = (*measured_with("a", "b", WASTEFUL), *measured_with("c", "b", CURED))
+    with pytest.raises(MatrixError) as raised:
+        publish(sweep(checkout, (OLD, mixed)), checkout)
+    assert str(raised.value) == (
+        f"not published: {OLD.id} has verdicts of different code or packages; run it again first, with: -- --fresh"
+    )
+    for path in checkout.results.glob("*"):
+        path.unlink()
+    run = dataclasses.replace(OLD, provenance=f"{'e' * 12}.{'b' * 12}")
+    with pytest.raises(MatrixError, match="has verdicts that were measured with other code than its run"):
+        publish(sweep(checkout, (run, measured_with("a", "b", WASTEFUL))), checkout)
+    assert not checkout.evidence.exists()
+
+
+def test_a_sweep_of_which_nothing_was_measured_is_not_published(checkout: Layout) -> None:
+    with pytest.raises(MatrixError, match="not published: no cells were due, so that nothing was shown"):
+        publish(sweep(checkout, (UNBUILT, ())), checkout)
+    assert not checkout.evidence.exists()
+
+
 def test_of_a_cell_with_other_versions_nothing_is_kept(checkout: Layout) -> None:
     older = dataclasses.replace(NEW, lock={**NEW.lock, "accelerate": "1.3.0"})
     publish(sweep(checkout, (older, (FINE, CURED))), checkout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -19,7 +20,7 @@ from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.report.command import main
 from pytest_trlcompat.matrix.report.model import gather
 from pytest_trlcompat.matrix.results import TESTED, Sidecar
-from pytest_trlcompat.matrix.shards import bring_together, costs, keep_seconds, requested_shard, shard_of
+from pytest_trlcompat.matrix.shards import bring_together, costs, keep_part, keep_seconds, requested_shard, shard_of
 
 CHECKOUT = Layout(Path(__file__).resolve().parents[2])
 CELLS = [Cell({"trl": f"0.{minor}.0"}) for minor in range(10, 20)]
@@ -96,10 +97,20 @@ def test_what_a_cell_took_counts_else_its_verdicts(tmp_path: Path) -> None:
         costs(layout)
 
 
-def write(folder: Path, *names: str, verdict: Verdict = Verdict.OK) -> Path:
+@dataclasses.dataclass(frozen=True)
+class PartLayout(Layout):
+    folder: Path = Path()
+
+    @property
+    def results(self) -> Path:
+        return self.folder
+
+
+def write(folder: Path, *names: str, verdict: Verdict = Verdict.OK, code: str = "a") -> Path:
     folder.mkdir(exist_ok=True)
     for name in names:
         sidecar = Sidecar(name, {"trl": name.removeprefix("trl")}, TESTED, "sweep", seconds=1.0)
+        sidecar = dataclasses.replace(sidecar, provenance=code and f"{code * 12}.{'b' * 12}")
         (folder / f"{name}.cell.json").write_text(sidecar.to_json())
         record = Record("grpo-eval-remainder", "upstream", "single", verdict, None)
         (folder / f"{name}.jsonl").write_text(record.to_json() + "\n")
@@ -115,6 +126,34 @@ def test_parts_that_are_merged_are_the_whole(tmp_path: Path, capsys: pytest.Capt
     assert "merged: 3 cells" in capsys.readouterr().out
     assert gather(results).to_dict()["cells"] == gather(whole).to_dict()["cells"]
     assert bring_together([one, two, one], results) == 3  # again, and the same twice
+
+
+@pytest.mark.parametrize(("code", "why"), [("c", "with other code"), ("", "with code and packages that nobody wrote")])
+def test_parts_of_other_code_are_not_merged(tmp_path: Path, code: str, why: str) -> None:
+    one, two = write(tmp_path / "one", "trl0.17.0"), write(tmp_path / "two", "trl0.18.0", code=code)
+    results = tmp_path / "results"
+    results.mkdir()
+    with pytest.raises(MatrixError, match=f"trl0.18.0 was measured {why}.* than trl0.17.0"):
+        bring_together([one, two], results)
+    assert list(results.iterdir()) == []
+
+
+def test_a_sweep_of_which_a_part_or_a_cell_is_missing_is_not_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    one, two = write(tmp_path / "one", "trl0.17.0"), write(tmp_path / "two", "trl0.18.0")
+    for folder, number, names in ((one, 1, ["0.17.0"]), (two, 3, ["0.18.0", "0.19.0"])):
+        layout = dataclasses.replace(PartLayout(tmp_path), folder=folder)
+        keep_part(layout, [Cell({"trl": name}) for name in names], (number, 3))
+    assert main([str(results), "--merge", str(one), str(two)]) == 1
+    said = "of 6 parts and cells 2 are missing: part 2, trl0.19.0; run what is missing, and merge again"
+    assert f"the sweep is not whole: {said}" in capsys.readouterr().err
+    assert main([str(results), "--merge", str(one), str(two), "--publish", str(tmp_path)]) == 1
+    assert f"not published: {said}" in capsys.readouterr().err
+    keep_part(dataclasses.replace(PartLayout(tmp_path), folder=one), [Cell({"trl": "0.17.0"})], (1, 1))
+    assert main([str(results), "--merge", str(one)]) == 0
 
 
 @pytest.mark.parametrize("where", ["part", "results"])

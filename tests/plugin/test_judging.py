@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from pytest_trlcompat import stack
+from pytest_trlcompat._provenance import Provenance
 from pytest_trlcompat.catalog.verdict import Verdict, read_records
 from pytest_trlcompat.launch import Failure, LaunchError, StrategyAbsent
-from pytest_trlcompat.plugin.judging import Absent, Finding, Judge, Untestable
+from pytest_trlcompat.plugin.judging import MEASURED_AGAIN, Absent, Finding, Judge, Untestable
 
 from .judged import ISSUE, failed, raising
 
@@ -103,6 +105,27 @@ def test_resume_measures_nothing_twice_and_keeps_failing(judge: Judge, results: 
     with pytest.raises(pytest.fail.Exception, match="the verdict is ok"):
         again(lambda: raising(AssertionError("measured again")), subject="upstream", strategy="fsdp2")
     assert len(results.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "recorded, why",
+    [
+        (Provenance("a" * 12, "b" * 12), "with other packages"),
+        (Provenance("b" * 12, "a" * 12), "with other code"),
+        (Provenance(), "with code and packages that nobody wrote down"),
+    ],
+)
+def test_resume_measures_again_what_was_measured_otherwise_and_says_so(
+    judge: Judge, results: Path, recorded: Provenance, why: str
+) -> None:
+    earlier = dataclasses.replace(judge, provenance=recorded)
+    earlier(lambda: Finding(Verdict.BROKEN), subject="upstream", strategy="fsdp1")
+    current = Provenance("a" * 12, "a" * 12)
+    again = Judge(issue=judge.issue, results=results, resume=True, provenance=current)
+    record = again(lambda: Finding(Verdict.BROKEN, {"again": 1}), subject="upstream", strategy="fsdp1")
+    assert record.evidence == {"again": 1}
+    assert (MEASURED_AGAIN, why) in again.properties
+    assert [kept.provenance for kept in read_records(results)] == [str(current)]
 
 
 def test_an_assertion_of_the_suite_itself_is_no_verdict(judge: Judge, results: Path) -> None:

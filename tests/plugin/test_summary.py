@@ -145,3 +145,17 @@ def test_a_test_that_is_run_again_counts_once(run: Run, pytester: pytest.Pyteste
     assert "1 cell, 1 verdict: all as predicted" in lines
     assert "TRL's own trainers: no problem was found" in lines
     assert json.loads(first.to_json())["verdict"] == "broken"
+
+
+def test_a_run_says_which_recorded_verdicts_were_not_taken_over(pytester: pytest.Pytester, run: Run) -> None:
+    from pytest_trlcompat.plugin import judging, summary
+
+    assert summary._MEASURED_AGAIN == judging.MEASURED_AGAIN
+    whys = ["with other code", "with other packages", "with other code"]
+    pytester.makepyfile(
+        f"import pytest\n@pytest.mark.parametrize('n, why', {list(enumerate(whys))!r})\n"
+        f"def test_again(record_property, n, why):\n    record_property({judging.MEASURED_AGAIN!r}, why)\n"
+    )
+    lines = run().outlines
+    assert "trlcompat: 2 recorded verdicts were measured with other code, and measured again" in lines
+    assert "trlcompat: 1 recorded verdict was measured with other packages, and measured again" in lines

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from pytest_trlcompat import stack
+from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
+from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.matrix import locks
 from pytest_trlcompat.matrix.cells import Matrix
+from pytest_trlcompat.matrix.files import write_whole
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.parsing import read_matrix
 from pytest_trlcompat.watch.layout import WatchLayout
@@ -55,7 +59,11 @@ def checkout(tmp_path: Path, asked: list[str]) -> WatchLayout:
     (tmp_path / "fixtures" / "matrix.toml").write_text(MATRIX)
     layout = Layout(tmp_path)
     matrix = read_matrix(layout.matrix)
-    locks.renew(matrix, matrix.cells[0], layout)
+    lock = locks.renew(matrix, matrix.cells[0], layout)
+    # Its releases were measured, in a cell that the matrix has no more.
+    verdicts = {("grpo-x", "upstream", "ddp"): Verdict.OK}
+    measured = MeasuredCell("before", stack.versions_of(lock.packages), verdicts, "2026-06-01")
+    write_whole(layout.evidence, Evidence("2026-06-01", (measured,)).to_json())
     return WatchLayout(tmp_path, tmp_path / "build" / "watch")
 
 

@@ -14,6 +14,7 @@ from pytest_trlcompat.bisect.cli import main as bisect
 from pytest_trlcompat.catalog.verdict import Record
 from pytest_trlcompat.matrix import process
 from pytest_trlcompat.matrix.locks import Lock
+from pytest_trlcompat.matrix.suite_run import code_digest
 from pytest_trlcompat.watch.adjacent import measured_boundary
 from pytest_trlcompat.watch.changes import Change, Verdicts, changes_in, verdicts_of
 from pytest_trlcompat.watch.known import Known
@@ -107,6 +108,7 @@ def test_a_bisections_result_is_read_and_not_searched_again(
         runs.append(arguments)
         culprit = {"package": "trl", "last_good": "1.0.0", "first_bad": "1.1.0", "inconclusive": ["1.0.1", "1.0.2"]}
         raw = {"command": "trlcompat bisect ...", "verdict": "trl 1.1.0 broke it", "culprit": culprit}
+        Path(words[words.index("--json") + 1]).parent.mkdir(parents=True, exist_ok=True)
         Path(words[words.index("--json") + 1]).write_text(json.dumps(raw))
         Path(words[words.index("--report") + 1]).write_text("# to paste")
         return 0
@@ -122,6 +124,18 @@ def test_a_bisections_result_is_read_and_not_searched_again(
         )
         assert (found.report, found.between) == ("# to paste", 2)
     assert len(runs) == 1
+    (layout.root / "suites").mkdir()
+    (layout.root / "suites" / "test_x.py").write_text("other code")
+    assert read_narrowed(one, layout.bisections, code_digest(layout)) is None
+    narrow(one, words, layout, lambda text: None)
+    assert len(runs) == 2
+
+
+def test_a_bisection_of_which_nobody_wrote_down_the_code_is_not_taken(layout: WatchLayout) -> None:
+    one = change(record("silent"))
+    layout.bisections.mkdir(parents=True)
+    (layout.bisections / f"{one.key}.json").write_text(json.dumps({"command": "x", "reason": "the network"}))
+    assert read_narrowed(one, layout.bisections, code_digest(layout)) is None
 
 
 def test_why_a_bisection_found_nothing_is_kept(layout: WatchLayout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,11 +151,21 @@ def test_why_a_bisection_found_nothing_is_kept(layout: WatchLayout, monkeypatch:
     assert not found.found
     assert found.reason == "trlcompat bisect: good 1.0.0 is bad as well"
     assert found.command == "trlcompat bisect releases --issue x"  # without this machine's files
-    assert read_narrowed(one, layout.bisections) == found
+    assert read_narrowed(one, layout.bisections, code_digest(layout)) == found
+    monkeypatch.undo()
+    again: list[object] = []
+
+    def run_again(arguments: list[str], **options: object) -> int:
+        again.append(arguments)
+        return 2
+
+    monkeypatch.setattr(process, "run", run_again)
+    narrow(one, words, layout, lambda text: None)
+    assert len(again) == 1  # it may have been the network: it is tried again
 
 
 def test_a_stopped_bisection_has_found_nothing_yet(layout: WatchLayout) -> None:
-    assert read_narrowed(change(record("silent")), layout.bisections) is None
+    assert read_narrowed(change(record("silent")), layout.bisections, code_digest(layout)) is None
 
 
 LOCK = {**BASE.packages, "trl": "1.1.0"}

@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog.evidence import Evidence
 from pytest_trlcompat.catalog.verdict import Record, Verdict, append_record
 from pytest_trlcompat.matrix import disk, locks, process
 from pytest_trlcompat.matrix.cells import Cell, Matrix
+from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import write_whole
-from pytest_trlcompat.matrix.results import INTERRUPTED, TESTED, Outcome, Sidecar
+from pytest_trlcompat.matrix.results import INTERRUPTED, TESTED, UNTESTABLE, Outcome, Sidecar
+from pytest_trlcompat.matrix.suite_run import code_digest
 from pytest_trlcompat.watch import cli, running
 from pytest_trlcompat.watch.arguments import parse
 from pytest_trlcompat.watch.layout import WatchLayout
@@ -45,6 +48,7 @@ class Trainings:
         self.bisected: list[list[str]] = []
         self.verdicts: Callable[[dict[str, str]], list[Record]] = lambda versions: [record("ok", issue="grpo-x")]
         self.before_each: Callable[[str], None] = lambda cell: None
+        self.state, self.reason = TESTED, ""
 
     def run_cell(self, matrix: Matrix, cell: Cell, sweep: Any, **options: Any) -> Outcome:
         layout = sweep.layout
@@ -56,7 +60,9 @@ class Trainings:
         self.ran.append(cell.id)
         for each in self.verdicts(dict(lock.packages)):
             append_record(layout.results / f"{cell.id}.jsonl", each)
-        sidecar = Sidecar(cell.id, matrix.all_pins(cell), TESTED, sweep.name, lock.packages, str(lock.date))
+        sidecar = dataclasses.replace(
+            sidecar, state=self.state, reason=self.reason, provenance=f"{code_digest(layout)}.{'0' * 12}"
+        )
         write_whole(path, sidecar.to_json())
         return Outcome(sidecar, ())
 
@@ -265,7 +271,9 @@ def test_a_cure_is_found_with_its_release_and_the_patch_predicts_it(
     assert [path.name for path in (folder / "upstream").iterdir()]
 
 
-def test_what_broke_is_bisected_once(watch: Watch, trainings: Trainings, checkout: WatchLayout) -> None:
+def test_what_broke_is_bisected_until_that_finds_something(
+    watch: Watch, trainings: Trainings, checkout: WatchLayout
+) -> None:
     trainings.verdicts = lambda versions: [
         record("broken" if versions["accelerate"] == "1.1.0" else "ok", "ok", issue="grpo-x", subject="upstream")
     ]
@@ -278,8 +286,10 @@ def test_what_broke_is_bisected_once(watch: Watch, trainings: Trainings, checkou
     assert (command[command.index("--good") + 1], command[command.index("--bad") + 1]) == ("1.0.0", "1.1.0")
     assert "trl=1.0.0" in command
     assert "transformers=5.1.0" in command
-    watch("--as-of", "2026-06-11", "--since", "2026-06-10")
-    assert len(trainings.bisected) == 1
+    _, said = watch("--as-of", "2026-06-11", "--since", "2026-06-10")
+    assert len(trainings.bisected) == 2  # it found nothing, so that it is tried again
+    assert "not reached: the bisection of grpo-x" in said
+    assert "found nothing, and is tried again: it ended with exit status 2" in said
     assert "Bisecting it found nothing" in (checkout.day(TODAY) / "report.md").read_text()
 
 
@@ -288,7 +298,8 @@ def test_what_was_not_reached_is_said_and_done_by_the_next_command(
 ) -> None:
     trainings.verdicts = silent
     trainings.before_each = lambda cell: signal.raise_signal(signal.SIGALRM) if "accelerate1.0.0" in cell else None
-    _, said = watch("--minutes", "60")
+    status, said = watch("--minutes", "60")
+    assert status == 2
     assert "60 minutes are over; the same command goes on" in said
     assert "not reached: trl1.1.0-tf5.0.0-accelerate1.0.0 (trl 1.1.0 alone) is not finished" in said
     assert trainings.ran == ["trl1.0.0-tf5.0.0", "trl1.1.0-tf5.1.0"]
@@ -298,6 +309,82 @@ def test_what_was_not_reached_is_said_and_done_by_the_next_command(
     _, said = watch()
     assert "not reached" not in said
     assert trainings.ran.count("trl1.1.0-tf5.1.0") == 1
+
+
+def test_out_of_time_before_the_first_cell_is_no_success(watch: Watch, trainings: Trainings) -> None:
+    trainings.verdicts = silent
+    trainings.before_each = lambda cell: signal.raise_signal(signal.SIGALRM)
+    status, said = watch("--minutes", "60")
+    assert (status, trainings.ran) == (2, [])
+    assert said.count("  not reached: ") == 4
+    assert "not all of the plan was measured; the same command goes on with what is missing" in said
+
+
+def test_a_plan_that_cannot_be_built_is_no_success(watch: Watch, trainings: Trainings, checkout: WatchLayout) -> None:
+    trainings.verdicts = lambda versions: []
+    trainings.state, trainings.reason = UNTESTABLE, "there is no wheel"
+    status, said = watch()
+    assert status == 2
+    assert "not reached: trl1.1.0-tf5.1.0 (the newest of all) is untestable: there is no wheel" in said
+    assert json.loads((checkout.day(TODAY) / "report.json").read_text())["complete"] is False
+
+
+def test_what_was_measured_with_other_code_is_measured_again(
+    watch: Watch, trainings: Trainings, checkout: WatchLayout
+) -> None:
+    trainings.verdicts = silent
+    assert watch()[0] == 0
+    first = list(trainings.ran)
+    checkout.suites.mkdir()
+    (checkout.suites / "test_x.py").write_text("other code")
+    trainings.before_each = lambda cell: signal.raise_signal(signal.SIGALRM) if "accelerate1.1.0" in cell else None
+    status, said = watch("--minutes", "60")
+    assert status == 2
+    assert "trl1.1.0-tf5.1.0: was measured with other code; it is measured again" in said
+    assert trainings.ran == [*first, *first[:3]]
+    assert json.loads((checkout.day(TODAY) / "report.json").read_text())["cells"].keys() == set(first)
+    trainings.before_each = lambda cell: None
+    assert watch()[0] == 0
+    assert trainings.ran == [*first, *first]
+
+
+def test_verdicts_of_other_code_do_not_count_until_they_are_measured_again(
+    watch: Watch, trainings: Trainings, checkout: WatchLayout
+) -> None:
+    trainings.verdicts = silent
+    assert watch()[0] == 0
+    checkout.suites.mkdir()
+    (checkout.suites / "test_x.py").write_text("other code")
+    trainings.before_each = lambda cell: signal.raise_signal(signal.SIGALRM)
+    status, said = watch("--minutes", "60")
+    assert status == 2
+    assert "2 new releases, 1 cell, 1 verdict;" in said  # of the cell that was stopped
+    assert "not reached: trl1.1.0-tf5.1.0 (the newest of all) was measured with other code, and not again" in said
+
+
+def test_a_past_sweep_is_what_makes_a_release_known(watch: Watch, checkout: WatchLayout) -> None:
+    """That the matrix has a cell of it does not: Transformers 5.24.0 had one, and nobody had run it."""
+    checkout.evidence.write_text(checkout.evidence.read_text().replace('"before"', '"trl1.0.0-tf5.0.0"'))
+    text = checkout.matrix.read_text()
+    checkout.matrix.write_text(
+        text + text[text.index("[[cell]]") :].replace("5.0.0", "5.1.0").replace("06-01", "06-06")
+    )
+    status, said = watch("--list", "--package", "transformers", today=datetime.date(2026, 6, 9))
+    assert status == 0
+    assert "new as of 2026-06-09: transformers 5.0.1 (2026-06-06), transformers 5.1.0 (2026-06-05)" in said
+
+
+def test_of_what_no_sweep_has_measured_nothing_is_called_known(watch: Watch, checkout: WatchLayout) -> None:
+    checkout.evidence.write_text(Evidence("2026-06-01").to_json())
+    with pytest.raises(MatrixError) as raised:
+        watch(today=datetime.date(2026, 6, 2))
+    assert str(raised.value) == (
+        "what is new cannot be said: trl was measured by no published sweep, accelerate was measured by no published "
+        "sweep"
+    )
+    checkout.evidence.unlink()
+    with pytest.raises(MatrixError, match="nothing is known to be measured, so that nothing can be called new"):
+        watch(today=datetime.date(2026, 6, 2))
 
 
 def test_ctrl_c_keeps_what_is_finished(watch: Watch, trainings: Trainings, checkout: WatchLayout) -> None:

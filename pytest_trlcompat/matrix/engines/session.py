@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pytest_trlcompat._due import Account
 from pytest_trlcompat.matrix import process
 from pytest_trlcompat.matrix.arguments import Arguments
 from pytest_trlcompat.matrix.cells import Cell
@@ -50,6 +51,7 @@ class RaySession:
     ) -> None:
         self._layout, self._sweep, self._tools, self._variables = layout, sweep, tools, variables
         self._problems: dict[str, str] | None = None
+        self._cells: tuple[str, ...] = ()
 
     @property
     def has_run(self) -> bool:
@@ -78,6 +80,7 @@ class RaySession:
             raise MatrixError(
                 "--engine ray runs as many cells at a time as its nodes have room for; leave out --parallel"
             )
+        self._cells = tuple(cell.id for cell in cells)
         self._problems = {cell.id: f"{cell.id} was not run" for cell in cells}
         extra = metadata["optional-dependencies"]["ray"]
         wanted = ray_requirements(extra, options.ray.version)
@@ -105,10 +108,12 @@ class RaySession:
         Raises:
             MatrixError: a verdict is not as predicted, or a cell did not end.
         """
+        account = Account("cells", self._cells if session == WHOLE else [session])
         problems = self._problems or {}
-        wrong = (
-            list(problems.values()) if session == WHOLE else [problems[name] for name in problems if name == session]
-        )
+        account.meet_all(name for name in self._cells if name not in problems and (session in (WHOLE, name)))
+        if not account.due or not set(account.missing) <= problems.keys():
+            raise MatrixError(f"nothing was run on Ray for this session: {account.shortfall()}")
+        wrong = [problems[name] for name in account.missing]
         if wrong:
             more = [f"and {len(wrong) - _NAMED} more cells"] if len(wrong) > _NAMED else []
             raise MatrixError("\n".join([*wrong[:_NAMED], *more]))

@@ -79,8 +79,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with explained_os_errors():
             if parsed.pages:
                 return _published(publish.write_pages(Layout(parsed.pages)))
+            missing = ""
             if parsed.merge:
                 print(f"merged: {shards.bring_together(parsed.merge, parsed.results)} cells")
+                parts = shards.account_of_parts(parsed.merge, parsed.results)
+                missing = parts.shortfall() if parts.due else ""
+                if missing and parsed.publish:
+                    raise MatrixError(f"not published: {missing}; run what is missing, and merge again")
             report = publish.with_boundaries(gather(parsed.results).judged_by(known_issues.load()))
             changes = Changes()
             if parsed.history:
@@ -107,7 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     damaged = [cell for cell in report.cells if cell.sidecar.state == DAMAGED]
     for cell in damaged:
         print(printable(str(cell.sidecar.reason)), file=sys.stderr)
-    return 1 if damaged else 0
+    if missing:
+        print(printable(f"the sweep is not whole: {missing}; run what is missing, and merge again"), file=sys.stderr)
+    return 1 if damaged or missing else 0
 
 
 def _published(paths: Sequence[Path]) -> int:

@@ -21,7 +21,7 @@ from packaging.version import Version
 
 from pytest_trlcompat._secrets import Redactor
 from pytest_trlcompat.catalog.attribution import attributed, expecting
-from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
+from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell, Origin
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Record, Scan, Verdict, is_wrong, scan_records
 from pytest_trlcompat.matrix.errors import MatrixError
@@ -56,11 +56,13 @@ class CellReport:
     Attributes:
         versions_known: whether its versions could be read. If not, its verdicts are shown as they were judged when
             they were measured, and count for nothing else.
+        measured_on: of verdicts that were published before, their provenance to the day of that sweep.
     """
 
     sidecar: Sidecar
     verdicts: tuple[Record, ...]
     versions_known: bool = True
+    measured_on: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -326,13 +328,22 @@ def _many(number: int, noun: str) -> str:
 
 def evidence_of(report: Report, date: str = "") -> Evidence:
     """A sweep's cells as evidence; those without a verdict, or of unknown versions, are left out."""
-    return Evidence(date, tuple(_measured(cell) for cell in report.cells if cell.verdicts and cell.versions_known))
+    cells = (_measured(cell, date) for cell in report.cells if cell.verdicts and cell.versions_known)
+    return Evidence(date, tuple(cells))
 
 
-def _measured(cell: CellReport) -> MeasuredCell:
+def _measured(cell: CellReport, date: str) -> MeasuredCell:
     versions = versions_of(cell.versions)
     verdicts = {record.key: record.verdict for record in cell.verdicts}
     attributed = not any(record.unattributed for record in cell.verdicts)
     blocked_by = {record.key: record.blocked_by for record in cell.verdicts if record.blocked_by}
     fitting = frozenset(record.key for record in cell.verdicts if record.fitting)
-    return MeasuredCell(cell.id, versions, verdicts, cell.sidecar.date, attributed, blocked_by, fitting)
+    origins = {
+        record.key: Origin(record.provenance, cell.measured_on.get(record.provenance, date)) for record in cell.verdicts
+    }
+    # Of verdicts of this day's sweep, in which nobody wrote it down, there is nothing to say.
+    known = any(origin != ("", date) for origin in origins.values())
+    most = Counter(origins.values()).most_common(1)[0][0] if known else None
+    others = {key: origin for key, origin in origins.items() if most is not None and origin != most}
+    date_of_lock = cell.sidecar.date
+    return MeasuredCell(cell.id, versions, verdicts, date_of_lock, attributed, blocked_by, fitting, most, others)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pytest_trlcompat._due import Account
+from pytest_trlcompat._provenance import Provenance, difference
 from pytest_trlcompat.catalog import boundaries, known_issues
 from pytest_trlcompat.catalog.evidence import Evidence, EvidenceError, MeasuredCell, load
 from pytest_trlcompat.catalog.known_issues import Catalog
@@ -24,7 +26,7 @@ from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.report import site
 from pytest_trlcompat.matrix.report.changes import Changes, compare
 from pytest_trlcompat.matrix.report.model import CellReport, Report, evidence_of, merge
-from pytest_trlcompat.matrix.results import TESTED, Sidecar
+from pytest_trlcompat.matrix.results import TESTED, UNTESTABLE, Sidecar
 from pytest_trlcompat.matrix.shards import keep_seconds
 from pytest_trlcompat.stack import PACKAGES, versions_of
 
@@ -40,15 +42,18 @@ def publish(report: Report, layout: Layout, *, keep: bool = False) -> list[Path]
     Args:
         keep: publish the evidence that stands there as well: its cells that ``report`` has not, and of those that it
             has with the same versions of the stack what was not run anew. All of it is held against the catalogue as
-            it is now.
+            it is now, and says with which code and packages it was measured, and when.
 
     What was published on an earlier day is kept in ``evidence/``; of one day the last sweep alone counts.
 
     Raises:
-        MatrixError: a verdict is not as predicted, or a cell was cut short: such a sweep is not fit to be relied upon;
-            or a newer one was published already.
+        MatrixError: a verdict is not as predicted, a cell was cut short, or was measured with several versions of this
+            project or several sets of packages: such a sweep is not fit to be relied upon; or there is nothing to
+            publish, or a newer one was published already.
     """
     before = _load(layout) if keep else _standing(layout)
+    if report.cells or not keep:  # with nothing anew, what was published is held against the catalogue as it is now
+        _check_sources(report)
     if keep:
         report = _with_kept(report, report_of(before)).judged_by(known_issues.load())
     if report.wrong:
@@ -73,6 +78,42 @@ def publish(report: Report, layout: Layout, *, keep: bool = False) -> list[Path]
     return [layout.evidence, *write_pages(layout), *kept]
 
 
+def _check_sources(report: Report) -> None:
+    """Each cell must have been measured with one code and one set of packages.
+
+    Raises:
+        MatrixError: there is nothing to publish, or a cell was measured with several, or otherwise than its run says.
+    """
+    account = Account("cells", (cell.id for cell in report.cells if cell.sidecar.state != UNTESTABLE))
+    for cell in report.cells:
+        sources = sorted({record.provenance for record in cell.verdicts})
+        expected = cell.sidecar.provenance
+        if len(sources) > 1:
+            account.refuse(cell.id, "has verdicts of different code or packages")
+        elif sources and expected and (why := difference(sources[0], Provenance.parse(expected))):
+            account.refuse(cell.id, f"has verdicts that were measured {why} than its run")
+        elif cell.sidecar.state != UNTESTABLE:
+            account.meet(cell.id)
+    if not account.is_complete:
+        raise MatrixError(f"not published: {account.shortfall()}; run it again first, with: -- --fresh")
+
+
+def _check_kept(cell: CellReport, kept: Sequence[Record]) -> None:
+    """Verdicts of other code may stand beside new ones, each with its origin; those of other packages may not.
+
+    Raises:
+        MatrixError: they were measured with other packages, although the versions of the stack are the same.
+    """
+    current = {Provenance.parse(record.provenance).packages for record in cell.verdicts} - {""}
+    earlier = {Provenance.parse(record.provenance).packages for record in kept} - {""}
+    if current and earlier - current:
+        raise MatrixError(
+            f"not published: of {cell.id} {len(kept)} verdicts would be kept that were measured with other packages "
+            "than those of now, though the stack's versions are the same; run the whole cell again, or publish "
+            "without --keep"
+        )
+
+
 def _with_kept(report: Report, before: Report) -> Report:
     kept = {cell.id: cell for cell in before.cells}
 
@@ -82,7 +123,8 @@ def _with_kept(report: Report, before: Report) -> Report:
             return cell
         anew = {record.key for record in cell.verdicts}
         missing = tuple(record for record in earlier.verdicts if record.key not in anew)
-        return dataclasses.replace(cell, verdicts=(*cell.verdicts, *missing))
+        _check_kept(cell, missing)
+        return dataclasses.replace(cell, verdicts=(*cell.verdicts, *missing), measured_on=earlier.measured_on)
 
     return merge(dataclasses.replace(report, cells=tuple(map(completed, report.cells))), before.cells)
 
@@ -125,7 +167,9 @@ def report_of(evidence: Evidence) -> Report:
     for cell in evidence.cells:
         pins = {package: cell.versions[package] for package in _AS_PINNED if package in cell.versions}
         sidecar = Sidecar(cell.id, pins, TESTED, "", lock=dict(cell.versions), date=cell.date)
-        cells.append(CellReport(sidecar, tuple(_records(cell))))
+        records = tuple(_records(cell))
+        days = {cell.origin_of(record.key, evidence.date) for record in records}
+        cells.append(CellReport(sidecar, records, measured_on={origin.provenance: origin.day for origin in days}))
     return merge(Report(()), cells).judged_by(known_issues.load())
 
 
@@ -136,7 +180,7 @@ def _records(cell: MeasuredCell) -> Iterator[Record]:
             found["blocked_by"] = by
         elif not cell.attributed:
             found["attributed"] = False
-        yield Record(*key, verdict, None, found)
+        yield Record(*key, verdict, None, found, provenance=cell.origin_of(key).provenance)
 
 
 def since_published(report: Report, layout: Layout, date: str) -> Changes:

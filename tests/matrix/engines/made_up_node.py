@@ -19,7 +19,7 @@ from pytest_trlcompat.matrix.environments import name_of
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import known
 from pytest_trlcompat.matrix.parsing import read_matrix
-from tests.matrix.made_up import PYTEST
+from tests.matrix.made_up import PYTEST, put_distributions
 
 ROOT = Path(__file__).resolve().parents[3]
 CELLS = ("trl0.15.2-tf4.48.3", "trl0.14.0-tf4.52.4", "trl1.16.0-tf5.23.0")
@@ -47,14 +47,17 @@ class Node:
             assert lock is not None
             python = layout.environments / name_of(lock, layout) / "bin" / "python"
             python.parent.mkdir(parents=True)
-            python.write_text(f"#!{sys.executable}\n" + PYTEST.format(python="", folder=str(cache)).partition("\n")[2])
+            put_distributions(python.parents[1], lock.packages)
+            text = PYTEST.format(python="", folder=str(cache), project=str(ROOT))
+            python.write_text(f"#!{sys.executable}\n" + text.partition("\n")[2])
             python.chmod(python.stat().st_mode | stat.S_IXUSR)
             (python.parents[1] / "trlcompat-built.json").write_text("{}")
 
     def play(self, *records: Record, status: int = 0, seconds: float = 0) -> None:
         """Set what its pytest does."""
         lines = [record.to_json() for record in records]
-        (self.cache / "play.json").write_text(json.dumps({"lines": lines, "status": status, "seconds": seconds}))
+        play = {"lines": lines, "status": status, "seconds": seconds, "provenance": ""}
+        (self.cache / "play.json").write_text(json.dumps(play))
 
     @property
     def calls(self) -> list[dict[str, object]]:

@@ -285,7 +285,7 @@ def test_a_cell_that_an_interrupted_sweep_has_finished_is_not_run_again(stage: S
     digest = _digest(lock, code_digest(stage.layout), ("grpo-train-sampler",), ())
     script = Script()
     events = passing(CELLS[0])
-    events[3] = State(sidecar(CELLS[0], "tested", digest=digest))
+    events[3] = State(sidecar(CELLS[0], "tested", digest=digest, provenance=f"{'a' * 12}.{'b' * 12}"))
     script.runs = {CELLS[0]: [events], CELLS[1]: [begun(CELLS[1])]}
     polls = iter(range(100))
     script.interrupt = lambda: next(polls) == 8

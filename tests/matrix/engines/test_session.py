@@ -12,7 +12,7 @@ import pytest
 from pytest_trlcompat.matrix import process, sessions
 from pytest_trlcompat.matrix.engines import session as session_module
 from pytest_trlcompat.matrix.engines.request import Request
-from pytest_trlcompat.matrix.engines.session import ray_requirements
+from pytest_trlcompat.matrix.engines.session import WHOLE, ray_requirements
 from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
@@ -128,6 +128,12 @@ def test_any_other_combination_runs_on_ray_too(stage: Stage) -> None:
     (request,) = stage.requests
     ((cell,), day) = request.cells, "2025-07-11"
     assert (cell.id, str(cell.date)) == ("trl0.19.1-tf4.53.3", day)
+
+
+@pytest.mark.parametrize("session", [WHOLE, "trl0.1.0"])
+def test_a_session_for_which_nothing_was_run_is_no_success(stage: Stage, session: str) -> None:
+    with pytest.raises(MatrixError, match="nothing was run on Ray for this session: "):
+        stage.project.ray.check(session)
 
 
 def test_parallel_sessions_are_refused(stage: Stage) -> None:

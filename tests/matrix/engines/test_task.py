@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -28,7 +29,13 @@ def node(tmp_path: Path) -> Node:
 
 
 def events(of: CellTask) -> list[Event]:
-    return list(cell_events(of, "node-1"))
+    """Without what the verdicts were measured with, which is that of the node's own files and environment."""
+    return [
+        Verdicts(event.position, re.sub(r', "provenance": "[0-9a-f.]{25}"', "", event.text))
+        if isinstance(event, Verdicts)
+        else event
+        for event in cell_events(of, "node-1")
+    ]
 
 
 def state_of(event: Event) -> str:
