@@ -19,6 +19,7 @@ __all__ = [
     "DEEPSPEED",
     "DEEPSPEED_OPTIONS",
     "DEEPSPEED_SECTIONS",
+    "SAGEMAKER_KEYS",
     "TORCHRUN_OPTIONS",
     "Fixed",
     "Key",
@@ -119,7 +120,7 @@ ACCELERATE: Mapping[str, Key] = {
 }
 """The keys of Accelerate's configuration files, of all releases: the fields of ``ClusterConfig``."""
 
-_SAGEMAKER_KEYS = (
+SAGEMAKER_KEYS = (
     *("ec2_instance_type", "iam_role_name", "image_uri", "profile", "region", "base_job_name", "pytorch_version"),
     *("transformers_version", "py_version", "sagemaker_inputs_file", "sagemaker_metrics_file", "additional_args"),
 )
@@ -255,7 +256,8 @@ DEEPSPEED_OPTIONS: Mapping[str, Key] = {
     "no_local_rank": Passed("whether --local_rank stands before the program's arguments"),
     "num_nodes": Fixed(_ONE_MACHINE, (1,)),
     "node_rank": Fixed(_ONE_MACHINE, (0,)),
-    **dict.fromkeys(("master_port", "master_addr", "hostfile", "no_ssh_check"), _MEETING),
+    **dict.fromkeys(("master_port", "master_addr", "no_ssh_check"), _MEETING),
+    "hostfile": Refused(_ONE_MACHINE),
     **dict.fromkeys(("log_level", "quiet"), _LOGS),
     "no_python": _NOT_PYTHON,
     **dict.fromkeys(
@@ -371,7 +373,7 @@ def problems_of_accelerate(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"compute_environment: {config['compute_environment']}: {_SAGEMAKER}"
         return
     for name, value in config.items():
-        reason = _SAGEMAKER if name in _SAGEMAKER_KEYS else problem_of(ACCELERATE, name, value)
+        reason = _SAGEMAKER if name in SAGEMAKER_KEYS else problem_of(ACCELERATE, name, value)
         if reason is not None:
             yield f"{name}: {value}: {reason}"
         elif name in ACCELERATE_SECTIONS and value is not None:

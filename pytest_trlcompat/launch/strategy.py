@@ -255,6 +255,7 @@ def from_accelerate(config: Mapping[str, Any], path: Path, launch: AccelerateLau
     if problems:
         raise StrategyError(f"{path} cannot be honoured: {'; '.join(problems)}")
     kind = str(config.get("distributed_type", "NO")).upper()
+    kind = "NO" if kind == "FALSE" else kind  # what YAML makes of NO without quotes; Accelerate goes on as with NO
     size = int(config["num_processes"]) if config.get("num_processes") is not None else None
     if kind == "DEEPSPEED":
         described = _from_deepspeed_section(dict(config.get("deepspeed_config") or {}), path, Path(launch.folder))
