@@ -336,7 +336,7 @@ def _command(spec: LaunchSpec, strategy: Strategy, command: str, folder: Path) -
     local = spec.local_world_size
     if command == "accelerate" and strategy.accelerate is not None:
         # What the launch says itself comes last, and so takes precedence over the user's file and options.
-        meeting = ("--num_processes", str(local), "--main_process_port", "0")
+        meeting = ("--num_processes", str(local), "--main_process_port", "0", "--max_restarts", "0")
         return [*module, "accelerate.commands.launch", *strategy.accelerate.words, *meeting, *_AGENT, *keeper]
     if command == "accelerate":
         config = folder / "accelerate_config.json"
