@@ -355,6 +355,9 @@ def _deepspeed_config(stage: int, options: dict[str, Any]) -> dict[str, Any]:
     config = _merge(config, options)
     zero = config.get("zero_optimization")
     found = zero.get("stage") if isinstance(zero, dict) else None
+    problems = list(config_keys.problems_of_deepspeed(config))
+    if problems:
+        raise StrategyError(f"options of strategy 'zero{stage}' cannot be honoured: {'; '.join(problems)}")
     if found != stage:
         raise StrategyError(f"strategy 'zero{stage}' got a DeepSpeed configuration of ZeRO stage {found!r}")
     return config

@@ -227,6 +227,15 @@ def test_what_deepspeed_passes_by_in_silence_is_refused(tmp_path: Path, content:
     assert str(caught.value) == f"the DeepSpeed configuration {str(path)!r} cannot be honoured: {problem}"
 
 
+def test_an_option_that_deepspeed_passes_by_in_silence_is_refused() -> None:
+    with pytest.raises(StrategyError) as caught:
+        strategy("zero3", {"zero_optimization": {"stage3_param_persistance_threshold": 0}})
+    assert str(caught.value) == (
+        "options of strategy 'zero3' cannot be honoured: zero_optimization.stage3_param_persistance_threshold: nobody "
+        "reads it; did you mean stage3_param_persistence_threshold?"
+    )
+
+
 def test_what_deepspeed_reads_is_taken() -> None:
     config = {"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": "auto"}, "aio": {"block_size": 1}}
     assert list(problems_of_deepspeed({**config, "autotuning": {"enabled": False}, "fp16": {"enabled": "auto"}})) == []
@@ -252,6 +261,13 @@ def test_options_take_precedence_over_the_file(tmp_path: Path) -> None:
     assert chosen.zero_stage == 3
     assert chosen.accelerate is not None
     assert chosen.accelerate.words[-2:] == ("--config_file", str(tmp_path / "accelerate.json"))
+
+
+def test_options_leave_the_rest_of_the_file_in_force(tmp_path: Path) -> None:
+    accelerate(tmp_path, distributed_type="DEEPSPEED", deepspeed_config={"zero_stage": 3})
+    chosen = launchers.strategy_of(options(config_file="accelerate.json", gradient_clipping=0.5), tmp_path)
+    assert chosen is not None
+    assert chosen.zero_stage == 3
 
 
 def test_ranks_of_a_launcher_within_a_launch_keep_nothing_of_the_launchs_own(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_trlcompat import stack
+from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.launch import Launcher, LaunchError, StrategyError, accelerate_config
 from pytest_trlcompat.launch import config_keys as keys
 
@@ -89,7 +89,7 @@ def test_ranks_get_what_accelerate_launch_itself_gives(launch: Launcher, folder:
         env={**own, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=True,
     )
     expected = printed(real.stdout)
@@ -177,6 +177,28 @@ def test_each_configuration_of_trls_own_is_launched_as_it_is(launch: Launcher) -
         settings = launch(environment, strategy=chosen, world_size=world_size, sharded=False).values[0]
         assert settings["ACCELERATE_MIXED_PRECISION"] == "bf16"
     assert {"zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "single_gpu": "single"}.items() <= names.items()
+
+
+@pytest.mark.skipif(not stack.satisfied({"trl": ">=0.18"}, INSTALLED), reason="its command takes no configuration")
+@pytest.mark.parametrize("name", ["zero3", "fsdp1"])
+def test_a_configuration_that_trls_command_names(launch: Launcher, tmp_path: Path, name: str) -> None:
+    (tmp_path / "data").mkdir()
+    rows = [{"text": " ".join(f"w{(row * 7 + column) % 60}" for column in range(8))} for row in range(16)]
+    (tmp_path / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = {
+        "model_name_or_path": str(tiny.qwen2(directory=tmp_path / "models").path),
+        "dataset_name": str(tmp_path / "data"),
+        "output_dir": str(tmp_path / "out"),
+        "max_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "bf16": True,
+    }
+    (tmp_path / "sft.yaml").write_text(json.dumps(settings))
+    words = ["trl", "sft", "--config", "sft.yaml", "--accelerate_config", name, "--num_processes", "2"]
+    result = launch.command(words, strategy=name, cwd=tmp_path)
+    (engine,) = result.ranks[0].proof["engines"].values()
+    assert engine["local"] * 2 == engine["total"] > 0
 
 
 @pytest.fixture(scope="module")
