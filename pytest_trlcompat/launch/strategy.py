@@ -156,7 +156,7 @@ class Strategy:
         """
         if self.accelerate is not None:
             if self.accelerate.variables is None:
-                raise RuntimeError(f"{self.accelerate.words} were not read by Accelerate; see launchers.resolved")
+                raise RuntimeError(f"{self.accelerate.words} were not read by Accelerate; a launcher does that")
             return {**self.accelerate.variables, **self.more}
         if self.config is not None:
             path = folder / DEEPSPEED_CONFIG_NAME
@@ -221,7 +221,7 @@ def accelerate_config(path: str | os.PathLike[str], folder: str | os.PathLike[st
     """Read an Accelerate configuration file, YAML or JSON, as ``accelerate config`` writes it.
 
     A launch under it passes the file to Accelerate's own launcher as it is; nothing is added. What a launch does with
-    each key is in :mod:`pytest_trlcompat.launch.config_keys`.
+    each key is in ``pytest_trlcompat/launch/config_keys.py``.
 
     Args:
         folder: the working directory of the ranks, from which the path of a DeepSpeed configuration in it is meant; by

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["deepspeed_names", "engine_settings", "environment", "launcher_names"]
+__all__ = ["deepspeed_names", "engine_settings", "environment", "launcher_names", "plugin_names"]
 
 
 def launcher_names() -> dict[str, list[str]]:
@@ -28,6 +28,28 @@ def launcher_names() -> dict[str, list[str]]:
         "file": [field.name for field in dataclasses.fields(ClusterConfig)],
         "SageMaker": [field.name for field in dataclasses.fields(SageMakerConfig)],
     }
+
+
+def plugin_names() -> dict[str, list[str]]:
+    """The variables, without their prefix, by which the plugins of Accelerate in ranks learn what a file says."""
+    import inspect
+    import re
+
+    from accelerate.utils import dataclasses
+
+    def read(plugin: type, pattern: str) -> list[str]:
+        return sorted({name.lower() for name in re.findall(pattern, inspect.getsource(plugin))})
+
+    names = {
+        "deepspeed_config": read(dataclasses.DeepSpeedPlugin, r'"ACCELERATE_DEEPSPEED_([A-Z0-9_]+)"'),
+        "fsdp_config": read(dataclasses.FullyShardedDataParallelPlugin, r'env_prefix \+ "([A-Z0-9_]+)"'),
+        "dynamo_config": read(dataclasses.TorchDynamoPlugin, r'prefix \+ "([A-Z0-9_]+)"'),
+    }
+    try:
+        from accelerate.parallelism_config import ParallelismConfig
+    except ImportError:  # until 1.9
+        return names
+    return {**names, "parallelism_config": read(ParallelismConfig, r'PARALLELISM_CONFIG_([A-Z0-9_]+)"')}
 
 
 def deepspeed_names() -> dict[str, list[str]]:
@@ -82,12 +104,20 @@ def environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key.startswith(prefixes) and "USE_CPU" not in key}
 
 
-def engine_settings() -> dict[str, Any]:
-    """What DeepSpeed's engine was built with."""
+def engine_settings(argument: str | None = None) -> dict[str, Any]:
+    """What DeepSpeed's engine was built with.
+
+    Args:
+        argument: the path of a configuration that a program passes by itself, as ``--deepspeed`` does.
+    """
     import torch
     from accelerate import Accelerator
+    from trl import SFTConfig
 
     model: Any = torch.nn.Linear(8, 8)
-    accelerator = Accelerator()
+    plugin = None
+    if argument is not None:
+        plugin = SFTConfig("out", deepspeed=argument, report_to="none", bf16=False).deepspeed_plugin
+    accelerator = Accelerator(deepspeed_plugin=plugin)
     engine, _ = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     return {key: str(value) for key, value in engine._config._param_dict.items()}

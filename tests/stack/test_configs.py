@@ -16,7 +16,7 @@ from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.launch import Launcher, LaunchError, StrategyError, accelerate_config
 from pytest_trlcompat.launch import config_keys as keys
 
-from .config_bodies import deepspeed_names, engine_settings, environment, launcher_names
+from .config_bodies import deepspeed_names, engine_settings, environment, launcher_names, plugin_names
 
 INSTALLED = stack.installed()
 HAS_PARALLELISM_CONFIG = stack.satisfied({"accelerate": ">=1.10"}, INSTALLED)
@@ -115,6 +115,29 @@ def test_a_deepspeed_file_reaches_the_engine_to_the_last_key(launch: Launcher, f
     for result in (command, cold, nested):
         for rank in result.ranks:
             assert printed(rank.stdout) == warm
+
+
+def test_a_deepspeed_file_that_a_program_names_gets_no_defaults(launch: Launcher, folder: Path) -> None:
+    """The path is meant from the working directory, and nothing of the strategy's own configuration is added."""
+    settings = launch(engine_settings, "ds.json", strategy="zero2").values[0]
+    assert "gradient_clipping" not in settings
+    assert settings["zero_optimization"] == str(OWN_DEEPSPEED["zero_optimization"])
+    by_option = launch(engine_settings, strategy="zero2", options={"config": "ds.json"}).values[0]
+    assert (by_option["zero_optimization"], "gradient_clipping" in by_option) == (settings["zero_optimization"], False)
+
+
+def test_a_file_for_the_cpu(folder: Path) -> None:
+    config = folder / "configs" / "cpu.json"
+    config.write_text(json.dumps({"distributed_type": "MULTI_CPU", "num_processes": 2, "mixed_precision": "bf16"}))
+
+    def precision() -> tuple[str, str, int]:
+        from accelerate import Accelerator
+
+        accelerator = Accelerator()
+        return accelerator.device.type, accelerator.mixed_precision, accelerator.num_processes
+
+    with Launcher(device="cpu") as launcher:
+        assert launcher(precision, strategy=config, sharded=False).values == [("cpu", "bf16", 2)] * 2
 
 
 def test_a_strategy_by_name_keeps_its_defaults(launch: Launcher) -> None:
@@ -234,6 +257,24 @@ def test_every_section_has_the_options_of_its_launcher(installed_names: dict[str
         options = {name for name in installed_names["accelerate"] if name.startswith(prefix)}
         assert len(options) >= 4
         assert sorted(options - set(keys.ACCELERATE_SECTIONS[section])) == []
+
+
+_OTHER_NAMES = {
+    "deepspeed_config_file": "config_file",
+    "deepspeed_moe_layer_cls_names": "moe_layer_cls_names",
+    "fsdp_transformer_layer_cls_to_wrap": "transformer_cls_to_wrap",
+    "zero3_init_flag": "zero3_init",
+}
+
+
+def test_every_setting_that_ranks_read_has_its_place(launch: Launcher) -> None:
+    """The fields of Accelerate's plugins that are read from variables, some of which no option of the launcher sets."""
+    for section, names in launch(plugin_names, strategy="single").values[0].items():
+        assert len(names) >= 4
+        prefix = "" if section == "deepspeed_config" else f"{section.removesuffix('_config')}_"
+        prefix = "parallelism_config_" if section == "parallelism_config" else prefix
+        known = {_OTHER_NAMES.get(name, name.removeprefix(prefix)) for name in keys.ACCELERATE_SECTIONS[section]}
+        assert sorted(set(names) - known) == []
 
 
 def test_every_key_of_deepspeed_has_its_place(launch: Launcher) -> None:
