@@ -39,7 +39,14 @@ from pytest_trlcompat.launch.relay import settings_of_this_process
 from pytest_trlcompat.launch.result import LaunchError, LaunchResult, LaunchWarning
 from pytest_trlcompat.launch.returned import rank_result
 from pytest_trlcompat.launch.running import Run
-from pytest_trlcompat.launch.strategy import Strategy, accelerate_config, check_present, is_file_name, strategy
+from pytest_trlcompat.launch.strategy import (
+    Strategy,
+    StrategyError,
+    accelerate_config,
+    check_present,
+    is_file_name,
+    strategy,
+)
 from pytest_trlcompat.launch.warm import Refused, Server
 
 __all__ = ["DEFAULT_TIMEOUT", "DEVICES", "MAX_WORLD_SIZE", "MODES", "Launcher", "Relay"]
@@ -108,6 +115,7 @@ class Launcher:
         self.preload = tuple(preload)
         self.preloaded: dict[str, float] = {}
         self._servers: dict[str, Server] = {}
+        self._accelerate_variables: dict[tuple[Any, ...], dict[str, str]] = {}
         self._folder: OwnFolder | None = None
         self._mark = uuid.uuid4().hex
         self._launches = 0
@@ -194,6 +202,7 @@ class Launcher:
         if _known("mode", mode, MODES) == "warm" and command is not None:
             raise ValueError(f"command {command!r} is for cold launches; pass mode='cold' as well")
         device = _known("device", device or self.device, DEVICES)
+        chosen = self._read_by_accelerate(chosen, device, env, timeout)
         size = self._world_size(chosen, device, world_size)
         named = arguments(function, args, kwargs or {}, more, taken)
         try:
@@ -258,14 +267,14 @@ class Launcher:
             StrategyError, ValueError, TypeError: as in a launch of a function.
         """
         __tracebackhide__ = _HIDE
-        requested = None if strategy is None else _choose(strategy, options)
+        folder = Path(_working_directory()) / (cwd or "")
+        requested = None if strategy is None else _choose(strategy, options, folder)
         if requested is None and options:
             raise ValueError("options need a strategy that they are of: pass strategy= as well")
-        folder = Path(_working_directory()) / (cwd or "")
         where: dict[str, Any] = {"device": device, "env": env, "timeout": timeout}
 
         def read(found: LauncherWords) -> Read:
-            parsed: Read = self(launchers.read, found, strategy="single", raises="original", **where).values[0]
+            parsed: Read = self(launchers.read, found, folder, strategy="single", raises="original", **where).values[0]
             return parsed
 
         planned = commands.plan(words, folder, requested, world_size, _choose("ddp", None), read)
@@ -281,6 +290,33 @@ class Launcher:
             command=cold_by,
             **where,
         )
+
+    def _read_by_accelerate(
+        self, chosen: Strategy, device: str, env: Mapping[str, str] | None, timeout: float | None
+    ) -> Strategy:
+        """The strategy with what Accelerate's own launcher sets for ranks, where a user's file or options say it."""
+        if chosen.needs_cpu and device != "cpu":
+            source = chosen.accelerate.config_file if chosen.accelerate is not None else chosen.name
+            raise StrategyError(
+                f"{source} asks for the CPU (use_cpu, or distributed_type: MULTI_CPU), and the device of the launch is "
+                f"{device}; pass device='cpu'"
+            )
+        accelerate = chosen.accelerate
+        if accelerate is None or accelerate.variables is not None:
+            return chosen
+        content = b"" if accelerate.config_file is None else Path(accelerate.config_file).read_bytes()
+        key = (accelerate.words, accelerate.folder, content, device, tuple(sorted((env or {}).items())))
+        if key not in self._accelerate_variables:
+            self._accelerate_variables[key] = self(
+                launchers.variables_of,
+                chosen,
+                strategy="single",
+                raises="original",
+                device=device,
+                env=env,
+                timeout=timeout,
+            ).values[0]
+        return replace(chosen, accelerate=replace(accelerate, variables=self._accelerate_variables[key]))
 
     def _spec(
         self,
@@ -472,9 +508,11 @@ def _working_directory() -> str:
         raise LaunchError("the test process's working directory does not exist any more; ranks start in it") from error
 
 
-def _choose(chosen: str | Strategy | os.PathLike[str], options: Mapping[str, Any] | None) -> Strategy:
+def _choose(
+    chosen: str | Strategy | os.PathLike[str], options: Mapping[str, Any] | None, folder: Path | None = None
+) -> Strategy:
     if isinstance(chosen, str) and not is_file_name(chosen):
         return strategy(chosen, options)
     if options:
         raise ValueError("options cannot be combined with a Strategy or a configuration file; add them to that")
-    return chosen if isinstance(chosen, Strategy) else accelerate_config(chosen)
+    return chosen if isinstance(chosen, Strategy) else accelerate_config(chosen, folder)

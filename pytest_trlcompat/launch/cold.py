@@ -334,6 +334,10 @@ def _command(spec: LaunchSpec, strategy: Strategy, command: str, folder: Path) -
     keeper = ["-m", "pytest_trlcompat.launch.keeper", str(folder / _SOCKET)]
     module = [sys.executable, "-m"]
     local = spec.local_world_size
+    if command == "accelerate" and strategy.accelerate is not None:
+        # What the launch says itself comes last, and so takes precedence over the user's file and options.
+        meeting = ("--num_processes", str(local), "--main_process_port", "0", "--max_restarts", "0")
+        return [*module, "accelerate.commands.launch", *strategy.accelerate.words, *meeting, *_AGENT, *keeper]
     if command == "accelerate":
         config = folder / "accelerate_config.json"
         config.write_text(json.dumps(accelerate_settings(strategy, spec.device, local, folder), indent=1))

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import io
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pytest_trlcompat.launch import config_keys
 from pytest_trlcompat.launch import strategy as strategies
+from pytest_trlcompat.launch.config_keys import Fixed, Key, Passed, problem_of
 from pytest_trlcompat.launch.program import CommandError, LauncherWords
-from pytest_trlcompat.launch.strategy import Strategy
+from pytest_trlcompat.launch.strategy import AccelerateLaunch, Strategy, StrategyError
 
-__all__ = ["NAMES", "Read", "read", "read_parsed", "strategy_of", "world_size_of"]
+__all__ = ["NAMES", "Read", "enter", "read", "read_parsed", "strategy_of", "variables_of", "world_size_of"]
 
 _PARSERS: Mapping[str, tuple[str, str]] = {
     "accelerate": ("accelerate.commands.launch", "launch_command_parser"),
@@ -32,29 +35,14 @@ _SIZES = {"accelerate": "num_processes", "torchrun": "nproc_per_node", "deepspee
 _SCRIPTS = {"accelerate": "training_script", "torchrun": "training_script", "deepspeed": "user_script"}
 _ARGUMENTS = {"accelerate": "training_script_args", "torchrun": "training_script_args", "deepspeed": "user_args"}
 
-_DEEPSPEED_SECTION = (
-    *("zero_stage", "deepspeed_config_file", "offload_optimizer_device", "offload_param_device"),
-    *("gradient_accumulation_steps", "gradient_clipping", "zero3_save_16bit_model", "zero3_init_flag"),
-)
-_ABOUT_STRATEGY = ("config_file", "use_deepspeed", "use_fsdp", "multi_gpu", "mixed_precision", *_DEEPSPEED_SECTION)
-_WITHOUT_EFFECT = {
-    "accelerate": (
-        *("main_process_ip", "main_process_port", "same_network", "quiet", "rdzv_backend", "rdzv_conf", "tee"),
-        *("log_dir", "role", "max_restarts", "monitor_interval", "num_cpu_threads_per_process", "debug"),
-    ),
-    "torchrun": (
-        *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "standalone", "max_restarts", "monitor_interval"),
-        *("role", "log_dir", "redirects", "tee", "master_addr", "master_port", "local_addr", "start_method"),
-    ),
-    "deepspeed": ("master_port", "master_addr", "hostfile", "no_local_rank", "log_level", "quiet", "no_ssh_check"),
+_OPTIONS: Mapping[str, Mapping[str, Key]] = {
+    "accelerate": config_keys.ACCELERATE_OPTIONS,
+    "torchrun": config_keys.TORCHRUN_OPTIONS,
+    "deepspeed": config_keys.DEEPSPEED_OPTIONS,
 }
-"""Options about how ranks meet, start and log, which the launch does by itself in their place."""
-_ONE_MACHINE: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
-    "accelerate": {"num_machines": (1,), "machine_rank": (0,), "dynamo_backend": ("no",)},
-    "torchrun": {"nnodes": ("1", "1:1"), "node_rank": (0,)},
-    "deepspeed": {"num_nodes": (1,), "node_rank": (0,)},
-}
-"""Options that may only say what holds anyway."""
+_NOT_ABOUT_STRATEGY = ("num_processes", "module")
+_SAYS_NOTHING = {"dynamo_backend": "no"}
+"""Values that are what holds without them, though the parser's default is another."""
 
 
 @dataclass(frozen=True)
@@ -65,27 +53,42 @@ class Read:
         launcher: ``accelerate``, ``torchrun`` or ``deepspeed``.
         target: the script or the module, and what follows it.
         given: the options that are not as they are without being given.
-        defaults: of FSDP's options, which Accelerate passes on as well.
         size: the number of ranks; ``None`` where the words leave it to the devices that there are.
         gets_local_rank: whether the launcher passes ``--local_rank``.
+        words: the launcher's options as they were written, if they were.
+        options: of ``accelerate launch``, all of them, as its parser has made them.
+        variables: what ``accelerate launch`` would set for ranks, if it was asked.
     """
 
     launcher: str
     target: tuple[str, ...]
     given: Mapping[str, Any]
-    defaults: Mapping[str, Any]
     size: int | None
     gets_local_rank: bool = False
+    words: tuple[str, ...] = ()
+    options: Mapping[str, Any] | None = None
+    variables: Mapping[str, str] | None = None
 
 
-def read(words: LauncherWords) -> Read:
+def read(words: LauncherWords, folder: Path | None = None) -> Read:
     """Parse the words as the launcher would.
+
+    Args:
+        folder: the working directory of the command; then Accelerate is asked too what it would set for ranks.
 
     Raises:
         CommandError: the launcher's own parser refuses them, or they ask for what cannot be honoured here.
+        StrategyError: they ask for a strategy that cannot be launched.
         ImportError: the launcher is not installed.
     """
-    return read_parsed(words.launcher, _parsed(words.launcher, words.words))
+    parsed = _parsed(words.launcher, words.words)
+    arguments = parsed[_ARGUMENTS[words.launcher]]
+    written = words.words[: len(words.words) - len(arguments) - 1]
+    result = replace(read_parsed(words.launcher, parsed), words=written)
+    asked = None if folder is None else strategy_of(result, folder)
+    if asked is None or asked.accelerate is None:
+        return result
+    return replace(result, variables=variables_of(asked))
 
 
 def read_parsed(launcher: str, options: Mapping[str, Any]) -> Read:
@@ -103,10 +106,10 @@ def read_parsed(launcher: str, options: Mapping[str, Any]) -> Read:
     return Read(
         launcher=launcher,
         target=target,
-        given={key: value for key, value in given.items() if _is_about_strategy(key)},
-        defaults={key: value for key, value in plain.items() if key.startswith("fsdp_")},
+        given={key: value for key, value in given.items() if _is_about_strategy(launcher, key, value)},
         size=_size(launcher, parsed.get(_SIZES[launcher])),
         gets_local_rank=launcher == "deepspeed" and not parsed.get("no_local_rank"),
+        options=dict(options) if launcher == "accelerate" else None,
     )
 
 
@@ -132,23 +135,24 @@ def _size(launcher: str, value: Any) -> int | None:
         raise CommandError(f"{NAMES[launcher]}: {value!r} is no number of ranks") from None
 
 
-def _is_about_strategy(key: str) -> bool:
-    return key in _ABOUT_STRATEGY or key.startswith("fsdp_")
+def _is_about_strategy(launcher: str, key: str, value: Any) -> bool:
+    if launcher != "accelerate" or key in _NOT_ABOUT_STRATEGY or _SAYS_NOTHING.get(key) == value:
+        return False
+    return isinstance(_OPTIONS[launcher][key], Passed)
 
 
 def _check(launcher: str, given: Mapping[str, Any]) -> None:
-    only = _ONE_MACHINE[launcher]
+    known = _OPTIONS[launcher]
     for key, value in given.items():
-        if key in only and value not in only[key]:
-            raise CommandError(
-                f"{NAMES[launcher]} --{key} {value}: a launch runs on this machine, as it is; leave {key} out"
-            )
-        known = (*_WITHOUT_EFFECT[launcher], *only, _SIZES[launcher])
-        if key not in known and not (launcher == "accelerate" and _is_about_strategy(key)):
-            raise CommandError(
-                f"{NAMES[launcher]} --{key} cannot be honoured: the ranks are the launch's own. Leave it out, or "
-                "say it by strategy=, options=, device= or env= of the launch"
-            )
+        reason = problem_of(known, key, value)
+        if reason is None:
+            continue
+        if isinstance(known.get(key), Fixed):
+            raise CommandError(f"{NAMES[launcher]} --{key} {value}: {reason}; leave {key} out")
+        raise CommandError(
+            f"{NAMES[launcher]} --{key} cannot be honoured: {reason}. Leave it out, or say it by strategy=, options=, "
+            "device= or env= of the launch"
+        )
 
 
 def world_size_of(found: Read, requested: int | None) -> int | None:
@@ -183,25 +187,93 @@ def strategy_of(found: Read, folder: Path) -> Strategy | None:
     for flag, kind in (("use_deepspeed", "DEEPSPEED"), ("use_fsdp", "FSDP"), ("multi_gpu", "MULTI_GPU")):
         if given.pop(flag, False):
             config["distributed_type"] = kind
-    if "mixed_precision" in given:
-        config["mixed_precision"] = given.pop("mixed_precision")
     kind = str(config.setdefault("distributed_type", "MULTI_GPU")).upper()
-    deepspeed = {key: value for key, value in given.items() if key in _DEEPSPEED_SECTION}
-    fsdp = {key: value for key, value in given.items() if key.startswith("fsdp_")}
-    for section, asked, wanted in (("deepspeed_config", deepspeed, "DEEPSPEED"), ("fsdp_config", fsdp, "FSDP")):
-        if asked and kind != wanted:
-            flag = "use_deepspeed" if wanted == "DEEPSPEED" else "use_fsdp"
+    for section, needed, flag in (
+        ("deepspeed_config", "DEEPSPEED", "use_deepspeed"),
+        ("fsdp_config", "FSDP", "use_fsdp"),
+    ):
+        asked = {key: value for key, value in given.items() if key in config_keys.ACCELERATE_SECTIONS[section]}
+        if asked and kind != needed:
             raise CommandError(f"accelerate launch --{min(asked)} has no effect without --{flag}; add it")
-        if kind == wanted:
-            config[section] = {**dict(config.get(section) or {}), **asked}
-    if kind == "FSDP":
-        config["fsdp_config"] = _with_defaults(config["fsdp_config"], found.defaults)
-    return strategies.from_accelerate(config, path)
+        if asked:
+            in_file = dict(config.get(section) or {})
+            config[section] = {config_keys.section_key(section, name): value for name, value in in_file.items()} | asked
+    words = found.words if file is None else (*found.words, "--config_file", str(path))
+    launch = AccelerateLaunch(
+        words=words,
+        folder=str(folder),
+        options=found.options,
+        config_file=str(path) if file is not None else None,
+        variables=found.variables,
+    )
+    return strategies.from_accelerate(config, path, launch)
 
 
-def _with_defaults(section: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Accelerate passes on its own defaults, which are others than those of a strategy by name."""
-    version = int(section.get("fsdp_version") or defaults.get("fsdp_version") or 1)
-    known = {f"fsdp_{strategies.FSDP_CONFIG_NAMES.get(name, name)}" for name in strategies.fsdp_options(version)}
-    passed = {key: value for key, value in defaults.items() if key in known and value is not None}
-    return {"fsdp_version": version, "fsdp_auto_wrap_policy": "NO_WRAP", **passed, **section}
+def variables_of(asked: Strategy) -> dict[str, str]:
+    """What ``accelerate launch`` sets for the ranks of a strategy that a user's file or options say, by its own code.
+
+    Runs in a process that has the stack.
+
+    Raises:
+        StrategyError: Accelerate refuses them, or reads another strategy in them than this package has.
+    """
+    from pytest_trlcompat.launch import accelerate_launch
+
+    launch = asked.accelerate
+    assert launch is not None
+    if importlib.util.find_spec("accelerate") is None:
+        return _without_accelerate(asked, launch)
+    options = launch.options if launch.options is not None else _parsed("accelerate", (*launch.words, "script"))
+    variables = accelerate_launch.variables(options, Path(launch.folder))
+    source = launch.config_file or "accelerate launch"
+    described, seen = _described(asked), _seen(variables)
+    if described != seen:
+        raise StrategyError(
+            f"{source}: read here as {described}, and by Accelerate as {seen}; this is a defect of ours"
+        )
+    return variables
+
+
+def _without_accelerate(asked: Strategy, launch: AccelerateLaunch) -> dict[str, str]:
+    """Nobody reads what the file says of engines there."""
+    if asked.config is not None or asked.fsdp is not None or launch.config_file is None:
+        raise StrategyError(f"{launch.config_file or 'accelerate launch'}: Accelerate is not installed")
+    config = strategies.read_accelerate_config(Path(launch.config_file))
+    return {"ACCELERATE_MIXED_PRECISION": str(config.get("mixed_precision", "no"))}
+
+
+def _described(asked: Strategy) -> str:
+    if asked.config is not None:
+        return "DeepSpeed"
+    if asked.fsdp is not None:
+        return (
+            f"{asked.name} with {str(asked.fsdp['sharding_strategy']).upper()}" if asked.name == "fsdp1" else asked.name
+        )
+    return "no engine"
+
+
+def _seen(variables: Mapping[str, str]) -> str:
+    if "ACCELERATE_USE_DEEPSPEED" in variables:
+        return "DeepSpeed"
+    if "ACCELERATE_USE_FSDP" in variables:
+        name = f"fsdp{variables.get('FSDP_VERSION', '1')}"
+        return f"{name} with {variables['FSDP_SHARDING_STRATEGY'].upper()}" if name == "fsdp1" else name
+    return "no engine"
+
+
+def enter(asked: Strategy, own: Strategy, environment: MutableMapping[str, str], folder: Path) -> None:
+    """Give a rank of a launch the variables of a strategy that a launcher in it asks for, and none of the launch's own.
+
+    Args:
+        own: the strategy of the launch.
+        environment: of the rank; it is changed.
+        folder: for a DeepSpeed configuration.
+
+    Raises:
+        StrategyError: Accelerate refuses what it is asked for.
+    """
+    if asked.accelerate is not None and asked.accelerate.variables is None:
+        asked = replace(asked, accelerate=replace(asked.accelerate, variables=variables_of(asked)))
+    for name in own.environment(folder):
+        environment.pop(name, None)
+    environment.update(asked.environment(folder))

@@ -158,7 +158,7 @@ def _become(running: Program, started: str, env: Any, folder: Any, read: Callabl
         raise NestedLauncherError(f"{text}, whose ranks these cannot become: {error}; {_ADVICE}") from None
     if asked is not None and running.strategy is not None:
         _check(text, asked, running.strategy, found, size)
-        os.environ.update(asked.environment(Path(tempfile.mkdtemp())))
+        launchers.enter(asked, running.strategy, os.environ, Path(tempfile.mkdtemp()))
     _take_variables(env)
     raise Becomes(replace(inner, gets_local_rank=found.gets_local_rank))
 

@@ -14,18 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat import stack
+from pytest_trlcompat.launch import config_keys
 
 __all__ = [
     "DEEPSPEED_CONFIG_NAME",
     "FSDP_CONFIG_NAMES",
     "NAMES",
+    "STRATEGY_PREFIXES",
+    "AccelerateLaunch",
     "Strategy",
     "StrategyAbsent",
     "StrategyError",
     "accelerate_config",
     "check_present",
     "from_accelerate",
-    "fsdp_options",
     "is_file_name",
     "read_accelerate_config",
     "strategy",
@@ -37,6 +39,10 @@ DEEPSPEED_CONFIG_NAME = "deepspeed_config.json"
 FSDP_CONFIG_NAMES = {"transformer_cls_to_wrap": "transformer_layer_cls_to_wrap"}
 """Settings with other names in Accelerate's configuration files than in the environment, without the prefixes."""
 
+STRATEGY_PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_", "TP_SIZE")
+"""How the variables begin by which Accelerate's launcher tells ranks their strategy."""
+
+# The defaults of strategies by name. A file that a user gives gets none of them: what it does must show.
 _DEEPSPEED_DEFAULTS: dict[str, Any] = {
     "train_batch_size": "auto",
     "train_micro_batch_size_per_gpu": "auto",
@@ -85,6 +91,25 @@ class StrategyAbsent(StrategyError):
 
 
 @dataclass(frozen=True)
+class AccelerateLaunch:
+    """A strategy that a user's own file or options of ``accelerate launch`` say, and nothing of ours.
+
+    Attributes:
+        words: options of ``accelerate launch``, without the script.
+        options: what its parser has made of them, where that is known; then ``words`` is not read.
+        folder: the working directory, from which paths in them are meant.
+        config_file: the absolute path of the configuration file, if there is one.
+        variables: what Accelerate's launcher sets for ranks; ``None`` until a process that has the stack was asked.
+    """
+
+    words: tuple[str, ...]
+    folder: str
+    options: Mapping[str, Any] | None = None
+    config_file: str | None = None
+    variables: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
 class Strategy:
     """One way to share a model among ranks.
 
@@ -92,8 +117,10 @@ class Strategy:
         name: one of :data:`NAMES`.
         config: the DeepSpeed configuration of ``zero1`` to ``zero3``, else ``None``.
         fsdp: the ``FSDP_*`` settings of ``fsdp1`` and ``fsdp2`` without their prefix, lower case, else ``None``.
-        more: further environment variables for every rank (``ACCELERATE_MIXED_PRECISION``).
+        more: further environment variables for every rank.
         world_size: number of ranks in a configuration file.
+        accelerate: the user's own file or options, which then decide alone; ``config`` and ``fsdp`` only describe them.
+        needs_cpu: whether that asks for the CPU, which the launch's device must then be.
     """
 
     name: str
@@ -101,6 +128,8 @@ class Strategy:
     fsdp: dict[str, Any] | None = field(default=None)
     more: dict[str, str] = field(default_factory=dict)
     world_size: int | None = None
+    accelerate: AccelerateLaunch | None = None
+    needs_cpu: bool = False
 
     @property
     def zero_stage(self) -> int | None:
@@ -121,7 +150,14 @@ class Strategy:
         """The variables for every rank; writes the DeepSpeed configuration into ``folder`` where there is one.
 
         Source: ``accelerate/utils/launch.py``, ``prepare_multi_gpu_env`` and ``prepare_deepspeed_cmd_env``.
+
+        Raises:
+            RuntimeError: it is a user's own file, and Accelerate was not asked yet.
         """
+        if self.accelerate is not None:
+            if self.accelerate.variables is None:
+                raise RuntimeError(f"{self.accelerate.words} were not read by Accelerate; a launcher does that")
+            return {**self.accelerate.variables, **self.more}
         if self.config is not None:
             path = folder / DEEPSPEED_CONFIG_NAME
             path.write_text(json.dumps(self.config, indent=1))
@@ -138,9 +174,10 @@ def strategy(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
 
     Args:
         name: one of :data:`NAMES`.
-        options: for ``zero*`` DeepSpeed configuration, merged into the defaults key by key (``config`` may also be
-            a path to a JSON file: ``{"config": "ds.json"}``); for ``fsdp*`` the names of Accelerate's FSDP settings
-            in lower case and without ``FSDP_`` (``sharding_strategy="NO_SHARD"``); for the others none.
+        options: for ``zero*`` DeepSpeed configuration, merged into the defaults key by key. ``config`` may be
+            the path of a JSON file instead, ``{"config": "ds.json"}``, which gets no defaults; other options are merged
+            into it. For ``fsdp*`` the names of Accelerate's FSDP settings in lower case and without ``FSDP_``
+            (``sharding_strategy="NO_SHARD"``); for the others none.
 
     Raises:
         StrategyError: for an unknown name or option, or options of a strategy that has none.
@@ -180,38 +217,60 @@ def check_present(chosen: Strategy, versions: Mapping[str, str]) -> None:
             )
 
 
-def accelerate_config(path: str | os.PathLike[str]) -> Strategy:
+def accelerate_config(path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> Strategy:
     """Read an Accelerate configuration file, YAML or JSON, as ``accelerate config`` writes it.
 
-    Used are the distributed type, ``deepspeed_config``, ``fsdp_config``, ``mixed_precision``, ``num_processes``.
+    A launch under it passes the file to Accelerate's own launcher as it is; nothing is added. What a launch does with
+    each key is in ``pytest_trlcompat/launch/config_keys.py``.
+
+    Args:
+        folder: the working directory of the ranks, from which the path of a DeepSpeed configuration in it is meant; by
+            default this process's.
 
     Raises:
-        StrategyError: when it cannot be read, or requests none of :data:`NAMES`.
+        StrategyError: it cannot be read, has a key that nobody reads or no launch can honour, or requests none of
+            :data:`NAMES`.
     """
-    return from_accelerate(read_accelerate_config(Path(path)), Path(path))
+    file = Path(path)
+    launch = AccelerateLaunch(
+        words=("--config_file", str(file.absolute())),
+        folder=str(Path(folder or "").absolute()),
+        config_file=str(file.absolute()),
+    )
+    return from_accelerate(read_accelerate_config(file), file, launch)
 
 
-def from_accelerate(config: Mapping[str, Any], path: Path) -> Strategy:
+def from_accelerate(config: Mapping[str, Any], path: Path, launch: AccelerateLaunch) -> Strategy:
     """Make a strategy from the content of an Accelerate configuration file.
 
     Args:
-        path: of the file, for messages, and from whose folder the path of DeepSpeed's configuration is meant.
+        config: the content, and what options of ``accelerate launch`` say instead.
+        path: of the file, for messages.
+        launch: what Accelerate itself is asked.
 
     Raises:
-        StrategyError: it requests none of :data:`NAMES`.
+        StrategyError: as for :func:`accelerate_config`.
     """
+    problems = list(config_keys.problems_of_accelerate(config))
+    if problems:
+        raise StrategyError(f"{path} cannot be honoured: {'; '.join(problems)}")
     kind = str(config.get("distributed_type", "NO")).upper()
-    more = {"ACCELERATE_MIXED_PRECISION": str(config.get("mixed_precision", "no"))}
-    size = int(config["num_processes"]) if "num_processes" in config else None
+    kind = "NO" if kind == "FALSE" else kind  # what YAML makes of NO without quotes; Accelerate goes on as with NO
+    size = int(config["num_processes"]) if config.get("num_processes") is not None else None
     if kind == "DEEPSPEED":
-        made = _from_deepspeed_section(dict(config.get("deepspeed_config") or {}), path)
+        described = _from_deepspeed_section(dict(config.get("deepspeed_config") or {}), path, Path(launch.folder))
     elif kind == "FSDP":
-        made = _from_fsdp_section(dict(config.get("fsdp_config") or {}))
+        described = _from_fsdp_section(dict(config.get("fsdp_config") or {}))
     elif kind in ("NO", "MULTI_GPU", "MULTI_NPU", "MULTI_CPU", "MULTI_XPU"):
-        made = Strategy("single" if kind == "NO" else "ddp")
+        described = Strategy("single" if kind == "NO" else "ddp")
     else:
         raise StrategyError(f"{path}: distributed_type {kind} cannot be launched (known: {', '.join(NAMES)})")
-    return replace(made, more=more, world_size=None if made.name == "single" else size)
+    return replace(
+        described,
+        world_size=None if described.name == "single" else size,
+        accelerate=launch,
+        needs_cpu=kind == "MULTI_CPU" or _is_true(config.get("use_cpu", False)),
+    )
 
 
 def read_accelerate_config(path: Path) -> dict[str, Any]:
@@ -235,61 +294,85 @@ def read_accelerate_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _from_deepspeed_section(section: dict[str, Any], path: Path) -> Strategy:
+def _from_deepspeed_section(section: dict[str, Any], path: Path, folder: Path) -> Strategy:
     file = section.get("deepspeed_config_file")
-    if file is not None:
-        config = _read_config(path.parent / file)
-        stage = (config.get("zero_optimization") or {}).get("stage")
+    stage = section.get("zero_stage", 2)  # as of Accelerate's plugin
+    if file is None:
+        config: dict[str, Any] = {"zero_optimization": {"stage": stage}}
     else:
-        stage = section.get("zero_stage", 2)
-        config = {}
-        if "gradient_clipping" in section:
-            config["gradient_clipping"] = section["gradient_clipping"]
-        if "gradient_accumulation_steps" in section:
-            config["gradient_accumulation_steps"] = section["gradient_accumulation_steps"]
-        zero = {
-            "offload_optimizer": {"device": section.get("offload_optimizer_device", "none")},
-            "offload_param": {"device": section.get("offload_param_device", "none")},
-        }
-        if "zero3_save_16bit_model" in section:
-            zero["stage3_gather_16bit_weights_on_model_save"] = section["zero3_save_16bit_model"]
-        config["zero_optimization"] = zero
-    if stage not in (1, 2, 3):
+        config = _read_config(_found_from(folder, Path(file), path))
+        in_file = (config.get("zero_optimization") or {}).get("stage")
+        stage = stage if in_file == "auto" else in_file
+    if str(stage) not in ("1", "2", "3"):
         raise StrategyError(f"{path}: ZeRO stage {stage!r} cannot be launched (known: 1, 2, 3)")
-    return strategy(f"zero{stage}", config)
+    config = {**config, "zero_optimization": {**config["zero_optimization"], "stage": int(stage)}}
+    return Strategy(f"zero{stage}", config=config)
+
+
+def _found_from(folder: Path, file: Path, named_in: Path) -> Path:
+    """Where Accelerate looks for a DeepSpeed configuration: from the working directory, not from beside its own file.
+
+    Raises:
+        StrategyError: it is not there.
+    """
+    found = folder / file
+    if not found.exists():
+        beside = named_in.parent / file
+        hint = (
+            f"there is {beside.absolute()}; start in its folder (cwd=), or write its whole path"
+            if beside.exists()
+            else "write its whole path, or start in its folder"
+        )
+        raise StrategyError(
+            f"{named_in}: deepspeed_config_file: {file} is not in the working directory {folder}, where Accelerate "
+            f"looks for it; {hint}"
+        )
+    return found
 
 
 def _from_fsdp_section(section: dict[str, Any]) -> Strategy:
-    version = int(section.pop("fsdp_version", 1))
-    if version not in (1, 2):
+    settings = {config_keys.section_key("fsdp_config", name): value for name, value in section.items()}
+    version = str(settings.pop("fsdp_version", 1))
+    if version not in ("1", "2"):
         raise StrategyError(f"fsdp_version {version} cannot be launched (known: 1, 2)")
-    names = {value: key for key, value in FSDP_CONFIG_NAMES.items()}
-    options = {names.get(key, key): value for key, value in ((k.removeprefix("fsdp_"), v) for k, v in section.items())}
-    return strategy(f"fsdp{version}", options)
+    described = {name.removeprefix("fsdp_"): value for name, value in settings.items()}
+    # Accelerate's own default; FSDP2 has no such setting.
+    return Strategy(f"fsdp{version}", fsdp={"sharding_strategy": "FULL_SHARD", **described})
+
+
+def _is_true(value: Any) -> bool:
+    return str(value).lower() in ("true", "yes", "1")
 
 
 def _deepspeed_config(stage: int, options: dict[str, Any]) -> dict[str, Any]:
     config = copy.deepcopy(_DEEPSPEED_DEFAULTS)
     config["zero_optimization"] = {"stage": stage, **(_ZERO3_DEFAULTS if stage == 3 else {})}
     source = options.pop("config", None)
-    if source is not None:
-        config = _merge(config, _read_config(source))
+    if isinstance(source, Mapping):
+        config = _merge(config, source)
+    elif source is not None:
+        config = _read_config(source)  # a file gets none of the defaults
     config = _merge(config, options)
-    found = config["zero_optimization"].get("stage") if isinstance(config["zero_optimization"], dict) else None
+    zero = config.get("zero_optimization")
+    found = zero.get("stage") if isinstance(zero, dict) else None
+    problems = list(config_keys.problems_of_deepspeed(config))
+    if problems:
+        raise StrategyError(f"options of strategy 'zero{stage}' cannot be honoured: {'; '.join(problems)}")
     if found != stage:
         raise StrategyError(f"strategy 'zero{stage}' got a DeepSpeed configuration of ZeRO stage {found!r}")
     return config
 
 
 def _read_config(source: Any) -> dict[str, Any]:
-    if isinstance(source, Mapping):
-        return dict(source)
     try:
-        config = json.loads(Path(source).read_text())
+        config = json.loads(Path(source).read_text(encoding="utf-8"))
     except (OSError, TypeError, ValueError) as error:
-        raise StrategyError(f"the DeepSpeed configuration {source!r} cannot be read: {error}") from error
+        raise StrategyError(f"the DeepSpeed configuration {str(source)!r} cannot be read: {error}") from error
     if not isinstance(config, dict):
-        raise StrategyError(f"the DeepSpeed configuration {source!r} must be a JSON object")
+        raise StrategyError(f"the DeepSpeed configuration {str(source)!r} must be a JSON object")
+    problems = list(config_keys.problems_of_deepspeed(config))
+    if problems:
+        raise StrategyError(f"the DeepSpeed configuration {str(source)!r} cannot be honoured: {'; '.join(problems)}")
     return config
 
 
@@ -303,16 +386,11 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def _fsdp_settings(name: str, options: dict[str, Any]) -> dict[str, Any]:
     own = _FSDP1_DEFAULTS if name == "fsdp1" else _FSDP2_DEFAULTS
-    known = fsdp_options(int(name[-1]))
+    known = frozenset(_FSDP_DEFAULTS) | frozenset(own) | _FSDP_MORE
     unknown = sorted(set(options) - known)
     if unknown:
         raise StrategyError(f"unknown option of {name}: {', '.join(unknown)}; known are {', '.join(sorted(known))}")
     return {**_FSDP_DEFAULTS, **own, **options}
-
-
-def fsdp_options(version: int) -> frozenset[str]:
-    """The names of the options of ``fsdp1`` or ``fsdp2``."""
-    return frozenset(_FSDP_DEFAULTS) | frozenset(_FSDP1_DEFAULTS if version == 1 else _FSDP2_DEFAULTS) | _FSDP_MORE
 
 
 def _text(value: Any) -> str:
