@@ -200,6 +200,8 @@ class Observer:
             for part in parts:
                 _MEASURES[name](part, entry)
             seen["built"].append({**entry, "trainable": _is_trainable(name, model)})
+        if seen["built"] and not any(engine["trainable"] for engine in seen["built"]):
+            seen["optimized"] = _optimized()
         return seen
 
     def _built_unobserved(self) -> list[tuple[str, Any]]:
@@ -209,6 +211,18 @@ class Observer:
                 engine = getattr(sys.modules[module], path)
                 found += [(name, entity) for entity in gc.get_objects() if issubclass(type(entity), engine)]
         return found
+
+
+def _optimized() -> int:
+    """The number of parameters that live optimizers of PyTorch can change."""
+    optimizer = sys.modules["torch"].optim.Optimizer
+    return sum(
+        parameter.requires_grad
+        for entity in gc.get_objects()
+        if issubclass(type(entity), optimizer)
+        for group in getattr(entity, "param_groups", ())
+        for parameter in group["params"]
+    )
 
 
 def _models(instances: Sequence[tuple[str, Any]], sharded: Sequence[Any]) -> list[tuple[str, Any, list[Any]]]:
@@ -377,8 +391,10 @@ def _engine_differences(wanted: Expectation, seen: Mapping[str, Any]) -> list[st
         else:
             account.meet(text)
     found = [] if account.is_complete else [account.shortfall()]
-    if not any(engine["trainable"] for engine in built):
-        found.append("no engine holds a model that can be trained; pass sharded=False if the function trains none")
+    if seen.get("optimized"):
+        found.append(
+            f"no engine holds a model that can be trained, and an optimizer has {seen['optimized']} parameters"
+        )
     return found
 
 

@@ -167,9 +167,11 @@ def test_each_engine_is_judged_by_itself(changes: dict[str, Any], text: str) -> 
         check(WANTED, {**SEEN, "built": [policy, REFERENCE, {**REWARD_MODEL, "local": 100}]}, rank=0)
 
 
-def test_a_reference_alone_is_no_proof_of_the_policy() -> None:
-    with pytest.raises(NotProved, match="no engine holds a model that can be trained; pass sharded=False"):
-        check(WANTED, {**SEEN, "built": [REFERENCE]}, rank=0)
+def test_a_reference_model_does_not_prove_a_policy_that_no_engine_holds() -> None:
+    check(WANTED, {**SEEN, "built": [REFERENCE]}, rank=0)
+    text = "no engine holds a model that can be trained, and an optimizer has 4 parameters"
+    with pytest.raises(NotProved, match=text):
+        check(WANTED, {**SEEN, "built": [REFERENCE], "optimized": 4}, rank=0)
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,6 @@ WHOLE = {"sharding": "NO_SHARD"}
             "the deepspeed engine of the reference model Sequential",
         ),
         ("zero2", [("zero2", True, {}), ("zero0", True, {})], "the deepspeed engine of the trainable Sequential"),
-        ("fsdp1", [("fsdp1", False, {})], "no engine holds a model that can be trained"),
     ],
 )
 def test_one_engine_does_not_prove_another(
@@ -208,3 +207,28 @@ def test_an_engine_that_one_rank_alone_built(launcher: Launcher) -> None:
         f"ranks built different engines: rank 0 built {policy}, ddp of the trainable Linear with 4 elements; "
         f"rank 1 built {policy}" in str(caught.value)
     )
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_policy_in_no_engine_beside_a_sharded_reference_model(launcher: Launcher, is_trained: bool) -> None:
+    def train_beside(is_trained: bool) -> Any:
+        import torch
+
+        build(("fsdp1", False, {}))
+        policy = torch.nn.Linear(2, 2)
+        return torch.optim.SGD(policy.parameters(), lr=0.1) if is_trained else None
+
+    def launch() -> None:
+        # Held by a global name, as a trainer holds it, until the proof is taken.
+        launcher(held, train_beside, is_trained, strategy="fsdp1")
+
+    def held(body: Any, is_trained: bool) -> None:
+        import builtins
+
+        builtins.held_until_the_proof = body(is_trained)  # type: ignore[attr-defined]
+
+    if not is_trained:
+        launch()
+        return
+    with pytest.raises(LaunchError, match="no engine holds a model that can be trained, and an optimizer has 2 param"):
+        launch()
