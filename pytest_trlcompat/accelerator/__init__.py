@@ -33,7 +33,7 @@ from pytest_trlcompat.accelerator.build import (
     child_variables,
 )
 
-__all__ = ["AcceleratorError", "activate", "build", "environment", "name_collectives", "show_devices"]
+__all__ = ["AcceleratorError", "activate", "build", "environment", "show_devices"]
 
 
 def environment(devices: int = 2) -> dict[str, str]:
@@ -77,14 +77,6 @@ def show_devices(count: int) -> None:
     For ranks that are forked from a process with more of them. Raises RuntimeError where there are not as many.
     """
     importlib.import_module("torch_npu")._C.show_devices(count)
-
-
-def name_collectives() -> None:
-    """Have engines say which parameters they gather and reduce, so that ranks compare that too.
-
-    For a process of a launch, once the modules of its engines are imported.
-    """
-    importlib.import_module("torch_npu._subjects").install()
 
 
 def _current_accelerator(torch: ModuleType) -> object | None:

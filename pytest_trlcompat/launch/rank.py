@@ -105,9 +105,7 @@ def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, in
         store.use_file(spec.store)
     if "torch.distributed" in sys.modules:  # it read the variable when the server imported it
         sys.modules["torch.distributed"].set_debug_level_from_env()
-    if spec.device == "software":
-        accelerator.name_collectives()
-    elif spec.device == "cpu":
+    if spec.device == "cpu":
         comparing.compare_collectives()
     if spec.debugged is not None:
         debugging.wait_longer()

@@ -7,8 +7,7 @@
 // Ranks that disagree about a collective wait for gloo's timeout, are aborted by it, or exchange what happens to fit.
 // So they may be asked to compare first what each is about to do. On one machine each leaves a note where all can read
 // it and waits for nobody: of two that disagree the later one sees it, before it has begun, and the other one finds the
-// note when it has waited for a moment. Engines say which parameters they gather (_subjects.py), since ranks that gather
-// different ones of equal size would exchange them without a word. On several machines they compare in one small exchange. PyTorch's own wrapper,
+// note when it has waited for a moment. On several machines they compare in one small exchange. PyTorch's own wrapper,
 // which compares for gloo and NCCL with TORCH_DISTRIBUTED_DEBUG=DETAIL, takes three, and makes ZeRO-3 twice as slow.
 #include "collectives.h"
 

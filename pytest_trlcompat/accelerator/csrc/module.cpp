@@ -38,6 +38,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("max_memory_allocated", wrap_pybind_function(max_memory_allocated));
   m.def("reset_peak_memory_stats", wrap_pybind_function(reset_peak_memory_stats));
   m.def("notes_bytes", wrap_pybind_function(trlcompat::Notes::bytes));
-  m.def("set_subject", trlcompat::set_subject);
   m.def("new_backend", wrap_pybind_function(trlcompat::new_backend));
 }

@@ -12,35 +12,11 @@
 
 namespace trlcompat {
 
-namespace {
-
-struct Subject {
-  std::string text;
-  int64_t hash = 0;
-};
-thread_local Subject subject_;
-
-// FNV-1a, which gives the same in every process.
-int64_t hash_of(const std::string& text) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (const unsigned char byte : text) hash = (hash ^ byte) * 1099511628211ULL;
-  return static_cast<int64_t>(hash);
-}
-
-}  // namespace
-
-void set_subject(const std::string& subject) {
-  subject_.hash = subject.empty() ? 0 : hash_of(subject);
-  subject_.text = subject;
-}
-
 Fingerprint::Fingerprint(c10d::OpType operation, int64_t number, const std::vector<at::Tensor>& tensors) {
   words[kOperation] = static_cast<int64_t>(operation);
   words[kNumber] = number;
   words[kTensors] = static_cast<int64_t>(tensors.size());
   for (const auto& tensor : tensors) words[kElements] += tensor.numel();
-  words[kSubject] = subject_.hash;
-  std::memcpy(&words[kText], subject_.text.data(), std::min<size_t>(subject_.text.size(), kTextBytes - 1));
   if (tensors.empty()) return;
   const auto& first = tensors.front();
   words[kType] = static_cast<int64_t>(first.scalar_type());
@@ -56,17 +32,13 @@ std::string Fingerprint::describe() const {
   std::ostringstream text;
   text << "OpType=" << c10d::opTypeToString(static_cast<c10d::OpType>(words[kOperation])) << " as collective "
        << words[kNumber] << " of its group";
-  // The last byte is never written, so that the text ends in the words.
-  const std::string subject(reinterpret_cast<const char*>(&words[kText]));
-  const auto of = subject.empty() ? "" : ", of " + subject;
-  if (words[kTensors] == 0) return text.str() + of;
+  if (words[kTensors] == 0) return text.str();
   text << ", TensorShape=[";
   for (int64_t i = 0; i < words[kDimensions] && kSizes + i < kWords; ++i)
     text << (i == 0 ? "" : ", ") << words[kSizes + i];
   text << "], TensorDtype=" << c10::toString(static_cast<c10::ScalarType>(words[kType]));
   if (words[kTensors] > 1)
     text << ", the first of " << words[kTensors] << " tensors with " << words[kElements] << " elements in all";
-  text << of;
   return text.str();
 }
 

@@ -12,28 +12,11 @@
 
 namespace trlcompat {
 
-// Says what the collectives that this thread begins from now on are of: the parameters that an engine gathers. Empty:
-// nobody says it.
-void set_subject(const std::string& subject);
-
 // A collective that a rank is about to begin. The words up to kCompared must be the same on all ranks; as for NCCL, the
-// number of elements counts and not the shape, which is told for people. So is the beginning of the subject's text: of
-// the whole text a hash is compared.
+// number of elements counts and not the shape, which is told for people.
 struct Fingerprint {
-  enum Word : int64_t {
-    kOperation,
-    kType,
-    kTensors,
-    kElements,
-    kSubject,
-    kCompared,
-    kNumber = kCompared,
-    kDimensions,
-    kSizes,
-    kText = kSizes + 6
-  };
-  static constexpr int64_t kTextBytes = 192;
-  static constexpr int64_t kWords = kText + kTextBytes / sizeof(int64_t);
+  enum Word : int64_t { kOperation, kType, kTensors, kElements, kCompared, kNumber = kCompared, kDimensions, kSizes };
+  static constexpr int64_t kWords = kSizes + 6;
 
   std::array<int64_t, kWords> words{};
 
