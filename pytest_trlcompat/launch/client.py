@@ -37,7 +37,7 @@ from pytest_trlcompat.launch.proof import expectation
 from pytest_trlcompat.launch.raising import RAISES, error_of
 from pytest_trlcompat.launch.relay import settings_of_this_process
 from pytest_trlcompat.launch.result import LaunchError, LaunchResult, LaunchWarning
-from pytest_trlcompat.launch.returned import rank_result
+from pytest_trlcompat.launch.returned import of_one_accord, rank_result
 from pytest_trlcompat.launch.running import Run
 from pytest_trlcompat.launch.strategy import (
     Strategy,
@@ -346,12 +346,15 @@ class Launcher:
 
     def _result(self, name: str, spec: LaunchSpec, report: LaunchReport) -> LaunchResult:
         first = self._first_rank(spec)
+        ranks = [rank_result(rank, first) for rank in report.ranks]
+        if spec.expectation.engine is not None:
+            ranks = of_one_accord(ranks)
         return LaunchResult(
             name=name,
             strategy=spec.strategy,
             device=spec.device,
             mode=spec.mode,
-            ranks=tuple(rank_result(rank, first) for rank in report.ranks),
+            ranks=tuple(ranks),
             timed_out=report.timed_out,
             seconds=report.seconds,
         )

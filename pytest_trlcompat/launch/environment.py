@@ -64,9 +64,6 @@ def base_environment(device: str, cluster: Cluster) -> dict[str, str]:
         defaults["NCCL_SOCKET_IFNAME"] = "=lo"
     if device == "cpu":
         defaults["ACCELERATE_USE_CPU"] = "true"
-        # Mismatched collectives then fail at once, and both are named. The software accelerator compares them itself,
-        # at less cost; with NCCL it would be expensive.
-        defaults["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
     if device == "software" and visible_gpus():
         environment["CUDA_VISIBLE_DEVICES"] = ""  # otherwise libraries might use either
     return {**defaults, **environment}

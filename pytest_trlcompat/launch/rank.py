@@ -21,7 +21,7 @@ import cloudpickle
 
 from pytest_trlcompat import _processes, accelerator
 from pytest_trlcompat.accelerator import artefacts
-from pytest_trlcompat.launch import debugging, proof, protocol, raising, relay, store
+from pytest_trlcompat.launch import comparing, debugging, proof, protocol, raising, relay, store
 from pytest_trlcompat.launch.measuring import measured
 from pytest_trlcompat.launch.messages import LaunchSpec, RankOutcome
 from pytest_trlcompat.launch.result import Failure
@@ -106,6 +106,8 @@ def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, in
         store.use_file(spec.store)
     if "torch.distributed" in sys.modules:  # it read the variable when the server imported it
         sys.modules["torch.distributed"].set_debug_level_from_env()
+    if spec.device == "cpu":
+        comparing.compare_collectives()
     if spec.debugged is not None:
         debugging.wait_longer()
     _seed(spec.seed)

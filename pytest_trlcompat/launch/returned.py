@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from collections.abc import Sequence
+from dataclasses import replace
 
+from pytest_trlcompat.launch import proof
 from pytest_trlcompat.launch.messages import RankOutcome, RankReport
 from pytest_trlcompat.launch.result import Failure, RankResult
 
-__all__ = ["rank_result"]
+__all__ = ["of_one_accord", "rank_result"]
 
 
 def rank_result(report: RankReport, first: int) -> RankResult:
@@ -43,6 +46,22 @@ def rank_result(report: RankReport, first: int) -> RankResult:
         warned=outcome.warned,
         records=tuple({**record, "rank": first + report.rank} for record in outcome.records),
     )
+
+
+def of_one_accord(ranks: Sequence[RankResult]) -> list[RankResult]:
+    """The ranks, of which one has failed if all are well and have not built the same engines.
+
+    A rank whose function failed has its own error, and may have built fewer.
+    """
+    if not all(rank.ok for rank in ranks):
+        return list(ranks)
+    difference = proof.disagreement({rank.rank: rank.proof for rank in ranks})
+    if difference is None:
+        return list(ranks)
+    at_fault, text = difference
+    mro = tuple(base.__name__ for base in proof.NotProved.__mro__)
+    failure = Failure(proof.NotProved.__name__, text, f"{proof.NotProved.__module__}.{mro[0]}: {text}", mro)
+    return [replace(rank, failure=failure) if rank.rank == at_fault else rank for rank in ranks]
 
 
 def _unreadable(error: Exception) -> Failure:

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_trlcompat import stack
 from pytest_trlcompat.launch import NAMES, Launcher, StrategyAbsent, StrategyError, strategy
-from pytest_trlcompat.launch.proof import NotProved, check, expectation
+from pytest_trlcompat.launch.proof import NotProved, check, disagreement, expectation
 from pytest_trlcompat.launch.strategy import check_present
 
 
@@ -83,12 +83,22 @@ SEEN: dict[str, Any] = {
     "world_size": 2,
     "distributed_type": "DEEPSPEED",
     "device_type": "npu",
-    "engines": {"deepspeed": {"count": 1, "local": 50, "total": 100, "zero_stage": 3, "device_type": "npu"}},
+    "built": [
+        {
+            "kind": "deepspeed",
+            "model": "Qwen2ForCausalLM",
+            "trainable": True,
+            "local": 50,
+            "total": 100,
+            "zero_stage": 3,
+            "device_type": "npu",
+        }
+    ],
 }
 
 
 def engine(**changes: Any) -> dict[str, Any]:
-    return {"engines": {"deepspeed": {**SEEN["engines"]["deepspeed"], **changes}}}
+    return {"built": [{**SEEN["built"][0], **changes}]}
 
 
 def test_what_was_requested_is_proved() -> None:
@@ -102,7 +112,7 @@ def test_what_was_requested_is_proved() -> None:
         ({"initialized": False}, "no process group was initialised"),
         ({"distributed_type": "MULTI_NPU"}, "distributed type DEEPSPEED was requested, MULTI_NPU was found"),
         ({"device_type": "cpu"}, "device type npu was requested, cpu was found"),
-        ({"engines": {"ddp": {}}}, "no deepspeed engine was built \\(built: ddp\\)"),
+        (engine(kind="ddp"), "no deepspeed engine was built \\(built: ddp\\)"),
         (engine(zero_stage=2), "ZeRO stage 3 was requested, 2 was found"),
         (engine(local=100), "parameters are not sharded: 100 of 100 elements are on this rank"),
         (engine(total=0, local=0), "the deepspeed engine holds no parameters"),
@@ -114,7 +124,124 @@ def test_each_downgrade_is_caught(changes: dict[str, Any], text: str) -> None:
         check(WANTED, {**SEEN, **changes}, rank=1)
 
 
-FSDP_SEEN = {"initialized": True, "world_size": 2, "device_type": "npu", "engines": {}}
+REFERENCE = {**SEEN["built"][0], "trainable": False}
+REWARD_MODEL = {**REFERENCE, "model": "Qwen2ForSequenceClassification"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"zero_stage": 0},
+            "the deepspeed engine of the reference model Qwen2ForCausalLM (engine 2 of 3) differs: ZeRO stage 3 was "
+            "requested, 0 was found",
+        ),
+        (
+            {"local": 100},
+            "the deepspeed engine of the reference model Qwen2ForCausalLM (engine 2 of 3) differs: parameters are not "
+            "sharded: 100 of 100 elements are on this rank",
+        ),
+        (
+            {"kind": "ddp"},
+            "the ddp engine of the reference model Qwen2ForCausalLM (engine 2 of 3) is there, and deepspeed was "
+            "requested",
+        ),
+        (
+            {"total": 0, "local": 0},
+            "the deepspeed engine of the reference model Qwen2ForCausalLM (engine 2 of 3) holds no parameters",
+        ),
+    ],
+)
+def test_each_engine_is_judged_by_itself(changes: dict[str, Any], text: str) -> None:
+    policy = SEEN["built"][0]
+    check(WANTED, {**SEEN, "built": [policy, REFERENCE, REWARD_MODEL]}, rank=0)
+    with pytest.raises(NotProved) as raised:
+        check(WANTED, {**SEEN, "built": [policy, {**REFERENCE, **changes}, REWARD_MODEL]}, rank=0)
+    assert str(raised.value) == f"rank 0 did not run under strategy 'zero3' as requested: {text}"
+    whole = {**policy, "local": 100}
+    with pytest.raises(NotProved, match=r"engine of the trainable Qwen2ForCausalLM \(engine 1 of 3\) differs"):
+        check(WANTED, {**SEEN, "built": [whole, REFERENCE, REWARD_MODEL]}, rank=0)
+    with pytest.raises(
+        NotProved, match=r"of the reward model Qwen2ForSequenceClassification \(engine 3 of 3\) differs"
+    ):
+        check(WANTED, {**SEEN, "built": [policy, REFERENCE, {**REWARD_MODEL, "local": 100}]}, rank=0)
+
+
+def test_a_reference_model_does_not_prove_a_policy_that_no_engine_holds() -> None:
+    check(WANTED, {**SEEN, "built": [REFERENCE]}, rank=0)
+    text = "no engine holds a model that can be trained, and an optimizer has 4 parameters"
+    with pytest.raises(NotProved, match=text):
+        check(WANTED, {**SEEN, "built": [REFERENCE], "optimized": 4}, rank=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "trainable", "fine"),
+    [
+        ("zero1", False, True),
+        ("zero2", False, True),
+        ("zero1", True, False),
+        ("zero2", True, False),
+        ("zero3", False, False),
+    ],
+)
+def test_stage_0_is_for_what_has_no_optimizer_under_zero_1_and_2(name: str, trainable: bool, fine: bool) -> None:
+    policy = {**SEEN["built"][0], "zero_stage": int(name[-1])}
+    seen = {**SEEN, "built": [policy, {**REFERENCE, "trainable": trainable, "zero_stage": 0}]}
+    if fine:
+        check(expectation(strategy(name), 2, "software", True), seen, rank=0)
+        return
+    with pytest.raises(NotProved, match=f"ZeRO stage {name[-1]} was requested, 0 was found"):
+        check(expectation(strategy(name), 2, "software", True), seen, rank=0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "found", "fine"),
+    [
+        ("FULL_SHARD", ["FULL_SHARD"], True),
+        ("1", ["FULL_SHARD"], True),
+        ("SHARD_GRAD_OP", ["SHARD_GRAD_OP"], True),
+        ("2", ["FULL_SHARD"], False),
+        ("NO_SHARD", ["NO_SHARD"], True),
+        ("HYBRID_SHARD_ZERO2", ["_HYBRID_SHARD_ZERO2"], True),
+        ("FULL_SHARD", ["FULL_SHARD", "NO_SHARD"], False),
+        ("SHARD_GRAD_OP", ["NO_SHARD"], False),
+        ("FULL_SHARD", [], False),
+    ],
+)
+def test_the_sharding_strategy_of_fsdp1(setting: str, found: list[str], fine: bool) -> None:
+    wanted = expectation(strategy("fsdp1", {"sharding_strategy": setting}), 2, "software", True)
+    built = [{**SEEN["built"][0], "kind": "fsdp1", "sharding_strategies": found}]
+    seen = {**SEEN, "distributed_type": "FSDP", "built": built}
+    if fine:
+        check(wanted, seen, rank=0)
+        return
+    with pytest.raises(NotProved, match="the sharding strategy .* was requested"):
+        check(wanted, seen, rank=0)
+
+
+def test_ranks_that_built_different_engines() -> None:
+    policy = SEEN["built"][0]
+    both, alone = {"built": [policy, REFERENCE]}, {"built": [policy]}
+    assert disagreement({0: both, 1: {"built": [{**policy, "local": 49}, REFERENCE]}}) is None
+    texts = (
+        "deepspeed of the trainable Qwen2ForCausalLM with 100 elements at stage 3",
+        "deepspeed of the reference model Qwen2ForCausalLM with 100 elements at stage 3",
+    )
+    assert disagreement({0: both, 1: both, 2: alone}) == (
+        2,
+        f"ranks built different engines: rank 0 built {texts[0]}, {texts[1]}; rank 2 built {texts[0]}",
+    )
+    assert disagreement({0: alone, 1: both}) == (
+        0,
+        f"ranks built different engines: rank 0 built {texts[0]}; rank 1 built {texts[0]}, {texts[1]}",
+    )
+    assert disagreement({0: alone, 1: {"built": []}}) == (
+        1,
+        f"ranks built different engines: rank 0 built {texts[0]}; rank 1 built none",
+    )
+
+
+FSDP_SEEN = {"initialized": True, "world_size": 2, "device_type": "npu", "built": []}
 
 
 def test_fsdp_cannot_be_distinguished_from_ddp_before_an_accelerator_exists() -> None:
@@ -131,7 +258,7 @@ def test_fsdp_cannot_be_distinguished_from_ddp_before_an_accelerator_exists() ->
 
 
 def test_with_sharded_false_only_the_processes_are_checked() -> None:
-    check(expectation(strategy("zero3"), 2, "software", False), {**SEEN, "engines": {}}, rank=0)
+    check(expectation(strategy("zero3"), 2, "software", False), {**SEEN, "built": []}, rank=0)
 
 
 @pytest.mark.parametrize("torch", ["2.4.1", "2.5.1+cu124"])
