@@ -27,8 +27,9 @@ from pytest_trlcompat.checks.checkpoint import check_checkpoint
 from pytest_trlcompat.checks.first_steps import FIRST, UNDECIDED, FirstSteps, steps_in_backward
 from pytest_trlcompat.checks.later import Later
 from pytest_trlcompat.checks.memory import check_memory, read_memory
-from pytest_trlcompat.checks.parameters import check_trainable
+from pytest_trlcompat.checks.parameters import WeightsBefore, check_trainable
 from pytest_trlcompat.checks.reference import check_reference_model
+from pytest_trlcompat.checks.standstill import Standstill
 
 __all__ = ["CHECKS", "OPTIONAL", "CompatCallback", "Outcome"]
 
@@ -61,6 +62,7 @@ class Outcome:
         step: the trainer's global step.
         error: what cannot be right, or ``None``.
         odd: what merely looks odd, or ``None``.
+        unjudged: why there was nothing to judge in a training that has ended, or ``None``; such a check has not passed.
         found: what the check returned: see each function.
     """
 
@@ -69,11 +71,12 @@ class Outcome:
     error: str | None = None
     odd: str | None = None
     found: Any = field(default=None, compare=False)
+    unjudged: str | None = None
 
     @property
     def fine(self) -> bool:
-        """Whether nothing is to be said."""
-        return self.error is None and self.odd is None
+        """Whether it was judged, and nothing is to be said."""
+        return self.error is None and self.odd is None and self.unjudged is None
 
 
 class CompatCallback(TrainerCallback):
@@ -92,13 +95,16 @@ class CompatCallback(TrainerCallback):
       gradient, nothing but zeros as gradients for :attr:`patience` steps, frozen weights that changed by more than
       rounding, a model in eval mode, losses that are not finite, ranks with the same batches, a learning rate that does
       not follow its schedule, a reference model that is whole or gathered whole, a keyword for few logits that is
-      ignored. So is a check that itself fails.
+      ignored, a training that has ended and in which nothing moved. So is a check that itself fails.
 
     When is what looked at? *At train begin* what is trainable, the optimizer, the reference model, and whether ranks
     hold the same weights. *Around the first steps*, each until it is decided: logits, forwards, gradients before the
     weights change, what changed, batches of ranks, steps and cleared gradients. *After steps 1, 2, 4, 8 and so on, and
     every* ``every`` *steps*: ranks again, whether weights still move, the schedule, by a sample of each parameter. *At
-    the first save* the checkpoint. Memory joins the rows that the trainer logs anyway, in bytes, of this rank.
+    the first save* the checkpoint. *At train end* whether anything moved at all, if nothing was found of that
+    before: the reason is named where learning rates, labels, advantages or gradient norms show it. A check that had
+    nothing to judge by then has an outcome that says why (:attr:`Outcome.unjudged`), and has not passed. Memory
+    joins the rows that the trainer logs anyway, in bytes, of this rank.
 
     Put off until they can be judged are: gradients of zeros while all rewards of each group are equal (GRPO), steps
     that loss scaling skips, a learning rate of 0, zeros in modules that a zero elsewhere cuts off for one step (a new
@@ -156,6 +162,8 @@ class CompatCallback(TrainerCallback):
         self.outcomes: list[Outcome] = []
         self._first_steps: FirstSteps | None = None
         self._later: Later | None = None
+        self._standstill: Standstill | None = None
+        self._began_with = 0
         self._saves = 0
         self._logged = 0
         self._log: Any = None
@@ -166,16 +174,27 @@ class CompatCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with self._guarded("what trains, and the reference model", {"trainable", "reference"}):
             self._end()
-            self._later = None
+            self._later = self._standstill = None
+            self._began_with = len(self.outcomes)
             self._saves = self._logged = 0
             self._check_beginning()
         with self._guarded("the training as it goes on", {"ranks", "schedule"}, self._end_later):
             self._later = Later(self, self._reference())
         with self._guarded("the first steps", FIRST, self.end_first_steps):
             self._first_steps = FirstSteps(self, self.live_model(), self.trainer.optimizer)
+        if "moved" in self.checks:
+            with self._guarded("what moves until the end", {"moved"}):
+                first = self._first_steps
+                before = None if first is None else first.before
+                before = WeightsBefore(self.live_model()) if before is None else before
+                self._standstill = Standstill(before, None if first is None else first.forwards, state.global_step)
         if "memory" in self.checks and self.memory_every:
             self._log, self._log_replaced = self.trainer.log, "log" in vars(self.trainer)
             self.trainer.log = self._log_with_memory
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._standstill is not None:
+            self._standstill.step_begins(self.trainer.optimizer)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._first_steps is not None:
@@ -189,6 +208,8 @@ class CompatCallback(TrainerCallback):
             self.limits = dict.fromkeys(self.limits)  # peaks stay, and one warning is enough
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if self._standstill is not None:
+            self._standstill.logged(logs or {})
         if self._later is None:
             return
         try:
@@ -219,7 +240,30 @@ class CompatCallback(TrainerCallback):
         return check_checkpoint(folder, model, prefix="policy." if _has_policy(model) else "")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        standstill, self._standstill = self._standstill, None
+        about = {outcome.check for outcome in self.outcomes[self._began_with :]}
+        told = any(not each.fine and each.check == "gradients" for each in self.outcomes[self._began_with :])
+        if standstill is not None and "moved" not in about and not told:
+            with self._guarded("whether anything moved", {"moved"}):
+                model, ignore = self.live_model(), self.ignore
+                self.run("moved", lambda: standstill.check(model, state.global_step, ignore))
         self._end()
+        self._say_unjudged(state.global_step)
+
+    def _say_unjudged(self, step: int) -> None:
+        """An outcome for each check that came to nothing in this training; what is absent has not passed."""
+        about = {name for each in self.outcomes[self._began_with :] for name in each.check.split(", ")}
+        reasons = {
+            "reference": "there is no reference model",
+            "ranks": "there is one rank",
+            "checkpoint": "no checkpoint was saved that can be loaded as a whole",
+            "memory": "no limit was given",
+            "schedule": "too few steps were made, or the scheduler counts none",
+        }
+        late = "until the training ended there was nothing to judge"
+        for check in (*CHECKS, *OPTIONAL):
+            if check in self.checks and check not in about:
+                self.outcomes.append(Outcome(check, step, unjudged=reasons.get(check, late)))
 
     # ---- what the events share
 

@@ -25,6 +25,10 @@ _LEFTOVERS = 16
 """Of how many parameters the gradients are looked at when a backward begins."""
 
 
+_SIGNALS = ("labels", "advantages")
+"""Parts of batches that say why nothing moves."""
+
+
 class Forwards:
     """Listens to a trainer until it is closed.
 
@@ -71,6 +75,8 @@ class Forwards:
         self._with_advantages = False
         self._not_zero: list[Tensor] = []
         self._not_finite: list[Tensor] = []
+        self._label: Tensor | None = None
+        self._advantage: Tensor | None = None
         self._handles: list[Any] = self._listen(model) if modules else []
         self._replaced = "compute_loss" in vars(trainer)
         self._original = trainer.compute_loss
@@ -105,6 +111,16 @@ class Forwards:
     @property
     def informative(self) -> bool:
         return not self._with_advantages or any(bool(each) for each in self._not_zero)
+
+    @property
+    def counts_a_label(self) -> bool | None:
+        """Whether a label of any batch counts (is not -100); ``None`` where no batch had labels."""
+        return None if self._label is None else bool(self._label)
+
+    @property
+    def has_an_advantage(self) -> bool | None:
+        """Whether an advantage of any batch differs from zero; ``None`` where no batch had any."""
+        return None if self._advantage is None else bool(self._advantage)
 
     @property
     def not_finite(self) -> int:
@@ -150,10 +166,15 @@ class Forwards:
         self.in_eval_mode |= not unwrapped(model).training
         if len(self.batches) < BATCHES:
             self.batches.append(fingerprint_of_batch(inputs))
-        advantages = inputs.get("advantages") if isinstance(inputs, Mapping) else None
+        labels, advantages = (inputs.get(name) if isinstance(inputs, Mapping) else None for name in _SIGNALS)
+        if isinstance(labels, Tensor) and not labels.is_floating_point():
+            counts = (labels != -100).any()
+            self._label = counts if self._label is None else self._label | counts
         if isinstance(advantages, Tensor):
             self._with_advantages = self.reuses_batches = True
-            self._not_zero.append((advantages != 0).any())
+            not_zero = (advantages != 0).any()
+            self._not_zero.append(not_zero)
+            self._advantage = not_zero if self._advantage is None else self._advantage | not_zero
 
     def _after(self, loss: Any) -> None:
         if not isinstance(loss, Tensor):

@@ -20,7 +20,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FLOOR", "ULP", "Difference", "OutOfStep", "Quantity", "Unsteady", "change", "differing", "neighbours"]
+__all__ = [
+    "FLOOR",
+    "ULP",
+    "Difference",
+    "NotFinite",
+    "OutOfStep",
+    "Quantity",
+    "Unsteady",
+    "change",
+    "differing",
+    "neighbours",
+]
 
 FACTOR = 30.0
 FLOOR = 2e-5
@@ -44,6 +55,13 @@ class Unsteady(Exception):
     """The reference does not agree with itself: rounding changes the first step so much that nothing can be told.
 
     Later steps of a training that diverges may do so.
+    """
+
+
+class NotFinite(Unsteady):
+    """The reference has no finite number with weights changed by rounding where it has one with its own.
+
+    What rounding leaves cannot be told then, and an infinite allowance would pass anything.
     """
 
 
@@ -100,6 +118,7 @@ def differing(
         tolerance: of the largest number of a quantity, in place of what neighbours show, which are then not computed.
 
     Raises:
+        NotFinite: a quantity differs, and with weights changed it is not finite.
         Unsteady: a quantity of the first step is far off, and so are those with weights changed.
     """
     near: Sequence[Sequence[Quantity]] = []
@@ -114,11 +133,14 @@ def differing(
             differences.append(Difference(quantity.stage, quantity.where, *shapes, math.inf, 0.0))
             continue
         off = _apart(wanted, values)
-        largest = float(wanted.abs().nan_to_num(nan=0.0).max()) if wanted.numel() else 0.0
+        largest = float(wanted.abs().nan_to_num(nan=0.0, posinf=0.0).max()) if wanted.numel() else 0.0
         allowed = (FLOOR if tolerance is None else tolerance) * max(largest, SMALLEST) + quantity.rounding
         if off > allowed and tolerance is None:
             near = near or neighbours()
-            allowed += FACTOR * max(_apart(wanted, _aligned(each[number], seen)[0]) for each in near)
+            spread = max((_apart(wanted, _aligned(each[number], seen)[0]) for each in near), default=0.0)
+            if not math.isfinite(spread):
+                raise NotFinite(f"{quantity.stage} ({quantity.where}) is not finite, or has another shape")
+            allowed += FACTOR * spread
             if _TOLD * max(largest, SMALLEST) < off <= allowed and _FIRST.match(quantity.where):
                 raise Unsteady(f"{quantity.stage} ({quantity.where}) is off by {off:.3g}, and may be by {allowed:.3g}")
         if not off <= allowed:
@@ -171,9 +193,14 @@ def _shape(values: torch.Tensor) -> list[float]:
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference; what is no number on both sides does not differ."""
-    both = one.isnan() & other.isnan()
-    return float((one - other).where(~both, 0.0).abs().nan_to_num(nan=math.inf).max()) if one.numel() else 0.0
+    """The largest difference; what is no number, or the same infinity, on both sides does not differ.
+
+    The reference has NaN where a metric is by definition a mean of nothing; whoever has no reference looks at both
+    sides before (:meth:`pytest_trlcompat.equivalence.recording.Training.shortfall`).
+    """
+    both = (one.isnan() & other.isnan()) | (one == other)
+    off = (one - other).where(~both, 0.0).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+    return float(off.max()) if one.numel() else 0.0
 
 
 def _most_off(wanted: torch.Tensor, values: torch.Tensor, count: int = 4) -> tuple[list[float], list[float]]:

@@ -11,6 +11,6 @@ Pytest's fixture ``assert_equivalent`` does the same with its launcher. Imports 
 
 from __future__ import annotations
 
-from pytest_trlcompat.equivalence.asserting import NotEquivalent, assert_equivalent
+from pytest_trlcompat.equivalence.asserting import NotEquivalent, NothingCompared, assert_equivalent
 
-__all__ = ["NotEquivalent", "assert_equivalent"]
+__all__ = ["NotEquivalent", "NothingCompared", "assert_equivalent"]

@@ -5,6 +5,7 @@ Must not import the stack.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,14 +14,19 @@ from typing import TYPE_CHECKING, Any
 from pytest_trlcompat.equivalence.comparing import Divergence, compare
 from pytest_trlcompat.equivalence.recording import record
 from pytest_trlcompat.launch.payload import dump
+from pytest_trlcompat.launch.result import LaunchError
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher
 
-__all__ = ["NotEquivalent", "assert_equivalent"]
+__all__ = ["NotEquivalent", "NothingCompared", "assert_equivalent"]
 
 _SEEDS = (1, 2, 3)
 """Of the changes by which the tolerance is measured."""
+
+
+class NothingCompared(AssertionError):
+    """The training in one process is none that another can be compared with: the message says why."""
 
 
 class NotEquivalent(AssertionError):
@@ -28,11 +34,15 @@ class NotEquivalent(AssertionError):
 
     Attributes:
         divergences: by strategy, of those that differ.
+        failures: by strategy, of those whose training failed.
     """
 
-    def __init__(self, message: str, divergences: Mapping[str, Divergence]) -> None:
+    def __init__(
+        self, message: str, divergences: Mapping[str, Divergence], failures: Mapping[str, LaunchError] | None = None
+    ) -> None:
         super().__init__(message)
         self.divergences = dict(divergences)
+        self.failures = dict(failures or {})
 
 
 def assert_equivalent(
@@ -40,7 +50,7 @@ def assert_equivalent(
     train: Callable[..., Any],
     /,
     *args: Any,
-    strategies: Sequence[str],
+    strategies: Sequence[str] = (),
     world_size: int = 2,
     tolerance: float | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
@@ -54,7 +64,7 @@ def assert_equivalent(
 
     Args:
         train: trains a ``transformers.Trainer``, any number of times; called as ``train(*args, **kwargs)``.
-        strategies: names of strategies.
+        strategies: names of strategies, at least one.
         world_size: number of ranks under each.
         tolerance: how far numbers may be off, relative to the largest of each quantity; by default it is measured:
             three more trainings in one process, from weights changed by one unit in their last place, say what rounding
@@ -63,27 +73,65 @@ def assert_equivalent(
         kwargs: keyword arguments of ``train`` that have a name from this list; ``more``: its others.
 
     Raises:
-        NotEquivalent: names, for each strategy that differs, the first difference, and what explains it.
-        LaunchError: a training failed.
+        NotEquivalent: names, for each strategy that differs, the first difference, and what explains it; and those
+            whose training failed.
+        NothingCompared: in one process no step was made, no weight changed, or numbers are not finite.
+        LaunchError: the training in one process failed; or it failed under a strategy, and none of the others differs.
+            Every strategy is tried before.
+        ValueError: no strategy is named, ``options`` name another, or the tolerance is no finite number from 0 on.
         StrategyAbsent: the stack does not have one of the strategies.
     """
     __tracebackhide__ = True
+    names = _checked(strategies, options or {}, tolerance)
     payload = dump(train, args, {**(kwargs or {}), **more})
     name = getattr(train, "__qualname__", repr(train))
     with tempfile.TemporaryDirectory(prefix="trlcompat-") as folder:
         runs = _Runs(launcher, payload, Path(folder), world_size)
-        alone = runs.alone("alone", None)
-        found = {}
-        for strategy in strategies:
-            path = runs.under(strategy, (options or {}).get(strategy))
+        alone, shortfalls = runs.alone("alone", None)
+        if shortfalls:
+            raise NothingCompared(f"nothing can be told of {name}: in one process {'; '.join(shortfalls)}")
+        found: dict[str, Divergence] = {}
+        failures: dict[str, LaunchError] = {}
+        for strategy in names:
+            try:
+                path = runs.under(strategy, (options or {}).get(strategy))
+            except LaunchError as error:
+                failures[strategy] = error
+                continue
             divergence = runs.compare(alone, path, [], tolerance)
             if divergence.differences and tolerance is None:
                 divergence = runs.compare(alone, path, runs.changed(), None)
             if divergence.differences:
                 found[strategy] = divergence
     if found:
-        texts = (_text(name, strategy, world_size, each) for strategy, each in found.items())
-        raise NotEquivalent("\n".join(texts), found)
+        texts = [_text(name, strategy, world_size, divergence) for strategy, divergence in found.items()]
+        texts += [f"{name} under {strategy} failed: {error}" for strategy, error in failures.items()]
+        raise NotEquivalent("\n".join(texts), found, failures)
+    if len(failures) == 1 == len(names):
+        raise next(iter(failures.values()))
+    if failures:
+        texts = [f"{name} under {strategy} failed: {error}" for strategy, error in failures.items()]
+        if same := [strategy for strategy in names if strategy not in failures]:
+            texts.append(f"{name} under {', '.join(same)} is the training that it is in one process")
+        first = next(iter(failures.values()))
+        raise LaunchError("\n".join(texts), first.result) from first
+
+
+def _checked(
+    strategies: Sequence[str], options: Mapping[str, Mapping[str, Any]], tolerance: float | None
+) -> tuple[str, ...]:
+    """The strategies, each once."""
+    names = () if isinstance(strategies, str) else tuple(dict.fromkeys(strategies))
+    if not names:
+        raise ValueError(
+            f"assert_equivalent compares with nothing by strategies={strategies!r}: name at least one in a list, such "
+            'as strategies=["ddp", "zero3"]'
+        )
+    if unused := sorted(set(options) - set(names)):
+        raise ValueError(f"options name {', '.join(unused)}, and strategies are {', '.join(names)}: name it in both")
+    if tolerance is not None and not (math.isfinite(tolerance) and tolerance >= 0):
+        raise ValueError(f"tolerance={tolerance!r} tells nothing apart: it takes a finite number from 0 on, or None")
+    return names
 
 
 class _Runs:
@@ -93,10 +141,10 @@ class _Runs:
         self._launcher, self._payload, self._folder, self._world_size = launcher, payload, folder, world_size
         self._changed: list[str] = []
 
-    def alone(self, label: str, seed: int | None) -> str:
+    def alone(self, label: str, seed: int | None) -> tuple[str, list[str]]:
         path = str(self._folder / label)
-        self._launcher(record, self._payload, path, self._world_size, kwargs={"seed": seed}, strategy="single")
-        return path
+        result = self._launcher(record, self._payload, path, self._world_size, kwargs={"seed": seed}, strategy="single")
+        return path, list(result.values[0])
 
     def under(self, strategy: str, options: Mapping[str, Any] | None) -> str:
         path = str(self._folder / strategy)
@@ -105,7 +153,7 @@ class _Runs:
 
     def changed(self) -> list[str]:
         """Of weights changed in their last place; trained where they are first needed."""
-        self._changed = self._changed or [self.alone(f"changed{seed}", seed) for seed in _SEEDS]
+        self._changed = self._changed or [self.alone(f"changed{seed}", seed)[0] for seed in _SEEDS]
         return self._changed
 
     def compare(self, alone: str, other: str, changed: Sequence[str], tolerance: float | None) -> Divergence:

@@ -5,11 +5,13 @@ Runs in a rank, since it needs torch; imports the stack inside functions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_trlcompat.conformance.comparison import FLOOR, Difference, Quantity, Unsteady, differing
-from pytest_trlcompat.equivalence.recording import Training, load
+from pytest_trlcompat._due import Account
+from pytest_trlcompat.conformance.comparison import FLOOR, Difference, NotFinite, Quantity, Unsteady, differing
+from pytest_trlcompat.equivalence.recording import Training, load, place_of
 
 __all__ = ["Divergence", "compare"]
 
@@ -41,9 +43,11 @@ def compare(path: str, under: str, changed: Sequence[str], tolerance: float | No
     alone, found = load(path), load(under)
     if len(alone) != len(found):
         return _counted("trainings", "", len(alone), len(found))
+    if not alone:
+        return _short("", "nothing was trained")
     near = [load(each) for each in changed]
     for number, (one, two) in enumerate(zip(alone, found, strict=True)):
-        place = f"training {number}, " if len(alone) > 1 else ""
+        place = place_of(number, len(alone))
         for what, mine, theirs in (
             ("steps", one.inputs, two.inputs),
             ("logged losses", one.logs, two.logs),
@@ -51,12 +55,17 @@ def compare(path: str, under: str, changed: Sequence[str], tolerance: float | No
         ):
             if len(mine) != len(theirs):
                 return _counted(what, place, len(mine), len(theirs))
+        if (names := _of_names(one, two, place)) is not None:
+            return names
         inputs = _of_inputs(one, two, place)
         if inputs is not None:
             return inputs
         differences = _of_numbers(one, two, [each[number] for each in near], place, tolerance)
         if differences:
             return Divergence(tuple(differences), _DROPOUT if one.dropout else "")
+        for training, side in ((one, "in one process"), (two, "under the strategy")):
+            if text := training.shortfall():
+                return _short(place, f"{side} {text}")
     return Divergence(())
 
 
@@ -75,14 +84,37 @@ _BATCHES = (
 )
 
 
+def _of_names(one: Training, two: Training, place: str) -> Divergence | None:
+    """Both sides must speak of the same weights, and log the same numbers in each step."""
+    sides = [("trained weights", one.weights, two.weights)]
+    sides += [
+        (f"numbers logged in step {step}", mine, theirs)
+        for step, (mine, theirs) in enumerate(zip(one.logs, two.logs, strict=True))
+    ]
+    for noun, mine, theirs in sides:
+        account = Account(noun, mine)
+        account.meet_all(theirs)
+        if not account.is_complete:
+            difference = Difference(
+                f"names of {noun}", place.rstrip(", ") or "all", sorted(mine), sorted(theirs), math.inf, 0.0
+            )
+            return Divergence((difference,), account.shortfall())
+    return None
+
+
+def _short(place: str, text: str) -> Divergence:
+    difference = Difference("what a comparison takes", place.rstrip(", ") or "all", ["a training"], [text], math.inf, 0)
+    return Divergence((difference,), text)
+
+
 def _of_inputs(one: Training, two: Training, place: str) -> Divergence | None:
     for step, (wanted, found) in enumerate(zip(one.inputs, two.inputs, strict=True)):
-        parts = [name for name in wanted if wanted[name] != found.get(name)]
+        parts = [name for name in sorted({*wanted, *found}) if wanted.get(name) != found.get(name)]
         if parts:
             sampled = any("completion" in name for name in parts)
             same = not any(name.startswith("prompt") and "mask" not in name for name in parts)
-            known = [len(set(wanted[name]) & set(found.get(name, ()))) for name in parts]
-            rows = [len(wanted[name]) for name in parts]
+            known = [len(set(wanted.get(name, ())) & set(found.get(name, ()))) for name in parts]
+            rows = [len(wanted.get(name, ())) for name in parts]
             text = [f"{part}: {some} of {all_} rows" for part, some, all_ in zip(parts, known, rows, strict=True)]
             difference = Difference("rows trained on", f"{place}step {step}", rows, text, float("inf"), 0.0)
             return Divergence((difference,), _SAMPLED if sampled and same else _BATCHES)
@@ -98,6 +130,11 @@ def _of_numbers(
         return differing(expected, seen, list, tolerance=FLOOR if tolerance is None else tolerance)
     try:
         return differing(expected, seen, lambda: [_quantities(each, place) for each in near])
+    except NotFinite as error:
+        raise AssertionError(
+            f"nothing can be told of this training: with each weight changed by one unit in its last place {error}; "
+            "take a smaller learning rate, or give a tolerance"
+        ) from None
     except Unsteady as unsteady:
         raise AssertionError(
             f"nothing can be told of this training: {unsteady} by rounding alone; take a smaller learning rate"

@@ -10,13 +10,20 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
 
-__all__ = ["NothingTrained", "Training", "load", "record"]
+from pytest_trlcompat._due import Account
+
+__all__ = ["NothingTrained", "Training", "load", "place_of", "record"]
+
+
+_SIGNALS = ("labels", "advantages")
+"""Parts of batches that say why nothing moved."""
 
 
 class NothingTrained(RuntimeError):
@@ -32,15 +39,60 @@ class Training:
         logs: ``loss`` and ``grad_norm`` of each step, as they are logged.
         weights: at the end, by the plain model's names.
         dropout: whether the model draws random numbers when it is trained.
+        moved: names of trained weights that differ from what they were at the beginning.
+        rate: largest learning rate of a step.
+        labels: how many labels count over all ranks, which -100 does not; ``None`` where no batch had any.
+        advantage: largest absolute advantage over all ranks; ``None`` where no batch had any.
     """
 
     inputs: list[dict[str, list[str]]] = field(default_factory=list)
     logs: list[dict[str, float]] = field(default_factory=list)
     weights: dict[str, Any] = field(default_factory=dict)
     dropout: bool = False
+    moved: list[str] = field(default_factory=list)
+    rate: float = 0.0
+    labels: int | None = None
+    advantage: float | None = None
+
+    def shortfall(self) -> str:
+        """What keeps a comparison with this training from telling anything; empty where nothing does."""
+        if not self.inputs:
+            return "no step of the optimizer was made (look at max_steps, num_train_epochs and the number of rows)"
+        if not self.weights:
+            return "no parameter requires a gradient"
+        if len(self.logs) != len(self.inputs):
+            return f"of {len(self.inputs)} steps {len(self.logs)} logged a loss"
+        numbers = {
+            f"{name} (step {step})": math.isfinite(value)
+            for step, logged in enumerate(self.logs)
+            for name, value in logged.items()
+        }
+        numbers |= {f"weight {name}": bool(value.isfinite().all()) for name, value in self.weights.items()}
+        account = Account("numbers", numbers)
+        for name, is_finite in numbers.items():
+            if is_finite:
+                account.meet(name)
+            else:
+                account.refuse(name, "is not finite")
+        if not account.is_complete:
+            return account.shortfall() + ("; every label is masked (-100)" if self.labels == 0 else "")
+        return "" if self.moved else f"no trained weight changed: {self._why_still()}"
+
+    def _why_still(self) -> str:
+        """Of a training whose weights stayed; causes that were seen, the outermost first."""
+        if self.rate == 0:
+            return "the learning rate is 0 in every step"
+        if self.labels == 0:
+            return "every label is masked (-100)"
+        if self.advantage == 0:
+            return "every advantage is 0, as where all rewards of each group are equal"
+        norms = [logged["grad_norm"] for logged in self.logs if "grad_norm" in logged]
+        if norms and not any(norms):
+            return "every gradient is 0"
+        return "the reason cannot be told from learning rates, labels, advantages and gradient norms"
 
 
-def record(payload: bytes, path: str, accumulate: int = 1, seed: int | None = None) -> None:
+def record(payload: bytes, path: str, accumulate: int = 1, seed: int | None = None) -> list[str]:
     """Run a training function, and save what was seen.
 
     Args:
@@ -49,6 +101,9 @@ def record(payload: bytes, path: str, accumulate: int = 1, seed: int | None = No
         accumulate: by how much gradients are accumulated over more batches than the function says: one process then
             trains on what as many ranks train on.
         seed: changes each weight by -1, 0 or 1 unit in its last place when a training begins; ``None`` does not.
+
+    Returns:
+        On the first rank, for each training from which nothing can be told, the reason.
 
     Raises:
         NothingTrained: see there.
@@ -66,8 +121,17 @@ def record(payload: bytes, path: str, accumulate: int = 1, seed: int | None = No
         )
     for training in trainings:
         training.inputs = [_of_all_ranks(step) for step in training.inputs]
-    if _rank() == 0:
-        torch.save([vars(training) for training in trainings], path)
+        _combine(training)
+    if _rank() != 0:
+        return []
+    torch.save([vars(training) for training in trainings], path)
+    shortfalls = [training.shortfall() for training in trainings]
+    return [f"{place_of(number, len(trainings))}{text}" for number, text in enumerate(shortfalls) if text]
+
+
+def place_of(number: int, trainings: int) -> str:
+    """How texts begin that speak of one of several trainings; nothing where there is but one."""
+    return f"training {number}, " if trainings > 1 else ""
 
 
 def load(path: str) -> list[Training]:
@@ -93,6 +157,7 @@ def _watched(trainings: list[Training], accumulate: int, seed: int | None) -> It
         build(trainer, *args, **kwargs)
         settings = trainer.args
         settings.logging_strategy, settings.logging_steps = transformers.trainer_utils.IntervalStrategy.STEPS, 1
+        settings.logging_nan_inf_filter = False  # it logs another number where a loss is NaN
         trainer.add_callback(_callback(trainer, trainings, seed))
 
     transformers.Trainer.__init__ = init
@@ -104,6 +169,8 @@ def _watched(trainings: list[Training], accumulate: int, seed: int | None) -> It
 
 def _callback(trainer: Any, trainings: list[Training], seed: int | None) -> Any:
     from transformers import TrainerCallback
+
+    from pytest_trlcompat.checks.parameters import WeightsBefore
 
     class Watch(TrainerCallback):
         """Keeps a :class:`Training` for each call of ``train``."""
@@ -117,16 +184,22 @@ def _callback(trainer: Any, trainings: list[Training], seed: int | None) -> Any:
                 from pytest_trlcompat.conformance.comparison import change
 
                 change(trainer.model, seed)
+            self.before = WeightsBefore(trainer.model_wrapped)
             compute_loss = trainer.compute_loss
 
             @functools.wraps(compute_loss)
             def seen(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
                 if model.training:
+                    _note_signals(self.training, inputs)
                     for name, rows in _digests(inputs).items():
                         self.step.setdefault(name, []).extend(rows)
                 return compute_loss(model, inputs, *args, **kwargs)
 
             trainer.compute_loss = seen
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            rates = [float(group["lr"]) for group in trainer.optimizer.param_groups]
+            self.training.rate = max([self.training.rate, *rates])
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.training.inputs.append(self.step)
@@ -140,8 +213,27 @@ def _callback(trainer: Any, trainings: list[Training], seed: int | None) -> Any:
                 if "loss" in entry
             ]
             self.training.weights = _weights(trainer)
+            self.training.moved = sorted(self.before.moved(trainer.model_wrapped) & set(self.training.weights))
 
     return Watch()
+
+
+def _note_signals(training: Training, inputs: Any) -> None:
+    labels, advantages = (inputs.get(name) if isinstance(inputs, Mapping) else None for name in _SIGNALS)
+    if labels is not None and not labels.is_floating_point():
+        training.labels = (training.labels or 0) + int((labels != -100).sum())
+    if advantages is not None and advantages.numel():
+        training.advantage = max(training.advantage or 0.0, float(advantages.detach().abs().max()))
+
+
+def _combine(training: Training) -> None:
+    """Join what ranks saw of their shards and batches; collective where there are several."""
+    every = _of_ranks((training.moved, training.labels, training.advantage))
+    training.moved = sorted({name for moved, _, _ in every for name in moved})
+    labels = [number for _, number, _ in every if number is not None]
+    advantages = [largest for _, _, largest in every if largest is not None]
+    training.labels = sum(labels) if labels else None
+    training.advantage = max(advantages) if advantages else None
 
 
 def _weights(trainer: Any) -> dict[str, Any]:
@@ -170,13 +262,18 @@ def _has_dropout(model: Any) -> bool:
     return any(layers) or float(getattr(model.config, "attention_dropout", 0.0) or 0.0) > 0
 
 
-def _of_all_ranks(mine: dict[str, list[str]]) -> dict[str, list[str]]:
+def _of_ranks(mine: Any) -> list[Any]:
     import torch.distributed as dist
 
     every: list[Any] = [mine]
     if dist.is_available() and dist.is_initialized():
         every = [None] * dist.get_world_size()
         dist.all_gather_object(every, mine)
+    return every
+
+
+def _of_all_ranks(mine: dict[str, list[str]]) -> dict[str, list[str]]:
+    every = _of_ranks(mine)
     names = {name for step in every for name in step}
     return {name: sorted(row for step in every for row in step.get(name, ())) for name in sorted(names)}
 

@@ -101,14 +101,16 @@ def watch(trainer: Any, *, survive: bool = False, **settings: Any) -> dict[str, 
     found = {
         each.check: dict(vars(each.found)) if dataclasses.is_dataclass(each.found) else each.found
         for each in callback.outcomes
+        if each.unjudged is None
     }
     return {
-        "checked": [(each.check, each.step) for each in callback.outcomes],
+        "checked": [(each.check, each.step) for each in callback.outcomes if each.unjudged is None],
+        "unjudged": {each.check: each.unjudged for each in callback.outcomes if each.unjudged is not None},
         "errors": [each.error for each in callback.outcomes if each.error is not None],
         "said": [
             (each.check, each.step, "odd" if each.error is None else "error", each.error or each.odd)
             for each in callback.outcomes
-            if not each.fine
+            if not each.fine and each.unjudged is None
         ],
         "odd": [each.odd for each in callback.outcomes if each.odd is not None],
         "found": found,

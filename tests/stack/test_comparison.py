@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from pytest_trlcompat.conformance.comparison import Difference, Quantity, Unsteady, differing, neighbours
+from pytest_trlcompat.conformance.comparison import Difference, NotFinite, Quantity, Unsteady, differing, neighbours
 
 PLACE = ("values", "batch 0")
 NAN = math.nan
@@ -114,3 +114,17 @@ def test_neighbours_have_each_weight_at_most_one_unit_in_the_last_place_off() ->
     assert torch.equal(again.weight, changed.weight)
     ((rounded,), *_) = neighbours(torch.nn.Linear(50, 50).bfloat16())
     assert rounded.weight.dtype is torch.bfloat16
+
+
+def test_an_infinite_number_allows_nothing_to_the_others_and_agrees_with_itself_alone() -> None:
+    assert compare(quantity([math.inf, 1.0]), torch.tensor([math.inf, 1.0])) == []
+    (found,) = compare(quantity([math.inf, 1.0]), torch.tensor([math.inf, 2.0]))
+    assert (found.off, found.allowed) == (1.0, 2e-5)
+    (found,) = compare(quantity([math.inf]), torch.tensor([-math.inf]))
+    assert found.off == math.inf
+
+
+@pytest.mark.parametrize("neighbour", [NAN, math.inf])
+def test_a_neighbour_that_is_not_finite_allows_nothing(neighbour: float) -> None:
+    with pytest.raises(NotFinite, match=r"values \(batch 0\) is not finite"):
+        compare(quantity([1.0]), torch.tensor([2.0]), quantity([1.0]), quantity([neighbour]))

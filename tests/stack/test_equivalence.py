@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat import stack, tiny
-from pytest_trlcompat.equivalence import NotEquivalent
+from pytest_trlcompat.equivalence import NotEquivalent, NothingCompared
+from pytest_trlcompat.equivalence.comparing import compare
+from pytest_trlcompat.equivalence.recording import Training
 from pytest_trlcompat.launch import Launcher, LaunchError
 
 pytestmark = pytest.mark.skipif(
@@ -49,6 +51,8 @@ def train(model: tiny.TinyModel, folder: str, change: str = "", **settings: Any)
             if change == "weights" and ranks > 1 and state.global_step == state.max_steps:
                 dict(model.named_parameters())["model.norm.weight"].data.add_(0.01)
 
+    if change == "crash" and ranks > 1 and os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
+        raise ValueError("not without DeepSpeed")
     shift = 7 * rank if change == "rows" else 0
     rows = [[(row * 7 + column * (1 + row % 5) + shift) % 50 + 3 for column in range(8)] for row in range(32)]
     values = {
@@ -70,7 +74,10 @@ def train(model: tiny.TinyModel, folder: str, change: str = "", **settings: Any)
     trainer = Changed(
         model=policy,
         args=transformers.TrainingArguments(**{**values, **settings}),
-        train_dataset=[{"input_ids": each, "labels": each, "attention_mask": [1] * 8} for each in rows],
+        train_dataset=[
+            {"input_ids": each, "labels": [-100] * 8 if change == "masked" else each, "attention_mask": [1] * 8}
+            for each in rows
+        ],
     )
     trainer.add_callback(ChangeWeights())
     trainer.train()
@@ -156,7 +163,7 @@ def test_dropout_is_explained(assert_equivalent: Assert, model: tiny.TinyModel, 
     )
 
 
-def sample(model: tiny.TinyModel, folder: str) -> None:
+def sample(model: tiny.TinyModel, folder: str, constant: bool = False) -> None:
     import trl
 
     args = trl.GRPOConfig(
@@ -172,7 +179,7 @@ def sample(model: tiny.TinyModel, folder: str) -> None:
     )
     trainer = trl.GRPOTrainer(
         model=model.new_model(),
-        reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
+        reward_funcs=lambda completions, **_: [0.0 if constant else float(len(text)) for text in completions],
         args=args,
         train_dataset=tiny.prompts(),
         processing_class=model.tokenizer,
@@ -193,3 +200,99 @@ def test_sampling_that_differs_by_rank_is_explained(
 def test_a_function_that_trains_nothing_is_refused(assert_equivalent: Assert) -> None:
     with pytest.raises(LaunchError, match="the function trained no transformers.Trainer: nothing can be compared"):
         assert_equivalent(len, (), strategies=["ddp"])
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "reason"),
+    [
+        ("", {"num_train_epochs": 0, "max_steps": -1}, "no step of the optimizer was made"),
+        ("", {"learning_rate": 0.0}, "no trained weight changed: the learning rate is 0 in every step"),
+        ("", {"learning_rate": 1e30}, "is not finite"),
+        ("masked", {}, "every label is masked (-100)"),
+    ],
+    ids=["no step", "no rate", "not finite", "masked"],
+)
+def test_a_training_from_which_nothing_can_be_told_is_refused_with_the_reason(
+    assert_equivalent: Assert, model: tiny.TinyModel, tmp_path: Any, change: str, settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(NothingCompared) as caught:
+        assert_equivalent(train, model, str(tmp_path), change, strategies=["ddp"], kwargs=settings)
+    assert str(caught.value).startswith("nothing can be told of train: in one process ")
+    assert reason in str(caught.value)
+
+
+@pytest.mark.versions(trl=">=1.0", reason="a release whose GRPO trains as it is")
+def test_rewards_that_are_all_equal_are_refused(
+    assert_equivalent: Assert, model: tiny.TinyModel, tmp_path: Any
+) -> None:
+    with pytest.raises(NothingCompared, match="no trained weight changed: every advantage is 0"):
+        assert_equivalent(sample, model, str(tmp_path), True, strategies=["ddp"], world_size=1)
+
+
+def test_a_crash_under_one_strategy_hides_no_result_of_the_others(
+    assert_equivalent: Assert, model: tiny.TinyModel, tmp_path: Any
+) -> None:
+    with pytest.raises(LaunchError) as caught:
+        assert_equivalent(train, model, str(tmp_path), "crash", strategies=["ddp", "zero2"])
+    assert "train under ddp failed: " in str(caught.value)
+    assert "not without DeepSpeed" in str(caught.value)
+    assert "train under zero2 is the training that it is in one process" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({}, r"strategies=\(\): name at least one"),
+        ({"strategies": []}, r"strategies=\[\]: name at least one"),
+        ({"strategies": "ddp"}, "strategies='ddp': name at least one"),
+        ({"strategies": ["ddp"], "options": {"zero3": {}}}, "options name zero3, and strategies are ddp"),
+        ({"strategies": ["ddp"], "tolerance": float("inf")}, "tolerance=inf tells nothing apart"),
+    ],
+)
+def test_a_comparison_with_nothing_is_refused(assert_equivalent: Assert, asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        assert_equivalent(train, **asked)
+
+
+def saved(folder: Any, name: str, **fields: Any) -> str:
+    """One training of one step, as it is saved; returns its file."""
+    import torch
+
+    values: dict[str, Any] = {
+        "inputs": [{"input_ids": ["a"]}],
+        "logs": [{"loss": 1.0, "grad_norm": 2.0}],
+        "weights": {"one": torch.ones(2), "two": torch.ones(2)},
+        "moved": ["one"],
+        "rate": 0.1,
+    }
+    torch.save([vars(Training(**{**values, **fields}))], folder / name)
+    return str(folder / name)
+
+
+def test_both_sides_must_have_the_same_names(tmp_path: Any) -> None:
+    import torch
+
+    ones = torch.ones(2)
+    alone = saved(tmp_path, "alone")
+    assert compare(alone, saved(tmp_path, "same"), [], None).differences == ()
+    for fields, reason in (
+        ({"weights": {"one": ones, "other": ones}}, "of 2 trained weights 1 is missing: two; other was not due"),
+        ({"logs": [{"loss": 1.0}]}, "of 2 numbers logged in step 0 1 is missing: grad_norm"),
+        ({"moved": []}, "under the strategy no trained weight changed: the reason cannot be told"),
+    ):
+        divergence = compare(alone, saved(tmp_path, "other", **fields), [], None)
+        assert len(divergence.differences) == 1
+        assert divergence.reason.startswith(reason)
+    (difference,) = compare(
+        alone, saved(tmp_path, "more", inputs=[{"input_ids": ["a"], "labels": ["b"]}]), [], None
+    ).differences
+    assert (difference.stage, difference.found) == ("rows trained on", ["labels: 0 of 0 rows"])
+
+
+def test_what_is_not_finite_agrees_with_nothing_and_allows_nothing(tmp_path: Any) -> None:
+    alone = saved(tmp_path, "alone")
+    broken = saved(tmp_path, "broken", logs=[{"loss": float("nan"), "grad_norm": 2.0}])
+    assert compare(broken, broken, [], None).reason == "in one process loss (step 0) is not finite"
+    other = saved(tmp_path, "other", logs=[{"loss": 3.0, "grad_norm": 2.0}])
+    with pytest.raises(AssertionError, match=r"with each weight changed .* loss \(step 0\) is not finite"):
+        compare(alone, other, [alone, broken, alone], None)
