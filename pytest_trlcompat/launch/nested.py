@@ -117,6 +117,11 @@ def replaced(starts: Starts) -> Iterator[None]:
         yield
 
 
+def _stub(args: Any) -> None:
+    """The code of a launcher's function, which finds the name in that function's module."""
+    _trlcompat_started(args)  # type: ignore[name-defined]  # noqa: F821
+
+
 def _replace_function(starts: Starts, owner: Any, name: str, launcher: str, exits: contextlib.ExitStack) -> None:
     function = getattr(owner, name, None)
     if not isinstance(function, types.FunctionType):
@@ -129,12 +134,10 @@ def _replace_function(starts: Starts, owner: Any, name: str, launcher: str, exit
             raise subprocess.CalledProcessError(status, title)
 
     # Its code, since another module may have imported the function by its name.
-    stub: dict[str, Any] = {}
-    exec(f"def stub(args):\n    return {_HOOK}(args)\n", stub)
     exits.callback(setattr, function, "__code__", function.__code__)
     exits.callback(owner.__dict__.pop, _HOOK, None)
     setattr(owner, _HOOK, called)
-    function.__code__ = stub["stub"].__code__
+    function.__code__ = _stub.__code__
 
 
 def _substitutes(starts: Starts) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:

@@ -70,7 +70,7 @@ class Run:
         failed: list[Exception] = []
         starts = nested.Starts(self.program, lambda inner: _run_inner(starts, inner, failed))
         try:
-            with nested.replaced(starts), _exit_handlers():
+            with _fresh_path(self.program), nested.replaced(starts), _exit_handlers():
                 status = _execute(self.program, starts)
         except subprocess.CalledProcessError as error:
             _raise_refused(starts)
@@ -83,6 +83,30 @@ class Run:
         if status:
             raise ExitStatusError(f"{self!r} ended with exit status {status}", status)
         return status
+
+
+@contextlib.contextmanager
+def _fresh_path(program: Program) -> Iterator[None]:
+    """Within the block, ``sys.path`` as a new interpreter has it, which the test process may have added to.
+
+    Modules that the server has imported from what was added are forgotten.
+    """
+    before = list(sys.path)
+    added = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    ours = [entry for entry in before if entry not in program.test_path]  # of the software accelerator
+    fresh = [*ours, *(os.path.abspath(entry) for entry in added), *program.interpreter_path]
+    beneath = tuple(os.path.join(entry, "") for entry in before if entry and entry not in fresh)
+    reachable = tuple(os.path.join(entry, "") for entry in fresh)
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        is_ours = name == "__main__" or name.partition(".")[0] == __name__.partition(".")[0]
+        if not is_ours and isinstance(file, str) and file.startswith(beneath) and not file.startswith(reachable):
+            del sys.modules[name]
+    sys.path[:] = fresh
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def _raise_refused(starts: nested.Starts) -> None:

@@ -408,3 +408,27 @@ def test_plain_words_for_a_shell_are_run(launcher: Launcher, tmp_path: Path) -> 
     )
     outer, inner = run(launcher, ["python", "outer.py"], cwd=tmp_path, follow=True).splitlines()
     assert outer == inner
+
+
+def test_a_command_does_not_see_what_the_test_process_added_to_its_path(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "added/of_the_tests.py", "")
+    write(tmp_path, "given/of_the_user.py", "")
+    write(tmp_path, "work/path.py", "import json, sys\nprint(json.dumps(sys.path))\n")
+    write(tmp_path, "work/imports.py", "import of_the_user\nprint('here')\nimport of_the_tests\n")
+    monkeypatch.syspath_prepend(tmp_path / "added")
+    work, variables = tmp_path / "work", {"PYTHONPATH": str(tmp_path / "given")}
+    real = subprocess.run(
+        [sys.executable, "path.py"],
+        cwd=work,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run(launcher, ["python", "path.py"], cwd=work, env=variables) == real.stdout
+    result = launcher.command(["python", "imports.py"], strategy="single", cwd=work, env=variables, check=False)
+    assert result.ranks[0].stdout == "here\n"
+    assert result.ranks[0].failure is not None
+    assert result.ranks[0].failure.message == "No module named 'of_the_tests'"
