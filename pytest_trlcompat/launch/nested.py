@@ -85,12 +85,14 @@ class Starts:
         run: runs another one to its end within the call, and returns its exit status.
         refused: the first start that was refused, which fails the launch also where the program handles the error.
         replaced: whether a program has replaced itself, and must have ended with that.
+        path: ``sys.path`` before the first program's folder was put there.
     """
 
     running: Program
     run: Callable[[Program], int]
     refused: NestedLauncherError | None = field(default=None)
     replaced: Replaced | None = field(default=None)
+    path: tuple[str, ...] = ()
 
     def refuse(self, text: str) -> NoReturn:
         """Raises: NestedLauncherError, and keeps the first."""

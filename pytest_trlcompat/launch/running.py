@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -71,6 +71,7 @@ class Run:
         starts = nested.Starts(self.program, lambda inner: _run_inner(starts, inner, failed))
         try:
             with _fresh_path(self.program), nested.replaced(starts), _exit_handlers():
+                starts.path = tuple(sys.path)
                 status = _execute(self.program, starts)
         except subprocess.CalledProcessError as error:
             _raise_refused(starts)
@@ -127,12 +128,13 @@ def _run_inner(starts: nested.Starts, inner: Program, failed: list[Exception]) -
     """
     outer = starts.running
     before = os.getcwd(), sys.argv, list(sys.path), sys.modules["__main__"]
-    aside = _users_modules()
+    aside = _users_modules(starts.path)
     for name in aside:
         del sys.modules[name]
     starts.running = replace(inner, words=outer.words, strategy=outer.strategy, follow=outer.follow)
     try:
-        del sys.path[0]  # the other's folder, or what it has put before that
+        added = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        sys.path[:] = [*(entry for entry in added if entry not in starts.path), *starts.path]
         with _exit_handlers(nested=True):
             return _execute(starts.running, starts)
     except Exception as error:  # an interpreter shows it, and ends with 1
@@ -141,22 +143,31 @@ def _run_inner(starts: nested.Starts, inner: Program, failed: list[Exception]) -
         return 1
     finally:
         starts.running = outer
-        for name in _users_modules():
+        for name in _users_modules(starts.path):
             del sys.modules[name]
         sys.modules.update(aside)
         folder, sys.argv, sys.path[:], sys.modules["__main__"] = before
         os.chdir(folder)
 
 
-def _users_modules() -> dict[str, ModuleType]:
-    """Modules whose files lie in no folder of this interpreter's, without ours."""
+def _is_beneath(file: str, folders: tuple[str, ...], installed: tuple[str, ...]) -> bool:
+    return file.endswith(".py") and file.startswith(folders) and not file.startswith(installed)
+
+
+def _users_modules(path: Sequence[str]) -> dict[str, ModuleType]:
+    """Modules from folders that a program has on its path beside those of the launch, ``path``.
+
+    Not compiled ones, which no process can import twice, and not what the server had imported before.
+    """
     installed = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+    folders = tuple(os.path.join(os.path.abspath(entry), "") for entry in sys.path if entry not in path)
     modules = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        ours = name == "__main__" or name.partition(".")[0] == "pytest_trlcompat"
-        if isinstance(file, str) and not ours and not file.startswith(installed) and name not in _INHERITED:
+        is_ours = name in _INHERITED or name.partition(".")[0] == __name__.partition(".")[0]
+        if not is_ours and isinstance(file, str) and _is_beneath(file, folders, installed):
             modules[name] = module
+    modules.pop("__main__", None)
     return modules
 
 
