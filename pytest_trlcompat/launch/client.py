@@ -32,7 +32,7 @@ from pytest_trlcompat.launch.live import followed
 from pytest_trlcompat.launch.measuring import is_measured, measurement, merge
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec
 from pytest_trlcompat.launch.payload import arguments, dump
-from pytest_trlcompat.launch.program import LauncherWords
+from pytest_trlcompat.launch.program import LauncherWords, interpreter_path
 from pytest_trlcompat.launch.proof import expectation
 from pytest_trlcompat.launch.raising import RAISES, error_of
 from pytest_trlcompat.launch.relay import settings_of_this_process
@@ -280,7 +280,9 @@ class Launcher:
         planned = commands.plan(words, folder, requested, world_size, _choose("ddp", None), read)
         cold_by = planned.launcher if mode == "cold" else None
         return self(
-            Run(replace(planned.program, follow=follow)),
+            Run(
+                replace(planned.program, follow=follow, interpreter_path=interpreter_path(), test_path=tuple(sys.path))
+            ),
             strategy=planned.strategy,
             world_size=planned.world_size,
             check=check,

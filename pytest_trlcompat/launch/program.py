@@ -5,10 +5,13 @@ Runs in the test process, and in ranks for what a command starts itself. Must no
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -19,7 +22,15 @@ from pathlib import Path
 
 from pytest_trlcompat.launch.strategy import Strategy
 
-__all__ = ["CommandError", "LauncherWords", "Program", "launcher_words", "program", "started_program"]
+__all__ = [
+    "CommandError",
+    "LauncherWords",
+    "Program",
+    "interpreter_path",
+    "launcher_words",
+    "program",
+    "started_program",
+]
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 _WITHOUT_EFFECT = ("-u", "-B", "-q", "-s")
@@ -56,6 +67,8 @@ class Program:
         follow: what to do where the program starts another of Python's in a process of its own: ``True``: the rank runs
             that in its place; ``False``: nothing; ``None``: refuse.
         gets_local_rank: whether ``--local_rank=N`` stands before the arguments, as DeepSpeed's launcher passes it.
+        interpreter_path: ``sys.path`` of a new interpreter, without ``PYTHONPATH`` and the program's folder.
+        test_path: that of the test process, of which only ``interpreter_path`` is for the program.
     """
 
     words: tuple[str, ...]
@@ -66,6 +79,8 @@ class Program:
     strategy: Strategy | None = None
     follow: bool | None = None
     gets_local_rank: bool = False
+    interpreter_path: tuple[str, ...] = ()
+    test_path: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return shlex.join(self.words)
@@ -82,6 +97,15 @@ class LauncherWords:
 
     launcher: str
     words: tuple[str, ...]
+
+
+@functools.cache
+def interpreter_path() -> tuple[str, ...]:
+    """``sys.path`` of a new interpreter: the standard library, and what is installed. Starts one, once."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    code = "import json, sys; print(json.dumps(sys.path))"
+    printed = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, check=True).stdout
+    return tuple(entry for entry in json.loads(printed.splitlines()[-1]) if entry)
 
 
 def launcher_words(words: Sequence[str]) -> LauncherWords | None:

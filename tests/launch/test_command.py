@@ -241,7 +241,8 @@ def test_a_program_that_starts_another_of_pythons(
         run(launcher, command, **more)
     assert caught.value.failure is not None
     assert caught.value.failure.type_name == "NestedLauncherError"
-    outer, inner = run(launcher, command, follow=True, **more).splitlines()
+    outer, inner, *after = run(launcher, command, follow=True, **more).splitlines()
+    assert after == (["after 0"] if how == "run" else [])
     assert outer.split()[1] == inner.split()[1]  # the same process
     assert inner.split()[2:] == ["['a']", "1" if how == "run" else "None", "__main__"]
     if how == "run":  # a rank that becomes another program is lost
@@ -303,3 +304,131 @@ def test_a_shell_script_is_refused_and_a_long_python_path_is_not(launcher: Launc
         run(launcher, [str(shell)])
     long = write(tmp_path, "long", f"#!/bin/sh\n'''exec' {sys.executable} \"$0\" \"$@\"\n' '''\nprint('python')\n")
     assert run(launcher, [str(long)]) == "python\n"
+
+
+TWO_STEPS = """
+    import json, os, subprocess, sys
+    import helper
+    helper.name = "outer"
+    os.environ["AROUND"] = "1"
+    first = subprocess.run([sys.executable, "sft.py", "a"], env={**os.environ, "GIVEN": "2"}, cwd="sub")
+    del os.environ["AROUND"]
+    print("then", first.returncode, "GIVEN" in os.environ, os.path.basename(os.getcwd()), helper.name, sys.argv[1:])
+    second = subprocess.Popen([sys.executable, "dpo.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    print(second.communicate(), second.poll(), second.wait(), second.returncode)
+    print(subprocess.check_output([sys.executable, "sft.py"], cwd="sub"))
+    try:
+        subprocess.run([sys.executable, "dpo.py"], check=True)
+    except subprocess.CalledProcessError as error:
+        print("status", error.returncode)
+    print(os.spawnl(os.P_WAIT, sys.executable, "python", "dpo.py"), os.system("python dpo.py"))
+    assert False, "the last line"
+"""
+
+
+def test_what_follows_a_started_program_is_run(launcher: Launcher, tmp_path: Path) -> None:
+    write(tmp_path, "outer.py", TWO_STEPS)
+    write(tmp_path, "helper.py", "name = 'fresh'\n")
+    write(tmp_path, "sub/helper.py", "name = 'sub'\n")
+    write(
+        tmp_path,
+        "sub/sft.py",
+        """
+        import atexit, os, sys, helper
+        atexit.register(print, "handler")
+        print("sft", os.environ.get("AROUND"), os.environ.get("GIVEN"), os.path.basename(os.getcwd()), helper.name)
+        """,
+    )
+    write(tmp_path, "dpo.py", "import sys\nprint('dpo', sys.argv[1:])\nprint('late', file=sys.stderr)\nsys.exit(3)\n")
+    more: dict[str, Any] = {"cwd": tmp_path, "follow": True, "check": False}
+    result = launcher.command(["python", "outer.py", "x"], strategy="single", **more)
+    assert result.ranks[0].stdout.splitlines() == [
+        "sft 1 2 sub sub",
+        "handler",
+        f"then 0 False {tmp_path.name} outer ['x']",
+        r"('dpo []\n', 'late\n') 3 3 3",
+        r"b'sft None None sub sub\nhandler\n'",
+        "dpo []",
+        "status 3",
+        "dpo []",
+        "dpo []",
+        "3 768",
+    ]
+    assert result.ranks[0].failure is not None
+    assert result.ranks[0].failure.message == "the last line"
+
+
+@pytest.mark.parametrize(
+    "start", ["subprocess.run([sys.executable, 'inner.py'])", "os.system('python inner.py > log')"]
+)
+def test_a_refused_start_that_the_program_handles_fails(launcher: Launcher, tmp_path: Path, start: str) -> None:
+    write(tmp_path, "inner.py", "print('inner')\n")
+    write(tmp_path, "outer.py", f"import os, subprocess, sys\ntry:\n    {start}\nexcept:\n    pass\nprint('end')\n")
+    with pytest.raises(LaunchError, match=r"NestedLauncherError") as caught:
+        run(launcher, ["python", "outer.py"], cwd=tmp_path)
+    assert caught.value.failure is not None
+
+
+def test_a_replacement_that_the_program_handles_fails(launcher: Launcher, tmp_path: Path) -> None:
+    write(tmp_path, "inner.py", "print('inner')\n")
+    text = (
+        "import os, sys\ntry:\n    os.execv(sys.executable, ['python', 'inner.py'])\nexcept:\n    pass\nprint('end')\n"
+    )
+    write(tmp_path, "outer.py", text)
+    with pytest.raises(LaunchError, match=r"went on after os.exec\*, which never returns"):
+        run(launcher, ["python", "outer.py"], cwd=tmp_path, follow=True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "X=1 python inner.py",
+        "python inner.py > log",
+        "cd . && python inner.py",
+        "python inner.py $A",
+        "env A=1 python inner.py",
+    ],
+)
+@pytest.mark.parametrize(
+    "start", ["os.system({!r})", "subprocess.run({!r}, shell=True)", "subprocess.run(['bash', '-c', {!r}])"]
+)
+def test_a_line_for_a_shell_is_refused(launcher: Launcher, tmp_path: Path, line: str, start: str) -> None:
+    write(tmp_path, "inner.py", "print('inner')\n")
+    write(tmp_path, "outer.py", f"import os, subprocess\n{start.format(line)}\n")
+    with pytest.raises(LaunchError, match=r"has a shell run .* which ranks cannot: they read plain words"):
+        run(launcher, ["python", "outer.py"], cwd=tmp_path, follow=True)
+
+
+def test_plain_words_for_a_shell_are_run(launcher: Launcher, tmp_path: Path) -> None:
+    write(tmp_path, "inner.py", "import os\nprint(os.getpid())\n")
+    write(
+        tmp_path,
+        "outer.py",
+        "import os, subprocess\nprint(os.getpid())\nsubprocess.run(['bash', '-c', 'python inner.py'])\n",
+    )
+    outer, inner = run(launcher, ["python", "outer.py"], cwd=tmp_path, follow=True).splitlines()
+    assert outer == inner
+
+
+def test_a_command_does_not_see_what_the_test_process_added_to_its_path(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "added/of_the_tests.py", "")
+    write(tmp_path, "given/of_the_user.py", "")
+    write(tmp_path, "work/path.py", "import json, sys\nprint(json.dumps(sys.path))\n")
+    write(tmp_path, "work/imports.py", "import of_the_user\nprint('here')\nimport of_the_tests\n")
+    monkeypatch.syspath_prepend(tmp_path / "added")
+    work, variables = tmp_path / "work", {"PYTHONPATH": str(tmp_path / "given")}
+    real = subprocess.run(
+        [sys.executable, "path.py"],
+        cwd=work,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run(launcher, ["python", "path.py"], cwd=work, env=variables) == real.stdout
+    result = launcher.command(["python", "imports.py"], strategy="single", cwd=work, env=variables, check=False)
+    assert result.ranks[0].stdout == "here\n"
+    assert result.ranks[0].failure is not None
+    assert result.ranks[0].failure.message == "No module named 'of_the_tests'"

@@ -297,3 +297,20 @@ def test_cold_ranks_are_started_by_the_real_launcher(
     assert engine(result) == ("deepspeed", 3)
     for each in found(result):
         assert each["losses"] == pytest.approx(losses, rel=1e-4)
+
+
+def test_two_trainings_that_a_command_starts_are_both_proved(
+    launch: Launcher, folder: Path, options: dict[str, Any], model: str, losses: list[float]
+) -> None:
+    (folder / "two.py").write_text(
+        "import subprocess, sys\nwords = ['accelerate', 'launch', '--num_processes', '2', *sys.argv[1:]]\n"
+        "for step in range(2):\n    print('STATUS', subprocess.run(words, check=True).returncode)\n"
+    )
+    result = launch.command(["python", "two.py", "train.py", model], strategy="ddp", **options)
+    for rank in result.ranks:
+        lines = [line for line in rank.stdout.splitlines() if line.startswith(("RESULT", "STATUS"))]
+        assert [line.split()[0] for line in lines] == ["RESULT", "STATUS"] * 2
+        assert lines[1] == "STATUS 0"
+        for line in (lines[0], lines[2]):
+            assert json.loads(line.removeprefix("RESULT "))["losses"] == pytest.approx(losses, rel=1e-4)
+        assert rank.proof["engines"]["ddp"]["count"] == 2
