@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
             print(text, end="")
             return 0
         path = _path(parsed.kind, root)
-        _write(root / path, text, force=parsed.force)
+        _write(root, path, text, force=parsed.force)
     except CiError as error:
         print(encodable(visible(f"trlcompat init-ci: {error}"), sys.stderr.encoding), file=sys.stderr)
         return 2
@@ -64,16 +66,38 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-def _write(path: Path, text: str, *, force: bool) -> None:
+def _write(root: Path, path: Path, text: str, *, force: bool) -> None:
+    """Write a file of the project; no link below the project's folder is followed, whose target is another's."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_TRUNC if force else os.O_EXCL)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_TRUNC if force else os.O_EXCL)
-        with open(os.open(path, flags, 0o666), "w", encoding="utf-8") as file:
-            file.write(text)
+        root.mkdir(parents=True, exist_ok=True)
+        folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for depth, name in enumerate(path.parts[:-1], start=1):
+                folder = _enter(folder, name, root.joinpath(*path.parts[:depth]))
+            with open(os.open(path.name, flags, 0o666, dir_fd=folder), "w", encoding="utf-8") as file:
+                file.write(text)
+        finally:
+            os.close(folder)
     except FileExistsError as error:
-        raise CiError(f"{path} exists: --force writes it anew, --print shows what would be written") from error
+        raise CiError(f"{root / path} exists: --force writes it anew, --print shows what would be written") from error
     except OSError as error:
-        raise CiError(f"{path} cannot be written: {error.strerror}") from error
+        raise CiError(f"{root / path} cannot be written: {error.strerror}") from error
+
+
+def _enter(parent: int, name: str, shown: Path) -> int:
+    """Open a folder below another, made where there is none, and close the other.
+
+    Raises:
+        CiError: it is a link; ``parent`` stays open then, as with any other error.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, dir_fd=parent)
+    if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+        raise CiError(f"{shown} is a link, and may lead out of the project: make it a folder, or use --print")
+    folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    os.close(parent)
+    return folder
 
 
 def _next(path: Path) -> list[str]:

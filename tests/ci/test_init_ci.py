@@ -323,6 +323,18 @@ def test_a_link_is_not_followed(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "cannot be written: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("linked", [".github", ".github/workflows"])
+def test_a_linked_folder_is_not_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str], linked: str) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    files(project, requirements__txt="trl==1.0.0")
+    (project / linked).parent.mkdir(parents=True, exist_ok=True)
+    (project / linked).symlink_to(elsewhere)
+    assert main(["github", "--from", ORIGIN, "--project", str(project)]) == 2
+    assert list(elsewhere.iterdir()) == []
+    assert f"{project / linked} is a link, and may lead out of the project" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_file_is_yaml_with_a_job_for_each_stack_and_python(tmp_path: Path, kind: str) -> None:
     files(

@@ -26,12 +26,16 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if name != "torch" or os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        # Whoever only looks whether torch is there, by find_spec, loads nothing: this stays until torch is loaded.
+        finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        specs = (finder.find_spec(name, path, target) for finder in finders)
+        spec = next((candidate for candidate in specs if candidate is not None), None)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
                 load(module)
                 importlib.import_module("torch_npu")
 
