@@ -25,7 +25,7 @@ def test_a_fault_can_be_planted(absence: Absence) -> None:
     for test in absence.tests:
         path, _, name = test.partition("::")
         function = name.rpartition("::")[2].partition("[")[0]
-        assert f"def {function}(" in (ROOT / path).read_text(), test
+        assert f"def {function}(" in (ROOT / path).read_text() or not name, test
 
 
 def test_there_are_as_many_as_were_asked_for() -> None:

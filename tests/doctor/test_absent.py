@@ -18,7 +18,7 @@ from .made_up import ask, cell, issue, predict
 
 def published(*pins: str, strategies: tuple[str, ...] = (), trainer: str = "") -> Diagnosis:
     """The answer about a stack by the catalogue and the evidence of this project."""
-    spec = read_stack_spec(list(pins), [], lambda: "")
+    spec = read_stack_spec(list(pins), [], lambda _: b"")
     return diagnose(spec, known_issues.load(), evidence.published(), strategies, trainer)
 
 

@@ -57,7 +57,7 @@ def test_a_learning_rate_of_0_is_said_when_the_training_ends(launcher: Launcher,
 
 
 def test_labels_that_are_all_masked_are_said(launcher: Launcher, tmp_path: Path) -> None:
-    settings = {"optim": "sgd", "max_grad_norm": 0.0, "save_strategy": "no"}
+    settings: dict[str, Any] = {"optim": "sgd", "max_grad_norm": 0.0, "save_strategy": "no"}
     (rank,) = launcher(train_masked, str(tmp_path), 0, factor=0.0, strategy="single", **settings).values
     assert [text for _, _, _, text in rank["said"]] == [
         f"{NOTHING}every label was masked (-100) in all batches that were looked at"
