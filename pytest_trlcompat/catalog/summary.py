@@ -99,12 +99,17 @@ def conclusion(cells: Sequence[CellSummary], width: int = 80) -> list[Line]:
 
 def _head(cells: Sequence[CellSummary]) -> Iterator[Line]:
     verdicts, wrong = sum(len(cell.records) for cell in cells), sum(len(cell.wrong) for cell in cells)
+    untested = sum(record.untested for cell in cells for record in cell.records)
     unfinished = sum(bool(cell.unfinished) for cell in cells)
     parts = [Part(f"{_many(len(cells), 'cell')}, {_many(verdicts, 'verdict')}: ", HEADING)]
     if wrong:
         parts.append(Part(f"{wrong} not as predicted", ALARM))
+    elif verdicts and untested == verdicts:
+        parts.append(Part("none could be measured", ALARM))
     elif verdicts or not unfinished:
         parts.append(Part("all as predicted", GOOD))
+    if untested:
+        parts.append(Part(f", {untested} untestable", STYLES[Verdict.UNTESTABLE]))
     if unfinished:
         comma = ", " if len(parts) > 1 else ""
         parts.append(Part(f"{comma}{_many(unfinished, 'cell')} not finished", ALARM))

@@ -17,12 +17,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from pytest_trlcompat import stack
 from pytest_trlcompat._cleaner import OwnFolder
 from pytest_trlcompat._devices import visible_gpus
-from pytest_trlcompat.launch import cold, commands, launchers
+from pytest_trlcompat.launch import cold, commands, import_variables, launchers
 from pytest_trlcompat.launch.cluster import Cluster, ClusterError
 from pytest_trlcompat.launch.debugging import PATIENCE, Debug
 from pytest_trlcompat.launch.environment import base_environment, rank_environment
@@ -55,9 +55,15 @@ DEFAULT_TIMEOUT = 120.0
 """Seconds that a launch may take, from the fork on."""
 MAX_WORLD_SIZE = 8
 """The most ranks on one machine."""
+MAX_OTHER_SERVERS = 2
+"""The most warm servers beside a device's own, of launches whose variables the imports of that one did not have."""
 DEVICES = ("software", "cuda", "cpu")
 MODES = ("warm", "cold")
 _COVERAGE = "coverage"
+
+
+ServerKey: TypeAlias = "tuple[str, frozenset[tuple[str, str]]]"
+"""A device, and the variables that a server's imports had otherwise than the device's own server."""
 
 
 class Relay(Protocol):
@@ -114,7 +120,7 @@ class Launcher:
         self.debug = debug
         self.preload = tuple(preload)
         self.preloaded: dict[str, float] = {}
-        self._servers: dict[str, Server] = {}
+        self._servers: dict[ServerKey, Server] = {}
         self._accelerate_variables: dict[tuple[Any, ...], dict[str, str]] = {}
         self._folder: OwnFolder | None = None
         self._mark = uuid.uuid4().hex
@@ -385,18 +391,26 @@ class Launcher:
                 if spec.mode == "cold":
                     return self._launch_cold(spec, chosen, command, {**environment, **env}, folder)
                 settings = chosen.environment(folder)
-                return self._launch_warm(replace(spec, environment={**environment, **settings, **env}))
+                spec = replace(spec, environment={**environment, **settings, **env})
+                # What a strategy sets is for its ranks; the server's imports have never had it.
+                return self._launch_warm(spec, {**environment, **env})
         except OSError as error:
             raise LaunchError(f"the launch could not begin: {explain(error)}") from error
 
-    def _launch_warm(self, spec: LaunchSpec) -> LaunchReport:
+    def _launch_warm(self, spec: LaunchSpec, given: Mapping[str, str]) -> LaunchReport:
+        key = self._key(spec.device, given)
         try:
-            return self._server(spec.device).launch(spec)
+            return self._server(key, given).launch(spec)
         except Refused:
             raise
         except BaseException:  # also on Ctrl-C: the next launch would otherwise receive the report of this one
-            self._forget(spec.device)
+            self._forget(key)
             raise
+
+    def _key(self, device: str, given: Mapping[str, str]) -> ServerKey:
+        """The server for a launch: the device's own, or one whose imports have read other variables than its."""
+        first = self._server((device, frozenset()), self._environment(device))
+        return device, import_variables.differing(first.read, first.environment, given)
 
     def _rank_environment(self, chosen: Strategy, size: int) -> tuple[dict[str, str], ...]:
         local = 1 if chosen.name == "single" else self.cluster.local_world_size(size)
@@ -416,23 +430,33 @@ class Launcher:
             raise ValueError(f"strategy 'single' has one rank, but world_size={size} was requested")
         return size
 
-    def _server(self, device: str) -> Server:
-        known = self._servers.get(device)
+    def _server(self, key: ServerKey, given: Mapping[str, str]) -> Server:
+        device, others = key
+        known = self._servers.get(key)
         if known is not None and known.death is not None:
             warnings.warn(
                 f"the launch server {known.death} since the last launch; a new one is started", LaunchWarning, 4
             )
-            self._forget(device)
-        if device not in self._servers:
+            self._forget(key)
+        if key not in self._servers:
             _build_accelerator(device)
+            if others:
+                self._make_room()
             # Lines that an import runs would not count as covered where it runs before ranks are measured.
             own = ("coverage",) if is_measured() else self.preload
-            self._servers[device] = server = Server(device, MAX_WORLD_SIZE, self._environment(device), own)
+            self._servers[key] = server = Server(device, MAX_WORLD_SIZE, given, own)
             self.preloaded |= {name: seconds for name, seconds in server.preloaded.items() if name in self.preload}
-        return self._servers[device]
+        self._servers[key] = server = self._servers.pop(key)  # the last one is that used last
+        return server
 
-    def _forget(self, device: str) -> None:
-        server = self._servers.pop(device, None)
+    def _make_room(self) -> None:
+        """End the server that was used longest ago, of those that one launch's variables have asked for."""
+        others = [key for key in self._servers if key[1]]
+        if len(others) >= MAX_OTHER_SERVERS:
+            self._forget(others[0])
+
+    def _forget(self, key: ServerKey) -> None:
+        server = self._servers.pop(key, None)
         if server is not None:
             server.stop()
 

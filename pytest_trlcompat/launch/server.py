@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_trlcompat import _processes
-from pytest_trlcompat.launch import protocol
+from pytest_trlcompat.launch import import_variables, protocol
 from pytest_trlcompat.launch.limits import explain
 
 __all__ = ["main"]
@@ -35,17 +35,18 @@ def _prepare(hello: dict[str, Any], client: socket.socket) -> dict[str, Any]:
     environment = dict(os.environ)
     sys.path[:] = hello["sys_path"]
     try:
-        if hello["device"] == "software":
-            from pytest_trlcompat import accelerator
+        with import_variables.recorded() as read:
+            if hello["device"] == "software":
+                from pytest_trlcompat import accelerator
 
-            accelerator.activate(devices=hello["devices"])
-        from pytest_trlcompat.launch.preload import preload
+                accelerator.activate(devices=hello["devices"])
+            from pytest_trlcompat.launch.preload import preload
 
-        _, seconds = preload(may_have_cuda=hello["device"] != "software", own=hello["own"])
+            _, seconds = preload(may_have_cuda=hello["device"] != "software", own=hello["own"])
     except Exception as error:
         protocol.send(client, {"kind": "refused", "error": f"{type(error).__name__}: {error}"})
         raise SystemExit(1) from error
-    protocol.send(client, {"kind": "ready", "preloaded": seconds})
+    protocol.send(client, {"kind": "ready", "preloaded": seconds, "read": frozenset(read)})
     return {
         "extra_path": tuple(entry for entry in sys.path if entry not in hello["sys_path"]),
         "extra_environment": {key: value for key, value in os.environ.items() if environment.get(key) != value},

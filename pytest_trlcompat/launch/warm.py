@@ -54,7 +54,9 @@ class Server:
         own: packages of the project under test that it imports, too.
 
     Attributes:
+        environment: the variables that it was given.
         preloaded: those packages, and the seconds that each took.
+        read: names of the variables that were read while it imported the stack.
 
     Raises:
         LaunchError: it could not be started; with its output.
@@ -63,6 +65,7 @@ class Server:
 
     def __init__(self, device: str, devices: int, environment: Mapping[str, str], own: Sequence[str] = ()) -> None:
         self._mark = uuid.uuid4().hex
+        self.environment = dict(environment)
         with contextlib.ExitStack() as refused:
             self._log: IO[bytes] = refused.enter_context(tempfile.TemporaryFile(dir=environment.get("TMPDIR")))
             self._channel, theirs = socket.socketpair()
@@ -83,6 +86,7 @@ class Server:
             refused_text = "the launch server could not start"
             answer = self._exchange(hello, _START_TIMEOUT, "start", refused_text)
             self.preloaded: dict[str, float] = answer["preloaded"]
+            self.read: frozenset[str] = answer["read"]
         except BaseException:
             self.stop()
             raise

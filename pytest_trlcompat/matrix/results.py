@@ -19,6 +19,7 @@ from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.catalog.verdict import NAME, Record, RecordError, Verdict, is_wrong, read_records
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.untestable import lost
 
 __all__ = [
     "INTERRUPTED",
@@ -132,22 +133,29 @@ class Outcome:
         untested = [record for record in self.records if record.untested]
         if untested and all(record.untested or record.verdict is Verdict.ABSENT for record in self.records):
             return f"{cell_id}: nothing could be tested. {untested[0].reason}"
+        if missing := lost(self.records, self.sidecar.lock):
+            first = missing[0]
+            return (
+                f"{cell_id}: {len(missing)} of {len(self.records)} verdicts were measured and published, and cannot be "
+                f"measured now: {first.issue} {first.subject} {first.strategy}. {first.reason} If that is to stay, "
+                "list it with its reason in fixtures/untestable.toml"
+            )
         return None
 
 
 def success(outcome: Outcome) -> str:
     """A line about a cell without a problem."""
-    count = len(outcome.records)
+    untested = sum(record.untested for record in outcome.records)
+    count = len(outcome.records) - untested
     text = (
         f"{outcome.sidecar.id}: {count} verdict{'' if count == 1 else 's'} in {outcome.sidecar.seconds:.0f} s, "
         "all as predicted"
     )
-    untested = sum(record.untested for record in outcome.records)
     unpredicted = sum(record.expected is None and not record.untested for record in outcome.records)
     if unpredicted:
         text += f"; {unpredicted} without a prediction"
     if untested:
-        text += f"; {untested} could not be tested with the software accelerator"
+        text += f"; {untested} more could not be tested"
     return text
 
 

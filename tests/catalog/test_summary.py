@@ -240,4 +240,4 @@ def test_with_everything_at_once_it_is_one_screen_all_the_same() -> None:
     assert len(lines) <= 40
     assert any(line.startswith("0.15.2     12 ") for line in lines), "the cells"
     assert sum(" untestable: " in line for line in lines) == 3
-    assert lines[0].startswith("17 cells, 180 verdicts: 12 not as predicted, 5 cells not finished")
+    assert lines[0].startswith("17 cells, 180 verdicts: 12 not as predicted, 60 untestable, 5 cells not finished")

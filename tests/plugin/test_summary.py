@@ -51,7 +51,7 @@ def test_a_run_in_which_upstream_is_broken_says_so_in_its_last_lines(run: Run, a
     lines = result.outlines
     start = next(number for number, line in enumerate(lines) if " known issues ===" in line)
     assert lines[start + 1 : -1] == [
-        "1 cell, 4 verdicts: all as predicted",
+        "1 cell, 4 verdicts: all as predicted, 1 untestable",
         "",
         "trl 0.15.2, transformers 4.48.3  1 silent, 1 broken              corrected: 1 ok",
         "  silent   grpo-a (single)",

@@ -1,0 +1,53 @@
+"""Variables that libraries read when they are imported reach a warm launch as they reach a process of its own."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pytest_trlcompat.launch import Launcher
+from pytest_trlcompat.launch.client import MAX_OTHER_SERVERS
+
+
+def constants() -> tuple[str, bool, int]:
+    """What three libraries have made of their variables when they were imported; the last, whose server it is."""
+    import huggingface_hub.constants
+
+    return huggingface_hub.constants.HF_HOME, huggingface_hub.constants.HF_HUB_OFFLINE, os.getppid()
+
+
+def test_a_variable_that_is_read_at_import_has_effect(launch: Launcher) -> None:
+    plain_home, plain_offline, plain_server = launch(constants, strategy="single").values[0]
+    assert plain_offline is True
+    home, offline, server = launch(
+        constants, strategy="single", env={"HF_HOME": "/models", "HF_HUB_OFFLINE": "0"}
+    ).values[0]
+    assert (home, offline) == ("/models", False)
+    assert server != plain_server
+    # The first one is still there, and so is the other.
+    assert launch(constants, strategy="single").values[0] == (plain_home, plain_offline, plain_server)
+    again = launch(constants, strategy="single", env={"HF_HUB_OFFLINE": "0", "HF_HOME": "/models"}).values[0]
+    assert again == ("/models", False, server)
+
+
+def test_a_variable_of_the_test_process_has_effect_too(launch: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = launch(constants, strategy="single").values[0]
+    monkeypatch.setenv("HF_HOME", "/others")
+    assert launch(constants, strategy="single").values[0][0] == "/others"
+    monkeypatch.undo()
+    assert launch(constants, strategy="single").values[0] == before
+
+
+def test_a_variable_that_nobody_has_read_starts_no_server(launch: Launcher) -> None:
+    def seen() -> tuple[str | None, int]:
+        return os.environ.get("MY_OWN"), os.getppid()
+
+    (_, server), (value, same) = (launch(seen, strategy="single", env=env).values[0] for env in ({}, {"MY_OWN": "1"}))
+    assert (value, same) == ("1", server)
+
+
+def test_there_are_few_servers(launch: Launcher) -> None:
+    for number in range(MAX_OTHER_SERVERS + 1):
+        launch(constants, strategy="single", env={"HF_HOME": f"/models/{number}"})
+    assert len(launch._servers) == MAX_OTHER_SERVERS + 1
