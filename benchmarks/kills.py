@@ -153,7 +153,7 @@ class Killer:
 
 def victims_of(launch: Launcher, what: str) -> list[int]:
     """The processes that may be hit now."""
-    server = launch._servers.get("software")
+    server = next(iter(launch._servers.values()), None)
     if what == "server":
         return [] if server is None else [server._process.pid]
     if what == "rank" and server is not None and (forked := _children(server._process.pid)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 
 import pytest
@@ -12,9 +13,8 @@ from pytest_trlcompat.launch.client import MAX_OTHER_SERVERS
 
 def constants() -> tuple[str, bool, int]:
     """What three libraries have made of their variables when they were imported; the last, whose server it is."""
-    import huggingface_hub.constants
-
-    return huggingface_hub.constants.HF_HOME, huggingface_hub.constants.HF_HUB_OFFLINE, os.getppid()
+    hub = importlib.import_module("huggingface_hub.constants")
+    return hub.HF_HOME, hub.HF_HUB_OFFLINE, os.getppid()
 
 
 def test_a_variable_that_is_read_at_import_has_effect(launch: Launcher) -> None:
