@@ -6,6 +6,7 @@ Some 10 ms for an environment. Imports only the standard library and the matrix.
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -25,6 +26,8 @@ ALLOWED: Mapping[str, str] = {
 }
 """What an environment may hold beside its lock, by patterns of canonical names, with the reason."""
 
+_COMMIT = re.compile(r"\+g[0-9a-f]+$")
+"""How a lock names a commit; its wheel says the version of the tree alone."""
 _RECORDING_LOCAL = "+recording"
 """How the version of the recording engine ends, which is installed under vLLM's name."""
 
@@ -41,7 +44,7 @@ def account_of(root: Path, packages: Mapping[str, str]) -> Account[str]:
         if expected is None:
             if not _reason(name):
                 account.refuse(name, f"{version} is installed, and not in the lock")
-        elif expected in (version, version.partition("+")[0]):
+        elif expected in (version, version.partition("+")[0]) or _COMMIT.sub("", expected) == version:
             account.meet(name)
         else:
             account.refuse(name, f"is {version} where the lock says {expected}")
