@@ -6,12 +6,12 @@ this table such a trainer would be called right under a strategy that it does no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pytest_trlcompat.catalog.ranges import Range, parse
+from pytest_trlcompat.catalog.ranges import ALL, Range, parse
 
-__all__ = ["STRATEGIES", "AbsentStrategy", "absent_strategy"]
+__all__ = ["STRATEGIES", "AbsentStrategy", "absent_strategy", "partly_absent_strategies"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ STRATEGIES = (
         {"transformers": "<4.51"},
         "the Trainer prepares its model without the optimizer, which Accelerate refuses under FSDP2",
         "transformers>=4.51",
-        except_for=("ppo", "first_rloo"),  # which prepare both themselves
+        except_for=("ppo", "rloo", "first_rloo"),  # which prepare both; RLOO did until TRL 0.21
     ),
 )
 
@@ -57,10 +57,34 @@ def absent_strategy(name: str, versions: Mapping[str, Range | None], trainer: st
         versions: of the stack, by package; what is not there may be any.
         trainer: the one that is asked about; empty: only what every trainer lacks counts.
     """
-    for absence in STRATEGIES:
-        if absence.strategy != name or (absence.except_for and (not trainer or trainer in absence.except_for)):
-            continue
+    for absence in _absences(name, trainer):
         found = {package: versions.get(package) for package in absence.when}
         if all(here is not None and parse(absence.when[package]).covers(here) for package, here in found.items()):
             return absence
     return None
+
+
+def partly_absent_strategies(
+    name: str, versions: Mapping[str, Range | None], trainer: str = ""
+) -> tuple[AbsentStrategy, ...]:
+    """Why a stack whose versions are not settled has no such strategy with some of them; empty where it has with all.
+
+    Args:
+        name: of the strategy, without a variant.
+        versions: of the stack, by package; what is not there may be any, ``None``: it is not installed.
+        trainer: the one that is asked about; empty: only what every trainer lacks counts.
+    """
+    return tuple(
+        absence
+        for absence in _absences(name, trainer)
+        if all(
+            (here := versions.get(package, ALL)) is not None and here.meets(parse(text))
+            for package, text in absence.when.items()
+        )
+    )
+
+
+def _absences(name: str, trainer: str) -> Iterator[AbsentStrategy]:
+    for absence in STRATEGIES:
+        if absence.strategy == name and (not absence.except_for or (trainer and trainer not in absence.except_for)):
+            yield absence

@@ -6,14 +6,22 @@ Imports no package of the stack and little else, because pytest imports it when 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from pytest_trlcompat.catalog.existence import absent_strategy
+from pytest_trlcompat.catalog.existence import absent_strategy, partly_absent_strategies
 from pytest_trlcompat.catalog.issue import STRATEGIES, KnownIssue, Prediction, kind
 from pytest_trlcompat.catalog.regions import Region, regions
 from pytest_trlcompat.doctor.stack_spec import StackSpec
 
-__all__ = ["StrategyError", "applicable_predictions", "considered_strategies", "labels", "summary", "without_blockers"]
+__all__ = [
+    "StrategyError",
+    "applicable_predictions",
+    "considered_strategies",
+    "labels",
+    "partly_absent",
+    "summary",
+    "without_blockers",
+]
 
 _NEEDED_BY_STRATEGY = {"zero1": "deepspeed", "zero2": "deepspeed", "zero3": "deepspeed"}
 
@@ -50,6 +58,19 @@ def considered_strategies(names: Sequence[str], spec: StackSpec, trainer: str = 
     left_out += [f"{name}: {absence.why}" for name, absence in absences.items() if absence is not None]
     possible = tuple(name for name in STRATEGIES if name not in impossible and absences[name] is None)
     return possible, "; ".join(left_out)
+
+
+def partly_absent(names: Sequence[str], spec: StackSpec, trainer: str = "") -> tuple[str, ...]:
+    """A sentence for each of the strategies that the stack does not have with some of the versions that it may have."""
+    return tuple(
+        f"{name} is absent with {_ranges(absence.when)}: {absence.why}; nothing is said about these versions"
+        for name in dict.fromkeys(map(kind, names))
+        for absence in partly_absent_strategies(name, spec.versions, trainer)
+    )
+
+
+def _ranges(when: Mapping[str, str]) -> str:
+    return ", ".join(f"{package} {text}" for package, text in when.items())
 
 
 def _named(packages: Iterable[str], spec: StackSpec) -> str:

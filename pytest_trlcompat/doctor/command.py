@@ -28,7 +28,8 @@ from pytest_trlcompat.trainers.kinds import TRAINERS
 __all__ = ["AFFECTED", "CLEAR", "UNUSABLE", "main"]
 
 CLEAR, AFFECTED, UNUSABLE = 0, 1, 2
-"""Exit statuses: no known issue affects the stack; one does, or may, or cannot be judged; there is no answer."""
+"""Exit statuses: all that was asked about is there, and no known issue affects it; one does, or may, or something that
+was asked about cannot be judged; there is no answer, also since the stack does not have what was asked about."""
 
 _EPILOG = """\
 examples:
@@ -40,7 +41,8 @@ examples:
   ssh gpu pip freeze | trlcompat doctor -                 another machine
   trlcompat doctor uv.lock trl==1.0.0                     the lock, with another trl
 
-exit status: 0 if no known issue affects the stack, 1 if one does, may, or cannot be judged, 2 if there is no answer
+exit status: 0 if the stack has what was asked about and no known issue affects it, 1 if one does, may, or cannot be
+judged, or if nothing was measured with the trainer, 2 if there is no answer or the stack lacks what was asked about
 """
 
 

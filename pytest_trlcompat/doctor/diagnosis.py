@@ -19,7 +19,13 @@ from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.ranges import ALL
 from pytest_trlcompat.catalog.regions import regions
 from pytest_trlcompat.catalog.verdict import SEVERITY, Verdict
-from pytest_trlcompat.doctor.applicable import StrategyError, considered_strategies, labels, without_blockers
+from pytest_trlcompat.doctor.applicable import (
+    StrategyError,
+    considered_strategies,
+    labels,
+    partly_absent,
+    without_blockers,
+)
 from pytest_trlcompat.doctor.confidence import distance
 from pytest_trlcompat.doctor.effects import Effect, effects_of, uncured
 from pytest_trlcompat.doctor.pins import Pins, Scope, fewest_issues, has_only, is_at, ok_pins, trainers_in
@@ -63,7 +69,7 @@ class Diagnosis:
         strategies: those that were considered.
         issues: those that affect the stack, the worst first, then those that cannot be judged.
         clear: ids of the issues that do not affect the stack.
-        unpredicted: ids of those of them for which the catalogue makes no prediction about this stack.
+        unpredicted: ids of those of them for which the catalogue makes no prediction about this stack for who asks.
         nearest: the measured cell nearest to the stack.
         pins: the nearest measured cells that are ``ok``: with the stack's own trl for some strategies, and for all.
         fewest: if no cell is ``ok`` for all strategies, the nearest of those with the fewest issues, if these are fewer
@@ -77,6 +83,7 @@ class Diagnosis:
         cells: all that were measured, the nearest first.
         stopped_for_others: those of ``unpredicted`` of which is predicted only that issues of trainers that are not
             asked about stop their tests.
+        partly_absent: sentences about strategies that were asked about, which some versions of the stack do not have.
         unmeasured: see :func:`~pytest_trlcompat.doctor.unmeasured.unmeasured_releases`.
     """
 
@@ -96,14 +103,16 @@ class Diagnosis:
     unmeasured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     python: str = ""
     stopped_for_others: tuple[str, ...] = ()
+    partly_absent: tuple[str, ...] = ()
 
     @property
     def is_clear(self) -> bool:
-        """Whether no known issue affects the stack, by what is predicted or measured for who asks.
+        """Whether all that was asked about is there and is right, by what is predicted or measured for who asks.
 
-        Of an issue whose test another trainer's issue stops, nothing is known.
+        That no known issue was found says nothing of an issue without a prediction, of a trainer with which no suite
+        trains, and of versions that do not have the strategy.
         """
-        return not self.issues and not self.stopped_for_others
+        return not (self.issues or self.unpredicted or self.unmeasured_trainer or self.partly_absent)
 
     @property
     def predicted(self) -> bool:
@@ -120,10 +129,11 @@ class Diagnosis:
     @property
     def notes(self) -> tuple[str, ...]:
         """Lines for the person who asked: how the stack was read, and what the answer cannot say."""
+        notes = (*self.spec.notes, *self.partly_absent)
         if not (name := self.unmeasured_trainer):
-            return self.spec.notes
+            return notes
         return (
-            *self.spec.notes,
+            *notes,
             f"no sweep trains with {name}: what is said here was measured with GRPO alone, and an issue that only "
             f"{name} has is not known here",
         )
@@ -272,6 +282,7 @@ def diagnose(
         clear=tuple(clear),
         unpredicted=unpredicted,
         stopped_for_others=tuple(name for name in unpredicted if _is_predicted(relevant[name], spec, considered)),
+        partly_absent=partly_absent(strategies, spec, trainer),
         nearest=cells[0] if cells else None,
         pins=pins,
         fewest=None if ok_for_all or not recommendable else fewest_issues(of_its_packages, scope, len(issues)),
@@ -296,7 +307,7 @@ def check_trainer(trainer: str, spec: StackSpec, catalog: Catalog) -> None:
     predictions = [
         prediction
         for issue in catalog.values()
-        if measured_with(issue.id) == trainer and issue.trainer == trainer
+        if issue.trainer == trainer  # of either RLOO: a release has one of them
         for label in issue.labels()
         for prediction in regions(issue, "upstream", label, domain).predicted.values()
         if prediction is not None

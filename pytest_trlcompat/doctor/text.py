@@ -153,12 +153,15 @@ def _summary(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
             found = f"No known issue that was measured with GRPO and may meet {name} affects this stack{near}."
             yield from _wrapped("bold", found, width)
         else:
-            style = "bold yellow" if diagnosis.predicted else "bold green"
-            found = summary(0, measured=not diagnosis.predicted)
+            style = "bold green" if diagnosis.is_clear and not diagnosis.predicted else "bold yellow"
+            found = summary(0, len(diagnosis.unpredicted), measured=not diagnosis.predicted)
             yield from _wrapped(style, f"{found[0].upper()}{found[1:]}{near}.", width)
-    if diagnosis.unpredicted:
-        names = ", ".join(diagnosis.unpredicted)
-        yield from _wrapped("", f"The catalogue makes no prediction for this stack about {names}.", width)
+    stopped = ", ".join(diagnosis.stopped_for_others)
+    if unpredicted := ", ".join(name for name in diagnosis.unpredicted if name not in diagnosis.stopped_for_others):
+        yield from _wrapped("", f"The catalogue makes no prediction for this stack about {unpredicted}.", width)
+    if stopped:
+        said = f"Known issues of other trainers stop the tests of {stopped}, so that nothing is known with this stack."
+        yield from _wrapped("", said, width)
 
 
 def _advice(diagnosis: Diagnosis, width: int) -> Iterator[Line]:

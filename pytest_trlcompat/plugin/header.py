@@ -5,7 +5,7 @@ Imports no package of the stack, and the doctor only if no cached line is valid,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from pytest_trlcompat import __version__
@@ -53,7 +53,7 @@ def line(installed: Mapping[str, str]) -> str | None:
     It also says if the published sweep was not measured with the stack's torch. A stack that cannot be judged (without
     trl, or with an invalid version) gets no line and no error, since the line is not requested.
     """
-    from pytest_trlcompat.doctor.applicable import summary
+    from pytest_trlcompat.doctor.applicable import considered_strategies, summary
     from pytest_trlcompat.doctor.stack_spec import StackSpecError, of_mentions, pin
     from pytest_trlcompat.doctor.torch import other_torch
 
@@ -64,7 +64,9 @@ def line(installed: Mapping[str, str]) -> str | None:
     except StackSpecError:
         return None
     spec = of_mentions(mentions, "installed here", complete=True)
-    found = sorted(filter(None, (_summary(issue, spec) for issue in known_issues.load().values())))
+    considered, _ = considered_strategies((), spec)
+    entries = (issue for issue in known_issues.load().values() if not issue.is_search)
+    found = sorted(filter(None, (_summary(issue, spec, considered) for issue in entries)))
     torch = other_torch(spec, evidence.published_torches())
     if not found and not torch:
         return None
@@ -77,11 +79,10 @@ def line(installed: Mapping[str, str]) -> str | None:
     return "; ".join(filter(None, [issues, torch, "see: trlcompat doctor"]))
 
 
-def _summary(issue: KnownIssue, spec: StackSpec) -> tuple[int, str] | None:
+def _summary(issue: KnownIssue, spec: StackSpec, considered: Sequence[str]) -> tuple[int, str] | None:
     """The severity of an issue, lowest first, and its text in the header; ``None`` if it does not affect the stack."""
-    from pytest_trlcompat.doctor.applicable import applicable_predictions, considered_strategies
+    from pytest_trlcompat.doctor.applicable import applicable_predictions
 
-    considered, _ = considered_strategies((), spec)
     by_verdict: dict[Verdict, dict[str, None]] = {}
     for strategy, prediction, _ in applicable_predictions(issue, spec, considered):
         by_verdict.setdefault(prediction.verdict, {})[strategy] = None

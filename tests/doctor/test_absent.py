@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 
 import pytest
 
 from pytest_trlcompat.catalog import evidence, known_issues
-from pytest_trlcompat.catalog.existence import absent_strategy
+from pytest_trlcompat.catalog.existence import STRATEGIES, absent_strategy, partly_absent_strategies
 from pytest_trlcompat.catalog.ranges import ALL, at
 from pytest_trlcompat.doctor.applicable import StrategyError
 from pytest_trlcompat.doctor.diagnosis import Diagnosis, diagnose
 from pytest_trlcompat.doctor.request import read_stack_spec
+from pytest_trlcompat.doctor.text import show
 
 from .made_up import ask, cell, issue, predict
 
@@ -52,6 +54,58 @@ def test_ppo_is_absent_where_trl_has_removed_it() -> None:
     assert published("trl==1.12.0", trainer="ppo").issues
 
 
+@pytest.mark.parametrize(
+    ("trl", "prefix"),
+    [("0.9.6", "first-"), ("0.20.0", "first-"), ("0.21.0", "first-"), ("0.22.2", ""), ("1.16.0", "")],
+)
+def test_either_trainer_of_the_name_rloo_is_there(trl: str, prefix: str) -> None:
+    ids = [applicable.issue.id for applicable in published(f"trl=={trl}", trainer="rloo").issues]
+    assert {name.partition("rloo-")[0] for name in ids if "rloo-" in name} == {prefix}
+
+
+def test_the_first_rloo_prepares_for_fsdp2_as_ppo_does() -> None:
+    pins = ("trl==0.17.0", "transformers==4.50.3", "accelerate==1.6.0")
+    assert published(*pins, strategies=("fsdp2",), trainer="rloo").strategies == ("fsdp2",)
+    with pytest.raises(StrategyError, match="absent with accelerate 1.5.2"):
+        published("trl==0.17.0", "accelerate==1.5.2", strategies=("fsdp2",), trainer="rloo")
+
+
+def test_versions_without_the_strategy_are_named_where_the_stack_may_have_them() -> None:
+    entry = issue(predict("ok"), strategies=("fsdp2", "single"))
+    found = ask("trl==0.18.2", "accelerate>=1.5", issues=[entry], strategies=["fsdp2"], trainer="grpo")
+    assert found.partly_absent == (
+        "fsdp2 is absent with accelerate <1.6: Accelerate knows FSDP2 from 1.6.0 on, and takes FSDP1 before without a "
+        "word; nothing is said about these versions",
+        "fsdp2 is absent with transformers <4.51: the Trainer prepares its model without the optimizer, which "
+        "Accelerate refuses under FSDP2; nothing is said about these versions",
+    )
+    assert (found.issues, found.is_clear) == ((), False)
+    assert found.to_dict()["notes"] == list(found.partly_absent)
+    settled = ask(
+        *("trl==0.18.2", "accelerate==1.6.0", "transformers==4.52.4"),
+        issues=[entry],
+        strategies=["fsdp2"],
+        trainer="grpo",
+    )
+    assert (settled.partly_absent, settled.is_clear) == ((), True)
+    assert ask("trl==0.18.2", issues=[entry], strategies=["single"], trainer="grpo").is_clear
+
+
+def test_the_text_does_not_call_a_stack_clear_of_which_nothing_is_predicted() -> None:
+    stopping = issue(predict("broken"), name="grpo-first")
+    stopped = issue(dataclasses.replace(predict("blocked"), by="grpo-first"), name="one")
+    unknown = issue(predict("broken", trl="<0.10"), name="two")
+    entries = [stopping, stopped, unknown]
+    out = io.StringIO()
+    show(ask("trl==0.15.2", issues=entries, cells=[cell("0.15.2")], strategies=["single"], trainer="sft"), out)
+    assert out.getvalue().splitlines()[2:] == [
+        "No known issue is predicted to affect this stack, but 2 cannot be judged; the nearest measured cell is",
+        "  trl0.15.2-tf4.49.0.",
+        "The catalogue makes no prediction for this stack about two.",
+        "Known issues of other trainers stop the tests of one, so that nothing is known with this stack.",
+    ]
+
+
 def test_what_another_trainers_issue_stops_is_not_stopped_for_who_asks() -> None:
     found = published(
         *("trl==0.19.1", "transformers==4.52.4", "accelerate==1.7.0"), strategies=("fsdp2",), trainer="sft"
@@ -90,3 +144,13 @@ def test_what_is_not_certain_is_not_called_absent() -> None:
     assert absent_strategy("fsdp2", {"transformers": at("4.50.3")}) is None  # PPO trains there
     assert absent_strategy("fsdp2", {"transformers": at("4.50.3")}, "ppo") is None
     assert absent_strategy("fsdp1", {"accelerate": at("1.5.2")}) is None
+
+
+def test_what_may_be_absent_is_partly_absent() -> None:
+    accelerate, transformers = STRATEGIES
+    assert partly_absent_strategies("fsdp2", {}, "sft") == (accelerate, transformers)
+    assert partly_absent_strategies("fsdp2", {}, "ppo") == (accelerate,)
+    assert partly_absent_strategies("fsdp2", {}) == (accelerate,)
+    assert partly_absent_strategies("fsdp2", {"accelerate": None}) == ()  # it is not installed at all
+    assert partly_absent_strategies("fsdp2", {"accelerate": at("1.6.0"), "transformers": at("4.51.0")}, "sft") == ()
+    assert partly_absent_strategies("fsdp1", {}, "sft") == ()

@@ -9,9 +9,10 @@ import pytest
 
 from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.issue import KnownIssue
+from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.plugin import header
 
-from ..doctor.made_up import issue, predict
+from ..doctor.made_up import ask, issue, predict
 
 
 def test_the_header_names_the_issues_that_affect_the_stack_in_one_line(small: KnownIssue) -> None:
@@ -102,3 +103,12 @@ def test_the_header_does_not_count_what_cannot_be_judged_as_affecting(monkeypatc
     assert header.line(installed) == (
         "no known issue is predicted to affect this stack, but 1 cannot be judged; see: trlcompat doctor"
     )
+
+
+def test_the_header_counts_what_the_doctor_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [issue(predict("broken"), name=name) for name in ("conformance-grpo", "one")]
+    monkeypatch.setattr(known_issues, "load", lambda: Catalog({entry.id: entry for entry in entries}))
+    assert header.line({"trl": "1.0.0", "deepspeed": "0.19"}) == (
+        "1 known issue affects this stack: one (broken under single zero3); see: trlcompat doctor"
+    )
+    assert len(ask("trl==1.0.0", issues=entries).issues) == 1
