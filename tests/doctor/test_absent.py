@@ -9,7 +9,9 @@ import pytest
 
 from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.existence import STRATEGIES, absent_strategy, partly_absent_strategies
+from pytest_trlcompat.catalog.issue import kind, measured_with
 from pytest_trlcompat.catalog.ranges import ALL, at
+from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.doctor.applicable import StrategyError
 from pytest_trlcompat.doctor.diagnosis import Diagnosis, diagnose
 from pytest_trlcompat.doctor.request import read_stack_spec
@@ -154,3 +156,22 @@ def test_what_may_be_absent_is_partly_absent() -> None:
     assert partly_absent_strategies("fsdp2", {"accelerate": None}) == ()  # it is not installed at all
     assert partly_absent_strategies("fsdp2", {"accelerate": at("1.6.0"), "transformers": at("4.51.0")}, "sft") == ()
     assert partly_absent_strategies("fsdp1", {}, "sft") == ()
+
+
+def test_the_table_says_what_was_measured() -> None:
+    """In each published cell: what trained is not called absent, what was always absent under FSDP2 is."""
+    agreeing = 0
+    for measured in evidence.published().cells:
+        versions = {package: at(text) for package, text in measured.versions.items()}
+        seen: dict[tuple[str, str], set[Verdict]] = {}
+        for (name, subject, label), verdict in measured.verdicts.items():
+            if subject == "upstream":
+                seen.setdefault((measured_with(name), kind(label)), set()).add(verdict)
+        present = {trainer for (trainer, _), verdicts in seen.items() if verdicts != {Verdict.ABSENT}}
+        for (trainer, strategy), verdicts in seen.items():
+            absent = absent_strategy(strategy, versions, trainer) is not None
+            assert not (absent and verdicts & {Verdict.OK, Verdict.SILENT, Verdict.WASTEFUL}), (measured.id, trainer)
+            if strategy == "fsdp2" and trainer in present and verdicts == {Verdict.ABSENT}:
+                assert absent, (measured.id, trainer)
+                agreeing += 1
+    assert agreeing > 40  # 57 on the day on which this was written
