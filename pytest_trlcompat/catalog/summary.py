@@ -106,8 +106,10 @@ def _head(cells: Sequence[CellSummary]) -> Iterator[Line]:
         parts.append(Part(f"{wrong} not as predicted", ALARM))
     elif verdicts and untested == verdicts:
         parts.append(Part("none could be measured", ALARM))
-    elif verdicts or not unfinished:
+    elif verdicts:
         parts.append(Part("all as predicted", GOOD))
+    elif not unfinished:
+        parts.append(Part("nothing was measured", ALARM))
     if untested:
         parts.append(Part(f", {untested} untestable", STYLES[Verdict.UNTESTABLE]))
     if unfinished:

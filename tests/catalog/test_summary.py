@@ -97,6 +97,17 @@ def test_of_too_many_the_first_are_named_and_the_rest_counted_with_where_it_is()
     assert sum(line.startswith("  cell-") for line in exactly) == 10
 
 
+def test_where_nothing_was_measured_nothing_is_as_predicted() -> None:
+    untested = CellSummary("one", "1.0.0", (record("a", "untestable"), record("b", "untestable")))
+    unbuilt = CellSummary("two", "1.0.0", (), "untestable")
+    assert texts(screen([untested], where=PAGE))[0] == "1 cell, 2 verdicts: none could be measured, 2 untestable"
+    assert texts(screen([untested, unbuilt], where=PAGE))[0] == (
+        "2 cells, 2 verdicts: none could be measured, 2 untestable, 1 cell not finished"
+    )
+    assert texts(screen([CellSummary("one", "1.0.0", ())], where=PAGE))[0] == "1 cell, 0 verdicts: nothing was measured"
+    assert texts(screen([], where=PAGE))[0] == "0 cells, 0 verdicts: nothing was measured"
+
+
 def test_cells_that_were_not_finished_are_named_with_their_reason() -> None:
     unbuilt = CellSummary("trl9.9.9", "9.9.9", (), "untestable, there is no\nversion of trl==9.9.9" + " at all" * 20)
     lines = texts(screen([unbuilt], where=PAGE))

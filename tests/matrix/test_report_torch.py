@@ -88,7 +88,7 @@ def test_where_nothing_was_compared_nothing_is_said_of_torch(results: Callable[.
     none = Report((), ())
     assert (compare(none.cells, none.columns).summary, none.summary) == (
         "",
-        "0 cells, 0 verdicts; all as predicted",
+        "0 cells, 0 verdicts; nothing was measured",
     )
 
 

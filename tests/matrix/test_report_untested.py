@@ -48,6 +48,11 @@ def test_they_are_counted_by_themselves_and_none_is_a_wrong_prediction(report: R
     assert [(reason, len(alike)) for reason, alike in report.untested] == [(REASON, 3), (OTHER, 1)]
     without = Report((CellReport(SIDECAR, (FINE, *UPSTREAM)),))
     assert without.summary.endswith("; 3 could not be tested, by the software accelerator")
+    nothing = Report((CellReport(SIDECAR, UPSTREAM),))
+    assert (
+        nothing.summary
+        == "1 cell, 3 verdicts; nothing was measured; 3 could not be tested, by the software accelerator"
+    )
 
 
 def test_the_summary_counts_them_by_reason(report: Report) -> None:

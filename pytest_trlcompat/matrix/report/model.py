@@ -183,6 +183,11 @@ class Report:
         return sorted(found.items(), key=lambda each: -len(each[1]))
 
     @property
+    def has_measured(self) -> bool:
+        """Whether some verdict speaks for or against a library."""
+        return any(not record.untested for cell in self.cells for record in cell.verdicts)
+
+    @property
     def unfinished(self) -> list[CellReport]:
         """Cells that are untestable, were cut short, or left files that cannot be read."""
         return [cell for cell in self.cells if cell.sidecar.state != "tested"]
@@ -212,9 +217,13 @@ class Report:
         verdicts = sum(len(cell.verdicts) for cell in self.cells)
         torch = " to ".join(dict.fromkeys([*self.torches[:1], *self.torches[-1:]]))
         parts = [f"{_many(len(self.cells), 'cell')}, {_many(verdicts, 'verdict')}" + (torch and f", torch {torch}")]
-        if verdicts or not self.unfinished:
-            parts.append(f"{len(self.wrong)} not as predicted" if self.wrong else "all as predicted")
         untested = [record for _, alike in self.untested for _, record in alike]
+        if self.wrong:
+            parts.append(f"{len(self.wrong)} not as predicted")
+        elif self.has_measured:
+            parts.append("all as predicted")
+        elif verdicts or not self.unfinished:
+            parts.append("nothing was measured")
         if untested:
             ours = sum(record.subject == "corrected" for record in untested)
             of_ours = f" ({ours} of corrected trainers)" if ours else ""

@@ -103,7 +103,8 @@ def show_tables(
         number = len(report.unmeasured)
         were = "boundary of the catalogue was" if number == 1 else "boundaries of the catalogue were"
         console.print(f"{number} {were} measured by no cell; the pages list them")
-    ending = "red" if report.wrong or report.unfinished else "yellow" if report.untested else "green"
+    failed = report.wrong or report.unfinished or not report.has_measured
+    ending = "red" if failed else "yellow" if report.untested else "green"
     console.print(_text(report.summary, f"bold {ending}"), soft_wrap=True)
     if files:
         names = ", ".join(path.name for path in files)
