@@ -57,7 +57,7 @@ def check_mark(mark: pytest.Mark) -> tuple[str, ...]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test for each strategy of the closest marker; without one, for each that there is."""
-    if FIXTURE not in metafunc.fixturenames:
+    if FIXTURE not in metafunc.fixturenames or not _is_ours(metafunc.definition):
         return
     from pytest_trlcompat.launch.strategy import NAMES
 
@@ -67,6 +67,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     except StrategiesError as error:
         pytest.fail(f"{metafunc.definition.nodeid}: marker strategies: {error}", pytrace=False)
     metafunc.parametrize(FIXTURE, names, indirect=True)
+
+
+def _is_ours(item: pytest.Item) -> bool:
+    """Whether the fixture is this plugin's, or a project's that builds on it: another one may have the same name."""
+    definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {}).get(FIXTURE, ())
+    for definition in reversed(definitions):  # the one that is used is the last
+        if definition.func.__module__ == f"{__package__}.fixtures":
+            return True
+        if FIXTURE not in definition.argnames:
+            return False
+    return False
 
 
 def skip_reason(name: str) -> str | None:

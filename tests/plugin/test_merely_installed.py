@@ -109,6 +109,67 @@ def test_a_project_with_fixtures_and_options_of_its_own_keeps_them(
     installed_only("--device", "cpu").assert_outcomes(passed=1)
 
 
+def test_a_project_has_fixtures_of_the_same_names(installed_only: Run, pytester: pytest.Pytester) -> None:
+    pytester.makeini(MARKERS)
+    pytester.makeconftest(
+        """
+        import pytest
+
+        @pytest.fixture
+        def strategy_launcher():
+            return "mine"
+
+        @pytest.fixture
+        def judge():
+            return "mine"
+
+        @pytest.fixture
+        def launcher():
+            return "mine"
+        """
+    )
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.gpu
+        @pytest.mark.strategies("greedy")
+        @pytest.mark.known_issue("JIRA-12")
+        def test_mine(strategy_launcher, judge, launcher):
+            assert {strategy_launcher, judge, launcher} == {"mine"}
+
+        def test_without_a_marker(strategy_launcher):
+            assert strategy_launcher == "mine"
+        """
+    )
+    installed_only("--strict-markers").assert_outcomes(passed=2)
+
+
+def test_a_fixture_that_builds_on_the_plugins_own_gets_its_strategies(
+    installed_only: Run, pytester: pytest.Pytester
+) -> None:
+    pytester.makeconftest(
+        """
+        import pytest
+
+        @pytest.fixture
+        def strategy_launcher(strategy_launcher):
+            return strategy_launcher.strategy
+        """
+    )
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.strategies("single", "ddp")
+        def test_both(strategy_launcher):
+            assert strategy_launcher in ("single", "ddp")
+        """
+    )
+    result = installed_only("--collect-only")
+    result.stdout.fnmatch_lines(["*test_both[[]single[]]*", "*test_both[[]ddp[]]*"])
+
+
 def test_no_line_is_made_that_takes_time(installed_only: Run, pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_nothing(): pass")
     result = installed_only()
