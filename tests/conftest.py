@@ -22,7 +22,7 @@ with contextlib.suppress(ImportError):  # no cell has it, in whose environments 
     settings.register_profile("fuzz", deadline=None, max_examples=2_000)
     settings.load_profile("few")
 
-pytest_plugins = ["pytester"]
+pytest_plugins = ["pytester", "trlcompat"]
 
 ROOT = Path(__file__).resolve().parents[1]
 WITH_TORCH = {Path(__file__).resolve().with_name(name) for name in ("operators", "stack")}

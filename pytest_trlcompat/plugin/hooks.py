@@ -71,14 +71,20 @@ def _issues_line(config: pytest.Config) -> list[str]:
     return [] if issues is None else [printable(f"trlcompat: {issues}")]
 
 
+_NAMES = ("trlcompat", "pytest_trlcompat.plugin")
+
+
 def _is_asked_for(config: pytest.Config) -> bool:
     """Whether a project names the plugin; else it may merely be installed beside it.
 
-    It is named on a command line or in ``addopts`` (``-p trlcompat``), in ``PYTEST_PLUGINS``, or by its module's name,
-    as a ``conftest.py`` has to.
+    It is named on a command line or in ``addopts`` (``-p trlcompat``), in ``PYTEST_PLUGINS``, or in the
+    ``pytest_plugins`` of a ``conftest.py``.
     """
     named = {*config.option.plugins, *os.environ.get("PYTEST_PLUGINS", "").split(",")}
-    return "trlcompat" in named or config.pluginmanager.has_plugin("pytest_trlcompat.plugin")
+    for module in config.pluginmanager.get_plugins():
+        plugins = getattr(module, "pytest_plugins", ())
+        named |= {plugins} if isinstance(plugins, str) else set(plugins)
+    return not named.isdisjoint(_NAMES) or config.pluginmanager.has_plugin(_NAMES[-1])
 
 
 def _uses_fixtures(item: pytest.Item) -> bool:

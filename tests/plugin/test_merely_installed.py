@@ -218,3 +218,24 @@ def test_an_invalid_marker_of_a_test_that_uses_a_fixture_is_refused(
     result = installed_only()
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*marker versions: takes ranges by package*"])
+
+
+@pytest.mark.parametrize("named", ["-p", "variable", "conftest"])
+def test_a_project_that_names_the_plugin_means_its_markers(
+    installed_only: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.versions(trl=">=99")
+        def test_skipped():
+            assert False
+        """
+    )
+    if named == "conftest":
+        pytester.makeconftest('pytest_plugins = ["trlcompat"]')
+    if named == "variable":
+        monkeypatch.setenv("PYTEST_PLUGINS", "trlcompat")
+    result = installed_only(*(["-p", "trlcompat"] if named == "-p" else []))
+    result.assert_outcomes(skipped=1)

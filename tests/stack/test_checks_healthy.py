@@ -91,6 +91,12 @@ def healthy(folder: str, body: Any, settings: dict[str, Any]) -> dict[str, Any]:
     return dict(body(folder, **settings))
 
 
+NOTHING_MOVED = [
+    "expected training to change weights, but in 12 steps no trainable one has changed: every advantage was 0 in all "
+    "batches that were looked at, as where all rewards of each group are equal"
+]
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_a_healthy_training_is_not_disturbed(launcher: Launcher, name: str, tmp_path: Path) -> None:
     body, strategy, settings = ALL[name]
@@ -100,7 +106,8 @@ def test_a_healthy_training_is_not_disturbed(launcher: Launcher, name: str, tmp_
     ranks = launcher(healthy, str(tmp_path), body, settings, strategy=strategy, options=options(strategy))
     for rank in ranks.values:
         assert rank["errors"] == []
-        assert rank["odd"] == []
+        # Healthy as it is, a training in which nothing moved is not silent.
+        assert rank["odd"] == (NOTHING_MOVED if name == "grpo equal rewards for ever" else [])
         checked = {check for check, _ in rank["checked"]}
         expected = {"trainable", "forward", "data", "steps", "schedule", "checkpoint"}
         # Where nothing comes, or DeepSpeed skips every step of so short a training, nothing can be judged.
