@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,18 +21,26 @@ def test_a(n):
 """
 
 
+ONE = SimpleNamespace(nodeid="tests/stack/test_gpu.py::test_a")
+IN_A_BROWSER = SimpleNamespace(nodeid="tests/browser/test_explorer.py")
+
+
 @pytest.mark.parametrize(
     ("stats", "nothing"),
     [
-        ({"skipped": [1, 2]}, True),
-        ({"skipped": [1], "deselected": [1], "warnings": [1], "": [1]}, True),
-        ({"skipped": [1], "passed": [1]}, False),
-        ({"skipped": [1], "xfailed": [1]}, False),
-        ({"passed": [1]}, False),
-        ({"": [1]}, False),
+        ({"skipped": [ONE, ONE]}, True),
+        ({"skipped": [ONE], "deselected": [ONE], "warnings": [ONE], "": [ONE]}, True),
+        ({"skipped": [ONE], "passed": [ONE]}, False),
+        ({"skipped": [ONE], "xfailed": [ONE]}, False),
+        ({"passed": [ONE]}, False),
+        ({"": [ONE]}, False),
+        ({"skipped": [IN_A_BROWSER]}, False),
+        ({"skipped": [IN_A_BROWSER, ONE]}, True),
     ],
 )
-def test_a_run_that_has_skipped_everything_has_shown_nothing(stats: dict[str, list[int]], nothing: bool) -> None:
+def test_a_run_that_has_skipped_everything_has_shown_nothing(
+    stats: dict[str, list[SimpleNamespace]], nothing: bool
+) -> None:
     assert is_all_skipped(stats) is nothing
 
 
