@@ -251,6 +251,7 @@ def test_one_that_waits_for_an_engine_that_has_ended_is_ended(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "_CRASHED", 0.5)
+    monkeypatch.setattr(server_module, "_START_TIMEOUT", 30.0)
     (tmp_path / "site" / "trl" / "scripts" / "vllm_serve.py").write_text(WAITS)
     with pytest.raises(ServerError, match=r"ended with status 1 before the server answered[^\0]*has no weights"):
         VLLMServer("model", environment)
