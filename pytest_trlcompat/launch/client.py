@@ -6,6 +6,7 @@ Runs in the test process and must import nothing of the stack.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import operator
 import os
@@ -400,7 +401,7 @@ class Launcher:
     def _launch_warm(self, spec: LaunchSpec, given: Mapping[str, str]) -> LaunchReport:
         key = self._key(spec.device, given)
         try:
-            return self._server(key, given).launch(spec)
+            return self._server(key, lambda: given).launch(spec)
         except Refused:
             raise
         except BaseException:  # also on Ctrl-C: the next launch would otherwise receive the report of this one
@@ -409,7 +410,7 @@ class Launcher:
 
     def _key(self, device: str, given: Mapping[str, str]) -> ServerKey:
         """The server for a launch: the device's own, or one whose imports have read other variables than its."""
-        first = self._server((device, frozenset()), self._environment(device))
+        first = self._server((device, frozenset()), functools.partial(self._environment, device))
         return device, import_variables.differing(first.read, first.environment, given)
 
     def _rank_environment(self, chosen: Strategy, size: int) -> tuple[dict[str, str], ...]:
@@ -430,7 +431,7 @@ class Launcher:
             raise ValueError(f"strategy 'single' has one rank, but world_size={size} was requested")
         return size
 
-    def _server(self, key: ServerKey, given: Mapping[str, str]) -> Server:
+    def _server(self, key: ServerKey, environment: Callable[[], Mapping[str, str]]) -> Server:
         device, others = key
         known = self._servers.get(key)
         if known is not None and known.death is not None:
@@ -444,7 +445,7 @@ class Launcher:
                 self._make_room()
             # Lines that an import runs would not count as covered where it runs before ranks are measured.
             own = ("coverage",) if is_measured() else self.preload
-            self._servers[key] = server = Server(device, MAX_WORLD_SIZE, given, own)
+            self._servers[key] = server = Server(device, MAX_WORLD_SIZE, environment(), own)
             self.preloaded |= {name: seconds for name, seconds in server.preloaded.items() if name in self.preload}
         self._servers[key] = server = self._servers.pop(key)  # the last one is that used last
         return server
