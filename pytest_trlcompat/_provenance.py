@@ -97,9 +97,8 @@ def difference(recorded: Provenance | str, current: Provenance) -> str:
 def code_digest(root: Path, environ: Mapping[str, str] = os.environ) -> str:
     """A digest of the code of a checkout: this package, the suites, their data and the ``TRLCOMPAT_`` settings."""
     digest = hashlib.sha256()
-    for name, value in sorted(environ.items()):
-        if name.startswith(CODE_VARIABLES) and name not in OF_THE_MACHINE:
-            digest.update(f"{name}={value}".encode())
+    for name, value in _settings(environ):
+        digest.update(f"{name}={value}".encode())
     for folder in ("pytest_trlcompat", "suites", "fixtures"):
         for path in sorted((root / folder).rglob("*")):
             relative = path.relative_to(root)
@@ -121,16 +120,25 @@ def packages_digest(python: str, distributions: Mapping[str, str]) -> str:
 def of_this_process() -> Provenance:
     """Of the running process, by the package that it has imported and the distributions on its path.
 
-    Read once for each path, since a suite has thousands of verdicts.
+    Read once for each path and settings, since a suite has thousands of verdicts.
     """
-    return _of_process(tuple(sys.path))
+    return _of_process(tuple(sys.path), tuple(_settings(os.environ)))
 
 
 @functools.cache
-def _of_process(path: tuple[str, ...]) -> Provenance:
+def _of_process(path: tuple[str, ...], settings: tuple[tuple[str, str], ...]) -> Provenance:
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     packages = packages_digest(python, distributions_in(Path(entry or ".") for entry in path))
-    return Provenance(code_digest(Path(__file__).resolve().parents[1]), packages)
+    return Provenance(code_digest(Path(__file__).resolve().parents[1], dict(settings)), packages)
+
+
+def _settings(environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The settings of this project on which a verdict may depend, sorted."""
+    return sorted(
+        (name, value)
+        for name, value in environ.items()
+        if name.startswith(CODE_VARIABLES) and name not in OF_THE_MACHINE
+    )
 
 
 def of_environment(root: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -92,7 +93,11 @@ def test_distributions_are_read_from_their_metadata(tmp_path: Path) -> None:
     }
 
 
-def test_a_process_has_what_its_path_has_before_its_environment(tmp_path: Path) -> None:
+def test_a_process_has_what_its_path_has_before_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith(_provenance.CODE_VARIABLES)]:
+        monkeypatch.delenv(name)
     program = "from pytest_trlcompat._provenance import of_this_process; print(of_this_process())"
 
     def printed(*path: Path) -> Provenance:
@@ -108,6 +113,14 @@ def test_a_process_has_what_its_path_has_before_its_environment(tmp_path: Path) 
     assert plain.code == code_digest(ROOT)
     put(tmp_path, "trl", "9.9.9")
     assert difference(printed(tmp_path), plain) == "with other packages"
+
+
+def test_a_setting_that_was_set_before_is_no_part_of_a_later_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = of_this_process()
+    with monkeypatch.context() as setting:
+        setting.setenv("TRLCOMPAT_TIMEOUT", "90")
+        assert difference(of_this_process(), plain) == "with other code"
+    assert of_this_process() == plain
 
 
 def test_a_settings_name_is_that_of_the_sweep() -> None:
