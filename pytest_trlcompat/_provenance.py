@@ -19,6 +19,7 @@ from pathlib import Path
 
 __all__ = [
     "CODE_VARIABLES",
+    "OF_A_RUN",
     "OF_THE_MACHINE",
     "Provenance",
     "code_digest",
@@ -29,8 +30,15 @@ __all__ = [
     "packages_digest",
 ]
 
-OF_THE_MACHINE = ("TRLCOMPAT_SWEEP", "TRLCOMPAT_CACHE", "TRLCOMPAT_NODE_CACHE", "TRLCOMPAT_RUN")
-"""Settings on which no verdict depends."""
+OF_THE_MACHINE = (
+    *("TRLCOMPAT_CACHE", "TRLCOMPAT_NODE_CACHE", "TRLCOMPAT_SWEEP", "TRLCOMPAT_RUN", "TRLCOMPAT_RDZV_SECRET"),
+    *("TRLCOMPAT_LAUNCH", "TRLCOMPAT_LAUNCHER", "TRLCOMPAT_VLLM_CONTROL", "TRLCOMPAT_VLLM_SERVER"),
+)
+"""Variables on which no verdict depends, and that mean nothing on another machine: folders, secrets, and marks of
+processes, which a process may also set for those that it starts."""
+
+OF_A_RUN = ("TRLCOMPAT_RESULTS", "TRLCOMPAT_RESUME", "TRLCOMPAT_ISSUE", "TRLCOMPAT_SUBJECT", "TRLCOMPAT_TRAINER")
+"""Settings that say which verdicts are measured and where they are written, not what they are."""
 
 CODE_VARIABLES = "TRLCOMPAT_"
 """How the variables begin that are settings of this project, and part of the code's digest."""
@@ -137,7 +145,7 @@ def _settings(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     return sorted(
         (name, value)
         for name, value in environ.items()
-        if name.startswith(CODE_VARIABLES) and name not in OF_THE_MACHINE
+        if name.startswith(CODE_VARIABLES) and name not in (*OF_THE_MACHINE, *OF_A_RUN)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,33 @@ def test_a_setting_that_was_set_before_is_no_part_of_a_later_answer(monkeypatch:
     with monkeypatch.context() as setting:
         setting.setenv("TRLCOMPAT_TIMEOUT", "90")
         assert difference(of_this_process(), plain) == "with other code"
+    assert of_this_process() == plain
+
+
+COUNTED = (
+    *("TRLCOMPAT_ACCELERATOR_DEVICES", "TRLCOMPAT_ACCELERATOR_TRACE", "TRLCOMPAT_COMPARE_COLLECTIVES"),
+    *("TRLCOMPAT_DEBUG_RANK", "TRLCOMPAT_DEVICE", "TRLCOMPAT_NNODES", "TRLCOMPAT_NODE_RANK", "TRLCOMPAT_PRELOAD"),
+    *("TRLCOMPAT_RDZV_ENDPOINT", "TRLCOMPAT_SERVER_RELEASES", "TRLCOMPAT_TIMEOUT", "TRLCOMPAT_UNORDERED_COLLECTIVES"),
+    *("TRLCOMPAT_VLLM_ON_CPU",),
+)
+"""Variables on which a verdict may depend."""
+
+
+def test_each_variable_is_known_to_decide_verdicts_or_not_to() -> None:
+    from pytest_trlcompat.plugin.settings import SPECS
+
+    sources = [path for folder in ("pytest_trlcompat", "suites") for path in (ROOT / folder).rglob("*.py")]
+    named = {name for path in sources for name in re.findall(r"\bTRLCOMPAT_[A-Z_]*[A-Z]\b", path.read_text())}
+    variables = named | {spec.variable for spec in SPECS}
+    assert sorted(variables) == sorted({*COUNTED, *_provenance.OF_THE_MACHINE, *_provenance.OF_A_RUN})
+    assert not {*COUNTED} & {*_provenance.OF_THE_MACHINE, *_provenance.OF_A_RUN}
+
+
+@pytest.mark.parametrize("variable", [*_provenance.OF_THE_MACHINE, *_provenance.OF_A_RUN])
+def test_what_decides_no_verdict_is_no_part_of_a_provenance(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.delenv(variable, raising=False)
+    plain = of_this_process()
+    monkeypatch.setenv(variable, "other")
     assert of_this_process() == plain
 
 

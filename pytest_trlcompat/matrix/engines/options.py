@@ -34,8 +34,6 @@ ENGINE = "--engine"
 NAMES = (ENGINE, "--address", "--ray-version", "--ray-python", "--cell-cpus", "--cell-memory", "--node-cache")
 """All options, each of which has a value."""
 
-_SECRET = "TRLCOMPAT_RDZV_SECRET"
-
 _RUNNER = ("packaging", "tomli", "uv")
 """The packages that a node needs to run a cell, or to test a candidate."""
 
@@ -154,7 +152,7 @@ def node_task(layout: Layout, options: RayOptions, requirements: Sequence[str]) 
     settings = {
         name: value
         for name, value in os.environ.items()
-        if name.startswith("TRLCOMPAT_") and name not in (*OF_THE_MACHINE, _SECRET)
+        if name.startswith("TRLCOMPAT_") and name not in OF_THE_MACHINE
     }
     return NodeTask(
         variables=settings,
