@@ -13,9 +13,11 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat._due import Account
 
 if TYPE_CHECKING:
     import torch
@@ -25,12 +27,15 @@ __all__ = [
     "ULP",
     "Difference",
     "NotFinite",
+    "NotRecorded",
     "OutOfStep",
     "Quantity",
     "Unsteady",
     "change",
+    "compared",
     "differing",
     "neighbours",
+    "stated",
 ]
 
 FACTOR = 30.0
@@ -45,6 +50,10 @@ _TOLD = 0.1
 _FIRST = re.compile(r"(batch|generation|step) 0\b")
 _SEEDS = (1, 2, 3)
 """Of changes by rounding."""
+_SHOWN = 4
+"""How many numbers a difference shows."""
+_PUBLISHED = re.compile(r"(logs|evaluation|evaluate\(\))\[")
+"""Stages that a trainer itself shows to its user; all others a recording has to find inside it."""
 
 
 class OutOfStep(Exception):
@@ -65,6 +74,13 @@ class NotFinite(Unsteady):
     """
 
 
+class NotRecorded(Exception):
+    """Nothing that was recorded differs, but a recording found nothing at all of some quantity inside a trainer.
+
+    It may be the recording that no longer sees it: neither the trainer's fault nor a training that is right.
+    """
+
+
 @dataclass(frozen=True)
 class Quantity:
     """One quantity of a training.
@@ -76,6 +92,7 @@ class Quantity:
         mask: of a quantity of tokens ``(R, C)``, those that count: what a trainer has beyond a completion's end is no
             number of anything. ``None``: all count.
         rounding: how far it may be off beside, because it is rounded where it is shown.
+        unrecorded: why a recording need not have it; empty: it must.
     """
 
     stage: str
@@ -83,12 +100,14 @@ class Quantity:
     values: torch.Tensor
     mask: torch.Tensor | None = None
     rounding: float = 0.0
+    unrecorded: str = ""
 
 
 @dataclass(frozen=True)
 class Difference:
     """
     Attributes:
+        found: empty where nothing was recorded.
         off: largest difference; ``allowed``: what rounding may leave.
     """
 
@@ -100,7 +119,8 @@ class Difference:
     allowed: float
 
     def describe(self) -> str:
-        return f"{self.stage} ({self.where}): {self.found} instead of {self.expected}"
+        found = self.found if self.found or not self.expected else "nothing recorded"
+        return f"{self.stage} ({self.where}): {found} instead of {self.expected}"
 
 
 def differing(
@@ -111,21 +131,30 @@ def differing(
 ) -> list[Difference]:
     """Every quantity that differs by more than rounding leaves, in the order of ``expected``.
 
+    One that was not recorded differs too, unless it says why it need not be (:attr:`Quantity.unrecorded`). Those of
+    which a recording found nothing anywhere come last, since they may be the recording's fault.
+
     Args:
-        found: by stage and place; what is not there is not compared.
+        found: by stage and place.
         neighbours: what is expected with weights changed by one unit in the last place, in several ways; computed
             where :data:`FLOOR` is not enough.
         tolerance: of the largest number of a quantity, in place of what neighbours show, which are then not computed.
 
     Raises:
         NotFinite: a quantity differs, and with weights changed it is not finite.
+        NotRecorded: nothing else differs, and of some quantity inside the trainer nothing was recorded anywhere.
         Unsteady: a quantity of the first step is far off, and so are those with weights changed.
     """
     near: Sequence[Sequence[Quantity]] = []
-    differences = []
+    differences: list[Difference] = []
+    unseen: list[Difference] = []
+    stages = {stage for stage, _ in found}
     for number, quantity in enumerate(expected):
         seen = found.get((quantity.stage, quantity.where))
         if seen is None:
+            if not quantity.unrecorded:
+                is_seen = quantity.stage in stages or _PUBLISHED.match(quantity.stage)
+                (differences if is_seen else unseen).append(_not_recorded(quantity))
             continue
         wanted, values = _aligned(quantity, seen)
         if wanted.shape != values.shape:
@@ -145,7 +174,38 @@ def differing(
                 raise Unsteady(f"{quantity.stage} ({quantity.where}) is off by {off:.3g}, and may be by {allowed:.3g}")
         if not off <= allowed:
             differences.append(Difference(quantity.stage, quantity.where, *_most_off(wanted, values), off, allowed))
-    return differences
+    if unseen and not differences:
+        account = Account("quantities", dict.fromkeys(quantity.stage for quantity in expected))
+        account.meet_all(stage for stage in account.due if stage not in {each.stage for each in unseen})
+        raise NotRecorded(account.shortfall())
+    return [*differences, *unseen]
+
+
+def _not_recorded(quantity: Quantity) -> Difference:
+    values = quantity.values.double().flatten()[:_SHOWN].tolist()
+    return Difference(quantity.stage, quantity.where, values, [], math.inf, 0.0)
+
+
+def compared(expected: Iterable[Quantity], found: Mapping[tuple[str, str], torch.Tensor]) -> int:
+    """How many of the expected quantities were recorded, and so compared."""
+    return sum((quantity.stage, quantity.where) in found for quantity in expected)
+
+
+def stated(expected: Iterable[Quantity], unrecorded: Mapping[str, str]) -> list[Quantity]:
+    """The quantities, where those that need not be recorded say why.
+
+    Args:
+        unrecorded: why, by stage; ``logps[*`` stands for every stage that begins so.
+    """
+    prefixes = {name[:-1]: why for name, why in unrecorded.items() if name.endswith("*")}
+
+    def reason(stage: str) -> str:
+        return unrecorded.get(stage) or next((why for part, why in prefixes.items() if stage.startswith(part)), "")
+
+    return [
+        quantity if quantity.unrecorded else replace(quantity, unrecorded=reason(quantity.stage))
+        for quantity in expected
+    ]
 
 
 def neighbours(*models: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, ...]]:
@@ -203,7 +263,7 @@ def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
     return float(off.max()) if one.numel() else 0.0
 
 
-def _most_off(wanted: torch.Tensor, values: torch.Tensor, count: int = 4) -> tuple[list[float], list[float]]:
+def _most_off(wanted: torch.Tensor, values: torch.Tensor, count: int = _SHOWN) -> tuple[list[float], list[float]]:
     """The numbers that differ most."""
     off = (wanted - values).abs().nan_to_num(nan=math.inf).flatten()
     places = off.topk(min(count, off.numel())).indices

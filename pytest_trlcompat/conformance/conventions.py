@@ -6,6 +6,7 @@ Imports nothing of the stack.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import metadata
@@ -20,7 +21,22 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Conventions", "of_installed", "of_release"]
+__all__ = ["Conventions", "Unrecorded", "of_installed", "of_release"]
+
+
+@dataclass(frozen=True)
+class Unrecorded:
+    """Quantities that a release does not show.
+
+    Attributes:
+        quantities: their stages; ``logps[*`` stands for every stage that begins so.
+        why: as it is said of each of them.
+        unless: a field of the config with which it shows them; empty: it never does.
+    """
+
+    quantities: tuple[str, ...]
+    why: str
+    unless: str = ""
 
 
 @dataclass(frozen=True)
@@ -29,10 +45,18 @@ class Conventions:
     Attributes:
         undecided: of the reference's ``Undecided``, by name.
         absent: of the reference's settings, for fields that the release's config does not have.
+        unrecorded: what a recording of this release need not have.
     """
 
     undecided: dict[str, Any] = field(default_factory=dict)
     absent: dict[str, Any] = field(default_factory=dict)
+    unrecorded: tuple[Unrecorded, ...] = ()
+
+    def unrecorded_with(self, arguments: Mapping[str, Any]) -> dict[str, str]:
+        """Why a recording of a training with these arguments need not have a quantity, by its stage, as of
+        :func:`~pytest_trlcompat.conformance.comparison.stated`."""
+        holding = [entry for entry in self.unrecorded if not entry.unless or not arguments.get(entry.unless)]
+        return {stage: entry.why for entry in holding for stage in entry.quantities}
 
 
 @lru_cache
@@ -43,17 +67,24 @@ def of_release(trainer: str, trl: str, transformers: str) -> Conventions:
         trl, transformers: their versions.
     """
     text = Path(__file__).with_name(trainer).joinpath("conventions.toml").read_text(encoding="utf-8")
-    entries = tomllib.loads(text)["convention"]
+    tables = tomllib.loads(text)
+    versions = {"trl": Version(trl), "transformers": Version(transformers)}
+
+    def holds(entry: Mapping[str, Any]) -> bool:
+        return all(
+            SpecifierSet(entry.get(name, "")).contains(version, prereleases=True) for name, version in versions.items()
+        )
+
     chosen: dict[str, Any] = {}
-    for entry in entries:
-        ranges = {"trl": trl, "transformers": transformers}
-        if all(
-            SpecifierSet(entry.get(name, "")).contains(Version(each), prereleases=True) for name, each in ranges.items()
-        ):
-            chosen.setdefault(entry["field"], entry)
+    for entry in filter(holds, tables["convention"]):
+        chosen.setdefault(entry["field"], entry)
     absent = {name: entry["value"] for name, entry in chosen.items() if entry.get("absent")}
     undecided = {name: entry["value"] for name, entry in chosen.items() if not entry.get("absent")}
-    return Conventions(undecided, absent)
+    unrecorded = [
+        Unrecorded(tuple(entry["quantities"]), entry["why"], entry.get("unless", ""))
+        for entry in filter(holds, tables.get("unrecorded", ()))
+    ]
+    return Conventions(undecided, absent, tuple(unrecorded))
 
 
 def of_installed(trainer: str) -> Conventions:

@@ -8,14 +8,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PLAIN", "StepRecord", "Whole", "own_fields", "trained_weights", "watched_steps", "world_size"]
+__all__ = [
+    "PLAIN",
+    "StepRecord",
+    "Whole",
+    "own_fields",
+    "trained_weights",
+    "unrecorded_of",
+    "watched_steps",
+    "world_size",
+]
 
 Whole = Callable[[Any], "dict[str, torch.Tensor]"]
 """Gathers the trained weights of a trainer, by their names in the bare model. Called on every rank."""
@@ -44,12 +53,21 @@ class StepRecord:
 
     Attributes:
         micro_batches: how many there were until now.
-        gradients: of trained parameters, after clipping; weights: after the step; empty where they are sharded.
+        gradients: of trained parameters, after clipping; ``None`` where a strategy keeps them to itself.
+        weights: of trained parameters, after the step.
     """
 
     micro_batches: int
-    gradients: dict[str, torch.Tensor]
+    gradients: dict[str, torch.Tensor] | None
     weights: dict[str, torch.Tensor]
+
+
+def unrecorded_of(steps: Sequence[StepRecord]) -> dict[str, str]:
+    """What steps under a strategy do not show, and why, as of
+    :func:`~pytest_trlcompat.conformance.comparison.stated`."""
+    if any(step.gradients is None for step in steps):
+        return {"gradients[*": "the strategy keeps gradients to itself; the weights after each step are compared"}
+    return {}
 
 
 def world_size() -> int:
@@ -67,6 +85,7 @@ def watched_steps(
         micro_batches: how many were trained on until now.
         whole: then no gradients are kept.
     """
+    import torch
     from torch.optim.optimizer import register_optimizer_step_pre_hook
     from transformers import TrainerCallback
 
@@ -75,12 +94,15 @@ def watched_steps(
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         kept.clear()
         for name, parameter in trainer.model.named_parameters() if whole is None else ():
-            if parameter.grad is not None:
-                kept[name] = parameter.grad.detach().float().cpu().clone()
+            if parameter.requires_grad:  # of one that no output depends on there is none, which is as if it were 0
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                kept[name] = gradient.detach().float().cpu().clone()
 
     class AfterSteps(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            steps.append(StepRecord(micro_batches(), dict(kept), (whole or trained_weights)(trainer)))
+            steps.append(
+                StepRecord(micro_batches(), None if whole else dict(kept), (whole or trained_weights)(trainer))
+            )
 
     callback = AfterSteps()
     trainer.callback_handler.callbacks.insert(0, callback)  # before one that changes or saves something

@@ -150,6 +150,9 @@ class ConformanceTrainings:
         found = self._launched(trainer, subject, row.strategy, settings, partly, row.name)
         if found.get("lacking"):
             raise Untestable(found["lacking"])
+        told = ("failure", "unknown", "refused_with", "differences", "compared")
+        if not any(found.get(name) for name in told):
+            found = {**found, "failure": "AssertionError: nothing of this training was compared with the reference"}
         evidence: dict[str, Any] = {"setting": dict(row.setting), "compared": found["compared"]}
         if found["unknown"]:
             evidence["not_in_this_release"] = found["unknown"]

@@ -73,6 +73,12 @@ def hold(
         except comparison.Unsteady as error:  # in bfloat16, say, of a loss whose terms cancel
             found = {"failure": None, "differences": [], "compared": 0, "unknown": []}
             found["lacking"] = f"rounding changes the first step so much that nothing can be told: {error}"
+        except comparison.NotRecorded as error:
+            found = {"failure": None, "differences": [], "compared": 0, "unknown": []}
+            found["lacking"] = (
+                f"the recording does not see all that is to be compared: {error}. Mend the recording, or state in the "
+                "trainer's conventions.toml what this release does not show"
+            )
         return {**found, "differences": found["differences"][:_SHOWN]}
 
     every = in_step.in_turn(settings, held)

@@ -139,8 +139,6 @@ def _compared(
     except comparison.OutOfStep as error:
         return {"differences": [{"stage": "sampling", "where": "", "said": str(error)}]}
     major = int(transformers.__version__.partition(".")[0])
-    differences = quantities.differences(recordings, expected, neighbours, major)
-    return {
-        "differences": [vars(each) for each in differences],
-        "compared": len(quantities.recorded_quantities(recordings, expected)),
-    }
+    unrecorded = known.unrecorded_with(recordings[0].arguments)
+    differences, compared = quantities.differences(recordings, expected, neighbours, major, unrecorded)
+    return {"differences": [vars(each) for each in differences], "compared": compared}

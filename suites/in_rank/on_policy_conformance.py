@@ -69,29 +69,35 @@ def held(
     return {**found, **_compared(method, every, before)} if recorded.rank == 0 else found
 
 
-def _compared(method: Method, recordings: list[OnPolicyRecording], before: Any) -> dict[str, Any]:
+def _compared(method: Method, recordings: list[OnPolicyRecording], untrained: Any) -> dict[str, Any]:
     known = conventions.of_installed(method.trainer)
+    unrecorded = known.unrecorded_with(recordings[0].arguments)
+
+    def expected(untrained: Any) -> list[Quantity]:
+        return comparison.stated(method.expected(recordings, untrained, known), unrecorded)
 
     def neighbours() -> list[list[Quantity]]:
-        models = [getattr(before, name) for name in method.trained]
+        models = [getattr(untrained, name) for name in method.trained]
         return [
-            method.expected(
-                recordings, dataclasses.replace(before, **dict(zip(method.trained, each, strict=True))), known
-            )
-            for each in comparison.neighbours(*models)
+            expected(dataclasses.replace(untrained, **dict(zip(method.trained, changed, strict=True))))
+            for changed in comparison.neighbours(*models)
         ]
 
     try:
-        wanted = method.expected(recordings, before, known)
+        wanted = expected(untrained)
     except comparison.OutOfStep as error:
         return {"differences": [{"stage": "updates", "where": "", "said": str(error)}]}
     found = method.recorded(recordings)
-    differences = comparison.differing(wanted, found, neighbours)
-    if _is_measured():
-        differences = [*before_steps(recordings[0]), *differences]
+    before = [*before_steps(recordings[0])] if _is_measured() else []
+    try:
+        differences = comparison.differing(wanted, found, neighbours)
+    except comparison.NotRecorded:
+        if not before:
+            raise
+        differences = []
     return {
-        "differences": [vars(each) for each in differences],
-        "compared": sum((one.stage, one.where) in found for one in wanted),
+        "differences": [vars(each) for each in (*before, *differences)],
+        "compared": comparison.compared(wanted, found),
     }
 
 

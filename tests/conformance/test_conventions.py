@@ -46,7 +46,22 @@ def test_what_is_logged_of_tokens_depends_on_the_release_of_trl() -> None:
 def test_no_entry_has_a_key_that_nobody_reads() -> None:
     files = [Path(conventions.__file__).with_name(each) / "conventions.toml" for each in rows.TRAINERS]
     raw = [tomllib.loads(each.read_text()) for each in files]
-    assert {key for each in raw for key in each} == {"convention"}
+    assert {key for each in raw for key in each} == {"convention", "unrecorded"}
+    for each in raw:
+        for entry in each.get("unrecorded", ()):
+            assert {*entry} <= {"quantities", "why", "unless", "trl", "transformers"}, entry
     entries = [entry for each in raw for entry in each["convention"]]
     assert {key for entry in entries for key in entry} <= {"field", "value", "absent", "trl", "transformers"}
-    assert [each.name for each in fields(conventions.Conventions)] == ["undecided", "absent"]
+    assert [each.name for each in fields(conventions.Conventions)] == ["undecided", "absent", "unrecorded"]
+
+
+def test_what_a_release_does_not_show_is_stated_by_name_and_may_depend_on_a_field() -> None:
+    found = conventions.of_release("dpo", "1.16.0", "5.23.0")
+    always, plain = (found.unrecorded_with({"precompute_ref_log_probs": each}) for each in (True, False))
+    assert {"logps[chosen]", "logps[rejected]"} <= {*always} < {*plain}
+    assert "logps[reference_chosen]" in {*plain} - {*always}
+    assert "computed before the training" in plain["logps[reference_chosen]"]
+    before = conventions.of_release("dpo", "0.28.0", "4.57.0").unrecorded_with({})
+    assert "logps[chosen]" not in before
+    assert "logs[entropy]" in before
+    assert "logs[entropy]" not in plain

@@ -106,6 +106,33 @@ def test_a_setting_that_rounding_hides_costs_no_other_one_its_verdict(monkeypatc
     assert (found["other"]["compared"], "lacking" in found["other"]) == (7, False)
 
 
+def test_a_training_of_which_nothing_was_compared_is_not_right(trainings: Any) -> None:
+    made = trainings({"beta": {"compared": 0}}, entry("grpo-one", "silent"))
+    finding = made.judge("upstream", "single-beta", "grpo")
+    assert (finding.verdict, finding.evidence["failure"]) == (
+        Verdict.ERROR,
+        "AssertionError: nothing of this training was compared with the reference",
+    )
+    assert made.judge_issue(made.catalog["grpo-one"], "upstream", "single-beta").verdict is Verdict.ERROR
+    refused = trainings({"beta": {"compared": 0, "refused_with": "ValueError: no"}})
+    assert refused.judge("upstream", "single-beta", "grpo").verdict is Verdict.OK
+
+
+def test_what_a_recording_does_not_see_costs_no_other_setting_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def held(subject: str, model: Any, setting: dict[str, Any], seed: int, partly: bool) -> dict[str, Any]:
+        if setting:
+            raise comparison.NotRecorded("of 2 quantities 1 is missing: old_logprobs")
+        return {"failure": None, "differences": [], "compared": 7, "unknown": []}
+
+    monkeypatch.setattr(conformance, "_HELD", {"grpo": held})
+    found = conformance.hold("grpo", "upstream", cast(Any, None), {"one": {"beta": 0.1}, "other": {}})
+    assert (
+        "does not see all that is to be compared: of 2 quantities 1 is missing: old_logprobs."
+        in (found["one"]["lacking"])
+    )
+    assert (found["other"]["compared"], "lacking" in found["other"]) == (7, False)
+
+
 def test_a_row_of_the_array_is_tried_with_what_a_release_knows(trainings: Any) -> None:
     made = trainings({"pair_01": {"unknown": ["delta"]}})
     finding = made.judge("upstream", "single-pair_01", "grpo")

@@ -9,7 +9,17 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from pytest_trlcompat.conformance.comparison import Difference, NotFinite, Quantity, Unsteady, differing, neighbours
+from pytest_trlcompat.conformance.comparison import (
+    Difference,
+    NotFinite,
+    NotRecorded,
+    Quantity,
+    Unsteady,
+    compared,
+    differing,
+    neighbours,
+    stated,
+)
 
 PLACE = ("values", "batch 0")
 NAN = math.nan
@@ -69,8 +79,37 @@ def test_neighbours_are_computed_where_the_floor_is_not_enough_and_once() -> Non
     assert asked == [1]
 
 
-def test_what_was_not_recorded_is_not_compared() -> None:
-    assert differing([quantity([1.0])], {("values", "batch 1"): torch.tensor([2.0])}, list) == []
+def test_what_was_recorded_elsewhere_and_not_here_differs() -> None:
+    (found,) = differing([quantity([1.0, 2.0])], {("values", "batch 1"): torch.tensor([1.0, 2.0])}, list)
+    assert found == Difference(*PLACE, [1.0, 2.0], [], math.inf, 0.0)
+    assert found.describe() == "values (batch 0): nothing recorded instead of [1.0, 2.0]"
+
+
+@pytest.mark.parametrize("stage", ["logs[loss]", "evaluation[eval_loss]", "evaluate()[eval_loss]"])
+def test_what_a_trainer_does_not_log_differs_also_where_it_logs_it_nowhere(stage: str) -> None:
+    (found,) = differing([Quantity(stage, "step 0", torch.tensor([1.0]))], {}, list)
+    assert (found.stage, found.found) == (stage, [])
+
+
+def test_what_a_recording_sees_nowhere_is_no_difference_of_the_trainer_and_no_success() -> None:
+    expected = [quantity([1.0]), Quantity("logps[chosen]", "batch 0", torch.tensor([3.0]))]
+    with pytest.raises(NotRecorded, match=r"^of 2 quantities 1 is missing: logps\[chosen\]$"):
+        differing(expected, {PLACE: torch.tensor([1.0])}, lambda: [expected])
+    with pytest.raises(NotRecorded, match="of 2 quantities 2 are missing"):
+        differing(expected, {}, list)
+    found = differing(expected[::-1], {PLACE: torch.tensor([2.0])}, lambda: [expected[::-1]])
+    assert [each.stage for each in found] == ["values", "logps[chosen]"], "that of the trainer comes first"
+
+
+def test_what_need_not_be_recorded_says_why_and_is_compared_where_it_is() -> None:
+    names = {"logps[*": "it has no such numbers", "values": "it keeps them"}
+    expected = [quantity([1.0]), Quantity("logps[chosen]", "batch 0", torch.tensor([3.0])), quantity([1.0])]
+    excused = stated(expected, names)
+    assert [each.unrecorded for each in excused] == ["it keeps them", "it has no such numbers", "it keeps them"]
+    assert differing(excused, {}, list) == []
+    assert (compared(excused, {}), compared(excused, {PLACE: torch.tensor([1.0])})) == (0, 2)
+    assert len(differing(excused, {PLACE: torch.tensor([2.0])}, lambda: [excused])) == 2
+    assert [each.unrecorded for each in stated(expected, {"logps": "another one"})] == ["", "", ""]
 
 
 def test_of_tokens_those_count_that_the_mask_has_and_the_wider_side_decides_the_width() -> None:

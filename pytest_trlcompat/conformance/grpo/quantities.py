@@ -10,14 +10,17 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance.comparison import Difference, Quantity, differing
+from pytest_trlcompat.conformance import comparison
+from pytest_trlcompat.conformance.comparison import Difference, NotRecorded, Quantity, differing, stated
 from pytest_trlcompat.conformance.grpo import environments, tools
 from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
 from pytest_trlcompat.conformance.grpo.records import Recording
 from pytest_trlcompat.conformance.grpo.sampling import target_of
 from pytest_trlcompat.conformance.grpo.truth import Truth, targets_of
+from pytest_trlcompat.conformance.training import unrecorded_of
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +45,10 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
     pending: list[Mapping[str, float]] = []
     near_bounds: list[Mapping[str, float]] = []
     micro_batch = 0
+    settings = truth.settings
+    reused = settings.micro_batches_per_generation * settings.num_iterations
+    same_policy = _SAME_POLICY if settings.gradient_accumulation_steps % reused == 0 else ""
+    counted = 0
     for number, step in enumerate(truth.steps):
         for generation in step.generations:
             if any(generation is each for each in seen):
@@ -52,10 +59,11 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
             yield Quantity("advantages", place, generation.advantages.advantages)
             mask = generation.tokens.loss_mask
             if truth.method is GRPO:
-                yield Quantity("old_logprobs", place, generation.old_logprobs, mask)
+                yield Quantity("old_logprobs", place, generation.old_logprobs, mask, unrecorded=same_policy)
             else:  # of whole completions, those that are excluded from the loss left out
                 sums = generation.old_logprobs.where(mask, 0.0).sum(1, keepdim=True)
-                yield Quantity("old_sequence_logprobs", place, sums, mask.any(1, keepdim=True))
+                rows = mask.any(1, keepdim=True)
+                yield Quantity("old_sequence_logprobs", place, sums, rows, unrecorded=same_policy)
             if generation.reference_logprobs is not None:
                 yield Quantity("reference_logprobs", place, generation.reference_logprobs, mask)
         for batch in step.micro_batches:
@@ -84,11 +92,16 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
                     continue
                 rounding = 1e-4 if name == "loss" and transformers < 5 else by_rounding.get(name, 0.0)
                 values = torch.tensor([value], dtype=torch.float64)
-                yield Quantity(f"logs[{name}]", place, values, rounding=rounding)
-            pending, near_bounds = [], []
+                unrecorded = _UNCHANGED if name == "num_tokens" and len(seen) == counted else ""
+                yield Quantity(f"logs[{name}]", place, values, rounding=rounding, unrecorded=unrecorded)
+            pending, near_bounds, counted = [], [], len(seen)
     for number, evaluation in enumerate(truth.evaluations):
         for name, value in evaluation.logs.items():
             yield Quantity(f"evaluation[{name}]", f"evaluation {number}", torch.tensor([value], dtype=torch.float64))
+
+
+_SAME_POLICY = "each step trains on whole generations, so that the policy that it trains is the one that sampled"
+_UNCHANGED = "nothing was sampled since the last line, and nothing counted"
 
 
 def clipped_by_rounding(step: Any, settings: Any, method: Method = GRPO) -> dict[str, float]:
@@ -147,7 +160,7 @@ def recorded_quantities(recordings: Sequence[Recording], truth: Truth) -> Mappin
                 found["pixel_values", place] = batch.pixel_values
     for number, step in enumerate(main.steps):
         place = f"step {number}"
-        for name, gradient in step.gradients.items():
+        for name, gradient in (step.gradients or {}).items():
             found[f"gradients[{name}]", place] = gradient
         for name, weight in step.weights.items():
             found[f"weights[{name}]", place] = weight
@@ -354,21 +367,37 @@ def _words(text: str) -> str:
 
 
 def differences(
-    recordings: Sequence[Recording], truth: Truth, neighbours: Callable[[], Sequence[Truth]], transformers: int
-) -> list[Difference]:
-    """Every quantity that differs, the first one first.
+    recordings: Sequence[Recording],
+    truth: Truth,
+    neighbours: Callable[[], Sequence[Truth]],
+    transformers: int,
+    unrecorded: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[list[Difference], int]:
+    """Every quantity that differs, the first one first, and how many were compared.
 
     Args:
         neighbours: the truth with weights changed by one unit in the last place, in several ways.
+        unrecorded: what this release does not show, and why, as of
+            :func:`~pytest_trlcompat.conformance.comparison.stated`.
     """
     every = int(recordings[0].arguments["logging_steps"])
     found = recorded_quantities(recordings, truth)
+    unrecorded = {**unrecorded, **unrecorded_of(recordings[0].steps)}
 
     def quantities(truth: Truth) -> list[Quantity]:
-        return list(expected_quantities(truth, every, transformers))
+        return stated(expected_quantities(truth, every, transformers), unrecorded)
 
-    compared = differing(quantities(truth), found, lambda: [quantities(each) for each in neighbours()])
-    return [*_sampling(recordings, truth), *compared, *_missing(recordings[0])]
+    wanted = quantities(truth)
+    before, after = [*_sampling(recordings, truth)], [*_missing(recordings[0])]
+    try:
+        differences = differing(wanted, found, lambda: [quantities(each) for each in neighbours()])
+    except NotRecorded:
+        if not before and not after:
+            raise
+        differences = []
+    known = {(each.stage, each.where) for each in differences}
+    after = [each for each in after if (each.stage, each.where) not in known]
+    return [*before, *differences, *after], comparison.compared(wanted, found)
 
 
 def _missing(recording: Recording) -> Iterator[Difference]:

@@ -112,7 +112,7 @@ def recorded_batches(
         for number, step in enumerate(steps):
             where = f"{place}, step {number}"
             found["learning_rate", where] = torch.tensor([step.learning_rate], dtype=torch.float64)
-            for name, tensors in (("gradients", step.gradients), ("weights", step.weights)):
+            for name, tensors in (("gradients", step.gradients or {}), ("weights", step.weights)):
                 for key, values in tensors.items():
                     found[f"{name}[{key}]", where] = values
     return found

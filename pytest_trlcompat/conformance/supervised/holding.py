@@ -39,6 +39,7 @@ def held(
         beside: what differs before a model has computed anything, and is of no row.
 
     Raises:
+        NotRecorded: nothing differs, and the recording found nothing of some quantity.
         OutOfStep: ranks had unequal numbers of micro-batches, or there was no step.
         Unsteady: rounding changes the first step so much that nothing can be told.
     """
@@ -47,7 +48,7 @@ def held(
     def computed(models: tuple[torch.nn.Module, ...]) -> truth.Truth:
         return truth.computed(recordings, room, models, conventions)
 
-    differences = quantities.differences(
+    differences, compared = quantities.differences(
         recordings,
         computed(models),
         lambda: [computed(each) for each in comparison.neighbours(*models)],
@@ -56,6 +57,6 @@ def held(
         room.only_in_training,
         room.compared,
         beside,
+        conventions.unrecorded_with(recordings[0].arguments),
     )
-    compared = len(quantities.recorded_quantities(recordings)) + sum(len(one.micro_batches) for one in recordings)
-    return differences, compared
+    return differences, compared + sum(len(one.micro_batches) for one in recordings)

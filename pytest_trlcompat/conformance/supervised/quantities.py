@@ -12,11 +12,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance.comparison import ULP, Difference, Quantity, differing
+from pytest_trlcompat.conformance import comparison
+from pytest_trlcompat.conformance.comparison import ULP, Difference, NotRecorded, Quantity, differing, stated
 from pytest_trlcompat.conformance.supervised.records import Recording, Row
 from pytest_trlcompat.conformance.supervised.truth import Truth
+from pytest_trlcompat.conformance.training import unrecorded_of
 
 if TYPE_CHECKING:
     import torch
@@ -36,8 +39,9 @@ def differences(
     only_in_training: frozenset[str],
     compared: Callable[[Row], Row] = dict,
     beside: Iterable[Difference] = (),
-) -> list[Difference]:
-    """Every quantity that differs, the first one first.
+    unrecorded: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[list[Difference], int]:
+    """Every quantity that differs, the first one first, and how many were compared.
 
     Args:
         neighbours: the truth with weights changed by one unit in the last place, in several ways.
@@ -45,21 +49,28 @@ def differences(
         only_in_training: what an evaluation need not log.
         compared: what of a recorded row must be as expected.
         beside: what differs before a model has computed anything, and is of no row.
+        unrecorded: what this release does not show, and why, as of
+            :func:`~pytest_trlcompat.conformance.comparison.stated`.
     """
     found = recorded_quantities(recordings)
+    unrecorded = {**unrecorded, **unrecorded_of(recordings[0].steps)}
     every = int(recordings[0].arguments["logging_steps"])
 
     def quantities(truth: Truth) -> list[Quantity]:
-        return list(expected_quantities(truth, every, transformers))
+        return stated(expected_quantities(truth, every, transformers), unrecorded)
 
-    return [
-        *beside,
-        *rows_differing(recordings, expected, compared),
-        *_updates(recordings[0]),
-        *differing(quantities(truth), found, lambda: [quantities(each) for each in neighbours()]),
-        *_best_model(recordings[0], truth),
-        *_missing(recordings[0], truth, only_in_training),
-    ]
+    wanted = quantities(truth)
+    before = [*beside, *rows_differing(recordings, expected, compared), *_updates(recordings[0])]
+    after = [*_best_model(recordings[0], truth), *_missing(recordings[0], truth, only_in_training)]
+    try:
+        differences = differing(wanted, found, lambda: [quantities(each) for each in neighbours()])
+    except NotRecorded:
+        if not before and not after:
+            raise
+        differences = []
+    known = {(each.stage, each.where) for each in differences}
+    after = [each for each in after if (each.stage, each.where) not in known]
+    return [*before, *differences, *after], comparison.compared(wanted, found)
 
 
 def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> Iterator[Quantity]:
@@ -146,7 +157,7 @@ def recorded_quantities(recordings: Sequence[Recording]) -> Mapping[tuple[str, s
                 for name, values in batch.values.items():
                     found[f"evaluated[{name}]", where] = _padded(values)
     for number, step_record in enumerate(main.steps):
-        for kind, tensors in (("gradients", step_record.gradients), ("weights", step_record.weights)):
+        for kind, tensors in (("gradients", step_record.gradients or {}), ("weights", step_record.weights)):
             for name, values in tensors.items():
                 found[f"{kind}[{name}]", f"step {number}"] = values
     every = int(main.arguments["logging_steps"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.supervised.evaluating import AFTER
@@ -153,9 +153,11 @@ def _recorded_class(trainer_class: type, room: Room, found: Recording) -> type:
                 found.in_evaluation = False
             if len(found.evaluations) > before:
                 return logs
+            given = args[0] if args else kwargs.get("eval_dataset")
+            sets = [*given] if isinstance(given, dict) else []
             logged = [entry for entry in self.state.log_history if f"{prefix}_loss" in entry]
-            found.evaluations.append((len(found.steps), _as_one(logged[-1] if logged else logs, prefix)))
-            found.returned.append(_as_one(logs, prefix))
+            found.evaluations.append((len(found.steps), _as_one(logged[-1] if logged else logs, prefix, sets)))
+            found.returned.append(_as_one(logs, prefix, sets))
             return logs
 
         def _trlcompat_keep(self, inputs: Any, evaluation: int | None) -> None:
@@ -166,8 +168,15 @@ def _recorded_class(trainer_class: type, room: Room, found: Recording) -> type:
     return Recording
 
 
-def _as_one(entry: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """What is logged of one set of several, by the names that an only one has."""
+def _as_one(entry: Mapping[str, Any], prefix: str, sets: Sequence[str]) -> dict[str, Any]:
+    """What is logged of one set of several, by the names that an only one has.
+
+    Args:
+        sets: names of those that one call evaluates together, which are equally large: their loss is the mean.
+    """
+    losses = [entry[name] for each in sets if (name := f"{prefix}_{each}_loss") in entry]
+    if losses and len(losses) == len(sets):
+        entry = {f"{prefix}_loss": sum(losses) / len(losses), **entry}
     return {
         f"eval_{name.removeprefix(f'{prefix}_')}" if name.startswith(f"{prefix}_") else name: value
         for name, value in entry.items()
