@@ -6,6 +6,7 @@ differ. Rows are those that documentation makes of the data, losses those of the
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -69,10 +70,10 @@ def _held(
     if int(os.environ.get("RANK", "0")):
         return [], 0
     trl = conventions.of_installed(room.trainer)
-    known = conventions.Conventions({**trl.undecided, **undecided}, trl.absent)
+    known = dataclasses.replace(trl, undecided={**trl.undecided, **undecided})
     models = room.models(model, {})
-    differences, compared = holding.held(recordings, room, models, known, lambda part: (rows, len(rows)))
-    return [(each.stage, each.describe()) for each in differences], compared
+    held = holding.held(recordings, room, models, known, lambda part: (rows, len(rows)))
+    return [(each.stage, each.describe()) for each in held.differences], held.compared
 
 
 ROWS = 8

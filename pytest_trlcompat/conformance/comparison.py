@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_trlcompat._due import Account
 
@@ -26,14 +26,15 @@ __all__ = [
     "FLOOR",
     "ULP",
     "Difference",
+    "Held",
     "NotFinite",
     "NotRecorded",
     "OutOfStep",
     "Quantity",
     "Unsteady",
     "change",
-    "compared",
     "differing",
+    "held",
     "neighbours",
     "stated",
 ]
@@ -54,6 +55,8 @@ _SHOWN = 4
 """How many numbers a difference shows."""
 _PUBLISHED = re.compile(r"(logs|evaluation|evaluate\(\))\[")
 """Stages that a trainer itself shows to its user; all others a recording has to find inside it."""
+_OF_TIME = re.compile(r"\[(eval_)?(epoch|step|(.+_)?(time|runtime|per_second))\]$")
+"""What is logged of when and how fast, which no reference has."""
 
 
 class OutOfStep(Exception):
@@ -186,9 +189,54 @@ def _not_recorded(quantity: Quantity) -> Difference:
     return Difference(quantity.stage, quantity.where, values, [], math.inf, 0.0)
 
 
-def compared(expected: Iterable[Quantity], found: Mapping[tuple[str, str], torch.Tensor]) -> int:
-    """How many of the expected quantities were recorded, and so compared."""
-    return sum((quantity.stage, quantity.where) in found for quantity in expected)
+class Held(NamedTuple):
+    """A recording held against the reference.
+
+    Attributes:
+        differences: the first one first.
+        compared: how many of the expected quantities were recorded, and so compared.
+        unheld: names of numbers that a trainer logs and that the reference does not have, sorted.
+    """
+
+    differences: list[Difference]
+    compared: int
+    unheld: list[str]
+
+
+def held(
+    expected: Sequence[Quantity],
+    found: Mapping[tuple[str, str], torch.Tensor],
+    neighbours: Callable[[], Sequence[Sequence[Quantity]]],
+    before: Iterable[Difference] = (),
+    after: Iterable[Difference] = (),
+) -> Held:
+    """Everything that differs: what steps need, what they compute (:func:`differing`), and what follows.
+
+    A trained parameter that the reference does not train differs, too.
+
+    Args:
+        before: what differs before a model has computed anything.
+        after: what differs in the end; what is one of the quantities is not said again.
+
+    Raises:
+        NotFinite, NotRecorded, Unsteady: as of :func:`differing`.
+    """
+    first = list(before)
+    stages = {quantity.stage for quantity in expected}
+    trained = [key for key in found if key[0].startswith(("gradients[", "weights[")) and key[0] not in stages]
+    last = [Difference(*key, [], found[key].double().flatten()[:_SHOWN].tolist(), math.inf, 0.0) for key in trained]
+    last += after
+    try:
+        differences = differing(expected, found, neighbours)
+    except NotRecorded:
+        if not first and not last:
+            raise
+        differences = []
+    known = {(difference.stage, difference.where) for difference in differences}
+    last = [difference for difference in last if (difference.stage, difference.where) not in known]
+    compared = sum((quantity.stage, quantity.where) in found for quantity in expected)
+    unheld = {stage for stage, _ in found if _PUBLISHED.match(stage) and not _OF_TIME.search(stage)} - stages
+    return Held([*first, *differences, *last], compared, sorted(unheld))
 
 
 def stated(expected: Iterable[Quantity], unrecorded: Mapping[str, str]) -> list[Quantity]:

@@ -154,6 +154,8 @@ class ConformanceTrainings:
         if not any(found.get(name) for name in told):
             found = {**found, "failure": "AssertionError: nothing of this training was compared with the reference"}
         evidence: dict[str, Any] = {"setting": dict(row.setting), "compared": found["compared"]}
+        if found.get("unheld"):
+            evidence["logged_without_reference"] = found["unheld"]
         if found["unknown"]:
             evidence["not_in_this_release"] = found["unknown"]
         if found.get(in_step.FAILED_ON):

@@ -57,9 +57,10 @@ def hold(
 
     Returns:
         By setting: ``failure``, what the training ended in; ``differences``, each with ``stage``, ``where``,
-        ``expected``, ``found``, ``off`` and ``allowed``, the first one first; ``compared``, how many quantities; and
-        ``unknown``, what of the setting this release does not know; and, where something that it needs is not
-        installed, or rounding hides everything, ``lacking``, what to say of it. Where ranks fail differently, the rest
+        ``expected``, ``found``, ``off`` and ``allowed``, the first one first; ``compared``, how many quantities;
+        ``unheld``, what the trainer logs and the reference does not have; and ``unknown``, what of the setting this
+        release does not know; and, where something that it needs is not installed, where rounding hides everything,
+        or where the recording does not see all, ``lacking``, what to say of it. Where ranks fail differently, the rest
         is missing: see :func:`.in_step.in_turn`.
 
     Raises:

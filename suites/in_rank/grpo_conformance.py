@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.conformance.grpo.records import Recording
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["gathering", "held", "trainer_class", "without_numbers"]
+__all__ = ["gathering", "held", "reported", "trainer_class", "without_numbers"]
 
 
 def held(
@@ -83,6 +83,12 @@ def _wrong_refusals(setting: Mapping[str, Any], training: Mapping[str, Any]) -> 
         yield {"stage": f"refusal{stage}", "where": "", "expected": [wanted], "found": [wanted if is_right else seen]}
 
 
+def reported(held: comparison.Held) -> dict[str, Any]:
+    """As :func:`suites.in_rank.conformance.hold` returns it."""
+    differences = [vars(difference) for difference in held.differences]
+    return {"differences": differences, "compared": held.compared, "unheld": held.unheld}
+
+
 def trainer_class(subject: str, name: str) -> type:
     """TRL's trainer of that name, or the corrected one."""
     import trl
@@ -140,5 +146,4 @@ def _compared(
         return {"differences": [{"stage": "sampling", "where": "", "said": str(error)}]}
     major = int(transformers.__version__.partition(".")[0])
     unrecorded = known.unrecorded_with(recordings[0].arguments)
-    differences, compared = quantities.differences(recordings, expected, neighbours, major, unrecorded)
-    return {"differences": [vars(each) for each in differences], "compared": compared}
+    return reported(quantities.differences(recordings, expected, neighbours, major, unrecorded))

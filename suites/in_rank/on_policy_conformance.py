@@ -21,7 +21,7 @@ from pytest_trlcompat.conformance.ppo import quantities as ppo_quantities
 from pytest_trlcompat.conformance.ppo import truth as ppo_truth
 
 from . import first_rloo, first_rloo_recording, in_step, ppo_recording
-from .grpo_conformance import without_numbers
+from .grpo_conformance import reported, without_numbers
 from .grpo_steps import of_all_ranks
 
 if TYPE_CHECKING:
@@ -88,17 +88,7 @@ def _compared(method: Method, recordings: list[OnPolicyRecording], untrained: An
     except comparison.OutOfStep as error:
         return {"differences": [{"stage": "updates", "where": "", "said": str(error)}]}
     found = method.recorded(recordings)
-    before = [*before_steps(recordings[0])] if _is_measured() else []
-    try:
-        differences = comparison.differing(wanted, found, neighbours)
-    except comparison.NotRecorded:
-        if not before:
-            raise
-        differences = []
-    return {
-        "differences": [vars(each) for each in (*before, *differences)],
-        "compared": comparison.compared(wanted, found),
-    }
+    return reported(comparison.held(wanted, found, neighbours, before_steps(recordings[0]) if _is_measured() else ()))
 
 
 def _is_measured() -> bool:

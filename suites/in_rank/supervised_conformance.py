@@ -13,7 +13,7 @@ from pytest_trlcompat.conformance import comparison, conventions, images, liger
 from pytest_trlcompat.conformance.supervised import holding, recording
 
 from . import in_step
-from .grpo_conformance import gathering, trainer_class, without_numbers
+from .grpo_conformance import gathering, reported, trainer_class, without_numbers
 from .grpo_steps import of_all_ranks
 
 if TYPE_CHECKING:
@@ -61,7 +61,6 @@ def _compared(
     try:
         beside = room.beside(recordings, models, model, setting, seed)
         known = conventions.of_installed(room.trainer)
-        differences, compared = holding.held(recordings, room, models, known, rows, beside)
+        return reported(holding.held(recordings, room, models, known, rows, beside))
     except comparison.OutOfStep as error:
         return {"differences": [{"stage": "updates", "where": "", "said": str(error)}]}
-    return {"differences": [vars(each) for each in differences], "compared": compared}

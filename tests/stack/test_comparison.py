@@ -15,8 +15,8 @@ from pytest_trlcompat.conformance.comparison import (
     NotRecorded,
     Quantity,
     Unsteady,
-    compared,
     differing,
+    held,
     neighbours,
     stated,
 )
@@ -107,9 +107,37 @@ def test_what_need_not_be_recorded_says_why_and_is_compared_where_it_is() -> Non
     excused = stated(expected, names)
     assert [each.unrecorded for each in excused] == ["it keeps them", "it has no such numbers", "it keeps them"]
     assert differing(excused, {}, list) == []
-    assert (compared(excused, {}), compared(excused, {PLACE: torch.tensor([1.0])})) == (0, 2)
+    assert [held(excused, seen, list).compared for seen in ({}, {PLACE: torch.tensor([1.0])})] == [0, 2]
     assert len(differing(excused, {PLACE: torch.tensor([2.0])}, lambda: [excused])) == 2
     assert [each.unrecorded for each in stated(expected, {"logps": "another one"})] == ["", "", ""]
+
+
+def test_a_parameter_that_only_the_trainer_trains_differs_and_what_it_logs_beside_is_named() -> None:
+    seen = {
+        PLACE: torch.tensor([1.0]),
+        ("weights[extra]", "step 0"): torch.tensor([3.0]),
+        **{(f"logs[{name}]", "step 0"): torch.tensor([3.0]) for name in ("phi", "epoch", "step", "step_time")},
+        ("evaluation[eval_runtime]", "evaluation 0"): torch.tensor([3.0]),
+        ("evaluation[eval_samples_per_second]", "evaluation 0"): torch.tensor([3.0]),
+    }
+    late = Difference("weights[extra]", "step 1", [], [1.0], 1.0, 0.0)
+    found = held([quantity([1.0])], seen, list, [late], [late])
+    assert found.differences == [late, Difference("weights[extra]", "step 0", [], [3.0], math.inf, 0.0), late]
+    assert (found.compared, found.unheld) == (1, ["logs[phi]"])
+    again = Difference("logs[x]", "step 0", ["x"], [], math.inf, 0.0)
+    missing = [quantity([1.0]), Quantity("logs[x]", "step 0", torch.tensor([1.0]))]
+    assert [each.expected for each in held(missing, {PLACE: torch.tensor([1.0])}, list, after=[again]).differences] == [
+        [1.0]
+    ]
+
+
+def test_where_something_else_differs_what_is_unseen_does_not_hide_it() -> None:
+    expected = [quantity([1.0]), Quantity("logps[chosen]", "batch 0", torch.tensor([3.0]))]
+    other = Difference("data[size]", "training", [1], [2], math.inf, 0.0)
+    for parts in ({"before": [other]}, {"after": [other]}):
+        assert held(expected, {PLACE: torch.tensor([1.0])}, lambda: [expected], **parts).differences == [other]
+    with pytest.raises(NotRecorded):
+        held(expected, {PLACE: torch.tensor([1.0])}, lambda: [expected])
 
 
 def test_of_tokens_those_count_that_the_mask_has_and_the_wider_side_decides_the_width() -> None:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance import comparison
-from pytest_trlcompat.conformance.comparison import Difference, NotRecorded, Quantity, differing, stated
+from pytest_trlcompat.conformance.comparison import Difference, Held, Quantity, held, stated
 from pytest_trlcompat.conformance.grpo import environments, tools
 from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
 from pytest_trlcompat.conformance.grpo.records import Recording
@@ -372,8 +371,8 @@ def differences(
     neighbours: Callable[[], Sequence[Truth]],
     transformers: int,
     unrecorded: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[list[Difference], int]:
-    """Every quantity that differs, the first one first, and how many were compared.
+) -> Held:
+    """Every quantity that differs, the first one first.
 
     Args:
         neighbours: the truth with weights changed by one unit in the last place, in several ways.
@@ -387,17 +386,13 @@ def differences(
     def quantities(truth: Truth) -> list[Quantity]:
         return stated(expected_quantities(truth, every, transformers), unrecorded)
 
-    wanted = quantities(truth)
-    before, after = [*_sampling(recordings, truth)], [*_missing(recordings[0])]
-    try:
-        differences = differing(wanted, found, lambda: [quantities(each) for each in neighbours()])
-    except NotRecorded:
-        if not before and not after:
-            raise
-        differences = []
-    known = {(each.stage, each.where) for each in differences}
-    after = [each for each in after if (each.stage, each.where) not in known]
-    return [*before, *differences, *after], comparison.compared(wanted, found)
+    return held(
+        quantities(truth),
+        found,
+        lambda: [quantities(each) for each in neighbours()],
+        _sampling(recordings, truth),
+        _missing(recordings[0]),
+    )
 
 
 def _missing(recording: Recording) -> Iterator[Difference]:

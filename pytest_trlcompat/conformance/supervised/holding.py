@@ -28,8 +28,8 @@ def held(
     conventions: Conventions,
     expected: Expected,
     beside: Iterable[comparison.Difference] = (),
-) -> tuple[list[comparison.Difference], int]:
-    """Every quantity that differs, the first one first, and how many were compared.
+) -> comparison.Held:
+    """Every quantity that differs, the first one first; each micro-batch whose rows were compared counts as one.
 
     Args:
         recordings: of all ranks.
@@ -48,7 +48,7 @@ def held(
     def computed(models: tuple[torch.nn.Module, ...]) -> truth.Truth:
         return truth.computed(recordings, room, models, conventions)
 
-    differences, compared = quantities.differences(
+    found = quantities.differences(
         recordings,
         computed(models),
         lambda: [computed(each) for each in comparison.neighbours(*models)],
@@ -59,4 +59,4 @@ def held(
         beside,
         conventions.unrecorded_with(recordings[0].arguments),
     )
-    return differences, compared + sum(len(one.micro_batches) for one in recordings)
+    return found._replace(compared=found.compared + sum(len(one.micro_batches) for one in recordings))

@@ -15,8 +15,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance import comparison
-from pytest_trlcompat.conformance.comparison import ULP, Difference, NotRecorded, Quantity, differing, stated
+from pytest_trlcompat.conformance.comparison import ULP, Difference, Held, Quantity, held, stated
 from pytest_trlcompat.conformance.supervised.records import Recording, Row
 from pytest_trlcompat.conformance.supervised.truth import Truth
 from pytest_trlcompat.conformance.training import unrecorded_of
@@ -40,8 +39,8 @@ def differences(
     compared: Callable[[Row], Row] = dict,
     beside: Iterable[Difference] = (),
     unrecorded: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[list[Difference], int]:
-    """Every quantity that differs, the first one first, and how many were compared.
+) -> Held:
+    """Every quantity that differs, the first one first.
 
     Args:
         neighbours: the truth with weights changed by one unit in the last place, in several ways.
@@ -59,18 +58,13 @@ def differences(
     def quantities(truth: Truth) -> list[Quantity]:
         return stated(expected_quantities(truth, every, transformers), unrecorded)
 
-    wanted = quantities(truth)
-    before = [*beside, *rows_differing(recordings, expected, compared), *_updates(recordings[0])]
-    after = [*_best_model(recordings[0], truth), *_missing(recordings[0], truth, only_in_training)]
-    try:
-        differences = differing(wanted, found, lambda: [quantities(each) for each in neighbours()])
-    except NotRecorded:
-        if not before and not after:
-            raise
-        differences = []
-    known = {(each.stage, each.where) for each in differences}
-    after = [each for each in after if (each.stage, each.where) not in known]
-    return [*before, *differences, *after], comparison.compared(wanted, found)
+    return held(
+        quantities(truth),
+        found,
+        lambda: [quantities(each) for each in neighbours()],
+        [*beside, *rows_differing(recordings, expected, compared), *_updates(recordings[0])],
+        [*_best_model(recordings[0], truth), *_missing(recordings[0], truth, only_in_training)],
+    )
 
 
 def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> Iterator[Quantity]:
