@@ -34,6 +34,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
     "quantization": (None,),
     "revision": (None,),
+    "speculative_config": (None,),
     "tensor_parallel_size": (1,),
 }
 """Arguments that it takes only so."""
