@@ -73,7 +73,8 @@ def _held(
     known = dataclasses.replace(trl, undecided={**trl.undecided, **undecided})
     models = room.models(model, {})
     held = holding.held(recordings, room, models, known, lambda part: (rows, len(rows)))
-    return [(each.stage, each.describe()) for each in held.differences], held.compared
+    unseen = [(stage, f"{stage}: {held.shortfall()}") for stage in held.unseen]
+    return [*unseen, *((each.stage, each.describe()) for each in held.differences)], held.compared
 
 
 ROWS = 8

@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_trlcompat._due import Account
-
 if TYPE_CHECKING:
     import torch
 
@@ -28,7 +26,6 @@ __all__ = [
     "Difference",
     "Held",
     "NotFinite",
-    "NotRecorded",
     "OutOfStep",
     "Quantity",
     "Unsteady",
@@ -74,13 +71,6 @@ class NotFinite(Unsteady):
     """The reference has no finite number with weights changed by rounding where it has one with its own.
 
     What rounding leaves cannot be told then, and an infinite allowance would pass anything.
-    """
-
-
-class NotRecorded(Exception):
-    """Nothing that was recorded differs, but a recording found nothing at all of some quantity inside a trainer.
-
-    It may be the recording that no longer sees it: neither the trainer's fault nor a training that is right.
     """
 
 
@@ -134,8 +124,7 @@ def differing(
 ) -> list[Difference]:
     """Every quantity that differs by more than rounding leaves, in the order of ``expected``.
 
-    One that was not recorded differs too, unless it says why it need not be (:attr:`Quantity.unrecorded`). Those of
-    which a recording found nothing anywhere come last, since they may be the recording's fault.
+    One that was not recorded differs too, unless it says why it need not be (:attr:`Quantity.unrecorded`).
 
     Args:
         found: by stage and place.
@@ -145,19 +134,15 @@ def differing(
 
     Raises:
         NotFinite: a quantity differs, and with weights changed it is not finite.
-        NotRecorded: nothing else differs, and of some quantity inside the trainer nothing was recorded anywhere.
         Unsteady: a quantity of the first step is far off, and so are those with weights changed.
     """
     near: Sequence[Sequence[Quantity]] = []
     differences: list[Difference] = []
-    unseen: list[Difference] = []
-    stages = {stage for stage, _ in found}
     for number, quantity in enumerate(expected):
         seen = found.get((quantity.stage, quantity.where))
         if seen is None:
             if not quantity.unrecorded:
-                is_seen = quantity.stage in stages or _PUBLISHED.match(quantity.stage)
-                (differences if is_seen else unseen).append(_not_recorded(quantity))
+                differences.append(_not_recorded(quantity))
             continue
         wanted, values = _aligned(quantity, seen)
         if wanted.shape != values.shape:
@@ -177,11 +162,7 @@ def differing(
                 raise Unsteady(f"{quantity.stage} ({quantity.where}) is off by {off:.3g}, and may be by {allowed:.3g}")
         if not off <= allowed:
             differences.append(Difference(quantity.stage, quantity.where, *_most_off(wanted, values), off, allowed))
-    if unseen and not differences:
-        account = Account("quantities", dict.fromkeys(quantity.stage for quantity in expected))
-        account.meet_all(stage for stage in account.due if stage not in {each.stage for each in unseen})
-        raise NotRecorded(account.shortfall())
-    return [*differences, *unseen]
+    return differences
 
 
 def _not_recorded(quantity: Quantity) -> Difference:
@@ -195,12 +176,24 @@ class Held(NamedTuple):
     Attributes:
         differences: the first one first.
         compared: how many of the expected quantities were recorded, and so compared.
-        unheld: names of numbers that a trainer logs and that the reference does not have, sorted.
+        unseen: stages inside the trainer of which a recording found nothing at all, and should have: it may be the
+            recording that no longer sees them, so that they are neither right nor the trainer's fault.
+        unheld: stages that a trainer logs and that the reference does not have, sorted.
     """
 
     differences: list[Difference]
     compared: int
+    unseen: list[str]
     unheld: list[str]
+
+    def shortfall(self) -> str:
+        """Why nothing can be told of a training in which nothing differs; empty where everything was compared."""
+        if not self.unseen:
+            return ""
+        return (
+            f"the recording sees nothing of {', '.join(self.unseen[:_SHOWN])}, which are to be compared: mend it, or "
+            "state in the trainer's conventions.toml what this release does not show"
+        )
 
 
 def held(
@@ -219,24 +212,22 @@ def held(
         after: what differs in the end; what is one of the quantities is not said again.
 
     Raises:
-        NotFinite, NotRecorded, Unsteady: as of :func:`differing`.
+        NotFinite, Unsteady: as of :func:`differing`.
     """
     first = list(before)
     stages = {quantity.stage for quantity in expected}
+    recorded = {stage for stage, _ in found}
+    due = dict.fromkeys(quantity.stage for quantity in expected if not quantity.unrecorded)
+    unseen = [stage for stage in due if stage not in recorded and not _PUBLISHED.match(stage)]
     trained = [key for key in found if key[0].startswith(("gradients[", "weights[")) and key[0] not in stages]
     last = [Difference(*key, [], found[key].double().flatten()[:_SHOWN].tolist(), math.inf, 0.0) for key in trained]
     last += after
-    try:
-        differences = differing(expected, found, neighbours)
-    except NotRecorded:
-        if not first and not last:
-            raise
-        differences = []
+    differences = [each for each in differing(expected, found, neighbours) if each.stage not in unseen]
     known = {(difference.stage, difference.where) for difference in differences}
     last = [difference for difference in last if (difference.stage, difference.where) not in known]
     compared = sum((quantity.stage, quantity.where) in found for quantity in expected)
-    unheld = {stage for stage, _ in found if _PUBLISHED.match(stage) and not _OF_TIME.search(stage)} - stages
-    return Held([*first, *differences, *last], compared, sorted(unheld))
+    unheld = {stage for stage in recorded - stages if _PUBLISHED.match(stage) and not _OF_TIME.search(stage)}
+    return Held([*first, *differences, *last], compared, unseen, sorted(unheld))
 
 
 def stated(expected: Iterable[Quantity], unrecorded: Mapping[str, str]) -> list[Quantity]:

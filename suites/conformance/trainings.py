@@ -68,7 +68,7 @@ class ConformanceTrainings:
         Raises:
             Absent: this release has no such trainer, or this stack not the strategy.
             LaunchError: the ranks ended without an answer.
-            Untestable: something that the setting needs is not installed.
+            Untestable: something that the setting needs is not installed, or a recording does not see everything.
         """
         row = rows.load(trainer)[label]
         setting, found, evidence = self._held(trainer, subject, row)
@@ -81,6 +81,8 @@ class ConformanceTrainings:
                 return Finding(Verdict.BLOCKED, {"blocked_by": ids[0], "symptoms_of": ids, **evidence})
             return Finding(Verdict.ERROR, evidence)
         if not found["differences"]:
+            if found.get("shortfall"):
+                raise Untestable(found["shortfall"])
             return Finding(Verdict.OK, evidence)
         known = self._known(lambda issue: issue.kind in ("", trainer))
         by, first = explained(found["differences"], setting, subject, label, stack.installed(), known)
@@ -95,6 +97,8 @@ class ConformanceTrainings:
         Raises:
             Absent: this release has no such trainer or does not know the setting, or this stack not the strategy.
             LaunchError: the ranks ended without an answer.
+            Untestable: something that the setting needs is not installed, or a recording sees none of the quantities
+                that the issue changes.
         """
         trainer = measured_with(issue.id)
         row = rows.load(trainer)[label]
@@ -120,6 +124,9 @@ class ConformanceTrainings:
             by, _ = explained(before, setting, subject, label, stack.installed(), others)
             if by and changes_what_follows(stage):
                 return Finding(Verdict.BLOCKED, {"blocked_by": by[-1], "symptoms_of": by, **evidence})
+        unseen = found.get("unseen", ())
+        if issue.differences and all(any(map(one.quantity.fullmatch, unseen)) for one in issue.differences):
+            raise Untestable(found["shortfall"])
         return Finding(Verdict.OK, evidence)
 
     def _known(self, wanted: Callable[[KnownIssue], bool]) -> Catalog:
@@ -154,6 +161,8 @@ class ConformanceTrainings:
         if not any(found.get(name) for name in told):
             found = {**found, "failure": "AssertionError: nothing of this training was compared with the reference"}
         evidence: dict[str, Any] = {"setting": dict(row.setting), "compared": found["compared"]}
+        if found.get("unseen"):
+            evidence["not_recorded"] = found["unseen"]
         if found.get("unheld"):
             evidence["logged_without_reference"] = found["unheld"]
         if found["unknown"]:

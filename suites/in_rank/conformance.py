@@ -58,9 +58,9 @@ def hold(
     Returns:
         By setting: ``failure``, what the training ended in; ``differences``, each with ``stage``, ``where``,
         ``expected``, ``found``, ``off`` and ``allowed``, the first one first; ``compared``, how many quantities;
-        ``unheld``, what the trainer logs and the reference does not have; and ``unknown``, what of the setting this
-        release does not know; and, where something that it needs is not installed, where rounding hides everything,
-        or where the recording does not see all, ``lacking``, what to say of it. Where ranks fail differently, the rest
+        ``unseen``, ``unheld`` and ``shortfall``, see :class:`~pytest_trlcompat.conformance.comparison.Held`; and
+        ``unknown``, what of the setting this release does not know; and, where something that it needs is not
+        installed, or rounding hides everything, ``lacking``, what to say of it. Where ranks fail differently, the rest
         is missing: see :func:`.in_step.in_turn`.
 
     Raises:
@@ -74,12 +74,6 @@ def hold(
         except comparison.Unsteady as error:  # in bfloat16, say, of a loss whose terms cancel
             found = {"failure": None, "differences": [], "compared": 0, "unknown": []}
             found["lacking"] = f"rounding changes the first step so much that nothing can be told: {error}"
-        except comparison.NotRecorded as error:
-            found = {"failure": None, "differences": [], "compared": 0, "unknown": []}
-            found["lacking"] = (
-                f"the recording does not see all that is to be compared: {error}. Mend the recording, or state in the "
-                "trainer's conventions.toml what this release does not show"
-            )
         return {**found, "differences": found["differences"][:_SHOWN]}
 
     every = in_step.in_turn(settings, held)

@@ -86,7 +86,7 @@ def _wrong_refusals(setting: Mapping[str, Any], training: Mapping[str, Any]) -> 
 def reported(held: comparison.Held) -> dict[str, Any]:
     """As :func:`suites.in_rank.conformance.hold` returns it."""
     differences = [vars(difference) for difference in held.differences]
-    return {"differences": differences, "compared": held.compared, "unheld": held.unheld}
+    return {**held._asdict(), "differences": differences, "shortfall": held.shortfall()}
 
 
 def trainer_class(subject: str, name: str) -> type:

@@ -118,19 +118,17 @@ def test_a_training_of_which_nothing_was_compared_is_not_right(trainings: Any) -
     assert refused.judge("upstream", "single-beta", "grpo").verdict is Verdict.OK
 
 
-def test_what_a_recording_does_not_see_costs_no_other_setting_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    def held(subject: str, model: Any, setting: dict[str, Any], seed: int, partly: bool) -> dict[str, Any]:
-        if setting:
-            raise comparison.NotRecorded("of 2 quantities 1 is missing: old_logprobs")
-        return {"failure": None, "differences": [], "compared": 7, "unknown": []}
-
-    monkeypatch.setattr(conformance, "_HELD", {"grpo": held})
-    found = conformance.hold("grpo", "upstream", cast(Any, None), {"one": {"beta": 0.1}, "other": {}})
-    assert (
-        "does not see all that is to be compared: of 2 quantities 1 is missing: old_logprobs."
-        in (found["one"]["lacking"])
-    )
-    assert (found["other"]["compared"], "lacking" in found["other"]) == (7, False)
+def test_what_a_recording_does_not_see_is_neither_right_nor_the_trainers_fault(trainings: Any) -> None:
+    unseen = {"unseen": ["old_logprobs"], "shortfall": "the recording sees nothing of old_logprobs"}
+    made = trainings({"beta": unseen}, entry("grpo-one", "silent", quantity="old_logprobs"))
+    with pytest.raises(Untestable, match="sees nothing of old_logprobs"):
+        made.judge("upstream", "single-beta", "grpo")
+    with pytest.raises(Untestable, match="sees nothing of old_logprobs"):
+        made.judge_issue(made.catalog["grpo-one"], "upstream", "single-beta")
+    seen = trainings({"beta": unseen}, entry("grpo-one", "silent"))
+    assert seen.judge_issue(seen.catalog["grpo-one"], "upstream", "single-beta").verdict is Verdict.OK
+    differs = trainings({"beta": {**unseen, **differing("advantages")}}).judge("upstream", "single-beta", "grpo")
+    assert (differs.verdict, differs.evidence["not_recorded"]) == (Verdict.SILENT, ["old_logprobs"])
 
 
 def test_a_row_of_the_array_is_tried_with_what_a_release_knows(trainings: Any) -> None:

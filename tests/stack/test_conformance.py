@@ -84,13 +84,14 @@ def test_what_the_recording_does_not_see_cannot_be_told(
 ) -> None:
     found = launcher(held, fault, {"loss_type": "grpo", "beta": 0.1}, str(tmp_path), strategy="single").values[0]
     assert (found["failure"], found["differences"]) == (None, [])
-    assert f"missing: {unseen}" in found["lacking"]
+    assert found["unseen"][0].startswith(unseen)
+    assert f"sees nothing of {unseen}" in found["shortfall"]
 
 
 def test_a_parameter_on_which_no_output_depends_has_a_gradient_of_zeros(launcher: Launcher, tmp_path: Path) -> None:
     """The vision tower of a model whose prompts have no image."""
     found = launcher(held, "", {"model": "vision", "beta": 0.1}, str(tmp_path), strategy="single").values[0]
-    assert (found["failure"], found["differences"], found.get("lacking")) == (None, [], None)
+    assert (found["failure"], found["differences"], found["unseen"]) == (None, [], [])
 
 
 def test_a_finding_names_its_fewest_settings(launcher: Launcher, tmp_path: Path) -> None:

@@ -39,7 +39,6 @@ def held(
         beside: what differs before a model has computed anything, and is of no row.
 
     Raises:
-        NotRecorded: nothing differs, and the recording found nothing of some quantity.
         OutOfStep: ranks had unequal numbers of micro-batches, or there was no step.
         Unsteady: rounding changes the first step so much that nothing can be told.
     """
