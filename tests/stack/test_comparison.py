@@ -95,8 +95,6 @@ def test_what_a_recording_sees_nowhere_is_no_difference_of_the_trainer_and_no_su
     found = held(expected, {PLACE: torch.tensor([1.0])}, lambda: [expected])
     assert (found.differences, found.unseen, found.compared) == ([], ["logps[chosen]"], 1)
     assert found.shortfall().startswith("the recording sees nothing of logps[chosen], which are to be compared: ")
-        "the recording sees nothing of logps[chosen], which are to be compared: mend it"
-    )
     other = held(expected, {PLACE: torch.tensor([2.0])}, lambda: [expected])
     assert ([each.stage for each in other.differences], other.unseen) == (["values"], ["logps[chosen]"])
     assert held(expected, {}, list).unseen == ["values", "logps[chosen]"]

@@ -209,7 +209,9 @@ def watched_trainer(trainer_class: type, found: Recording) -> type:
     import torch
 
     methods = ("_get_per_token_logps_and_entropies", "_get_per_token_logps")
-    method = next((name for name in methods if hasattr(trainer_class, name)), "")
+    # A subclass may have both, and TRL's loss calls its own.
+    of_trl = [base for base in trainer_class.__mro__ if base.__module__.partition(".")[0] == "trl"]
+    method = next((name for name in methods if any(name in vars(base) for base in of_trl)), "")
 
     class Recording(trainer_class):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
