@@ -19,8 +19,9 @@ from typing import Any
 from pytest_trlcompat.launch import config_keys
 from pytest_trlcompat.launch import strategy as strategies
 from pytest_trlcompat.launch.config_keys import Fixed, Key, Passed, problem_of
-from pytest_trlcompat.launch.program import CommandError, LauncherWords
+from pytest_trlcompat.launch.program import CommandError
 from pytest_trlcompat.launch.strategy import AccelerateLaunch, Strategy, StrategyError
+from pytest_trlcompat.launch.words import LauncherWords
 
 __all__ = ["NAMES", "Read", "enter", "read", "read_parsed", "strategy_of", "variables_of", "world_size_of"]
 
