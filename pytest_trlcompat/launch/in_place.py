@@ -145,6 +145,18 @@ class _Expired(BaseException):
     """Ends a program whose ``timeout`` is over; not an ``Exception``, so that it is not handled there."""
 
 
+class _Alarm:
+    """A handler of signals that raises once."""
+
+    def __init__(self, expired: _Expired) -> None:
+        self.expired, self.has_rung = expired, False
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if not self.has_rung:
+            self.has_rung = True
+            raise self.expired
+
+
 def run_bounded(starts: Starts, text: str, inner: Inner, run: Callable[[], int]) -> int:
     """Run a command as ``time`` and ``timeout`` do."""
     before, clock = os.times(), time.perf_counter()
@@ -164,21 +176,16 @@ def _until(starts: Starts, text: str, deadline: Deadline, run: Callable[[], int]
     """
     if threading.current_thread() is not threading.main_thread():
         return run()  # which refuses
-    expired = _Expired(deadline.status)
-    is_reached = False
-
-    def end(number: int, frame: Any) -> None:
-        nonlocal is_reached
-        if not is_reached:
-            is_reached = True
-            raise expired
-
-    handler = signal.signal(signal.SIGALRM, end)
-    started, (remaining, _) = time.monotonic(), signal.setitimer(signal.ITIMER_REAL, deadline.seconds)
+    handler, remaining = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0]
+    if isinstance(handler, _Alarm) and 0 < remaining <= deadline.seconds:
+        return run()  # a command around this one ends it before
+    alarm, started = _Alarm(_Expired(deadline.status)), time.monotonic()
+    signal.signal(signal.SIGALRM, alarm)
+    signal.setitimer(signal.ITIMER_REAL, deadline.seconds)
     try:
         run_status = run()
     except _Expired as error:
-        if error is not expired:
+        if error is not alarm.expired:
             raise
         return deadline.status
     finally:
@@ -186,7 +193,7 @@ def _until(starts: Starts, text: str, deadline: Deadline, run: Callable[[], int]
         signal.signal(signal.SIGALRM, handler)
         if remaining:
             signal.setitimer(signal.ITIMER_REAL, max(remaining - (time.monotonic() - started), 1e-3))
-    if is_reached:
+    if alarm.has_rung:
         starts.refuse(
             f"{starts.running!r} starts {text}, which went on after {deadline.seconds:g} s: it handles BaseException, "
             "by a bare except. Let it handle Exception there"

@@ -183,7 +183,7 @@ def test_the_environment_that_is_active(line: str, env: dict[str, str], is_here:
 
 
 def test_uv_runs_in_the_environment_of_the_project(tmp_path: Path) -> None:
-    """Wherever below the project it is started; one that is active counts where there is no project, or if asked for."""
+    """Wherever below the project it is started; the active one counts where there is no project, or if asked for."""
     (tmp_path / "pyproject.toml").write_text("[project]\n")
     (tmp_path / "sub").mkdir()
     around = Surroundings({"VIRTUAL_ENV": sys.prefix}, folder=str(tmp_path / "sub"))
