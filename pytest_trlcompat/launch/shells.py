@@ -29,6 +29,11 @@ _SUBSTITUTED = re.compile(r"\$\(([^)]*)\)|`([^`]*)`")
 _MAKE_VARIABLE = re.compile(r"\$\((\w+)\)")
 _MAKE_ASSIGNMENT = re.compile(r"^(?:export[ \t]+)?(\w+)[ \t]*[:?+]*=[ \t]*(.*)$", re.MULTILINE)
 _MAKEFILES = ("GNUmakefile", "makefile", "Makefile")
+_JUSTFILES = ("justfile", "Justfile", ".justfile")
+_PROJECT_FILES = ("pyproject.toml", "hatch.toml", "Pipfile", "pixi.toml")
+_RUN_SCRIPTS = frozenset(("hatch", "pdm", "pipenv", "pixi", "rye"))
+"""What runs scripts that these files say, where what it is given is no command."""
+_QUOTED = re.compile(r"\"([^\"]*)\"|'([^']*)'")
 _LARGEST = 1 << 20
 """Bytes of a script that are looked at; what is longer is no text that somebody has written."""
 
@@ -194,8 +199,10 @@ def text_of(words: Sequence[str], around: Surroundings) -> Text | None:
         return _of_shell(tuple(words[1:]), around)
     if words[0] in (".", "source") and len(words) > 1:
         return _read(around.path / words[1], tuple(words[2:]))
-    if name in ("make", "gmake"):
-        return _of_make(tuple(words[1:]), around)
+    if name in ("make", "gmake", "just"):
+        return _of_make(tuple(words[1:]), around, _JUSTFILES if name == "just" else _MAKEFILES)
+    if name in _RUN_SCRIPTS and "run" in words:
+        return _of_project(around)
     path = executable(words[0], around.path, around.variables.get("PATH"))
     if path is None or is_python_script(path):
         return None
@@ -229,7 +236,19 @@ def _of_shell(words: tuple[str, ...], around: Surroundings) -> Text | None:
     return _read(around.path / rest[0], tuple(rest[1:]))
 
 
-def _of_make(words: tuple[str, ...], around: Surroundings) -> Text | None:
+def _of_project(around: Surroundings) -> Text | None:
+    """Each text between quotation marks in the project's file, on its line."""
+    for folder in (around.path, *around.path.parents):
+        files = [file for name in _PROJECT_FILES if (file := _read(folder / name, ())) is not None]
+        if files:
+            lines = [
+                "; ".join(filter(None, map("".join, _QUOTED.findall(line)))) for line in files[0].text.splitlines()
+            ]
+            return Text(files[0].name, "\n".join(lines), only_launchers=True)
+    return None
+
+
+def _of_make(words: tuple[str, ...], around: Surroundings, defaults: Sequence[str]) -> Text | None:
     folder, names = around.path, []
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         if word in ("-C", "--directory"):
@@ -240,7 +259,7 @@ def _of_make(words: tuple[str, ...], around: Surroundings) -> Text | None:
             names.append(following)
         elif word.startswith(("-f", "--file=")):
             names.append(word.removeprefix("-f").removeprefix("--file="))
-    for name in names or _MAKEFILES:
+    for name in names or defaults:
         found = _read(folder / name, ())
         if found is not None:
             return Text(found.name, _recipes(_with_included(found.text, folder)), only_launchers=True)
@@ -250,7 +269,7 @@ def _of_make(words: tuple[str, ...], around: Surroundings) -> Text | None:
 def _recipes(text: str) -> str:
     """A Makefile with its variables written as a shell's, and without the marks before its commands."""
     text = _MAKE_ASSIGNMENT.sub(lambda match: f"{match[1]}='{match[2]}'", text)
-    return re.sub(r"^\t[-+@ ]*", "\t", _MAKE_VARIABLE.sub(r"${\1}", text), flags=re.MULTILINE)
+    return re.sub(r"^[ \t]+[-+@ ]*", "\t", _MAKE_VARIABLE.sub(r"${\1}", text), flags=re.MULTILINE)
 
 
 def _with_included(text: str, folder: Path) -> str:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pytest_trlcompat.launch.executables import executable
+
 __all__ = ["Deadline", "Inner", "Surroundings", "unwrap"]
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
@@ -122,6 +124,7 @@ class _Wrapper:
         flags: options without a value; ``values``: those with one.
         shows: flags with which it prints something and runs nothing.
         subcommand: the word after its own options that makes it run a command, which options may follow.
+        has_scripts: whether the project may have scripts of its own, which it runs by a name.
         read: makes the command of the options.
     """
 
@@ -129,6 +132,7 @@ class _Wrapper:
     values: str = ""
     shows: str = ""
     subcommand: str = ""
+    has_scripts: bool = False
     read: Callable[[_Options, Surroundings], Inner | None] = field(
         default=lambda options, around: _plain(options, around)
     )
@@ -306,10 +310,11 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
     "mamba": _CONDA,
     "micromamba": _CONDA,
     "poetry": replace(_OF_VIRTUAL_ENV, subcommand="run", read=_of_virtual_env),
-    "pdm": replace(_OF_VIRTUAL_ENV, values="-p --project", subcommand="run", read=_of_virtual_env),
-    "pipenv": replace(_OF_VIRTUAL_ENV, values="", subcommand="run", read=_of_virtual_env),
-    "hatch": _Wrapper("-q --quiet -v --verbose --no-color --color", subcommand="run", read=_hatch),
-    **dict.fromkeys(("uvx", "pipx", "tox", "nox", "rye", "pixi"), _ITS_OWN_ENVIRONMENT),
+    "pdm": replace(_OF_VIRTUAL_ENV, values="-p --project", subcommand="run", has_scripts=True, read=_of_virtual_env),
+    "pipenv": replace(_OF_VIRTUAL_ENV, values="", subcommand="run", has_scripts=True, read=_of_virtual_env),
+    "hatch": _Wrapper("-q --quiet -v --verbose --no-color --color", subcommand="run", has_scripts=True, read=_hatch),
+    **dict.fromkeys(("uvx", "pipx", "tox", "nox"), _ITS_OWN_ENVIRONMENT),
+    **dict.fromkeys(("rye", "pixi"), replace(_ITS_OWN_ENVIRONMENT, subcommand="run", has_scripts=True)),
     **dict.fromkeys(("mpirun", "mpiexec", "srun", "horovodrun", "parallel", "xargs"), _ITS_OWN_RANKS),
     **dict.fromkeys(("docker", "podman", "singularity", "apptainer", "ssh", "sudo", "su", "doas"), _OTHER_MACHINE),
     **dict.fromkeys(("taskset", "numactl", "chrt"), _OTHER_PROCESSORS),
@@ -319,7 +324,8 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
 def unwrap(words: Sequence[str], around: Surroundings) -> Inner | None:
     """The command within a command; ``None`` where it is no wrapper, or runs nothing.
 
-    ``NAME=VALUE`` before a command, as in a line for a shell, counts as a wrapper too.
+    ``NAME=VALUE`` before a command, as in a line for a shell, counts as a wrapper too. A project's own script by its name
+    does not, such as ``train`` in ``pdm run train``.
     """
     if not words:
         return None
@@ -339,7 +345,12 @@ def unwrap(words: Sequence[str], around: Surroundings) -> Inner | None:
     except _UnknownOptionError as error:
         problem = f"{name} {error.option} cannot be honoured in ranks"
         return Inner(error.rest, around, problem=problem, is_certain=False)
-    return None if options.has(wrapper.shows) else wrapper.read(options, around)
+    inner = None if options.has(wrapper.shows) else wrapper.read(options, around)
+    if inner is not None and wrapper.has_scripts:
+        search_path = inner.around.variables.get("PATH")
+        if executable(inner.words[0], inner.around.path, search_path) is None:
+            return None  # a text that says what it starts
+    return inner
 
 
 @functools.cache

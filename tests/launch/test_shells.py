@@ -88,6 +88,11 @@ def test_where_a_text_is_read(tmp_path: Path) -> None:
         ("bash inner.sh", 1),
         (". ./inner.sh", 1),
         ("make -s train", 1),
+        ("just train", 1),
+        ("pdm run train", 1),
+        ("env A=1 pixi run train", 1),
+        ("pdm run cat torchrun t.py", None),
+        ("pdm install", None),
         ("$@", 1),
         ("some-wrapper --x torchrun t.py", None),  # there is no such command
         ("cat --x torchrun t.py", None),
@@ -102,6 +107,8 @@ def test_the_first_launcher(text: str, line: int | None, tmp_path: Path) -> None
     (tmp_path / "t.py").write_text("")
     (tmp_path / "inner.sh").write_text("set -e\ntorchrun t.py\n")
     (tmp_path / "Makefile").write_text("P = torchrun\n\ntrain: x\n\t@$(P) t.py\nclean:\n\trm x\n")
+    (tmp_path / "justfile").write_text("train:\n    @torchrun t.py\n")
+    (tmp_path / "pyproject.toml").write_text("[tool.pdm.scripts]\nlint = 'ruff'\ntrain = {cmd = \"torchrun t.py\"}\n")
     around = Surroundings({"LAUNCH": "torchrun", "PATH": "/usr/bin:/bin"}, folder=str(tmp_path))
     start = first_start(Text("", text, ("torchrun", "t.py")), around, programs=False)
     assert (start.line if start else None) == line

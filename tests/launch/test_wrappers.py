@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -11,6 +12,14 @@ import pytest
 from pytest_trlcompat.launch.wrappers import Deadline, Inner, Surroundings, unwrap
 
 HERE = Surroundings(env={"A": "0", "B": "b", "VIRTUAL_ENV": sys.prefix})
+
+
+@pytest.fixture(autouse=True)
+def torchrun_is_a_command(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What PDM and others are given is a script of the project if there is no such command."""
+    folder = tmp_path_factory.mktemp("bin")
+    (folder / "torchrun").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
 
 
 def inner_of(line: str, around: Surroundings = HERE) -> Inner:
@@ -121,6 +130,8 @@ def test_time() -> None:
         "uv --quiet",
         "conda install torchrun",
         "poetry add torchrun",
+        "pdm run train",
+        "hatch run train:all",
     ],
 )
 def test_no_command_within(line: str) -> None:
@@ -137,6 +148,7 @@ def test_no_command_within(line: str) -> None:
         ("uv run --with torch torchrun t.py", "uv --with cannot be honoured in ranks"),
         ("uv run --isolated torchrun t.py", "uv --isolated cannot be honoured in ranks"),
         ("uv run -p 3.12 torchrun t.py", "uv -p cannot be honoured in ranks"),
+        ("rye run torchrun t.py", "it runs its command in an environment of its own"),
         ("uvx torchrun t.py", "it runs its command in an environment of its own"),
         ("mpirun -np 2 torchrun t.py", "it starts processes of its own, which are no ranks of this launch"),
         ("ssh host torchrun t.py", "it runs its command as another user, or in another system"),
