@@ -27,9 +27,12 @@ from pytest_trlcompat.launch.wrappers import Deadline, Inner, Surroundings
 
 __all__ = ["run_bounded", "run_launcher", "run_program"]
 
-_OF_THE_LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "ROLE_", "ACCELERATE_", "FSDP_", "TORCHELASTIC_")
+_OF_THE_LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_")
+"""Variables that say how ranks meet, which stay the launch's whatever a program gives another."""
 _KEPT = (
     "TRLCOMPAT",
+    "ACCELERATE_",
+    "FSDP_",
     "GLOO_",
     "NCCL_",
     "TORCH_",

@@ -52,7 +52,7 @@ def is_start(words: Sequence[str], around: Surroundings, programs: bool, depth: 
     python = python_words(words)
     if python is not None and python.kind == "c":
         return is_launcher_text(python.target)
-    if programs and started_program(words, around.path, around.variables.get("PATH")):
+    if programs and started_program(words, around.path, around.search_path):
         return True
     return hides_launcher(words, around)
 
@@ -67,5 +67,5 @@ def hides_launcher(words: Sequence[str], around: Surroundings) -> bool:
             word in ("-m", "--module") or (word.endswith(".py") and (around.path / word).is_file())
             for word in found.words
         ):
-            return executable(words[0], around.path, around.variables.get("PATH")) is not None
+            return executable(words[0], around.path, around.search_path) is not None
     return False

@@ -232,7 +232,7 @@ def _run_of(starts: Starts, words: Sequence[str], around: Surroundings) -> Calla
             f"{running!r} starts {text}, which names a launcher of ranks, and nothing is known of what it makes of it. "
             f"{_PLAIN}"
         )
-    if programs and started_program(words, around.path, around.variables.get("PATH")):
+    if programs and started_program(words, around.path, around.search_path):
         if running.follow:
             _check_environment(starts, words, around)
         return lambda: run_program(starts, words, around)
@@ -302,7 +302,7 @@ def _needs_shell(line: str, words: list[str]) -> bool:
 
 def _check_environment(starts: Starts, words: Sequence[str], around: Surroundings) -> None:
     """Raises: NestedLauncherError, where the command is another virtual environment's."""
-    search_path = around.variables.get("PATH")
+    search_path = around.search_path
     if os.sep not in words[0] and search_path == os.environ.get("PATH"):
         return
     path = executable(words[0], around.path, search_path)

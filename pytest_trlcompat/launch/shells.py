@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_trlcompat.launch.executables import executable, is_python_script, shebang
+from pytest_trlcompat.launch.words import python_words
 from pytest_trlcompat.launch.wrappers import Surroundings
 
 __all__ = ["Command", "Text", "commands", "text_of"]
@@ -203,7 +204,7 @@ def text_of(words: Sequence[str], around: Surroundings) -> Text | None:
         return _of_make(tuple(words[1:]), around, _JUSTFILES if name == "just" else _MAKEFILES)
     if name in _RUN_SCRIPTS and "run" in words:
         return _of_project(around)
-    path = executable(words[0], around.path, around.variables.get("PATH"))
+    path = None if python_words(words) is not None else executable(words[0], around.path, around.search_path)
     if path is None or is_python_script(path):
         return None
     runs = shebang(path)

@@ -53,6 +53,11 @@ class Surroundings:
         variables = dict(os.environ if self.env is None else self.env)
         return {name: value for name, value in variables.items() if name not in self.unset}
 
+    @property
+    def search_path(self) -> str | None:
+        """``PATH`` of the command."""
+        return None if "PATH" in self.unset else (os.environ if self.env is None else self.env).get("PATH")
+
     def assigned(self, assignments: Mapping[str, str]) -> Surroundings:
         """The same with more variables."""
         if not assignments:
@@ -324,8 +329,8 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
 def unwrap(words: Sequence[str], around: Surroundings) -> Inner | None:
     """The command within a command; ``None`` where it is no wrapper, or runs nothing.
 
-    ``NAME=VALUE`` before a command, as in a line for a shell, counts as a wrapper too. A project's own script by its name
-    does not, such as ``train`` in ``pdm run train``.
+    ``NAME=VALUE`` before a command, as in a line for a shell, counts as a wrapper too. A project's own script by its
+    name does not, such as ``train`` in ``pdm run train``.
     """
     if not words:
         return None
@@ -347,8 +352,7 @@ def unwrap(words: Sequence[str], around: Surroundings) -> Inner | None:
         return Inner(error.rest, around, problem=problem, is_certain=False)
     inner = None if options.has(wrapper.shows) else wrapper.read(options, around)
     if inner is not None and wrapper.has_scripts:
-        search_path = inner.around.variables.get("PATH")
-        if executable(inner.words[0], inner.around.path, search_path) is None:
+        if executable(inner.words[0], inner.around.path, inner.around.search_path) is None:
             return None  # a text that says what it starts
     return inner
 

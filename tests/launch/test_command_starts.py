@@ -92,6 +92,24 @@ def test_a_program_within_a_wrapper_is_run_by_the_rank(
     assert after == f"None b {folder}"
 
 
+@pytest.mark.parametrize(
+    "start",
+    [
+        "subprocess.run(['env', *[f'{key}={value}' for key, value in new.items()], 'python', 'shows.py'])",
+        "subprocess.run(['python', 'shows.py'], env={**os.environ, **new})",
+        "subprocess.run(['python', 'shows.py'], env={**new, 'PATH': os.environ['PATH']})",
+    ],
+)
+def test_what_a_strategy_is_said_by_can_be_given_and_how_ranks_meet_cannot(
+    launcher: Launcher, folder: Path, start: str
+) -> None:
+    names = ["ACCELERATE_MIXED_PRECISION", "FSDP_VERSION", "RANK", "ACCELERATE_USE_CPU"]
+    write(folder, "shows.py", f"import os\nprint([os.environ.get(name) for name in {names}])\n")
+    before = "new = {'ACCELERATE_MIXED_PRECISION': 'bf16', 'FSDP_VERSION': '2', 'RANK': '7'}\n"
+    (_, printed) = run(launcher, folder, before + start, follow=True)
+    assert printed == "['bf16', '2', None, 'true']"
+
+
 def test_an_assignment_before_a_command_of_a_line(launcher: Launcher, folder: Path) -> None:
     outer, inner = run(launcher, folder, "subprocess.run('A=1 B= python inner.py', shell=True)", follow=True)
     assert json.loads(inner)[:4] == [int(outer), [], "1", ""]
