@@ -351,10 +351,10 @@ def unwrap(words: Sequence[str], around: Surroundings) -> Inner | None:
         problem = f"{name} {error.option} cannot be honoured in ranks"
         return Inner(error.rest, around, problem=problem, is_certain=False)
     inner = None if options.has(wrapper.shows) else wrapper.read(options, around)
-    if inner is not None and wrapper.has_scripts:
-        if executable(inner.words[0], inner.around.path, inner.around.search_path) is None:
-            return None  # a text that says what it starts
-    return inner
+    if inner is None or not wrapper.has_scripts:
+        return inner
+    # A project's script is a text that says what it starts.
+    return inner if executable(inner.words[0], inner.around.path, inner.around.search_path) is not None else None
 
 
 @functools.cache
