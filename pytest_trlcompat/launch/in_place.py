@@ -69,7 +69,7 @@ def run_launcher(starts: Starts, started: str, around: Surroundings, read: Calla
         size = int(os.environ.get("WORLD_SIZE", "1"))
         launchers.world_size_of(found, size)
         inner = program(("python", *found.target), here)
-    except (CommandError, StrategyError) as error:
+    except (CommandError, StrategyError, ImportError) as error:
         starts.refuse(f"{text}, whose ranks these cannot become: {error}; {ADVICE}")
     if asked is not None and running.strategy is not None:
         try:

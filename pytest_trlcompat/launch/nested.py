@@ -116,7 +116,7 @@ def _substitutes(starts: Starts) -> Iterator[tuple[Any, str, Callable[[Any], Any
                 starts.refuse(f"{text} by asyncio, which would wait for a process that there is none of; {ADVICE}")
             if given["stdin"] == subprocess.PIPE:
                 starts.refuse(f"{text} and writes to its standard input, and a rank has none; {ADVICE}")
-            ended_process.fill(process, given, _own(starts, text, run))
+            ended_process.fill(process, given, run)
 
         return start
 
@@ -126,7 +126,7 @@ def _substitutes(starts: Starts) -> Iterator[tuple[Any, str, Callable[[Any], Any
                 run = _found(starts, args, env[0] if env else None, None, file=file)
                 if run is None:
                     return original(file, args, *env)
-                starts.replaced = Replaced(_own(starts, f"{starts.running!r} becomes {args}", run)())
+                starts.replaced = Replaced(run())
                 raise starts.replaced
 
             return called
@@ -173,13 +173,6 @@ def _substitutes(starts: Starts) -> Iterator[tuple[Any, str, Callable[[Any], Any
     yield os, "system", system
 
 
-def _own(starts: Starts, text: str, run: Callable[[], int]) -> Callable[[], int]:
-    """Raises: NestedLauncherError, in a process that a rank has forked, which is no rank."""
-    if os.getpid() != starts.pid:
-        starts.refuse(f"{text} in a process that a rank has forked, which is no rank; {ADVICE}")
-    return run
-
-
 def _found(
     starts: Starts, command: Any, env: Any, folder: Any, is_shell: bool = False, file: Any = None
 ) -> Callable[[], int] | None:
@@ -206,9 +199,15 @@ def _found(
     except (TypeError, ValueError):  # which the call itself refuses
         return None
     if is_shell:
-        text = Text("", words[0] if words else "", tuple(words[2:]), is_line=True)
-        return _run_of_text(starts, text, repr(command), around)
-    return _run_of(starts, words, around)
+        line = Text("", words[0] if words else "", tuple(words[2:]), is_line=True)
+        run = _run_of_text(starts, line, repr(command), around)
+    else:
+        run = _run_of(starts, words, around)
+    if run is not None and os.getpid() != starts.pid:
+        starts.refuse(
+            f"{starts.running!r} starts {command} in a process that a rank has forked, which is no rank; {ADVICE}"
+        )
+    return run
 
 
 def _run_of(starts: Starts, words: Sequence[str], around: Surroundings) -> Callable[[], int] | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_trlcompat.launch.executables import executable
+from pytest_trlcompat.launch.words import launcher_words, python_words
 
 __all__ = ["Deadline", "Inner", "Surroundings", "unwrap"]
 
@@ -354,7 +355,8 @@ def unwrap(words: Sequence[str], around: Surroundings) -> Inner | None:
     if inner is None or not wrapper.has_scripts:
         return inner
     # A project's script is a text that says what it starts.
-    return inner if executable(inner.words[0], inner.around.path, inner.around.search_path) is not None else None
+    is_known = launcher_words(inner.words) is not None or python_words(inner.words) is not None
+    return inner if is_known or executable(inner.words[0], inner.around.path, inner.around.search_path) else None
 
 
 @functools.cache

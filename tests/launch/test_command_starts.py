@@ -273,6 +273,11 @@ def test_a_launcher_of_another_environment_is_refused(launcher: Launcher, folder
     assert json.loads(inner)[0] != int(outer)
 
 
+def test_a_launcher_that_is_not_installed_is_refused(launcher: Launcher, folder: Path) -> None:
+    message = refusal(launcher, folder, "subprocess.run(['torchrun', 'inner.py'])")
+    assert "starts torchrun inner.py, whose ranks these cannot become: No module named 'torch'" in message
+
+
 def test_what_asyncio_waits_for_is_refused(launcher: Launcher, folder: Path) -> None:
     start = """
 async def main():
@@ -288,14 +293,16 @@ def test_what_a_forked_process_starts_is_refused(launcher: Launcher, folder: Pat
     start = """
 child = os.fork()
 if child == 0:
-    try:
-        subprocess.run(["python", "inner.py"])
-    except RuntimeError as error:
-        print(error, flush=True)
+    for function, command in ((subprocess.run, ["python", "inner.py"]), (os.system, "python inner.py")):
+        try:
+            function(command)
+        except RuntimeError as error:
+            print(error, flush=True)
     os._exit(0)
 os.waitpid(child, 0)"""
-    (_, printed) = run(launcher, folder, start, follow=True)
-    assert "in a process that a rank has forked, which is no rank" in printed
+    (_, *printed) = run(launcher, folder, start, follow=True)
+    assert len(printed) == 2
+    assert all("in a process that a rank has forked, which is no rank" in line for line in printed)
 
 
 def installed(folder: Path, name: str, module: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -12,14 +11,6 @@ import pytest
 from pytest_trlcompat.launch.wrappers import Deadline, Inner, Surroundings, unwrap
 
 HERE = Surroundings(env={"A": "0", "B": "b", "VIRTUAL_ENV": sys.prefix})
-
-
-@pytest.fixture(autouse=True)
-def torchrun_is_a_command(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What PDM and others are given is a script of the project if there is no such command."""
-    folder = tmp_path_factory.mktemp("bin")
-    (folder / "torchrun").touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
 
 
 def inner_of(line: str, around: Surroundings = HERE) -> Inner:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import textwrap
 from pathlib import Path
@@ -11,13 +10,8 @@ from typing import Any
 
 import pytest
 
-from pytest_trlcompat import stack
 from pytest_trlcompat.launch import Launcher, LaunchError
 
-pytestmark = pytest.mark.skipif(
-    not stack.satisfied({"trl": ">=0.15", "transformers": ">=4.48"}, stack.installed()),
-    reason="one stack of each kind is enough",
-)
 INNER = """
     import json, os, sys
     from accelerate import PartialState
@@ -71,9 +65,11 @@ ACCELERATE_OF_A_LIST = """
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With a program that says which rank it is, and two installed commands that start launchers for it."""
-    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent)]), prepend=os.pathsep)
+def folder(tmp_path: Path) -> Path:
+    """With a program that says which rank it is, and two installed commands that start launchers for it.
+
+    ``PATH`` stays as it is: imports of the stack read it, so that each launch would get a warm server of its own.
+    """
     write(tmp_path, "inner.py", INNER)
     write(tmp_path, "by_text.py", TORCHRUN_OF_A_TEXT)
     write(tmp_path, "by_list.py", ACCELERATE_OF_A_LIST)
@@ -142,17 +138,17 @@ def test_a_launcher_that_a_timeout_ends(launch: Launcher, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "how", "value", "status"),
     [
-        (["by-text"], "", "torchrun", 0),
-        (["by-text"], "", "torchrun", 3),
-        (["by-list"], "", "accelerate", 3),
-        (["by-list"], "exec", "accelerate", 0),
-        (["by-list"], "exec", "accelerate", 3),
+        (["./by-text"], "", "torchrun", 0),
+        (["./by-text"], "", "torchrun", 3),
+        (["./by-list"], "", "accelerate", 3),
+        (["./by-list"], "exec", "accelerate", 0),
+        (["./by-list"], "exec", "accelerate", 3),
     ],
 )
 def test_installed_commands_that_start_launchers(
     launch: Launcher, folder: Path, words: list[str], how: str, value: str, status: int
 ) -> None:
-    env = {"HOW": how, "STATUS": str(status), "PYTHONPATH": str(folder)}
+    env = {"HOW": how, "STATUS": str(status)}
     more: dict[str, Any] = {"strategy": "ddp", "sharded": False, "cwd": folder, "env": env, "check": False}
     result = launch.command([*words, "train", "x.yaml"], **more)
     check_ranks(result.ranks, ["train", "x.yaml"], A=value)
@@ -163,11 +159,10 @@ def test_installed_commands_that_start_launchers(
 
 
 def test_an_installed_command_that_a_program_starts(launch: Launcher, folder: Path) -> None:
-    start = "subprocess.run(['env', 'STATUS=0', 'by-list', 'x'], check=True)"
-    more: dict[str, Any] = {"env": {"PYTHONPATH": str(folder)}}
-    with pytest.raises(LaunchError, match="starts by-list x in a process of its own, which is no rank of this launch"):
-        outer(launch, folder, start, **more)
-    result = outer(launch, folder, start, follow=True, **more)
+    start = "subprocess.run(['env', 'STATUS=0', './by-list', 'x'], check=True)"
+    with pytest.raises(LaunchError, match="starts ./by-list x in a process of its own, which is no rank"):
+        outer(launch, folder, start)
+    result = outer(launch, folder, start, follow=True)
     for number, rank in enumerate(result.ranks):
         lines = rank.stdout.splitlines()
         assert len({line.split()[1] for line in lines if line.startswith("OUTER ")}) == 1
