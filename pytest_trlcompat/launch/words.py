@@ -39,10 +39,12 @@ class LauncherWords:
     Attributes:
         launcher: ``accelerate``, ``torchrun`` or ``deepspeed``.
         words: what follows its name.
+        is_legacy: whether it is ``torch.distributed.launch``, which has an option more, and passes ``--local-rank``.
     """
 
     launcher: str
     words: tuple[str, ...]
+    is_legacy: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def launcher_words(words: Sequence[str]) -> LauncherWords | None:
         # The interpreter's options are the launcher's own, which starts ranks without them.
         module, name, rest = _module_of(python), "", python.arguments
         if module in _LAUNCHER_MODULES:
-            return LauncherWords(_LAUNCHER_MODULES[module], rest)
+            return LauncherWords(_LAUNCHER_MODULES[module], rest, module == "torch.distributed.launch")
         if module in _ACCELERATE_MODULES:
             name = "accelerate"
         elif python.kind == "script" and not python.target.endswith(".py"):

@@ -239,6 +239,7 @@ def test_a_function_that_starts_ranks_of_a_function_is_refused(
     [
         ("bash train.sh", "line 4 of train.sh starts accelerate launch --num_processes 2 inner.py"),
         ("make train", "line 2 of Makefile starts torchrun --nproc_per_node 2 inner.py"),
+        ("python -m torch.distributed.launch inner.py", "torch.distributed.launch without --use_env gives the script"),
         ("timeout 60 torchrun --nproc_per_node 4 inner.py", "torchrun is asked for 4 ranks"),
     ],
 )
