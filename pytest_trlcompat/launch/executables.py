@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pytest_trlcompat.launch.words import python_words
 
-__all__ = ["executable", "is_foreign", "is_python_script", "shebang", "started_program"]
+__all__ = ["executable", "is_foreign", "is_python_script", "look_anew", "shebang", "started_program"]
 
 _HELPERS = ("debugpy", "pip", "ray", "tensorboard", "torch", "triton", "wandb")
 """Packages that start programs of their own, which do not train: compilers' workers, servers of logs."""
@@ -47,8 +47,15 @@ def is_foreign(program: Path) -> bool:
     return is_environment and prefix.resolve() != Path(sys.prefix).resolve()
 
 
+def look_anew() -> None:
+    """Forget which files commands are, and what their first lines say: a program may have changed them."""
+    executable.cache_clear()
+    _head.cache_clear()
+
+
+@functools.lru_cache
 def executable(name: str, folder: Path, search_path: str | None = None) -> Path | None:
-    """The file that a command is, if there is one.
+    """The file that a command is, if there is one; looked for once until :func:`look_anew`.
 
     Args:
         folder: the working directory of the command.
@@ -72,6 +79,7 @@ def shebang(path: Path) -> list[str]:
     return os.fsdecode(head.partition(b"\n")[0][2:]).split(maxsplit=1) if head.startswith(b"#!") else []
 
 
+@functools.lru_cache
 def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as file:

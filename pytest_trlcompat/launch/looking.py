@@ -5,8 +5,8 @@ Runs in ranks; imports only the standard library.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from pytest_trlcompat.launch.executables import executable, started_program
 from pytest_trlcompat.launch.shells import Command, Text, commands, text_of
@@ -59,7 +59,7 @@ def is_start(words: Sequence[str], around: Surroundings, programs: bool, depth: 
 
 def hides_launcher(words: Sequence[str], around: Surroundings) -> bool:
     """Whether a launcher with its script stands among the words of a command that nothing is known of."""
-    if not words or Path(words[0]).name in _READERS or python_words(words) is not None:
+    if len(words) < 2 or os.path.basename(words[0]) in _READERS or python_words(words) is not None:
         return False
     for start in range(1, len(words)):
         found = launcher_words(words[start:])

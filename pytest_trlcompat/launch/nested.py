@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from pytest_trlcompat.launch import ended_process, launchers
-from pytest_trlcompat.launch.executables import executable, is_foreign, started_program
+from pytest_trlcompat.launch.executables import executable, is_foreign, look_anew, started_program
 from pytest_trlcompat.launch.hooks import Hook, hooked
 from pytest_trlcompat.launch.in_place import run_bounded, run_launcher, run_program
 from pytest_trlcompat.launch.looking import first_start, hides_launcher, is_start
@@ -198,6 +198,7 @@ def _found(
             words[:1] = [os.fsdecode(file)]
     except (TypeError, ValueError):  # which the call itself refuses
         return None
+    look_anew()
     if is_shell:
         line = Text("", words[0] if words else "", tuple(words[2:]), is_line=True)
         run = _run_of_text(starts, line, repr(command), around)

@@ -195,7 +195,7 @@ def text_of(words: Sequence[str], around: Surroundings) -> Text | None:
     """The text that a command gives to a shell or to ``make``; ``None`` if it gives none that can be read."""
     if not words:
         return None
-    name = Path(words[0]).name
+    name = os.path.basename(words[0])
     if name in _SHELLS:
         return _of_shell(tuple(words[1:]), around)
     if words[0] in (".", "source") and len(words) > 1:
@@ -215,7 +215,7 @@ def text_of(words: Sequence[str], around: Surroundings) -> Text | None:
 
 
 def _names_shell(runs: Sequence[str]) -> bool:
-    return any(Path(word).name in _SHELLS for part in runs for word in part.split())
+    return any(os.path.basename(word) in _SHELLS for part in runs for word in part.split())
 
 
 def _of_shell(words: tuple[str, ...], around: Surroundings) -> Text | None:

@@ -5,11 +5,11 @@ Runs in the test process, and in ranks for what a command starts itself. Must no
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 __all__ = ["LauncherWords", "PythonWords", "is_launcher_text", "launcher_words", "python_words"]
 
@@ -73,7 +73,7 @@ def launcher_words(words: Sequence[str]) -> LauncherWords | None:
     """The launcher that a command is, by name or as a module of Python's; ``None`` if it is another command."""
     if not words:
         return None
-    name, rest = Path(words[0]).name, tuple(words[1:])
+    name, rest = os.path.basename(words[0]), tuple(words[1:])
     python = python_words(words)
     if python is not None:
         # The interpreter's options are the launcher's own, which starts ranks without them.
@@ -83,7 +83,7 @@ def launcher_words(words: Sequence[str]) -> LauncherWords | None:
         if module in _ACCELERATE_MODULES:
             name = "accelerate"
         elif python.kind == "script" and not python.target.endswith(".py"):
-            name = Path(python.target).name
+            name = os.path.basename(python.target)
     if name == "accelerate" and rest[:1] == ("launch",):
         return LauncherWords("accelerate", rest[1:])
     return LauncherWords(_LAUNCHERS[name], rest) if name in _LAUNCHERS else None
@@ -93,13 +93,13 @@ def _module_of(python: PythonWords) -> str:
     """The module that is run, also where the file of a launcher is."""
     if python.kind == "m":
         return python.target
-    path = Path(python.target).as_posix() if python.kind == "script" else ""
+    path = python.target if python.kind == "script" else ""
     return next((name for name in _LAUNCHER_MODULES if path.endswith(f"/{name.replace('.', '/')}.py")), "")
 
 
 def python_words(words: Sequence[str]) -> PythonWords | None:
     """Split what is given to an interpreter, as it does itself; ``None`` if the command is none."""
-    if not words or not (words[0] == sys.executable or _PYTHON.fullmatch(Path(words[0]).name)):
+    if not words or not (words[0] == sys.executable or _PYTHON.fullmatch(os.path.basename(words[0]))):
         return None
     rest, options = list(words[1:]), list[str]()
     while rest and rest[0].startswith("-") and rest[0] != "-":

@@ -43,12 +43,12 @@ class Surroundings:
     unset: frozenset[str] = frozenset()
     folder: str | None = None
 
-    @property
+    @functools.cached_property
     def path(self) -> Path:
         """The working directory."""
         return Path.cwd() / (self.folder or "")
 
-    @property
+    @functools.cached_property
     def variables(self) -> dict[str, str]:
         """All variables of the command."""
         variables = dict(os.environ if self.env is None else self.env)
@@ -337,7 +337,7 @@ def unwrap(words: Sequence[str], around: Surroundings) -> Inner | None:
         return None
     if _ASSIGNMENT.fullmatch(words[0]):
         return _assigned(tuple(words), around)
-    name = Path(words[0]).name
+    name = os.path.basename(words[0])
     wrapper = _WRAPPERS.get(name)
     if wrapper is None:
         return None
