@@ -273,6 +273,37 @@ def test_a_launcher_of_another_environment_is_refused(launcher: Launcher, folder
     assert json.loads(inner)[0] != int(outer)
 
 
+@pytest.mark.parametrize(
+    ("start", "text"),
+    [
+        (
+            "subprocess.run(['env', 'python', 'inner.py'], input=b'x')",
+            "starts ['env', 'python', 'inner.py'] and writes to its standard input, and a rank has none; pass",
+        ),
+        (
+            "os.spawnvp(os.P_NOWAIT, 'env', ['env', 'python', 'inner.py'])",
+            "starts ['env', 'python', 'inner.py'] by os.spawnvp without waiting; pass what it runs as the command",
+        ),
+        (
+            "os.posix_spawnp('env', ['env', 'python', 'inner.py'], os.environ)",
+            "starts ['env', 'python', 'inner.py'] by os.posix_spawnp without waiting; pass what it runs as the command",
+        ),
+        (
+            "from threading import Thread\n"
+            "thread = Thread(target=os.system, args=['timeout 9 python inner.py'])\nthread.start()\nthread.join()",
+            "starts python inner.py in a thread, where a rank cannot run it in its own place; pass what it runs",
+        ),
+        (
+            "subprocess.run(['nice', 'python', '-O', 'inner.py'])",
+            "starts python -O inner.py, which ranks cannot run: python -O inner.py: after python, ranks run -m",
+        ),
+        ("subprocess.run(['env', 'python', 'missing.py'])", "which ranks cannot run: python missing.py: there is no "),
+    ],
+)
+def test_how_a_rank_cannot_run_a_program(launcher: Launcher, folder: Path, start: str, text: str) -> None:
+    assert text in refusal(launcher, folder, start, follow=True)
+
+
 def test_a_launcher_that_is_not_installed_is_refused(launcher: Launcher, folder: Path) -> None:
     message = refusal(launcher, folder, "subprocess.run(['torchrun', 'inner.py'])")
     assert "starts torchrun inner.py, whose ranks these cannot become: No module named 'torch'" in message
