@@ -42,7 +42,7 @@ def is_start(words: Sequence[str], around: Surroundings, programs: bool, depth: 
         return True
     if depth > _DEPTH:
         return True
-    inner = unwrap(words, around)
+    inner = unwrap(words, around, in_shell=True)
     if inner is not None:
         starts = (0,) if inner.is_certain else range(len(inner.words))
         return any(is_start(inner.words[start:], inner.around, programs, depth + 1) for start in starts)

@@ -211,16 +211,19 @@ def _found(
     return run
 
 
-def _run_of(starts: Starts, words: Sequence[str], around: Surroundings) -> Callable[[], int] | None:
+def _run_of(
+    starts: Starts, words: Sequence[str], around: Surroundings, in_shell: bool = False
+) -> Callable[[], int] | None:
+    """The same of words, as a shell or ``exec`` of the system reads them."""
     running, text = starts.running, shlex.join(words)
     launcher = launcher_words(words)
     if launcher is not None:
         _check_environment(starts, words, around)
         return lambda: run_launcher(starts, text, around, functools.partial(launchers.read, launcher))
     programs = running.follow is not False
-    inner = unwrap(words, around)
+    inner = unwrap(words, around, in_shell)
     if inner is not None:
-        return _run_of_inner(starts, text, inner, programs)
+        return _run_of_inner(starts, text, inner, in_shell)
     given = text_of(words, around)
     if given is not None:
         return _run_of_text(starts, given, text, around)
@@ -239,16 +242,16 @@ def _run_of(starts: Starts, words: Sequence[str], around: Surroundings) -> Calla
     return None
 
 
-def _run_of_inner(starts: Starts, text: str, inner: Inner, programs: bool) -> Callable[[], int] | None:
+def _run_of_inner(starts: Starts, text: str, inner: Inner, in_shell: bool) -> Callable[[], int] | None:
     """The same of a command that another one runs."""
     if inner.problem:
-        if not _starts(inner, programs):
+        if not _starts(inner, starts.running.follow is not False):
             return None
         starts.refuse(
             f"{starts.running!r} starts {text}, whose ranks these cannot become: {inner.problem}. {_PLAIN}"
             f"{'' if _starts(inner, False) else _LEAVE}"
         )
-    run = _run_of(starts, inner.words, inner.around)
+    run = _run_of(starts, inner.words, inner.around, in_shell)
     return None if run is None else functools.partial(run_bounded, starts, text, inner, run)
 
 
@@ -270,7 +273,7 @@ def _run_of_text(starts: Starts, given: Text, shown: str, around: Surroundings) 
         except ValueError:
             words = []
         if words and not _needs_shell(given.text, words):
-            return _run_of(starts, words, around)
+            return _run_of(starts, words, around, in_shell=True)
     programs = running.follow is not False
     start = first_start(given, around, programs)
     mentions = programs and given.is_line and _STARTS_RANKS.search(given.text) is not None

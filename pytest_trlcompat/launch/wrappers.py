@@ -208,7 +208,7 @@ def _in_environment(inner: Inner | None, prefix: str | os.PathLike[str] | None, 
 
 def _of_virtual_env(options: _Options, around: Surroundings) -> Inner | None:
     """Poetry, PDM and Pipenv use the environment that is active."""
-    if (folder := options.last("-C --directory -p --project")) is not None:
+    if (folder := options.last("-C --directory")) is not None:
         around = replace(around, folder=str(around.path / folder))
     return _in_environment(_plain(options, around), around.variables.get("VIRTUAL_ENV"), "VIRTUAL_ENV is not set")
 
@@ -327,18 +327,20 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
 }
 
 
-def unwrap(words: Sequence[str], around: Surroundings) -> Inner | None:
+def unwrap(words: Sequence[str], around: Surroundings, in_shell: bool = False) -> Inner | None:
     """The command within a command; ``None`` where it is no wrapper, or runs nothing.
 
-    ``NAME=VALUE`` before a command, as in a line for a shell, counts as a wrapper too. A project's own script by its
-    name does not, such as ``train`` in ``pdm run train``.
+    A project's own script by its name is none, such as ``train`` in ``pdm run train``.
+
+    Args:
+        in_shell: whether a shell reads the words, for which ``NAME=VALUE`` before a command, and ``exec``, count too.
     """
     if not words:
         return None
-    if _ASSIGNMENT.fullmatch(words[0]):
+    if in_shell and _ASSIGNMENT.fullmatch(words[0]):
         return _assigned(tuple(words), around)
     name = os.path.basename(words[0])
-    wrapper = _WRAPPERS.get(name)
+    wrapper = _WRAPPERS.get(name) if in_shell or name != "exec" else None
     if wrapper is None:
         return None
     try:

@@ -380,6 +380,7 @@ def test_an_installed_command_of_pythons_is_run_by_the_rank(
         "print(subprocess.run(['anything', '-c', 'exit 6'], executable='/bin/sh').returncode)",
         "print(os.spawnvp(os.P_WAIT, 'env', ['env', 'false']))",
         "subprocess.run(['no-such-command'])",
+        "subprocess.run(['A=1', 'python', 'inner.py'])",
         "subprocess.run([])",
         "subprocess.run(['true', None])",
         "subprocess.run(['true'], env={'A': 1})",

@@ -14,7 +14,7 @@ HERE = Surroundings(env={"A": "0", "B": "b", "VIRTUAL_ENV": sys.prefix})
 
 
 def inner_of(line: str, around: Surroundings = HERE) -> Inner:
-    inner = unwrap(shlex.split(line), around)
+    inner = unwrap(shlex.split(line), around, in_shell=True)
     assert inner is not None
     return inner
 
@@ -126,6 +126,11 @@ def test_time() -> None:
     ],
 )
 def test_no_command_within(line: str) -> None:
+    assert unwrap(shlex.split(line), HERE, in_shell=True) is None
+
+
+@pytest.mark.parametrize("line", ["A=1 torchrun t.py", "exec torchrun t.py"])
+def test_only_a_shell_knows_these(line: str) -> None:
     assert unwrap(shlex.split(line), HERE) is None
 
 
