@@ -33,7 +33,7 @@ from pytest_trlcompat.launch.live import followed
 from pytest_trlcompat.launch.measuring import is_measured, measurement, merge
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec
 from pytest_trlcompat.launch.payload import arguments, dump
-from pytest_trlcompat.launch.program import LauncherWords, interpreter_path
+from pytest_trlcompat.launch.program import interpreter_path
 from pytest_trlcompat.launch.proof import expectation
 from pytest_trlcompat.launch.raising import RAISES, error_of
 from pytest_trlcompat.launch.relay import settings_of_this_process
@@ -49,6 +49,7 @@ from pytest_trlcompat.launch.strategy import (
     strategy,
 )
 from pytest_trlcompat.launch.warm import Refused, Server
+from pytest_trlcompat.launch.words import LauncherWords
 
 __all__ = ["DEFAULT_TIMEOUT", "DEVICES", "MAX_WORLD_SIZE", "MODES", "Launcher", "Relay"]
 

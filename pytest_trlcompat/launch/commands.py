@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat.launch import launchers
-from pytest_trlcompat.launch.program import CommandError, LauncherWords, Program, launcher_words, program
+from pytest_trlcompat.launch.program import CommandError, Program, program
 from pytest_trlcompat.launch.strategy import Strategy
+from pytest_trlcompat.launch.words import LauncherWords, launcher_words
 
 __all__ = ["Planned", "plan"]
 

@@ -19,8 +19,9 @@ from typing import Any
 from pytest_trlcompat.launch import config_keys
 from pytest_trlcompat.launch import strategy as strategies
 from pytest_trlcompat.launch.config_keys import Fixed, Key, Passed, problem_of
-from pytest_trlcompat.launch.program import CommandError, LauncherWords
+from pytest_trlcompat.launch.program import CommandError
 from pytest_trlcompat.launch.strategy import AccelerateLaunch, Strategy, StrategyError
+from pytest_trlcompat.launch.words import LauncherWords
 
 __all__ = ["NAMES", "Read", "enter", "read", "read_parsed", "strategy_of", "variables_of", "world_size_of"]
 
@@ -81,7 +82,7 @@ def read(words: LauncherWords, folder: Path | None = None) -> Read:
         StrategyError: they ask for a strategy that cannot be launched.
         ImportError: the launcher is not installed.
     """
-    parsed = _parsed(words.launcher, words.words)
+    parsed = _parsed(words.launcher, words.words, words.is_legacy)
     arguments = parsed[_ARGUMENTS[words.launcher]]
     written = words.words[: len(words.words) - len(arguments) - 1]
     result = replace(read_parsed(words.launcher, parsed), words=written)
@@ -97,9 +98,16 @@ def read_parsed(launcher: str, options: Mapping[str, Any]) -> Read:
     Raises:
         CommandError: they ask for what cannot be honoured here.
     """
+    # The command `accelerate` has its parser name the function that reads the options.
+    options = {key: value for key, value in options.items() if key != "func"}
     parsed, plain = dict(options), _parsed(launcher, ("script",))
     script, arguments = parsed.pop(_SCRIPTS[launcher]), parsed.pop(_ARGUMENTS[launcher])
     target = (*(("-m",) if parsed.pop("module") else ()), str(script), *arguments)
+    if not parsed.pop("use_env", True):
+        raise CommandError(
+            "torch.distributed.launch without --use_env gives the script --local-rank, which ranks do not; say "
+            "--use_env, or use torchrun"
+        )
     parsed.pop("nondefault", None)  # Accelerate's parser names there which options were given
     given = {key: value for key, value in parsed.items() if value != plain.get(key)}
     _check(launcher, given)
@@ -113,14 +121,15 @@ def read_parsed(launcher: str, options: Mapping[str, Any]) -> Read:
     )
 
 
-def _parsed(launcher: str, words: Sequence[str]) -> dict[str, Any]:
-    module, name = _PARSERS[launcher]
+def _parsed(launcher: str, words: Sequence[str], is_legacy: bool = False) -> dict[str, Any]:
+    module, name = ("torch.distributed.launch", "parse_args") if is_legacy else _PARSERS[launcher]
     made: Any = getattr(importlib.import_module(module), name)
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
             # DeepSpeed has a function that parses, and no parser.
-            return dict(vars(made(list(words)) if launcher == "deepspeed" else made().parse_args(list(words))))
+            parses = launcher == "deepspeed" or is_legacy
+            return dict(vars(made(list(words)) if parses else made().parse_args(list(words))))
     except SystemExit:
         said = (printed.getvalue().strip().splitlines() or ["no reason"])[-1]
         raise CommandError(f"{NAMES[launcher]} refuses {shlex.join(words)}: {said}") from None

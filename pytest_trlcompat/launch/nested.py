@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
-import io
 import os
 import re
 import shlex
 import subprocess
 import sys
-import tempfile
-import threading
-import types
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import IO, Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
-from pytest_trlcompat.launch import launchers
-from pytest_trlcompat.launch.launchers import Read
-from pytest_trlcompat.launch.program import CommandError, Program, launcher_words, program, started_program
-from pytest_trlcompat.launch.strategy import Strategy, StrategyError
+from pytest_trlcompat.launch import ended_process, launchers
+from pytest_trlcompat.launch.executables import executable, is_foreign, look_anew, started_program
+from pytest_trlcompat.launch.hooks import Hook, hooked
+from pytest_trlcompat.launch.in_place import run_bounded, run_launcher, run_program
+from pytest_trlcompat.launch.looking import first_start, hides_launcher, is_start
+from pytest_trlcompat.launch.shells import Command, Text, text_of
+from pytest_trlcompat.launch.starts import ADVICE, NestedLauncherError, Replaced, Starts
+from pytest_trlcompat.launch.words import LauncherWords, is_launcher_text, launcher_words, python_words
+from pytest_trlcompat.launch.wrappers import Inner, Surroundings, unwrap
 
 __all__ = ["NestedLauncherError", "Replaced", "Starts", "replaced"]
 
@@ -37,68 +35,23 @@ _FUNCTIONS = (
     ("torch.distributed.run", "run", "torchrun"),
 )
 """Functions that start a launcher in the process that calls them, with the options as their parser made them."""
+_REFUSED_FUNCTIONS = (
+    ("accelerate.launchers", "debug_launcher"),
+    ("torch.distributed.launcher.api", "launch_agent"),
+)
+"""Functions that start ranks which run a function; ``notebook_launcher`` and ``elastic_launch`` call the second."""
 _EXECS = ("execv", "execve", "execvp", "execvpe")
 _SPAWNS = ("spawnv", "spawnve", "spawnvp", "spawnvpe")
 _POSIX_SPAWNS = ("posix_spawn", "posix_spawnp")
-_OF_THE_LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "ROLE_", "ACCELERATE_", "FSDP_", "TORCHELASTIC_")
-_KEPT = (
-    "TRLCOMPAT",
-    "GLOO_",
-    "NCCL_",
-    "TORCH_",
-    "OMP_",
-    "CUDA_VISIBLE_DEVICES",
-    "HF_HUB_OFFLINE",
-    "HF_DATASETS_OFFLINE",
+_PLAIN = (
+    "Have the program start the launcher itself, by subprocess.run([...], env=..., cwd=...), or pass it as the command"
 )
-"""Variables of a launch's own that stay where a program gives another variables that lack them."""
-_ADVICE = "pass what it runs as the command, or have it start no launcher"
+_LEAVE = ", or pass follow=False if it trains nothing"
+_OF_ONE_MACHINE = ("deepspeed.launcher.launch",)
+"""Modules that a launcher runs on each machine, with what it has made of its options."""
 _SHELL_WORDS = frozenset("<>|&;()`\n")
-_SHELLS = ("sh", "bash", "dash", "zsh")
-_BUILTINS = ("cd", "env", "exec", "export", "nohup", "source", "timeout", "xargs", ".")
+_BUILTINS = ("cd", "export", "source", ".")
 _STARTS_RANKS = re.compile(r"\b(python[\d.]*|accelerate|accelerate-launch|torchrun|deepspeed|\S+\.py)\b")
-_HOOK = "_trlcompat_started"
-
-
-class NestedLauncherError(RuntimeError):
-    """A command starts ranks that are not this launch's, or another program of Python's that would be none."""
-
-
-class Replaced(BaseException):
-    """Ends a program that has replaced itself by ``os.exec*``; not an ``Exception``, so that it is not handled there.
-
-    Attributes:
-        status: the exit status of what has run in its place.
-    """
-
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
-
-
-@dataclass
-class Starts:
-    """What the programs of one rank start.
-
-    Attributes:
-        running: the program that runs.
-        run: runs another one to its end within the call, and returns its exit status.
-        refused: the first start that was refused, which fails the launch also where the program handles the error.
-        replaced: whether a program has replaced itself, and must have ended with that.
-        path: ``sys.path`` before the first program's folder was put there.
-    """
-
-    running: Program
-    run: Callable[[Program], int]
-    refused: NestedLauncherError | None = field(default=None)
-    replaced: Replaced | None = field(default=None)
-    path: tuple[str, ...] = ()
-
-    def refuse(self, text: str) -> NoReturn:
-        """Raises: NestedLauncherError, and keeps the first."""
-        error = NestedLauncherError(text)
-        self.refused = self.refused or error
-        raise error from None
 
 
 @contextlib.contextmanager
@@ -112,34 +65,37 @@ def replaced(starts: Starts) -> Iterator[None]:
             original = getattr(owner, name)
             exits.callback(setattr, owner, name, original)
             setattr(owner, name, substitute(original))
-        if "torch" in sys.modules:
-            for module, name, launcher in _FUNCTIONS:
-                with contextlib.suppress(ImportError):
-                    _replace_function(starts, importlib.import_module(module), name, launcher, exits)
+        exits.enter_context(hooked(_hooks(starts)))
         yield
 
 
-def _stub(args: Any) -> None:
-    """The code of a launcher's function, which finds the name in that function's module."""
-    _trlcompat_started(args)  # type: ignore[name-defined]  # noqa: F821
+def _hooks(starts: Starts) -> dict[tuple[str, str], Hook]:
+    """What takes the place of functions that start ranks in the process that calls them."""
 
-
-def _replace_function(starts: Starts, owner: Any, name: str, launcher: str, exits: contextlib.ExitStack) -> None:
-    function = getattr(owner, name, None)
-    if not isinstance(function, types.FunctionType):
-        return
-
-    def called(options: Any) -> None:
+    def launched(launcher: str, options: Any) -> None:
         title = launchers.NAMES[launcher]
-        status = _launched(starts, title, None, None, lambda: launchers.read_parsed(launcher, vars(options)))
+        status = run_launcher(starts, title, Surroundings(), lambda: launchers.read_parsed(launcher, vars(options)))
         if status:
             raise subprocess.CalledProcessError(status, title)
 
-    # Its code, since another module may have imported the function by its name.
-    exits.callback(setattr, function, "__code__", function.__code__)
-    exits.callback(owner.__dict__.pop, _HOOK, None)
-    setattr(owner, _HOOK, called)
-    function.__code__ = _stub.__code__
+    def deepspeed(args: Sequence[str] | None = None) -> None:
+        words = LauncherWords("deepspeed", tuple(sys.argv[1:] if args is None else args))
+        status = run_launcher(starts, "deepspeed", Surroundings(), functools.partial(launchers.read, words))
+        if status:
+            sys.exit(status)
+
+    def refused(name: str) -> Hook:
+        def called(*args: Any, **kwargs: Any) -> NoReturn:
+            starts.refuse(
+                f"{starts.running!r} calls {name}, which starts processes of its own that are no ranks of this launch. "
+                "Have it call the function itself where RANK is set, as a script for torchrun does"
+            )
+
+        return called
+
+    hooks = {(module, name): functools.partial(launched, launcher) for module, name, launcher in _FUNCTIONS}
+    refusals = {(module, name): refused(f"{module}.{name}") for module, name in _REFUSED_FUNCTIONS}
+    return {**hooks, ("deepspeed.launcher.runner", "main"): deepspeed, **refusals}
 
 
 def _substitutes(starts: Starts) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
@@ -150,18 +106,24 @@ def _substitutes(starts: Starts) -> Iterator[tuple[Any, str, Callable[[Any], Any
             bound = signature.bind(process, *args, **options)
             bound.apply_defaults()
             given = bound.arguments
-            run = _found(starts, given["args"], given["env"], given["cwd"], is_shell=bool(given["shell"]))
+            is_shell = bool(given["shell"])
+            run = _found(starts, given["args"], given["env"], given["cwd"], is_shell, given["executable"])
             if run is None:
                 original(process, *args, **options)
-            else:
-                _as_process(starts, process, given, run)
+                return
+            text = f"{starts.running!r} starts {given['args']}"
+            if sys._getframe(1).f_globals.get("__name__", "").startswith("asyncio."):
+                starts.refuse(f"{text} by asyncio, which would wait for a process that there is none of; {ADVICE}")
+            if given["stdin"] == subprocess.PIPE:
+                starts.refuse(f"{text} and writes to its standard input, and a rank has none; {ADVICE}")
+            ended_process.fill(process, given, run)
 
         return start
 
     def execs(name: str) -> Callable[[Any], Any]:
         def substitute(original: Any) -> Any:
             def called(file: Any, args: Any, *env: Any) -> Any:
-                run = _found(starts, args, env[0] if env else None, None)
+                run = _found(starts, args, env[0] if env else None, None, file=file)
                 if run is None:
                     return original(file, args, *env)
                 starts.replaced = Replaced(run())
@@ -174,11 +136,11 @@ def _substitutes(starts: Starts) -> Iterator[tuple[Any, str, Callable[[Any], Any
     def spawns(name: str) -> Callable[[Any], Any]:
         def substitute(original: Any) -> Any:
             def called(mode: int, file: Any, args: Any, *env: Any) -> Any:
-                run = _found(starts, args, env[0] if env else None, None)
+                run = _found(starts, args, env[0] if env else None, None, file=file)
                 if run is None:
                     return original(mode, file, args, *env)
                 if mode != os.P_WAIT:
-                    starts.refuse(f"{starts.running!r} starts {args} by os.{name} without waiting; {_ADVICE}")
+                    starts.refuse(f"{starts.running!r} starts {args} by os.{name} without waiting; {ADVICE}")
                 return run()
 
             return called
@@ -188,8 +150,8 @@ def _substitutes(starts: Starts) -> Iterator[tuple[Any, str, Callable[[Any], Any
     def posix_spawns(name: str) -> Callable[[Any], Any]:
         def substitute(original: Any) -> Any:
             def called(path: Any, args: Any, env: Any, **options: Any) -> Any:
-                if _found(starts, args, env, None) is not None:
-                    starts.refuse(f"{starts.running!r} starts {args} by os.{name} without waiting; {_ADVICE}")
+                if _found(starts, args, env, None, file=path) is not None:
+                    starts.refuse(f"{starts.running!r} starts {args} by os.{name} without waiting; {ADVICE}")
                 return original(path, args, env, **options)
 
             return called
@@ -211,208 +173,144 @@ def _substitutes(starts: Starts) -> Iterator[tuple[Any, str, Callable[[Any], Any
     yield os, "system", system
 
 
-def _found(starts: Starts, command: Any, env: Any, folder: Any, is_shell: bool = False) -> Callable[[], int] | None:
+def _found(
+    starts: Starts, command: Any, env: Any, folder: Any, is_shell: bool = False, file: Any = None
+) -> Callable[[], int] | None:
     """What runs a command in this rank's place for it; ``None`` for one that may start as it is.
+
+    Args:
+        env: variables for it, if it gets others; ``folder`` likewise.
+        file: what is run, if that is not the first word.
 
     Raises:
         NestedLauncherError: it may not, or cannot be run here.
     """
-    running = starts.running
-    words = _words(starts, command, is_shell)
-    if words is None:
+    try:
+        around = Surroundings(
+            {os.fsdecode(key): os.fsdecode(value) for key, value in env.items()} if isinstance(env, Mapping) else None,
+            folder=None if folder is None else os.fsdecode(folder),
+        )
+        if isinstance(command, (str, bytes, os.PathLike)):
+            words = [os.fsdecode(command)]
+        else:
+            words = [os.fsdecode(word) for word in command]
+        if file is not None and not is_shell:
+            words[:1] = [os.fsdecode(file)]
+    except (TypeError, ValueError):  # which the call itself refuses
         return None
-    found = launcher_words(words)
-    if found is not None:
-        text, read = shlex.join(words), functools.partial(launchers.read, found)
-        return lambda: _launched(starts, text, env, folder, read)
-    if running.follow is not False and started_program(words):
-        return lambda: _followed(starts, words, env, folder)
+    look_anew()
+    if is_shell:
+        line = Text("", words[0] if words else "", tuple(words[2:]), is_line=True)
+        run = _run_of_text(starts, line, repr(command), around)
+    else:
+        run = _run_of(starts, words, around)
+    if run is not None and os.getpid() != starts.pid:
+        starts.refuse(
+            f"{starts.running!r} starts {command} in a process that a rank has forked, which is no rank; {ADVICE}"
+        )
+    return run
+
+
+def _run_of(
+    starts: Starts, words: Sequence[str], around: Surroundings, in_shell: bool = False
+) -> Callable[[], int] | None:
+    """The same of words, as a shell or ``exec`` of the system reads them."""
+    running, text = starts.running, shlex.join(words)
+    launcher = launcher_words(words)
+    if launcher is not None:
+        _check_environment(starts, words, around)
+        return lambda: run_launcher(starts, text, around, functools.partial(launchers.read, launcher))
+    programs = running.follow is not False
+    inner = unwrap(words, around, in_shell)
+    if inner is not None:
+        return _run_of_inner(starts, text, inner, in_shell)
+    given = text_of(words, around)
+    if given is not None:
+        return _run_of_text(starts, given, text, around)
+    python = python_words(words)
+    if python is not None and python.target in _OF_ONE_MACHINE:
+        starts.refuse(f"{running!r} starts {text}, a part of a launcher that starts ranks of its own; {ADVICE}")
+    if (python is not None and python.kind == "c" and is_launcher_text(python.target)) or hides_launcher(words, around):
+        starts.refuse(
+            f"{running!r} starts {text}, which names a launcher of ranks, and nothing is known of what it makes of it. "
+            f"{_PLAIN}"
+        )
+    if programs and started_program(words, around.path, around.search_path):
+        if running.follow:
+            _check_environment(starts, words, around)
+        return lambda: run_program(starts, words, around)
     return None
 
 
-def _words(starts: Starts, command: Any, is_shell: bool) -> list[str] | None:
-    """The words of what is started; ``None`` if they cannot be told.
+def _run_of_inner(starts: Starts, text: str, inner: Inner, in_shell: bool) -> Callable[[], int] | None:
+    """The same of a command that another one runs."""
+    if inner.problem:
+        if not _starts(inner, starts.running.follow is not False):
+            return None
+        starts.refuse(
+            f"{starts.running!r} starts {text}, whose ranks these cannot become: {inner.problem}. {_PLAIN}"
+            f"{'' if _starts(inner, False) else _LEAVE}"
+        )
+    run = _run_of(starts, inner.words, inner.around, in_shell)
+    return None if run is None else functools.partial(run_bounded, starts, text, inner, run)
+
+
+def _starts(inner: Inner, programs: bool) -> bool:
+    begins = (0,) if inner.is_certain else range(len(inner.words))
+    return any(is_start(inner.words[begin:], inner.around, programs) for begin in begins)
+
+
+def _run_of_text(starts: Starts, given: Text, shown: str, around: Surroundings) -> Callable[[], int] | None:
+    """The same of a line for a shell, of a shell's script and of a Makefile.
 
     Raises:
-        NestedLauncherError: a shell would make more of the line than its words, and they name Python or a launcher.
+        NestedLauncherError: a shell would make more of the text than words, and it starts Python or a launcher.
     """
-    try:
-        if not isinstance(command, (str, bytes, os.PathLike)):
-            words = [os.fsdecode(word) for word in command]
-            if not is_shell and len(words) > 2 and Path(words[0]).name in _SHELLS and words[1] in ("-c", "-lc", "-ec"):
-                return _words(starts, words[2], True)
-            if not is_shell:
-                return words
-            command = words[0]
-        line = os.fsdecode(command)
-        if not is_shell:
-            return [line]
-        words = shlex.split(line)
-    except (TypeError, ValueError):
-        words = None
-    if words is not None and not _needs_shell(line, words):
-        return words
-    if _STARTS_RANKS.search(str(command)) and starts.running.follow is not False:
-        starts.refuse(
-            f"{starts.running!r} has a shell run {command!r}, which ranks cannot: they read plain words, without "
-            "variables, redirections and several commands. Have the program start the list of the words by "
-            "subprocess.run([...], env=..., cwd=..., stdout=...), or pass follow=False if it trains nothing"
-        )
+    running = starts.running
+    if given.is_line:
+        try:
+            words = shlex.split(given.text)
+        except ValueError:
+            words = []
+        if words and not _needs_shell(given.text, words):
+            return _run_of(starts, words, around, in_shell=True)
+    programs = running.follow is not False
+    start = first_start(given, around, programs)
+    mentions = programs and given.is_line and _STARTS_RANKS.search(given.text) is not None
+    if start is not None or mentions:
+        _refuse_text(starts, given, shown, around, start)
     return None
+
+
+def _refuse_text(starts: Starts, given: Text, shown: str, around: Surroundings, start: Command | None) -> NoReturn:
+    running = starts.running
+    left = _LEAVE if first_start(given, around, False) is None else ""
+    if given.is_line:
+        starts.refuse(
+            f"{running!r} has a shell run {shown}, which ranks cannot: they read plain words, without variables, "
+            "redirections and several commands. Have the program start the list of the words by "
+            f"subprocess.run([...], env=..., cwd=..., stdout=...){left}"
+        )
+    assert start is not None
+    starts.refuse(
+        f"{running!r} starts {shown}, and line {start.line} of {given.name} starts {shlex.join(start.words)}. Ranks "
+        "cannot take the place of what a shell starts. Have the program start these words by subprocess.run([...], "
+        f"env=..., cwd=...), or pass them as the command{left}"
+    )
 
 
 def _needs_shell(line: str, words: list[str]) -> bool:
-    if not words:
-        return True
-    return bool(_SHELL_WORDS & set(line) or set("$*?[~#") & set(line) or "=" in words[0] or words[0] in _BUILTINS)
+    return bool(_SHELL_WORDS & set(line) or set("$*?[~#") & set(line) or words[0] in _BUILTINS)
 
 
-def _launched(starts: Starts, started: str, env: Any, folder: Any, read: Callable[[], Read]) -> int:
-    """Run what the ranks of a launcher would.
-
-    Args:
-        started: the launcher, for messages.
-        env: variables for it, if it gets others; ``folder`` likewise.
-        read: reads its options.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        NestedLauncherError: the launcher asks for other ranks than this launch's.
-    """
-    running = starts.running
-    text = f"{running!r} starts {started}"
-    if threading.current_thread() is not threading.main_thread():
-        starts.refuse(f"{text} in a thread, where a rank cannot become one of its ranks; {_ADVICE}")
-    here = Path.cwd() / os.fspath(folder or "")
-    try:
-        found = read()
-        asked = launchers.strategy_of(found, here)
-        size = int(os.environ.get("WORLD_SIZE", "1"))
-        launchers.world_size_of(found, size)
-        inner = program(("python", *found.target), here)
-    except (CommandError, StrategyError) as error:
-        starts.refuse(f"{text}, whose ranks these cannot become: {error}; {_ADVICE}")
-    if asked is not None and running.strategy is not None:
-        try:
-            _check(text, asked, running.strategy, found, size)
-        except NestedLauncherError as error:
-            starts.refuse(str(error))
-    with _variables(env):
-        if asked is not None and running.strategy is not None:
-            try:
-                launchers.enter(asked, running.strategy, os.environ, Path(tempfile.mkdtemp()))
-            except StrategyError as error:
-                starts.refuse(f"{text}, whose ranks these cannot become: {error}; {_ADVICE}")
-        return starts.run(replace(inner, gets_local_rank=found.gets_local_rank))
-
-
-def _followed(starts: Starts, words: list[str], env: Any, folder: Any) -> int:
-    """Run what a process of its own would, which would be no rank.
-
-    Raises:
-        NestedLauncherError: nobody has said that it may.
-    """
-    running = starts.running
-    text = f"{running!r} starts {shlex.join(words)}"
-    if running.follow is None:
-        starts.refuse(
-            f"{text} in a process of its own, which is no rank of this launch. If that is what trains, pass it as the "
-            "command, or follow=True, and each rank runs it in its own place; if it is not, pass follow=False"
-        )
-    if threading.current_thread() is not threading.main_thread():
-        starts.refuse(f"{text} in a thread, where a rank cannot run it in its own place; {_ADVICE}")
-    try:
-        inner = program(words, Path.cwd() / os.fspath(folder or ""))
-    except CommandError as error:
-        starts.refuse(f"{text}, which ranks cannot run: {error}")
-    with _variables(env):
-        return starts.run(inner)
-
-
-@contextlib.contextmanager
-def _variables(env: Any) -> Iterator[None]:
-    """Within the block, the variables that a program gives to another, and those of the launch."""
-    before = dict(os.environ)
-    variables = before
-    if isinstance(env, Mapping):
-        new = {os.fsdecode(key): os.fsdecode(value) for key, value in env.items()}
-        ours = {key: value for key, value in before.items() if key.startswith(_OF_THE_LAUNCH)}
-        defaults = {key: value for key, value in before.items() if key.startswith(_KEPT)}
-        variables = {**defaults, **{key: new[key] for key in new if not key.startswith(_OF_THE_LAUNCH)}, **ours}
-    try:
-        _set_variables(variables)
-        yield
-    finally:
-        _set_variables(before)
-
-
-def _set_variables(variables: Mapping[str, str]) -> None:
-    for key in set(os.environ) - set(variables):
-        del os.environ[key]
-    os.environ.update(variables)
-
-
-def _as_process(starts: Starts, process: Any, given: Mapping[str, Any], run: Callable[[], int]) -> None:
-    """Make a :class:`subprocess.Popen` that has ended of what has run in this process; its output is in files.
-
-    Raises:
-        NestedLauncherError: the program would write to its standard input.
-    """
-    if given["stdin"] == subprocess.PIPE:
-        starts.refuse(f"{starts.running!r} writes to the standard input of {given['args']}, a rank has none; {_ADVICE}")
-    process._child_created = False  # nothing to wait for when it is collected
-    process._communication_started, process._input = False, None
-    process._waitpid_lock, process._sigint_wait_secs = threading.Lock(), 0
-    process.args, process.pid, process.returncode = given["args"], os.getpid(), None
-    process.stdin = process.stdout = process.stderr = None
-    process.encoding, process.errors = given["encoding"], given["errors"]
-    process.text_mode = bool(given["text"] or given["universal_newlines"] or given["encoding"] or given["errors"])
-    process.pipesize = -1
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    before = [os.dup(number) for number in (1, 2)]
-    pipes: dict[str, IO[bytes]] = {}
-    try:
-        for number, name in ((1, "stdout"), (2, "stderr")):
-            _redirect(number, name, given[name], pipes)
-        process.returncode = run()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        for number, copy in zip((1, 2), before, strict=True):
-            os.dup2(copy, number)
-            os.close(copy)
-    for name, file in pipes.items():
-        file.seek(0)
-        text = io.TextIOWrapper(file, given["encoding"], given["errors"]) if process.text_mode else file
-        setattr(process, name, text)
-
-
-def _redirect(number: int, name: str, target: Any, pipes: dict[str, IO[bytes]]) -> None:
-    if target is None:
+def _check_environment(starts: Starts, words: Sequence[str], around: Surroundings) -> None:
+    """Raises: NestedLauncherError, where the command is another virtual environment's."""
+    search_path = around.search_path
+    if os.sep not in words[0] and search_path == os.environ.get("PATH"):
         return
-    if target == subprocess.STDOUT:
-        os.dup2(1, number)
-    elif target == subprocess.PIPE:
-        pipes[name] = tempfile.TemporaryFile()  # noqa: SIM115 - the program's to close
-        os.dup2(pipes[name].fileno(), number)
-    elif target == subprocess.DEVNULL:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, number)
-        os.close(null)
-    else:
-        os.dup2(target if isinstance(target, int) else target.fileno(), number)
-
-
-def _check(text: str, asked: Strategy, own: Strategy, found: Read, size: int) -> None:
-    if asked.name != own.name:
-        raise NestedLauncherError(
-            f"{text}, which asks for {asked.name}, while the launch runs under {own.name}; pass strategy={asked.name!r}"
-        )
-    if found.size is None and asked.world_size not in (None, size):
-        raise NestedLauncherError(
-            f"{text}, whose configuration file says {asked.world_size} ranks, while the launch has {size}; pass "
-            f"world_size={asked.world_size}, or say --num_processes {size} there"
+    path = executable(words[0], around.path, search_path)
+    if path is not None and is_foreign(path):
+        starts.refuse(
+            f"{starts.running!r} starts {shlex.join(words)}, whose ranks these cannot become: {path} is of another "
+            f"environment, and these ranks run in {sys.prefix}. Install what it needs here, or start what is here"
         )

@@ -382,11 +382,12 @@ def test_a_replacement_that_the_program_handles_fails(launcher: Launcher, tmp_pa
 @pytest.mark.parametrize(
     "line",
     [
-        "X=1 python inner.py",
+        "X=$A python inner.py",
         "python inner.py > log",
         "cd . && python inner.py",
         "python inner.py $A",
-        "env A=1 python inner.py",
+        "env A=1 python inner.py | cat",
+        "timeout 9 sh -c 'python inner.py; true'",
     ],
 )
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from pytest_trlcompat.launch import Launcher
 
 NEWEST_ALONE = (
-    *("test_accelerator_*", "test_artefacts", "test_command", "test_debugging", "test_docs_examples"),
+    *("test_accelerator_*", "test_artefacts", "test_command*", "test_debugging", "test_docs_examples"),
     *("test_downstream", "test_import_variables", "test_launch_cluster", "test_launch_cpu", "test_launch_faults"),
     *("test_launch_machine", "test_launch_ports"),
     *("test_preloading", "test_reference_*"),

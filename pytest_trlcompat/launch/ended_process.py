@@ -1,0 +1,69 @@
+"""A :class:`subprocess.Popen` that has ended, of what has run in this process.
+
+Runs in ranks; imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+__all__ = ["fill"]
+
+
+def fill(process: Any, given: Mapping[str, Any], run: Callable[[], int]) -> None:
+    """Run it, and make its process one that has ended; its output is in files.
+
+    Args:
+        process: a :class:`subprocess.Popen` whose ``__init__`` has not run.
+        given: the arguments of that.
+        run: returns the exit status.
+    """
+    process._child_created = False  # nothing to wait for when it is collected
+    process._communication_started, process._input = False, None
+    process._waitpid_lock, process._sigint_wait_secs = threading.Lock(), 0
+    process.args, process.pid, process.returncode = given["args"], os.getpid(), None
+    process.stdin = process.stdout = process.stderr = None
+    process.encoding, process.errors = given["encoding"], given["errors"]
+    process.text_mode = bool(given["text"] or given["universal_newlines"] or given["encoding"] or given["errors"])
+    process.pipesize = -1
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    before = [os.dup(number) for number in (1, 2)]
+    pipes: dict[str, IO[bytes]] = {}
+    try:
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            _redirect(number, name, given[name], pipes)
+        process.returncode = run()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for number, copy in zip((1, 2), before, strict=True):
+            os.dup2(copy, number)
+            os.close(copy)
+    for name, file in pipes.items():
+        file.seek(0)
+        text = io.TextIOWrapper(file, given["encoding"], given["errors"]) if process.text_mode else file
+        setattr(process, name, text)
+
+
+def _redirect(number: int, name: str, target: Any, pipes: dict[str, IO[bytes]]) -> None:
+    if target is None:
+        return
+    if target == subprocess.STDOUT:
+        os.dup2(1, number)
+    elif target == subprocess.PIPE:
+        pipes[name] = tempfile.TemporaryFile()  # noqa: SIM115 - the program's to close
+        os.dup2(pipes[name].fileno(), number)
+    elif target == subprocess.DEVNULL:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, number)
+        os.close(null)
+    else:
+        os.dup2(target if isinstance(target, int) else target.fileno(), number)
