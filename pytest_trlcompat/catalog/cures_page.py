@@ -1,4 +1,4 @@
-"""The page ``docs/cures.md``: what the corrected trainers cure, made from the catalogue. A test fails on drift.
+"""The page of cures: what the corrected trainers cure, made from the catalogue when the site is built, and by
 
     python -m pytest_trlcompat.catalog.cures_page docs/cures.md
 

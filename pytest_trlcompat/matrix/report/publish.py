@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from pytest_trlcompat._due import Account
@@ -30,7 +30,16 @@ from pytest_trlcompat.matrix.results import UNTESTABLE
 from pytest_trlcompat.matrix.shards import keep_seconds
 from pytest_trlcompat.stack import versions_of
 
-__all__ = ["last_day", "publish", "report_of", "since_published", "with_boundaries", "write_pages"]
+__all__ = [
+    "last_day",
+    "pages_of_evidence",
+    "publish",
+    "remove_old_issues",
+    "report_of",
+    "since_published",
+    "with_boundaries",
+    "write_pages",
+]
 
 
 def publish(report: Report, layout: Layout, *, keep: bool = False) -> list[Path]:
@@ -129,18 +138,34 @@ def _with_kept(report: Report, before: Report) -> Report:
 def write_pages(layout: Layout) -> list[Path]:
     """Write the pages from the evidence that stands there and the catalogue as it is now, and return their paths.
 
+    The build of the site writes them as well, with others; git ignores them.
+
+    Raises:
+        MatrixError: nothing was published.
+    """
+    pages = pages_of_evidence(layout)
+    for path, text in pages.items():
+        write_whole(path, text)
+    remove_old_issues(layout, pages)
+    return list(pages)
+
+
+def remove_old_issues(layout: Layout, pages: Container[Path]) -> None:
+    """Remove the pages of issues that the catalogue no longer has."""
+    for path in layout.issues.glob("*.md"):
+        if path not in pages:
+            path.unlink()
+
+
+def pages_of_evidence(layout: Layout) -> Mapping[Path, str]:
+    """The pages' paths and texts, from the evidence that stands there and the catalogue as it is now.
+
     Raises:
         MatrixError: nothing was published.
     """
     evidence = _load(layout)
     changes = compare(evidence, history.read(layout.history, before=evidence.date))
-    found = site.pages(report_of(evidence), evidence, layout, changes)
-    for path, text in found.items():
-        write_whole(path, text)
-    for path in layout.issues.glob("*.md"):
-        if path not in found:  # of an issue that the catalogue no longer has
-            path.unlink()
-    return list(found)
+    return site.pages(report_of(evidence), evidence, layout, changes)
 
 
 def _standing(layout: Layout) -> Evidence:

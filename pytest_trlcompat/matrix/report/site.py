@@ -26,7 +26,7 @@ from pytest_trlcompat.matrix.report.torch_comparison import TorchComparison, com
 
 __all__ = ["pages"]
 
-_MADE = "<!-- Made by `nox -s report -- --pages`; do not edit. -->"
+_MADE = "<!-- Made by the build of the site, and by `nox -s report -- --pages`; do not edit. -->"
 _MOST = 30
 """Changes that the overview names."""
 _TITLE = "Compatibility, as measured"
@@ -62,7 +62,7 @@ def _overview(report: Report, evidence: Evidence, torch: TorchComparison, change
     )
     yield ""
     yield "- [The known issues](issues/index.md), a page each: who is affected, how it shows, what cures it, numbers."
-    yield "- All cells and verdicts as a page to explore, with filters: `docs/explore/explore.html` of the checkout."
+    yield "- All cells and verdicts as a page to explore, with filters: [Known issues](known-issues.md) leads to it."
     yield "- The same as data: `fixtures/evidence.json`. Every version of a cell stands in its lock, `fixtures/locks`."
     yield "- Run a cell again: `nox -s cell -- trl=0.15.2 transformers=4.48.3`. All of them: `nox -s matrix -- --full`,"
     yield "  whose report holds the numbers behind each verdict."
