@@ -1,8 +1,8 @@
 """What the build of a wheel adds to the files that git tracks; ``pyproject.toml`` names it to hatchling.
 
-A wheel gets the stub of the trainers' package and what each cure cures. An editable installation gets the stub alone,
-next to the sources, where type checkers look and git ignores it. At run time a checkout reads its sources themselves,
-so that nothing in it goes stale.
+A wheel gets the stub of the trainers' package, what each cure cures, and the reports to paste upstream. An editable
+installation gets the stub alone, next to the sources, where type checkers look and git ignores it. At run time a
+checkout reads its sources themselves, so that nothing in it goes stale.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CustomBuildHook(BuildHookInterface[Any]):
                 self._write_stub()
                 return
             self._folder = Path(tempfile.mkdtemp(prefix="trlcompat-build-"))
-            for path, text in _generated(root).items():
+            for path, text in _generated().items():
                 file = self._folder / path.replace("/", "-")
                 file.write_text(text, encoding="utf-8")
                 build_data["force_include"][str(file)] = path
@@ -52,11 +52,15 @@ class CustomBuildHook(BuildHookInterface[Any]):
             self.app.display_warning(f"type checkers will not know the names of pytest_trlcompat.trainers: {error}")
 
 
-def _generated(root: Path) -> dict[str, str]:
+def _generated() -> dict[str, str]:
     """Paths in the wheel, and the texts."""
+    from pytest_trlcompat.catalog import known_issues, upstream_reports
     from pytest_trlcompat.trainers import known, stub
 
+    issues = known_issues.load()
+    reports = {name: upstream_reports.stored_report(issues[name]) for name in upstream_reports.reported()}
     return {
+        **{f"pytest_trlcompat/fixtures/upstream/{name}.md": text for name, text in reports.items()},
         "pytest_trlcompat/trainers/__init__.pyi": stub.stub(),
         "pytest_trlcompat/trainers/known.json": known.stored(),
     }

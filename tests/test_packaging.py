@@ -18,10 +18,11 @@ import pytest
 from packaging.requirements import Requirement
 
 from pytest_trlcompat import __version__
+from pytest_trlcompat.catalog import known_issues, upstream_reports
 from pytest_trlcompat.trainers import known, names, stub
 
 ROOT = Path(__file__).resolve().parents[1]
-MADE = ("__init__.pyi", "known.json")
+MADE = ("__init__.pyi", "known.json", "*.md")
 """What a build makes."""
 
 
@@ -61,8 +62,11 @@ def test_the_wheel_holds_what_git_has_no_copy_of(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         assert archive.read("pytest_trlcompat/trainers/__init__.pyi").decode() == stub.stub()
         assert archive.read("pytest_trlcompat/trainers/known.json").decode() == known.stored()
-        names = archive.namelist()
-    assert len(names) == len(set(names))
+        for name in upstream_reports.reported():
+            report = archive.read(f"pytest_trlcompat/fixtures/upstream/{name}.md").decode()
+            assert report == upstream_reports.stored_report(known_issues.load()[name])
+        names_in_wheel = archive.namelist()
+    assert len(names_in_wheel) == len(set(names_in_wheel))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat import cli
-from pytest_trlcompat.catalog import evidence, known_issues
+from pytest_trlcompat.catalog import evidence, known_issues, upstream_reports
 from pytest_trlcompat.catalog.evidence import EvidenceError
 from pytest_trlcompat.matrix.report.issue_command import NOT_FOUND, SHOWN, UNUSABLE, page_of
 from pytest_trlcompat.matrix.report.issue_page import issue_page
@@ -140,6 +140,21 @@ def test_words_that_no_issue_has_are_an_exit_status_of_1(ask: Ask) -> None:
     )
 
 
+def test_a_report_to_paste_upstream_is_printed_as_it_is(ask: Ask) -> None:
+    status, lines, error = ask("grpo-positions", "--report")
+    assert (status, error) == (SHOWN, "")
+    assert lines == upstream_reports.stored_report(known_issues.load()["grpo-positions"]).splitlines()
+    assert {"```python", "$ python grpo-positions.py", "## Versions"} <= set(lines)
+
+
+def test_an_issue_without_a_script_has_no_report(ask: Ask) -> None:
+    status, lines, error = ask(ISSUE, "--report")
+    assert (status, lines) == (NOT_FOUND, [])
+    assert error.startswith(
+        f"trlcompat issue: {ISSUE} has no script to paste upstream; those that have one: deepspeed-"
+    )
+
+
 class _Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
@@ -215,7 +230,9 @@ def test_evidence_that_cannot_be_read_is_one_clear_error(ask: Ask, monkeypatch: 
     [
         ([], "name one known issue, or ask with --search WORD ..."),
         ([ISSUE, "--search", "lora"], "name one known issue, or ask with --search WORD ..."),
-        (["--html", "--search", "lora"], "--html is about one known issue; --search has no page"),
+        (["--html", "--search", "lora"], "--html is about one known issue; --search lists several"),
+        (["--report", "--search", "lora"], "--report is about one known issue; --search lists several"),
+        ([ISSUE, "--report", "--html"], "--report is Markdown to paste; --html shows the page"),
     ],
 )
 def test_a_question_that_makes_no_sense_is_refused(

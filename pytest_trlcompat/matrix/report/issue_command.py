@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from pytest_trlcompat._escaping import encodable, visible
-from pytest_trlcompat.catalog import evidence, known_issues
+from pytest_trlcompat.catalog import evidence, known_issues, upstream_reports
 from pytest_trlcompat.catalog.evidence import EvidenceError
 from pytest_trlcompat.catalog.issue import KnownIssue
 from pytest_trlcompat.catalog.known_issues import Catalog, CatalogError
@@ -40,6 +40,7 @@ _EPILOG = """\
 examples:
   trlcompat issue grpo-logits-to-keep          its page: who is affected, how it shows, what cures it, what was measured
   trlcompat issue grpo-logits-to-keep --html   the same in the browser
+  trlcompat issue grpo-positions --report      Markdown to paste upstream: a script without this package, and its output
   trlcompat issue --search lora save fsdp      known issues with these words in their id, title, symptom or error text
   trlcompat issue --search "mat1 and mat2 must have the same dtype"    an error's text, as it was printed
 
@@ -53,14 +54,19 @@ def main(arguments: Sequence[str]) -> int:
     parsed = parser.parse_args(arguments)
     if bool(parsed.id) == bool(parsed.search):
         parser.error("name one known issue, or ask with --search WORD ...; trlcompat doctor lists those of a stack")
-    if parsed.html and parsed.search:
-        parser.error("--html is about one known issue; --search has no page")
+    for option in ("html", "report"):
+        if getattr(parsed, option) and parsed.search:
+            parser.error(f"--{option} is about one known issue; --search lists several")
+    if parsed.html and parsed.report:
+        parser.error("--report is Markdown to paste; --html shows the page")
     try:
         known = known_issues.load()
         if parsed.search:
             return _search(" ".join(parsed.search), known)
         if parsed.id not in known:
             return _refused(_unknown(parsed.id, known), NOT_FOUND)
+        if parsed.report:
+            return _report(known[parsed.id])
         lines = page_of(known[parsed.id])
     except (CatalogError, EvidenceError) as error:
         return _refused(str(error), UNUSABLE)
@@ -87,6 +93,14 @@ def page_of(issue: KnownIssue) -> list[str]:
     published = evidence.published()
     report = report_of(published, issue.id)
     return list(issue_page(issue, report, published, compare(report.cells, report.columns)))
+
+
+def _report(issue: KnownIssue) -> int:
+    try:
+        _print(upstream_reports.stored_report(issue).splitlines())
+    except FileNotFoundError as error:
+        return _refused(str(error), NOT_FOUND)
+    return SHOWN
 
 
 def _search(asked: str, known: Catalog) -> int:
@@ -165,6 +179,11 @@ def _parser() -> argparse.ArgumentParser:
         "--html",
         action="store_true",
         help="write its page to a temporary file that only you can read, print the path, and open it in the browser",
+    )
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="print Markdown to paste upstream: a script that shows it without this package, and what that printed",
     )
     parser.add_argument(
         "--search",
