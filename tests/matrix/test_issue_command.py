@@ -119,6 +119,13 @@ def test_an_error_text_finds_its_issue_first(ask: Ask) -> None:
     assert "(this is the text of its" in " ".join(lines)
 
 
+def test_an_error_at_the_end_of_a_long_log_is_found() -> None:
+    log = "".join(f'  File "trainer{number}.py", line {number}, in step{number}\n' for number in range(2_000))
+    text = "RuntimeError: mat1 and mat2 must have the same dtype, but got Float and BFloat16"
+    first, *_ = find(log + text, known_issues.load().values())
+    assert (first.issue.id, first.is_error) == ("lora-fsdp-bf16-generation", True)
+
+
 def test_the_number_of_an_upstream_thread_is_a_word() -> None:
     assert [match.issue.id for match in find("2770", known_issues.load().values())] == [ISSUE]
 

@@ -22,7 +22,7 @@ _IN_A_WORD = 0.5
 _LEAST = 0.5
 """The part of what was asked, rare words counting more, that an issue must have."""
 _MOST_CHARACTERS = 20_000
-"""Of what was asked; a traceback is shorter."""
+"""Of what was asked, its end: in a log that is where the error stands."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def find(asked: str, issues: Iterable[KnownIssue]) -> list[Match]:
     Args:
         asked: words, or an error's text as it was printed.
     """
-    asked = asked[:_MOST_CHARACTERS]
+    asked = asked[-_MOST_CHARACTERS:]
     issues = [issue for issue in issues if not issue.is_search]
     texts = {issue.id: _texts(issue) for issue in issues}
     words = list(dict.fromkeys(_WORD.findall(asked.lower())))
